@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from latfit.live.steps import DecodeSteps as DecodeSteps
     from latfit.live.tracing import RequestSpans as RequestSpans, sent_by as sent_by
-    from latfit.live.triton.executor import TritonExecutor as TritonExecutor, TritonModel as TritonModel
+    from latfit.live.triton import TritonExecutor as TritonExecutor, TritonModel as TritonModel
     from latfit.live.waiting import Request as Request
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)
