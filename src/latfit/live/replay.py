@@ -93,11 +93,11 @@ class _Prober(Router):
         greedy = policies.gpu_only(Limits(executors[0].largest))
         super().__init__(executors, times, greedy, RouterOptions(most_waiting=1 << 60))
         self._rng = rng
-        self._took, self._sizes, self._use = times, sizes, use
+        self._took, self._sizes, self._share = times, sizes, use
         self._next: list[list[int]] = [[] for _ in executors]
         self._rested_ms = [-math.inf for _ in executors]
 
-    def _asked(self, now: float) -> tuple[int, int, float, int]:
+    def _ask_policy(self, now: float) -> tuple[int, int, float, int]:
         moments = [math.inf]
         for i, action in enumerate((SERVE_MAIN, SERVE_SIDE)[: len(self.paths)]):
             path, left = self.paths[i], self._next[i]
@@ -108,12 +108,12 @@ class _Prober(Router):
                 continue
             if not left:
                 left.extend(self._rng.permutation(self._sizes[i]).tolist())
-            if self._room.waiting >= left[-1]:
+            if self.waiting >= left[-1]:
                 size = left.pop()
                 took = float(self._took[i][size - 1])
-                self._rested_ms[i] = now + took + self._rng.exponential(took * (1 / self._use[i] - 1))
+                self._rested_ms[i] = now + took + self._rng.exponential(took * (1 / self._share[i] - 1))
                 return action, size, 0.0, 0
-        return WAIT, 0, min(moments), self._room.waiting + 1
+        return WAIT, 0, min(moments), self.waiting + 1
 
 
 @dataclass(frozen=True, eq=False)

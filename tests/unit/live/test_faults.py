@@ -483,27 +483,25 @@ def test_a_sender_that_left_says_nothing_of_the_path() -> None:
     told([FaultyExecutor(fault)], greedy(), story)
 
 
-@pytest.mark.parametrize("ending", ["served", "router closed", "sender left"])
-def test_a_request_that_is_sent_again_counts_once(ending: str) -> None:
+@pytest.mark.parametrize("ending", ["served", "router drains", "sender leaves"])
+def test_a_request_that_is_retried_counts_once(ending: str) -> None:
     executor = FaultyExecutor(lambda k: ExecutorLost("gone", where="gpu", remedy="") if k == 0 else None)
 
     async def story(router: Router) -> None:
-        sent = asyncio.ensure_future(router.submit(0, is_resent=lambda _: True))
+        def retry(_: BaseException) -> bool:
+            if ending == "sender leaves":
+                sent.cancel()
+            if ending == "router drains":
+                draining.append(asyncio.ensure_future(router.drain()))
+            return True
 
-        def leave(_: Request) -> None:
-            sent.cancel()
+        draining: list[asyncio.Future[bool]] = []
+        sent = asyncio.ensure_future(router.submit(0, retry=retry))
+        with contextlib.suppress(asyncio.CancelledError):
+            assert await sent == 0
+        await asyncio.gather(*draining)
 
-        if ending == "sender left":
-            router.listeners.append(leave)
-        with contextlib.suppress(ExecutorLost, asyncio.CancelledError):
-            await sent
-        if ending == "router closed":
-            await router.drain()
-        if ending != "sender left":
-            with contextlib.suppress(Closed):
-                await router.submit(0, again=True)
-
-    router, _ = told([executor, ExactExecutor("cpu", SIDE_TIMES)], both(), story)
-    counts = {"served": (1, 0, 0), "router closed": (0, 1, 0), "sender left": (0, 0, 1)}
-    assert (router.done, router.failed, router.cancelled) == counts[ending]
-    assert router.submitted == 1
+    router, ended = told([executor, ExactExecutor("cpu", SIDE_TIMES)], both(), story)
+    left = ending == "sender leaves"
+    assert (router.submitted, router.done, router.failed, router.cancelled) == (1, not left, 0, left)
+    assert [each.path for each in ended] == [] if left else ["cpu"]

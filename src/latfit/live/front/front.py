@@ -255,12 +255,19 @@ class Front:
             raise Refused(400, "the body is not a JSON object")
 
     async def _served(self, request: web.BaseRequest, exchange: Exchange, class_id: int) -> None:
-        """Through the router; once more where an engine was lost before its reply began, and another one is there.
-        Raises Refused."""
+        """Pass a request through the router, to another engine if one is lost before its reply began. Raises Refused."""
         exchange.final = len(self.engines) < 2
+
+        def retry(error: BaseException) -> bool:
+            if exchange.final or exchange.status or not isinstance(error, ExecutorLost):
+                return False
+            exchange.final = True
+            self._retried.inc()
+            return True
+
         try:
             with sent_by(request.headers):
-                await self._tried(exchange, class_id)
+                await self.router.submit(exchange, class_id, retry=retry)
         except asyncio.CancelledError:
             exchange.leave()
             raise
@@ -268,19 +275,6 @@ class Front:
             self._failed(request, exchange, error)
         if exchange.first_byte_s:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
-
-    async def _tried(self, exchange: Exchange, class_id: int) -> None:
-        def is_resent(error: BaseException) -> bool:
-            return isinstance(error, ExecutorLost) and not (exchange.status or exchange.final)
-
-        try:
-            await self.router.submit(exchange, class_id, is_resent=is_resent)
-        except ExecutorLost as error:
-            if not is_resent(error):
-                raise
-            exchange.final = True
-            self._retried.inc()
-            await self.router.submit(exchange, class_id, again=True)
 
     def _failed(self, request: web.BaseRequest, exchange: Exchange, error: LatfitError) -> None:
         """A reply that began and broke off is cut off, so that its reader sees that it is not whole. Raises Refused

@@ -456,13 +456,13 @@ def test_one_missed_probe_is_not_the_end_and_what_was_lost_needs_an_answer() -> 
         (False, True),
         (False, False),
     ):
-        path.probed(answered)
+        path.record_probe(answered)
         assert path.up(0.0) is stays_up
-    path.succeeded()
+    path.record_success()
     assert path.up(0.0)
-    path.failed(0.0, at_once=True)
+    path.record_failure(0.0, is_lost=True)
     assert not path.up(1e9)
-    path.probed(True)
+    path.record_probe(True)
     assert [path.up(now) for now in (0.0, COOL_DOWN_MS)] == [False, True]
 
 
