@@ -140,66 +140,51 @@ def test_everybody_gets_its_row_and_the_model_sees_buckets_only(server: Doubling
     assert set(server.sizes) == set(BUCKETS)
 
 
-def test_inputs_may_have_their_names(server: DoublingServer) -> None:
-    async def main() -> None:
-        async with router(executor(server.address)) as live:
-            assert (await live.submit({"X": np.ones(4)})).tolist() == [2.0] * 4
-        async with router(executor(server.address)) as live:
-            with pytest.raises(ExecutorFailed, match=r"inputs \['Z'\], but the model takes \['X'\]"):
-                await live.submit({"Z": np.ones(4)})
-
-    asyncio.run(main())
+async def test_inputs_may_have_their_names(server: DoublingServer) -> None:
+    async with router(executor(server.address)) as live:
+        assert (await live.submit({"X": np.ones(4)})).tolist() == [2.0] * 4
+    async with router(executor(server.address)) as live:
+        with pytest.raises(ExecutorFailed, match=r"inputs \['Z'\], but the model takes \['X'\]"):
+            await live.submit({"Z": np.ones(4)})
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, ExecutorLost), (504, ExecutorTimedOut), (400, ExecutorFailed)])
-def test_errors_are_told_by_what_is_to_be_done(server: DoublingServer, status: int, kind: type) -> None:
-    async def main() -> None:
-        async with router(executor(server.address)) as live:
-            server.fails = status
-            with pytest.raises(ExecutorFailed) as raised:
-                await live.submit(np.ones(4))
-            assert type(raised.value) is kind
-            server.fails = 0
-            assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
-
-    asyncio.run(main())
+async def test_errors_are_told_by_what_is_to_be_done(server: DoublingServer, status: int, kind: type) -> None:
+    async with router(executor(server.address)) as live:
+        server.fails = status
+        with pytest.raises(ExecutorFailed) as raised:
+            await live.submit(np.ones(4))
+        assert type(raised.value) is kind
+        server.fails = 0
+        assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
 
 
 @pytest.mark.parametrize("limits", [({"timeout_ms": 100.0}, {}), ({}, {"timeout_ms": 100.0})])
-def test_a_batch_that_is_late_is_cancelled_at_the_server(
+async def test_a_batch_that_is_late_is_cancelled_at_the_server(
     server: DoublingServer, limits: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     """By the router's limit, or by the client's own."""
-
-    async def main() -> None:
-        async with router(executor(server.address, **limits[1]), **limits[0]) as live:
-            server.hangs = True
-            with pytest.raises(ExecutorTimedOut):
-                await live.submit(np.ones(4))
-            server.hangs = False
-            assert (await asyncio.wait_for(live.submit(np.ones(4)), 20)).tolist() == [2.0] * 4
-
-    asyncio.run(main())
+    async with router(executor(server.address, **limits[1]), **limits[0]) as live:
+        server.hangs = True
+        with pytest.raises(ExecutorTimedOut):
+            await live.submit(np.ones(4))
+        server.hangs = False
+        assert (await asyncio.wait_for(live.submit(np.ones(4)), 20)).tolist() == [2.0] * 4
     assert server.cancelled.acquire(timeout=5.0)
 
 
-def test_a_server_that_dies_and_comes_back() -> None:
+async def test_a_server_that_dies_and_comes_back() -> None:
     server = DoublingServer()
-
-    async def main() -> None:
-        nonlocal server
-        async with router(executor(server.address), patience_ms=60_000.0) as live:
-            assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
-            await asyncio.to_thread(server.kill)
-            with pytest.raises(ExecutorLost):
-                await live.submit(np.ones(4))
-            waits = asyncio.ensure_future(live.submit(np.ones(4)))  # nobody else fails while it is away
-            await asyncio.sleep(0.1)
-            assert not waits.done()
-            server = await asyncio.to_thread(DoublingServer, server.server_port)
-            assert (await asyncio.wait_for(waits, 30)).tolist() == [2.0] * 4
-
-    asyncio.run(main())
+    async with router(executor(server.address), patience_ms=60_000.0) as live:
+        assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(ExecutorLost):
+            await live.submit(np.ones(4))
+        waits = asyncio.ensure_future(live.submit(np.ones(4)))  # nobody else fails while it is away
+        await asyncio.sleep(0.1)
+        assert not waits.done()
+        server = await asyncio.to_thread(DoublingServer, server.server_port)
+        assert (await asyncio.wait_for(waits, 30)).tolist() == [2.0] * 4
     server.kill()
 
 
@@ -219,13 +204,9 @@ def test_what_cannot_start_says_why(
         asyncio.run(executor(**{"address": server.address, **given}).start())
 
 
-def test_the_page_shows_an_executor_that_runs(server: DoublingServer) -> None:
+async def test_the_page_shows_an_executor_that_runs(server: DoublingServer) -> None:
     (shown,) = [each for each in blocks(ROOT / "docs" / "live.md", "py") if "Triton" in each]
     names: dict[str, Any] = {}
     exec(compile(shown.replace("http://localhost:8000", server.address), "live.md", "exec"), names)
-
-    async def main() -> None:
-        async with router(names["gpu"], example=np.ones(4)) as live:
-            assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
-
-    asyncio.run(main())
+    async with router(names["gpu"], example=np.ones(4)) as live:
+        assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
