@@ -58,7 +58,7 @@ def by_quarters(largest: int) -> list[int]:
 
 
 def sizes_within(T_ms: FloatArray, within_ms: float) -> list[int]:
-    """Return the batch sizes to measure, given about T(1), T(2), ... ms: all if MIN_ROUNDS of them fit, else by quarters.
+    """Return the batch sizes to measure within a time, given about T(b): all of them if it lasts, else by quarters.
 
     Kernels run some sizes faster than their neighbours.
     """
@@ -277,9 +277,7 @@ class Compared:
             found.append(f"{where}: {self.failed:,} requests failed.")
         if self.agrees is False and self.slower:
             took = [f"{ratio:.2f} times as long on {path}" for path, ratio in self.slower.items()]
-            own = [
-                f"{name} {format_ms(self.at_own_speed_ms[name])}" for name in ("mean", "p99") if self.at_own_speed_ms
-            ]
+            own = [f"{name} {format_ms(ms)}" for name, ms in self.at_own_speed_ms.items() if name in ("mean", "p99")]
             at_own = f" At that speed the prediction is {' and '.join(own)}." if own else ""
             found.append(f"{where}: its batches took {' and '.join(took)} as predicted.{at_own}")
         return found
@@ -512,7 +510,7 @@ async def _send(router: Router, moments_ms: FloatArray) -> tuple[list[asyncio.Ta
 
 
 def _busy_of_others(executors: Sequence[Executor]) -> float:
-    """Return the seconds that the cores were busy or stolen for other processes so far; 0 if the system has no count."""
+    """Return the seconds that cores were busy or stolen for other processes so far; 0 if the system has no count."""
     with suppress(OSError, ValueError, IndexError):
         counters = [float(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
         user, nice, system, _, _, irq, softirq, stolen = counters

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from latfit.errors import HardwareMissing, WrongUsage, first_line
 from latfit.live.engines import UNNAMED, Array, ByRows
-from latfit.live.executor import ExecutorFailed, ExecutorLost, ExecutorTimedOut, check_sizes, padded
+from latfit.live.executor import BatchExecutor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, padded
 
 READY_TRIES, READY_PAUSE_S = 20, 0.5  # how often a server is asked whether it is ready before the path rests
 CONTROL_TIMEOUT_S = 2.0  # for metadata and readiness
@@ -50,7 +50,7 @@ class TritonModel:
     connection: Mapping[str, Any] = field(default_factory=dict)
 
 
-class TritonExecutor:
+class TritonExecutor(BatchExecutor):
     """Send each batch as one request to Triton. Leave the model's `dynamic_batching` unset: batches come ready.
 
     Needs the extra `triton`.
@@ -66,8 +66,7 @@ class TritonExecutor:
     def __init__(
         self, name: str, model: TritonModel, largest: int, *, servers: int = 1, buckets: Sequence[int] = ()
     ) -> None:
-        check_sizes(name, largest, servers, buckets)
-        self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
+        super().__init__(name, largest, servers, buckets)
         self._model, self._url = model, urlsplit(model.address)
         if self._url.scheme not in ("http", "https"):
             raise WrongUsage(
