@@ -23,7 +23,7 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "engine": (("torch", "transformers"), "measure a real engine step by step (latfit profile --engine transformers)"),
     "dask": (("dask", "distributed"), "spread simulations and large traces over a cluster (--backend dask)"),
     "live": (("aiohttp", "prometheus-client"), "route requests to running engines (latfit serve)"),
-    "triton": (("tritonclient", "grpcio"), "route batches to a Triton server (latfit.live)"),
+    "triton": (("tritonclient", "geventhttpclient"), "route batches to a Triton server (latfit.live)"),
 }
 """Extras of this package: what they bring, and what for."""
 

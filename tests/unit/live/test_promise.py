@@ -48,7 +48,7 @@ def test_evidence_is_a_fair_game_where_the_promise_is_just_kept() -> None:
         assert mean == pytest.approx(1.0, rel=1e-12)
 
 
-@pytest.mark.parametrize(("block", "requests", "seeds"), [(1000, 100_000, 100), (100, 50_000, 60), (1, 4000, 40)])
+@pytest.mark.parametrize(("block", "requests", "seeds"), [(1000, 50_000, 30), (1, 2000, 40)])
 def test_false_alarms_at_exactly_the_promised_rate(block: int, requests: int, seeds: int) -> None:
     """At any time; the count of such seeds is binomial, with a chance of the stated rate at the most."""
     stated = 0.1
@@ -62,10 +62,10 @@ def test_false_alarms_at_exactly_the_promised_rate(block: int, requests: int, se
 def test_bursts_are_what_blocks_are_for() -> None:
     """Bursts of 10, 1 % late in the long run: judged one by one every course alarms, which is why that is not promised;
     in blocks of 1000, no more than stated."""
-    stated, seeds = 0.1, 60
-    courses = [bursts(np.random.default_rng(seed), 50_000, 10.0, 1 - SHARE) for seed in range(seeds)]
+    stated, seeds = 0.1, 20
+    courses = [bursts(np.random.default_rng(seed), 30_000, 10.0, 1 - SHARE) for seed in range(seeds)]
     assert np.mean(courses) == pytest.approx(1 - SHARE, rel=0.1)
-    alone = [alarmed_at(course[:5000], Promise(1.0, SHARE, stated, 1)) for course in courses[:20]]
+    alone = [alarmed_at(course[:5000], Promise(1.0, SHARE, stated, 1)) for course in courses]
     assert sum(each is not None for each in alone) > 15
     together = [alarmed_at(course, Promise(1.0, SHARE, stated, 1000)) for course in courses]
     assert sum(each is not None for each in together) <= stated * seeds + 3 * math.sqrt(seeds * stated * 0.9)
@@ -76,9 +76,9 @@ def test_delay_beside_the_information_bound(late_share: float) -> None:
     """A breach after 5000 requests that kept the promise: the mean delay beside (ln 1/a + ln 1/w) / KL."""
     before, stated = 5000, 0.01
     delays = []
-    for seed in range(12):
+    for seed in range(8):
         rng = np.random.default_rng(seed)
-        late = np.concatenate([rng.random(before) >= SHARE, rng.random(6000) < late_share]).astype(np.float64)
+        late = np.concatenate([rng.random(before) >= SHARE, rng.random(3000) < late_share]).astype(np.float64)
         found = alarmed_at(late, Promise(1.0, SHARE, stated, 1))
         assert found is not None
         if found > before:
@@ -88,9 +88,9 @@ def test_delay_beside_the_information_bound(late_share: float) -> None:
     assert np.mean(delays) <= 1.5 * (math.log(1 / stated) + math.log(1 / weight)) / information
 
 
-def test_a_breach_after_a_million_kept_requests_is_seen_in_a_few_blocks() -> None:
+def test_a_breach_after_many_kept_requests_is_seen_in_a_few_blocks() -> None:
     monitor = PromiseMonitor(Promise(1.0, SHARE, 0.01, 1000))
-    for _ in range(1_000_000):
+    for _ in range(200_000):
         monitor.add(True)
     dice = np.random.default_rng(1)
     seen = next(i for i in range(100_000) if monitor.add(bool(dice.random() >= 0.1)))
