@@ -1,10 +1,8 @@
 """Which cells to measure: the default grid for a budget, and the grid that a user writes down.
 
-The default grid spans both directions of saturation on a logarithmic scale: decode-only steps (S = B), prefill of one
-request and of several, and decode requests beside one prefill chunk. A cell's cost is guessed from two pilot steps, one
-that waits for memory and one that computes: time = floor + flops / rate. The largest grid whose cells can all be
-visited three times within the budget is taken, because a smaller grid with repeats tells more than a larger one
-without.
+The default grid spans decode steps, prefill of one request and of several, and decode beside a prefill chunk, on a
+logarithmic scale. Two pilot steps tell what a cell costs: time = floor + flops / rate. The largest grid whose cells can
+all be visited three times within the budget is taken.
 """
 
 import re
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
-from latfit.profiling.devices.protocol import Device
+from latfit.profiling.devices.device import Device
 from latfit.profiling.result import Limit
 from latfit.profiling.sampler import SAMPLES_PER_VISIT, VISITS_AT_LEAST
 from latfit.profiling.shapes import GIB, ModelShape, StepShape, step_bytes, step_flops
