@@ -1,10 +1,9 @@
 """The adaptive design (cells that tell a fit most for their cost come first) against rounds in shuffled order, at equal
 time, on the cells of the sample traces.
 
-A trace is replayed: a visit of a cell runs through its recorded samples from a random one on, the first step 30 % slower.
-Printed is the mean relative error, over all cells of the trace, of a fit to what each design had measured after a share
-of the time that three visits of every cell take; medians over seeds.
-"""
+A trace is replayed: a visit of a cell runs through its recorded samples from a random one on, the first step 30 %
+slower. Printed is the mean relative error, over all cells of the trace, of a fit to what each design had measured after
+a share of the time that three visits of every cell take; medians over seeds. """
 
 import sys
 from collections.abc import Mapping, Sequence
