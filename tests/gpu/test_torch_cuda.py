@@ -29,7 +29,7 @@ from latfit.trace.parquet import write_trace
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
 
 SMALL = ModelShape("small", 64, 2, 4, 2, 16, 96, 128)
-CELLS = (StepShape(2, 16), StepShape(prefill=(8,), history=(4,)), StepShape(2, 16, (4,)))
+CELLS = (StepShape(2, 16), StepShape(prefill=(8, 8), history=(4, 4)), StepShape(2, 16, (4,)))
 
 
 class NoRoom(Exception):
@@ -213,6 +213,21 @@ class TestGpu:
         for cell in (*CELLS, *reversed(CELLS)):
             under_test.prepare(cell)
             assert 0 < under_test.step_ms() < 1000
+
+    def test_a_recorded_cell_writes_into_no_other_cells_cache(self) -> None:
+        import torch
+
+        under_test = TorchDevice(SMALL, DeviceSettings("fp32"), CudaRuntime())
+        for cell in CELLS:
+            under_test.prepare(cell)
+        caches = [half for cell in CELLS[1:] for pair in under_test._recorded[cell].step.cache for half in pair]
+        before = [half.clone() for half in caches]
+        under_test.prepare(CELLS[0])
+        for _ in range(3):
+            under_test.step_ms()
+        assert all(torch.equal(half, old) for half, old in zip(caches, before, strict=True))
+        written = under_test._recorded[CELLS[0]].step.cache[0][0][:, :, :, CELLS[0].context]
+        assert torch.isfinite(written).all()
 
     def test_moving_more_takes_longer(self) -> None:
         rows = TorchDevice(SMALL, DeviceSettings("bf16"), CudaRuntime()).kv_transfer()

@@ -62,9 +62,6 @@ class TorchStep(EagerStep):
         self._last = torch.from_numpy(last_rows(cell)).to(self._place["device"])
         self._masks = [_causal_mask(tokens, cached, self._place["device"]) for _, tokens, cached in groups_of(cell)]
         self._filled: dict[str, Tensor] = {}
-        for name, width in (("x", self.shape.hidden), ("heads", self.shape.qkv_width)):
-            self.filled(name, width)  # outside of what a graph records
-        self.filled("attended", self.shape.query_width)
 
     def filled(self, name: str, width: int) -> Tensor:
         if name not in self._filled:
@@ -281,11 +278,13 @@ class CudaRuntime(CpuRuntime):
 
 
 class PreparedCell(NamedTuple):
-    """A step, the tokens that it reads, and the sets of tokens that are copied there in turn."""
+    """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step: a recorded
+    graph reads and writes its cache."""
 
     run: Callable[[], object]
     tokens: Tensor
     inputs: list[Tensor]
+    step: TorchStep
 
 
 class TorchDevice(CpuClock):
@@ -361,14 +360,15 @@ class TorchDevice(CpuClock):
                 for _ in step.outputs(self._settings.part, tokens):
                     pass
 
-            return PreparedCell(self._gpu.record(run) if self._gpu and self.graphs else run, tokens, inputs)
+            timed = self._gpu.record(run) if self._gpu and self.graphs else run
+            return PreparedCell(timed, tokens, inputs, step)
 
     def step_ms(self) -> float:
         import torch
 
         if self._current is None:
             raise no_cell()
-        run, tokens, inputs = self._current
+        run, tokens, inputs, _ = self._current
         inputs.append(inputs.pop(0))
         with memory_errors(*self._runtime.out_of_memory, release=self._give_back), torch.inference_mode():
             tokens.copy_(inputs[0])
