@@ -59,19 +59,17 @@ def order_by_information(cells: Sequence[StepShape], cost_ms: Sequence[float]) -
     return order
 
 
-def left_out_error(result: ProfileResult, refit: Refit) -> float | None:
-    """Return the mean relative error at measured cells of fits that leave each out; 1 if there are too few cells.
+def left_out_error(result: ProfileResult, refit: Refit) -> float:
+    """Return the mean relative error at measured cells of fits that leave each out; 1 if there are too few for a fit.
 
-    In closed form: the residual over one minus the leverage (Allen 1974). None if no fit succeeds.
+    In closed form: the residual over one minus the leverage (Allen 1974).
     """
     measured = np.flatnonzero(result.measured)
-    if not len(measured):
-        return None
     medians = np.array([np.median(result.times_ms[index]) for index in measured.tolist()])
     table = cell_columns(result.cells).select(measured)
-    surface = refit(table.with_columns(T_ms=medians))
+    surface = refit(table.with_columns(T_ms=medians)) if len(measured) else None
     if surface is None:
-        return None
+        return 1.0
     directions, size, _ = np.linalg.svd(surface.slopes(table), full_matrices=False)
     directions = directions[:, size > RIDGE * size.max(initial=0.0)]
     if len(measured) <= directions.shape[1]:

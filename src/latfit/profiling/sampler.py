@@ -74,7 +74,7 @@ class Hooks:
     load: Callable[[], LoadReading | None] | None = None
     earlier: Earlier = Earlier()
     keep: Keep | None = None
-    predict: Callable[[ProfileResult], float | None] | None = None
+    predict: Callable[[ProfileResult], float] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""The devices `torch-cpu` and `torch-cuda`: decoder steps in PyTorch, whose attention is
-`scaled_dot_product_attention`.
+"""The devices `torch-cpu` and `torch-cuda`: decoder steps in PyTorch, with its `scaled_dot_product_attention`.
 
 A CPU step is timed by the clock of the process, a GPU step by CUDA events. With CUDA graphs a step is recorded once per
 cell and replayed; without them its time includes the launching of its kernels, as in an engine that runs eagerly. A
@@ -15,7 +14,6 @@ from latfit.profiling.devices.decoder import (
     EPS,
     EagerStep,
     KvCache,
-    Layer,
     Weights,
     build_weights,
     groups_of,
@@ -87,16 +85,6 @@ class TorchStep(EagerStep):
     def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         best, chosen = scores.float().topk(self.shape.active_experts, dim=-1)
         return chosen, best.softmax(-1).to(scores.dtype)
-
-    def mixture(self, x: Tensor, layer: Layer) -> Tensor:
-        """As NumPy's, except that `index_add_` is quicker than an indexed sum."""
-        assert layer.router is not None
-        chosen, shares = self.route(layer.router(x))
-        out = self.xp.zeros_like(x)
-        for expert in self.xp.unique(chosen).tolist():
-            rows, slot = self.xp.where(chosen == expert)
-            out.index_add_(0, rows, self.gated(x[rows], *layer.mlps[expert]) * shares[rows, slot, None])
-        return out
 
     def attention(self, group: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         attend = self.xp.nn.functional.scaled_dot_product_attention
@@ -189,11 +177,7 @@ class CpuRuntime:
 
     name = "torch-cpu"
     place = "cpu"
-
-    @property
-    def out_of_memory(self) -> tuple[type[BaseException], ...]:
-        """Errors beside MemoryError that mean a failed allocation."""
-        return ()
+    out_of_memory: tuple[type[BaseException], ...] = ()  # errors beside MemoryError that mean a failed allocation
 
     def free_bytes(self) -> int | None:
         return free_memory_bytes()
@@ -218,11 +202,8 @@ class CudaRuntime(CpuRuntime):
 
         self._torch, self._index = torch, index
         self.place = f"cuda:{index}"
+        self.out_of_memory = (torch.cuda.OutOfMemoryError,)
         self._pool = torch.cuda.graph_pool_handle()
-
-    @property
-    def out_of_memory(self) -> tuple[type[BaseException], ...]:
-        return (self._torch.cuda.OutOfMemoryError,)
 
     def facts(self) -> dict[str, Any]:
         found = self._torch.cuda.get_device_properties(self._index)
@@ -278,8 +259,8 @@ class CudaRuntime(CpuRuntime):
 
 
 class PreparedCell(NamedTuple):
-    """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step: a recorded
-    graph reads and writes its cache."""
+    """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step: a
+    recorded graph reads and writes its cache."""
 
     run: Callable[[], object]
     tokens: Tensor
