@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ADAPTIVE_MODEL = "context"
-"""What the adaptive design fits on the way: the structure that reads everything the profiler varies."""
+"""What the adaptive design is judged by: the structure that reads everything the profiler varies."""
+
+MUCH_PREPARING = 0.2  # share of the time from which preparing is worth a line
 
 COUNTS = ("rows", "cells", "cells_within_precision", "elapsed_s")
 FINISHED = ("precise", "budget")
@@ -196,7 +198,7 @@ def _run(request: ProfileRequest, out: Path | None, resume: bool, listeners: Lis
 
 
 def refit(cells: Trace) -> Surface | None:
-    """The fit that the adaptive design asks for; fitting and profiling know nothing of each other."""
+    """Fit cells, for the error estimate of the adaptive design; fitting and profiling do not import each other."""
     from latfit.fitting import solved
 
     found = solved(cells, ADAPTIVE_MODEL)
@@ -250,6 +252,9 @@ def _details(outcome: PathOutcome) -> Iterator[str]:
         yield f"Median step times: {format_ms(min(medians))} to {format_ms(max(medians))} on {outcome.device}."
     if result.samples:
         yield f"Warm-up took {format_percent(100 * result.warmup_s / result.step_s)} of the time in steps."
+    if result.prepare_s > MUCH_PREPARING * result.elapsed_s:
+        whole = format_ms(result.elapsed_s * 1e3)
+        yield f"Preparing cells (inputs, caches, CUDA graphs) took {format_ms(result.prepare_s * 1e3)} of {whole}."
     for limit in result.limits:
         yield f"Not measured: {limit.cell}: {limit.message}."
 

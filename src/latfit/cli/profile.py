@@ -107,8 +107,8 @@ class RunOptions:
         typer.Option(
             "--design",
             hidden=True,
-            help="adaptive: measure next what tells the model most; grid: every cell in rounds. auto: adaptive where a"
-            " budget and no grid is given.",
+            help="adaptive: a grid of five times the budget, the cells that tell a fit most first; grid: every cell"
+            " three times. auto: adaptive where a budget and no grid is given.",
         ),
     ] = "auto"
     out: Annotated[Path, typer.Option("--out", help="Trace to write.")] = Path("trace.parquet")
@@ -138,7 +138,7 @@ def profile(
         threads = f" with {what.threads} threads" if what.threads else ""
         turns = f" in {what.processes} processes" if what.processes > 1 else ""
         cells = f"{what.cells} cells" if what.cells else "steps"
-        text = f"Measuring {cells} of {what.model} on {what.device}{threads}{turns}, {format_ms(budget_ms)}."
+        text = f"Measuring {cells} of {what.model} on {what.device}{threads}{turns}, {format_ms(what.budget_s * 1e3)}."
         note(text, quiet=output.silent)
 
     try:

@@ -1,17 +1,10 @@
 """A device in a process of its own, driven over a pipe.
 
-Several of them take turns, which shows how far a median moves from one process to the next; a library can be capped at
-an instruction set there without touching this process; and a process that the kernel ends for want of memory is a limit
-of that cell, not the end of the run.
-
-The child reads pickled (number, method, arguments) from its standard input and answers on what was its standard output;
-whatever libraries print goes to standard error. It ends when its input does, so it never outlives its parent.
-
-A process whose turn is over is stopped until its next one. The threads of a library go on spinning after their last
-product (OpenBLAS's for 0.1 s), and would slow the next process's first steps: up to three times on two CPUs. A stopped
-process cannot see its input end, so only one that the kernel ends with the thread that opened it is ever stopped
-(Linux).
-"""
+Several of them take turns, which shows how far a median moves between processes; a library can be capped at an
+instruction set there; and a process that the kernel ends for want of memory is a limit of that cell. The child reads
+pickled (number, method, arguments) and answers on what was its standard output; what libraries print goes to standard
+error. A process whose turn is over is stopped: threads of a library spin after their last product (OpenBLAS's for 0.1
+s) and would slow the next process's first steps up to three times."""
 
 import contextlib
 import ctypes
@@ -26,31 +19,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from latfit.errors import LatfitError
-from latfit.profiling.devices.protocol import Device, DeviceFailed, DeviceOutOfMemory
+from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.shapes import StepShape
 
-_PR_SET_PDEATHSIG = 1
-"""prctl's option: the signal that a process gets when the thread that made it ends (linux/prctl.h)."""
+_PR_SET_PDEATHSIG = 1  # prctl's option: the signal that a process gets when the thread that made it ends
 
 
 class Turns:
-    """Whose turn it is among devices that share a machine."""
+    """Which of the devices that share a machine may run."""
 
     def __init__(self) -> None:
         self._holder: RemoteDevice | None = None
 
     def take(self, device: "RemoteDevice") -> None:
-        """The one that had the turn rests; `device` has it."""
+        """Give the turn to `device`, and stop the one that had it."""
         if self._holder is not None and self._holder is not device:
             self._holder.rest()
         self._holder = device
 
 
 class RemoteDevice:
-    """The device that `opener(*arguments)` opens, in a child. Both must be picklable: a function of a module.
+    """The device that `opener(*arguments)` opens in a child process. Raises what the opener raises.
 
-    environment: variables for the child beside this process's own. turns: shared by devices that are not to disturb
-    each other; a turn begins with `prepare`. Raises what the opener raises.
+    Parameters
+    ----------
+    opener, arguments
+        Picklable: a function of a module.
+    environment
+        Variables for the child beside this process's own.
+    turns
+        Shared by devices that must not disturb each other; a turn begins with `prepare`.
     """
 
     def __init__(
@@ -77,8 +75,7 @@ class RemoteDevice:
         return str(self._ask("path"))
 
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = self._ask("facts")
-        return facts
+        return dict(self._ask("facts"))
 
     def free_bytes(self) -> int | None:
         free: int | None = self._ask("free_bytes")
@@ -108,8 +105,7 @@ class RemoteDevice:
 
     def kv_transfer(self) -> list[dict[str, float]]:
         """As the device's own; empty where its caches never move."""
-        rows: list[dict[str, float]] = self._ask("kv_transfer")
-        return rows
+        return list(self._ask("kv_transfer"))
 
     def now_s(self) -> float:
         return time.perf_counter()
@@ -130,7 +126,7 @@ class RemoteDevice:
             child.wait()
 
     def _open(self) -> None:
-        command = [sys.executable, "-P", "-c", "from latfit.profiling.devices.subprocess_device import serve; serve()"]
+        command = [sys.executable, "-P", "-c", "from latfit.profiling.devices.remote import serve; serve()"]
         self._child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
