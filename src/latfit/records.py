@@ -5,15 +5,17 @@ valid. A violation is one `BadInput` that names the place in the document.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
 from latfit.errors import BadInput
 from latfit.files import write_json
 from latfit.inputs import read_json
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     Number = float
@@ -42,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return dicts, lists, numbers and text."""
-        found: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_encode, str_keys=True)
+        found: dict[str, Any] = to_builtins(self)
         return found
 
     @classmethod
@@ -60,17 +62,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
             Names the first field that is missing or not valid.
         """
         schema = cls.__struct_config__.tag
-        try:
-            if not isinstance(document, Mapping):
-                raise ValueError(f"it is no object but {type(document).__name__}")
-            if schema is not None and document.get("schema") != schema:
-                raise ValueError(f"schema is {document.get('schema')!r}, not {schema!r}")
-            return msgspec.convert(cls.upgrade(document), cls, dec_hook=_decode, str_keys=True)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            found, _, place = str(error).partition(" - at `$.")
-            reason = f"{place.rstrip('`')}: {found}" if place else found
-            remedy = f"Make it again with `{cls.made_by}`." if cls.made_by else "Check how it was made."
-            raise BadInput(f"not a latfit {cls.what} ({reason})", where=where, remedy=remedy) from None
+        return decode(document, lambda found: convert(cls.upgrade(found), cls), schema, where, cls.what, cls.made_by)
 
     @classmethod
     def read(cls, source: Path) -> Self:
@@ -80,6 +72,33 @@ class Record(msgspec.Struct, frozen=True, dict=True):
     def write(self, target: Path) -> None:
         """Write the record as JSON, whole or not at all. Raises TargetNotWritable."""
         write_json(target, self.to_json())
+
+
+def to_builtins(value: Any) -> Any:
+    """Return a record, or a dataclass or container of records, as dicts, lists, numbers and text."""
+    return msgspec.to_builtins(value, enc_hook=_encode, str_keys=True)
+
+
+def convert(document: Any, kind: type[T]) -> T:
+    """Return a record or dataclass from what `to_builtins` returned. Raises ValueError that names the field."""
+    return msgspec.convert(document, kind, dec_hook=_decode, str_keys=True)
+
+
+def decode(
+    document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
+) -> T:
+    """Check the schema, call `make`, and raise BadInput for whatever is not valid in the document."""
+    try:
+        if not isinstance(document, Mapping):
+            raise ValueError(f"it is no object but {type(document).__name__}")
+        if schema is not None and document.get("schema") != schema:
+            raise ValueError(f"schema is {document.get('schema')!r}, not {schema!r}")
+        return make(document)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        found, _, place = str(error).partition(" - at `$.")
+        reason = f"{place.rstrip('`')}: {found}" if place else found
+        remedy = f"Make it again with `{made_by}`." if made_by else "Check how it was made."
+        raise BadInput(f"not a latfit {what} ({reason})", where=where, remedy=remedy) from None
 
 
 def _encode(value: Any) -> Any:
