@@ -52,9 +52,9 @@ class Compared:
         return f"{self.source} ({self.system})" if self.system else self.source
 
     def verdict(self, tolerance_pct: float) -> Verdict:
-        """slower, faster, as fast or unclear. Two single starts prove no change but the absence of one."""
+        """Verdict of `Change`; two single starts cannot show that the code is slower or faster."""
         found = self.change.verdict(tolerance_pct)
-        return "unclear" if self.one_start_each and found != "as fast" else found
+        return "unclear" if self.one_start_each and found in ("slower", "faster") else found
 
     def sentence(self, baseline: str, tolerance_pct: float) -> str:
         """The verdict, and where it became slower or faster."""
@@ -67,7 +67,12 @@ class Compared:
             )
         if verdict == "unclear":
             return f"Whether {self.name} is as fast as {baseline} cannot be told: {told}."
-        words = {"slower": "slower than", "faster": "faster than", "as fast": "as fast as"}
+        words = {
+            "slower": "slower than",
+            "slower within tolerance": "slower within the tolerance than",
+            "faster": "faster than",
+            "as fast": "as fast as",
+        }
         return f"{self.name} is {words[verdict]} {baseline}: {told}."
 
     def basis(self, tolerance_pct: float) -> str:
@@ -145,7 +150,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[str]:
-        """slower, faster, as fast or unclear, of each but the baseline."""
+        """slower, slower within tolerance, faster, as fast or unclear, of each but the baseline."""
         return [each.verdict(self.tolerance_pct) for each in self.compared]
 
     @property
@@ -265,7 +270,12 @@ def _told(change: Change, tolerance_pct: float) -> str:
         slower += [f"{_place(region, change.overall)} {_changed(region)}" for region in across]
     more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
     parts = [f"slower in {', '.join(slower[:NAMED])}{more}"] if slower else []
-    for verdict, words in (("unclear", "not told apart in"), ("faster", "faster in"), ("as fast", "as fast in")):
+    for verdict, words in (
+        ("unclear", "not told apart in"),
+        ("slower within tolerance", "slower within tolerance in"),
+        ("faster", "faster in"),
+        ("as fast", "as fast in"),
+    ):
         of = [phase for phase in phases if phase.verdict(tolerance_pct) == verdict]
         if of and slower and verdict == "as fast":
             parts.append(f"{words} {', '.join(phase.phase for phase in of)}")

@@ -168,7 +168,7 @@ class Fit:
         import pandas as pd
 
         meanings = {parameter.name: parameter.meaning for parameter in self.result.structure.parameters}
-        rows = {name: {**vars(found), "meaning": meanings[name]} for name, found in self.result.parameters.items()}
+        rows = {name: {**found.to_json(), "meaning": meanings[name]} for name, found in self.result.parameters.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("parameter")
 
     def summary(self) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Diagnostics as Diagnostics,
         Drift as Drift,
         Errors as Errors,
+        Estimate as Estimate,
         HeldOutErrors as HeldOutErrors,
         Identifiability as Identifiability,
         LevelChange as LevelChange,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     )
     from latfit.model.fit_result import (
         KEPT as KEPT,
-        Estimate as Estimate,
         FitResult as FitResult,
         FitStatus as FitStatus,
         StepLatency as StepLatency,

@@ -9,8 +9,8 @@ import pytest
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, read_hardware
-from latfit.model.fit_parts import Errors
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.fit_parts import Errors, Estimate
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.planning.result import LoadPlan, Plan

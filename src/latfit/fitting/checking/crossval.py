@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit.fitting.correction import Formula, Smoothing, learnt
@@ -361,10 +362,10 @@ def further_validation(
     if (apart := held_out(data, options, theta, [fold for _, fold in named])) is not None:
         region = scores_of(data, apart)
         used = [named[number][0] for number in np.unique(apart.fold)]
-        region = replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
+        region = structs.replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
     unlike = _unlike(data, [fold for _, fold in named], apart) if apart is not None else None
     tokens, requests = (_beyond(data, options, theta, column) for column in ("S", "B"))
-    return replace(
+    return structs.replace(
         scores or CrossValidation(),
         expanding_window=window,
         by_region=region,
@@ -385,7 +386,7 @@ def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErro
     if len(outside.rows) < FEWEST_OUTSIDE:
         return None
     typical = weighted_quantile(far[outside.rows], 0.5, outside.weights)
-    return replace(scores_of(data, outside), by_phase=None, distance=typical)
+    return structs.replace(scores_of(data, outside), by_phase=None, distance=typical)
 
 
 def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) -> HeldOutErrors | None:
@@ -395,4 +396,4 @@ def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) 
     if fold is None or left_out is None:
         return None
     trained: dict[str, Any] = {f"trained_up_to_{column}": float(data.steps[column][fold[0]].max())}
-    return replace(scores_of(data, left_out), **trained)
+    return structs.replace(scores_of(data, left_out), **trained)

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.solve import Solution
@@ -57,7 +58,7 @@ def as_the_line_says(problem: FitProblem, doubt: Uncertainty, line: Line) -> Unc
     for parameter in problem.free_parameters:
         known = estimates[parameter.name]
         if known.identified and parameter.name not in spoken and not _agrees(known, line.values.get(parameter.name)):
-            estimates[parameter.name] = replace(known, std_error=None, low=None, high=None, identified=False)
+            estimates[parameter.name] = structs.replace(known, std_error=None, low=None, high=None, identified=False)
             lost.append(parameter.name)
     if not lost:
         return doubt
@@ -75,7 +76,7 @@ def told_with_line(report: Identifiability, line: Line) -> Identifiability:
         if (value := _of_line(combination.expression, line.values)) is not None
         and combination.low <= value <= combination.high
     ]
-    return replace(report, combinations=kept, line_as_good=True)
+    return structs.replace(report, combinations=kept, line_as_good=True)
 
 
 def _holds_a_line(problem: FitProblem) -> bool:
@@ -122,7 +123,7 @@ def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncer
     theta = problem.theta(solution.z)
     names = [p.name for p in problem.free_parameters]
     groups = [[names.index(name) for name in group] for group in doubt.unidentified]
-    return replace(
+    return structs.replace(
         report,
         combinations=combinations(problem, theta, doubt.root, doubt.directions, groups, doubt.quantile),
         measure=measurements(problem, solution, doubt.unidentified),
@@ -157,9 +158,9 @@ def verified(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Unc
             continue
         interval = profile_interval(problem, solution, parameter.name)
         if moved is not None and tells(interval.low, interval.high, interval.value, parameter.positive):
-            estimates[parameter.name] = replace(known, low=interval.low, high=interval.high)
+            estimates[parameter.name] = structs.replace(known, low=interval.low, high=interval.high)
             continue
-        estimates[parameter.name] = replace(
+        estimates[parameter.name] = structs.replace(
             known, std_error=None, low=interval.low, high=interval.high, identified=False
         )
         if moved is not None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from benchmarks.gate import SAMPLES, Source, alarm, made_up, slowed
+from scipy.stats import wilcoxon
 
 from latfit.errors import BadInput
-from latfit.fitting.change import Measured, RegionChange, changes_between
+from latfit.fitting.compare import Measured, RegionChange, changes_between, signed_rank_interval
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult
@@ -149,10 +150,30 @@ def test_what_steps_of_a_visit_share_is_no_slowdown(visits: int, fit: FitResult)
     assert alarms <= 6
 
 
-def test_too_few_steps_say_nothing() -> None:
-    assert RegionChange((1, 1), (1, 1), 1, 1, 1, 30.0).verdict(5) == "unclear"
-    assert RegionChange((1, 1), (1, 1), 1, 9, 9, 30.0, 4.0, 60.0).verdict(5) == "unclear"
-    assert RegionChange((1, 1), (1, 1), 1, 9, 9, 30.0, 6.0, 60.0).verdict(5) == "slower"
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (None, None, "unclear"),
+        (4.0, 60.0, "unclear"),
+        (6.0, 60.0, "slower"),
+        (3.0, 4.6, "slower within tolerance"),
+        (-0.5, 4.6, "as fast"),
+        (-4.0, -1.0, "as fast"),
+        (-9.0, -6.0, "faster"),
+    ],
+)
+def test_verdicts_at_a_tolerance_of_5_percent(low: float | None, high: float | None, verdict: str) -> None:
+    assert RegionChange((1, 1), (1, 1), 1, 9, 9, 0.0, low, high).verdict(5) == verdict
+
+
+@pytest.mark.parametrize("n", [9, 12, 20])
+def test_rank_intervals_end_where_the_exact_test_of_scipy_rejects(n: int) -> None:
+    d, alpha = np.random.default_rng(0).standard_t(2, n), 0.02
+    centre, low, high = signed_rank_interval(d, alpha)
+    assert centre == pytest.approx(np.median([(d[i] + d[j]) / 2 for i in range(n) for j in range(i, n)]))
+    for end, inward, side in ((low, 1e-6, "greater"), (high, -1e-6, "less")):
+        p = [wilcoxon(d - at, alternative=side, method="exact").pvalue for at in (end - inward, end + inward)]
+        assert p[0] <= alpha < p[1]
 
 
 class TestGate:
