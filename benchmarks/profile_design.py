@@ -3,7 +3,7 @@ time, on the cells of the sample traces.
 
 A trace is replayed: a visit of a cell runs through its recorded samples from a random one on, the first step 30 %
 slower. Printed is the mean relative error, over all cells of the trace, of a fit to what each design had measured after
-a share of the time that three visits of every cell take; medians over seeds. """
+a share of the time that three visits of every cell take; medians over seeds."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ def compare(trace: Path, seeds: Sequence[int]) -> None:
     cells = tuple(recorded)
     truth = np.array([np.median(recorded[cell]) for cell in cells])
     S = np.array([float(cell.S) for cell in cells])
-    per_token = np.median((truth - truth.min())[S > S.min()] / S[S > S.min()])
+    per_token = np.median((truth - truth.min())[S.min() < S] / S[S.min() < S])
     order = order_by_information(cells, (truth.min() + S * per_token).tolist())
     full_s = VISITS_AT_LEAST * (SAMPLES_PER_VISIT + FIRST_STEP) * truth.sum() / 1e3
     print(f"{trace.stem}: {len(cells)} cells; three visits of each take {full_s:.0f} s")

@@ -47,8 +47,6 @@ HEAVY = (
 )
 
 MODULES_A_FOLDER = 15
-LINES_A_FUNCTION = 60
-PARAMETERS = 6
 
 
 def module(file: Path) -> str:
@@ -134,25 +132,6 @@ def test_folders_stay_small() -> None:
     count = Counter(file.parent for file in FILES if file.name != "__init__.py")
     many = {str(folder.relative_to(SOURCE)): n for folder, n in count.items() if n > MODULES_A_FOLDER}
     assert set(many) <= {"cli", "."}  # one file a verb; what every package uses
-
-
-def test_functions_stay_short() -> None:
-    wrong = []
-    for file in FILES:
-        here = package_of(file)
-        if here == "cli":  # Typer wants every option as a parameter
-            continue
-        for node in ast.walk(parsed(file)):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            # every option of a verb of the library is a keyword, and a line
-            options = [each.arg for each in node.args.kwonlyargs] if here == "api" else []
-            lines = (node.end_lineno or 0) - node.lineno + 1 - len(options)
-            given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-            parameters = [each for each in given if each not in ("self", "cls", *options)]
-            if lines > LINES_A_FUNCTION or len(parameters) > PARAMETERS:
-                wrong.append(f"{file}:{node.lineno} {node.name}: {lines} lines, {len(parameters)} parameters")
-    assert wrong == []
 
 
 def test_the_command_line_imports_nothing_heavy_at_start() -> None:

@@ -28,7 +28,6 @@ import numpy as np
 
 from latfit.hardware import ExecutionPath, step_columns
 from latfit.model import FitResult, latency_draws, parameter_draws
-from latfit.model.prediction_intervals import PredictionIntervals
 from latfit.planning.result import BatchRange, TokenRange
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
@@ -129,16 +128,17 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
     known = limits.highest_level(phase, share)
     if known is None:
         return Level(None, 1.0)
-    return Level(percentile, _extrapolated(limits, phase, known, share), round(100 * known, 6))
+    return Level(percentile, _extrapolated(path.fit, phase, known, share), round(100 * known, 6))
 
 
-def _extrapolated(limits: PredictionIntervals, phase: str, known: float, share: float) -> float:
+def _extrapolated(fit: FitResult, phase: str, known: float, share: float) -> float:
     """Return a phase's upper factor at a share of steps above the highest that its own steps can tell.
 
     The tail is that of all steps together, scaled to the phase: ln factor grows beyond `known` as theirs does. If they
     cannot tell either, it grows as ln 1 / (1 - share), an exponential tail of ln(observed / predicted), which is wider
     than a log-normal one.
     """
+    limits = fit.limits
     own = math.log(max(limits.factor(phase, known) or 1.0, 1.0))
     pooled = {level: math.log(factor) for level, factor in limits.all.upper.items() if factor is not None}
     reached = min((level for level in pooled if level >= share - 1e-12), default=None)
