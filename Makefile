@@ -49,7 +49,7 @@ nightly: check
 	$(BIN)/python $(TEST) --nightly
 	$(MAKE) test-lowest test-wheel test-devices docs
 	$(BIN)/python -m benchmarks.soak.option_pairs
-	$(BIN)/python -m benchmarks.evidence --quick --out reports/evidence-quick.md
+	$(BIN)/python -m benchmarks.evidence --quick --out reports/evidence-quick
 
 # The lowest versions of the core's dependencies that are allowed: the package is imported, README's commands print what
 # it shows, JSON has the recorded keys. `test-lowest` runs all tests. Warnings of old versions do not matter.
@@ -91,7 +91,7 @@ types: $(DEV)
 bench: $(DEV)
 	$(BIN)/python -m benchmarks --smoke
 
-# What the figures of the pages rest on, onto docs/evidence.md with date, machine and versions: hours. In parts, and small:
+# What the figures of the pages rest on, into docs/evidence/ with date, machine and versions: hours. In parts, and small:
 # `python -m benchmarks.evidence --only accuracy`, `--quick`. Measured traces: LATFIT_DATA.
 evidence: $(DEV)
 	$(BIN)/python -m benchmarks.evidence
