@@ -24,9 +24,10 @@ QUICK = "small, to see that it runs: no figures to be quoted"
 INTRO = """\
 # Evidence
 
-What the figures of these pages rest on. `make evidence` runs everything, `python -m benchmarks.evidence --only accuracy` one of
-them. What each measures is in [benchmarks](benchmarks.md), what counts as a failure of an attack in [reliability](reliability.md). The
-machines are virtual ones with neighbours: ratios against a peer in the same run count, absolute times drift.
+What the figures of these pages rest on. `make evidence` runs everything,
+`python -m benchmarks.evidence --only accuracy` one of them. What each measures is in [benchmarks](benchmarks.md), what
+counts as a failure of an attack in [reliability](reliability.md). The machines are virtual ones with neighbours: ratios
+against a peer in the same run count, absolute times drift.
 
 | question | output | when, by which version |
 |---|---|---|
