@@ -101,11 +101,9 @@ class TestBadInput:
         [
             ({"sla": 20}, "has no unit"),
             ({"sla": "20"}, "with its unit"),
-            ({"sla": "20ms", "sla_ms": 20}, "given twice"),
+            ({"sla": "20ms", "sla_ms": 20}, "contradict"),
             ({"sla": "20ms", "rate": 500}, "has no unit"),
             ({"sla": "20ms", "rate": "5/s", "arrivals": "a.csv"}, "contradict"),
-            ({"sla": "20ms", "arrivals_window": "1min"}, "no arrivals are recorded"),
-            ({"sla": "20ms", "objective": {"p99": 1}}, "without a load"),
             ({"sla": "20ms", "wait": 3}, "has no unit"),
             ({"sla": "20ms", "percentile": 0.99}, "Was percentile 99 meant"),
             ({"sla": "20ms", "percentile": "most"}, "is not a percentage"),
@@ -161,7 +159,7 @@ def test_a_report_of_a_plan_that_was_made(in_tmp: Path) -> None:
     written = report(paths, "one", plan=made)
     assert made.answer.replace(" ms", "\u00a0ms").split(",")[0][:20] in written.html.read_text()
     assert repr(written) == f"Report('one/report.html', {len(written.figures)} figures)"
-    with pytest.raises(WrongUsage, match="nothing is planned"):
+    with pytest.raises(WrongUsage, match="a rate without an SLA"):
         report(paths, "three", rate="5/s")
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.quantities import Duration, duration, library_verb, percent, rates
+from latfit.api.quantities import duration, percent, rates, several
+from latfit.api.request import verb
+from latfit.api.requests import ReplayRequest
 from latfit.api.simulations import State, solve_optimal
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
@@ -148,44 +150,28 @@ class Replay:
         )
 
 
-@library_verb
-def replay(
-    policy: str | Sequence[str] = ("gpu-only", "three-stage"),
-    load: Any = None,
-    *,
-    rate: Any = None,
-    duration_each: Duration = "20s",
-    executors: Sequence[Executor] | None = None,
-    model: str = "tiny",
-    launch: Duration = "8ms",
-    max_batch: int = 32,
-    seed: int = 0,
-    progress: Callable[[float, int], None] | None = None,
-) -> Replay:
+@verb(ReplayRequest)
+def replay(request: ReplayRequest) -> Replay:
     """Send Poisson arrivals to executors on this machine under each policy, and compare with the simulation of them.
 
-    load: shares of what the main path carries, 50 and 70 % unless given; rate: requests/s instead.  executors: the
-    main path and the side path if there is one, such as a ThreadExecutor over your own engine. Without them decode
-    steps of `model` run in two processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch`
-    takes `launch` to get, and a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where
-    there are no two cores.
+    executors: such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two
+    processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch` takes `launch` to get, and
+    a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where there are no two cores.
     """
-    names = [policy] if isinstance(policy, str) else list(policy)
+    names, load, progress = _parts(request.policy), request.load, request.progress
     for name in names:
         if name not in POLICIES:
             raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=f"One of {', '.join(POLICIES)}.")
-    lasts_s = duration(duration_each, "--duration") / 1000
-    per_ms = rates(rate)
-    if per_ms and load is not None:
-        raise WrongUsage("both a load and a rate", where="--load, --rate", remedy="Give one of them.")
-    asked = LOADS if load is None else [load] if isinstance(load, str) else load
-    shares = [percent(each, "--load") / 100 for each in asked]
+    lasts_s = duration(request.duration_each, "--duration") / 1000
+    per_ms = rates(_parts(request.rate) or None)
+    shares = [percent(each, "--load") / 100 for each in (LOADS if load is None else _parts(load))]
     if any(not 0 < share < 1 for share in shares):
         raise WrongUsage("a load must be above 0 % and below 100 %", where="--load", remedy="Give such as 70%.")
-    late_ms = duration(launch, "--launch", zero=True)
+    late_ms = duration(request.launch, "--launch", zero=True)
     if not names or not (per_ms or shares):
         raise WrongUsage("no policy or no load", where="--policy, --load", remedy="Give one of each at least.")
-    paths = list(executors) if executors is not None else stand_ins(model, late_ms, max_batch)
+    executors = request.executors
+    paths = stand_ins(request.model, late_ms, request.max_batch) if executors is None else list(executors)
     if len(paths) < 1 + any(POLICIES[name].needs_side for name in names):
         raise WrongUsage(
             f"{len(paths)} executors for {', '.join(names)}",
@@ -195,11 +181,16 @@ def replay(
 
     async def run() -> Replay:
         try:
-            return await _replayed(paths, names, per_ms or shares, (bool(per_ms), lasts_s, seed), progress)
+            return await _replayed(paths, names, per_ms or shares, (bool(per_ms), lasts_s, request.seed), progress)
         finally:
             await asyncio.gather(*(each.close() for each in paths))
 
     return precisely(run())
+
+
+def _parts(given: Any) -> list[Any]:
+    """Values of a sequence, or of a text with commas between them."""
+    return [part for each in several(given) for part in (each.split(",") if isinstance(each, str) else [each])]
 
 
 def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
