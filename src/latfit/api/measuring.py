@@ -1,6 +1,5 @@
 """`profile`: steps of a transformer, measured on this machine."""
 
-import html
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -9,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration
 from latfit.api.request import verb
 from latfit.api.requests import ProfileRequest
-from latfit.api.simulations import State
 from latfit.errors import Interrupted, LatfitError, TargetNotWritable, WrongUsage
 from latfit.files import check_writable
 from latfit.profiling import (
@@ -43,7 +42,7 @@ FINISHED = ("precise", "budget")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Profile:
+class Profile(Answer):
     """Measured steps: `.trace` has every sample, and `latfit.fit` takes this object. outcomes: the result of each
     execution path, with its warnings.  out: the file of the trace, where it was written."""
 
@@ -83,6 +82,10 @@ class Profile:
         """The range of step times, the time spent warming up, and cells that did not fit in memory."""
         return [text for each in self.outcomes for text in _details(each)]
 
+    @property
+    def cautions(self) -> list[str]:
+        return [f"{each.message} {each.remedy}" for each in self.warnings]
+
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit profile --json`: the whole run, and each path by itself under `paths`."""
         parts = [_path_json(outcome) for outcome in self.outcomes]
@@ -94,17 +97,6 @@ class Profile:
             "limits": [each for part in parts for each in part["limits"]],
             "paths": {outcome.path: part for outcome, part in zip(self.outcomes, parts, strict=True)},
         }
-
-    def summary(self) -> str:
-        """The verdict and the warnings, as the command prints them."""
-        return "\n".join([self.verdict, *(f"  ! {each.message} {each.remedy}" for each in self.warnings)])
-
-    def __repr__(self) -> str:
-        return f"Profile: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        shown = "".join(f"<li>{html.escape(each.message)}</li>" for each in self.warnings)
-        return f"<p><b>{html.escape(self.verdict)}</b></p><ul>{shown}</ul>"
 
 
 @verb(ProfileRequest)

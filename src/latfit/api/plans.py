@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfit.api.answer import Answer, State
 from latfit.api.hardware import check_one_model, profile_of, tell_unread_context
 from latfit.api.quantities import duration, percent, rate as per_ms, transfer as transfers
 from latfit.api.request import verb
@@ -39,7 +39,7 @@ WARNINGS = 3
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(Answer):
     """What to do under an SLA. Print it for the answer; DataFrames hold the rest, times in ms, rates per second.
 
     result: the record (`latfit.planning.Plan`).  hardware, request: what it was made for.
@@ -148,38 +148,27 @@ class Plan:
         return self._told.verdict
 
     @property
-    def state(self) -> str:
+    def state(self) -> State:
         """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
         return self._told.state
 
-    def summary(self) -> str:
-        """The answer as `latfit plan` prints it."""
-        told = self._told
-        return "\n".join([told.verdict, *told.lines, *(f"  ! {text}" for text in told.warnings[:WARNINGS])])
+    @property
+    def lines(self) -> list[str]:
+        return list(self._told.lines)
+
+    @property
+    def cautions(self) -> list[str]:
+        return list(self._told.warnings[:WARNINGS])
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit plan --json`."""
+        return self.result.to_json()
 
     def plot(self) -> "Figure":
         """The percentile over the rate for every strategy; without a rate the latency of batches, with B1 and B2."""
         from latfit.reporting import plan_figure
 
         return plan_figure(self.result, self.hardware, self.request)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit plan --json`."""
-        return self.result.to_json()
-
-    def save(self, target: str | Path) -> None:
-        """Write it as JSON, whole or not at all. Raises TargetNotWritable."""
-        from latfit.files import write_json
-
-        write_json(Path(target), self.to_json())
-
-    def __repr__(self) -> str:
-        return f"Plan({self.answer})"
-
-    def _repr_html_(self) -> str:
-        told = self._told
-        lines = [f"<b>{escape(told.verdict)}</b>", *map(escape, (*told.lines, *told.warnings[:WARNINGS]))]
-        return f"<p>{'<br>'.join(lines)}</p>"
 
 
 @verb(PlanRequest)

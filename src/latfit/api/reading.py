@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.api.request import given_in, shared, verb
+from latfit.api.request import given_in, ignored, shared, verb
 from latfit.api.requests import ReadRequest, Time
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
@@ -51,6 +51,8 @@ def read(request: ReadRequest) -> CleanTrace:
     names: Sequence[str | Path] = [source] if isinstance(source, str | Path) else list(source)
     large = [name for name in names if request.cells or "://" in str(name) or Path(name).is_dir()]
     if not large:
+        for name in {"backend", "skip_bad"} & given_in(request):
+            ignored(f"--{name.replace('_', '-')}", "no source is a folder or summarised with --cells")
         return ingest(names, _reading(request))
     if len(names) > 1:
         raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")

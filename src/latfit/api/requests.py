@@ -70,10 +70,16 @@ PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument=
 TraceFile = Annotated[Path, Option("Trace to write.")]
 JsonFile = Annotated[Path | None, Option("File for the answer as JSON.")]
 Ttft = Annotated[
-    Duration | None, Option("Limit of the time to first token: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo")
+    Duration | None,
+    Option("Limit of the time to first token: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target"),
 ]
 Tpot = Annotated[
-    Duration | None, Option("Limit of the time per further token: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo")
+    Duration | None,
+    Option("Limit of the time per further token: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target"),
+]
+WindowOf = Annotated[
+    Duration | None,
+    Option("Windows that --arrivals is cut into, such as 30min.", "--arrivals-window --window", panel="Load"),
 ]
 Listener = Annotated[Progress | None, "Called with (done, total)."]
 ReportFolder = Annotated[Path | None, Option("Folder for the report page.", metavar="DIR")]
@@ -288,9 +294,7 @@ class PlanRequest(StepPlanRequest):
     _: KW_ONLY
     rate_per_s: Annotated[float | None, "The rate as a number of requests a second."] = None
     arrivals: Arrivals = None
-    arrivals_window: Annotated[
-        Duration | None, Option("Windows that --arrivals is cut into.", "--arrivals-window --window")
-    ] = None
+    arrivals_window: WindowOf = None
     replicas: Annotated[
         int, Option("Replicas that share the load. Default: 1; of serving engines the fewest that do.", min=1)
     ] = 1
@@ -481,7 +485,7 @@ class EnginePlanRequest(EngineSettings, Memory):
     think: Think = "1s"
     classes: Classes = ()
     start_up: StartUp = None
-    arrivals_window: Annotated[Duration | None, "Windows of a schedule. Default: half an hour."] = None
+    arrivals_window: WindowOf = None
     prefill_fit: PrefillFit = None
     transfer: TransferOf = None
     hardware: Hardware = "hardware.json"

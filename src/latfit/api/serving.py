@@ -1,6 +1,5 @@
 """`plan_engine`: how many serving engines, with which settings, keep what requests are promised."""
 
-import html
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit.api.answer import Answer, State
 from latfit.api.engines import (
     USUAL,
     EngineSetup,
@@ -72,7 +72,7 @@ UNLIMITED = 50_000_000
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class EnginePlan:
+class EnginePlan(Answer):
     """Serving engines for a load of requests. Print it for the answer; `.frame` has the front of throughput against
     speed, `.plot()` draws it; `.engine` holds the settings, as `simulate_engine` takes them.
 
@@ -138,9 +138,21 @@ class EnginePlan:
         return self.told.verdict
 
     @property
-    def state(self) -> str:
+    def state(self) -> State:
         """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
         return self.told.state
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.told.lines)
+
+    @property
+    def cautions(self) -> list[str]:
+        return list(self.told.warnings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit plan --json`."""
+        return self.result.to_json()
 
     @cached_property
     def frame(self) -> "DataFrame":
@@ -171,35 +183,6 @@ class EnginePlan:
         from latfit.reporting import serving_page
 
         return serving_page(self.result, replace(made, subject=self.subject))
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit plan --json`."""
-        return self.result.to_json()
-
-    def save(self, target: str | Path) -> None:
-        """Write it as JSON, whole or not at all. Raises TargetNotWritable."""
-        from latfit.files import write_json
-
-        write_json(Path(target), self.to_json())
-
-    def summary(self) -> str:
-        """The answer as `latfit plan` prints it."""
-        from latfit.reporting import table_text
-
-        tables = [table_text(table) for table in self.tables(brief=True)]
-        return "\n".join(
-            [self.told.verdict, *tables, *self.told.lines, *(f"  ! {each}" for each in self.told.warnings)]
-        )
-
-    def __repr__(self) -> str:
-        return f"EnginePlan({self.verdict})"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        tables = "".join(map(table_html, self.tables(brief=True)))
-        lines = "<br>".join(map(html.escape, self.told.lines))
-        return f"<p><b>{html.escape(self.verdict)}</b></p>{tables}<p>{lines}</p>"
 
 
 @verb(EnginePlanRequest)

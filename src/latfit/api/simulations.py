@@ -1,14 +1,14 @@
 """`simulate`: batching policies under a load; `simulate_study`: the literature's claims on this hardware."""
 
-import html
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from latfit.api.answer import Answer, State
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
 from latfit.api.quantities import by_name, duration, rates, several, values_of
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from latfit.reporting import Making, Rendered, Table, Verdict
     from latfit.stats import FloatArray
 
-State = Literal["good", "doubt", "bad"]
 LOGGED = 1000
 """Requests of an event log."""
 
@@ -57,7 +56,7 @@ MOST_ROWS = 24
 """Runs that are shown one a row; of more, p99 by rate and policy."""
 
 
-class Simulation(ABC):
+class Simulation(Answer, ABC):
     """Simulated runs, one a policy or engine at a load. Print it for the answer; `.frame` has every run, a row each,
     times in ms, rates per second; `.plot()` draws them; `.to_json()` is what the command prints with `--json`."""
 
@@ -120,21 +119,6 @@ class Simulation(ABC):
     def to_json(self) -> dict[str, Any]:
         """`{"runs": [...]}`, as `--json` prints it."""
         return {"runs": [run.to_json() for run in self.runs]}
-
-    def summary(self) -> str:
-        """The verdict, a short table and what limits them, as the command prints them."""
-        from latfit.reporting import table_text
-
-        tables = [table_text(table) for table in self.tables(brief=True)]
-        return "\n".join([self.verdict, *tables, *(f"  ! {note}" for note in self.cautions)])
-
-    def __repr__(self) -> str:
-        return f"Simulation of {len(self.runs)} run{'' if len(self.runs) == 1 else 's'}: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

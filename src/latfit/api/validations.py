@@ -1,6 +1,5 @@
 """`validate`: a measured serving run beside its simulation."""
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit.api.answer import Answer, State
 from latfit.api.engines import (
     EngineSetup,
     check_one_engine,
@@ -24,7 +24,6 @@ from latfit.api.quantities import several
 from latfit.api.reading import read, read_timed
 from latfit.api.request import given_in, ignored, verb
 from latfit.api.requests import ReadRequest, ValidateRequest
-from latfit.api.simulations import State
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
 from latfit.model import FitResult
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Validation:
+class Validation(Answer):
     """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).  foreign:
     why the run is not of the machine that the fit is of, empty where it may be.  setup: how the engine is set up.
     run_speed: how fast the machine was during the run, and the comparison at that speed, where its steps are known."""
@@ -146,25 +145,18 @@ class Validation:
         speed = {"run_speed": None if self.run_speed is None else self.run_speed.to_json()}
         return self.result.to_json() | machine | origin | speed | {"warnings": [asdict(each) for each in self.warnings]}
 
-    def summary(self) -> str:
-        """The verdict, the three metrics and the warnings, as the command prints them."""
-        from latfit.reporting import table_text
+    @property
+    def lines(self) -> list[str]:
+        return [self.line] if self.line else []
 
-        shown = [f"  ! {each.message}. {each.remedy}" for each in self.warnings]
-        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *filter(None, [self.line]), *shown])
+    @property
+    def cautions(self) -> list[str]:
+        return [f"{each.message}. {each.remedy}" for each in self.warnings]
 
     @property
     def line(self) -> str:
         """How the engine is set up and who says so, where that is not options alone."""
         return "" if self.setup is None else self.setup.line
-
-    def __repr__(self) -> str:
-        return f"Validation: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 
 
 def _a_fit(source: Any) -> bool:

@@ -49,6 +49,4 @@ def _show_machine(output: OutputOptions) -> None:
         return
     verdict(here.verdict, "good")
     for line in here.lines:
-        say(line)
-    for line in here.features:
-        say(line, "  ")
+        say(line.strip(), "  " if line.startswith("  ") else "")

@@ -72,7 +72,7 @@ def test_under_a_load() -> None:
 
 def test_short_words_for_people() -> None:
     made = plan({"cpu": CPU, "gpu": GPU}, "20ms", "100/s", laws_only=True)
-    assert repr(made).startswith("Plan(Serve 100 req/s of 1 token each with ")
+    assert repr(made).startswith("Plan: Serve 100 req/s of 1 token each with ")
     assert (
         max(map(len, (repr(made), repr(Hardware({"cpu": CPU, "gpu": GPU})), repr(made.hardware), repr(made.result))))
         < 400

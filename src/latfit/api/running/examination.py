@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import DoctorRequest, RunningEngine
 from latfit.api.running.what_if import LEVEL, REPLICATIONS, Fitted, Outcome, WhatIf, fitted_engine
-from latfit.api.simulations import State
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.units import format_ms, format_percent, format_rate, number
@@ -28,7 +28,7 @@ BINDING = {
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Examination:
+class Examination(Answer):
     """A running engine over some seconds. diagnosis: what its counters prove; what_if: settings moved on a fitted
     engine, None without a fit; seen: from the first reading to the last.  gone: why there was none after that, empty
     where it answered to the end."""
@@ -148,13 +148,6 @@ class Examination:
                 "notes": list(what_if.engine.notes),
             }
         }
-
-    def summary(self) -> str:
-        """The answer as `latfit doctor` prints it."""
-        return "\n".join([self.verdict, *self.lines])
-
-    def __repr__(self) -> str:
-        return f"Examination: {self.verdict}"
 
 
 MOVED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")

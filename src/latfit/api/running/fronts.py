@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit.api.answer import Answer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
 from latfit.api.quantities import by_name, duration as in_ms, several
 from latfit.api.request import verb
 from latfit.api.requests import ServeRequest
-from latfit.api.simulations import State
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
@@ -51,7 +51,7 @@ OPEN = " Whoever reaches this machine may send: no token is set."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Served:
+class Served(Answer):
     """What a front did until it was stopped. url: where it listened.  counts: requests by how they ended.  batches:
     those that each path was given."""
 
@@ -73,9 +73,6 @@ class Served:
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit serve --json`."""
         return {"url": self.url, "requests": dict(self.counts), "batches": dict(self.batches)}
-
-    def __repr__(self) -> str:
-        return f"Served: {self.verdict}"
 
 
 @verb(ServeRequest)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latfit.api.answer import State
 from latfit.api.engines import ASSUMED
 from latfit.api.fits import Fit, fit
 from latfit.api.running.recording import Recorded
-from latfit.api.simulations import State
 from latfit.api.validations import Validation, validate
 from latfit.errors import LatfitError
 from latfit.metrics import Buckets, Interval, read_state

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import RecordRequest
-from latfit.api.simulations import State
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
 from latfit.metrics import Server
@@ -32,7 +32,7 @@ SLOW = 0.1
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Recorded:
+class Recorded(Answer):
     """Windows of a running engine. server: its address.  interrupted: whether the user ended it before its time."""
 
     trace: "Trace"
@@ -144,9 +144,6 @@ class Recorded:
             "interrupted": self.interrupted,
             "warnings": [each.to_json() for each in self.warnings],
         }
-
-    def __repr__(self) -> str:
-        return f"Recorded: {self.verdict}"
 
 
 def _span(values: Any) -> str:

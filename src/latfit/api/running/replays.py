@@ -1,7 +1,6 @@
 """`replay`: a policy driven live on this machine, and its prediction beside it."""
 
 import asyncio
-import html
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration, percent, rates, several
 from latfit.api.request import verb
 from latfit.api.requests import ReplayRequest
-from latfit.api.simulations import State, solve_optimal
+from latfit.api.simulations import solve_optimal
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.live import (
@@ -72,7 +72,7 @@ SIDE_LARGEST = 4
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Replay:
+class Replay(Answer):
     """Policies as they ran, beside their predictions. system: the paths with the fits that predicted."""
 
     runs: Sequence[Compared]
@@ -119,6 +119,10 @@ class Replay:
         return pd.DataFrame(rows)
 
     @property
+    def lines(self) -> list[str]:
+        return self.notes
+
+    @property
     def notes(self) -> list[str]:
         """Promises of the plan, and why runs differ."""
         return [note for run in self.runs for note in run.notes]
@@ -132,22 +136,6 @@ class Replay:
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit replay --json`."""
         return {"agrees": self.agrees, "verdict": self.verdict, "runs": [run.to_json() for run in self.runs]}
-
-    def summary(self) -> str:
-        """The verdict and the table, as the command prints them."""
-        from latfit.reporting import table_text
-
-        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *self.notes])
-
-    def __repr__(self) -> str:
-        return f"Replay: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(
-            [*map(table_html, self.tables(brief=True)), *(f"<p>{html.escape(note)}</p>" for note in self.notes)]
-        )
 
 
 @verb(ReplayRequest)

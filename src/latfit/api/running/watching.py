@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import Any
 
+from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import WatchRequest
 from latfit.api.running.examination import BINDING, check_limit, engine_of, limits_of, slo_of
 from latfit.api.running.what_if import WhatIf
-from latfit.api.simulations import State
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.units import format_ms, format_percent, format_rate, number
@@ -28,7 +28,7 @@ FOREVER_S = 1e9
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Snapshot:
+class Snapshot(Answer):
     """A running engine over the last window. problem: why the server does not answer, empty where it does.
     capacity_per_s: the highest rate of such requests that meets the SLO, by a fit; NaN where it is not known, and
     unknown says why.  speed: how long steps take, compared with when the fit was made; None where it is not known."""
@@ -145,12 +145,6 @@ class Snapshot:
             "capacity_per_s": self.capacity_per_s,
             "capacity_unknown": self.unknown or None,
         }
-
-    def summary(self) -> str:
-        return "\n".join([self.verdict, *self.lines])
-
-    def __repr__(self) -> str:
-        return f"Snapshot: {self.verdict}"
 
 
 @dataclass
