@@ -44,11 +44,10 @@ test: $(DEV)
 # Three minutes.
 check: lint types bench
 
-# Everything, whole: hours. Option pairs, lowest versions, devices; attacks and evidence in their short form.
+# Everything, whole: hours. Lowest versions, devices; attacks and evidence in their short form.
 nightly: check
 	$(BIN)/python $(TEST) --nightly
 	$(MAKE) test-lowest test-wheel test-devices docs
-	$(BIN)/python -m benchmarks.soak.option_pairs
 	$(BIN)/python -m benchmarks.evidence --quick --out reports/evidence-quick
 
 # The lowest versions of the core's dependencies that are allowed: the package is imported, README's commands print what
@@ -107,7 +106,6 @@ soak: $(DEV)
 	$(BIN)/python -m benchmarks.soak.writers --n 100
 	$(BIN)/python -m benchmarks.soak.mutants --n 20000
 	$(BIN)/python -m benchmarks.soak.options 10000
-	$(BIN)/python -m benchmarks.soak.option_pairs
 	$(BIN)/python -m benchmarks.soak.exits --n 500
 	$(BIN)/python -m benchmarks.soak.kills --n 300
 	$(BIN)/python -m benchmarks.soak.interrupts --n 100
