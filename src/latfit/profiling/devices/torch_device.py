@@ -203,7 +203,6 @@ class CudaRuntime(CpuRuntime):
         self._torch, self._index = torch, index
         self.place = f"cuda:{index}"
         self.out_of_memory = (torch.cuda.OutOfMemoryError,)
-        self._pool = torch.cuda.graph_pool_handle()
 
     def facts(self) -> dict[str, Any]:
         found = self._torch.cuda.get_device_properties(self._index)
@@ -244,7 +243,7 @@ class CudaRuntime(CpuRuntime):
                 run()
         cuda.current_stream(self._index).wait_stream(side)
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self._pool):  # graphs run one after the other, so they share their workspace
+        with cuda.graph(graph):  # with memory of its own: a shared pool ends with its last graph
             run()
         replay: Callable[[], object] = graph.replay
         return replay
