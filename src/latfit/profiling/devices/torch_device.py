@@ -16,7 +16,6 @@ from latfit.profiling.devices.decoder import (
     KvCache,
     Weights,
     build_weights,
-    groups_of,
     last_rows,
     make_cache,
     rotation,
@@ -58,7 +57,7 @@ class TorchStep(EagerStep):
             torch.from_numpy(each).to(**self._place) for each in rotation(cell, self.shape.head_dim)
         )
         self._last = torch.from_numpy(last_rows(cell)).to(self._place["device"])
-        self._masks = [_causal_mask(tokens, cached, self._place["device"]) for _, tokens, cached in groups_of(cell)]
+        self._masks = [_causal_mask(tokens, cached, self._place["device"]) for _, tokens, cached in self.groups]
         self._filled: dict[str, Tensor] = {}
 
     def filled(self, name: str, width: int) -> Tensor:
