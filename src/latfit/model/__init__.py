@@ -56,8 +56,8 @@ if TYPE_CHECKING:
         noise_table as noise_table,
     )
     from latfit.model.noise.size_levels import (
-        MOST_SIZES as MOST_SIZES,
         NO_LEVELS as NO_LEVELS,
+        by_size as by_size,
         size_levels as size_levels,
     )
     from latfit.model.noise.step_noise import (

@@ -425,16 +425,18 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
     return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
-MIN_PAUSES = 20  # independent; of fewer, the longest that will come may be far longer than the longest measured
+MIN_PAUSES = 5  # independent; redraws of fewer do not cover how long the next one may be
+MIN_PAUSES_AS_MEASURED = 20  # where a plan has no redraws, which lengthen the longest measured one
 
 
-def few_pauses(label: str, noise: StepNoise, T: float) -> str:
-    """Why pauses that decide how long requests wait for steps of T ms are not to be relied on; empty if they are."""
+def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES) -> str:
+    """Return why pauses that decide how long requests wait for steps of T ms are not to be relied on; empty if they
+    are."""
     pauses = noise.pauses
-    if pauses is None or pauses.independent >= MIN_PAUSES or noise.slow_share(T) <= DECIDES:
+    if pauses is None or pauses.independent >= fewest or noise.slow_share(T) <= DECIDES:
         return ""
     count = f"{pauses.independent:,.0f} measured pauses" if pauses.independent >= 1.5 else "one measured pause"
-    return f"{count} of {label} cannot show how long pauses last; {MIN_PAUSES} or more can"
+    return f"{count} of {label} cannot show how long pauses last; {fewest} or more can"
 
 
 def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarning:
@@ -445,7 +447,7 @@ def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarni
     found = (
         f"{label}: the slowest 1 % of the measured steps ({0.01 * noise.steps:,.0f} of {noise.steps:,.0f}, up to"
         f" {slowest}) decide how long requests wait: they make {format_percent(100 * share)} of the mean square of a"
-        " step's time. No longer stall than the measured ones is planned for."
+        " step's time. Only the interval allows for longer stalls than the measured ones."
     )
     return LatfitWarning("slow_steps", found, "Find what stalls them, or measure more.")
 
