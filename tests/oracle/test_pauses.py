@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from latfit.fitting.checking.step_noise import Steps, noise_of_steps
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.hardware import ExecutionPath, HardwareProfile
@@ -136,6 +137,24 @@ def test_pauses_that_are_ratios() -> None:
 
     late, error = late_at_capacity(fit, lambda _: SHARE, lambda T, rng: T * float(rng.uniform(19, 59)))
     assert late == pytest.approx(0.01, abs=4.5 * error + 2e-4)
+
+
+@pytest.mark.parametrize("of_step", [0.0, 40.0])
+def test_the_kind_that_the_data_reject_less_counts(of_step: float) -> None:
+    """1 % of the steps take 950 ms more, or 40 times as long. A curve that misses sizes by 10 %, and noise of 3 %,
+    make the former longer on long steps and the latter uneven."""
+    rng = np.random.default_rng(6)
+    T = np.resize(np.geomspace(2.5, 80, 18), 9000)
+    missed = np.resize(np.linspace(0.9, 1.1, 18), 9000)
+    paused = np.arange(9000) % 97 == 0
+    observed = T * missed * np.exp(0.03 * rng.standard_normal(9000))
+    observed += np.where(paused, of_step * T if of_step else 950.0, 0.0)
+    noise = noise_of_steps(np.ones(9000), np.ones(9000), Steps(T, observed, np.ones(9000)), 1.0)
+    if of_step:
+        assert noise.pauses is None
+    else:
+        assert noise.pauses is not None
+        assert noise.pauses.length_is_known
 
 
 def test_what_few_pauses_do_not_show_counts_at_its_worse() -> None:
