@@ -1,7 +1,7 @@
 """Messages about a fit: one table of texts with the action each asks for, and the conditions under which they apply.
 
-A message whose `acts` is False changes no decision about predictions within the measured range: it stands in `-v`,
-`--json` and the report only.
+A message whose `acts` is False changes no decision about predictions within the measured range: only `--verbose`,
+`--json` and the report show it.
 """
 
 import re
