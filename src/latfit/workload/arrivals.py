@@ -120,7 +120,7 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class Modulated:
-    """Markov-modulated Poisson arrivals: level i has rates[i] per ms for an exponential time, sojourns_ms[i] on average.
+    """Markov-modulated Poisson arrivals: rates[i] per ms for an exponential time of mean sojourns_ms[i].
 
     Levels follow in order; the process starts in steady state.
     """
