@@ -196,8 +196,8 @@ class DataFacts(Record, frozen=True, omit_defaults=True):
 
     def to_json(self) -> dict[str, Any]:
         found = super().to_json()
-        more = found.pop("more", {})
-        return found | more
+        more: dict[str, Any] = found.pop("more", {})
+        return {**found, **more}
 
     @classmethod
     def upgrade(cls, document: JsonObject) -> JsonObject:

@@ -32,7 +32,7 @@ MAX_SHOWN, MAX_STORED = 3, 50
 
 @dataclass(frozen=True, eq=False)
 class Contradictions:
-    """Rows far from comparable ones (k,), the time in ms those suggest (k,), and which are impossible (k,), not slow."""
+    """Rows far from comparable ones (k,), the time in ms those suggest (k,), and which are impossible, not slow."""
 
     rows: NDArray[np.intp]
     expected: FloatArray
