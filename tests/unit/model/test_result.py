@@ -43,9 +43,7 @@ def test_the_contract_of_the_json(fit: FitResult) -> None:
     assert {"scheme", "folds", "mape_pct", "median_ape_pct", "rmse_ms"} <= set(document["cross_validation"])
     assert set(document["baselines"]) == {"constant", "linear"}
     assert {"mape_pct", "cv"} <= set(document["baselines"]["linear"])
-    assert set(document["diagnostics"]) >= {
-        "normality", "heteroscedasticity", "autocorrelation", "trend", "regimes", "lack_of_fit",
-    }  # fmt: skip
+    assert set(document["diagnostics"]) >= {"regimes", "lack_of_fit", "influence", "drift"}
 
 
 def test_every_status_says_what_to_do_unless_all_is_well() -> None:
