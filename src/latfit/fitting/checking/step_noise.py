@@ -165,7 +165,7 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     ms, ratios = (np.add.reduceat(rate * each, starts) / weight for each in (length, length / at))
     return paused, Pauses(
         ms,
-        np.zeros(len(ms)) if not_ratios and not not_fixed else ratios,
+        np.zeros(len(ms)) if fixed else ratios,
         weight / weight.sum(),
         float(rates[0].sum()) if per_step else 0.0,
         float(rates[1].sum()) if per_ms else 0.0,
