@@ -77,23 +77,19 @@ def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
     """Return the option of a field as Typer takes it."""
     option, default, kind = each.option, each.field.default, _kind(each)
     assert option is not None
-    several, required = get_origin(kind) is list, default is MISSING
-    if several or default is None:
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    elif default is None or get_origin(kind) is list:
         kind, default = kind | None, None
-    elif kind is Path and not required:
+    elif kind is Path:
         default = Path(str(default))
-    shared: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    words: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
     if option.argument:
-        info = typer.Argument(**shared)
-        if required:
-            kind, default = (
-                next(each for each in get_args(kind) or (kind,)) if several else kind,
-                inspect.Parameter.empty,
-            )
+        info = typer.Argument(**words)
     else:
         info = typer.Option(
             *option.all_names(each.name),
-            **shared,
+            **words,
             min=option.min,
             max=option.max,
             hidden=hidden,
