@@ -123,8 +123,6 @@ class TestWhatWouldMakeItPossible:
         (["--rate", "0/s"], 2),
         (["--rate", "500"], 2),
         (["--rate", "5/s", "--arrivals", "a.csv"], 2),
-        (["--arrivals-window", "1min"], 2),
-        (["--objective", "p99=1"], 2),
         (["--rate", "5/s", "--objective", "speed=1"], 2),
         (["--rate", "5/s", "--objective", "p99=0"], 2),
         (["--replicas", "0"], 2),
