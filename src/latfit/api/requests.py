@@ -54,7 +54,7 @@ Sla = Annotated[
     Duration | None, Option("Latency SLA, such as 20ms: per step, or per request when --rate is given.", panel="Target")
 ]
 Context = Annotated[float | None, Option("Cached tokens of a request. Default: the median of the fit's trace.")]
-LawsOnly = Annotated[bool, Option("Response times in closed form, without scatter: nothing is simulated.")]
+LawsOnly = Annotated[bool, Option("Steps take their mean time, and arrivals are Poisson.")]
 Arrivals = Annotated[
     Any,
     Option(
