@@ -2,8 +2,8 @@
 
 A request is a row: one array, or arrays by the names of the engine's inputs. The rows of a batch are stacked along a
 new first axis, and the outputs are split along it: one array for each request, or arrays by name if the engine has
-several outputs. Rows must have the shapes of the first batch that the engine took (the router's warm-up, if there is
-one). A row that has not fails alone: a copy of another row takes its place, so that the engine sees the usual sizes.
+several outputs. Rows must have the shapes of the first batch that the engine took. A row that has not fails alone:
+a copy of another row takes its place, so that the engine sees the usual sizes.
 """
 
 import threading
