@@ -12,7 +12,8 @@ from latfit.cli.app import run
 from latfit.errors import WrongUsage
 from latfit.files import dumps
 from latfit.model import FitResult
-from latfit.model.fit_result import Estimate, FitStatus, write_fit
+from latfit.model.fit_parts import Estimate
+from latfit.model.fit_result import FitStatus, write_fit
 from latfit.simulation import EngineSettings, Running
 
 Captured = pytest.CaptureFixture[str]
