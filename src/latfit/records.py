@@ -7,7 +7,7 @@ valid. A violation is one `BadInput` that names the place in the document.
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -25,6 +25,15 @@ else:
         """A float that a file holds as null where it is not finite, because JSON has no NaN."""
 
         __slots__ = ()
+
+
+MAX_COUNT = 2**31 - 1
+"""The largest integer that serving engines accept."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+"""A time, or hours."""
 
 
 class Record(msgspec.Struct, frozen=True, dict=True):

@@ -13,7 +13,6 @@ from each other, are the ones to measure: each decides a part of the boundary.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -72,12 +71,7 @@ TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
 
 def inherited(paths: Sequence[ExecutionPath]) -> list[LatfitWarning]:
     """What the fits warn of, with the path's name."""
-    told = [
-        replace(warning, message=f"{path.name}: {warning.message}")
-        for path in paths
-        for warning in path.fit.warnings
-        if warning.code in TOLD
-    ]
+    told = [warning.about(path.name) for path in paths for warning in path.fit.warnings if warning.code in TOLD]
     kernels = [path.name for path in paths if path.fit.data.more.get("host_time") == "none"]
     return [*told, *map(wording.no_host_time, kernels)]
 

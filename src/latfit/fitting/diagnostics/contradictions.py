@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.influence import nearest
+from latfit.messages import NO_ACTION, Severity
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms, number
-from latfit.warning import NO_ACTION, LatfitWarning
+from latfit.warning import LatfitWarning
 
 FACTOR = 8.0
 """Times the latency beside it: ten, less what noise and the trend may take from them."""
@@ -105,7 +106,8 @@ class Contradictions:
             )
             if data.in_time:
                 remedy = f"{NO_ACTION} They count in the tail, and the loss bounds what they do to the formula."
-            found.append(LatfitWarning("slow_steps", message, remedy))
+            severity = Severity.NOTE if data.in_time else Severity.WARNING
+            found.append(LatfitWarning("slow_steps", message, remedy, severity))
         return found
 
 

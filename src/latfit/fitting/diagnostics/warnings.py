@@ -11,9 +11,10 @@ from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.diagnostics.pooled import POOLED
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
+from latfit.messages import NO_ACTION, Severity
 from latfit.model import CONTEXT, Baseline, Combination, Diagnostics, FitResult, Identifiability, Measurement
 from latfit.units import format_percent
-from latfit.warning import NO_ACTION, LatfitWarning
+from latfit.warning import LatfitWarning
 
 LARGE_ERROR_PCT, LEAST_ERROR_PCT = 15.0, 5.0
 FORCE = "enter it all the same with --force."
@@ -56,7 +57,8 @@ def cautions(
                 yield LatfitWarning("at_bound", found, "Widen --bounds, or leave it out.")
     for group in identifiability.unidentified:
         found = _cannot_tell(group) + _told(group, identifiability.combinations)
-        yield LatfitWarning("not_identified", found, _what_to_measure(problem, group, values, identifiability.measure))
+        severity, remedy = _what_to_measure(problem, group, values, identifiability.measure)
+        yield LatfitWarning("not_identified", found, remedy, severity)
     held_out = {name: baseline.cv.mape_pct for name, baseline in baselines.items() if baseline.cv.mape_pct is not None}
     line, constant = held_out.get("linear"), held_out.get("constant")
     enough = FAR_BETTER * error if problem.model.name == "constant" else error + AS_GOOD_PCT
@@ -215,9 +217,9 @@ def _full_at_once(problem: FitProblem, values: Mapping[str, float]) -> set[str]:
 
 def _what_to_measure(
     problem: FitProblem, group: Sequence[str], values: Mapping[str, float], wanted: Sequence[Measurement]
-) -> str:
+) -> tuple[Severity, str]:
     if problem.model.rates and set(group) <= _full_at_once(problem, values):
-        return (
+        return Severity.NOTE, (
             f"{NO_ACTION} Throughput is saturated at the smallest measured size, so the data carry no information on"
             f" {' and '.join(group)}."
         )
@@ -226,9 +228,10 @@ def _what_to_measure(
     if not texts and single:
         texts = [other_than(problem, name) for name in single]
     if not texts:
-        return f"{NO_ACTION} Predictions within the measured range are not affected."
+        return Severity.NOTE, f"{NO_ACTION} Predictions within the measured range are not affected."
     said = "; or ".join(texts)
-    return f"{said[0].upper()}{said[1:]}. Predictions within the measured range are not affected."
+    said = f"{said[0].upper()}{said[1:]}. Predictions within the measured range are not affected."
+    return Severity.WARNING, said
 
 
 def _better(error: float, scores: Mapping[str, float]) -> str:

@@ -16,7 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from latfit.planning.serving.evaluate import Evaluator, Measured
-from latfit.planning.serving.targets import Reached, RequestTarget
+from latfit.planning.serving.result import Reached
+from latfit.planning.serving.targets import RequestTarget
 from latfit.stats import FloatArray
 from latfit.units import format_ms, format_percent, number
 from latfit.warning import LatfitWarning

@@ -1,7 +1,7 @@
 """The report of a hardware profile and its plans. `render` is pure; `write_report` stores what it gave."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def _warnings(report: ReportInput) -> list[LatfitWarning]:
     """Those of the plans, which name the most important ones first, then every fit's; of nominal paths a plan says
     itself what they are."""
     of_fits = [
-        replace(warning, message=f"{name}: {warning.message}")
+        warning.about(name)
         for name, path in report.profile.paths.items()
         if path.nominal is None or not report.plans
         for warning in path.fit.warnings
