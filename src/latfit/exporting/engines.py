@@ -6,7 +6,7 @@ from typing import Any
 
 from latfit.errors import WrongUsage
 from latfit.exporting.command import KT, program
-from latfit.exporting.facts import PlanFacts, RequestPlanFacts, damaged
+from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
 from latfit.exporting.render import model_name, model_word, render, shell
 
@@ -80,7 +80,8 @@ class Engine:
 
     def settings_of(self, plan: PlanFacts) -> list[Setting]:
         """The plan's settings. Raises WrongUsage if it has none for this engine, BadInput for an unknown one."""
-        order = plan.engine.order if isinstance(plan, RequestPlanFacts) else self.orders[0]
+        engine = None if plan.requests is None else plan.requests.engine
+        order = self.orders[0] if engine is None else engine.order
         if order not in self.orders:
             raise WrongUsage(
                 f"the plan schedules requests by {order}, which {self.title} does not do",
@@ -88,7 +89,8 @@ class Engine:
                 remedy=f"Plan with --order {self.orders[0]}.",
             )
         if self.key not in plan.flags:
-            why = "it was made for batches" if plan.kind == "batches" else "no step is known to meet the SLA"
+            loaded = plan.batches is not None and plan.batches.rate_per_s is not None
+            why = "it was made for batches" if loaded else "no step is known to meet the SLA"
             raise WrongUsage(
                 f"the plan has no limits of steps for it: {why}",
                 where=plan.file,
@@ -102,17 +104,16 @@ class Engine:
     def _reason(self, name: str, value: Any, plan: PlanFacts) -> str:
         key = self.settings.get(name if type(value) is int else f"{name}={value}")
         if key is None or (type(value) is int and value < (-1 if name == "chunked_prefill_size" else 1)):
-            raise damaged(f"{name} {str(value)[:40]} is no setting of {self.title}", plan.file)
-        return REASONS[key][0 if plan.kind == "requests" else 1]
+            raise plan.damaged(f"{name} {str(value)[:40]} is no setting of {self.title}")
+        return REASONS[key][1 if plan.requests is None else 0]
 
     def _added(self, plan: PlanFacts) -> dict[str, Any]:
         """Settings that follow from the rest of the plan."""
         found: dict[str, Any] = {}
         if self.parallel is not None and plan.gpus is not None:
             found[self.parallel] = plan.gpus
-        if not isinstance(plan, RequestPlanFacts):
-            return found
-        if self.key == "vllm" and plan.engine.prefix_hit_rate != 0:
+        engine = None if plan.requests is None else plan.requests.engine
+        if engine is not None and self.key == "vllm" and engine.prefix_hit_rate != 0:
             found["enable_prefix_caching"] = True
         if self.key == "trtllm" and plan.kv_tokens is not None:
             found[ADMISSION] = "MAX_UTILIZATION"
@@ -122,17 +123,17 @@ class Engine:
 
     def not_set(self, plan: PlanFacts, model: str | None) -> list[str]:
         """What is left to the engine's defaults, and why."""
-        requests = plan if isinstance(plan, RequestPlanFacts) else None
+        requests = plan.requests
         vllm = plan.flags.get("vllm", {})
         found: list[str] = []
         if requests is None:
             found.append(f"the KV cache; the plan is of steps, whatever their number of cached tokens. {self.cache}")
-        elif requests.kv_tokens is None:
+        elif plan.kv_tokens is None:
             found.append(f"the KV cache, which the plan takes as unlimited. {self.cache}")
         elif self.key == "llamacpp":
             found.append("what to do when the cache is full: llama.cpp fails a request, where the plan pauses it.")
         else:
-            size = f"{requests.kv_tokens:,} tokens a replica"
+            size = f"{plan.kv_tokens:,} tokens a replica"
             found.append(f"the KV cache; the plan is for {size} and does not hold with fewer. {self.cache}")
         if model is None:
             found.append("the model, which the plan does not name. Name it at the start, or export with --model.")
@@ -156,9 +157,9 @@ class Engine:
 
 
 def _replicas_not_set(plan: PlanFacts) -> list[str]:
-    if not isinstance(plan, RequestPlanFacts):
+    if plan.requests is None:
         return []
-    return [f"replicas and router: the plan is for {plan.replicas.value}, {plan.route}."]
+    return [f"replicas and router: the plan is for {plan.requests.replicas.value}, {plan.requests.route}."]
 
 
 def model_of(plan: PlanFacts, given: str | None) -> str | None:

@@ -1,405 +1,162 @@
-"""The part of a plan's JSON that exports read, typed.
-
-A plan's file may have been edited by hand or written by another version, so every value is checked before it reaches a
-file that another program runs.
-"""
+"""A plan with the name of its file: what exports read, checked by the types of the plan's record."""
 
 import hashlib
-import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from msgspec import Meta, Struct, ValidationError, convert, field, structs
+from typing import Any
 
 from latfit.errors import BadInput, FitNotUsable, SlaOutOfReach
 from latfit.files import dumps
-from latfit.hardware import path_label
 from latfit.inputs import decode_json, read_json
+from latfit.planning import ApartPlan, FitQuality, Plan, PlannedEngines, ServingPlan
 from latfit.units import count_text, format_ms, format_percent, format_rate
 
-MADE_BY = "latfit plan --out plan.json"
+MADE_BY = ServingPlan.made_by
 DIGEST_LETTERS = 12
 RATE_DIGITS = 3  # of the highest rate, as `latfit plan` prints it
-MAX_COUNT = 2**31 - 1  # the largest integer that engines accept
-DAY_S = 86_400.0
-MAX_GPUS = 10_000  # a larger number in a trace is no number of GPUs
-
+MAX_GPU_DIGITS = 4  # a larger number in a trace is no number of GPUs
 NOT_EXPORTED = "the replicas of the whole load; the plan's schedule, with fewer at lower load, is not exported."
 
-Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-Natural = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-Seconds = Annotated[float, Meta(ge=0)]
-Setting = bool | str | Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | list[Count]
-"""-1 is SGLang's word for "no chunks"."""
-
-S = TypeVar("S")
+Flags = Mapping[str, Mapping[str, Any]]
 
 
-class FitFacts(Struct, frozen=True):
-    """A fit that the plan rests on."""
+@dataclass(frozen=True)
+class PlanFacts:
+    """A plan of steps or batches, or of requests, and where it is from. pair: replicas for prefill and for decode that
+    the file is about, instead of the plan's.  scheduled: whether the plan's schedule is exported."""
 
-    fit: str
-    model: str
-    error_pct: float | None
-    path: str | None
-    error_pct_by_phase: dict[str, float] = {}
-    system: dict[str, str] = {}
-
-    @property
-    def error(self) -> str:
-        """`trace.parquet, roofline, 12 % off on unseen steps (decode 5 %)`."""
-        if self.error_pct is None:
-            return f"{self.fit}, {self.model}, error not known"
-        phases = ", ".join(f"{name} {format_percent(each)}" for name, each in self.error_pct_by_phase.items())
-        whole = f"{self.fit}, {self.model}, {format_percent(self.error_pct)} off on unseen steps"
-        return f"{whole} ({phases})" if phases else whole
-
-    @property
-    def label(self) -> str | None:
-        """The path as strategies name it."""
-        return self.path and path_label(self.path, nominal=self.model == "nominal")
-
-
-class Warning(Struct, frozen=True):
-    """A message of the plan."""
-
-    message: str
-    remedy: str
-
-
-class PlanFacts(Struct, frozen=True, kw_only=True):
-    """What every plan says. flags: settings by engine, under the names that the engine uses; file, digest: of the
-    plan's document."""
-
-    feasible: bool
-    promise: str
-    binding: str
-    notes: list[str]
-    warnings: list[Warning]
-    fits: list[FitFacts]
-    flags: dict[str, dict[str, Setting]] = field(name="engines")
-    unsupported: list[str] = []
-    why_in_doubt: list[str] = []
+    plan: Plan | ServingPlan
     file: str
     digest: str
+    pair: ApartPlan | None = None
+    scheduled: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.file} (sha256 {self.digest})"
 
     @property
-    def kind(self) -> str:
-        """requests, batches at a rate, or steps."""
-        raise NotImplementedError
+    def requests(self) -> ServingPlan | None:
+        return self.plan if isinstance(self.plan, ServingPlan) else None
+
+    @property
+    def batches(self) -> Plan | None:
+        return self.plan if isinstance(self.plan, Plan) else None
+
+    @property
+    def flags(self) -> Flags:
+        """Settings by engine, under the names that the engine uses."""
+        return self.plan.engines if self.pair is None else {**self.plan.engines, **self.pair.engines}
 
     @property
     def answer(self) -> str:
         """The plan in a sentence."""
-        raise NotImplementedError
+        if not isinstance(self.plan, ServingPlan):
+            return self.plan.answer
+        found: PlannedEngines = self.pair or self.plan
+        doubt = "In doubt: " if self.pair is None and self.plan.promise != "yes" else ""
+        outcome = ", ".join(each.outcome for each in found.targets)
+        return f"{doubt}{self._deployment} for {self.plan.load} ({self.plan.request}): {outcome}."
 
     @property
     def condition(self) -> str:
         """What the plan holds for."""
-        raise NotImplementedError
+        return self._of_batches(self.plan) if isinstance(self.plan, Plan) else self._of_requests(self.plan)
+
+    def _of_requests(self, plan: ServingPlan) -> str:
+        found: PlannedEngines = self.pair or plan
+        text = f"{', '.join(each.condition for each in found.targets)} at {plan.load} over {self._deployment}"
+        if found.highest_rate_per_s is not None:
+            text += f", and up to {format_rate(found.highest_rate_per_s, down=True, digits=RATE_DIGITS)}"
+        text += f" ({plan.request})"
+        if self.pair is None and plan.steps_may_be_slower_pct is not None:
+            text += f"; steps may be {format_percent(plan.steps_may_be_slower_pct)} slower"
+        return text
+
+    @staticmethod
+    def _of_batches(plan: Plan) -> str:
+        share = "a typical" if plan.percentile is None else f"the p{plan.percentile:g}"
+        if plan.rate_per_s is None:
+            return f"{share} step within {format_ms(plan.sla_ms)}"
+        capacity, rate = (
+            None if plan.capacity is None else plan.capacity.sustainable_per_s,
+            format_rate(plan.rate_per_s),
+        )
+        up_to = "" if capacity is None else f", and up to {format_rate(capacity, down=True)}"
+        rate, tokens = format_rate(plan.rate_per_s), count_text(plan.tokens_per_request, "token")
+        return f"{share} response within {format_ms(plan.sla_ms)} at {rate} a replica{up_to}, requests of {tokens}"
 
     @property
-    def path(self) -> str:
-        """The execution path of the settings."""
-        raise NotImplementedError
+    def _deployment(self) -> str:
+        if self.pair is not None:
+            prefill = count_text(self.pair.prefill_replicas, "replica")
+            return f"{prefill} that prefill and {self.pair.replicas:,} that decode"
+        assert isinstance(self.plan, ServingPlan)
+        return count_text(self.plan.replicas.value or 0, "replica")
 
     @property
-    def used_fits(self) -> Sequence[FitFacts]:
+    def fits(self) -> Sequence[FitQuality]:
         """The fits that the settings rest on."""
-        return self.fits
+        plan = self.plan
+        if isinstance(plan, ServingPlan):
+            return plan.fits
+        labels = () if plan.chosen is None else plan.chosen.paths
+        return [each for each in plan.fits if each.path == plan.engines_path or each.label in labels]
 
     @property
     def errors(self) -> str:
-        return "; ".join(each.error for each in self.used_fits) or "nominal numbers, nothing measured"
+        found = [
+            f"{each.name}, {each.model}, {'error not known' if each.error_pct is None else each.error}"
+            for each in self.fits
+        ]
+        return "; ".join(found) or "nominal numbers, nothing measured"
 
     @property
     def assumed(self) -> list[str]:
-        return self.notes
+        unused = self.requests is not None and self.requests.schedule is not None and not self.scheduled
+        return [*self.plan.notes, *([NOT_EXPORTED] if unused else [])]
 
     @property
     def doubts(self) -> list[str]:
-        return [*self.why_in_doubt, *(f"{each.message} {each.remedy}" for each in self.warnings)]
+        why = () if isinstance(self.plan, ServingPlan) else self.plan.why_in_doubt
+        return [*why, *(each.text for each in self.plan.warnings)]
 
     @property
     def system(self) -> dict[str, str]:
-        """Facts on which all used fits that state them agree."""
-        stated = {(name, value) for each in self.used_fits for name, value in each.system.items()}
+        """Facts on which all fits that state them agree."""
+        stated = {(name, value) for each in self.fits for name, value in each.system.items()}
         names = [name for name, _ in stated]
         return {name: value for name, value in stated if names.count(name) == 1}
 
     @property
-    def gpus(self) -> int | None:
-        """GPUs of a replica; None if unknown."""
-        count = self.system.get("tp", "")
-        return (int(count) or None) if count.isdecimal() and len(count) < len(str(MAX_GPUS)) else None
-
-
-class TargetFacts(Struct, frozen=True):
-    """A latency target in ms, or a goodput target as the share of requests in percent that miss their limits."""
-
-    target: str = ""
-    value_ms: float = 0.0
-    limit_ms: float = 0.0
-    value_pct: float = 0.0
-    limit_pct: float | None = None
-
-    @property
-    def outcome(self) -> str:
-        """`p99 TTFT 1.01 s of 2 s`."""
-        if self.limit_pct is None:
-            return f"{self.target} {format_ms(self.value_ms)} of {format_ms(self.limit_ms)}"
-        return f"{100 - self.value_pct:.4g} % of requests meet all limits, {100 - self.limit_pct:.4g} % asked"
-
-    @property
-    def limit(self) -> str:
-        """`p99 TTFT within 2 s`."""
-        if self.limit_pct is None:
-            return f"{self.target} within {format_ms(self.limit_ms)}"
-        return f"{100 - self.limit_pct:.4g} % of requests within all limits"
-
-
-class ReplicaFacts(Struct, frozen=True):
-    """The number of replicas."""
-
-    value: Count
-
-
-class EngineFacts(Struct, frozen=True):
-    """The simulated engine. prefix_hit_rate: None if recorded contents of prompts say what is cached."""
-
-    order: str
-    kv_blocks: Count
-    block_size: Count
-    prefix_hit_rate: float | None
-
-
-class WindowFacts(Struct, frozen=True):
-    """Start of a window of the schedule."""
-
-    t_s: Seconds
-
-
-class HoursFacts(Struct, frozen=True):
-    """Cost of a fixed number of replicas."""
-
-    replica_hours: Seconds
-
-
-class ScheduleFacts(Struct, frozen=True):
-    """Replicas over a recorded day. replicas_at: (start in s, replicas), rising in time."""
-
-    feasible: bool
-    replicas_at: list[tuple[Seconds, Count]]
-    windows: list[WindowFacts]
-    window_s: Seconds
-    start_up_s: Seconds
-    replica_hours: Seconds
-    fixed: HoursFacts
-
-    def __post_init__(self) -> None:
-        starts = [start for start, _ in self.replicas_at]
-        if not self.windows or starts[:1] != [0.0] or any(a >= b for a, b in itertools.pairwise(starts)):
-            raise ValueError("replicas_at does not rise from 0 on")
-
-    @property
-    def span_s(self) -> float:
-        return self.windows[-1].t_s + self.window_s
-
-    @property
-    def over_a_day(self) -> bool:
-        return self.span_s > DAY_S
-
-
-class PairFacts(Struct, frozen=True):
-    """Replicas for prefill and replicas for decode. transfer_ms: of keys and values, fixed and per token."""
-
-    feasible: bool
-    prefill_replicas: Natural
-    replicas: Natural
-    transfer_ms: tuple[Seconds, Seconds]
-    targets: list[TargetFacts]
-    highest_rate_per_s: float | None
-    flags: dict[str, dict[str, Setting]] = field(name="engines", default_factory=dict)
-
-
-class RequestPlanFacts(PlanFacts, frozen=True, kw_only=True):
-    """A plan of replicas for requests with prompts and outputs. deployment: the replicas in words."""
-
-    request: str
-    rate_per_s: float
-    users: int | None
-    targets: list[TargetFacts]
-    replicas: ReplicaFacts
-    engine: EngineFacts
-    route: str
-    kv_cache: str | None
-    highest_rate_per_s: float | None
-    steps_may_be_slower_pct: float | None
-    tensor_parallel: Count | None = None
-    schedule: ScheduleFacts | None = None
-    prefill_apart: PairFacts | None = None
-    deployment: str = ""
-
-    @property
-    def kind(self) -> str:
-        return "requests"
-
-    @property
-    def load(self) -> str:
-        return format_rate(self.rate_per_s) if self.users is None else f"{self.users} users"
-
-    @property
-    def replica_text(self) -> str:
-        return self.deployment or count_text(self.replicas.value, "replica")
-
-    @property
-    def answer(self) -> str:
-        doubt = "" if self.promise == "yes" else "In doubt: "
-        outcome = ", ".join(each.outcome for each in self.targets)
-        return f"{doubt}{self.replica_text} for {self.load} ({self.request}): {outcome}."
-
-    @property
-    def condition(self) -> str:
-        limits = ", ".join(each.limit for each in self.targets)
-        text = f"{limits} at {self.load} over {self.replica_text}"
-        if self.highest_rate_per_s is not None:
-            text += f", and up to {format_rate(self.highest_rate_per_s, down=True, digits=RATE_DIGITS)}"
-        text += f" ({self.request})"
-        if self.steps_may_be_slower_pct is not None:
-            text += f"; steps may be {format_percent(self.steps_may_be_slower_pct)} slower"
-        return text
-
-    @property
     def path(self) -> str:
+        """The execution path of the settings."""
+        if isinstance(self.plan, Plan):
+            return self.plan.engines_path
         return next((found for each in self.fits if (found := each.system.get("path") or each.path)), "gpu")
 
     @property
     def gpus(self) -> int | None:
-        return self.tensor_parallel or super().gpus
-
-    @property
-    def assumed(self) -> list[str]:
-        return self.notes if self.schedule is None else [*self.notes, NOT_EXPORTED]
+        """GPUs of a replica; None if unknown."""
+        if self.requests is not None and self.requests.tensor_parallel is not None:
+            return self.requests.tensor_parallel
+        count = self.system.get("tp", "")
+        return (int(count) or None) if count.isdecimal() and len(count) <= MAX_GPU_DIGITS else None
 
     @property
     def kv_tokens(self) -> int | None:
         """Size of a replica's KV cache; None if the plan takes it as unlimited."""
-        return None if self.kv_cache is None else self.engine.kv_blocks * self.engine.block_size
+        plan = self.requests
+        return None if plan is None or plan.kv_cache is None or plan.engine is None else plan.engine.cache_tokens
 
-    @property
-    def day(self) -> ScheduleFacts | None:
-        return self.schedule if self.schedule is not None and self.schedule.feasible else None
-
-    @property
-    def pair(self) -> PairFacts | None:
-        found = self.prefill_apart
-        return found if found is not None and found.feasible and "vllm" in found.flags else None
-
-    def with_pair(self, pair: PairFacts) -> "RequestPlanFacts":
-        """The same load on replicas that prefill and replicas that decode."""
-        return structs.replace(
-            self,
-            promise="yes",
-            targets=pair.targets,
-            highest_rate_per_s=pair.highest_rate_per_s,
-            steps_may_be_slower_pct=None,
-            flags={**self.flags, "vllm": pair.flags["vllm"]},
-            deployment=f"{count_text(pair.prefill_replicas, 'replica')} that prefill and {pair.replicas:,} that decode",
-        )
-
-
-class ThresholdFacts(Struct, frozen=True):
-    """A batch from which something holds."""
-
-    value: Count | None = None
-
-
-class CapacityFacts(Struct, frozen=True):
-    """The highest rate of a replica; None if unknown."""
-
-    sustainable_per_s: float | None = None
-
-
-class StrategyFacts(Struct, frozen=True):
-    """How a load of batches is served, or could be. paths: labels, the GPU first."""
-
-    kind: str
-    name: str
-    paths: list[str]
-    T_cut_ms: Seconds | None
-    percentile_ms: float | None
-    chosen: bool
-
-    def __post_init__(self) -> None:
-        if len(self.paths) != (1 if self.T_cut_ms is None else 2):
-            raise ValueError(f"a strategy on {len(self.paths)} paths")
-
-
-class BatchPlanFacts(PlanFacts, frozen=True, kw_only=True):
-    """A plan of steps or, with a rate, of batches."""
-
-    sla_ms: float
-    percentile: float | None
-    rate_per_s: float | None
-    tokens_per_request: Count
-    text: str = field(name="answer")
-    engines_path: str
-    strategies: list[StrategyFacts]
-    capacity: CapacityFacts
-    B1: ThresholdFacts
-    B1_at_rate: ThresholdFacts
-    B2: ThresholdFacts
-    knee: ThresholdFacts
-
-    @property
-    def kind(self) -> str:
-        return "steps" if self.rate_per_s is None else "batches"
-
-    @property
-    def answer(self) -> str:
-        return self.text
-
-    @property
-    def condition(self) -> str:
-        share = "a typical" if self.percentile is None else f"the p{self.percentile:g}"
-        if self.rate_per_s is None:
-            return f"{share} step within {format_ms(self.sla_ms)}"
-        capacity, tokens = self.capacity.sustainable_per_s, count_text(self.tokens_per_request, "token")
-        up_to = "" if capacity is None else f", and up to {format_rate(capacity, down=True)}"
-        rate = format_rate(self.rate_per_s)
-        return f"{share} response within {format_ms(self.sla_ms)} at {rate} a replica{up_to}, requests of {tokens}"
-
-    @property
-    def path(self) -> str:
-        return self.engines_path
-
-    @property
-    def used_fits(self) -> Sequence[FitFacts]:
-        chosen = () if self.chosen is None else self.chosen.paths
-        return [each for each in self.fits if each.path == self.engines_path or each.label in chosen]
-
-    @property
-    def chosen(self) -> StrategyFacts | None:
-        return next((each for each in self.strategies if each.chosen), None)
-
-    @property
-    def batches_of_note(self) -> list[int]:
-        """B1, B2 and the knee."""
-        found = (self.B1, self.B1_at_rate, self.B2, self.knee)
-        return [each.value for each in found if each.value is not None]
-
-    def path_of(self, label: str) -> str:
-        """The name of the path that strategies call by this label."""
-        return next((each.path for each in self.fits if each.path is not None and each.label == label), label)
+    def damaged(self, what: str) -> BadInput:
+        remedy = f"Make it again with `{MADE_BY}`."
+        return BadInput(f"not a latfit plan ({what})", where=self.file, remedy=remedy)
 
 
 def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
-    """Return the facts of a plan's file or document.
+    """Return a plan's file or document.
 
     Raises
     ------
@@ -409,11 +166,8 @@ def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
         If the plan is not feasible, or not supported by its data.
     """
     document, file = _document(plan)
-    if not isinstance(document, dict) or not {"feasible", "engines", "promise"} <= set(document):
-        raise BadInput("not a plan", where=file, remedy=f"Make one with `{MADE_BY}`.")
-    digest = hashlib.sha256(f"{dumps(document)}\n".encode()).hexdigest()[:DIGEST_LETTERS]  # as `--out` writes it
-    document |= {"file": file, "digest": digest}
-    found = checked(document, PlanFacts, file)
+    kind = ServingPlan if isinstance(document, dict) and document.get("kind") == "serving" else Plan
+    found: Plan | ServingPlan = kind.from_json(document, file)
     if not found.feasible:
         raise SlaOutOfReach(
             f"the plan cannot be met: {found.binding}",
@@ -426,19 +180,8 @@ def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
             where=file,
             remedy="Measure such steps, or fit a better model (latfit fit), and plan again.",
         )
-    return checked(document, RequestPlanFacts if document.get("kind") == "serving" else BatchPlanFacts, file)
-
-
-def checked(value: Any, kind: type[S], file: str) -> S:
-    """Return decoded JSON as a record. Raises BadInput that names the key."""
-    try:
-        return convert(value, kind)
-    except ValidationError as error:
-        raise damaged(str(error), file) from None
-
-
-def damaged(what: str, file: str) -> BadInput:
-    return BadInput(f"not a whole plan ({what})", where=file, remedy=f"Make it again with `{MADE_BY}`.")
+    digest = hashlib.sha256(f"{dumps(document)}\n".encode()).hexdigest()[:DIGEST_LETTERS]  # as `--out` writes it
+    return PlanFacts(found, file, digest)
 
 
 def _document(plan: str | Path | Mapping[str, Any]) -> tuple[Any, str]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from zoneinfo import ZoneInfo, available_timezones
 
 from latfit.errors import WrongUsage
-from latfit.exporting.facts import DAY_S, ScheduleFacts
 from latfit.exporting.files import Setting
+from latfit.planning import SchedulePlan
 from latfit.units import format_percent, number
 
-DAY_MINUTES, MINUTE_S = 1440, 60.0
+DAY_MINUTES, DAY_S, MINUTE_S = 1440, 86_400.0, 60.0
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?: ([A-Za-z][\w+/-]*))?")
 TOLERANCE = 0.1  # relative; the autoscaler ignores smaller changes, unless its cluster says otherwise
 
@@ -81,7 +81,7 @@ class Day:
         return sorted({(a, b) for a, b in around if 0 < b - a <= TOLERANCE * a})
 
 
-def day_of(schedule: ScheduleFacts, clock: Clock, fixed: int) -> Day:
+def day_of(schedule: SchedulePlan, clock: Clock, fixed: int) -> Day:
     """The day's triggers. fixed: replicas that suffice all the time, for what was not recorded."""
     whole = schedule.span_s + schedule.window_s >= DAY_S
     starts = [-schedule.start_up_s, *(at for at, _ in schedule.replicas_at[1:])]
@@ -106,13 +106,12 @@ def day_of(schedule: ScheduleFacts, clock: Clock, fixed: int) -> Day:
     return Day(least, [max(count, least) for *_, count in parts], triggers, 0 if whole else fixed)
 
 
-def schedule_remarks(schedule: ScheduleFacts, day: Day, clock: Clock, begins: str | None) -> list[str]:
+def schedule_remarks(schedule: SchedulePlan, day: Day, clock: Clock, begins: str | None) -> list[str]:
     """What the file's head says of the schedule."""
     begin = f"{clock.minute // 60:02d}:{clock.minute % 60:02d} {clock.zone}"
     found = [f"Assumed: the plan's recorded day begins at {begin}{'' if begins else ' (say another by --begins)'}."]
-    fixed = schedule.fixed.replica_hours
-    if fixed > 0:
-        saved = format_percent(100 * (1 - schedule.replica_hours / fixed))
+    if schedule.fixed.replica_hours > 0:
+        saved = format_percent(100 * schedule.saved)
         hours = f"{number(schedule.replica_hours, 3)} replica-hours of the recording"
         found.append(f"The schedule takes {hours}, {saved} less than a fixed number of them.")
     if day.unrecorded:

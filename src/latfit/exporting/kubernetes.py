@@ -4,17 +4,16 @@ schedule of replicas for KEDA; and, if the plan has such a pair, Deployments for
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-from msgspec import structs
+from dataclasses import dataclass, replace
 
 from latfit.errors import WrongUsage
 from latfit.exporting.engines import REASONS, VLLM, model_of
-from latfit.exporting.facts import PlanFacts, RequestPlanFacts
+from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
-from latfit.exporting.keda import Clock, Day, day_of, parse_clock, schedule_remarks
+from latfit.exporting.keda import DAY_S, Clock, Day, day_of, parse_clock, schedule_remarks
 from latfit.exporting.render import folder_name, render
 from latfit.hardware import CPU_PATHS
+from latfit.planning import SchedulePlan, ServingPlan
 from latfit.units import format_ms
 
 TOGETHER, SCHEDULE, APART = "vllm-kubernetes.yaml", "vllm-schedule.yaml", "vllm-prefill-apart.yaml"
@@ -35,7 +34,8 @@ class Group:
 
 
 def export(plan: PlanFacts, wanted: Wanted) -> Exported:
-    if not isinstance(plan, RequestPlanFacts):
+    requests = plan.requests
+    if requests is None:
         raise WrongUsage(
             "the plan has no replicas of a serving engine",
             where=plan.file,
@@ -46,13 +46,14 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
         raise WrongUsage(
             "the plan does not name the model", where="--model", remedy="Give --model, as vLLM is to load it."
         )
-    name, count, clock = f"vllm-{folder_name(model)}", plan.replicas.value, parse_clock(wanted.begins)
+    name, count, clock = f"vllm-{folder_name(model)}", requests.replicas.value or 1, parse_clock(wanted.begins)
     values = {"replicas": count, **{each.name: each.value for each in VLLM.settings_of(plan)}}
     files = {}
     why = "The fewest replicas that meet the targets in simulation."
-    day, schedule = _day(plan, clock, wanted.begins), plan.day
+    schedule = requests.schedule if requests.schedule is not None and requests.schedule.feasible else None
+    day = _day(schedule, clock, count, wanted.begins)
     if day is not None and schedule is not None:
-        plan = structs.replace(plan, schedule=None)
+        plan = replace(plan, scheduled=True)
         why += f" {SCHEDULE} asks for fewer at lower load: leave this line out once it is applied."
         limits = [
             Setting("minReplicaCount", day.least, "The fewest replicas that any part of the day needs."),
@@ -70,17 +71,17 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
         )
         values |= {each.name: each.value for each in limits}
     title = f"Replicas of vLLM on Kubernetes: kubectl apply -f {TOGETHER}"
-    group = Group(name, Setting("replicas", count, why), _router_note(plan))
+    group = Group(name, Setting("replicas", count, why), _router_note(requests))
     files = {TOGETHER: _deployments(plan, model, title, [group]), **files}
-    if (pair := plan.pair) is not None:
+    if (pair := requests.prefill_apart) is not None and pair.feasible and "vllm" in pair.engines:
         fixed, per_token = map(format_ms, pair.transfer_ms)
         speed = f"how fast {CONNECTOR} is: the plan takes a transfer of {fixed} and {per_token} a token as given."
         title = f"Prefill apart, instead of the {count} replicas of {TOGETHER}: kubectl apply -f {APART}"
         groups = [
-            _half(name, "prefill", "kv_producer", (pair.prefill_replicas, pair.replicas), _proxy_note(plan)),
+            _half(name, "prefill", "kv_producer", (pair.prefill_replicas, pair.replicas), _proxy_note(requests)),
             _half(name, "decode", "kv_consumer", (pair.replicas, pair.prefill_replicas), "Where replies come from."),
         ]
-        files[APART] = _deployments(plan.with_pair(pair), model, title, groups, speed)
+        files[APART] = _deployments(replace(plan, pair=pair), model, title, groups, speed)
         values |= {"prefill_replicas": pair.prefill_replicas, "decode_replicas": pair.replicas}
     return Exported("kubernetes", plan.name, files, values)
 
@@ -92,13 +93,14 @@ def _half(name: str, role: str, side: str, counts: tuple[int, int], note: str) -
     return Group(f"{name}-{role}", Setting("replicas", counts[0], why), note, role, transfer)
 
 
-def _deployments(plan: RequestPlanFacts, model: str, title: str, groups: Sequence[Group], more: str = "") -> str:
+def _deployments(plan: PlanFacts, model: str, title: str, groups: Sequence[Group], more: str = "") -> str:
     not_set = [
         *VLLM.not_set(plan, model),
         "memory, storage for the model, tokens of a hub: what the cluster has is not in the plan.",
         *([more] if more else []),
     ]
-    if plan.day is not None and plan.day.over_a_day:
+    schedule = None if plan.requests is None else plan.requests.schedule
+    if schedule is not None and schedule.feasible and schedule.span_s > DAY_S:
         not_set.append("the plan's schedule, which is longer than a day: KEDA's cron triggers repeat day by day.")
     why = REASONS["parallel"][0] if plan.gpus else "Not in the plan; vLLM's default is 1 GPU a replica."
     return render(
@@ -115,7 +117,7 @@ def _deployments(plan: RequestPlanFacts, model: str, title: str, groups: Sequenc
     )
 
 
-def _image(plan: RequestPlanFacts) -> Setting:
+def _image(plan: PlanFacts) -> Setting:
     if plan.path in CPU_PATHS:
         return Setting("image", "IMAGE", f"The plan is for path {plan.path}: name the image of vLLM for it.")
     version = plan.system.get("engine_version", "")
@@ -125,7 +127,7 @@ def _image(plan: RequestPlanFacts) -> Setting:
     return Setting("image", IMAGE, "The version is not in the plan: name the one whose steps were measured.")
 
 
-def _router_note(plan: RequestPlanFacts) -> str:
+def _router_note(plan: ServingPlan) -> str:
     return (
         f"The plan's router is {plan.route}, request by request. A Service picks a replica at random, for a whole"
         " connection: put a router that knows requests before it (llm-d's, or a gateway), which finds the pods by"
@@ -133,7 +135,7 @@ def _router_note(plan: RequestPlanFacts) -> str:
     )
 
 
-def _proxy_note(plan: RequestPlanFacts) -> str:
+def _proxy_note(plan: ServingPlan) -> str:
     return (
         "A request goes to a replica that prefills, then with the answer's kv_transfer_params to one that decodes: a"
         " proxy that knows both kinds does so (llm-d's routing sidecar, or the one among vLLM's examples), not a"
@@ -141,17 +143,17 @@ def _proxy_note(plan: RequestPlanFacts) -> str:
     )
 
 
-def _day(plan: RequestPlanFacts, clock: Clock, begins: str | None) -> Day | None:
-    """The triggers of a day; None without a schedule, or with one number all day. Raises WrongUsage if `begins` has no
-    effect."""
-    if plan.day is None or plan.day.over_a_day:
+def _day(schedule: SchedulePlan | None, clock: Clock, count: int, begins: str | None) -> Day | None:
+    """The triggers of a day; None without a schedule, or with one number all day. count: replicas that suffice all the
+    time. Raises WrongUsage if `begins` has no effect."""
+    if schedule is None or schedule.span_s > DAY_S:
         if begins is not None:
-            why = "the plan has no schedule" if plan.day is None else "the plan's schedule is longer than a day"
+            why = "the plan has no schedule" if schedule is None else "the plan's schedule is longer than a day"
             raise WrongUsage(
                 f"has no effect: {why}",
                 where="--begins",
                 remedy="Plan with --arrivals of a day and --start-up 2min, or leave it out.",
             )
         return None
-    found = day_of(plan.day, clock, plan.replicas.value)
+    found = day_of(schedule, clock, count)
     return found if found.triggers else None

@@ -1,21 +1,22 @@
 """TensorRT: an optimisation profile (smallest, best, largest batch), `trtexec` with it, and the shapes to warm up."""
 
 from dataclasses import dataclass
-
-from msgspec import Struct
+from typing import Any
 
 from latfit.errors import WrongUsage
-from latfit.exporting.facts import MAX_COUNT, Count, PlanFacts
+from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
 from latfit.exporting.render import render
-from latfit.exporting.triton import batch_settings
+from latfit.exporting.triton import BatchSettings, batch_settings
+from latfit.planning import Plan
+from latfit.records import MAX_COUNT, Count
 
 BATCH, TOKENS = "B", "S"
 REMEDY = "Name the inputs, with B where the batch goes: --shape input:Bx3x224x224."
 PRECISION = "precision, workspace and timing cache, which the plan does not know: add them behind the script's name."
 
 
-class Profile(Struct, frozen=True):
+class Profile(BatchSettings, frozen=True):
     """Batches of an optimisation profile."""
 
     min_batch: Count
@@ -43,7 +44,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     if len({shape.name for shape in shapes}) < len(shapes):
         raise WrongUsage("an input is named twice", where="--shape", remedy=REMEDY)
     low, best, high = profile.min_batch, profile.opt_batch, profile.max_batch
-    batches = sorted({low, best, high, *(each for each in plan.batches_of_note if low <= each <= high)})
+    batches = sorted({low, best, high, *(each for each in _batches_of_note(plan) if low <= each <= high)})
     settings = [
         Setting("min", low, "One request."),
         Setting("opt", best, "The batch from which launching costs little (B2): kernels are chosen for it."),
@@ -59,11 +60,23 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     warm_up = Setting("warm_up", batches, "Run each once before the first request: B1, B2 and the ends of the profile.")
     title = "A TensorRT optimisation profile, and the shapes to warm up"
     command = "Builds a TensorRT engine: ONNX=model.onnx bash trtexec.sh"
-    files = {
-        "trtexec.sh": render("trtexec.sh.jinja", plan, command, [PRECISION], settings=settings, shapes_at=shapes_at),
-        "tensorrt.yaml": render("tensorrt.yaml.jinja", plan, title, settings=settings, shapes=shapes, warm_up=warm_up),
+    yaml: dict[str, Any] = {
+        "settings": settings,
+        "shapes": shapes,
+        "warm_up": warm_up,
+        "tokens": plan.tokens_per_request,
     }
-    return Exported("tensorrt", plan.name, files, {**{each.name: each.value for each in settings}, "warm_up": batches})
+    files = {
+        "trtexec.sh": render("trtexec.sh.jinja", facts, command, [PRECISION], settings=settings, shapes_at=shapes_at),
+        "tensorrt.yaml": render("tensorrt.yaml.jinja", facts, title, **yaml),
+    }
+    return Exported("tensorrt", facts.name, files, {**{each.name: each.value for each in settings}, "warm_up": batches})
+
+
+def _batches_of_note(plan: Plan) -> list[int]:
+    """B1, B2 and the knee."""
+    found = (plan.B1_idle, plan.B1, plan.B2, plan.knee)
+    return [each.value for each in found if each.value is not None]
 
 
 def parse_shape(text: str) -> Shape:

@@ -7,15 +7,17 @@ time.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from latfit.errors import WrongUsage
-from latfit.exporting.facts import BatchPlanFacts, Count, Natural, PlanFacts, S, StrategyFacts, checked
+from latfit.exporting.facts import MADE_BY, PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
 from latfit.exporting.render import folder_name, render
 from latfit.hardware import CPU_PATHS
+from latfit.planning import Alternative, Kind, Plan
+from latfit.records import Count, Natural, Record
 from latfit.units import format_ms
 
 NOT_SET = (
@@ -24,7 +26,14 @@ NOT_SET = (
 )
 
 
-class Batcher(Struct, frozen=True):
+class BatchSettings(Record, frozen=True):
+    """Settings of an engine that batches whole requests."""
+
+    what: ClassVar[str] = "plan"
+    made_by: ClassVar[str] = MADE_BY
+
+
+class Batcher(BatchSettings, frozen=True):
     """Settings of a model of Triton, by its names."""
 
     max_batch_size: Count
@@ -50,9 +59,12 @@ class Batcher(Struct, frozen=True):
 ONE_AT_A_TIME = Batcher(1, 0)
 
 
-def batch_settings(plan: PlanFacts, engine: str, kind: type[S]) -> tuple[BatchPlanFacts, S]:
+S = TypeVar("S", bound=BatchSettings)
+
+
+def batch_settings(plan: PlanFacts, engine: str, kind: type[S]) -> tuple[Plan, S]:
     """The plan with its settings of an engine that batches whole requests. Raises WrongUsage if it has none."""
-    if not isinstance(plan, BatchPlanFacts):
+    if plan.batches is None:
         raise WrongUsage(
             f"the plan is of requests with prompts and outputs: it has no batches for {engine}",
             where=plan.file,
@@ -60,18 +72,18 @@ def batch_settings(plan: PlanFacts, engine: str, kind: type[S]) -> tuple[BatchPl
         )
     if engine not in plan.flags:
         raise WrongUsage("the plan has no batch within its SLA", where=plan.file, remedy="Plan with a longer --sla.")
-    return plan, checked(plan.flags[engine], kind, f"{plan.file}, {engine}")
+    return plan.batches, kind.from_json(plan.flags[engine], f"{plan.file}, {engine}")
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     plan, batcher = batch_settings(facts, "triton", Batcher)
     prefix = "" if wanted.model is None else f"{folder_name(wanted.model)}-"
-    models = [(f"{prefix}{name}", path, each.settings(), note) for name, path, each, note in _models(plan, batcher)]
+    models = [(f"{prefix}{name}", path, each.settings(), note) for name, path, each, note in _models(facts, batcher)]
     files, values = {}, {}
     for name, path, settings, note in models:
         files[f"{name}/config.pbtxt"] = render(
             "config.pbtxt.jinja",
-            plan,
+            facts,
             f"Triton, model {name} on path {path}: {note}",
             [NOT_SET],
             name=name,
@@ -84,7 +96,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     if plan.chosen is not None and plan.chosen.T_cut_ms is not None:
         files["router.py"] = render(
             "router.py.jinja",
-            plan,
+            facts,
             "The router before Triton: T_cut",
             gpu=models[0][0],
             cpu=models[1][0],
@@ -93,29 +105,31 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
                 "T_CUT_S", plan.chosen.T_cut_ms / 1e3, "How long a request waits for the GPU before the CPU serves it."
             ),
         )
-    return Exported("triton", plan.name, files, values)
+    return Exported("triton", facts.name, files, values)
 
 
-def _models(plan: BatchPlanFacts, batcher: Batcher) -> Sequence[tuple[str, str, Batcher, str]]:
+def _models(facts: PlanFacts, batcher: Batcher) -> Sequence[tuple[str, str, Batcher, str]]:
     """(folder, execution path, settings, what it is for) of each model; for a T_cut the GPU's, then the CPU's."""
+    plan = facts.batches
+    assert plan is not None
     chosen = plan.chosen
     if chosen is None:
-        return [_model(plan.path, batcher, "the plan is of steps: no rate, so no delay")]
-    paths = [folder_name(plan.path_of(label)) for label in chosen.paths]
+        return [_model(plan.engines_path, batcher, "the plan is of steps: no rate, so no delay")]
+    paths = [folder_name(_path_of(plan, label)) for label in chosen.paths]
     if chosen.T_cut_ms is not None:
         behind = f"behind router.py, which holds the queue; T_cut {format_ms(chosen.T_cut_ms)}"
         found = [
             _model(paths[0], Batcher(batcher.max_batch_size, 0, batcher.preferred_batch_size), behind),
             _model(paths[1], ONE_AT_A_TIME, "one request at a time, those that router.py sends"),
         ]
-    elif chosen.kind == "one at a time":
+    elif chosen.kind is Kind.ONE_AT_A_TIME:
         found = [_model(paths[0], ONE_AT_A_TIME, "one request at a time, as in the plan")]
     else:
-        found = [_model(paths[0], batcher, f"{chosen.kind}, the plan's decision")]
-    other = next((each for each in plan.strategies if each.kind == "amortised batches"), None)
-    if other is not None and "triton_batched" in plan.flags:
-        batched = checked(plan.flags["triton_batched"], Batcher, f"{plan.file}, triton_batched")
-        path = folder_name(plan.path_of(other.paths[0]))
+        found = [_model(paths[0], batcher, f"{chosen.kind.value}, the plan's decision")]
+    other = next((each for each in plan.strategies if each.kind is Kind.AMORTISED), None)
+    if other is not None and "triton_batched" in plan.engines:
+        batched = Batcher.from_json(plan.engines["triton_batched"], f"{facts.file}, triton_batched")
+        path = folder_name(_path_of(plan, other.paths[0]))
         note = f"not the plan's decision: {other.name} has {_percentile(other)} where {_percentile(chosen)} was chosen"
         found.append((f"{path}-batched", path, batched, note))
     return found
@@ -125,5 +139,10 @@ def _model(path: str, batcher: Batcher, note: str) -> tuple[str, str, Batcher, s
     return folder_name(path), path, batcher, note
 
 
-def _percentile(strategy: StrategyFacts) -> str:
+def _path_of(plan: Plan, label: str) -> str:
+    """The name of the path that strategies call by this label."""
+    return next((each.path for each in plan.fits if each.path is not None and each.label == label), label)
+
+
+def _percentile(strategy: Alternative) -> str:
     return "no percentile" if strategy.percentile_ms is None else format_ms(strategy.percentile_ms, 4)

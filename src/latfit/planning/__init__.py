@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.planning.fit_quality import trace_name as trace_name
+    from latfit.planning.fit_quality import FitQuality as FitQuality, trace_name as trace_name
     from latfit.planning.load.curves import (
         Line as Line,
         cutoff_lines as cutoff_lines,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Capacity as Capacity,
         Cutoff as Cutoff,
         EngineChoice as EngineChoice,
+        Kind as Kind,
         LoadPlan as LoadPlan,
         Plan as Plan,
         Reach as Reach,

@@ -394,7 +394,7 @@ class TestNamesWithOddLetters:
         plan["engines"]["vllm"]["long_prefill_token_threshold"] = value
         if value is True or value == [1, "x"]:
             plan["engines"]["vllm"]["long_prefill_token_threshold"] = "a b"
-        with pytest.raises(BadInput, match="not a whole plan"):
+        with pytest.raises(BadInput, match="not a latfit plan"):
             latfit.export(plan, "vllm")
 
     def test_a_setting_that_is_no_name_is_refused(self) -> None:

@@ -25,7 +25,7 @@ from latfit.queueing.overflow import feasible_cutoffs
 from latfit.queueing.service import linear_times, measured_times
 from latfit.simulation.policies.run import Checked, Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
-from tests.unit.planning.test_plan import line, loaded, machine
+from tests.unit.planning.test_plan import line, machine
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
 NOMINAL = HardwareProfile(
@@ -48,7 +48,7 @@ def checked(profile: HardwareProfile, sla: float, rate: float) -> Plan:
 
 
 def told(plan: Plan) -> tuple[float, float]:
-    found = loaded(plan).checked
+    found = plan.checked
     assert found is not None
     low, high = found["ci"]
     return low, high
@@ -58,7 +58,7 @@ def test_one_at_a_time_is_the_closed_form() -> None:
     """M/M/1 with mu 0.5 at 0.1 per ms: p99 = ln 100/0.4 = 11.513."""
     plan = checked(NOMINAL, 20.0, 0.1)
     low, high = told(plan)
-    found = loaded(plan).checked
+    found = plan.checked
     assert found is not None
     assert found["percentile_ms"] == pytest.approx(np.log(100) / 0.4, abs=2 * (high - low))
     assert (plan.promise, plan.feasible) == ("yes", True)
@@ -78,13 +78,13 @@ def test_the_cutoff_is_the_exact_law() -> None:
 def test_steps_that_scatter_are_in_the_plan_and_in_the_simulation() -> None:
     """Two programs that share no code that serves: the percentile of the one lies in the interval of the other."""
     plan = checked(machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED)), 100.0, 1.0)
-    chosen = next(row for row in plan.alternatives if row.chosen)
+    chosen = next(row for row in plan.strategies if row.chosen)
     assert chosen.percentile_ms is not None
     low, high = told(plan)
     assert low * 0.99 <= chosen.percentile_ms <= high * 1.01
     assert plan.promise == "yes"
     without = make_plan(machine(gpu=line(4, 0.1, domain=SMALL)), 60.0, request=PlanRequest(rate=1.0))
-    steady = next(row for row in without.alternatives if row.chosen).percentile_ms
+    steady = next(row for row in without.strategies if row.chosen).percentile_ms
     assert steady is not None
     assert steady < 0.8 * low
 
@@ -106,7 +106,7 @@ def test_a_plan_that_the_simulation_refutes_is_not_feasible(monkeypatch: pytest.
     assert refuted.binding.startswith("the event simulation refutes it")
     assert refuted.answer.startswith("1,000 req/s of 1 token each cannot be served")
     assert "--sla" in refuted.remedy
-    assert not any(row.chosen for row in refuted.alternatives)
+    assert not any(row.chosen for row in refuted.strategies)
 
 
 def test_laws_only_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +120,10 @@ def test_laws_only_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "simulated", never)
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=WIDE), cpu=line(0.01, 1.99, intervals=STEADY))
     plan = make_plan(profile, 20.0, request=PlanRequest(rate=1.0, laws_only=True))
-    row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+    row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
     assert row.percentile_ms == pytest.approx(batch_queue(1.0, linear_times(4, 0.1, 64)).percentile(0.99))
-    assert {row.source for row in plan.alternatives} <= {"exact", None}
-    assert loaded(plan).checked is None
+    assert {row.source for row in plan.strategies} <= {"exact", None}
+    assert plan.checked is None
     assert plan.promise == "in doubt"
     assert "closed form only" in plan.answer
 
@@ -135,10 +135,10 @@ def test_bursts_are_simulated_as_they_were_recorded() -> None:
     profile = machine(gpu=line(2, 0.1, domain=SMALL, intervals=STEADY))
     bursts = make_plan(profile, 30.0, request=PlanRequest(load=load))
     low, high = told(bursts)
-    late = bursts.alternatives[0].percentile_ms
+    late = bursts.strategies[0].percentile_ms
     assert late is not None
     assert low * 0.98 <= late <= high * 1.02
-    poisson = make_plan(profile, 30.0, request=PlanRequest(rate=load.peak)).alternatives[0].percentile_ms
+    poisson = make_plan(profile, 30.0, request=PlanRequest(rate=load.peak)).strategies[0].percentile_ms
     assert poisson is not None
     assert abs(late / poisson - 1) > 0.1
 
@@ -153,7 +153,7 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
         }
     )
     plan = make_plan(profile, 20.0, request=PlanRequest(rate=0.9))
-    row = next(each for each in plan.alternatives if "T_cut" in each.name)
+    row = next(each for each in plan.strategies if "T_cut" in each.name)
     assert row.sustainable_per_s is not None
     times = measured_times(12 + 0.05 * np.arange(1.0, 65))
     for factor, found in ((0.99, True), (1.1, False)):
@@ -164,7 +164,7 @@ def test_what_the_cutoff_carries_is_its_own() -> None:
 @pytest.mark.parametrize(("rate", "feasible"), [(50.0, False), (1e-12, True)])
 def test_nothing_is_simulated_without_a_strategy_or_where_requests_never_meet(rate: float, feasible: bool) -> None:
     plan = make_plan(NOMINAL, 20.0, request=PlanRequest(rate=rate))
-    assert loaded(plan).checked is None
+    assert plan.checked is None
     assert plan.feasible is feasible
 
 

@@ -8,7 +8,7 @@ from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Cutoff, Plan
 from latfit.queueing.overflow import cutoff_queue, exact_distribution
 from latfit.queueing.service import linear_times
-from tests.unit.planning.test_plan import line, loaded, machine
+from tests.unit.planning.test_plan import line, machine
 
 MACHINE = machine(amx=line(0, 2), gpu=line(12, 0.05))
 """theory G2: the AMX serves 0.5 per ms, GPU steps take 12 + 0.05 b."""
@@ -63,7 +63,7 @@ def test_a_case_that_the_textbook_formula_refuses() -> None:
     assert found.ranges["exact"][0] == pytest.approx((6.028, 7.792), rel=2e-3)
     assert found.bound == "exact"
     assert found.value == pytest.approx(7.792, rel=2e-3)
-    chosen = next(row for row in plan.alternatives if row.chosen)
+    chosen = next(row for row in plan.strategies if row.chosen)
     assert chosen.name.startswith("gpu + amx")
     assert chosen.sustainable_per_s is not None
     assert chosen.sustainable_per_s >= 400
@@ -78,15 +78,15 @@ def test_an_objective_chooses_among_those_that_meet_the_sla() -> None:
         cutoff: exact_distribution(cutoff_queue(0.1, cutoff, times, 0.5)).mean_ms for cutoff in np.linspace(0.1, 8, 24)
     }
     assert found.mean_ms <= min(means.values()) * 1.002
-    assert any(point.cost is not None for point in loaded(plan).frontier)
+    assert any(point.cost is not None for point in plan.frontier)
 
 
 def test_nothing_on_the_frontier_is_beaten(light: tuple[Plan, Cutoff]) -> None:
     plan, _ = light
-    best = [point for point in loaded(plan).frontier if point.best]
+    best = [point for point in plan.frontier if point.best]
     assert best
     for point in best:
-        for other in loaded(plan).frontier:
+        for other in plan.frontier:
             assert not (other.percentile_ms < point.percentile_ms and other.mean_ms < point.mean_ms)
 
 

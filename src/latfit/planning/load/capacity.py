@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from latfit.planning import wording
 from latfit.planning.load.compare import Judged, cutoff_capacity, highest_near, replicas_within
@@ -55,7 +56,7 @@ def best_rate(system: System, target: Target, objective: Objective) -> list[Fron
     if not points:
         return []
     least = min(points, key=lambda point: point.cost or 0.0)
-    return [replace(point, best=point is least) for point in points]
+    return [structs.replace(point, best=point is least) for point in points]
 
 
 def _point(
@@ -83,7 +84,7 @@ def _marked(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
             for o in others
         )
 
-    return [replace(point, best=not beaten(point, points)) for point in points]
+    return [structs.replace(point, best=not beaten(point, points)) for point in points]
 
 
 FASTER = 0.9

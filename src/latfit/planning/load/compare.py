@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from latfit.errors import SlaOutOfReach
 from latfit.planning import wording
 from latfit.planning.load.strategies import Both, System, Target, cutoff_system, law_or_none
@@ -172,7 +174,8 @@ def _judged(
     late = None if law is None else law.percentile(target.q)
     price = system.price_per_hour
     row = Alternative(
-        strategy=system.strategy,
+        name=system.strategy.name,
+        **vars(system.strategy),
         percentile_ms=late,
         mean_ms=None if law is None else law.mean_ms,
         margin=None if late is None or not math.isfinite(late) else 1 - late / target.sla_ms,
@@ -344,5 +347,5 @@ def _best(found: Sequence[Judged], rate: float, objective: Objective | None) -> 
 
 def _with_verdict(each: Judged, selected: bool) -> Judged:
     if selected:
-        return replace(each, row=replace(each.row, chosen=True, verdict=wording.SELECTED))
-    return each if each.row.verdict else replace(each, row=replace(each.row, verdict=wording.NOT_BETTER))
+        return replace(each, row=structs.replace(each.row, chosen=True, verdict=wording.SELECTED))
+    return each if each.row.verdict else replace(each, row=structs.replace(each.row, verdict=wording.NOT_BETTER))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile
@@ -140,7 +141,7 @@ def _with_check(waiting: Cutoff | Unknown, shown: Judged, checked: Checked | Non
     """T_cut with what the event simulation gives for it, where it was simulated."""
     if not isinstance(waiting, Cutoff) or checked is None or shown.row.strategy.kind is not Kind.CUTOFF:
         return waiting
-    return replace(waiting, bounds_ms={**waiting.bounds_ms, "event_simulation": checked.percentile.value})
+    return structs.replace(waiting, bounds_ms={**waiting.bounds_ms, "event_simulation": checked.percentile.value})
 
 
 def _promised_per_s(asked: Asked, promise: Promise | None, shown: Judged) -> float | None:
@@ -164,7 +165,7 @@ def _verified(plan: LoadPlan, ask: _Question, shown: Judged, checked: Checked | 
             binding=wording.refuted(shown.row.name, ends),
             remedy=wording.refuted_remedy(wanted),
             alternatives=[
-                replace(row, chosen=False, verdict=wording.refuted(row.name, ends)) if row.chosen else row
+                structs.replace(row, chosen=False, verdict=wording.refuted(row.name, ends)) if row.chosen else row
                 for row in plan.alternatives
             ],
         )
@@ -185,7 +186,7 @@ def _threshold(ask: _Question) -> Threshold | Unknown:
     except SlaOutOfReach as error:
         return Unknown(wording.gpu_overloaded(error.found))
     found = gpu_threshold(both.cpu.latency, both.gpu.latency, extra_ms=extra)
-    return replace(found, reason=wording.with_wait(found.reason, extra))
+    return structs.replace(found, reason=wording.with_wait(found.reason, extra))
 
 
 def _extra_ms(ask: _Question, gpu: Part, rate: float) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.planning import Plan, PlanRequest, Settings
+from latfit.planning import Plan, PlanRequest
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.checks import check_tables
 from latfit.reporting.fit.correction import correction_tables
@@ -113,7 +113,7 @@ def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
         "steps": [table for table in steps if table.rows],
         "thresholds": plan_tables.thresholds_table(plan, explained=True),
         "engines": [table for table in engines if table.rows],
-        "no_engines": "" if isinstance(plan.settings, Settings) else plan.settings.reason,
+        "no_engines": plan.unknown.get("settings", ""),
         "notes": plan.notes,
     }
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from latfit.planning.serving.evaluate import Evaluator, Setup
-from latfit.planning.serving.schedule import Day, SchedulePlan, day_of, schedule_engines
+from latfit.planning.serving.result import SchedulePlan
+from latfit.planning.serving.schedule import Day, day_of, schedule_engines
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import EngineSettings, linear_costs
 from latfit.simulation.engine.cluster.replicas import Routing, serve_replicas
