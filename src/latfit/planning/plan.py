@@ -12,6 +12,7 @@ from typing import Any
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
+from latfit.messages import Message, message, views
 from latfit.planning import wording
 from latfit.planning.engine_settings import engine_flags, engine_settings, prices_tokens
 from latfit.planning.fit_quality import quality_of_path
@@ -32,7 +33,6 @@ from latfit.planning.result import (
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import doubtful_steps, how_far, inherited, outside, unsupported
-from latfit.warning import LatfitWarning
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,16 @@ def make_plan(
         load = load_plan(profile, sla_ms, percentile, tokens_per_request, request)
         answer = wording.load_answer(load, sla_ms, request.replicas, tokens_per_request)
     every = list(profile.paths.values())
-    warnings = [*(load.warnings if load else ()), *inherited(every), *_warnings(profile, levels, percentile, request)]
-    if load:
-        warnings += outside(every, tokens_per_request, request.context)
-    if steps.doubts:
-        warnings.append(wording.in_doubt(steps.doubts, sla_ms))
     reasons = unsupported(steps, load, every)
+    messages = [*reasons, *(load.messages if load else ()), *inherited(every)]
+    messages += _warnings(profile, levels, percentile, request)
+    if load:
+        messages += outside(every, tokens_per_request, request.context)
+    if steps.doubts:
+        points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in steps.doubts)
+        messages.append(message("steps_in_doubt", sla=sla_ms, points=points))
+    of_load = [message("assumed", what=each) for each in (request.load.notes if request.load else ())]
+    messages = [*_notes(profile), *messages, *of_load]
     serving = paths.serving(load)
     settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context)
     factor = level_for(serving.path, percentile, serving.phase).factor
@@ -108,13 +112,10 @@ def make_plan(
         tokens_per_request=tokens_per_request,
         feasible=decides.feasible,
         promise="in doubt" if reasons and promise == "yes" else promise,
-        answer=wording.not_supported(reasons, answer) if reasons else answer,
+        answer=wording.not_supported([each.message for each in reasons], answer) if reasons else answer,
         binding=decides.binding,
         remedy=decides.remedy,
-        why_in_doubt=[*reasons, *(() if load is None else load.why_in_doubt)],
-        warnings=warnings,
-        notes=[*_notes(profile), *(load.notes if load else ()), *(request.load.notes if request.load else ())],
-        unsupported=reasons,
+        **views(messages),
         rate_per_s=None if load is None else load.rate_per_s,
         interval_ms=None if load is None else load.interval_ms,
         strategies=() if load is None else load.alternatives,
@@ -211,19 +212,20 @@ def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -
     }
 
 
-def _notes(profile: HardwareProfile) -> list[str]:
+def _notes(profile: HardwareProfile) -> list[Message]:
     """What the plan takes the paths for."""
-    found = [wording.nominal(name, path.nominal.text) for name, path in profile.paths.items() if path.nominal]
+    named = {name: path.nominal.text for name, path in profile.paths.items() if path.nominal}
+    found = [message("nominal", path=name, numbers=text) for name, text in named.items()]
     times = {name: str(path.fit.data.more.get("time")) for name, path in profile.paths.items()}
-    found += [wording.WHAT_TIME[time].format(name=name) for name, time in times.items() if time in wording.WHAT_TIME]
+    found += [message(time, path=name) for name, time in times.items() if time in ("period", "compute")]
     if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
-        found.append(wording.CPU_FOR_AMX)
+        found.append(message("cpu_for_amx"))
     return found
 
 
 def _warnings(
     profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, request: PlanRequest
-) -> list[LatfitWarning]:
+) -> list[Message]:
     """What the fits leave open about steps, and what to do about it."""
     found = []
     for name, level in levels.items():
@@ -231,13 +233,13 @@ def _warnings(
         if path.nominal is not None:
             pass
         elif level.percentile is None:
-            found.append(wording.no_intervals(name))
+            found.append(message("no_intervals", path=name))
         elif level.extrapolated:
             found.append(wording.extrapolated(name, asked, level.extrapolated))
         if request.context is None and path.fit.assumed_context:
-            found.append(wording.assumed_context(name, path.fit.assumed_context))
+            found.append(message("assumed_context", path=name, assumed=path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:
-            found.append(wording.no_prefill_measured(name))
+            found.append(message("no_prefill", path=name))
     return found
 
 

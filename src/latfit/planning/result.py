@@ -331,7 +331,7 @@ class StepPlan:
 class LoadPlan:
     """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: "yes", "no", or "in doubt"
     where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell, and
-    why_in_doubt then says which.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
+    `messages` then says which.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
     where that is nothing.
     checked: what the event simulation of the decision found, None where there is no decision or only closed forms
     were asked for."""
@@ -351,9 +351,7 @@ class LoadPlan:
     interval_ms: Interval | None
     checked: Mapping[str, Any] | None
     laws_only: bool
-    notes: Sequence[str]
-    warnings: Sequence[Message] = ()
-    why_in_doubt: Sequence[str] = ()
+    messages: Sequence[Message] = ()
 
     @property
     def chosen(self) -> Alternative | None:
@@ -459,6 +457,11 @@ class Plan(Record, frozen=True, kw_only=True):
     def B1(self) -> Threshold:
         """With a rate, with the wait that it makes at the GPU."""
         return self.B1_at_rate or self.B1_idle
+
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Why the answer is not confirmed, beside what does not support it."""
+        return self.why_in_doubt[len(self.unsupported) :]
 
     @property
     def S_at_B(self) -> Sequence[TokenRange]:

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile
+from latfit.messages import Message, message
 from latfit.planning import wording
 from latfit.planning.load.capacity import Situation, Thresholds, best_rate, capacity_of, frontier, sensitivity
 from latfit.planning.load.compare import Judged, compared, cutoff_capacity, feasible, told
@@ -42,7 +43,6 @@ from latfit.policies import RULES, stopping_batch
 from latfit.queueing import ResponseDistribution, ServiceTimes, batch_response, rule_costs, scatters, settling_ms
 from latfit.simulation import Checked
 from latfit.stats import FloatArray
-from latfit.warning import LatfitWarning
 
 FASTER = 0.9
 SLOW_START = 20.0
@@ -97,14 +97,9 @@ def load_plan(
         interval_ms=None if promise is None else promise.interval,
         checked=None if checked is None else {"strategy": shown.row.name, **checked.to_json()},
         laws_only=request.laws_only,
-        notes=(),
     )
-    plan = replace(
-        plan,
-        notes=_notes(plan, ask),
-        warnings=[*tail_warnings(asked), *_after_restart(asked, shown)],
-        why_in_doubt=_doubts(promise, plan, asked),
-    )
+    said = [*_doubts(promise, plan, asked), *tail_warnings(asked), *_after_restart(asked, shown), *_notes(plan, ask)]
+    plan = replace(plan, messages=said)
     return _verified(plan, ask, shown, checked)
 
 
@@ -174,7 +169,7 @@ def _verified(plan: LoadPlan, ask: _Question, shown: Judged, checked: Checked | 
         with contextlib.suppress(SlaOutOfReach):
             inside = cutoff_plan(both, ask.rate, replace(ask.target, sla_ms=aim), ask.request.objective)[0].value
     note = wording.at_the_edge(ask.target.sla_ms, PRECISION, inside, MARGIN, aim)
-    return replace(plan, promise=DOUBT, why_in_doubt=[*plan.why_in_doubt, note])
+    return replace(plan, promise=DOUBT, messages=[*plan.messages, note])
 
 
 def _threshold(ask: _Question) -> Threshold | Unknown:
@@ -254,7 +249,7 @@ def _changed_thresholds(ask: _Question) -> Thresholds:
     )
 
 
-def _notes(plan: LoadPlan, ask: _Question) -> list[str]:
+def _notes(plan: LoadPlan, ask: _Question) -> list[Message]:
     """What the answer assumes, and where the textbook formula would have misled."""
     machine = ask.machine
     steady = [part.label for part in machine.parts if part.times.noise is None]
@@ -265,10 +260,10 @@ def _notes(plan: LoadPlan, ask: _Question) -> list[str]:
         found.append(str(plan.T_cut.service["sentence"]))
         if plan.T_cut.misled:
             found.append(wording.textbook_note(plan.T_cut, ask.target.sla_ms))
-    return found
+    return [message("assumed", what=each) for each in found]
 
 
-def _doubts(promise: Promise | None, plan: LoadPlan, asked: Asked) -> list[str]:
+def _doubts(promise: Promise | None, plan: LoadPlan, asked: Asked) -> list[Message]:
     """Why the percentile cannot be promised: steps to measure, tails that were not seen."""
     if promise is None:
         return []
@@ -277,7 +272,7 @@ def _doubts(promise: Promise | None, plan: LoadPlan, asked: Asked) -> list[str]:
     if promise.interval is not None and plan.promise == DOUBT and (slow is None or slow > sla_ms * (1 + 1e-6)):
         points = _least_known(asked)
         found.append(wording.open_interval(sla_ms, plan.percentile, promise.interval, points))
-    return found + [wording.cannot_promise(doubt) for doubt in promise.doubts]
+    return [*found, *promise.doubts]
 
 
 def _least_known(asked: Asked) -> list[tuple[int, int, str]]:
@@ -301,7 +296,7 @@ def _visited(times: ServiceTimes, rate: float) -> FloatArray:
     return np.arange(1.0, reach + 1)
 
 
-def _after_restart(asked: Asked, shown: Judged) -> list[LatfitWarning]:
+def _after_restart(asked: Asked, shown: Judged) -> list[Message]:
     """How long a queue whose steps are quicker the more they hold takes from empty, where that is long."""
     system, mean_ms = shown.system, shown.row.mean_ms
     if system.times is None or system.rises or mean_ms is None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import CERTAIN, HardwareProfile
+from latfit.messages import Message, message
 from latfit.planning import wording
 from latfit.planning.load.compare import highest_kept
 from latfit.planning.load.strategies import Machine, Part, System, Target, law_or_none, machine_of, system_of
@@ -25,7 +26,6 @@ from latfit.planning.request import PlanRequest
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, SampledDistribution
 from latfit.stats import FloatArray
-from latfit.warning import LatfitWarning
 
 DRAWS, FEWER_DRAWS = 100, 50
 SLOWEST = 8
@@ -40,12 +40,12 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Promise:
-    """percentile_ms: of the response.  interval: 95 %, None where nothing is left open.  doubts: in sentences, why it
+    """percentile_ms: of the response.  interval: 95 %, None where nothing is left open.  doubts: why it
     is not to be promised whatever the interval.  slowest: seeds of the machines that were drawn, the slowest first."""
 
     percentile_ms: float
     interval: Interval | None
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Message, ...] = ()
     slowest: tuple[int, ...] = ()
 
     def holds(self, sla_ms: float) -> str:
@@ -211,34 +211,37 @@ def _ends(ratios: FloatArray) -> tuple[float, float]:
     return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
 
 
-def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[str]:
+def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[Message]:
     """Why the percentile is not to be promised: a tail that nobody saw, or runs that were too short."""
     if asked.laws_only:
-        yield wording.LAWS_ONLY_DOUBT
+        yield message("closed_forms")
         return
     percentile = asked.target.percentile
     for part in asked.parts:
         noise, latency = part.latency.noise, part.latency
         if noise is None:
             if part.path.nominal is None:
-                yield wording.unknown_scatter(part.label)
+                yield message("noise_unknown", path=part.label)
             continue
         if few := wording.few_pauses(part.label, noise, float(part.times.at(np.ones(1))[0])):
-            yield few
+            yield message("few_pauses", what=few)
         largest = 1 if asked.strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch
         noise = noise.up_to(math.inf if largest is None else largest)
         if not noise.sees(asked.target.q):
             wanted = math.ceil(1 / (1 - asked.target.q) - 1e-9)
             fewest = min(each.independent for each in noise.groups)
-            yield wording.tail_not_seen((part.label, latency.phase, len(noise.groups) > 1), percentile, fewest, wanted)
+            steps = {"path": part.label, "phase": latency.phase}
+            sizes = " of some batch sizes" if len(noise.groups) > 1 else ""
+            counts = {"independent": fewest, "wanted": wanted, "percentile": percentile}
+            yield message("tail_not_seen", **steps, sizes=sizes, **counts)
     arrivals = asked.machine.arrivals
     if not arrivals.poisson and arrivals.grows:
-        yield wording.BURSTS_TOO_LONG
+        yield message("bursts_too_long")
     if isinstance(law, SampledDistribution) and not law.settled:
-        yield wording.NOT_SETTLED
+        yield message("not_settled")
 
 
-def tail_warnings(asked: Asked) -> list[LatfitWarning]:
+def tail_warnings(asked: Asked) -> list[Message]:
     """Where a few slow steps decide how long requests wait, and where the data do not show what pauses are."""
     found = []
     for part in asked.parts:

@@ -37,8 +37,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
     found = [_thresholds(plan)] if plan.both_paths else []
     if plan.capacity is not None:
         found.append(capacity_line(plan.capacity))
-    doubts = plan.why_in_doubt if plan.promise == "in doubt" and plan.rate_per_s is not None else ()
-    told = [warning for warning in doubts if warning not in plan.unsupported]
+    told = plan.doubts if plan.promise == "in doubt" else ()
     beside = [warning for warning in plan.warnings if plan.rate_per_s is not None and warning.code in OF_STEPS]
     return PlanSummary(
         plan.answer,
