@@ -9,6 +9,7 @@ import pytest
 from latfit.cli.app import run
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
+from latfit.warning import LatfitWarning
 from tests.unit.planning.test_plan import line, machine
 
 Captured = pytest.CaptureFixture[str]
@@ -32,6 +33,15 @@ def both(in_tmp: Path) -> Path:
 @pytest.fixture
 def gpu(in_tmp: Path) -> Path:
     return keep(in_tmp, machine(gpu=line(4, 0.1, domain=SMALL)))
+
+
+def test_a_plan_that_its_data_do_not_support_gives_no_command_and_ends_with_4(in_tmp: Path, capsys: Captured) -> None:
+    blind = [LatfitWarning("no_better_than_constant", "Size does not matter.", "Measure more sizes.")]
+    keep(in_tmp, machine(gpu=line(4, 0.1, domain=SMALL, warnings=blind)))
+    assert latfit("plan", "--sla", "20ms") == 4
+    told = capsys.readouterr()
+    assert "vllm serve" not in told.out
+    assert "not supported by these data: on gpu a constant" in told.err
 
 
 def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Captured) -> None:

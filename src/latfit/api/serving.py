@@ -21,6 +21,7 @@ from latfit.api.engines import (
     with_settings,
 )
 from latfit.api.fits import as_fit
+from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, percent, rates, transfer as transfers
 from latfit.api.request import verb
@@ -207,8 +208,11 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     targets = _targets(load, {"ttft": request.ttft, "tpot": request.tpot, "latency": request.e2e}, request.goodput)
     memory = _kv_cache(request)
     setup, kv = _setup(measured, memory, request)
-    start = _within_measured(setup, measured)
+    path = None if measured or fit is not None else profile_of(request.hardware).first_of(("gpu",))
+    nominal = [] if path is None else [path.fit]
+    start = _within_measured(setup, measured or nominal)
     asked = ServingRequest(
+        nominal=nominal,
         targets=targets,
         start=start if request.order is None else replace(start, order=Order(request.order)),
         fixed=frozenset(name for name in FIXED if getattr(request, name) is not None),

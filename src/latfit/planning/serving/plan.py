@@ -63,7 +63,8 @@ class ServingRequest:
     """What is planned. start: the settings that the search begins with, those of `fixed` stay.  kv: where the size of
     the KV cache comes from; empty where it is not known and taken as unlimited.  replicas: that are there, None to
     find their number.  price_per_hour, watts: of one replica.  tensor_parallel: GPUs that a replica takes, where it was
-    said.  start_up_ms, window_ms: of a schedule of engines for recorded requests, None for none."""
+    said.  start_up_ms, window_ms: of a schedule of engines for recorded requests, None for none.  nominal: numbers that
+    the step costs are from, where nothing was measured."""
 
     targets: Targets
     start: EngineSettings
@@ -77,6 +78,7 @@ class ServingRequest:
     tensor_parallel: int | None = None
     start_up_ms: float | None = None
     window_ms: float = 1_800_000.0
+    nominal: Sequence[FitResult] = ()
 
 
 def plan_serving(
@@ -96,7 +98,7 @@ def plan_serving(
     alone = evaluator.alone(request.start)
     evaluator.alone_ms = alone.summary.latency["mean"].value
     evaluator.requests = requests_for(load, evaluator.alone_ms)
-    room = room_of(load, list(fits.values()), request.fixed)
+    room = room_of(load, list(fits.values()) or request.nominal, request.fixed)
     found = Search(evaluator, request.start, room, replicas=request.replicas).run()
     quality = [quality_of(name, fit) for name, fit in fits.items()]
     shown = found.best or found.alone
@@ -204,9 +206,8 @@ def _used(evaluator: Evaluator, shown: Measured) -> float:
 
 
 def room_of(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> Room:
-    """Settings that keep steps within what the fits together measured."""
-    measured = [fit for fit in fits if not fit.data.nominal]
-    most = {name: max((fit.domain[name][1] for fit in measured), default=math.inf) for name in ("B", "S")}
+    """Settings that keep steps within what the fits together measured, or the nominal numbers hold for."""
+    most = {name: max((fit.domain[name][1] for fit in fits), default=math.inf) for name in ("B", "S")}
     classes = not isinstance(load, RecordedLoad) and len(load.classes) > 1
     prompt, output = _lengths_drawn(load)
     return Room(fixed, most["B"], most["S"], int(prompt.max()), int((prompt + output).max()), classes)
@@ -307,8 +308,9 @@ def _notes(load: Load, request: ServingRequest, room: Room, shown: Measured) -> 
     found = [f"KV cache: {request.kv}." if request.kv else unknown]
     if math.isfinite(room.most_requests):
         own = ", and the engine's own" if shown.setup.settings.max_num_seqs > room.most_requests else ""
+        steps = "nominal" if request.nominal else "measured"
         found.append(
-            f"Settings up to the measured steps were tried: {room.most_requests:,.0f} requests,"
+            f"Settings up to the {steps} steps were tried: {room.most_requests:,.0f} requests,"
             f" {room.most_tokens:,.0f} tokens{own}."
         )
     if isinstance(load, RecordedLoad):

@@ -39,13 +39,14 @@ def plan_summary(plan: Plan) -> PlanSummary:
         found.append(capacity_line(plan.capacity))
     told = plan.doubts if plan.promise == "in doubt" else ()
     beside = [warning for warning in plan.warnings if plan.rate_per_s is not None and warning.code in OF_STEPS]
+    usable = plan.feasible and not plan.unsupported
     return PlanSummary(
         plan.answer,
         STATES[plan.promise],
-        [*found, _engine(plan)] if plan.feasible else found,
+        [*found, _engine(plan)] if usable else found,
         [*told, *(warning.text for warning in plan.warnings if warning not in beside)],
         [warning.text for warning in beside],
-        choices_table(plan) if plan.rate_per_s is None and plan.feasible else None,
+        choices_table(plan) if plan.rate_per_s is None and usable else None,
     )
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
+from latfit.hardware import parse_nominal
 from latfit.planning.serving.effects import bears, effects_of, front, undominated
 from latfit.planning.serving.evaluate import Evaluator, Setup
-from latfit.planning.serving.plan import ServingRequest, plan_serving
+from latfit.planning.serving.plan import ServingRequest, plan_serving, room_of
 from latfit.planning.serving.result import Trade
 from latfit.planning.serving.search import Room
 from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
@@ -93,6 +94,12 @@ def test_a_plan_of_a_load_that_nothing_carries_says_so() -> None:
     assert found.to_json()["engine"] is None
     assert found.to_json()["replicas"]["value"] is None
     assert not found.effects
+
+
+def test_nominal_numbers_are_not_planned_beyond_the_batch_they_hold_for() -> None:
+    nominal = parse_nominal("launch=4ms,slope=0.1ms,per_token=0.01ms,max_batch=64,max_tokens=2048").as_fit()
+    room = room_of(LOAD, [nominal], frozenset())
+    assert (room.most_requests, room.most_tokens) == (64, 2048)
 
 
 def test_given_replicas_are_kept() -> None:
