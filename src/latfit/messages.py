@@ -70,6 +70,8 @@ TABLE: Mapping[str, Template] = {
         UNSUPPORTED, "on {path} a constant predicts as well as B and S do, so no limit on them follows"
     ),
     "beyond_measured": Template(UNSUPPORTED, "the largest step on {path} was not measured ({far})"),
+    "kept_out": Template(UNSUPPORTED, "{fit}: {why}"),
+    "outside_domain": Template(UNSUPPORTED, "{what}.", "{remedy}"),
     "interval_open": Template(
         DOUBT, "In doubt whether {sla:ms} is met: the 95 % interval of p{percentile:g} is {low} to {high}; {measure}."
     ),
@@ -121,6 +123,15 @@ TABLE: Mapping[str, Template] = {
         WARNING,
         "The data cannot tell whether steps near the boundary meet {sla:ms}.",
         "Measure these points: {points}.",
+    ),
+    "long_prompts": Template(
+        WARNING,
+        "Prompts of up to {longest:,} tokens are computed in chunks; prefill behind more than {measured:,.0f} cached"
+        " tokens was not measured.",
+        "Measure such steps, or plan with shorter prompts.",
+    ),
+    "few_requests": Template(
+        WARNING, "{what}.", "Record more than {count:,} requests, or plan at --rate with --lengths FILE."
     ),
     "outside_measured": Template(WARNING, "{what}", "Measure there, or plan for steps that were measured."),
     "slow_steps": Template(

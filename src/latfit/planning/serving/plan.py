@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from msgspec import structs
 
 from latfit.fitting import keeps_out
-from latfit.messages import Message
+from latfit.messages import Message, Severity, message, views
 from latfit.model import FitResult
 from latfit.planning.fit_quality import FitQuality, quality_of
 from latfit.planning.serving.apart import MOST_APART, Pairs, PrefillApart
@@ -103,12 +104,16 @@ def plan_serving(
     quality = [quality_of(name, fit) for name, fit in fits.items()]
     shown = found.best or found.alone
     outside = outside_warning(list(fits.values()), shown.first, shown.setup.settings) if fits else None
-    unsupported = [text for name, fit in fits.items() for text in _kept_out(name, fit)]
-    warnings = _of_fits(list(fits.values())) + _beyond_context(load, list(fits.values()), shown.setup.settings)
+    kept_out = {name: why.message for name, fit in fits.items() if (why := keeps_out(fit)) is not None}
+    messages = [message("kept_out", fit=name, why=why) for name, why in kept_out.items()]
     if outside is not None:
-        unsupported.append(f"{outside.message}. {outside.remedy}")
+        messages.append(message("outside_domain", what=outside.message, remedy=outside.remedy))
+    messages += _of_fits(list(fits.values())) + _beyond_context(load, list(fits.values()), shown.setup.settings)
     met = found.best is not None and found.best.met
-    warnings += few_requests(evaluator, shown, given=request.replicas is not None) if met else []
+    messages += few_requests(evaluator, shown, given=request.replicas is not None) if met else []
+    messages += [
+        message("assumed", what=each) for each in _notes(load, request, room, shown) + _not_apart(apart, shown)
+    ]
     slower_pct = 100 * (bears(evaluator, shown) - 1) if met else None
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate, (carries, missed_from) = _rate(load, shown), found.carries
@@ -118,7 +123,7 @@ def plan_serving(
         rate_per_s=rate,
         users=load.users if isinstance(load, ClosedLoad) else None,
         feasible=met,
-        promise=_promise(shown, quality, slower_pct, [*warnings], unsupported) if met else "no",
+        promise=_promise(shown, quality, slower_pct, messages) if met else "no",
         binding=_binding(found, shown),
         targets=list(shown.reached),
         replicas=ReplicaCount(
@@ -145,23 +150,24 @@ def plan_serving(
         schedule=_schedule(evaluator, request, shown) if met else None,
         simulated=Work(evaluator.work.setups, evaluator.work.steps, len(shown.first.requests)),
         seed=request.seed,
-        warnings=warnings,
-        unsupported=unsupported,
-        notes=_notes(load, request, room, shown) + _not_apart(apart, shown),
+        **shown_by_severity(messages),
         **settings_of(shown.setup.settings, feasible=met, contents=contents),
     )
 
 
+def shown_by_severity(messages: Sequence[Message]) -> dict[str, Any]:
+    """The plan's keys that show its messages; those that put the promise in doubt are warnings here."""
+    found = views(messages)
+    return {name: found[name] for name in ("warnings", "unsupported", "notes")}
+
+
 def _promise(
-    shown: Measured,
-    fits: Sequence[FitQuality],
-    slower_pct: float | None,
-    warnings: Sequence[Message],
-    unsupported: Sequence[str],
+    shown: Measured, fits: Sequence[FitQuality], slower_pct: float | None, messages: Sequence[Message]
 ) -> Promise:
     """Of a plan that meets its targets."""
     sure = all(each.certain for each in shown.reached) and bears_the_fit(slower_pct, fits)
-    return "yes" if sure and not unsupported and not any(each.code in DOUBTS for each in warnings) else "in doubt"
+    against = any(each.code in DOUBTS or each.severity is Severity.UNSUPPORTED for each in messages)
+    return "yes" if sure and not against else "in doubt"
 
 
 def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> SchedulePlan | None:
@@ -231,11 +237,6 @@ def what_of(load: Load) -> str:
     return f"a request is {mean}{prompt} prompt and {output} output tokens"
 
 
-def _kept_out(name: str, fit: FitResult) -> list[str]:
-    found = keeps_out(fit)
-    return [] if found is None else [f"{name}: {found.message}"]
-
-
 def _binding(found: Found, shown: Measured) -> str:
     """What keeps fewer engines from doing, or any number."""
     if found.best is None:
@@ -278,14 +279,7 @@ def _beyond_context(load: Load, fits: Sequence[FitResult], settings: EngineSetti
     measured = max((fit.domain.get("prefill_context_tokens", (0.0, 0.0))[1] for fit in fits), default=math.inf)
     if longest - settings.max_num_batched_tokens <= measured or longest <= settings.max_num_batched_tokens:
         return []
-    return [
-        Message(
-            "outside_measured",
-            f"Prompts of up to {longest:,} tokens are computed in chunks; prefill behind more than {measured:,.0f}"
-            " cached tokens was not measured.",
-            "Measure such steps, or plan with shorter prompts.",
-        )
-    ]
+    return [message("long_prompts", longest=longest, measured=measured)]
 
 
 def _cost(request: ServingRequest, shown: Measured) -> Cost:
