@@ -10,7 +10,7 @@ from latfit.cli.app import run
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
 from latfit.warning import LatfitWarning
-from tests.unit.planning.test_plan import line, machine
+from tests.unit.planning.test_plan import fit_with, line, machine
 
 Captured = pytest.CaptureFixture[str]
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -78,10 +78,13 @@ def test_the_verdict_has_its_colour_on_a_terminal(
     assert [found for _, found in said] == [state]
 
 
-def test_without_a_rate_the_engine_follows_the_thresholds(gpu: Path, capsys: Captured) -> None:
+def test_without_a_rate_the_engine_follows_the_thresholds(in_tmp: Path, capsys: Captured) -> None:
+    keep(in_tmp, machine(gpu=fit_with([4.0, 0.1, 0.01], "linear", domain={"B": [1, 64], "S": [1, 4096]})))
+    assert latfit("plan", "--sla", "8ms", "--json") == 0
+    sequences = json.loads(capsys.readouterr().out)["engines"]["vllm"]["max_num_seqs"]
+    assert 4 + 0.1 * sequences + 0.01 * (sequences + 128) <= 8
     assert latfit("plan", "--sla", "8ms") == 0
-    told = capsys.readouterr().out
-    assert "vLLM on gpu: vllm serve --max-num-seqs 40" in told  # 4 + 0.1 * 40 = 8
+    assert f"vLLM on gpu: vllm serve --max-num-seqs {sequences}" in capsys.readouterr().out
 
 
 def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
@@ -101,7 +104,7 @@ def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
 def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
     values = []
     for extra in ((), ("--transfer", "4ms"), ("--transfer", "8ms")):
-        assert latfit("plan", "--sla", "20ms", *extra, "--json") == 0
+        assert latfit("plan", "--sla", "20ms", *extra, "--json") == 4  # the largest step was not measured
         values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
     assert values == [7, 9, 11]  # ceil((12 + extra)/1.95)
 
@@ -177,6 +180,6 @@ def test_a_transfer_has_a_part_for_each_token(both: Path, capsys: Captured) -> N
     values = []
     for transfer in ("2ms+0.5ms", "4ms"):
         options = ("--tokens-per-request", 4, "--transfer", transfer)
-        assert latfit("plan", "--sla", "20ms", *options, "--json") == 0
+        assert latfit("plan", "--sla", "20ms", *options, "--json") == 4  # the largest step was not measured
         values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
     assert values[0] == values[1] is not None
