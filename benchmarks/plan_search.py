@@ -38,11 +38,13 @@ def main(smoke: bool = False) -> None:
     once_s, own_s, steps = time.perf_counter() - begun, time.thread_time() - own, evaluator.work.steps - steps
     begun, cpu = time.perf_counter(), time.process_time()
     found = plan_serving(load, COSTS, {}, request)
+    evaluated = found.simulated
+    assert evaluated is not None
     wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
     print(
-        f"{len(load.requests):,} recorded requests, two targets: {found.replicas} replicas found in {wall_s:.1f} s"
-        f" ({cpu_s:.1f} s of processor time on {os.cpu_count()} cores), {found.tried} setups,"
-        f" {found.steps / cpu_s / 1e6:.2f} million engine steps a second of processor time;"
+        f"{len(load.requests):,} recorded requests, two targets: {found.replicas.value} replicas found in"
+        f" {wall_s:.1f} s ({cpu_s:.1f} s of processor time on {os.cpu_count()} cores), {evaluated.setups} setups,"
+        f" {evaluated.steps / cpu_s / 1e6:.2f} million engine steps a second of processor time;"
         f" one simulation takes {once_s:.2f} s, {steps / own_s / 1e6:.2f} million steps a second of processor time with"
         f" its figures, the search {wall_s / once_s:.0f} times that"
     )

@@ -119,7 +119,7 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     if found is None:
         return [Outcome("percentile", group, math.nan, 0, math.inf, exact.value, exact.error, "overloaded by the fit")]
     low, high = found.interval or (found.percentile_ms, found.percentile_ms)
-    why = "; ".join(found.doubts) or ("no upper end" if high is None else "")
+    why = "; ".join(each.message for each in found.doubts) or ("no upper end" if high is None else "")
     spent = time.process_time() - began - exact_s
     if os.environ.get("PROMISES_TIMES"):
         print(group, f"fit {fitted:.1f}, promise {spent - fitted:.1f}, truth {exact_s:.1f} s", flush=True)
@@ -180,7 +180,7 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     beside = replace(system, arrivals=truth_of.poisson(rate), threshold=1, side=side, t_cut_ms=waiting.shown_ms)
     exact = truth_of.truth(beside, TRUTH, seed=seed).quantile(Q)
     low, high = found.interval or (found.percentile_ms, found.percentile_ms)
-    why = "; ".join(found.doubts) or ("no upper end" if high is None else "")
+    why = "; ".join(each.message for each in found.doubts) or ("no upper end" if high is None else "")
     end = math.inf if high is None else high
     return [Outcome("T_cut", group, found.percentile_ms, low or 0.0, end, exact.value, exact.error, why, spent)]
 

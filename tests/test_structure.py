@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "latfit"
 LAYER = {
     "_version": 0, "_face": 0, "errors": 0, "units": 0, "stats": 0, "histogram": 0, "files": 0, "provenance": 0,
     "warning": 0, "dask_cluster": 0, "compiled": 0, "inputs": 0, "memory": 0, "threads": 0, "records": 0,
-    "engines": 0,
+    "engines": 0, "messages": 0,
     "trace": 1, "workload": 1, "metrics": 1,
     "model": 2,
     "policies": 3, "hardware": 3,

@@ -277,8 +277,8 @@ def show(replies: FloatArray, own: Mapping[str, Mapping[str, float]], plan: Engi
         for which, statistic in STATISTICS.items():
             value = statistic(times)
             beside = f"at this speed {_beside(own[name][which], value)}"
-            if plan is not None and plan.result.summary is not None:
-                said = getattr(plan.result.summary, name.lower())[which].value
+            if plan is not None and plan.result.outcome is not None:
+                said = getattr(plan.result.outcome, name.lower())[which].value
                 beside = f"planned {_beside(said, value)}; {beside}"
             print(f"  {name} {which:<5}{format_ms(value):>10}  {beside}", flush=True)
 

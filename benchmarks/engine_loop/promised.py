@@ -41,7 +41,7 @@ def promised_loop(
         return
     export(plan, "vllm", model=str(place / "model")).save(place / "exported")
     settings = ["--config", str(place / "exported" / "vllm.yaml")]
-    tpot_ms = plan.result.request.targets.targets[1].limit_ms
+    tpot_ms = plan.result.targets[1].limit
     for name, more in (("as planned", settings), ("vLLM's own settings", [])):
         with serving(
             vllm, place / "model", place / name.replace(" ", "-").replace("'", ""), [*options, *more]
@@ -60,8 +60,8 @@ def show(plan: EnginePlan | None, run: LoadRun, tpot_ms: float) -> None:
         for which in ("mean", "p99"):
             value = STATISTICS[which](times)
             beside = ""
-            if plan is not None and plan.result.summary is not None:
-                said = getattr(plan.result.summary, name.lower())[which].value
+            if plan is not None and plan.result.outcome is not None:
+                said = getattr(plan.result.outcome, name.lower())[which].value
                 beside = f"planned {format_ms(said)}, {format_percent(100 * (said / value - 1), signed=True)}"
             print(f"  {name} {which:<5}{format_ms(value):>10}  {beside}")
     period = _periods(run)

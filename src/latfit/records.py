@@ -7,7 +7,7 @@ valid. A violation is one `BadInput` that names the place in the document.
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -25,6 +25,15 @@ else:
         """A float that a file holds as null where it is not finite, because JSON has no NaN."""
 
         __slots__ = ()
+
+
+MAX_COUNT = 2**31 - 1
+"""The largest integer that serving engines accept."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+"""A time, or hours."""
 
 
 class Record(msgspec.Struct, frozen=True, dict=True):
@@ -61,7 +70,8 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         BadInput
             Names the first field that is missing or not valid.
         """
-        schema = cls.__struct_config__.tag
+        config = cls.__struct_config__
+        schema = None if config.tag is None else (config.tag_field, config.tag)
         return decode(document, lambda found: convert(cls.upgrade(found), cls), schema, where, cls.what, cls.made_by)
 
     @classmethod
@@ -87,12 +97,16 @@ def convert(document: Any, kind: type[T]) -> T:
 def decode(
     document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
 ) -> T:
-    """Check the schema, call `make`, and raise BadInput for whatever is not valid in the document."""
+    """Check the schema, call `make`, and raise BadInput for whatever is not valid in the document.
+
+    schema: what the key `schema` holds, or (key, what it holds); None for no check.
+    """
     try:
         if not isinstance(document, Mapping):
             raise ValueError(f"it is no object but {type(document).__name__}")
-        if schema is not None and document.get("schema") != schema:
-            raise ValueError(f"schema is {document.get('schema')!r}, not {schema!r}")
+        name, wanted = schema if isinstance(schema, tuple) else ("schema", schema)
+        if wanted is not None and document.get(name) != wanted:
+            raise ValueError(f"{name} is {document.get(name)!r}, not {wanted!r}")
         return make(document)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         found, _, place = str(error).partition(" - at `$.")

@@ -90,6 +90,11 @@ def number(value: float | None, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def count_text(count: int, noun: str) -> str:
+    """`1 replica`, `1,200 replicas`."""
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def format_ms(value_ms: float, digits: int = 3) -> str:
     """A duration: the unit that keeps the number between 1 and 1000, up to `digits` significant digits."""
     if not math.isfinite(value_ms):

@@ -9,7 +9,8 @@ import pytest
 from latfit.cli.app import run
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
-from tests.unit.planning.test_plan import line, machine
+from latfit.warning import LatfitWarning
+from tests.unit.planning.test_plan import fit_with, line, machine
 
 Captured = pytest.CaptureFixture[str]
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -32,6 +33,15 @@ def both(in_tmp: Path) -> Path:
 @pytest.fixture
 def gpu(in_tmp: Path) -> Path:
     return keep(in_tmp, machine(gpu=line(4, 0.1, domain=SMALL)))
+
+
+def test_a_plan_that_its_data_do_not_support_gives_no_command_and_ends_with_4(in_tmp: Path, capsys: Captured) -> None:
+    blind = [LatfitWarning("no_better_than_constant", "Size does not matter.", "Measure more sizes.")]
+    keep(in_tmp, machine(gpu=line(4, 0.1, domain=SMALL, warnings=blind)))
+    assert latfit("plan", "--sla", "20ms") == 4
+    told = capsys.readouterr()
+    assert "vllm serve" not in told.out
+    assert "not supported by these data: on gpu a constant" in told.err
 
 
 def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Captured) -> None:
@@ -68,10 +78,13 @@ def test_the_verdict_has_its_colour_on_a_terminal(
     assert [found for _, found in said] == [state]
 
 
-def test_without_a_rate_the_engine_follows_the_thresholds(gpu: Path, capsys: Captured) -> None:
+def test_without_a_rate_the_engine_follows_the_thresholds(in_tmp: Path, capsys: Captured) -> None:
+    keep(in_tmp, machine(gpu=fit_with([4.0, 0.1, 0.01], "linear", domain={"B": [1, 64], "S": [1, 4096]})))
+    assert latfit("plan", "--sla", "8ms", "--json") == 0
+    sequences = json.loads(capsys.readouterr().out)["engines"]["vllm"]["max_num_seqs"]
+    assert 4 + 0.1 * sequences + 0.01 * (sequences + 128) <= 8
     assert latfit("plan", "--sla", "8ms") == 0
-    told = capsys.readouterr().out
-    assert "vLLM on gpu: vllm serve --max-num-seqs 40" in told  # 4 + 0.1 * 40 = 8
+    assert f"vLLM on gpu: vllm serve --max-num-seqs {sequences}" in capsys.readouterr().out
 
 
 def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
@@ -91,7 +104,7 @@ def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
 def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
     values = []
     for extra in ((), ("--transfer", "4ms"), ("--transfer", "8ms")):
-        assert latfit("plan", "--sla", "20ms", *extra, "--json") == 0
+        assert latfit("plan", "--sla", "20ms", *extra, "--json") == 4  # the largest step was not measured
         values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
     assert values == [7, 9, 11]  # ceil((12 + extra)/1.95)
 
@@ -165,6 +178,6 @@ def test_a_transfer_has_a_part_for_each_token(both: Path, capsys: Captured) -> N
     values = []
     for transfer in ("2ms+0.5ms", "4ms"):
         options = ("--tokens-per-request", 4, "--transfer", transfer)
-        assert latfit("plan", "--sla", "20ms", *options, "--json") == 0
+        assert latfit("plan", "--sla", "20ms", *options, "--json") == 4  # the largest step was not measured
         values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
     assert values[0] == values[1] is not None

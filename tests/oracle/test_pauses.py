@@ -171,7 +171,7 @@ def test_what_few_pauses_do_not_show_counts_at_its_worse() -> None:
     assert pauses is not None
     assert not pauses.length_is_known
     assert np.all(pauses.moment(np.array([0.1, 17.5]), 1) >= [99.0, 99.0])
-    assert any("3 measured pauses of cpu" in doubt for doubt in estimate(fit, 0.05).doubts)
+    assert any("3 measured pauses of cpu" in doubt.message for doubt in estimate(fit, 0.05).doubts)
 
 
 class TestRequests:

@@ -14,7 +14,6 @@ from latfit.api.requests import Duration, PlanRequest, StepBudgetRequest
 from latfit.errors import WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.planning import (
-    Capacity,
     Load,
     Objective,
     Plan as PlanRecord,
@@ -73,24 +72,24 @@ class Plan(Answer):
     @property
     def B2(self) -> int | None:
         """Batch that reaches half of the path's best throughput; None where there is none."""
-        return self.result.steps.B2.value
+        return self.result.B2.value
 
     @property
     def T_cut_ms(self) -> float | None:
         """How long a request may wait for the GPU before it goes to the CPU; None where no such limit is needed."""
-        return self.result.T_cut.value
+        return None if self.result.T_cut is None else self.result.T_cut.value
 
     @property
     def capacity_per_s(self) -> float | None:
         """Highest rate within the SLA on one replica, in requests/s; None without a rate."""
         found = self.result.capacity
-        return found.sustainable_per_s if isinstance(found, Capacity) else None
+        return None if found is None else found.sustainable_per_s
 
     @property
     def replicas(self) -> int | None:
         """Replicas that the whole rate needs; None without a rate, or where no number serves it."""
         found = self.result.capacity
-        return found.replicas if isinstance(found, Capacity) else None
+        return None if found is None else found.replicas
 
     @property
     def warnings(self) -> "list[LatfitWarning]":
@@ -111,12 +110,12 @@ class Plan(Answer):
     def limits(self) -> "DataFrame":
         """Tokens that a step of B requests may hold within the SLA: path, B, S_min, S_max (missing: any number),
         S_promised, extrapolated."""
-        return _frame(vars(row) for row in self.result.steps.S_at_B)
+        return _frame(row.to_json() for row in self.result.S_at_B)
 
     @cached_property
     def limits_by_tokens(self) -> "DataFrame":
         """Requests that a step of S tokens may hold within the SLA: path, S, B_min, B_max, extrapolated."""
-        return _frame(vars(row) for row in self.result.steps.B_at_S)
+        return _frame(row.to_json() for row in self.result.B_at_S)
 
     @cached_property
     def strategies(self) -> "DataFrame":
@@ -134,7 +133,7 @@ class Plan(Answer):
                 "selected": row.chosen,
                 "verdict": row.verdict,
             }
-            for row in self.result.alternatives
+            for row in self.result.strategies
         )
 
     @cached_property

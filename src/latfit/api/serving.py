@@ -21,6 +21,7 @@ from latfit.api.engines import (
     with_settings,
 )
 from latfit.api.fits import as_fit
+from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, percent, rates, transfer as transfers
 from latfit.api.request import verb
@@ -100,17 +101,17 @@ class EnginePlan(Answer):
     @property
     def replicas(self) -> int | None:
         """Replicas that the load needs; None where no number serves it."""
-        return self.result.replicas if self.feasible else None
+        return self.result.replicas.value
 
     @property
     def engine(self) -> dict[str, Any]:
         """Settings of a replica, by the options of `latfit simulate engine`; empty where nothing keeps the targets."""
-        return self.result.engine if self.feasible else {}
+        return {} if self.result.engine is None else self.result.engine.to_json()
 
     @property
     def highest_rate_per_s(self) -> float | None:
         """The highest rate at which these engines keep the targets; None where nothing does."""
-        return self.result.carries * self.result.rate_per_s if self.feasible else None
+        return self.result.highest_rate_per_s
 
     @property
     def schedule(self) -> "DataFrame":
@@ -119,7 +120,7 @@ class EnginePlan(Answer):
         from pandas import DataFrame
 
         found = self.result.schedule
-        rows = [] if found is None else found.asked.to_json()["replicas_at"]
+        rows = [] if found is None else found.replicas_at
         return DataFrame(rows, columns=["t_s", "replicas"])
 
     @property
@@ -158,9 +159,10 @@ class EnginePlan(Answer):
     def frame(self) -> "DataFrame":
         """Settings of which no other is better in both: max_num_seqs, max_num_batched_tokens, speed_per_s (tokens of a
         user), throughput_per_s (tokens of a replica), best (the planned ones)."""
+        from msgspec import structs
         from pandas import DataFrame
 
-        return DataFrame([vars(each) for each in self.result.front])
+        return DataFrame([structs.asdict(each) for each in self.result.pareto])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         """The results as tables of text."""
@@ -206,8 +208,11 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     targets = _targets(load, {"ttft": request.ttft, "tpot": request.tpot, "latency": request.e2e}, request.goodput)
     memory = _kv_cache(request)
     setup, kv = _setup(measured, memory, request)
-    start = _within_measured(setup, measured)
+    path = None if measured or fit is not None else profile_of(request.hardware).first_of(("gpu",))
+    nominal = [] if path is None else [path.fit]
+    start = _within_measured(setup, measured or nominal)
     asked = ServingRequest(
+        nominal=nominal,
         targets=targets,
         start=start if request.order is None else replace(start, order=Order(request.order)),
         fixed=frozenset(name for name in FIXED if getattr(request, name) is not None),
@@ -223,7 +228,9 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     apart = _apart(load, (fit, prefill_fit, costs), request.transfer, factor, scatter=scatter)
     found = plan_serving(load, costs, _named(measured), asked, _ticking(request.progress), apart)
     notes = [*_slower_note(factor), *unmeasured, *notes_of(load), *setup.notes, *found.notes]
-    return EnginePlan(replace(found, notes=notes), subject)
+    from msgspec import structs
+
+    return EnginePlan(structs.replace(found, notes=notes), subject)
 
 
 FIXED = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order")

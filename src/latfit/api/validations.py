@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +143,9 @@ class Validation(Answer):
         machine = {"foreign": bool(self.foreign), "verdict": self.verdict}
         origin = {"settings_from": {} if self.setup is None else dict(self.setup.origin)}
         speed = {"run_speed": None if self.run_speed is None else self.run_speed.to_json()}
-        return self.result.to_json() | machine | origin | speed | {"warnings": [asdict(each) for each in self.warnings]}
+        return (
+            self.result.to_json() | machine | origin | speed | {"warnings": [each.to_json() for each in self.warnings]}
+        )
 
     @property
     def lines(self) -> list[str]:

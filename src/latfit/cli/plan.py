@@ -127,6 +127,12 @@ def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions)
         note(report(found.hardware, files.report, plan=found).summary(), quiet=output.silent)
     if not found.feasible:
         raise SlaOutOfReach(found.result.binding, where=f"--sla {request.sla}", remedy=found.result.remedy)
+    if found.result.unsupported:
+        raise FitNotUsable(
+            f"the plan is not supported by these data: {found.result.unsupported[0]}",
+            where=f"--hardware {request.paths}",
+            remedy="Measure such steps, or fit a better model (latfit fit).",
+        )
 
 
 def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None:

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from latfit.exporting.command import TITLES as TITLES, engine_key as engine_key, start_line as start_line
     from latfit.exporting.facts import PlanFacts as PlanFacts, read_plan as read_plan
     from latfit.exporting.files import Exported as Exported, Wanted as Wanted
+    from latfit.exporting.render import vllm_flags as vllm_flags
     from latfit.exporting.targets import (
         TARGETS as TARGETS,
         Target as Target,
         add_target as add_target,
         export_plan as export_plan,
     )
-    from latfit.exporting.text import vllm_flags as vllm_flags
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from latfit.exporting.text import flag, yaml_value
+from latfit.exporting.render import flag, yaml_value
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM", "llamacpp": "llama.cpp", "triton": "Triton"}
 """Engines whose steps a trace may hold, as plans call them and as people do."""

@@ -22,11 +22,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Setting:
-    """A number or a switch by the name that the engine uses, and why it has that value."""
+    """A number or a switch by the engine's name, and why it has that value. negatable: whether `--no-NAME` exists."""
 
     name: str
     value: Any
     why: str
+    negatable: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""A plan's schedule of replicas as a ScaledObject of KEDA, whose cron triggers ask for them day by day.
+"""A plan's schedule of replicas as cron triggers of KEDA's ScaledObject.
 
-KEDA hands each trigger's number to a HorizontalPodAutoscaler, which takes the largest and looks every 15 s. Cron knows
-minutes and days, so a part of the day begins at the minute before and ends at the minute after, and a schedule of more
-than a day is none. The day's first replicas are asked for by the start-up time before it begins, as all others are.
+KEDA gives each trigger's number to a HorizontalPodAutoscaler, which takes the largest. Cron knows minutes and days, so
+a part of the day begins at the minute before and ends at the minute after, and a schedule longer than a day has no
+triggers. All replicas are asked for by the start-up time ahead, the day's first ones too.
 """
 
 import math
@@ -12,32 +12,26 @@ from dataclasses import dataclass
 from zoneinfo import ZoneInfo, available_timezones
 
 from latfit.errors import WrongUsage
-from latfit.exporting.facts import PlanFacts, Timetable
 from latfit.exporting.files import Setting
-from latfit.exporting.reasons import commented
-from latfit.exporting.text import comment, yaml_text
+from latfit.planning import SchedulePlan
 from latfit.units import format_percent, number
 
 DAY_MINUTES, DAY_S, MINUTE_S = 1440, 86_400.0, 60.0
-MIDNIGHT = "00:00 UTC"
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?: ([A-Za-z][\w+/-]*))?")
-TOLERANCE = 0.1
-"""Relative changes up to which the autoscaler leaves the number as it is, unless its cluster says otherwise."""
-
-AT_ONCE_S, STEADY_S = 15, 60
+TOLERANCE = 0.1  # relative; the autoscaler ignores smaller changes, unless its cluster says otherwise
 
 
 @dataclass(frozen=True)
 class Clock:
-    """When a recorded day begins: minutes after midnight in a time zone."""
+    """Begin of a recorded day: minutes after midnight in a time zone."""
 
     minute: int
     zone: str
 
 
-def clock_of(text: str | None) -> Clock:
-    """`06:30 Europe/Berlin`; midnight UTC where nobody said. Raises WrongUsage."""
-    found = CLOCK.fullmatch((MIDNIGHT if text is None else text).strip())
+def parse_clock(text: str | None) -> Clock:
+    """Read `06:30 Europe/Berlin`; None is midnight UTC. Raises WrongUsage."""
+    found = CLOCK.fullmatch((text if text is not None else "00:00 UTC").strip())
     zone = (found[3] or "UTC") if found else ""
     if found is None or not _is_zone(zone):
         raise WrongUsage(
@@ -49,38 +43,32 @@ def clock_of(text: str | None) -> Clock:
 
 
 def _is_zone(name: str) -> bool:
-    """Whether the time zone is one; where this machine has no list of them all are."""
+    """Whether the time zone exists; True on a machine without a list of time zones."""
     known = available_timezones()
-    if not known:
-        return True
     try:
-        ZoneInfo(name)
+        return not known or (bool(ZoneInfo(name)) and name in known)
     except (KeyError, ValueError, OSError):
         return False
-    return name in known
 
 
 @dataclass(frozen=True)
 class Trigger:
-    """So many replicas from a minute of the day on to another one, which may be of the next day."""
+    """Replicas from a minute of the day to another, which may be of the next day."""
 
     start: int
     end: int
-    replicas: int
-
-    def cron(self, minute: int) -> str:
-        return f"{minute % 60} {minute // 60 % 24} * * *"
+    setting: Setting
 
 
 @dataclass(frozen=True)
 class Day:
-    """A timetable as a day of a cluster. least: replicas at any time; counts: one after the other; rest: of the time
-    that was not recorded, 0 where all of the day was."""
+    """A schedule as a day of a cluster. counts: replicas of its parts in order.  unrecorded: replicas of the time that
+    was not recorded, 0 if all of the day was."""
 
     least: int
     counts: Sequence[int]
     triggers: Sequence[Trigger]
-    rest: int
+    unrecorded: int
 
     @property
     def most(self) -> int:
@@ -88,102 +76,51 @@ class Day:
 
     @property
     def small_steps(self) -> list[tuple[int, int]]:
-        """Steps up, from how many to how many, that the autoscaler may leave out."""
+        """Steps up that the autoscaler may ignore."""
         around = zip(self.counts, [*self.counts[1:], self.counts[0]], strict=True)
         return sorted({(a, b) for a, b in around if 0 < b - a <= TOLERANCE * a})
 
 
-def too_long(found: Timetable) -> bool:
-    """Whether it covers more than a day, which daily triggers cannot repeat."""
-    return found.span_s > DAY_S
-
-
-def day_of(found: Timetable, clock: Clock, fixed: int) -> Day:
-    """The day's triggers. fixed: the replicas that are enough all the time, for what was not recorded."""
-    whole = found.span_s + found.window_s >= DAY_S
-    moments = [at for at, _ in found.asked]
-    ends = [*moments[1:], DAY_S - found.start_up_s if whole else found.span_s]
-    parts = [(at, end, count) for (at, count), end in zip(found.asked, ends, strict=True)]
-    parts[0] = (-found.start_up_s, parts[0][1], parts[0][2])
+def day_of(schedule: SchedulePlan, clock: Clock, fixed: int) -> Day:
+    """The day's triggers. fixed: replicas that suffice all the time, for what was not recorded."""
+    whole = schedule.span_s + schedule.window_s >= DAY_S
+    starts = [-schedule.start_up_s, *(at for at, _ in schedule.replicas_at[1:])]
+    ends = [*starts[1:], DAY_S - schedule.start_up_s if whole else schedule.span_s]
+    parts = [(at, end, count) for at, end, (_, count) in zip(starts, ends, schedule.replicas_at, strict=True)]
     if not whole:
-        parts.append((found.span_s, DAY_S - found.start_up_s, fixed))
+        parts.append((schedule.span_s, DAY_S - schedule.start_up_s, fixed))
     least = min(count for *_, count in parts)
     while any(count > least and end - start >= DAY_S - 2 * MINUTE_S for start, end, count in parts):
         least = min(count for *_, count in parts if count > least)
+    ahead = f"asked for {number(schedule.start_up_s, 3)} s ahead, an engine's start-up time"
+    why = f"The fewest replicas that meet the targets in this part of the day, {ahead}."
     triggers = [
-        Trigger(clock.minute + math.floor(start / MINUTE_S), clock.minute + math.ceil(end / MINUTE_S), count)
+        Trigger(
+            (clock.minute + math.floor(start / MINUTE_S)) % DAY_MINUTES,
+            (clock.minute + math.ceil(end / MINUTE_S)) % DAY_MINUTES,
+            Setting("desiredReplicas", count, why),
+        )
         for start, end, count in parts
         if count > least and end > start
     ]
-    inside = [Trigger(each.start % DAY_MINUTES, each.end % DAY_MINUTES, each.replicas) for each in triggers]
-    return Day(least, [max(count, least) for *_, count in parts], inside, 0 if whole else fixed)
+    return Day(least, [max(count, least) for *_, count in parts], triggers, 0 if whole else fixed)
 
 
-def schedule_notes(found: Timetable, day: Day, clock: Clock, begins: str | None) -> list[str]:
+def schedule_remarks(schedule: SchedulePlan, day: Day, clock: Clock, begins: str | None) -> list[str]:
     """What the file's head says of the schedule."""
     begin = f"{clock.minute // 60:02d}:{clock.minute % 60:02d} {clock.zone}"
-    told = [f"Assumed: the plan's recorded day begins at {begin}{'' if begins else ' (say another by --begins)'}."]
-    saved = format_percent(100 * (1 - found.hours / found.fixed_hours)) if found.fixed_hours > 0 else ""
-    if saved:
-        told.append(
-            f"The schedule takes {number(found.hours, 3)} replica-hours of the recording, {saved} less than a fixed"
-            " number of them."
-        )
-    if day.rest:
-        covered = f"{number(found.span_s / 3600, 3)} h"
-        told.append(
-            f"! Only {covered} were recorded: the rest of the day has the {day.rest} replicas of the whole load."
-        )
+    found = [f"Assumed: the plan's recorded day begins at {begin}{'' if begins else ' (say another by --begins)'}."]
+    if schedule.fixed.replica_hours > 0:
+        saved = format_percent(100 * schedule.saved)
+        hours = f"{number(schedule.replica_hours, 3)} replica-hours of the recording"
+        found.append(f"The schedule takes {hours}, {saved} less than a fixed number of them.")
+    if day.unrecorded:
+        covered, rest = f"{number(schedule.span_s / 3600, 3)} h", f"the {day.unrecorded} replicas of the whole load"
+        found.append(f"! Only {covered} were recorded: the rest of the day has {rest}.")
     if day.small_steps:
         steps = ", ".join(f"from {a} to {b}" for a, b in day.small_steps[:3])
-        told.append(
-            f"! The autoscaler leaves a change of up to 10 % out ({steps}): lower its tolerance"
+        found.append(
+            f"! The autoscaler ignores a change of up to 10 % ({steps}): lower its tolerance"
             " (--horizontal-pod-autoscaler-tolerance) where the targets need it."
         )
-    return told
-
-
-def scaled_object(facts: PlanFacts, name: str, day: Day, clock: Clock) -> list[str]:
-    """The object's lines, for the Deployment of that name."""
-    assert facts.timetable is not None
-    ahead = f"asked for {number(facts.timetable.start_up_s, 3)} s ahead, which an engine takes to start"
-    settings = [
-        Setting("minReplicaCount", day.least, "The fewest replicas that any part of the day needs."),
-        Setting("maxReplicaCount", day.most, "The most that any part of it needs."),
-    ]
-    lines = ["apiVersion: keda.sh/v1alpha1", "kind: ScaledObject", "metadata:", f"  name: {yaml_text(name)}", "spec:"]
-    lines += ["  scaleTargetRef:", f"    name: {yaml_text(name)}"]
-    for each in settings:
-        lines += [*commented(each, facts, "  "), f"  {each.name}: {each.value}"]
-    lines += _behaviour(day)
-    lines.append("  triggers:")
-    for trigger in day.triggers:
-        why = f"The least replicas that keep the targets in this part of the day, {ahead}."
-        lines += commented(Setting("desiredReplicas", trigger.replicas, why), facts, "    ")
-        lines += [
-            "    - type: cron",
-            "      metadata:",
-            f"        timezone: {yaml_text(clock.zone)}",
-            f"        start: {yaml_text(trigger.cron(trigger.start))}",
-            f"        end: {yaml_text(trigger.cron(trigger.end))}",
-            f"        desiredReplicas: {yaml_text(str(trigger.replicas))}",
-        ]
-    return lines
-
-
-def _behaviour(day: Day) -> list[str]:
-    indent = " " * 8
-    return [
-        "  advanced:",
-        "    horizontalPodAutoscalerConfig:",
-        "      behavior:",
-        *comment("All at once: the plan's start-up time leaves no room for the autoscaler's own pace.", indent),
-        "        scaleUp:",
-        "          policies:",
-        "            - type: Pods",
-        f"              value: {day.most}",
-        f"              periodSeconds: {AT_ONCE_S}",
-        *comment("Not the default of 5 min, which would be paid; a minute bridges the change of triggers.", indent),
-        "        scaleDown:",
-        f"          stabilizationWindowSeconds: {STEADY_S}",
-    ]
+    return found

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +14,26 @@ from latfit.exporting.files import Exported, Wanted
 
 @dataclass(frozen=True)
 class Target:
-    """module: that has `export`, by its whole name.  takes: options beside the plan."""
+    """module: that holds the function, by its whole name.  takes: options beside the plan.  function: its name."""
 
     title: str
     module: str
     takes: tuple[str, ...] = ("model",)
+    function: str = "export"
 
     @property
     def export(self) -> Callable[[PlanFacts, Wanted], Exported]:
-        found: Callable[[PlanFacts, Wanted], Exported] = import_module(self.module).export
+        found: Callable[[PlanFacts, Wanted], Exported] = attrgetter(self.function)(import_module(self.module))
         return found
 
 
 OPTIONS = {"model": "--model", "shapes": "--shape", "begins": "--begins"}
+ENGINES = "latfit.exporting.engines"
 TARGETS: dict[str, Target] = {
-    "vllm": Target("vLLM: YAML for --config, and the command line", "latfit.exporting.vllm"),
-    "sglang": Target("SGLang: the command line", "latfit.exporting.sglang"),
-    "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", "latfit.exporting.trtllm"),
-    "llamacpp": Target("llama.cpp: the command line of llama-server", "latfit.exporting.llamacpp"),
+    "vllm": Target("vLLM: YAML for --config, and the command line", ENGINES, function="VLLM.export"),
+    "sglang": Target("SGLang: the command line", ENGINES, function="SGLANG.export"),
+    "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", ENGINES, function="TRTLLM.export"),
+    "llamacpp": Target("llama.cpp: the command line of llama-server", ENGINES, function="LLAMACPP.export"),
     "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", "latfit.exporting.triton"),
     "tensorrt": Target(
         "TensorRT: optimisation profile, trtexec, warm-up shapes", "latfit.exporting.tensorrt", ("shapes",)

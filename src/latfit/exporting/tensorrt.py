@@ -1,21 +1,32 @@
 """TensorRT: an optimisation profile (smallest, best, largest batch), `trtexec` with it, and the shapes to warm up."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from latfit.errors import WrongUsage
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Setting, Wanted
-from latfit.exporting.reasons import batch_settings, commented, header
-from latfit.exporting.text import script, shell, yaml_text
+from latfit.exporting.render import render
+from latfit.exporting.triton import BatchSettings, batch_settings
+from latfit.planning import Plan
+from latfit.records import MAX_COUNT, Count
 
 BATCH, TOKENS = "B", "S"
-LARGEST = 2**31 - 1
-WANTED = "Name the inputs, with B where the batch goes: --shape input:Bx3x224x224"
+REMEDY = "Name the inputs, with B where the batch goes: --shape input:Bx3x224x224."
+PRECISION = "precision, workspace and timing cache, which the plan does not know: add them behind the script's name."
+
+
+class Profile(BatchSettings, frozen=True):
+    """Batches of an optimisation profile."""
+
+    min_batch: Count
+    opt_batch: Count
+    max_batch: Count
 
 
 @dataclass(frozen=True)
 class Shape:
-    """An input of the model. sizes: numbers, with B for the batch and S for the tokens of a request."""
+    """An input of the model. sizes: numbers, B for the batch and S for the tokens of a request."""
 
     name: str
     sizes: tuple[str, ...]
@@ -26,70 +37,55 @@ class Shape:
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:
-    flags = batch_settings(facts, "tensorrt", "TensorRT")
+    plan, profile = batch_settings(facts, "tensorrt", Profile)
     if not wanted.shapes:
-        raise WrongUsage("a profile needs the shapes of the inputs", where="--shape", remedy=f"{WANTED}.")
+        raise WrongUsage("a profile needs the shapes of the inputs", where="--shape", remedy=REMEDY)
     shapes = [parse_shape(each) for each in wanted.shapes]
     if len({shape.name for shape in shapes}) < len(shapes):
-        raise WrongUsage("an input is named twice", where="--shape", remedy=f"{WANTED}.")
-    low, best, high = flags["min_batch"], flags["opt_batch"], flags["max_batch"]
-    batches = sorted({low, best, high, *(each for each in facts.batches_of_note if low <= each <= high)})
+        raise WrongUsage("an input is named twice", where="--shape", remedy=REMEDY)
+    low, best, high = profile.min_batch, profile.opt_batch, profile.max_batch
+    batches = sorted({low, best, high, *(each for each in _batches_of_note(plan) if low <= each <= high)})
     settings = [
         Setting("min", low, "One request."),
         Setting("opt", best, "The batch from which launching costs little (B2): kernels are chosen for it."),
         Setting("max", high, "The largest batch whose step is within the SLA."),
     ]
-    files = {"trtexec.sh": _command(facts, shapes, settings), "tensorrt.yaml": _yaml(facts, shapes, settings, batches)}
+
+    def shapes_at(batch: int) -> str:
+        """`input:8x3x224x224`; trtexec wants names with marks of its own in quotes."""
+        names = [f"'{each.name}'" if set(each.name) & set(":,") else each.name for each in shapes]
+        sizes = ["x".join(map(str, each.at(batch, plan.tokens_per_request))) for each in shapes]
+        return ",".join(f"{name}:{size}" for name, size in zip(names, sizes, strict=True))
+
+    warm_up = Setting("warm_up", batches, "Run each once before the first request: B1, B2 and the ends of the profile.")
+    title = "A TensorRT optimisation profile, and the shapes to warm up"
+    command = "Builds a TensorRT engine: ONNX=model.onnx bash trtexec.sh"
+    yaml: dict[str, Any] = {
+        "settings": settings,
+        "shapes": shapes,
+        "warm_up": warm_up,
+        "tokens": plan.tokens_per_request,
+    }
+    files = {
+        "trtexec.sh": render("trtexec.sh.jinja", facts, command, [PRECISION], settings=settings, shapes_at=shapes_at),
+        "tensorrt.yaml": render("tensorrt.yaml.jinja", facts, title, **yaml),
+    }
     return Exported("tensorrt", facts.name, files, {**{each.name: each.value for each in settings}, "warm_up": batches})
 
 
+def _batches_of_note(plan: Plan) -> list[int]:
+    """B1, B2 and the knee."""
+    found = (plan.B1_idle, plan.B1, plan.B2, plan.knee)
+    return [each.value for each in found if each.value is not None]
+
+
 def parse_shape(text: str) -> Shape:
-    """`input:Bx3x224x224`; the name may hold colons. Raises WrongUsage."""
+    """Read `input:Bx3x224x224`; the name may hold colons. Raises WrongUsage."""
     name, colon, sizes = text.rpartition(":")
     parts = tuple(sizes.split("x"))
     sound = colon and name and name.isprintable() and not set(name) & set("'\"` ")
     numbers = [each for each in parts if each not in (BATCH, TOKENS)]
-    counts = all(each.isascii() and each.isdecimal() and 0 < int(each) <= LARGEST for each in numbers)
-    if not sound or not counts or parts.count(BATCH) < 1:
-        raise WrongUsage(f"{text!r} is not the shape of an input", where="--shape", remedy=f"{WANTED}.")
+    counts = all(each.isascii() and each.isdecimal() and 0 < int(each) <= MAX_COUNT for each in numbers)
+    if not sound or not counts or BATCH not in parts:
+        raise WrongUsage(f"{text!r} is not the shape of an input", where="--shape", remedy=REMEDY)
     return Shape(name, parts)
-
-
-def _command(facts: PlanFacts, shapes: list[Shape], settings: list[Setting]) -> str:
-    head = header(facts, "Builds a TensorRT engine: ONNX=model.onnx bash trtexec.sh", [_precision()])
-    words = (
-        [*commented(each, facts, "  "), f"  {shell(f'--{each.name}Shapes={_spelled(facts, shapes, each.value)}')}"]
-        for each in settings
-    )
-    onnx = '--onnx="${ONNX:?Set ONNX to the file of the model.}"'
-    return script(head, ("trtexec", onnx, '--saveEngine="${ENGINE:-model.plan}"'), words)
-
-
-def _precision() -> str:
-    return "precision, workspace and timing cache, which the plan does not know: add them behind the script's name."
-
-
-def _spelled(facts: PlanFacts, shapes: list[Shape], batch: int) -> str:
-    """`input:8x3x224x224`, names with marks of its own in quotes as trtexec wants them."""
-    tokens = facts.tokens_per_request
-    return ",".join(f"{_quoted(shape.name)}:{'x'.join(map(str, shape.at(batch, tokens)))}" for shape in shapes)
-
-
-def _quoted(name: str) -> str:
-    return f"'{name}'" if set(name) & set(":,") else name
-
-
-def _yaml(facts: PlanFacts, shapes: list[Shape], settings: list[Setting], batches: list[int]) -> str:
-    lines = [*header(facts, "A TensorRT optimisation profile, and the shapes to warm up"), "profile:"]
-    for each in settings:
-        lines += [*commented(each, facts, "  "), f"  {each.name}:", *_shapes(facts, shapes, each.value, "    ")]
-    warm = Setting("warm_up", batches, "Run each once before the first request: B1, B2 and the ends of the profile.")
-    lines += [*commented(warm, facts), "warm_up:"]
-    for batch in batches:
-        first, *others = _shapes(facts, shapes, batch, "    ")
-        lines += [f"  - {first.strip()}", *others]
-    return "\n".join([*lines, ""])
-
-
-def _shapes(facts: PlanFacts, shapes: list[Shape], batch: int, indent: str) -> list[str]:
-    return [f"{indent}{yaml_text(shape.name)}: {shape.at(batch, facts.tokens_per_request)}" for shape in shapes]

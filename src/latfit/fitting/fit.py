@@ -34,6 +34,7 @@ from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
 from latfit.fitting.windows import LINEAR, Windows, windows_of
+from latfit.messages import NO_ACTION, Severity
 from latfit.model import (
     CORRECTION,
     Baseline,
@@ -51,7 +52,7 @@ from latfit.model import (
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import Trace, identity_of
 from latfit.units import format_percent
-from latfit.warning import NO_ACTION, LatfitWarning
+from latfit.warning import LatfitWarning
 
 CLEARLY = 0.9
 """Share of an error below which another model predicts clearly better."""
@@ -232,7 +233,7 @@ def _beaten(found: FitResult, wanted: FitOptions, rows: int) -> LatfitWarning | 
     else:
         return None
     numbers = f"{format_percent(beside)} vs {format_percent(error)}"
-    return LatfitWarning("model_replaced", f"{message} ({numbers}), so the line was fitted.", NO_ACTION)
+    return LatfitWarning("model_replaced", f"{message} ({numbers}), so the line was fitted.", NO_ACTION, Severity.NOTE)
 
 
 def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResult:

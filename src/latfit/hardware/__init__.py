@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         add_path as add_path,
         change_hardware as change_hardware,
         nominal_path as nominal_path,
+        path_label as path_label,
         profile_from_json as profile_from_json,
         read_hardware as read_hardware,
     )

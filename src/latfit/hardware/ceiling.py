@@ -14,6 +14,7 @@ import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.model import FitResult
+from latfit.records import Record
 
 PER_MS = 1e-3
 
@@ -55,8 +56,7 @@ class Ceiling:
         return self.step_bytes / self.bandwidth / PER_MS
 
 
-@dataclass(frozen=True)
-class CeilingShare:
+class CeilingShare(Record, frozen=True):
     """Fitted peak and fastest step inside the measured range, beside the machine's; shares as fractions, None where
     unknown. A share above 1 means that one of the numbers is wrong."""
 
@@ -66,9 +66,6 @@ class CeilingShare:
     fitted_fastest_ms: float
     floor_ms: float | None
     floor_share: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def beside_the_fit(ceiling: Ceiling, fit: FitResult) -> CeilingShare:

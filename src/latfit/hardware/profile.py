@@ -25,6 +25,11 @@ CPU_PATHS = ("amx", "cpu")
 GPU_PATHS = ("gpu",)
 
 
+def path_label(name: str, *, nominal: bool) -> str:
+    """Return a path's name with a mark if its numbers are nominal."""
+    return f"{name} (nominal)" if nominal else name
+
+
 @dataclass(frozen=True, repr=False)
 class ExecutionPath:
     """Where a batch can run, and how long it takes there.
@@ -42,7 +47,7 @@ class ExecutionPath:
     @property
     def label(self) -> str:
         """The name, with a mark where its numbers are nominal."""
-        return f"{self.name} (nominal)" if self.nominal else self.name
+        return path_label(self.name, nominal=self.nominal is not None)
 
     def __repr__(self) -> str:
         return f"<ExecutionPath {self.label}: {self.nominal.text if self.nominal else f'{self.fit.name} fit'}>"

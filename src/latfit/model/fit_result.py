@@ -379,6 +379,7 @@ def _make(document: Mapping[str, Any]) -> FitResult:
                 for name, scores in document.get("baselines", {}).items()
             },
             "data": DataFacts.upgrade(document.get("data", {})),
+            "warnings": [LatfitWarning.upgrade(each) for each in document.get("warnings", ())],
             "correction": None,
         },
         FitResult,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.planning.fit_quality import trace_name as trace_name
+    from latfit.planning.fit_quality import FitQuality as FitQuality, trace_name as trace_name
     from latfit.planning.load.curves import (
         Line as Line,
         cutoff_lines as cutoff_lines,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Capacity as Capacity,
         Cutoff as Cutoff,
         EngineChoice as EngineChoice,
+        Kind as Kind,
         LoadPlan as LoadPlan,
         Plan as Plan,
         Reach as Reach,
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
         TokenRange as TokenRange,
         Unknown as Unknown,
     )
-    from latfit.planning.serving.apart import ApartPlan as ApartPlan, PrefillApart as PrefillApart
-    from latfit.planning.serving.effects import MOST_SLOWER as MOST_SLOWER, Effect as Effect, Trade as Trade
+    from latfit.planning.serving.apart import PrefillApart as PrefillApart
+    from latfit.planning.serving.effects import MOST_SLOWER as MOST_SLOWER
     from latfit.planning.serving.evaluate import scaled as scaled
     from latfit.planning.serving.kv_cache import (
         GpuMemory as GpuMemory,
@@ -50,16 +51,19 @@ if TYPE_CHECKING:
         kv_cache_of as kv_cache_of,
         model_config as model_config,
     )
-    from latfit.planning.serving.plan import (
+    from latfit.planning.serving.plan import ServingRequest as ServingRequest, plan_serving as plan_serving
+    from latfit.planning.serving.result import (
+        ApartPlan as ApartPlan,
+        Effect as Effect,
+        PlannedEngines as PlannedEngines,
+        Reached as Reached,
+        SchedulePlan as SchedulePlan,
         ServingPlan as ServingPlan,
-        ServingRequest as ServingRequest,
-        plan_serving as plan_serving,
+        Trade as Trade,
     )
-    from latfit.planning.serving.schedule import SchedulePlan as SchedulePlan
     from latfit.planning.serving.targets import (
         USUAL_PERCENT as USUAL_PERCENT,
         Goodput as Goodput,
-        Reached as Reached,
         RequestTarget as RequestTarget,
         Targets as Targets,
         parse_target as parse_target,

@@ -9,25 +9,21 @@ The rules of the choice are in docs/planning.md.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
 from latfit.planning import wording
+from latfit.planning.engine_names import Flags
 from latfit.planning.request import ServingTargets
 from latfit.planning.result import Alternative, Cutoff, EngineChoice, Kind, LoadPlan, Settings, StepPlan, Unknown
 from latfit.planning.steps.limits import level_for
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
 
-if TYPE_CHECKING:
-    from latfit.simulation import EngineSettings
-
 US_PER_MS = 1000
-
-Flags = Mapping[str, Any]
 
 
 def engine_flags(
@@ -90,34 +86,6 @@ def _waiting(batched: Alternative, load: LoadPlan, largest: int, sla_ms: float) 
         "max_queue_delay_microseconds": int(min(wait_ms, max(spare_ms, 0.0)) * US_PER_MS),
         "preferred_batch_size": [*range(stop, largest + 1)],
     }
-
-
-def serving_flags(settings: "EngineSettings") -> dict[str, Flags]:
-    """The settings that a simulated engine ran with, by engine; what is an engine's default is left out."""
-    seqs, budget = settings.max_num_seqs, settings.max_num_batched_tokens
-    vllm: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": budget}
-    sglang: dict[str, Any] = {"max_running_requests": seqs}
-    trtllm: dict[str, Any] = {"max_batch_size": seqs, "max_num_tokens": budget}
-    if settings.long_prefill_token_threshold:
-        vllm["long_prefill_token_threshold"] = settings.long_prefill_token_threshold
-    if settings.batching == "continuous":
-        vllm |= {"enable_chunked_prefill": False, "max_model_len": budget}
-        sglang |= {"chunked_prefill_size": -1, "max_prefill_tokens": budget, "context_length": budget}
-        trtllm |= {"enable_chunked_prefill": False, "max_seq_len": budget}
-    else:
-        sglang |= {"chunked_prefill_size": budget, "enable_mixed_chunk": True}
-        trtllm["enable_chunked_prefill"] = True
-    if settings.order.name == "priority":
-        vllm["scheduling_policy"] = "priority"
-        sglang["enable_priority_scheduling"] = True
-    if not settings.asynchronous:
-        vllm["async_scheduling"] = False
-        sglang["disable_overlap_schedule"] = True
-        trtllm["disable_overlap_scheduler"] = True
-    found: dict[str, Flags] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
-    if settings.batching != "continuous":  # llama.cpp adds prompts to any step that has room
-        found["llamacpp"] = {"parallel": seqs, "batch_size": budget}
-    return found
 
 
 MIN_CHUNK = 128

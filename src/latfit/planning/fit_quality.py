@@ -1,54 +1,69 @@
 """What a decision rests on: the fits of its step times, how far off they are, and what system they are of."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from latfit.hardware import ExecutionPath
+from msgspec import field
+
+from latfit.hardware import ExecutionPath, path_label
 from latfit.model import FitResult, fitted_identity
+from latfit.records import Record
+from latfit.units import format_percent
+
+NOMINAL = "nominal"
 
 
-@dataclass(frozen=True)
-class FitQuality:
-    """How good the step costs of a plan are. error_pct: on unseen steps, mean, None where nothing was measured;
-    by_phase: of each phase.  path: the execution path that they are of, where a plan knows several.  system: what the
-    fit's trace says of hardware, model and engine."""
+class FitQuality(Record, frozen=True):
+    """How good the step costs of a plan are.
 
-    name: str
+    Attributes
+    ----------
+    error_pct
+        Mean error on unseen steps; None if nothing was measured.
+    path
+        The execution path that they are of.
+    system
+        What the fit's trace says of hardware, model and engine.
+    """
+
+    name: str = field(name="fit")
     model: str
     error_pct: float | None
-    by_phase: Mapping[str, float]
-    path: str = ""
-    system: Mapping[str, str] = field(default_factory=dict)
+    by_phase: Mapping[str, float] = field(name="error_pct_by_phase", default_factory=dict)
+    path: str | None = None
+    system: Mapping[str, str] = {}
 
     @property
     def worst_pct(self) -> float:
-        """Of the phases; 0 where nothing is known."""
+        """Largest error of a phase; 0 if unknown."""
         return max([*self.by_phase.values(), self.error_pct or 0.0])
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fit": self.name,
-            "model": self.model,
-            "error_pct": self.error_pct,
-            "error_pct_by_phase": dict(self.by_phase),
-            "path": self.path or self.system.get("path"),
-            "system": dict(self.system),
-        }
+    @property
+    def label(self) -> str | None:
+        """The path as strategies name it."""
+        return self.path and path_label(self.path, nominal=self.model == NOMINAL)
+
+    @property
+    def error(self) -> str:
+        """`12 % off on unseen steps (decode 5 %)`."""
+        if self.error_pct is None:
+            return "error on unseen steps unknown"
+        phases = ", ".join(f"{name} {format_percent(each)}" for name, each in self.by_phase.items())
+        return f"{format_percent(self.error_pct)} off on unseen steps{f' ({phases})' if phases else ''}"
 
 
 def quality_of(name: str, fit: FitResult, path: str = "") -> FitQuality:
     """The cross-validated error of a fit."""
     errors = fit.cross_validation.errors
     by_phase = dict(errors.by_phase) if errors and errors.by_phase else {}
-    return FitQuality(name, fit.name, fit.cross_validation.mape_pct, by_phase, path, fitted_identity(fit))
+    system = dict(fitted_identity(fit))
+    return FitQuality(name, fit.name, fit.cross_validation.mape_pct, by_phase, path or system.get("path"), system)
 
 
 def quality_of_path(path: ExecutionPath) -> FitQuality:
     """Of a path of a hardware profile, by the name of its trace; nominal numbers have no error that anybody knows."""
     if path.nominal is not None:
-        return FitQuality(path.nominal.text, "nominal", None, {}, path.name)
+        return FitQuality(path.nominal.text, NOMINAL, None, {}, path.name)
     return quality_of(trace_name(path.fit), path.fit, path.name)
 
 

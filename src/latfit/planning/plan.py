@@ -8,18 +8,31 @@ how much load fits.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
+from latfit.messages import Message, message, views
 from latfit.planning import wording
 from latfit.planning.engine_settings import engine_flags, engine_settings, prices_tokens
 from latfit.planning.fit_quality import quality_of_path
 from latfit.planning.request import PlanRequest
-from latfit.planning.result import LoadPlan, Plan, Reach, StepPlan, Threshold, TokenRange
+from latfit.planning.result import (
+    FALLS_BACK,
+    NEEDS_LOAD,
+    NEEDS_RATE,
+    Inverse,
+    LoadPlan,
+    Plan,
+    Reach,
+    StepPlan,
+    Threshold,
+    TokenRange,
+    Unknown,
+)
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import doubtful_steps, how_far, inherited, outside, unsupported
-from latfit.warning import LatfitWarning
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,10 @@ class _Paths:
     cpu: PathLatency | None
     gpu: PathLatency | None
     every: tuple[PathLatency, ...]
+
+    @property
+    def both(self) -> bool:
+        return self.cpu is not None and self.gpu is not None
 
     def serving(self, load: LoadPlan | None) -> PathLatency:
         """The path whose engine settings are given: the one that the load is served on; without a load the GPU, or
@@ -65,35 +82,68 @@ def make_plan(
         load = load_plan(profile, sla_ms, percentile, tokens_per_request, request)
         answer = wording.load_answer(load, sla_ms, request.replicas, tokens_per_request)
     every = list(profile.paths.values())
-    warnings = [*(load.warnings if load else ()), *inherited(every), *_warnings(profile, levels, percentile, request)]
-    if load:
-        warnings += outside(every, tokens_per_request, request.context)
-    if steps.doubts:
-        warnings.append(wording.in_doubt(steps.doubts, sla_ms))
     reasons = unsupported(steps, load, every)
+    messages = [*reasons, *(load.messages if load else ()), *inherited(every)]
+    messages += _warnings(profile, levels, percentile, request)
+    if load:
+        messages += outside(every, tokens_per_request, request.context)
+    if steps.doubts:
+        points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in steps.doubts)
+        messages.append(message("steps_in_doubt", sla=sla_ms, points=points))
+    of_load = [message("assumed", what=each) for each in (request.load.notes if request.load else ())]
+    messages = [*_notes(profile), *messages, *of_load]
     serving = paths.serving(load)
     settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context)
     factor = level_for(serving.path, percentile, serving.phase).factor
+    decides = steps if load is None else load
+    promise = load.promise if load is not None else "yes" if steps.feasible else "no"
+    T_cut = Unknown(NEEDS_RATE if paths.both else FALLS_BACK) if load is None else load.T_cut
+    quantities = {
+        "capacity": Unknown(NEEDS_LOAD) if load is None else load.capacity,
+        "B1_at_rate": Unknown(NEEDS_RATE) if load is None else load.B1,
+        "settings": settings,
+        "T_cut_ms": T_cut,
+    }
+    unknown = {name: each.reason for name, each in quantities.items() if isinstance(each, Unknown)}
+    known: dict[str, Any] = {name: None if name in unknown else each for name, each in quantities.items()}
     return Plan(
         sla_ms=sla_ms,
+        percentile=decides.percentile,
         tokens_per_request=tokens_per_request,
-        steps=steps,
-        load=load,
-        settings=settings,
+        feasible=decides.feasible,
+        promise="in doubt" if reasons and promise == "yes" else promise,
+        answer=wording.not_supported([each.message for each in reasons], answer) if reasons else answer,
+        binding=decides.binding,
+        remedy=decides.remedy,
+        **views(messages),
+        rate_per_s=None if load is None else load.rate_per_s,
+        interval_ms=None if load is None else load.interval_ms,
+        strategies=() if load is None else load.alternatives,
+        capacity=known["capacity"],
+        checked=None if load is None else load.checked,
+        T_cut=known["T_cut_ms"],
+        B1_idle=steps.B1,
+        B1_at_rate=known["B1_at_rate"],
+        B1_tokens=steps.B1_tokens,
+        B2=steps.B2,
+        knee=steps.knee,
+        rules=() if load is None else load.rules,
+        sensitivity=() if load is None else load.sensitivity,
+        frontier=() if load is None else load.frontier,
+        fastest_ms=steps.fastest_ms,
+        inverse=Inverse(steps.S_at_B, steps.B_at_S),
+        steps_in_doubt=steps.doubts,
+        settings=known["settings"],
         engines=engine_flags(steps, load, settings, serving.largest_within(sla_ms, factor), sla_ms),
-        answer=wording.not_supported(reasons, answer) if reasons else answer,
-        warnings=warnings,
-        notes=[*_notes(profile), *(load.notes if load else ()), *(request.load.notes if request.load else ())],
-        unsupported=reasons,
+        engines_path=serving.path.name,
+        fits=[quality_of_path(path) for path in every],
         nominal={name: path.nominal.text for name, path in profile.paths.items() if path.nominal},
         ceilings={
             name: beside_the_fit(path.ceiling, path.fit).to_json()
             for name, path in profile.paths.items()
             if path.ceiling.known
         },
-        both_paths=paths.cpu is not None and paths.gpu is not None,
-        fits=[quality_of_path(path) for path in every],
-        engines_path=serving.path.name,
+        unknown=unknown,
     )
 
 
@@ -162,19 +212,20 @@ def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -
     }
 
 
-def _notes(profile: HardwareProfile) -> list[str]:
+def _notes(profile: HardwareProfile) -> list[Message]:
     """What the plan takes the paths for."""
-    found = [wording.nominal(name, path.nominal.text) for name, path in profile.paths.items() if path.nominal]
+    named = {name: path.nominal.text for name, path in profile.paths.items() if path.nominal}
+    found = [message("nominal", path=name, numbers=text) for name, text in named.items()]
     times = {name: str(path.fit.data.more.get("time")) for name, path in profile.paths.items()}
-    found += [wording.WHAT_TIME[time].format(name=name) for name, time in times.items() if time in wording.WHAT_TIME]
+    found += [message(time, path=name) for name, time in times.items() if time in ("period", "compute")]
     if "amx" not in profile.paths and "gpu" in profile.paths and "cpu" in profile.paths:
-        found.append(wording.CPU_FOR_AMX)
+        found.append(message("cpu_for_amx"))
     return found
 
 
 def _warnings(
     profile: HardwareProfile, levels: Mapping[str, StepLevels], asked: float, request: PlanRequest
-) -> list[LatfitWarning]:
+) -> list[Message]:
     """What the fits leave open about steps, and what to do about it."""
     found = []
     for name, level in levels.items():
@@ -182,13 +233,13 @@ def _warnings(
         if path.nominal is not None:
             pass
         elif level.percentile is None:
-            found.append(wording.no_intervals(name))
+            found.append(message("no_intervals", path=name))
         elif level.extrapolated:
             found.append(wording.extrapolated(name, asked, level.extrapolated))
         if request.context is None and path.fit.assumed_context:
-            found.append(wording.assumed_context(name, path.fit.assumed_context))
+            found.append(message("assumed_context", path=name, assumed=path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:
-            found.append(wording.no_prefill_measured(name))
+            found.append(message("no_prefill", path=name))
     return found
 
 

@@ -1,13 +1,18 @@
 """Plan: the decisions, what bound them, and what could not be said and why. Durations in ms, rates in requests/s."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
+
+from latfit.hardware import CPU_PATHS, GPU_PATHS
+from latfit.messages import Message
+from latfit.planning.engine_names import Flags
 from latfit.planning.fit_quality import FitQuality
+from latfit.records import Count, Record, Seconds
 from latfit.units import format_ms, format_rate
-from latfit.warning import LatfitWarning
 
 NEEDS_RATE = "needs an arrival rate: --rate"
 NEEDS_LOAD = "needs an arrival rate: --rate, or a recorded load: --arrivals"
@@ -28,8 +33,7 @@ class Reach(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Threshold:
+class Threshold(Record, frozen=True):
     """A number (of requests, of tokens) from which something holds; None with the reason where it never holds.
 
     wins: the stretches (first, last) for which it holds.  interval: 95 % over the fits' draws, None where a fit keeps
@@ -52,8 +56,7 @@ class Unknown:
     value: None = None
 
 
-@dataclass(frozen=True)
-class TokenRange:
+class TokenRange(Record, frozen=True):
     """At B requests a step of S_min to S_max tokens meets the SLA; S_max None: any number of tokens does.
 
     extrapolated: the range's end lies outside the steps that were measured.  S_promised: up to here the SLA is met by
@@ -68,8 +71,7 @@ class TokenRange:
     S_promised: int | None = None
 
 
-@dataclass(frozen=True)
-class BatchRange:
+class BatchRange(Record, frozen=True):
     """At S tokens a step of B_min to B_max requests meets the SLA."""
 
     path: str
@@ -79,8 +81,7 @@ class BatchRange:
     extrapolated: bool
 
 
-@dataclass(frozen=True)
-class RuleChoice:
+class RuleChoice(Record, frozen=True):
     """A batching rule at the plan's rate on a path alone: its stopping batch, mean response, and by what share that
     exceeds the optimum's (None where the optimum could not be computed)."""
 
@@ -91,8 +92,7 @@ class RuleChoice:
     excess: float | None
 
 
-@dataclass(frozen=True)
-class Cutoff:
+class Cutoff(Record, frozen=True):
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
     value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "rigorous" (proved),
@@ -158,12 +158,8 @@ class Strategy:
         on = " + ".join(self.paths)
         return f"{on}, {self.kind.value}" if self.T_cut_ms is None else f"{on}, T_cut {format_ms(self.T_cut_ms)}"
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "kind": self.kind.value, "paths": list(self.paths)}
 
-
-@dataclass(frozen=True)
-class Alternative:
+class Alternative(Record, frozen=True, kw_only=True):
     """A strategy at the plan's rate: its percentile and mean in ms, the margin to the SLA as a share of it, the highest
     rate that meets the SLA, and why it was selected or not. None where the load is unstable or a number is not known.
 
@@ -172,28 +168,35 @@ class Alternative:
     nothing scatters or only closed forms were asked for).
     """
 
-    strategy: Strategy
-    percentile_ms: float | None
-    mean_ms: float | None
-    margin: float | None
-    rate_limit_per_s: float | None
-    sustainable_per_s: float | None
-    utilisation: float | None
-    goodput_per_s: float | None
-    replicas: int | None
-    price_per_hour: float | None
-    chosen: bool
-    verdict: str
+    name: str
+    kind: Kind
+    paths: tuple[str, ...]
+    T_cut_ms: Seconds | None = None
+    batch: Count | None = None
+    percentile_ms: float | None = None
+    mean_ms: float | None = None
+    margin: float | None = None
+    rate_limit_per_s: float | None = None
+    sustainable_per_s: float | None = None
+    utilisation: float | None = None
+    goodput_per_s: float | None = None
+    replicas: int | None = None
+    price_per_hour: float | None = None
+    chosen: bool = False
+    verdict: str = ""
     feasible_per_s: Sequence[tuple[float, float]] = ()
     source: str | None = None
 
+    def __post_init__(self) -> None:
+        if len(self.paths) != (1 if self.T_cut_ms is None else 2):
+            raise ValueError(f"a strategy on {len(self.paths)} paths")
+
     @property
-    def name(self) -> str:
-        return self.strategy.name
+    def strategy(self) -> Strategy:
+        return Strategy(self.kind, self.paths, self.T_cut_ms, self.batch)
 
 
-@dataclass(frozen=True)
-class Capacity:
+class Capacity(Record, frozen=True):
     """What load the chosen strategy carries on one replica; rates in requests/s for one replica unless said.
 
     sustainable: with the SLA kept by what the fit says; promised: also at the slow end of what the data leave open,
@@ -215,8 +218,7 @@ class Capacity:
     load: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Record, frozen=True):
     """What a change of the machine or the load does."""
 
     change: str
@@ -226,8 +228,7 @@ class Change:
     replicas: int | None
 
 
-@dataclass(frozen=True)
-class EngineChoice:
+class EngineChoice(Record, frozen=True):
     """One row of the trade-off: more sequences, or a shorter wait for the first token.
 
     Parameters
@@ -247,8 +248,7 @@ class EngineChoice:
     decode_tokens_per_s: float
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record, frozen=True):
     """Limits for a serving engine, from the fit of `path`, without a sweep.
 
     Parameters
@@ -277,8 +277,7 @@ class Settings:
     choices: tuple[EngineChoice, ...] = ()
 
 
-@dataclass(frozen=True)
-class Doubt:
+class Doubt(Record, frozen=True):
     """A step for which the fit cannot say whether it meets the SLA: the chance that it does, and its 95 % interval."""
 
     path: str
@@ -289,8 +288,7 @@ class Doubt:
     high_ms: float
 
 
-@dataclass(frozen=True)
-class FrontierPoint:
+class FrontierPoint(Record, frozen=True):
     """An operating point; best: none is at least as good in every respect. cost: the objective's, None without one."""
 
     name: str
@@ -317,8 +315,8 @@ class StepPlan:
     remedy: str
     B1: Threshold
     B2: Threshold
-    B1_tokens: Threshold | Unknown
-    knee: Threshold | Unknown
+    B1_tokens: Threshold
+    knee: Threshold
     doubts: Sequence[Doubt]
 
     @property
@@ -333,7 +331,7 @@ class StepPlan:
 class LoadPlan:
     """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: "yes", "no", or "in doubt"
     where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell, and
-    why_in_doubt then says which.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
+    `messages` then says which.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
     where that is nothing.
     checked: what the event simulation of the decision found, None where there is no decision or only closed forms
     were asked for."""
@@ -353,9 +351,7 @@ class LoadPlan:
     interval_ms: Interval | None
     checked: Mapping[str, Any] | None
     laws_only: bool
-    notes: Sequence[str]
-    warnings: Sequence[LatfitWarning] = ()
-    why_in_doubt: Sequence[str] = ()
+    messages: Sequence[Message] = ()
 
     @property
     def chosen(self) -> Alternative | None:
@@ -370,145 +366,119 @@ class LoadPlan:
         return f"<LoadPlan of {format_rate(self.rate_per_s)}: {name}, promise: {self.promise}>"
 
 
-@dataclass(frozen=True, repr=False)
-class Plan:
-    """What to do under an SLA in ms: for steps, and for a load where there is one.
+class Inverse(Record, frozen=True):
+    """Tokens that fit into a step by requests, and requests by tokens."""
 
-    answer: the plan in one or two sentences.  warnings: what to do something about, the most important first.  notes:
-    what was assumed.  unsupported: why it is not supported by the data, empty where it is.
-    engines: the settings under the names that serving engines use.  nominal: numbers of paths that were not measured.
-    engines_path: the path that these are of.  fits: what each path rests on.
+    S_at_B: Sequence[TokenRange]
+    B_at_S: Sequence[BatchRange]
+
+
+UNKNOWABLE = ("capacity", "T_cut_ms", "B1_at_rate", "settings")
+
+
+class Plan(Record, frozen=True, kw_only=True):
+    """What to do under an SLA: for steps, and for a load if there is one.
+
+    Attributes
+    ----------
+    percentile
+        Of steps, or with a rate of responses, in percent; None for the typical step.
+    answer
+        The plan in one or two sentences.
+    binding, remedy
+        What limits it, and what would make it feasible.
+    warnings, notes, unsupported, why_in_doubt
+        Views of the messages, by severity.
+    capacity, T_cut, B1_at_rate, settings
+        None if they cannot be given; `unknown` then has the reason, by key of the JSON.
+    B1_idle
+        B1 without the wait at the GPU.
+    engines
+        The settings of `engines_path` under the names that serving engines use.
+    nominal
+        Numbers of paths that were not measured.
+    fits
+        What each path rests on.
     """
 
+    what: ClassVar[str] = "plan"
+    made_by: ClassVar[str] = "latfit plan --out plan.json"
+
     sla_ms: float
-    tokens_per_request: int
-    steps: StepPlan
-    load: LoadPlan | None
-    settings: Unknown | Settings
-    engines: Mapping[str, Mapping[str, Any]]
+    percentile: float | None
+    tokens_per_request: Count
+    feasible: bool
+    promise: str
     answer: str
-    warnings: Sequence[LatfitWarning]
+    binding: str
+    remedy: str = ""
+    why_in_doubt: Sequence[str] = ()
+    warnings: Sequence[Message]
     notes: Sequence[str]
-    unsupported: Sequence[str]
-    nominal: Mapping[str, str]
-    ceilings: Mapping[str, Any]
-    both_paths: bool
-    fits: Sequence[FitQuality] = ()
-    engines_path: str = ""
+    unsupported: Sequence[str] = ()
+    rate_per_s: float | None
+    interval_ms: Interval | None = None
+    strategies: Sequence[Alternative]
+    capacity: Capacity | None
+    checked: Mapping[str, Any] | None = None
+    T_cut: Cutoff | None = msgspec.field(name="T_cut_ms")
+    B1_idle: Threshold = msgspec.field(name="B1")
+    B1_at_rate: Threshold | None
+    B1_tokens: Threshold
+    B2: Threshold
+    knee: Threshold
+    rules: Sequence[RuleChoice] = ()
+    sensitivity: Sequence[Change] = ()
+    frontier: Sequence[FrontierPoint] = ()
+    fastest_ms: float
+    inverse: Inverse
+    steps_in_doubt: Sequence[Doubt] = ()
+    settings: Settings | None
+    engines: Mapping[str, Flags]
+    engines_path: str
+    fits: Sequence[FitQuality]
+    nominal: Mapping[str, str] = {}
+    ceilings: Mapping[str, Any] = {}
+    unknown: Mapping[str, str] = {}
 
-    @property
-    def _decides(self) -> StepPlan | LoadPlan:
-        return self.steps if self.load is None else self.load
+    def to_json(self) -> dict[str, Any]:
+        """Keys are a contract: see `docs/formats.md`. What is unknown is an object with the reason."""
+        found = super().to_json()
+        reasons = found.pop("unknown")
+        return found | {name: {"reason": reason, "value": None} for name, reason in reasons.items()}
 
-    @property
-    def feasible(self) -> bool:
-        """Whether the SLA can be met."""
-        return self._decides.feasible
-
-    @property
-    def binding(self) -> str:
-        """What limits it."""
-        return self._decides.binding
-
-    @property
-    def remedy(self) -> str:
-        """What would make it feasible; empty where it is."""
-        return self._decides.remedy
-
-    @property
-    def percentile(self) -> float | None:
-        """Of steps, or with a rate of responses, in percent; None for the typical step."""
-        return self._decides.percentile
-
-    @property
-    def promise(self) -> str:
-        """yes, no or in doubt."""
-        found = self.load.promise if self.load is not None else "yes" if self.steps.feasible else "no"
-        return "in doubt" if self.unsupported and found == "yes" else found
-
-    @property
-    def why_in_doubt(self) -> Sequence[str]:
-        return [*self.unsupported, *(() if self.load is None else self.load.why_in_doubt)]
+    @classmethod
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        values = {name: document[name] for name in UNKNOWABLE}
+        unknown = {name: each["reason"] for name, each in values.items() if {"reason", "value"} == set(each)}
+        return {**document, **dict.fromkeys(unknown), "unknown": unknown}
 
     @property
     def B1(self) -> Threshold:
-        """With a rate, with the wait that it makes at the GPU; the same number wherever the plan is shown."""
-        at_rate = None if self.load is None else self.load.B1
-        return at_rate if isinstance(at_rate, Threshold) else self.steps.B1
+        """With a rate, with the wait that it makes at the GPU."""
+        return self.B1_at_rate or self.B1_idle
 
     @property
-    def rate_per_s(self) -> float | None:
-        return None if self.load is None else self.load.rate_per_s
+    def doubts(self) -> Sequence[str]:
+        """Why the answer is not confirmed, beside what does not support it."""
+        return self.why_in_doubt[len(self.unsupported) :]
 
     @property
-    def alternatives(self) -> Sequence[Alternative]:
-        return () if self.load is None else self.load.alternatives
+    def S_at_B(self) -> Sequence[TokenRange]:
+        return self.inverse.S_at_B
 
     @property
-    def T_cut(self) -> Unknown | Cutoff:
-        if self.load is not None:
-            return self.load.T_cut
-        return Unknown(NEEDS_RATE if self.both_paths else FALLS_BACK)
+    def B_at_S(self) -> Sequence[BatchRange]:
+        return self.inverse.B_at_S
 
     @property
-    def capacity(self) -> Unknown | Capacity:
-        return Unknown(NEEDS_LOAD) if self.load is None else self.load.capacity
+    def chosen(self) -> Alternative | None:
+        return next((row for row in self.strategies if row.chosen), None)
+
+    @property
+    def both_paths(self) -> bool:
+        """Whether there are a CPU's and a GPU's path."""
+        return all(any(each.path in paths for each in self.fits) for paths in (CPU_PATHS, GPU_PATHS))
 
     def __repr__(self) -> str:
         return f"<Plan: {self.answer}>"
-
-    def to_json(self) -> dict[str, Any]:
-        """Keys are a contract: see `docs/formats.md`."""
-        steps, load = self.steps, self.load
-        return {
-            "sla_ms": self.sla_ms,
-            "percentile": self.percentile,
-            "tokens_per_request": self.tokens_per_request,
-            "feasible": self.feasible,
-            "promise": self.promise,
-            "answer": self.answer,
-            "binding": self.binding,
-            "remedy": self.remedy,
-            "why_in_doubt": list(self.why_in_doubt),
-            "warnings": [warning.to_json() for warning in self.warnings],
-            "notes": list(self.notes),
-            "unsupported": list(self.unsupported),
-            "rate_per_s": self.rate_per_s,
-            "interval_ms": None if load is None else load.interval_ms,
-            "strategies": [{**_plain(row), **row.strategy.to_json()} for row in self.alternatives],
-            "capacity": _plain(self.capacity),
-            "checked": None if load is None else load.checked,
-            "T_cut_ms": _plain(self.T_cut),
-            "B1": _plain(steps.B1),
-            "B1_at_rate": _plain(Unknown(NEEDS_RATE) if load is None else load.B1),
-            "B1_tokens": _plain(steps.B1_tokens),
-            "B2": _plain(steps.B2),
-            "knee": _plain(steps.knee),
-            "rules": _plain(() if load is None else load.rules),
-            "sensitivity": _plain(() if load is None else load.sensitivity),
-            "frontier": _plain(() if load is None else load.frontier),
-            "fastest_ms": steps.fastest_ms,
-            "inverse": {"S_at_B": _plain(steps.S_at_B), "B_at_S": _plain(steps.B_at_S)},
-            "steps_in_doubt": _plain(steps.doubts),
-            "settings": _plain(self.settings),
-            "engines": self.engines,
-            "engines_path": self.engines_path,
-            "fits": [each.to_json() for each in self.fits],
-            "nominal": self.nominal,
-            "ceilings": self.ceilings,
-        }
-
-
-def _plain(value: Any) -> Any:
-    """A record as a JSON object: a strategy by its name, what is an Enum left out."""
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if not is_dataclass(value):
-        return dict(value) if isinstance(value, Mapping) else value
-    pairs = {each.name: getattr(value, each.name) for each in fields(value)}
-    named = {"name" if name == "strategy" else name: each for name, each in pairs.items()}
-    return {
-        name: each.name if isinstance(each, Strategy) else _plain(each)
-        for name, each in named.items()
-        if not isinstance(each, Enum)
-    }

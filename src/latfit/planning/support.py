@@ -13,16 +13,14 @@ from each other, are the ones to measure: each decides a part of the boundary.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
-from latfit.planning import wording
+from latfit.messages import Message, message
 from latfit.planning.result import Doubt, LoadPlan, StepPlan, TokenRange
 from latfit.planning.steps.limits import levels_for
 from latfit.stats import FloatArray
-from latfit.warning import LatfitWarning
 
 MOST = 6
 APART = 1.6
@@ -70,19 +68,14 @@ TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
 """Warnings of a fit that a plan repeats."""
 
 
-def inherited(paths: Sequence[ExecutionPath]) -> list[LatfitWarning]:
+def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:
     """What the fits warn of, with the path's name."""
-    told = [
-        replace(warning, message=f"{path.name}: {warning.message}")
-        for path in paths
-        for warning in path.fit.warnings
-        if warning.code in TOLD
-    ]
+    told = [warning.about(path.name) for path in paths for warning in path.fit.warnings if warning.code in TOLD]
     kernels = [path.name for path in paths if path.fit.data.more.get("host_time") == "none"]
-    return [*told, *map(wording.no_host_time, kernels)]
+    return [*told, *(message("no_host_time", path=name) for name in kernels)]
 
 
-def unsupported(steps: StepPlan, load: LoadPlan | None, paths: Sequence[ExecutionPath]) -> list[str]:
+def unsupported(steps: StepPlan, load: LoadPlan | None, paths: Sequence[ExecutionPath]) -> list[Message]:
     """Why the plan's answer is not supported by the data of the paths it rests on; empty where it is."""
     return [reason for path in paths for reason in _reasons(steps, load, path)]
 
@@ -92,21 +85,21 @@ def blind(path: ExecutionPath) -> bool:
     return path.fit.model == "constant" or any(w.code == "no_better_than_constant" for w in path.fit.warnings)
 
 
-def _reasons(steps: StepPlan, load: LoadPlan | None, path: ExecutionPath) -> Iterator[str]:
+def _reasons(steps: StepPlan, load: LoadPlan | None, path: ExecutionPath) -> Iterator[Message]:
     shift = drift_of(path)
     if load is not None:
         margin = None if load.chosen is None else load.chosen.margin
         if shift is not None and (margin is None or abs(shift) > margin):
-            yield wording.drifted(path.label, shift)
+            yield message("drifted", path=path.label, shift=shift)
         return
     if blind(path):
-        yield wording.constant_as_good(path.label)
+        yield message("no_limit_follows", path=path.label)
     if shift is not None:
-        yield wording.drifted(path.label, shift)
+        yield message("drifted", path=path.label, shift=shift)
     rows = [row for row in steps.S_at_B if row.path == path.name]
     widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
     if path.nominal is None and widest is not None and (far := how_far(path, widest)):
-        yield wording.beyond_measured(path.label, far)
+        yield message("beyond_measured", path=path.label, far=far)
 
 
 def how_far(path: ExecutionPath, step: TokenRange) -> str:
@@ -116,10 +109,10 @@ def how_far(path: ExecutionPath, step: TokenRange) -> str:
     return path.fit.farthest(np.array([float(step.B)]), np.array([float(step.S_max)]))
 
 
-def outside(paths: Iterable[ExecutionPath], tokens: float, context: float | None) -> list[LatfitWarning]:
+def outside(paths: Iterable[ExecutionPath], tokens: float, context: float | None) -> list[Message]:
     """What batches of a load need that nobody measured."""
     told = [PathLatency(path, tokens, context).outside for path in paths]
-    return [LatfitWarning("outside_measured", text, wording.MEASURE_THERE) for text in told if text]
+    return [message("outside_measured", what=text) for text in told if text]
 
 
 def drift_of(path: ExecutionPath) -> float | None:

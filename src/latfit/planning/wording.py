@@ -3,19 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from latfit.messages import Message, message
 from latfit.model import Pauses, StepNoise
 from latfit.planning.result import (
     Alternative,
     Capacity,
     Cutoff,
-    Doubt,
     Interval,
     LoadPlan,
     Reach,
     TokenRange,
 )
 from latfit.units import format_ms, format_percent, format_rate
-from latfit.warning import LatfitWarning
 
 SELECTED = "selected"
 NOT_BETTER = "meets the SLA, but not better"
@@ -117,12 +116,6 @@ def with_wait(reason: str, extra_ms: float) -> str:
     return f"{reason}, with {format_ms(extra_ms)} of wait and transfer before the GPU begins"
 
 
-def in_doubt(doubts: Sequence[Doubt], sla_ms: float) -> LatfitWarning:
-    points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in doubts)
-    found = f"The data cannot tell whether steps near the boundary meet {format_ms(sla_ms)}."
-    return LatfitWarning("steps_in_doubt", found, f"Measure these points: {points}.")
-
-
 # Paths.
 
 
@@ -133,26 +126,13 @@ def missing_path(here: Sequence[str], absent: str) -> str:
     )
 
 
-def nominal(name: str, text: str) -> str:
-    return f"{name}: nominal numbers ({text}), not measured; without any spread."
-
-
-def no_intervals(name: str) -> LatfitWarning:
-    found = f"{name}: the fit has no intervals, so the plan is for the typical step; half are slower."
-    return LatfitWarning("no_intervals", found, "Measure more steps and fit them.")
-
-
-def extrapolated(name: str, asked: float, measured: Mapping[str, float]) -> LatfitWarning:
+def extrapolated(name: str, asked: float, measured: Mapping[str, float]) -> Message:
     """measured: the highest percentile that was measured, by kind of step."""
     if len(set(measured.values())) == 1:
         start = f"p{next(iter(measured.values())):g}"
     else:
         start = " and ".join(f"p{value:g} of steps {kind}" for kind, value in measured.items())
-    return LatfitWarning(
-        "too_few_samples",
-        f"{name}: too few independent samples for p{asked:g} of steps; it is extrapolated from {start}.",
-        f"Measure at least {rows_needed(asked):,} distinct (B, S) cells, or plan for a lower --percentile.",
-    )
+    return message("too_few_samples", path=name, percentile=asked, start=start, wanted=rows_needed(asked))
 
 
 def rows_needed(asked: float) -> int:
@@ -160,50 +140,8 @@ def rows_needed(asked: float) -> int:
     return math.ceil(round(100 / (100 - asked) - 1, 9))
 
 
-def assumed_context(name: str, assumed: str) -> LatfitWarning:
-    return LatfitWarning("assumed_context", f"{name}: planned {assumed}.", "--context sets it.")
-
-
-def no_host_time(name: str) -> LatfitWarning:
-    """A fit of kernels knows nothing of what an engine does between steps."""
-    return LatfitWarning(
-        "no_host_time",
-        f"{name}: the steps are sums of kernels and hold no host time; a vLLM server took 3 % (mixed) to 21 % (decode)"
-        " longer from step to step than its steps themselves.",
-        "Record a serving engine, or add its host time with `latfit validate --calibrate`.",
-    )
-
-
-def no_prefill_measured(name: str) -> LatfitWarning:
-    found = f"{name}: the fit contains no prefill, so steps with more tokens than requests are extrapolated."
-    return LatfitWarning("no_prefill", found, "Measure steps with prefill and fit them.")
-
-
-WHAT_TIME = {
-    "period": "{name}: step times are periods, with the host's work.",
-    "compute": "{name}: step times are compute, without the host's work between steps.",
-}
-CPU_FOR_AMX = "No `amx` path in the profile; using `cpu` as the CPU tier."
-
-
 def not_supported(reasons: Sequence[str], answer: str) -> str:
     return f"Not supported by these data: {'; '.join(reasons)}. {answer}"
-
-
-def constant_as_good(label: str) -> str:
-    return f"on {label} a constant predicts as well as B and S do, so no limit on them follows"
-
-
-def drifted(label: str, shift: float) -> str:
-    return f"steps on {label} changed by {format_percent(100 * shift, signed=True)} while they were measured"
-
-
-def beyond_measured(label: str, far: str) -> str:
-    """far: how far outside, such as `S 4.4× above the measured 4,096`."""
-    return f"the largest step on {label} was not measured ({far})"
-
-
-MEASURE_THERE = "Measure there, or plan for steps that were measured."
 
 
 # Settings of engines.
@@ -362,37 +300,18 @@ def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -
     return f"{most}; this rate needs {count}: --replicas {count}."
 
 
-def cannot_promise(doubt: str) -> str:
-    return f"In doubt: {doubt}."
-
-
-def open_interval(sla_ms: float, asked: float, ends: Interval, points: Sequence[tuple[int, int, str]]) -> str:
+def open_interval(sla_ms: float, asked: float, ends: Interval, points: Sequence[tuple[int, int, str]]) -> Message:
     """points: (B, S, path) to measure."""
     low, high = (None if end is None else format_ms(end) for end in ends)
-    text = f"the 95 % interval of p{asked:g} is {low} to {high or 'without an upper end'}"
     named = ", ".join(f"B={B} S={S:,} on {path}" for B, S, path in points)
     more = f"measure these points: {named}" if points else "measure more steps"
-    return f"In doubt whether {format_ms(sla_ms)} is met: {text}; {more}."
+    high = high or "without an upper end"
+    return message("interval_open", sla=sla_ms, percentile=asked, low=low, high=high, measure=more)
 
 
 DECIDES = 0.25
 """Share of the mean square of a step's time due to the slowest hundredth of the steps from which their tail decides how
 long requests wait."""
-
-LAWS_ONLY_DOUBT = "--laws-only leaves out the noise of steps and bursts of arrivals"
-BURSTS_TOO_LONG = "the recorded arrivals are too few to show how long their bursts last"
-NOT_SETTLED = "the load is so near its limit that the simulation was too short to settle"
-
-
-def unknown_scatter(label: str) -> str:
-    return f"how steps on {label} scatter is not known: fit its trace again"
-
-
-def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wanted: int) -> str:
-    """steps: (path, phase, whether only some batch sizes are meant)."""
-    label, phase, some = steps
-    sizes = " of some batch sizes" if some else ""
-    return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
 MIN_PAUSES = 5  # independent; redraws of fewer do not cover how long the next one may be
@@ -409,41 +328,30 @@ def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES)
     return f"{count} of {label} cannot show how long pauses last; {fewest} or more can"
 
 
-def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarning:
+def slow_steps_decide(label: str, noise: StepNoise, share: float) -> Message:
     """share: of the mean square of a step's time that is due to the slowest hundredth."""
-    slowest = f"{float(noise.values.max()):.3g} times the typical"
+    longest = f"{float(noise.values.max()):.3g} times the typical"
     if noise.pauses is not None:
-        slowest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
-    found = (
-        f"{label}: the slowest 1 % of the measured steps ({0.01 * noise.steps:,.0f} of {noise.steps:,.0f}, up to"
-        f" {slowest}) decide how long requests wait: they make {format_percent(100 * share)} of the mean square of a"
-        " step's time. Only the interval allows for longer stalls than the measured ones."
-    )
-    return LatfitWarning("slow_steps", found, "Find what stalls them, or measure more.")
+        longest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
+    counts = {"slow": 0.01 * noise.steps, "steps": noise.steps}
+    return message("slow_steps", path=label, **counts, longest=longest, share=share)
 
 
-def unclear_pauses(label: str, pauses: Pauses | None) -> list[LatfitWarning]:
+def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
     """Which kind of pause the data do not show, so that the more harmful one is planned for; none where they do."""
     if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
         return []
-    open_questions = [
+    questions = [
         *([] if pauses.length_is_known else ["last a fixed time or grow with the step"]),
         *([] if pauses.rate_is_known else ["come per step or per second"]),
     ]
-    found = (
-        f"{label}: {pauses.independent:,.0f} measured pauses (up to {format_ms(float(pauses.ms.max()))}) do not show"
-        f" whether they {' and whether they '.join(open_questions)}; the plan takes what is worse for each step."
-    )
-    return [LatfitWarning("unclear_pauses", found, "Measure more steps, at sizes that differ more.")]
+    longest, said = float(pauses.ms.max()), " and whether they ".join(questions)
+    return [message("unclear_pauses", path=label, pauses=pauses.independent, longest=longest, open=said)]
 
 
-def slow_start(name: str, took_ms: float | None) -> LatfitWarning:
+def slow_start(name: str, took_ms: float | None) -> Message:
     after = "very long" if took_ms is None or math.isinf(took_ms) else f"about {format_ms(took_ms, 2)}"
-    found = (
-        f"{name}: metastable after a restart. From empty it takes {after} until the queue is as planned: steps that"
-        " with few requests are slow, and requests that arrive meanwhile wait."
-    )
-    return LatfitWarning("slow_start", found, "Start with little load, or full batches.")
+    return message("slow_start", strategy=name, time=after)
 
 
 def gpu_overloaded(found: str) -> str:

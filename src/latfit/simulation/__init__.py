@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.engine.result import (
         EngineResult as EngineResult,
-        EngineSummary as EngineSummary,
         Promise as Promise,
         bound_of as bound_of,
         counted_in as counted_in,
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
         Running as Running,
         simulate_points as simulate_points,
     )
-    from latfit.simulation.policies.estimate import Interval as Interval
     from latfit.simulation.policies.replication import (
         FEWEST as FEWEST,
         measured_run as measured_run,
@@ -99,5 +97,6 @@ if TYPE_CHECKING:
         policy_points as policy_points,
         serving_study as serving_study,
     )
+    from latfit.simulation.summary import EngineSummary as EngineSummary, Interval as Interval, Times as Times
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

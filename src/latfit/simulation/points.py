@@ -22,6 +22,7 @@ from latfit._version import __version__
 from latfit.dask_cluster import dask_client, finished, result_of
 from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import check_writable, write_whole
+from latfit.records import Record
 from latfit.threads import on_threads
 
 BACKENDS = ("local", "dask")
@@ -217,11 +218,11 @@ def _parts(value: Any) -> Iterator[bytes]:
     if isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
-    elif is_dataclass(value) and not isinstance(value, type):
+    elif (is_dataclass(value) and not isinstance(value, type)) or isinstance(value, Record):
         yield type(value).__name__.encode()
-        for each in fields(value):
-            yield each.name.encode()
-            yield from _parts(getattr(value, each.name))
+        for name in value.__struct_fields__ if isinstance(value, Record) else [each.name for each in fields(value)]:
+            yield name.encode()
+            yield from _parts(getattr(value, name))
     elif isinstance(value, Mapping):
         for name, each in value.items():
             yield str(name).encode()

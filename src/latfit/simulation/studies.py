@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from latfit.policies import POLICIES, Solve, default_cutoff_ms
-from latfit.simulation.engine.result import EngineSummary, summarise
+from latfit.simulation.engine.result import summarise
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings, Order
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs
@@ -28,6 +28,7 @@ from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import ServicePath, System, path_times
 from latfit.simulation.policies.sweep import Grid, Point, points_of
+from latfit.simulation.summary import EngineSummary
 from latfit.stats import FloatArray
 from latfit.workload import OpenLoad, Poisson, Requests, make_requests
 

@@ -60,7 +60,7 @@ def with_schedule(asked: list[list[float]], span_s: float, window_s: float = 180
 def with_pair(**changed: Any) -> dict[str, Any]:
     """That plan with one replica that prefills and two that decode beside it."""
     found = {
-        "feasible": True, "prefill_replicas": 1, "replicas": 2, "transfer_ms": [2.0, 0.001], "engine": {},
+        "feasible": True, "prefill_replicas": 1, "replicas": 2, "transfer_ms": [2.0, 0.001], "engine": None,
         "engines": {"vllm": {**VLLM, "max_num_seqs": 128}}, "targets": [TARGET], "highest_rate_per_s": 44.0,
     }  # fmt: skip
     return of_requests(prefill_apart={**found, **changed})

@@ -15,7 +15,7 @@ from latfit.policies.policy import Limits, cutoff, gpu_only
 from latfit.queueing import linear_times, simulate_batches
 from latfit.simulation.policies.run import Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
-from tests.unit.planning.test_plan import line, loaded, machine
+from tests.unit.planning.test_plan import line, machine
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
 NOMINAL = HardwareProfile(
@@ -38,7 +38,7 @@ def planned(profile: HardwareProfile, sla: float, rate: float) -> Plan:
 
 
 def told(plan: Plan) -> tuple[float, float]:
-    found = loaded(plan).checked
+    found = plan.checked
     assert found is not None
     low, high = found["ci"]
     return low, high

@@ -14,7 +14,6 @@ from latfit.model.fit_parts import Errors, Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
-from latfit.planning.result import LoadPlan, Plan
 from latfit.planning.steps.limits import level_for
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
 from tests.conftest import REFERENCE
@@ -39,21 +38,16 @@ def latency(name: str, fit: FitResult, tokens: int = 1) -> PathLatency:
     return PathLatency(ExecutionPath(name, fit), tokens)
 
 
-def loaded(plan: Plan) -> LoadPlan:
-    assert plan.load is not None
-    return plan.load
-
-
 REFERENCE_MACHINE = machine(cpu=fit_with(REFERENCE.tolist()))
 
 
 class TestInverse:
     def test_published_ranges(self) -> None:
         plan = make_plan(REFERENCE_MACHINE, 30.0)
-        row = next(row for row in plan.steps.S_at_B if row.B == 8)
+        row = next(row for row in plan.S_at_B if row.B == 8)
         assert (row.S_min, row.S_max, row.extrapolated) == (8, 971, False)
         plan = make_plan(REFERENCE_MACHINE, 16.0)
-        batches = next(row for row in plan.steps.B_at_S if row.S == 512)
+        batches = next(row for row in plan.B_at_S if row.S == 512)
         assert (batches.B_min, batches.B_max) == (13, 94)
 
     def test_every_end_is_tight(self) -> None:
@@ -64,8 +58,8 @@ class TestInverse:
         def T(B: int, S: int) -> float:
             return float(fit.latency_ms(np.array([B]), np.array([S]))[0])
 
-        assert plan.steps.S_at_B
-        for row in plan.steps.S_at_B:
+        assert plan.S_at_B
+        for row in plan.S_at_B:
             assert row.S_max is not None
             assert T(row.B, row.S_max) <= 20 < T(row.B, row.S_max + 1)
             assert T(row.B, row.S_min) <= 20
@@ -76,8 +70,8 @@ class TestInverse:
         known = {"ratio_quantiles": {"0.5": 1.0, "0.99": 1.12}}
         profile = machine(cpu=fit_with(REFERENCE.tolist(), intervals=known))
         at_99, at_50 = (make_plan(profile, 50.0, percentile=p) for p in (99, 50))
-        assert next(row.S_max for row in at_99.steps.S_at_B if row.B == 8) == 1538
-        assert next(row.S_max for row in at_50.steps.S_at_B if row.B == 8) == 1745
+        assert next(row.S_max for row in at_99.S_at_B if row.B == 8) == 1538
+        assert next(row.S_max for row in at_50.S_at_B if row.B == 8) == 1745
         assert (at_99.percentile, at_50.percentile) == (99, 50)
 
     def test_a_percentile_above_the_measured_ones_is_extrapolated_and_named(self) -> None:
@@ -112,34 +106,34 @@ class TestInverse:
             },
         }
         plan = make_plan(machine(gpu=fit_with([2.0, 0.0, 0.01], "linear", intervals=known)), 5.0)
-        found = {row.B: row.S_max for row in plan.steps.S_at_B}
+        found = {row.B: row.S_max for row in plan.S_at_B}
         assert found[8] == 50  # 2 (2 + 0.01 S) <= 5
         assert found[64] == 64  # S = B alone: 1.1 (2 + 0.64) <= 5, but 2 (2 + 0.65) > 5
         assert found[128] == 128
         assert 256 not in found  # 1.1 (2 + 2.56) = 5.016 > 5
-        at_64 = [row.B_max for row in plan.steps.B_at_S if row.S == 64]
+        at_64 = [row.B_max for row in plan.B_at_S if row.S == 64]
         assert at_64 == [64]
 
     def test_beyond_the_measured_range_is_marked(self) -> None:
         small = fit_with(REFERENCE.tolist(), domain={"B": [1, 256], "S": [1, 256]})
         plan = make_plan(machine(cpu=small), 30.0)
-        assert all(row.extrapolated == (row.S_max is None or row.S_max > 256) for row in plan.steps.S_at_B)
+        assert all(row.extrapolated == (row.S_max is None or row.S_max > 256) for row in plan.S_at_B)
         assert "beyond the measured range" in plan.answer
 
     def test_out_of_reach_names_the_fastest_step(self) -> None:
         plan = make_plan(REFERENCE_MACHINE, 1.0)
         assert not plan.feasible
-        assert plan.steps.S_at_B == []
+        assert plan.S_at_B == []
         grid_B, grid_S = np.meshgrid(np.arange(1.0, 257), np.arange(1.0, 4097))
         valid = grid_S >= grid_B
         least = REFERENCE_MACHINE.paths["cpu"].fit.latency_ms(grid_B[valid], grid_S[valid]).min()
-        assert plan.steps.fastest_ms == pytest.approx(least, rel=1e-3)
-        assert make_plan(REFERENCE_MACHINE, plan.steps.fastest_ms * 1.0001).feasible
+        assert plan.fastest_ms == pytest.approx(least, rel=1e-3)
+        assert make_plan(REFERENCE_MACHINE, plan.fastest_ms * 1.0001).feasible
 
     def test_a_flat_latency_has_no_upper_end(self) -> None:
         plan = make_plan(machine(cpu=line(5.0, 0.0)), 10.0)
         assert plan.feasible
-        assert all(row.S_max is None for row in plan.steps.S_at_B)
+        assert all(row.S_max is None for row in plan.S_at_B)
         assert "Every step" in plan.answer
 
 
@@ -179,9 +173,9 @@ class TestThresholds:
 
     def test_both_paths_known(self) -> None:
         plan = make_plan(machine(cpu=line(0, 2), gpu=line(8, 0.05)), 20.0)
-        assert plan.steps.B1.value == 5
-        assert plan.steps.B2.value is not None
-        assert {row.path for row in plan.steps.S_at_B} == {"cpu", "gpu"}
+        assert plan.B1_idle.value == 5
+        assert plan.B2.value is not None
+        assert {row.path for row in plan.S_at_B} == {"cpu", "gpu"}
 
     def test_one_path_only_is_null_with_the_reason(self) -> None:
         document = make_plan(REFERENCE_MACHINE, 20.0).to_json()

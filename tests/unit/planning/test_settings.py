@@ -136,13 +136,13 @@ class TestNames:
         assert flags["triton"]["max_batch_size"] == 240  # 8 + 0.05 * 240 = 20
         assert flags["triton"]["max_queue_delay_microseconds"] == 0
         assert "preferred_batch_size" not in flags["triton"]  # it would leave requests waiting that could go
-        assert flags["tensorrt"]["opt_batch"] == plan.steps.B2.value
+        assert flags["tensorrt"]["opt_batch"] == plan.B2.value
 
     def test_the_prefill_threshold_of_kt(self) -> None:
         """AMX 0.5 S against 8 + 0.01 S: equal at 16.33 tokens."""
         slow, fast = (fit_with([tau, 0.0, s], "linear") for tau, s in ((0.0, 0.5), (8.0, 0.01)))
         plan = make_plan(machine(amx=slow, gpu=fast), 50.0)
-        assert plan.steps.B1_tokens.value == 17
+        assert plan.B1_tokens.value == 17
         assert plan.engines["sglang"]["kt_gpu_prefill_token_threshold"] == 17
 
     def test_cutoff_is_the_timeout(self) -> None:

@@ -62,8 +62,8 @@ def test_the_column_that_was_not_measured_is_named() -> None:
     fit = fit_with([4.0, 0.1, 0.01], "linear", domain={"B": [8, 64], "S": [8, 4096]}, intervals=LAW)
     plan = plan_for(fit, rate=None)
     assert "was not measured (B 8× below the measured 8)" in plan.answer
-    assert next(row for row in plan.steps.S_at_B if row.B == 1).extrapolated
-    assert not next(row for row in plan.steps.S_at_B if row.B == 8).extrapolated
+    assert next(row for row in plan.S_at_B if row.B == 1).extrapolated
+    assert not next(row for row in plan.S_at_B if row.B == 8).extrapolated
 
 
 def test_steps_that_nobody_measured_are_told_first() -> None:

@@ -14,7 +14,7 @@ from latfit.planning.result import Capacity, Plan
 from latfit.planning.wording import capacity_line
 from latfit.queueing import linear_times, measured_times, simulate_batches as batch_queue
 from tests.conftest import REFERENCE
-from tests.unit.planning.test_plan import fit_with, line, loaded, machine
+from tests.unit.planning.test_plan import fit_with, line, machine
 
 SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
 GPU = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
@@ -34,7 +34,7 @@ def test_published_replicas(sla: float, replicas: int) -> None:
     plan = make_plan(GPU, sla, request=PlanRequest(rate=20.0, replicas=replicas))
     assert plan.feasible
     assert capacity(plan).replicas == replicas
-    chosen = next(row for row in plan.alternatives if row.chosen)
+    chosen = next(row for row in plan.strategies if row.chosen)
     assert chosen.percentile_ms == pytest.approx({6: 12.9579, 5: 14.5228}[replicas], rel=1e-3)
 
 
@@ -49,7 +49,7 @@ def test_published_rate_of_one_at_a_time() -> None:
 def test_published_excess_of_the_rules() -> None:
     """theory H2: 0.5 per ms on T = 8 + 0.05 b, at most 64."""
     plan = make_plan(machine(gpu=line(8, 0.05, domain=SIXTY_FOUR)), 30.0, request=PlanRequest(rate=0.5))
-    rules = {row.rule: row for row in loaded(plan).rules}
+    rules = {row.rule: row for row in plan.rules}
     assert rules["optimal"].mean_ms == pytest.approx(12.2998, rel=1e-5)
     assert {name: row.batch for name, row in rules.items()} == {
         "optimal": 2, "greedy": 1, "literal": 1, "amortised": 2, "total delay": 4,
@@ -61,7 +61,7 @@ def test_published_excess_of_the_rules() -> None:
 
 def test_the_law_of_an_alternative_is_that_of_its_queue() -> None:
     plan = make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
-    row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+    row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
     law = batch_queue(2.0, linear_times(4, 0.1, 64))
     assert row.percentile_ms == pytest.approx(law.percentile(0.99), rel=0.01)
     assert row.mean_ms == pytest.approx(law.mean_ms, rel=0.01)
@@ -81,7 +81,7 @@ def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None
 
 def test_what_changes_bring_is_what_a_plan_of_the_change_says() -> None:
     plan = make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
-    changes = {row.change: row for row in loaded(plan).sensitivity}
+    changes = {row.change: row for row in plan.sensitivity}
     faster = make_plan(machine(gpu=line(3.6, 0.09, domain=SIXTY_FOUR)), 15.0, request=PlanRequest(rate=2.0))
     row = next(row for row in faster.alternatives if row.chosen)
     assert changes["gpu 10 % faster"].percentile_ms == pytest.approx(row.percentile_ms, rel=0.02)
@@ -95,7 +95,7 @@ def test_unstable_load_says_what_it_takes() -> None:
     plan = make_plan(GPU, 13.0, request=PlanRequest(rate=100.0))
     assert not plan.feasible
     assert plan.promise == "no"
-    assert "unstable" in plan.alternatives[0].verdict
+    assert "unstable" in plan.strategies[0].verdict
     assert "at most" in plan.remedy
     assert "--replicas" in plan.remedy
 
@@ -104,7 +104,7 @@ def test_an_sla_between_one_step_and_two_is_not_solved_by_replicas() -> None:
     """theory J: p99 of greedy batching is near 2 T(1) at light load, and only a load without overlaps is below."""
     plan = make_plan(GPU, 4.2, request=PlanRequest(rate=2.0))
     assert not plan.feasible
-    row = plan.alternatives[0]
+    row = plan.strategies[0]
     assert row.sustainable_per_s is not None
     assert row.sustainable_per_s < 0.01 / 4.1 * 1e3 * 1.5
 
@@ -121,7 +121,7 @@ def test_price_follows_the_machines() -> None:
 def test_an_objective_on_throughput_finds_the_best_rate() -> None:
     wish = PlanRequest(rate=2.0, objective=Objective(p99=1.0, mean=0.0, throughput=0.002))
     plan = make_plan(GPU, 15.0, request=wish)
-    rated = [point for point in loaded(plan).frontier if point.rate_per_s != 2000.0]
+    rated = [point for point in plan.frontier if point.rate_per_s != 2000.0]
     assert len({point.rate_per_s for point in rated}) > 10
     best = min(rated, key=lambda point: point.percentile_ms - 0.002 * point.rate_per_s)
     assert [point.rate_per_s for point in rated if point.best] == [best.rate_per_s]
@@ -146,10 +146,10 @@ class TestDoubt:
         fit = line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.01), intervals=known)
         plan = make_plan(machine(gpu=fit), 15.0, request=PlanRequest(rate=2.0))
         assert plan.promise == "yes"
-        low, high = loaded(plan).interval_ms or (None, None)
+        low, high = plan.interval_ms or (None, None)
         assert low is not None
         assert high is not None
-        chosen = next(row for row in plan.alternatives if row.chosen)
+        chosen = next(row for row in plan.strategies if row.chosen)
         assert chosen.percentile_ms is not None
         assert low <= chosen.percentile_ms <= high <= 15.0
 
@@ -192,7 +192,7 @@ class TestDoubt:
         domain = {"B": [1, 16], "S": [1, 16]}
         profile = machine(gpu=line(4, 0.1, domain=domain, intervals={"ratios": law.to_json()}))
         plan = make_plan(profile, 500.0, request=PlanRequest(rate=1.0))
-        chosen = next(row for row in plan.alternatives if row.chosen)
+        chosen = next(row for row in plan.strategies if row.chosen)
         assert chosen.percentile_ms is not None
         late = []
         for seed in range(8):
@@ -208,7 +208,7 @@ class TestDoubt:
             late.append(float(np.mean(response[3000:] > chosen.percentile_ms)))
         error = float(np.std(late, ddof=1)) / math.sqrt(8)
         assert np.mean(late) == pytest.approx(0.01, abs=4.5 * error + 3e-4)
-        low, high = loaded(plan).interval_ms or (None, None)
+        low, high = plan.interval_ms or (None, None)
         assert low is not None
         assert high is not None
         assert chosen.percentile_ms is not None
@@ -238,7 +238,7 @@ class TestFallingTimes:
 
     def test_one_plan_says_one_thing_of_its_rates(self) -> None:
         plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=3.0))
-        row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+        row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
         assert plan.feasible
         assert any(low <= 3000 <= high for low, high in row.feasible_per_s)
         assert row.sustainable_per_s is not None
@@ -246,7 +246,7 @@ class TestFallingTimes:
 
     def test_both_ends_of_the_rates_are_the_queues(self) -> None:
         plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=3.0))
-        row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+        row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
         fit = self.profile.paths["gpu"].fit
         b = np.arange(1.0, 33)
         times = measured_times(fit.latency_ms(b, b))
@@ -272,5 +272,4 @@ class TestFallingTimes:
         assert isinstance(plan.capacity, Capacity)
         assert plan.capacity.replicas is None
         assert "No number of replicas" in capacity_line(plan.capacity)
-        assert plan.load is not None
-        assert plan.load.sensitivity[0].replicas is None
+        assert plan.sensitivity[0].replicas is None

@@ -83,10 +83,10 @@ def test_an_objective_chooses_among_those_that_meet_the_sla() -> None:
 
 def test_nothing_on_the_frontier_is_beaten(light: tuple[Plan, Cutoff]) -> None:
     plan, _ = light
-    best = [point for point in loaded(plan).frontier if point.best]
+    best = [point for point in plan.frontier if point.best]
     assert best
     for point in best:
-        for other in loaded(plan).frontier:
+        for other in plan.frontier:
             assert not (other.percentile_ms < point.percentile_ms and other.mean_ms < point.mean_ms)
 
 

@@ -122,8 +122,8 @@ class TestMap:
         """The largest step of the plan lies on the good side of the line, one token more on the other."""
         plan, path = one_path.plans[0], one_path.profile.paths["cpu"]
         line = gallery.sla_line(path, plan, 99.0)
-        assert plan.steps.S_at_B
-        for row in plan.steps.S_at_B:
+        assert plan.S_at_B
+        for row in plan.S_at_B:
             assert row.S_max is not None
             assert planted_ms(row.B, row.S_max) <= line.typical_ms < planted_ms(row.B, row.S_max + 1)
 
@@ -239,7 +239,7 @@ class TestPaths:
         marked = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if "B1" in str(line.get_label())]  # type: ignore[index]
         amx, gpu = curves
         crossing = amx.B[np.flatnonzero(gpu.T_ms <= amx.T_ms)[0]]
-        assert marked == [plan.steps.B1.value]
+        assert marked == [plan.B1_idle.value]
         # B1 is the first whole batch from the crossing on.
         assert 0 <= marked[0] - crossing < 1.2
 

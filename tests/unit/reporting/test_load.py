@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from latfit.cli.app import run
 from latfit.errors import WrongUsage
@@ -82,9 +83,8 @@ def test_every_number_is_that_of_the_plans_json(text: str) -> None:
 def with_promise(promise: str) -> Plan:
     """The plan as if that had come out."""
     plan = planned(laws_only=True)
-    assert plan.load is not None
     doubts = ["In doubt: a tail was not seen."] if promise == "in doubt" else []
-    return replace(plan, load=replace(plan.load, promise=promise, why_in_doubt=doubts))
+    return structs.replace(plan, promise=promise, feasible=promise != "no", why_in_doubt=doubts)
 
 
 @pytest.mark.parametrize(

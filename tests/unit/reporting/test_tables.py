@@ -83,25 +83,24 @@ class TestPlanTables:
     def test_inverse_rows_are_the_plan(self, one_path: ReportInput) -> None:
         plan = one_path.plans[0]
         table = tables.tokens_at_batch(plan)
-        assert [row[0] for row in table.rows] == [f"{row.B}" for row in plan.steps.S_at_B]
-        assert [row[2] for row in table.rows] == [f"{row.S_max:,}" for row in plan.steps.S_at_B]
+        assert [row[0] for row in table.rows] == [f"{row.B}" for row in plan.S_at_B]
+        assert [row[2] for row in table.rows] == [f"{row.S_max:,}" for row in plan.S_at_B]
         table = tables.batch_at_tokens(plan)
-        assert [row[0] for row in table.rows] == [f"{row.S:,}" for row in plan.steps.B_at_S]
-        assert [row[2] for row in table.rows] == [f"{row.B_max:,}" for row in plan.steps.B_at_S]
+        assert [row[0] for row in table.rows] == [f"{row.S:,}" for row in plan.B_at_S]
+        assert [row[2] for row in table.rows] == [f"{row.B_max:,}" for row in plan.B_at_S]
 
     def test_batches_of_any_size_are_one_row(self) -> None:
         plan = two_paths().plans[0]
-        whole = [replace(row, S=S, B_min=1, B_max=S) for S, row in zip((1, 2, 4), plan.steps.B_at_S, strict=False)]
-        last = replace(whole[-1], S=8, B_max=5)
-        table = tables.batch_at_tokens(replace(plan, steps=replace(plan.steps, B_at_S=[*whole, last])))
+        whole = [structs.replace(row, S=S, B_min=1, B_max=S) for S, row in zip((1, 2, 4), plan.B_at_S, strict=False)]
+        last = structs.replace(whole[-1], S=8, B_max=5)
+        inverse = structs.replace(plan.inverse, B_at_S=[*whole, last])
+        table = tables.batch_at_tokens(structs.replace(plan, inverse=inverse))
         assert [list(row) for row in table.rows] == [["1 to 4", "1", "S"], ["8", "1", "5"]]
 
     def test_extrapolation_is_marked_row_by_row(self, one_path: ReportInput) -> None:
         plan = one_path.plans[0]
         marked = column(tables.batch_at_tokens(plan), "note")
-        assert {S for S, note in marked.items() if note} == {
-            f"{row.S:,}" for row in plan.steps.B_at_S if row.extrapolated
-        }
+        assert {S for S, note in marked.items() if note} == {f"{row.S:,}" for row in plan.B_at_S if row.extrapolated}
         assert any(marked.values())
 
     def test_a_single_path_is_named_once(self, one_path: ReportInput) -> None:
@@ -121,14 +120,14 @@ class TestPlanTables:
     def test_known_thresholds_are_key_numbers(self) -> None:
         plan = two_paths().plans[0]
         found = {item.label: item.value for item in key_numbers(plan)}
-        assert found["B1"] == str(plan.steps.B1.value)
-        assert found["B2"] == str(plan.steps.B2.value)
+        assert found["B1"] == str(plan.B1_idle.value)
+        assert found["B2"] == str(plan.B2.value)
 
     def test_largest_step_and_batch(self, one_path: ReportInput) -> None:
         plan = one_path.plans[0]
         found = {item.label: item.value for item in key_numbers(plan)}
-        assert found["Largest step"] == f"{max(row.S_max or 0 for row in plan.steps.S_at_B):,}"
-        measured = [row.B_max or 0 for row in plan.steps.B_at_S if not row.extrapolated]
+        assert found["Largest step"] == f"{max(row.S_max or 0 for row in plan.S_at_B):,}"
+        measured = [row.B_max or 0 for row in plan.B_at_S if not row.extrapolated]
         assert found["Largest batch"] == f"{max(measured):,}"
 
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
-from latfit.simulation.policies.estimate import Interval
 from latfit.simulation.policies.result import SimResult
+from latfit.simulation.summary import Interval
 
 
 def made_result(policy: str, p99: float, **more: Any) -> SimResult:

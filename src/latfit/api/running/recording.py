@@ -11,6 +11,7 @@ from latfit.api.request import verb
 from latfit.api.requests import RecordRequest
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
+from latfit.messages import Severity
 from latfit.metrics import Server
 from latfit.record import MetricsRecorder, texts_beside
 from latfit.trace import check_trace_name
@@ -96,7 +97,7 @@ class Recorded(Answer):
             message = (
                 f"In {counted(idle, 'window')} ({share}) the engine had nothing to do for a part of the time: not used"
             )
-            found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more."))
+            found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more.", Severity.NOTE))
         return found
 
     def _of_load(self) -> Iterator[LatfitWarning]:

@@ -15,6 +15,7 @@ from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
+from latfit.messages import Severity
 from latfit.model import CONTEXT, Baseline, Combination, Diagnostics, FitResult, Identifiability
 from latfit.units import format_percent
 from latfit.warning import NO_ACTION, LatfitWarning
@@ -122,9 +123,9 @@ def message(code: str, **values: Any) -> LatfitWarning:
     """Return a message with its values filled in; the hint of one that asks for nothing begins with NO_ACTION."""
     found = MESSAGES[code]
     hint = found.hint.format(**values)
-    return LatfitWarning(
-        SHARED_CODES.get(code, code), found.text.format(**values), hint if found.acts else f"{NO_ACTION} {hint}"
-    )
+    severity = Severity.WARNING if found.acts else Severity.NOTE
+    hint = hint if found.acts else f"{NO_ACTION} {hint}"
+    return LatfitWarning(SHARED_CODES.get(code, code), found.text.format(**values), hint, severity)
 
 
 def cautions(

@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile
+from latfit.messages import Message, message
 from latfit.planning import wording
 from latfit.planning.load.capacity import (
     RateRange,
@@ -60,7 +62,6 @@ from latfit.queueing import (
     simulate_batches,
 )
 from latfit.stats import FloatArray
-from latfit.warning import LatfitWarning
 
 NEAR_SLA = 0.05  # share of the SLA within which a longer run decides whether it is met
 TIE, CAPACITY_TIE = 1e-3, 0.01  # relative; within it the first strategy listed is taken
@@ -121,10 +122,9 @@ class LoadPlanner:
             interval_ms=None if estimate is None else estimate.interval,
             checked=None if selected is None else self.summarise(shown),
             laws_only=self.request.laws_only,
-            notes=self.notes(waiting),
-            warnings=[*tail_warnings(self.machine), *self.warn_of_slow_start(shown)],
         )
-        return replace(plan, why_in_doubt=self.why_in_doubt(estimate, plan.promise))
+        said = [*tail_warnings(self.machine), *self.warn_of_slow_start(shown), *self.notes(waiting)]
+        return replace(plan, messages=[*self.why_in_doubt(estimate, plan.promise), *said])
 
     def plan_cutoff(self) -> tuple[Cutoff | Unknown, Mapping[float, ResponseDistribution]]:
         """Return T_cut, and the responses over it."""
@@ -154,7 +154,7 @@ class LoadPlanner:
             if law is not None and law.percentile(self.target.q) <= self.target.sla_ms * (1 + ROUNDING):
                 for i, each in enumerate(found):
                     verdict = wording.SELECTED if i == at else each.row.verdict or wording.NOT_BETTER
-                    found[i] = replace(each, row=replace(each.row, chosen=i == at, verdict=verdict))
+                    found[i] = replace(each, row=structs.replace(each.row, chosen=i == at, verdict=verdict))
                 break
         return found
 
@@ -187,7 +187,8 @@ class LoadPlanner:
         elif late > target.sla_ms * (1 + ROUNDING):
             verdict = wording.misses(late - target.sla_ms)
         row = Alternative(
-            strategy=strategy,
+            name=strategy.name,
+            **vars(strategy),
             percentile_ms=late,
             mean_ms=None if law is None else law.mean_ms,
             margin=None if late is None else 1 - late / target.sla_ms,
@@ -214,7 +215,7 @@ class LoadPlanner:
         floor = self.rate if most.row.chosen and ends[0] <= self.rate <= ends[1] else ends[0]
         end, there = confirmed_end(self.machine, most.strategy, self.target, (floor, ends[1]))
         again = self.judge(most.strategy, with_end(most.ranges, ends, end), most.law)
-        row = replace(again.row, chosen=most.row.chosen, verdict=most.row.verdict)
+        row = structs.replace(again.row, chosen=most.row.chosen, verdict=most.row.verdict)
         return replace(again, row=row), there
 
     def extra_ms(self, gpu: Part, rate: float) -> float:
@@ -239,7 +240,7 @@ class LoadPlanner:
         except SlaOutOfReach as error:
             return Unknown(wording.gpu_overloaded(error.found))
         found = gpu_threshold(cpu.latency, gpu.latency, extra_ms=extra)
-        return replace(found, reason=wording.with_wait(found.reason, extra))
+        return structs.replace(found, reason=wording.with_wait(found.reason, extra))
 
     def sensitivity(self, shown: Judged) -> list[Change]:
         """Return what a path a tenth faster, and a doubled rate, change."""
@@ -307,7 +308,7 @@ class LoadPlanner:
         points = [self.frontier_point(strategy, law, self.rate) for strategy, law in rows if law is not None]
         own = [(point.percentile_ms, point.mean_ms) for point in points]
         best = [not any(a <= x and b <= y and (a, b) != (x, y) for a, b in own) for x, y in own]
-        points = [replace(point, best=ok) for point, ok in zip(points, best, strict=True)]
+        points = [structs.replace(point, best=ok) for point, ok in zip(points, best, strict=True)]
         objective = self.request.objective
         if objective is None or objective.throughput <= 0 or shown.strategy.kind is Kind.CUTOFF:
             return points
@@ -315,7 +316,7 @@ class LoadPlanner:
         tried = [(rate, self.machine.simulate(shown.strategy, rate, COARSE)) for rate in rates]
         more = [self.frontier_point(shown.strategy, law, rate) for rate, law in tried if law is not None]
         least = min(more, key=lambda point: point.cost or 0.0)
-        return points + [replace(point, best=point is least) for point in more]
+        return points + [structs.replace(point, best=point is least) for point in more]
 
     def frontier_point(self, strategy: Strategy, law: ResponseDistribution, rate: float) -> FrontierPoint:
         late, objective = law.percentile(self.target.q), self.request.objective
@@ -347,7 +348,7 @@ class LoadPlanner:
             "notes": [],
         }
 
-    def notes(self, waiting: Cutoff | Unknown) -> list[str]:
+    def notes(self, waiting: Cutoff | Unknown) -> list[Message]:
         """Return what the answer assumes, and where the textbook formula would have misled."""
         machine = self.machine
         steady = [part.label for part in machine.parts if part.times.noise is None]
@@ -358,13 +359,13 @@ class LoadPlanner:
             found.append(str(waiting.service["sentence"]))
             if waiting.misled:
                 found.append(wording.textbook_note(waiting, self.target.sla_ms))
-        return found
+        return [message("assumed", what=each) for each in found]
 
-    def why_in_doubt(self, estimate: PercentileEstimate | None, promise: str) -> list[str]:
+    def why_in_doubt(self, estimate: PercentileEstimate | None, promise: str) -> list[Message]:
         """Return why the percentile cannot be promised: steps to measure, tails that were not measured."""
         if estimate is None:
             return []
-        found, sla_ms = [wording.cannot_promise(doubt) for doubt in estimate.doubts], self.target.sla_ms
+        found, sla_ms = [*estimate.doubts], self.target.sla_ms
         high = None if estimate.interval is None else estimate.interval[1]
         if estimate.interval is not None and promise == "in doubt" and (high is None or high > sla_ms * (1 + ROUNDING)):
             points = [self.least_known(part) for part in self.machine.parts if part.path.fit.draws.get("values")]
@@ -381,7 +382,7 @@ class LoadPlanner:
         batch = int(B[int(np.argmax((slow - fast) / T))])
         return batch, batch * self.target.tokens, part.label
 
-    def warn_of_slow_start(self, shown: Judged) -> list[LatfitWarning]:
+    def warn_of_slow_start(self, shown: Judged) -> list[Message]:
         """Warn where a queue whose steps are quicker the more they hold takes long from empty."""
         part, mean_ms = self.machine.parts_of(shown.strategy)[0], shown.row.mean_ms
         if shown.strategy.kind is not Kind.GREEDY or not part.speeds_up or mean_ms is None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfit.hardware import CERTAIN, HardwareProfile
+from latfit.messages import Message, message
 from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, bisect
 from latfit.stats import FloatArray
-from latfit.warning import LatfitWarning
 
 DRAWS = 100
 SLOWEST = 6  # draws that a robust rate is searched with; the slow end is the third slowest of all
@@ -36,14 +36,14 @@ class PercentileEstimate:
     interval
         95 %; an end is None where there is none.
     doubts
-        Sentences: why it is not to be promised whatever the interval.
+        Why it is not to be promised whatever the interval.
     slowest
         Seeds of the drawn machines, the slowest first.
     """
 
     percentile_ms: float
     interval: Interval | None
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Message, ...] = ()
     slowest: tuple[int, ...] = ()
 
     def promise(self, sla_ms: float) -> str:
@@ -145,32 +145,34 @@ def _ends(ratios: FloatArray) -> tuple[float, float]:
     return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
 
 
-def _doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseDistribution) -> Iterator[str]:
+def _doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseDistribution) -> Iterator[Message]:
     """Why the percentile is not to be promised: a tail that was not measured, or runs that were too short."""
     if machine.steady:
-        yield wording.LAWS_ONLY_DOUBT
+        yield message("closed_forms")
         return
     for part in machine.parts_of(strategy):
         noise = part.latency.noise
         if noise is None:
             if part.path.nominal is None:
-                yield wording.unknown_scatter(part.label)
+                yield message("noise_unknown", path=part.label)
             continue
         if few := wording.few_pauses(part.label, noise, float(part.times.at(np.ones(1))[0])):
-            yield few
+            yield message("few_pauses", what=few)
         noise = noise.up_to(1 if strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch)
         if not noise.sees(target.q):
             wanted = math.ceil(1 / (1 - target.q) - 1e-9)
             fewest = min(each.independent for each in noise.groups)
-            steps = (part.label, part.latency.phase, len(noise.groups) > 1)
-            yield wording.tail_not_seen(steps, target.percentile, fewest, wanted)
+            steps = {"path": part.label, "phase": part.latency.phase}
+            sizes = " of some batch sizes" if len(noise.groups) > 1 else ""
+            counts = {"independent": fewest, "wanted": wanted, "percentile": target.percentile}
+            yield message("tail_not_seen", **steps, sizes=sizes, **counts)
     if not machine.arrivals.poisson and machine.arrivals.grows:
-        yield wording.BURSTS_TOO_LONG
+        yield message("bursts_too_long")
     if not law.settled:
-        yield wording.NOT_SETTLED
+        yield message("not_settled")
 
 
-def tail_warnings(machine: Machine) -> list[LatfitWarning]:
+def tail_warnings(machine: Machine) -> list[Message]:
     """Return where a few slow steps decide how long requests wait, and where the kind of pauses is unclear."""
     found = []
     for part in machine.parts:

@@ -9,16 +9,12 @@ requests and tokens a step may hold. Engines of both kinds cost the same.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from latfit.planning.engine_settings import serving_flags
 from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
+from latfit.planning.serving.result import ApartPlan, settings_of
 from latfit.planning.serving.search import Room, Search
-from latfit.planning.serving.targets import Reached
-from latfit.simulation import EngineSettings, EngineSummary, StepCosts, Transfer
-from latfit.units import format_ms
+from latfit.simulation import EngineSettings, StepCosts, Transfer
 
 AMPLE = 4
 """Times the engines of a kind without which the load is not carried, and as many more, that are taken as others than
@@ -40,69 +36,20 @@ class PrefillApart:
     transfer: Transfer
 
 
-@dataclass(frozen=True, eq=False)
-class ApartPlan:
-    """Engines that prefill and engines that decode. feasible: whether they keep the targets.  prefill, decode: how
-    many; where none keep them, or they are more than engines that do both, those below which no pair does (0 where
-    nothing is known).  reached, summary, settings: as they were simulated, None where nothing was.  carries,
-    carries_at_most: as of a `ServingPlan`."""
-
-    feasible: bool
-    prefill: int
-    decode: int
-    transfer: Transfer
-    settings: EngineSettings
-    reached: Sequence[Reached] = ()
-    summary: EngineSummary | None = None
-    carries: float = math.nan
-    carries_at_most: float = math.nan
-    price_per_million_tokens: float | None = None
-
-    @property
-    def total(self) -> int:
-        return self.prefill + self.decode
-
-    @property
-    def engines(self) -> Mapping[str, Mapping[str, Any]]:
-        """The settings under the names that serving engines use."""
-        return serving_flags(self.settings)
-
-    @property
-    def transfer_text(self) -> str:
-        """As it is written."""
-        return f"{format_ms(self.transfer.fixed_ms)} and {format_ms(self.transfer.ms_per_token)} a token"
-
-    def to_json(self, rate_per_s: float, engine: Mapping[str, Any]) -> dict[str, Any]:
-        """engine: the settings, by the options of `latfit simulate engine`."""
-        known = self.feasible and not math.isnan(self.carries)
-        return {
-            "feasible": self.feasible,
-            "prefill_replicas": self.prefill,
-            "replicas": self.decode,
-            "transfer_ms": [self.transfer.fixed_ms, self.transfer.ms_per_token],
-            "engine": dict(engine) if self.feasible else None,
-            "engines": self.engines if self.feasible else {},
-            "targets": [each.to_json() for each in self.reached],
-            "outcome": None if self.summary is None else self.summary.to_json(),
-            "highest_rate_per_s": self.carries * rate_per_s if known else None,
-            "missed_from_rate_per_s": self.carries_at_most * rate_per_s if known else None,
-            "price_per_million_tokens": self.price_per_million_tokens,
-        }
-
-
 @dataclass(eq=False)
 class Pairs:
     """A search for the least pair. evaluator: of engines apart.  together: engines that do both, None where no number
-    keeps the targets."""
+    keeps the targets.  contents: whether recorded contents of prompts say what is cached."""
 
     evaluator: Evaluator
     room: Room
     together: int | None = None
+    contents: bool = False
 
     def run(self, start: EngineSettings, transfer: Transfer) -> ApartPlan:
         """The least pair with the best settings; one that is more than `together` is not looked for."""
         if not self.evaluator.alone(start).met:
-            return ApartPlan(False, 0, 0, transfer, start)
+            return _no_pair((0, 0), transfer)
         lower, found = self._least(start)
         if found is not None:
             room = replace(self.room, fixed=self.room.fixed | {"batching"})
@@ -112,11 +59,19 @@ class Pairs:
                 found = min((each for each in (found, other) if each is not None), key=_by_engines)
             found = self._verified(found.setup)
         if found is None:
-            return ApartPlan(False, *lower, transfer, start)
-        setup = found.setup
-        spare = Search(self.evaluator, setup.settings, self.room).spare(setup)
+            return _no_pair(lower, transfer)
+        setup, rate = found.setup, self.evaluator.rate_per_s
+        carries, at_most = Search(self.evaluator, setup.settings, self.room).spare(setup)
         return ApartPlan(
-            True, setup.prefill, setup.replicas, transfer, setup.settings, found.reached, found.summary, *spare
+            feasible=True,
+            prefill_replicas=setup.prefill,
+            replicas=setup.replicas,
+            transfer_ms=(transfer.fixed_ms, transfer.ms_per_token),
+            targets=list(found.reached),
+            outcome=found.summary,
+            highest_rate_per_s=carries * rate,
+            missed_from_rate_per_s=at_most * rate,
+            **settings_of(setup.settings, feasible=True, contents=self.contents),
         )
 
     @property
@@ -163,6 +118,19 @@ class Pairs:
                 break
             asked = [replace(at, prefill=at.prefill + 1), replace(at, replicas=at.replicas + 1)]
         return None
+
+
+def _no_pair(lower: tuple[int, int], transfer: Transfer) -> ApartPlan:
+    """lower: what no pair may go below."""
+    return ApartPlan(
+        feasible=False,
+        prefill_replicas=lower[0],
+        replicas=lower[1],
+        transfer_ms=(transfer.fixed_ms, transfer.ms_per_token),
+        targets=[],
+        engine=None,
+        highest_rate_per_s=None,
+    )
 
 
 def _by_engines(found: Measured) -> tuple[bool, int, float]:

@@ -9,11 +9,11 @@ engine that always has enough to do, and so without its waiting for a place.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
+from latfit.planning.serving.result import Effect, Trade
 from latfit.planning.serving.search import Room
 from latfit.simulation import EngineSettings, scaled_costs
 from latfit.stats import IntArray
@@ -27,25 +27,6 @@ CACHED = 0.3
 """Share of every prompt that is found in the cache, where prefixes are shared."""
 
 MOST_SLOWER, FINE = 4.0, 1.02
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A change, and what the figure that is nearest to its limit becomes."""
-
-    change: str
-    name: str
-    before: float
-    after: float
-    unit: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "change": self.change,
-            "target": self.name,
-            f"before_{self.unit}": self.before,
-            f"after_{self.unit}": self.after,
-        }
 
 
 def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: bool = True) -> list[Effect]:
@@ -71,7 +52,8 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
     found = []
     for change, by, to in changed:
         after = next(each for each in by.measure(to).reached if each.name == figure.name)
-        found.append(Effect(change, figure.name, figure.value, after.value, figure.unit))
+        values = {f"before_{figure.unit}": figure.value, f"after_{figure.unit}": after.value}
+        found.append(Effect(change, figure.name, **values))
     return sorted(found, key=lambda each: each.after)
 
 
@@ -111,27 +93,6 @@ def bears(evaluator: Evaluator, best: Measured) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if evaluator.measure(best.setup, slower=middle).met else (low, middle)
     return low
-
-
-@dataclass(frozen=True)
-class Trade:
-    """An engine that always has enough to do. speed: output tokens per second of one request.  throughput: of the
-    engine.  best: whether these are the planned settings."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    speed_per_s: float
-    throughput_per_s: float
-    best: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "tokens_per_s_per_user": self.speed_per_s,
-            "tokens_per_s_per_replica": self.throughput_per_s,
-            "planned": self.best,
-        }
 
 
 def front(evaluator: Evaluator, best: EngineSettings, room: Room) -> list[Trade]:

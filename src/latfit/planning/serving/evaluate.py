@@ -33,8 +33,10 @@ from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
+from msgspec import structs
 
-from latfit.planning.serving.targets import Reached, Targets
+from latfit.planning.serving.result import Reached
+from latfit.planning.serving.targets import Targets
 from latfit.simulation import (
     Cluster,
     EngineRun,
@@ -413,7 +415,9 @@ def dealt(load: Load, kept: int, among: int, *, in_turn: bool) -> Load:
 
 def _of_all(summary: EngineSummary, times: float) -> EngineSummary:
     """Of all engines, where a share of them was simulated."""
-    return replace(summary, **{name: times * getattr(summary, name) for name in RATES}) if times != 1 else summary
+    return (
+        structs.replace(summary, **{name: times * getattr(summary, name) for name in RATES}) if times != 1 else summary
+    )
 
 
 def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:

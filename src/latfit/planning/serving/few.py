@@ -15,11 +15,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from latfit.messages import Message, message
 from latfit.planning.serving.evaluate import Evaluator, Measured
-from latfit.planning.serving.targets import Reached, RequestTarget
+from latfit.planning.serving.result import Reached
+from latfit.planning.serving.targets import RequestTarget
 from latfit.stats import FloatArray
 from latfit.units import format_ms, format_percent, number
-from latfit.warning import LatfitWarning
 from latfit.workload import RecordedLoad
 
 FEW_REQUESTS = "few_requests"
@@ -29,7 +30,7 @@ MORE = 3
 """Replicas more than the planned ones, each of which should keep the targets, too."""
 
 
-def few_requests(evaluator: Evaluator, best: Measured, *, given: bool) -> list[LatfitWarning]:
+def few_requests(evaluator: Evaluator, best: Measured, *, given: bool) -> list[Message]:
     """What recorded requests leave open of a setup that keeps the targets. given: whether its replicas were."""
     if not isinstance(evaluator.load, RecordedLoad):
         return []
@@ -43,10 +44,9 @@ def few_requests(evaluator: Evaluator, best: Measured, *, given: bool) -> list[L
     return found
 
 
-def _warning(text: str, evaluator: Evaluator) -> LatfitWarning:
+def _warning(text: str, evaluator: Evaluator) -> Message:
     assert isinstance(evaluator.load, RecordedLoad)
-    more = f"Record more than {len(evaluator.load.requests):,} requests, or plan at --rate with --lengths FILE."
-    return LatfitWarning(FEW_REQUESTS, f"{text}.", more)
+    return message(FEW_REQUESTS, what=text, count=len(evaluator.load.requests))
 
 
 def _open(evaluator: Evaluator, best: Measured, each: Reached) -> str:

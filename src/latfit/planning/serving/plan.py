@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from latfit.fitting import keeps_out
+from latfit.messages import Message, Severity, message, views
 from latfit.model import FitResult
-from latfit.planning.engine_settings import serving_flags
 from latfit.planning.fit_quality import FitQuality, quality_of
-from latfit.planning.serving.apart import MOST_APART, ApartPlan, Pairs, PrefillApart
-from latfit.planning.serving.effects import Effect, Trade, bears, effects_of, front
+from latfit.planning.serving.apart import MOST_APART, Pairs, PrefillApart
+from latfit.planning.serving.effects import bears, effects_of, front
 from latfit.planning.serving.evaluate import (
     SAMPLED,
     TOGETHER,
@@ -22,15 +23,26 @@ from latfit.planning.serving.evaluate import (
     requests_for,
 )
 from latfit.planning.serving.few import FEW_REQUESTS, few_requests
-from latfit.planning.serving.schedule import SchedulePlan, day_of, schedule_engines
+from latfit.planning.serving.result import (
+    ApartPlan,
+    Cost,
+    Promise,
+    Reached,
+    ReplicaCount,
+    SchedulePlan,
+    ServingPlan,
+    Work,
+    bears_the_fit,
+    settings_of,
+)
+from latfit.planning.serving.schedule import day_of, schedule_engines
 from latfit.planning.serving.search import Found, Room, Search
-from latfit.planning.serving.targets import Reached, Targets
+from latfit.planning.serving.targets import Targets
 from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
 from latfit.units import format_ms, format_percent, number
 from latfit.validation import outside_warning
-from latfit.warning import LatfitWarning
 from latfit.workload import ClosedLoad, Load, RecordedLoad
 
 HOUR_S = 3600.0
@@ -39,7 +51,6 @@ FEW_TOKENS = 100
 DRAWN = 10_000
 """Requests whose lengths tell those of all."""
 
-PLANNED = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "kv_blocks")
 DOUBTS = (FEW_REQUESTS, "window_means", "few_pauses")
 """Warnings that put a promise in doubt: few requests or pauses decide the percentile, or nobody knows how steps
 scatter."""
@@ -53,7 +64,8 @@ class ServingRequest:
     """What is planned. start: the settings that the search begins with, those of `fixed` stay.  kv: where the size of
     the KV cache comes from; empty where it is not known and taken as unlimited.  replicas: that are there, None to
     find their number.  price_per_hour, watts: of one replica.  tensor_parallel: GPUs that a replica takes, where it was
-    said.  start_up_ms, window_ms: of a schedule of engines for recorded requests, None for none."""
+    said.  start_up_ms, window_ms: of a schedule of engines for recorded requests, None for none.  nominal: numbers that
+    the step costs are from, where nothing was measured."""
 
     targets: Targets
     start: EngineSettings
@@ -67,142 +79,7 @@ class ServingRequest:
     tensor_parallel: int | None = None
     start_up_ms: float | None = None
     window_ms: float = 1_800_000.0
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of the planned engines at the planned load; None where no price, or no power, was given."""
-
-    price_per_hour: float | None = None
-    price_per_million_tokens: float | None = None
-    kwh_per_million_tokens: float | None = None
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class ServingPlan:
-    """Engines that keep the targets of a load of requests, or why none do.
-
-    what: a request, in words.  rate_per_s: of users in a closed loop what they send.  reached: the figures beside their
-    limits; where nothing keeps them those of a request alone, or of the engines that were given.  used: share of the
-    most that the engines could serve.  fewer: the same with one engine less, fewer_carry: whether it carries the load.
-    usual: engines that the settings need that the search began with.  carries: load up to which these engines keep the
-    targets for certain, as a ratio of the planned one; carries_at_most: from which on they miss one.  bears: how much
-    longer the steps may take.  tried: configurations simulated.  unsupported: why the data do not support it; empty
-    where they do.  schedule: engines that come and go instead, where asked for.  contents: whether recorded contents of
-    prompts say what is cached.  apart: engines that prefill and engines that decode instead, where asked for.
-    """
-
-    request: ServingRequest
-    what: str
-    rate_per_s: float
-    users: int | None
-    feasible: bool
-    replicas: int | None
-    settings: EngineSettings
-    reached: Sequence[Reached]
-    summary: EngineSummary | None
-    used: float
-    fewer: Sequence[Reached]
-    fewer_carry: bool
-    usual: int | None
-    carries: float
-    carries_at_most: float
-    bears: float
-    binding: str
-    effects: Sequence[Effect]
-    front: Sequence[Trade]
-    fits: Sequence[FitQuality]
-    cost: Cost
-    tried: int
-    steps: int
-    requests: int
-    warnings: Sequence[LatfitWarning] = ()
-    unsupported: Sequence[str] = ()
-    notes: Sequence[str] = field(default_factory=list)
-    schedule: SchedulePlan | None = None
-    contents: bool = False
-    apart: ApartPlan | None = None
-
-    def __repr__(self) -> str:
-        return f"<ServingPlan: {self.replicas} replicas, {'feasible' if self.feasible else 'not feasible'}>"
-
-    @property
-    def promise(self) -> str:
-        """yes, no or in doubt."""
-        if not self.feasible:
-            return "no"
-        sure = all(each.certain for each in self.reached) and self.bears_the_fit
-        sure = sure and not any(each.code in DOUBTS for each in self.warnings)
-        return "yes" if sure and not self.unsupported else "in doubt"
-
-    @property
-    def bears_the_fit(self) -> bool:
-        """Whether the targets are kept with steps that are longer by the error of the fits."""
-        return 100 * (self.bears - 1) >= max((each.worst_pct for each in self.fits), default=0.0)
-
-    @property
-    def engine(self) -> dict[str, Any]:
-        """The settings, by the options of `latfit simulate engine`."""
-        return self._options_of(self.settings)
-
-    def _options_of(self, settings: EngineSettings) -> dict[str, Any]:
-        found: dict[str, Any] = {name: getattr(settings, name) for name in PLANNED}
-        return {
-            **found,
-            "block_size": settings.block_size,
-            "order": settings.order.name,
-            "synchronous": not settings.asynchronous,
-            # None where recorded contents of prompts say what is cached.
-            "prefix_hit_rate": None if self.contents else settings.cached_share,
-        }
-
-    @property
-    def engines(self) -> Mapping[str, Mapping[str, Any]]:
-        """The settings under the names that serving engines use."""
-        return serving_flags(self.settings)
-
-    def to_json(self) -> dict[str, Any]:
-        """Keys are a contract: see `docs/formats.md`."""
-        return {
-            "kind": "serving",
-            "request": self.what,
-            "rate_per_s": self.rate_per_s,
-            "users": self.users,
-            "feasible": self.feasible,
-            "promise": self.promise,
-            "binding": self.binding,
-            "targets": [each.to_json() for each in self.reached],
-            "replicas": {
-                "value": self.replicas if self.feasible else None,
-                "one_fewer": [each.to_json() for each in self.fewer],
-                "one_fewer_overloaded": not self.fewer_carry,
-                "with_the_first_settings": self.usual,
-            },
-            "engine": self.engine if self.feasible else None,
-            "engines": self.engines if self.feasible else {},
-            "tensor_parallel": self.request.tensor_parallel,
-            "route": self.request.route,
-            "kv_cache": self.request.kv or None,
-            "carries": None if math.isnan(self.carries) else self.carries,
-            "highest_rate_per_s": None if math.isnan(self.carries) else self.carries * self.rate_per_s,
-            "missed_from_rate_per_s": None if math.isnan(self.carries) else self.carries_at_most * self.rate_per_s,
-            "steps_may_be_slower_pct": None if math.isnan(self.bears) else 100 * (self.bears - 1),
-            "share_of_throughput_used": self.used,
-            "outcome": None if self.summary is None else self.summary.to_json(),
-            "effects": [each.to_json() for each in self.effects],
-            "pareto": [each.to_json() for each in self.front],
-            "fits": [each.to_json() for each in self.fits],
-            "cost": vars(self.cost),
-            "prefill_apart": None
-            if self.apart is None
-            else self.apart.to_json(self.rate_per_s, self._options_of(self.apart.settings)),
-            "schedule": None if self.schedule is None else self.schedule.to_json(),
-            "simulated": {"setups": self.tried, "steps": self.steps, "requests": self.requests},
-            "seed": self.request.seed,
-            "warnings": [each.to_json() for each in self.warnings],
-            "unsupported": list(self.unsupported),
-            "notes": list(self.notes),
-        }
+    nominal: Sequence[FitResult] = ()
 
 
 def plan_serving(
@@ -222,49 +99,75 @@ def plan_serving(
     alone = evaluator.alone(request.start)
     evaluator.alone_ms = alone.summary.latency["mean"].value
     evaluator.requests = requests_for(load, evaluator.alone_ms)
-    room = room_of(load, list(fits.values()), request.fixed)
+    room = room_of(load, list(fits.values()) or request.nominal, request.fixed)
     found = Search(evaluator, request.start, room, replicas=request.replicas).run()
     quality = [quality_of(name, fit) for name, fit in fits.items()]
     shown = found.best or found.alone
     outside = outside_warning(list(fits.values()), shown.first, shown.setup.settings) if fits else None
-    unsupported = [text for name, fit in fits.items() for text in _kept_out(name, fit)]
-    warnings = _of_fits(list(fits.values())) + _beyond_context(load, list(fits.values()), shown.setup.settings)
+    kept_out = {name: why.message for name, fit in fits.items() if (why := keeps_out(fit)) is not None}
+    messages = [message("kept_out", fit=name, why=why) for name, why in kept_out.items()]
     if outside is not None:
-        unsupported.append(f"{outside.message}. {outside.remedy}")
+        messages.append(message("outside_domain", what=outside.message, remedy=outside.remedy))
+    messages += _of_fits(list(fits.values())) + _beyond_context(load, list(fits.values()), shown.setup.settings)
     met = found.best is not None and found.best.met
-    warnings += few_requests(evaluator, shown, given=request.replicas is not None) if met else []
+    messages += few_requests(evaluator, shown, given=request.replicas is not None) if met else []
+    messages += [
+        message("assumed", what=each) for each in _notes(load, request, room, shown) + _not_apart(apart, shown)
+    ]
+    slower_pct = 100 * (bears(evaluator, shown) - 1) if met else None
+    contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
+    rate, (carries, missed_from) = _rate(load, shown), found.carries
+    replicas = shown.setup.replicas if found.best is not None else None
     return ServingPlan(
-        request=request,
-        what=what_of(load),
-        rate_per_s=_rate(load, shown),
+        request=what_of(load),
+        rate_per_s=rate,
         users=load.users if isinstance(load, ClosedLoad) else None,
         feasible=met,
-        replicas=shown.setup.replicas if found.best is not None else None,
-        settings=shown.setup.settings,
-        reached=shown.reached,
-        summary=found.best.summary if found.best is not None else None,
-        used=_used(evaluator, shown),
-        fewer=found.fewer.reached if found.fewer else (),
-        fewer_carry=found.fewer is None or found.fewer.carried,
-        usual=found.usual,
-        carries=found.carries[0],
-        carries_at_most=found.carries[1],
-        bears=bears(evaluator, shown) if met else math.nan,
+        promise=_promise(shown, quality, slower_pct, messages) if met else "no",
         binding=_binding(found, shown),
+        targets=list(shown.reached),
+        replicas=ReplicaCount(
+            replicas if met else None,
+            replicas,
+            list(found.fewer.reached) if found.fewer else [],
+            found.fewer is not None and not found.fewer.carried,
+            found.usual,
+        ),
+        tensor_parallel=request.tensor_parallel,
+        route=request.route,
+        kv_cache=request.kv or None,
+        carries=None if math.isnan(carries) else carries,
+        highest_rate_per_s=None if math.isnan(carries) else carries * rate,
+        missed_from_rate_per_s=None if math.isnan(carries) else missed_from * rate,
+        steps_may_be_slower_pct=slower_pct,
+        share_of_throughput_used=_used(evaluator, shown),
+        outcome=found.best.summary if found.best is not None else None,
         effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],
-        front=front(evaluator, shown.setup.settings, room) if met else [],
+        pareto=front(evaluator, shown.setup.settings, room) if met else [],
         fits=quality,
         cost=_cost(request, shown),
-        tried=evaluator.work.setups,
-        steps=evaluator.work.steps,
-        requests=len(shown.first.requests),
-        warnings=warnings,
-        unsupported=unsupported,
-        notes=_notes(load, request, room, shown) + _not_apart(apart, shown),
+        prefill_apart=None if apart is None else _apart(evaluator, apart, found, (room, contents), request),
         schedule=_schedule(evaluator, request, shown) if met else None,
-        apart=None if apart is None else _apart(evaluator, apart, found, room, request.price_per_hour),
-        contents=isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache,
+        simulated=Work(evaluator.work.setups, evaluator.work.steps, len(shown.first.requests)),
+        seed=request.seed,
+        **shown_by_severity(messages),
+        **settings_of(shown.setup.settings, feasible=met, contents=contents),
     )
+
+
+def shown_by_severity(messages: Sequence[Message]) -> dict[str, Any]:
+    """The plan's keys that show its messages; those that put the promise in doubt are warnings here."""
+    found = views(messages)
+    return {name: found[name] for name in ("warnings", "unsupported", "notes")}
+
+
+def _promise(
+    shown: Measured, fits: Sequence[FitQuality], slower_pct: float | None, messages: Sequence[Message]
+) -> Promise:
+    """Of a plan that meets its targets."""
+    sure = all(each.certain for each in shown.reached) and bears_the_fit(slower_pct, fits)
+    against = any(each.code in DOUBTS or each.severity is Severity.UNSUPPORTED for each in messages)
+    return "yes" if sure and not against else "in doubt"
 
 
 def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> SchedulePlan | None:
@@ -276,18 +179,20 @@ def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> 
 
 
 def _apart(
-    evaluator: Evaluator, apart: PrefillApart, found: Found, room: Room, price_per_hour: float | None
+    evaluator: Evaluator, apart: PrefillApart, found: Found, about: tuple[Room, bool], request: ServingRequest
 ) -> ApartPlan | None:
-    """Engines that prefill for others; None where they would be too many to be looked for."""
+    """Engines that prefill for others; None where they would be too many to be looked for. about: what may be tried,
+    and whether recorded contents of prompts say what is cached."""
     together = found.best.setup.replicas if found.best is not None and found.best.met else None
     if together is not None and together > MOST_APART:
         return None
     other = evaluator.elsewhere(evaluator.load, apart.decode, (apart.prefill, apart.transfer))
     settings = (found.best or found.alone).setup.settings
-    best = Pairs(other, room, together).run(settings, apart.transfer)
-    if price_per_hour is None or best.summary is None:
+    best = Pairs(other, about[0], together, about[1]).run(settings, apart.transfer)
+    if request.price_per_hour is None or best.outcome is None:
         return best
-    return replace(best, price_per_million_tokens=_per_million(price_per_hour * best.total, best.summary))
+    price = _per_million(request.price_per_hour * best.total, best.outcome)
+    return structs.replace(best, price_per_million_tokens=price)
 
 
 def _not_apart(apart: PrefillApart | None, shown: Measured) -> list[str]:
@@ -307,9 +212,8 @@ def _used(evaluator: Evaluator, shown: Measured) -> float:
 
 
 def room_of(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> Room:
-    """Settings that keep steps within what the fits together measured."""
-    measured = [fit for fit in fits if not fit.data.nominal]
-    most = {name: max((fit.domain[name][1] for fit in measured), default=math.inf) for name in ("B", "S")}
+    """Settings that keep steps within what the fits together measured, or the nominal numbers hold for."""
+    most = {name: max((fit.domain[name][1] for fit in fits), default=math.inf) for name in ("B", "S")}
     classes = not isinstance(load, RecordedLoad) and len(load.classes) > 1
     prompt, output = _lengths_drawn(load)
     return Room(fixed, most["B"], most["S"], int(prompt.max()), int((prompt + output).max()), classes)
@@ -333,11 +237,6 @@ def what_of(load: Load) -> str:
     return f"a request is {mean}{prompt} prompt and {output} output tokens"
 
 
-def _kept_out(name: str, fit: FitResult) -> list[str]:
-    found = keeps_out(fit)
-    return [] if found is None else [f"{name}: {found.message}"]
-
-
 def _binding(found: Found, shown: Measured) -> str:
     """What keeps fewer engines from doing, or any number."""
     if found.best is None:
@@ -358,7 +257,7 @@ def figure_text(each: Reached) -> str:
     return f"a {each.name} of {format_ms(each.value)}, {format_ms(each.limit)} asked"
 
 
-def _of_fits(fits: Sequence[FitResult]) -> list[LatfitWarning]:
+def _of_fits(fits: Sequence[FitResult]) -> list[Message]:
     """Those of their warnings that a plan repeats, and what the data do not show of pauses. Where prefill has a fit of
     its own, the other one is of decode steps on purpose."""
     told = [code for code in FITS_WARN if len(fits) < 2 or code != "decode_only"]
@@ -368,26 +267,19 @@ def _of_fits(fits: Sequence[FitResult]) -> list[LatfitWarning]:
         for phase, limits in fit.limits.by_phase.items():
             if (noise := limits.ratios) is not None:
                 if few := few_pauses(f"{phase} steps", noise, shortest, MIN_PAUSES_AS_MEASURED):
-                    found.append(LatfitWarning("few_pauses", f"{few}.", "Measure more steps."))
+                    found.append(Message("few_pauses", f"{few}.", "Measure more steps."))
                 else:
                     found += unclear_pauses(f"{phase} steps", noise.pauses)
     return found
 
 
-def _beyond_context(load: Load, fits: Sequence[FitResult], settings: EngineSettings) -> list[LatfitWarning]:
+def _beyond_context(load: Load, fits: Sequence[FitResult], settings: EngineSettings) -> list[Message]:
     """Prompts that are computed in chunks read what is cached of them; whether such steps were measured."""
     longest = int(_lengths_drawn(load)[0].max())
     measured = max((fit.domain.get("prefill_context_tokens", (0.0, 0.0))[1] for fit in fits), default=math.inf)
     if longest - settings.max_num_batched_tokens <= measured or longest <= settings.max_num_batched_tokens:
         return []
-    return [
-        LatfitWarning(
-            "outside_measured",
-            f"Prompts of up to {longest:,} tokens are computed in chunks; prefill behind more than {measured:,.0f}"
-            " cached tokens was not measured.",
-            "Measure such steps, or plan with shorter prompts.",
-        )
-    ]
+    return [message("long_prompts", longest=longest, measured=measured)]
 
 
 def _cost(request: ServingRequest, shown: Measured) -> Cost:
@@ -410,8 +302,9 @@ def _notes(load: Load, request: ServingRequest, room: Room, shown: Measured) -> 
     found = [f"KV cache: {request.kv}." if request.kv else unknown]
     if math.isfinite(room.most_requests):
         own = ", and the engine's own" if shown.setup.settings.max_num_seqs > room.most_requests else ""
+        steps = "nominal" if request.nominal else "measured"
         found.append(
-            f"Settings up to the measured steps were tried: {room.most_requests:,.0f} requests,"
+            f"Settings up to the {steps} steps were tried: {room.most_requests:,.0f} requests,"
             f" {room.most_tokens:,.0f} tokens{own}."
         )
     if isinstance(load, RecordedLoad):

@@ -17,64 +17,13 @@ from typing import Any
 import numpy as np
 
 from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
-from latfit.planning.serving.targets import Reached
+from latfit.planning.serving.result import HoursOfReplicas, SchedulePlan, Window
 from latfit.simulation import EngineRun, EngineSettings, Schedule
 from latfit.stats import FloatArray
 from latfit.workload import RecordedLoad
 
 LEAD = 5.0
 """Latencies of a request alone before a window, of whose requests it begins with."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """A part of a recording, from t_s on, and the engines that it is given."""
-
-    t_s: float
-    rate_per_s: float
-    replicas: int
-
-
-@dataclass(frozen=True, eq=False)
-class SchedulePlan:
-    """Engines that come and go. asked: from when on how many are asked for.  hours, fixed_hours: that are paid, with it
-    and with the number that is always there; kept, fixed_kept: share of requests within all limits."""
-
-    window_s: float
-    start_up_s: float
-    windows: Sequence[Window]
-    asked: Schedule
-    reached: Sequence[Reached]
-    met: bool
-    hours: float
-    fixed_hours: float
-    kept: float
-    fixed_kept: float
-    price_per_million_tokens: float | None = None
-    fixed_price_per_million_tokens: float | None = None
-
-    @property
-    def saved(self) -> float:
-        """Share of the replica-hours of the fixed number that it does without."""
-        return 1 - self.hours / self.fixed_hours
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "window_s": self.window_s,
-            "start_up_s": self.start_up_s,
-            "windows": [vars(each) for each in self.windows],
-            **self.asked.to_json(),
-            "targets": [each.to_json() for each in self.reached],
-            "feasible": self.met,
-            "replica_hours": self.hours,
-            "slo_attainment": self.kept,
-            "price_per_million_tokens": self.price_per_million_tokens,
-            "fixed": {
-                "replica_hours": self.fixed_hours,
-                "slo_attainment": self.fixed_kept,
-                "price_per_million_tokens": self.fixed_price_per_million_tokens,
-            },
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,24 +90,22 @@ def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_h
         Window(float((day.edges[k] - arrival[0]) / 1e3), float((day.rows[k + 1] - day.rows[k]) / spans[k]), counts[k])
         for k in range(day.windows)
     ]
-    hours, fixed_hours = found.summary.replica_hours, best.summary.replica_hours
-    prices = [
-        None if price_per_hour is None else 1e6 * price_per_hour * each / tokens
-        for each, tokens in ((hours, _tokens(found)), (fixed_hours, _tokens(best)))
-    ]
+
+    def paid(run: Measured) -> dict[str, Any]:
+        hours = run.summary.replica_hours
+        price = None if price_per_hour is None else 1e6 * price_per_hour * hours / _tokens(run)
+        attained = run.summary.slo_attainment
+        return {"replica_hours": hours, "slo_attainment": attained, "price_per_million_tokens": price}
+
     return SchedulePlan(
+        feasible=found.met,
         window_s=float(spans[0]),
         start_up_s=day.start_up_ms / 1e3,
         windows=windows,
-        asked=day.asked(counts),
-        reached=found.reached,
-        met=found.met,
-        hours=hours,
-        fixed_hours=fixed_hours,
-        kept=found.summary.slo_attainment,
-        fixed_kept=best.summary.slo_attainment,
-        price_per_million_tokens=prices[0],
-        fixed_price_per_million_tokens=prices[1],
+        replicas_at=day.asked(counts).steps_s,
+        targets=list(found.reached),
+        fixed=HoursOfReplicas(**paid(best)),
+        **paid(found),
     )
 
 

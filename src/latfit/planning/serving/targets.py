@@ -8,12 +8,12 @@ they differ in whether a request has to meet one limit or all of them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.simulation import EngineRun, Promise, bound_of, counted_in, interval_of, meets
+from latfit.planning.serving.result import Reached, reached
+from latfit.simulation import EngineRun, Interval, Promise, bound_of, counted_in, interval_of, meets
 from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 
@@ -53,9 +53,9 @@ class RequestTarget:
         """What runs make of it, were everything slower by a factor."""
         times, share = [self.times(run, warmup) for run in runs], self.percentile / 100
         found = interval_of(times, share)
-        low, value, high = (each * slower for each in (found.low, found.value, found.high))
-        bound = bound_of(times, share) * slower if math.isnan(high) else math.nan
-        return Reached(self.name, value, low, high, self.limit_ms, bound=bound)
+        longer = Interval(found.value * slower, found.low * slower, found.high * slower)
+        bound = bound_of(times, share) * slower if math.isnan(longer.high) else math.nan
+        return reached(self.name, self.metric, longer, self.limit_ms, bound=bound)
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,9 @@ class Goodput:
             100.0 * (1.0 - meets(_sooner(run, slower), promise)[counted_in(run, warmup)].astype(float)) for run in runs
         ]
         found = interval_of(missed)
-        return Reached(
-            "requests that miss a limit",
-            found.value,
-            max(found.low, 0.0) if math.isfinite(found.low) else found.low,
-            found.high,
-            100 - self.percent,
-            unit="pct",
-        )
+        low = max(found.low, 0.0) if math.isfinite(found.low) else found.low
+        missed_share = Interval(found.value, low, found.high)
+        return reached("requests that miss a limit", self.name, missed_share, 100 - self.percent, unit="pct")
 
 
 def _sooner(run: EngineRun, slower: float) -> EngineRun:
@@ -89,45 +84,6 @@ def _sooner(run: EngineRun, slower: float) -> EngineRun:
     own = run.requests
     limits = {name: getattr(own, name) / slower for name in ("ttft_slo_ms", "tpot_slo_ms", "deadline_ms")}
     return run if slower == 1.0 else replace(run, requests=replace(own, **limits))
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A promised figure, with its 95 % interval (NaN ends where there is one run), beside its limit. bound: what it is
-    below, where the interval has no upper end; NaN where that is not known either."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    limit: float
-    unit: str = "ms"
-    bound: float = math.nan
-
-    @property
-    def ratio(self) -> float:
-        """Of the limit; above 1 where it is missed."""
-        return self.value / self.limit if self.limit > 0 else math.inf if self.value > 0 else 0.0
-
-    @property
-    def met(self) -> bool:
-        return self.value <= self.limit
-
-    @property
-    def certain(self) -> bool:
-        """Whether the limit lies outside the interval, or above the bound where that has no upper end."""
-        highest = self.bound if math.isnan(self.high) else self.high
-        return highest <= self.limit if self.met else self.low > self.limit
-
-    def to_json(self) -> dict[str, Any]:
-        interval = None if math.isnan(self.low) else [self.low, self.high]
-        return {
-            "target": self.name,
-            f"value_{self.unit}": self.value,
-            "interval": interval,
-            f"limit_{self.unit}": self.limit,
-            "met": self.met,
-        }
 
 
 @dataclass(frozen=True)

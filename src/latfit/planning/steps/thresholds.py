@@ -14,9 +14,9 @@ them.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
@@ -106,7 +106,7 @@ def _with_interval(
     wins = fast + extra_ms <= slow
     values = np.where(wins.any(axis=1), x[np.argmax(wins, axis=1)], np.inf)
     never = float(np.mean(np.isinf(values)))
-    return replace(found, interval=_quantiles(values), never_share=never)
+    return structs.replace(found, interval=_quantiles(values), never_share=never)
 
 
 def _interval_of(latency: PathLatency, answer: Callable[[FloatArray], int]) -> Interval | None:

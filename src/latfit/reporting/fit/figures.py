@@ -448,16 +448,16 @@ def thresholds_title(plan: Plan) -> str:
     """From where on the GPU is worth it."""
     if plan.B1.value is None:
         return "Latency of a batch" if plan.B1.reach is Reach.UNKNOWN else plan.B1.reason.capitalize()
-    waited = "" if plan.B1 is plan.steps.B1 else ", wait included"
+    waited = "" if plan.B1_at_rate is None else ", wait included"
     return f"From B1 = {counted(plan.B1.value, 'request')} the GPU is as fast as the CPU{waited}"
 
 
 def mark_thresholds(axes: Axes, plan: Plan) -> list[Threshold]:
     """Upright lines at B1, as the plan counts it, at B1 without a wait where that is another, and at B2."""
-    waits = plan.B1 is not plan.steps.B1
-    wanted = [("B1", plan.B1, "--"), ("B2", plan.steps.B2, ":")]
+    waits = plan.B1_at_rate is not None
+    wanted = [("B1", plan.B1, "--"), ("B2", plan.B2, ":")]
     if waits:
-        wanted = [("B1 with the wait at this rate", *wanted[0][1:]), ("without it", plan.steps.B1, "-."), wanted[1]]
+        wanted = [("B1 with the wait at this rate", *wanted[0][1:]), ("without it", plan.B1_idle, "-."), wanted[1]]
     known = [(name, found, found.value, dash) for name, found, dash in wanted if found.value is not None]
     for name, _, value, dash in known:
         axes.axvline(value, color=style.INK, linewidth=1.1, linestyle=dash, label=f"{name}: {count(value)}")

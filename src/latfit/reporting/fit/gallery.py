@@ -183,7 +183,7 @@ def _finding(path: ExecutionPath, plans: Sequence[Plan]) -> str | None:
     if not plans:
         return None
     sla = format_ms(plans[0].sla_ms)
-    steps = [row for row in plans[0].steps.S_at_B if row.path == path.name]
+    steps = [row for row in plans[0].S_at_B if row.path == path.name]
     if not steps:
         return f"No step meets {sla}"
     largest = max(steps, key=lambda row: math.inf if row.S_max is None else row.S_max)

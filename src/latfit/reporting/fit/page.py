@@ -1,12 +1,12 @@
 """The report of a hardware profile and its plans. `render` is pure; `write_report` stores what it gave."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.planning import Plan, PlanRequest, Settings
+from latfit.planning import Plan, PlanRequest
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.checks import check_tables
 from latfit.reporting.fit.correction import correction_tables
@@ -113,7 +113,7 @@ def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
         "steps": [table for table in steps if table.rows],
         "thresholds": plan_tables.thresholds_table(plan, explained=True),
         "engines": [table for table in engines if table.rows],
-        "no_engines": "" if isinstance(plan.settings, Settings) else plan.settings.reason,
+        "no_engines": plan.unknown.get("settings", ""),
         "notes": plan.notes,
     }
 
@@ -126,7 +126,7 @@ def _warnings(report: ReportInput) -> list[LatfitWarning]:
     """Those of the plans, which name the most important ones first, then every fit's; of nominal paths a plan says
     itself what they are."""
     of_fits = [
-        replace(warning, message=f"{name}: {warning.message}")
+        warning.about(name)
         for name, path in report.profile.paths.items()
         if path.nominal is None or not report.plans
         for warning in path.fit.warnings

@@ -76,12 +76,12 @@ class KeyNumber:
 def step_numbers(plan: Plan) -> list[KeyNumber]:
     """The largest step and the largest batch."""
     found = []
-    steps = [row for row in plan.steps.S_at_B if row.S_max is not None]
+    steps = [row for row in plan.S_at_B if row.S_max is not None]
     if steps:
         step = max(steps, key=lambda row: row.S_max or 0)
         detail = _where(f"tokens, at B = {count(step.B)} on {step.path}", step.extrapolated)
         found.append(KeyNumber("Largest step", count(step.S_max), detail))
-    batches = [row for row in plan.steps.B_at_S if row.B_max is not None]
+    batches = [row for row in plan.B_at_S if row.B_max is not None]
     # A batch that was measured says more than a larger one that was not.
     if batches := [row for row in batches if not row.extrapolated] or batches:
         batch = max(batches, key=lambda row: row.B_max or 0)
@@ -103,7 +103,7 @@ def promise(plan: Plan) -> str:
 
 def tokens_at_batch(plan: Plan) -> Table:
     """S at B: the tokens that a step of B requests may hold."""
-    found = plan.steps.S_at_B
+    found = plan.S_at_B
     rows = _merged([(row.path, count(row.B), count(row.S_min), _upper(row.S_max), _note(row)) for row in found])
     caption = f"Tokens that a step may hold within {format_ms(plan.sla_ms)}"
     return _inverse(caption, ("path", "requests B", "tokens from", "to", "note"), rows)
@@ -111,7 +111,7 @@ def tokens_at_batch(plan: Plan) -> Table:
 
 def batch_at_tokens(plan: Plan) -> Table:
     """B at S: the requests that a step of S tokens may hold; never more than its tokens."""
-    found = plan.steps.B_at_S
+    found = plan.B_at_S
     rows = _merged(
         [
             (row.path, count(row.S), count(row.B_min), AS_MANY if row.B_max == row.S else _upper(row.B_max), _note(row))

@@ -72,7 +72,7 @@ def plan_figures(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> 
     if plan.rate_per_s is None or plan.percentile is None:
         return
     target = Target(plan.sla_ms, plan.percentile / 100, plan.tokens_per_request)
-    if isinstance(plan.T_cut, Cutoff):
+    if plan.T_cut is not None:
         yield "plan-cutoff", cutoff_figure(plan, plan.T_cut, cutoff_lines(profile, target, request))
     yield "plan-rate", rate_figure(plan, rate_lines(profile, target, request))
 

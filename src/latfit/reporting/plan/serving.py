@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from latfit.exporting import engine_key, start_line, vllm_flags
-from latfit.planning import MOST_SLOWER, Effect, Reached, SchedulePlan, ServingPlan
+from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, SchedulePlan, ServingPlan, Trade
 from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
 from latfit.reporting.format import count
@@ -14,8 +14,8 @@ from latfit.reporting.layout import Picture, Rendered
 from latfit.reporting.plan.summary import STATES, PlanSummary
 from latfit.reporting.simulation.brief import half_width
 from latfit.reporting.simulation.page import Making
-from latfit.simulation import Interval
-from latfit.units import format_ms, format_percent, format_rate, number
+from latfit.simulation import EngineSummary, Interval
+from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HELPFUL = 3
 """Changes that are named on a terminal."""
 
-NOTHING_PCT, NEAR_PCT, NEAR = 0.5, 0.05, 0.04
+NOTHING_PCT, NEAR = 0.5, 0.04
 
 HELPS = 0.95
 """Of a figure, below which a change helps."""
@@ -31,113 +31,78 @@ HELPS = 0.95
 
 def serving_summary(plan: ServingPlan) -> PlanSummary:
     """The plan as a command prints it by default."""
-    lines = [_costs(plan)]
-    if plan.summary is not None:
-        lines.append(_of_each(plan))
+    fits = "; ".join(f"{each.name}, {each.model}, {each.error}" for each in plan.fits)
+    lines = [f"Step costs: {fits or 'nominal numbers, not measured'}."]
+    if plan.outcome is not None:
+        lines.append(_each_replica(plan, plan.outcome))
     if plan.feasible:
         lines += [_margin(plan), *_help(plan), *_price(plan), *_scheduled(plan), f"Start each: {engine_command(plan)}"]
     lines += _apart(plan)
-    warnings = [f"{each.message} {each.remedy}" for each in plan.warnings]
+    warnings = [each.text for each in plan.warnings]
     return PlanSummary(verdict(plan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], plan.notes)
 
 
 def verdict(plan: ServingPlan) -> str:
     """The plan in a sentence."""
-    load = f"{offered(plan)} ({plan.what})"
-    figures = ", ".join(_beside(each) for each in plan.reached)
+    load, tried = f"{plan.load} ({plan.request})", plan.replicas.tried
+    if tried is None:
+        return f"Cannot be met at any number of replicas: {load}; {plan.binding}."
     if not plan.feasible:
-        if plan.replicas is None:
-            return f"Cannot be met at any number of replicas: {load}; {plan.binding}."
-        return f"Cannot be met: {engines(plan.replicas)} at {load}: {figures}."
-    text = f"{engines(plan.replicas or 1)} for {load}: {figures}."
+        return f"Cannot be met: {_replicas(tried)} at {load}: {plan.outcome_text}."
+    text = f"{_replicas(tried)} for {load}: {plan.outcome_text}."
     if plan.unsupported:
         return f"Not supported by these data: {text}"
     return text if plan.promise == "yes" else f"In doubt: {text}"
 
 
-def offered(plan: ServingPlan) -> str:
-    """The load in words."""
-    if plan.users is None:
-        return format_rate(plan.rate_per_s)
-    return "1 user" if plan.users == 1 else f"{count(plan.users)} users"
+def _replicas(number: int) -> str:
+    return count_text(number, "replica")
 
 
-def engines(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{count(replicas)} replicas"
-
-
-def _beside(each: Reached) -> str:
-    if each.unit == "pct":
-        digits = 4 if abs(each.value - each.limit) > NEAR_PCT else 7
-        return f"{100 - each.value:.{digits}g} % of requests meet all limits, {100 - each.limit:.4g} % asked"
-    value, limit = format_ms(each.value), format_ms(each.limit)
-    return f"{each.name} {value if value != limit else format_ms(each.value, 5)} of {limit}"
-
-
-def _costs(plan: ServingPlan) -> str:
-    """How good the step costs are."""
-    told = []
-    for each in plan.fits:
-        phases = ", ".join(f"{name} {format_percent(error)}" for name, error in each.by_phase.items())
-        off = (
-            "error on unseen steps unknown"
-            if each.error_pct is None
-            else (f"{format_percent(each.error_pct)} off on unseen steps" + (f" ({phases})" if phases else ""))
-        )
-        told.append(f"{each.name}, {each.model}, {off}")
-    return f"Step costs: {'; '.join(told)}." if told else "Step costs: nominal numbers, not measured."
-
-
-def _of_each(plan: ServingPlan) -> str:
+def _each_replica(plan: ServingPlan, found: EngineSummary) -> str:
     """What one replica does."""
-    found = plan.summary
-    assert found is not None
-    share = plan.replicas or 1
-    cache = f", KV cache {format_percent(100 * found.kv_usage)} used" if plan.request.kv else ""
+    cache = f", KV cache {format_percent(100 * found.kv_usage)} used" if plan.kv_cache else ""
     # What comes, not what a finite run served from its first arrival to its last token.
-    rate = plan.rate_per_s / share
+    rate = plan.rate_per_s / (plan.replicas.tried or 1)
     return (
         f"Each replica: {format_rate(rate)},"
         f" {number(rate * found.output_tokens_per_s / found.throughput_per_s, 3)} output tokens/s,"
-        f" {format_percent(100 * plan.used)} of its throughput{cache},"
+        f" {format_percent(100 * (plan.share_of_throughput_used or 0.0))} of its throughput{cache},"
         f" median batch {number(found.batch_size['p50'])}."
     )
 
 
 def _margin(plan: ServingPlan) -> str:
-    """What there is to spare, and what one engine less would do."""
-    spare = f"Holds up to {highest(plan)}"
-    bears = 100 * (plan.bears - 1)
-    slower = f", or with steps {format_percent(bears)} slower" if bears >= NOTHING_PCT else ", but with no slower steps"
-    if plan.bears > MOST_SLOWER:
+    """What there is to spare, and what one replica less would do."""
+    spare, slower_pct = f"Holds up to {highest(plan)}", plan.steps_may_be_slower_pct or 0.0
+    slower = ", but with no slower steps"
+    if slower_pct > 100 * (MOST_SLOWER - 1):
         slower = f", or with steps {MOST_SLOWER:g} times as long"
+    elif slower_pct >= NOTHING_PCT:
+        slower = f", or with steps {format_percent(slower_pct)} slower"
     if not plan.bears_the_fit:
         slower += ": the fit may be off by more"
-    less = ""
-    if plan.fewer:
-        worst = max(plan.fewer, key=lambda each: each.ratio)
-        enough = "would do, " if plan.fewer_carry and worst.met else ""
-        told = enough + _beside(worst) if plan.fewer_carry else "overloaded"
-        less = f" {engines((plan.replicas or 1) - 1).capitalize()}: {told}."
+    less, fewer = "", plan.replicas
+    if fewer.one_fewer:
+        worst = max(fewer.one_fewer, key=lambda each: each.ratio)
+        told = f"{'would do, ' if worst.met else ''}{worst.outcome}"
+        less = f" {_replicas((fewer.value or 1) - 1)}: {'overloaded' if fewer.one_fewer_overloaded else told}."
     return f"{spare}{slower}.{less}"
 
 
 def highest(plan: ServingPlan) -> str:
-    """The most that the engines keep the targets at, for certain and at most."""
-    if plan.users is None:
-        return _highest_rate(plan.rate_per_s, plan.carries, plan.carries_at_most)
-    return f"{int(plan.carries * plan.users):,} users (missed from {int(plan.carries_at_most * plan.users):,})"
+    """The highest load at which the replicas certainly meet the targets, and from which on they miss one."""
+    if plan.users is None or plan.carries is None:
+        return _highest_rate(plan)
+    missed = (plan.missed_from_rate_per_s or math.nan) / plan.rate_per_s
+    return f"{int(plan.carries * plan.users):,} users (missed from {int(missed * plan.users):,})"
 
 
-def _highest_rate(rate_per_s: float, carries: float, at_most: float) -> str:
-    """Up to which rate and from which on, by ratios of a rate."""
-    return f"{format_rate(_down(carries * rate_per_s), down=True)} (missed from {number(at_most * rate_per_s, 3)})"
-
-
-def _down(value: float) -> float:
-    """To three digits, of which the search knows two."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return math.floor(value / unit + 1e-9) * unit
+def _highest_rate(plan: PlannedEngines) -> str:
+    up_to, missed = plan.highest_rate_per_s or math.nan, plan.missed_from_rate_per_s
+    unit = 10.0 ** (math.floor(math.log10(up_to)) - 2)  # three digits, of which the search knows two
+    down = math.floor(up_to / unit + 1e-9) * unit
+    return f"{format_rate(down, down=True)} (missed from {number(missed, 3)})"
 
 
 def _help(plan: ServingPlan) -> list[str]:
@@ -146,7 +111,7 @@ def _help(plan: ServingPlan) -> list[str]:
         return []
     first = helpful[0]
     told = ", ".join(f"{each.change} {_value(each, each.after)}" for each in helpful)
-    return [f"Binding: {first.name}, {_value(first, first.before)} now; with {told}."]
+    return [f"Binding: {first.target}, {_value(first, first.before)} now; with {told}."]
 
 
 def _value(each: Effect, value: float) -> str:
@@ -165,75 +130,74 @@ def _price(plan: ServingPlan) -> list[str]:
 
 
 def _scheduled(plan: ServingPlan) -> list[str]:
-    """Engines that come and go, beside the number that is always there."""
+    """Replicas that come and go, beside a constant number."""
     found = plan.schedule
     if found is None:
         return []
-    counts, fixed = [each.replicas for each in found.windows], engines(plan.replicas or 1)
-    between = f"{min(counts)} to {engines(max(counts))}" if min(counts) < max(counts) else engines(counts[0])
+    counts, fixed = [each.replicas for each in found.windows], found.fixed
+    between = f"{min(counts)} to {_replicas(max(counts))}" if min(counts) < max(counts) else _replicas(counts[0])
     by = f"windows of {format_ms(1e3 * found.window_s)}, asked for {format_ms(1e3 * found.start_up_s)} ahead"
     less = f" ({format_percent(100 * found.saved)} less)" if found.saved > 0 else ""
-    told = f"A schedule of {between} ({by}): {number(found.hours, 3)} replica-hours"
-    told += f" instead of {number(found.fixed_hours, 3)}{less}"
+    told = f"A schedule of {between} ({by}): {number(found.replica_hours, 3)} replica-hours"
+    told += f" instead of {number(fixed.replica_hours, 3)}{less}"
     if found.price_per_million_tokens is not None:
-        prices = (found.price_per_million_tokens, found.fixed_price_per_million_tokens)
+        prices = (found.price_per_million_tokens, fixed.price_per_million_tokens)
         told += ", a million output tokens {} instead of {}".format(*(number(each, 3) for each in prices))
-    told += f"; {', '.join(_beside(each) for each in found.reached)}"
-    if not math.isnan(found.kept):
-        kept = (number(100 * each, 4) for each in (found.kept, found.fixed_kept))
-        told += "; {} % of requests within all limits, {} % with {}".format(*kept, fixed)
+    told += f"; {', '.join(each.outcome for each in found.targets)}"
+    if not math.isnan(found.slo_attainment):
+        kept = (number(100 * each.slo_attainment, 4) for each in (found, fixed))
+        told += "; {} % of requests within all limits, {} % with {}".format(*kept, _replicas(plan.replicas.value or 1))
     return [f"{told}."]
 
 
 def _apart(plan: ServingPlan) -> list[str]:
-    """Engines that prefill for others, beside those that do both."""
-    found, together = plan.apart, plan.replicas if plan.feasible else None
+    """Replicas that prefill for others, beside those that do both."""
+    found, together = plan.prefill_apart, plan.replicas.value
     if found is None:
         return []
-    if not found.feasible and not found.total:
-        return ["Prefill apart: no number of replicas keeps the targets."]
-    pair = f"{count(found.prefill)} to prefill, {count(found.decode)} to decode"
+    if not found.total:
+        return ["Prefill apart: no number of replicas meets the targets."]
+    pair = f"{count(found.prefill_replicas)} to prefill, {count(found.replicas)} to decode"
     if not found.feasible:
-        than = f", not fewer than the {engines(together)} above" if together else ""
-        return [f"Prefill apart takes {engines(found.total)} or more ({pair}){than}."]
+        than = f", not fewer than the {_replicas(together)} above" if together else ""
+        return [f"Prefill apart takes {_replicas(found.total)} or more ({pair}){than}."]
     less = ""
     if together is not None:
         saved = f" instead of {count(together)} ({format_percent(100 * (1 - found.total / together))} less)"
         less = saved if found.total < together else ", as many as above"
-    reached = ", ".join(_beside(each) for each in found.reached)
-    told = f"Prefill apart: {engines(found.total)}{less}, {pair}, at {found.transfer_text} for the KV transfer:"
-    told += f" {reached}; holds up to {_highest_rate(plan.rate_per_s, found.carries, found.carries_at_most)}"
+    fixed_ms, token_ms = map(format_ms, found.transfer_ms)
+    told = f"Prefill apart: {_replicas(found.total)}{less}, {pair}, at {fixed_ms} and {token_ms} a token for the KV"
+    told += f" transfer: {', '.join(each.outcome for each in found.targets)}; holds up to {_highest_rate(found)}"
     if found.price_per_million_tokens is not None:
         told += f"; {number(found.price_per_million_tokens, 3)} a million output tokens"
-    if found.settings == plan.settings and plan.feasible:
+    if found.engine == plan.engine:
         return [f"{told}. The same settings."]
-    flags = shlex.join(vllm_flags(found.engines["vllm"]))
-    return [f"{told}. Each with {flags}."]
+    return [f"{told}. Each with {shlex.join(vllm_flags(found.engines['vllm']))}."]
 
 
 def engine_command(plan: ServingPlan) -> str:
     """The command line that starts such an engine, the one that the steps are of."""
+    assert plan.engine is not None
     key, engines = engine_key(each.system for each in plan.fits), plan.engines
-    if key == "llamacpp" and key in engines and plan.request.kv:
-        tokens = plan.settings.kv_blocks * plan.settings.block_size
-        engines = {key: {**engines[key], "ctx_size": tokens, "kv_unified": True}}
-    return start_line(key, engines, plan.settings.order.name, "MODEL")
+    if key == "llamacpp" and key in engines and plan.kv_cache:
+        engines = {key: {**engines[key], "ctx_size": plan.engine.cache_tokens, "kv_unified": True}}
+    return start_line(key, engines, plan.engine.order, "MODEL")
 
 
 def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
     """Latencies of requests; in full the targets, changes and the front as well."""
-    found = [] if plan.summary is None else [_latencies(plan)]
+    found = [] if plan.outcome is None else [_latencies(plan.rate_per_s, plan.outcome)]
     if brief:
         return found
-    if plan.reached:
+    if plan.targets:
         found.append(_targets_table(plan))
     if plan.effects:
         rows = [(each.change, _value(each, each.before), _value(each, each.after)) for each in plan.effects]
-        found.append(Table(f"What would change {plan.effects[0].name}", ("change", "now", "then"), rows))
+        found.append(Table(f"What would change {plan.effects[0].target}", ("change", "now", "then"), rows))
     if plan.schedule is not None:
         found.append(schedule_table(plan.schedule))
-    if plan.front:
-        found.append(front_table(plan))
+    if plan.pareto:
+        found.append(front_table(plan.pareto))
     return found
 
 
@@ -245,15 +209,13 @@ def schedule_table(schedule: SchedulePlan) -> Table:
     return Table("Schedule", ("from", "arrivals", "replicas"), rows)
 
 
-def _latencies(plan: ServingPlan) -> Table:
-    found = plan.summary
-    assert found is not None
+def _latencies(rate_per_s: float, found: EngineSummary) -> Table:
     rows = [
         (title, *(_within(times[name], format_ms) for name in ("mean", "p50", "p90", "p99")))
         for title, times in (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
         if not math.isnan(times["p99"].value)
     ]
-    return Table(f"Requests at {format_rate(plan.rate_per_s)}", ("", "mean", "p50", "p90", "p99"), rows)
+    return Table(f"Requests at {format_rate(rate_per_s)}", ("", "mean", "p50", "p90", "p99"), rows)
 
 
 def _within(found: Interval, shown: Callable[[float], str]) -> str:
@@ -266,24 +228,25 @@ def _within(found: Interval, shown: Callable[[float], str]) -> str:
 
 def _targets_table(plan: ServingPlan) -> Table:
     rows = []
-    for each in plan.reached:
+    fewer = plan.replicas
+    for each in plan.targets:
         interval = Interval(each.value, each.low, each.high)
         shown = format_percent if each.unit == "pct" else format_ms
-        less = next((other for other in plan.fewer if other.name == each.name), None)
+        less = next((other for other in fewer.one_fewer if other.name == each.name), None)
         rows.append(
             (
                 each.name,
                 _within(interval, shown),
                 shown(each.limit),
                 "met" if each.met else "missed",
-                "" if less is None else shown(less.value) if plan.fewer_carry else "overloaded",
+                "" if less is None else "overloaded" if fewer.one_fewer_overloaded else shown(less.value),
             )
         )
     columns = ("target", "reached", "limit", "", "with one replica less")
     return Table("Targets", columns, rows).without_empty()
 
 
-def front_table(plan: ServingPlan) -> Table:
+def front_table(front: Sequence[Trade]) -> Table:
     """The settings of which no other is better in throughput and in speed."""
     rows = [
         (
@@ -293,7 +256,7 @@ def front_table(plan: ServingPlan) -> Table:
             number(each.throughput_per_s, 3),
             "planned" if each.best else "",
         )
-        for each in plan.front
+        for each in front
     ]
     columns = ("max_num_seqs", "max_num_batched_tokens", "tokens/s a user", "tokens/s a replica", "note")
     note = "Of a replica that always has enough to do; others than these and the planned ones give less of both."
@@ -304,12 +267,12 @@ def serving_figure(plan: ServingPlan) -> "Figure":
     """Tokens per second of a replica over those of a user: the front, with the planned settings."""
     figure = style.new_figure((7.0, 4.6))
     axes = figure.subplots()
-    speeds = [each.speed_per_s for each in plan.front]
-    totals = [each.throughput_per_s for each in plan.front]
+    speeds = [each.speed_per_s for each in plan.pareto]
+    totals = [each.throughput_per_s for each in plan.pareto]
     axes.plot(speeds, totals, marker="o", color=style.LINE_COLOURS[0], linewidth=1.6)
-    best = next(each for each in plan.front if each.best)
+    best = next(each for each in plan.pareto if each.best)
     axes.plot([best.speed_per_s], [best.throughput_per_s], "D", color=style.LINE_COLOURS[1], markersize=10)
-    for each in plan.front:
+    for each in plan.pareto:
         beside = abs(each.speed_per_s - best.speed_per_s) < NEAR * max(speeds)
         if beside and not each.best:
             continue  # two labels would cover each other
@@ -317,12 +280,12 @@ def serving_figure(plan: ServingPlan) -> "Figure":
         axes.annotate(
             label, (each.speed_per_s, each.throughput_per_s), (5, 5), textcoords="offset points", fontsize=8.5
         )
-    for target in plan.request.targets.targets:
-        if target.metric == "tpot" and math.isfinite(target.limit_ms):
-            axes.axvline(1e3 / target.limit_ms, color=style.SLA, linestyle="--", linewidth=1.4)
-            place = (1e3 / target.limit_ms, 0.02)
+    for target in plan.targets:
+        if target.metric == "tpot":
+            axes.axvline(1e3 / target.limit, color=style.SLA, linestyle="--", linewidth=1.4)
+            place = (1e3 / target.limit, 0.02)
             axes.annotate(
-                f"TPOT {format_ms(target.limit_ms)}", place, (4, 2), xycoords=("data", "axes fraction"),
+                f"TPOT {format_ms(target.limit)}", place, (4, 2), xycoords=("data", "axes fraction"),
                 textcoords="offset points", fontsize=9, color=style.SLA,
             )  # fmt: skip
     style.dress(axes, "Throughput against speed, by max_num_seqs", "tokens/s of a user", "output tokens/s of a replica")
@@ -335,20 +298,21 @@ def serving_page(plan: ServingPlan, made: Making) -> Rendered:
     """The plan as a page."""
     told = serving_summary(plan)
     pictures: Sequence[Picture] = []
-    if plan.front:
+    if plan.pareto:
         alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
         pictures = [Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
     words = {"good": "can be met", "doubt": "in doubt", "bad": "cannot be met"}
     looks = {"good": "", "doubt": "doubt", "bad": "unmet"}
     answer = {
-        "asked": f"{offered(plan)}, {plan.what}",
+        "asked": f"{plan.load}, {plan.request}",
         "verdict": words[told.state],
         "sentence": told.verdict,
         "state": looks[told.state],
         "beside": told.lines,
         "numbers": _numbers(plan),
     }
-    rows = [(name, "" if value is None else str(value)) for name, value in plan.engine.items()] if plan.feasible else []
+    settings = {} if plan.engine is None else plan.engine.to_json()
+    rows = [(name, "" if value is None else str(value)) for name, value in settings.items()]
     html = layout.template("simulated.html").render(
         title=made.titled("A plan of serving engines"),
         answer=answer,
@@ -368,10 +332,10 @@ def serving_page(plan: ServingPlan, made: Making) -> Rendered:
 def _numbers(plan: ServingPlan) -> list[KeyNumber]:
     if not plan.feasible:
         return []
-    found = [KeyNumber("Replicas", count(plan.replicas or 1), f"router {plan.request.route}")]
+    found = [KeyNumber("Replicas", count(plan.replicas.value), f"router {plan.route}")]
     found += [
         KeyNumber(each.name, format_ms(each.value), f"limit {format_ms(each.limit)}")
-        for each in plan.reached
+        for each in plan.targets
         if each.unit == "ms"
     ]
     found.append(KeyNumber("Holds up to", highest(plan), "within the targets"))

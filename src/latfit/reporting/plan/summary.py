@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from latfit.exporting import TITLES, engine_key, start_line
-from latfit.planning import Capacity, Cutoff, Plan, Reach, Settings, Threshold, Unknown, backed_by, capacity_line
+from latfit.planning import Plan, Reach, Threshold, backed_by, capacity_line
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.format import count
 from latfit.reporting.plan.tables import choices_table, interval_text
 from latfit.units import format_ms
-from latfit.warning import LatfitWarning
 
 State = Literal["good", "doubt", "bad"]
 OF_STEPS = ("too_few_samples", "steps_in_doubt", "no_prefill")
@@ -36,31 +35,26 @@ class PlanSummary:
 def plan_summary(plan: Plan) -> PlanSummary:
     """The plan as a command prints it by default."""
     found = [_thresholds(plan)] if plan.both_paths else []
-    if isinstance(plan.capacity, Capacity):
+    if plan.capacity is not None:
         found.append(capacity_line(plan.capacity))
-    doubts = plan.why_in_doubt if plan.promise == "in doubt" and plan.load is not None else ()
-    told = [warning for warning in doubts if warning not in plan.unsupported]
-    beside = [warning for warning in plan.warnings if plan.load is not None and warning.code in OF_STEPS]
+    told = plan.doubts if plan.promise == "in doubt" else ()
+    beside = [warning for warning in plan.warnings if plan.rate_per_s is not None and warning.code in OF_STEPS]
+    usable = plan.feasible and not plan.unsupported
     return PlanSummary(
         plan.answer,
         STATES[plan.promise],
-        [*found, _engine(plan)] if plan.feasible else found,
-        [*told, *(_sentence(warning) for warning in plan.warnings if warning not in beside)],
-        [_sentence(warning) for warning in beside],
-        choices_table(plan) if plan.load is None and plan.feasible else None,
+        [*found, _engine(plan)] if usable else found,
+        [*told, *(warning.text for warning in plan.warnings if warning not in beside)],
+        [warning.text for warning in beside],
+        choices_table(plan) if plan.rate_per_s is None and usable else None,
     )
 
 
-def _sentence(warning: LatfitWarning) -> str:
-    return f"{warning.message} {warning.remedy}"
-
-
 def _thresholds(plan: Plan) -> str:
-    steps = plan.steps
-    waits = " with the wait at this rate" if plan.load is not None and plan.B1.value is not None else ""
-    said = [f"{_named('B1', plan.B1)}{waits}", _named("B2", steps.B2)]
-    if not isinstance(plan.T_cut, Cutoff):
-        said.append(f"T_cut: {plan.T_cut.reason}")
+    waits = " with the wait at this rate" if plan.rate_per_s is not None and plan.B1.value is not None else ""
+    said = [f"{_named('B1', plan.B1)}{waits}", _named("B2", plan.B2)]
+    if plan.T_cut is None:
+        said.append(f"T_cut: {plan.unknown['T_cut_ms']}")
     elif plan.T_cut.value is None:
         said.append("T_cut: no value lets GPU and CPU together meet the SLA")
     else:
@@ -68,7 +62,7 @@ def _thresholds(plan: Plan) -> str:
     return "; ".join(said)
 
 
-def _named(name: str, found: Threshold | Unknown) -> str:
+def _named(name: str, found: Threshold) -> str:
     if found.value is None:
         return f"{name}: {found.reason}"
     always = " (always the GPU)" if found.reach is Reach.ALWAYS else ""
@@ -77,7 +71,7 @@ def _named(name: str, found: Threshold | Unknown) -> str:
 
 def _engine(plan: Plan) -> str:
     """The settings as flags of the engine whose steps they are of."""
-    if not isinstance(plan.settings, Settings):
-        return f"Engine settings: {plan.settings.reason}."
+    if plan.settings is None:
+        return f"Engine settings: {plan.unknown['settings']}."
     key = engine_key(each.system for each in plan.fits if each.path == plan.engines_path)
     return f"{TITLES[key]} on {plan.settings.path}: {start_line(key, plan.engines)}"

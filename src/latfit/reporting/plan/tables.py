@@ -5,12 +5,9 @@ from collections.abc import Iterator
 from latfit.exporting import TITLES
 from latfit.planning import (
     Alternative,
-    Capacity,
     Cutoff,
-    LoadPlan,
     Plan,
     Reach,
-    Settings,
     Threshold,
     Unknown,
     backed_by,
@@ -77,7 +74,7 @@ def load_tables(plan: Plan) -> Iterator[Table]:
     """The tables of what the load decides, those that have rows."""
     parts = (
         alternatives_table(plan),
-        checked_table(plan.load, plan.sla_ms),
+        checked_table(plan),
         cutoff_table(plan),
         rules_table(plan),
         capacity_table(plan),
@@ -95,28 +92,27 @@ def verdict(plan: Plan) -> str:
 
 def key_numbers(plan: Plan) -> list[KeyNumber]:
     """What fits, and the thresholds for a scheduler."""
-    found = tables.step_numbers(plan) if plan.load is None else _load_numbers(plan)
+    found = tables.step_numbers(plan) if plan.rate_per_s is None else _load_numbers(plan)
     return [*found, *_threshold_numbers(plan)]
 
 
 def _load_numbers(plan: Plan) -> list[KeyNumber]:
     """The response, the load that fits, T_cut."""
     found = []
-    chosen = None if plan.load is None else plan.load.chosen
-    if plan.load is not None and chosen is not None and chosen.percentile_ms is not None:
-        simulated = plan.load.checked
+    chosen, simulated = plan.chosen, plan.checked
+    if chosen is not None and chosen.percentile_ms is not None:
         detail = chosen.name
         if simulated is not None:
             low, high = simulated["ci"]
             detail = f"{chosen.name}; event simulation {format_ms(low, 4)} to {format_ms(high, 4)}"
         found.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), detail))
-    if isinstance(plan.capacity, Capacity):
+    if plan.capacity is not None:
         replicas = plan.capacity.replicas
         needed = (
             "no number of replicas serves this load" if replicas is None else f"{counted(replicas, 'replica')} needed"
         )
         found.append(KeyNumber("Capacity per replica", _carries(plan.capacity.sustainable_per_s), needed))
-    if isinstance(plan.T_cut, Cutoff) and plan.T_cut.value is not None:
+    if plan.T_cut is not None and plan.T_cut.value is not None:
         backing = f"{MEANINGS['T_cut']} ({backed_by(plan.T_cut.bound)})"
         found.append(KeyNumber("T_cut", format_ms(plan.T_cut.value), backing))
     return found
@@ -124,24 +120,24 @@ def _load_numbers(plan: Plan) -> list[KeyNumber]:
 
 def _threshold_numbers(plan: Plan) -> list[KeyNumber]:
     """B1 and B2 where they are known, with what they mean."""
-    B1 = "B1 at this rate" if plan.B1 is not plan.steps.B1 else "B1"
+    B1 = "B1 at this rate" if plan.B1_at_rate is not None else "B1"
     return [
         KeyNumber(name, count(found.value), MEANINGS[meaning])
-        for name, meaning, found in (("B1", B1, plan.B1), ("B2", "B2", plan.steps.B2))
+        for name, meaning, found in (("B1", B1, plan.B1), ("B2", "B2", plan.B2))
         if found.value is not None
     ]
 
 
-def checked_table(plan: LoadPlan | None, sla_ms: float) -> Table:
+def checked_table(plan: Plan) -> Table:
     """What the event simulation of the decision found."""
-    found = None if plan is None else plan.checked
-    if plan is None or found is None:
+    found = plan.checked
+    if found is None:
         return Table("", (), ())
     low, high = found["ci"]
     rows = [
         ("strategy", found["strategy"]),
         (f"p{plan.percentile:g}, simulated", f"{_ms(found['percentile_ms'])} ({_ms(low)} to {_ms(high)}, 95 %)"),
-        (f"within {format_ms(sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
+        (f"within {format_ms(plan.sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
         ("requests", count(found["requests"])),
     ]
     return Table(
@@ -185,31 +181,32 @@ def _ordered(plan: Plan) -> list[Alternative]:
     """The chosen one first, then by percentile."""
     last = float("inf")
     return sorted(
-        plan.alternatives, key=lambda row: (not row.chosen, last if row.percentile_ms is None else row.percentile_ms)
+        plan.strategies, key=lambda row: (not row.chosen, last if row.percentile_ms is None else row.percentile_ms)
     )
 
 
 def thresholds_table(plan: Plan, *, explained: bool = False) -> Table:
     """The thresholds that are known, with their reasons; the one with the wait at the rate first, where there is one.
     explained: with what they mean, and why the others are not known."""
-    at_rate = plan.B1 is not plan.steps.B1
-    named: list[tuple[str, str, Threshold | Cutoff | Unknown]] = [
+    at_rate = plan.B1_at_rate is not None
+    every: list[tuple[str, str, Threshold | Cutoff | Unknown | None]] = [
         ("B1", "B1 at this rate" if at_rate else "B1", plan.B1),
-        ("B1 of an idle GPU", "B1", plan.steps.B1 if at_rate else Unknown("")),
-        ("B1 in tokens", "B1 in tokens", plan.steps.B1_tokens),
-        ("B2", "B2", plan.steps.B2),
-        ("knee", "knee", plan.steps.knee),
-        ("T_cut", "T_cut", plan.T_cut),
+        ("B1 of an idle GPU", "B1", plan.B1_idle if at_rate else None),
+        ("B1 in tokens", "B1 in tokens", plan.B1_tokens),
+        ("B2", "B2", plan.B2),
+        ("knee", "knee", plan.knee),
+        ("T_cut", "T_cut", plan.T_cut or Unknown(plan.unknown["T_cut_ms"])),
     ]
+    named = [(name, meaning, found) for name, meaning, found in every if found is not None]
     caption = "Thresholds for a scheduler"
     if explained:
-        every = [(name, _value(found), MEANINGS[key], found.reason) for name, key, found in named if found.reason]
+        known = [(name, _value(found), MEANINGS[key], found.reason) for name, key, found in named if found.reason]
         missing: dict[str, list[str]] = {}
-        for name, value, meaning, reason in every:
+        for name, value, meaning, reason in known:
             if value == NOT_KNOWN:
                 missing.setdefault(reason, []).append(f"{name} ({meaning})")
         note = " ".join(f"Not known: {', '.join(names)}; {reason}." for reason, names in missing.items())
-        known = [row for row in every if row[1] != NOT_KNOWN]
+        known = [row for row in known if row[1] != NOT_KNOWN]
         return Table(caption, ("name", "value", "meaning", "why"), known, words=("meaning", "why"), note=note)
     rows = [(name, _value(found), found.reason) for name, _, found in named if _value(found) != NOT_KNOWN]
     return Table(caption, ("name", "value", "why"), rows, words=("why",))
@@ -236,7 +233,7 @@ def interval_text(quantity: Threshold | Unknown) -> str:
 def cutoff_table(plan: Plan) -> Table:
     """The percentile at the recommended T_cut by every method, and what each would admit."""
     found = plan.T_cut
-    if not isinstance(found, Cutoff):
+    if found is None:
         return Table("", (), ())
     rows = []
     for method, value in found.bounds_ms.items():
@@ -263,7 +260,7 @@ def _holds(method: str, found: Cutoff) -> str:
 
 def rules_table(plan: Plan) -> Table:
     """Batching rules at the plan's rate and how far each is from the optimum."""
-    rules = () if plan.load is None else plan.load.rules
+    rules = plan.rules
     rows = [
         (
             RULE_WORDS.get(row.rule, row.rule),
@@ -281,7 +278,7 @@ def rules_table(plan: Plan) -> Table:
 def capacity_table(plan: Plan) -> Table:
     """The load that fits with the selected strategy."""
     found = plan.capacity
-    if not isinstance(found, Capacity):
+    if found is None:
         return Table("", (), ())
     rows = [
         ("rate per replica", _rate(found.rate_per_s)),
@@ -302,7 +299,7 @@ def capacity_table(plan: Plan) -> Table:
 
 def windows_table(plan: Plan) -> Table:
     """A load that varies: what its windows need, the busiest ones where there are many."""
-    if not isinstance(plan.capacity, Capacity) or plan.capacity.load is None:
+    if plan.capacity is None or plan.capacity.load is None:
         return Table("", (), ())
     load = plan.capacity.load
     schedule = sorted(load["schedule"], key=lambda row: -float(row["rate_per_s"]))[:MOST_WINDOWS]
@@ -329,7 +326,7 @@ def sensitivity_table(plan: Plan) -> Table:
             _carries(row.sustainable_per_s),
             "" if row.replicas is None else count(row.replicas),
         )
-        for row in (() if plan.load is None else plan.load.sensitivity)
+        for row in plan.sensitivity
     ]
     columns = ("change", "B1", _percentile(plan), "capacity", "replicas")
     return Table("What a change would bring", columns, rows).without_empty()
@@ -337,7 +334,7 @@ def sensitivity_table(plan: Plan) -> Table:
 
 def frontier_table(plan: Plan) -> Table:
     """Operating points that none beats in every respect, of the best cost first where there is an objective."""
-    points = () if plan.load is None else [point for point in plan.load.frontier if point.best]
+    points = [point for point in plan.frontier if point.best]
     ordered = sorted(points, key=lambda point: point.percentile_ms if point.cost is None else point.cost)
     rows = [
         (
@@ -358,7 +355,7 @@ def frontier_table(plan: Plan) -> Table:
 def settings_table(plan: Plan) -> Table:
     """Limits of a step-by-step engine, or why there are none."""
     found = plan.settings
-    if not isinstance(found, Settings):
+    if found is None:
         return Table("", (), ())
     rows = [
         ("concurrent sequences", count(found.max_num_seqs)),
@@ -375,7 +372,7 @@ def settings_table(plan: Plan) -> Table:
 def choices_table(plan: Plan) -> Table:
     """The trade-off between sequences and the first token; a star marks the recommended row."""
     found = plan.settings
-    if not isinstance(found, Settings):
+    if found is None:
         return Table("", (), ())
     rows = [
         (
@@ -409,7 +406,7 @@ def doubts_table(plan: Plan) -> Table:
             format_percent(100 * d.chance),
             f"{format_ms(d.low_ms)} to {format_ms(d.high_ms)}",
         )
-        for d in plan.steps.doubts
+        for d in plan.steps_in_doubt
     ]
     columns = ("path", "B", "S", "chance to meet it", "95 % interval")
     return Table(f"Measure these points: {format_ms(plan.sla_ms)} is in doubt there", columns, rows)

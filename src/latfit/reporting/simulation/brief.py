@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from latfit.live import Compared
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.simulation.tables import TITLES, frontier, named, rates_table, settings_text, varied
-from latfit.simulation import EngineResult, Finding, Interval, SimResult, p99_difference
+from latfit.simulation import EngineResult, Finding, Interval, SimResult, Times, p99_difference
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation
 
@@ -288,7 +288,7 @@ def half_width(found: Interval) -> str:
     return f" ± {format_percent(50 * (found.high - found.low) / found.value)}"
 
 
-def _pair(times: Mapping[str, Interval]) -> str:
+def _pair(times: Times) -> str:
     return ", ".join(format_ms(times[name].value) for name in ("p50", "p99"))
 
 

@@ -137,7 +137,7 @@ def _done(run: EngineResult) -> tuple[str, ...]:
         _share(found.utilisation),
         _share(found.kv_usage),
         f"{found.queue:,.3g}",
-        f"{found.counters['preemptions']:,}",
+        f"{found.preemptions:,}",
         _share(found.useful_share),
         "" if math.isnan(found.fairness) else f"{found.fairness:.3f}",
         "" if found.stable else "unstable",

@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from latfit.errors import WrongUsage
 from latfit.simulation.engine.cluster.replicas import (
     Routing,
@@ -18,12 +20,13 @@ from latfit.simulation.engine.cluster.replicas import (
     serve_apart,
     serve_replicas,
 )
-from latfit.simulation.engine.result import EngineResult, EngineSummary, Promise, backlogged, summarise
+from latfit.simulation.engine.result import EngineResult, Promise, backlogged, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.simulation.policies.estimate import STEADY, length_of, reach_in
 from latfit.simulation.policies.run import Options, kind_of
+from latfit.simulation.summary import EngineSummary
 from latfit.stats import FloatArray
 from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, Streams
 
@@ -80,7 +83,7 @@ class Replications:
         """Statistics over the replications."""
         names = [] if isinstance(self.load, RecordedLoad) else [each.name for each in self.load.classes]
         found = summarise(self.runs, promise, self.warmup, names)
-        return replace(found, stable=found.stable and self.carried)
+        return structs.replace(found, stable=found.stable and self.carried)
 
     @property
     def carried(self) -> bool:

@@ -30,13 +30,18 @@ from numpy.typing import NDArray
 from latfit.simulation.engine.cluster.replicas import Routing
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
-from latfit.simulation.policies.estimate import Interval, rises
+from latfit.simulation.policies.estimate import rises
+from latfit.simulation.summary import (
+    LEVEL,
+    PERCENTILES,
+    STATISTICS,
+    ClassOutcome,
+    Confidence,
+    EngineSummary,
+    Interval,
+    Times,
+)
 from latfit.stats import FloatArray
-
-PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-STATISTICS = ("mean", *PERCENTILES)
-LEVEL = 0.95
-"""Of the intervals."""
 
 LEAST_BOUNDED = 8
 """Replications from which on their scatter bounds what it is of."""
@@ -81,120 +86,6 @@ class Promise:
         return any(math.isfinite(each) for each in (self.ttft_ms, self.tpot_ms, self.latency_ms))
 
 
-@dataclass(frozen=True)
-class ClassOutcome:
-    """Times in ms of one class of requests, by statistic, and the share of them that got what was promised."""
-
-    name: str
-    requests: int
-    ttft: Mapping[str, float]
-    tpot: Mapping[str, float]
-    latency: Mapping[str, float]
-    slo_attainment: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "class": self.name,
-            "requests": self.requests,
-            "ttft_ms": dict(self.ttft),
-            "tpot_ms": dict(self.tpot),
-            "latency_ms": dict(self.latency),
-            "slo_attainment": self.slo_attainment,
-        }
-
-    @staticmethod
-    def from_json(known: Mapping[str, Any]) -> "ClassOutcome":
-        """As `to_json` wrote it."""
-        ttft, tpot, latency = (
-            {name: _number(value) for name, value in known[f"{metric}_ms"].items()}
-            for metric in ("ttft", "tpot", "latency")
-        )
-        attained = _number(known["slo_attainment"])
-        return ClassOutcome(known["class"], known["requests"], ttft, tpot, latency, attained)
-
-
-@dataclass(frozen=True)
-class EngineSummary:
-    """Replications of one engine at one load. Times in ms by statistic, those over requests with their intervals (NaN
-    of one replication); rates per s; NaN where nothing was promised, or one user has nobody to be compared with.
-
-    prefix_hit_rate: share of prompt tokens that were cached when their requests started.
-    utilisation: share of the time in steps.  counters: by the names of COUNTERS.  stable: False where waits still grow
-    at the end of the runs.
-    """
-
-    requests: int
-    replications: int
-    latency: Mapping[str, Interval]
-    ttft: Mapping[str, Interval]
-    tpot: Mapping[str, Interval]
-    itl: Mapping[str, float]
-    throughput_per_s: float
-    output_tokens_per_s: float
-    goodput_per_s: float
-    slo_attainment: float
-    fairness: float
-    useful_share: float
-    kv_usage: float
-    queue: float
-    replica_hours: float
-    prefix_hit_rate: float
-    utilisation: float
-    batch_size: Mapping[str, float]
-    by_class: Sequence[ClassOutcome]
-    counters: Mapping[str, int]
-    stable: bool
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "requests": self.requests,
-            "replications": self.replications,
-            "latency_ms": _times(self.latency),
-            "ttft_ms": _times(self.ttft),
-            "tpot_ms": _times(self.tpot),
-            "itl_ms": dict(self.itl),
-            **{name: getattr(self, name) for name in MEANS},
-            "utilisation": {"engine": self.utilisation},
-            "batch_size": dict(self.batch_size),
-            "by_class": [each.to_json() for each in self.by_class],
-            **self.counters,
-            "stable": self.stable,
-        }
-
-    @staticmethod
-    def from_json(known: Mapping[str, Any]) -> "EngineSummary":
-        """As `to_json` wrote it."""
-        numbers: dict[str, Any] = {name: _number(known[name]) for name in MEANS}
-        times: dict[str, Any] = {
-            name: _intervals(known[f"{name}_ms"], known["replications"]) for name in ("latency", "ttft", "tpot")
-        }
-        return EngineSummary(
-            requests=known["requests"],
-            replications=known["replications"],
-            **times,
-            itl={name: _number(value) for name, value in known["itl_ms"].items()},
-            **numbers,
-            utilisation=_number(known["utilisation"]["engine"]),
-            batch_size=known["batch_size"],
-            by_class=[ClassOutcome.from_json(each) for each in known["by_class"]],
-            counters={name: known[name] for name in COUNTERS},
-            stable=known["stable"],
-        )
-
-
-def _number(value: float | None) -> float:
-    """JSON has no NaN."""
-    return math.nan if value is None else value
-
-
-def _intervals(known: Mapping[str, Any], replications: int) -> dict[str, Interval]:
-    found = {}
-    for name in STATISTICS:
-        low, high = known["ci"][name] or (None, None)
-        found[name] = Interval(_number(known[name]), _number(low), _number(high), replications)
-    return found
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
     """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_replicas: engines
@@ -225,8 +116,8 @@ class EngineResult:
         """What keeps the engine from serving more: a limit that is reached, else its steps where it cannot serve what
         comes; None where none is reached. An engine that is always busy may serve more in larger batches."""
         found, settings = self.summary, self.settings
-        if found.counters["preemptions"] or found.kv_usage > FULL:
-            preempted = f", {found.counters['preemptions']:,} preemptions"
+        if found.preemptions or found.kv_usage > FULL:
+            preempted = f", {found.preemptions:,} preemptions"
             return f"the KV cache ({100 * found.kv_usage:.0f} % used{preempted})"
         if found.batch_size["p90"] >= settings.max_num_seqs:
             return f"max_num_seqs = {settings.max_num_seqs:,}"
@@ -257,7 +148,8 @@ class EngineResult:
         row |= {f"itl_{name}_ms": value for name, value in found.itl.items()}
         row |= {name: getattr(found, name) for name in (*MEANS, "utilisation", "requests", "replications", "stable")}
         users = {"users": self.users} if self.users else {}
-        return {**row, **found.counters, **self.limits, **self.labels, **users, "seed": self.seed}
+        counts = {name: getattr(found, name) for name in COUNTERS}
+        return {**row, **counts, **self.limits, **self.labels, **users, "seed": self.seed}
 
     def __repr__(self) -> str:
         state = "" if self.summary.stable else ", unstable"
@@ -299,7 +191,9 @@ def summarise(
     kept = [
         np.where(promise.given | np.isfinite(_shortest(run)), got, math.nan) for run, got in zip(runs, met, strict=True)
     ]
+    counts: dict[str, Any] = {name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS}
     singles = [_single(*each, promised=promise.given) for each in zip(runs, met, counted, strict=True)]
+    means: dict[str, Any] = {name: _mean([each[name] for each in singles]) for name in MEANS}
     latency, ttft, tpot = (
         _joined([getattr(run, name)[rows] for run, rows in zip(runs, counted, strict=True)])
         for name in ("latency_ms", "ttft_ms", "tpot_ms")
@@ -311,10 +205,11 @@ def summarise(
         ttft=ttft,
         tpot=tpot,
         itl={name: _mean([run.itl[name] for run in runs]) for name in (*STATISTICS, "max")},
-        **{name: _mean([each[name] for each in singles]) for name in (*MEANS, "utilisation")},
+        **means,
+        busy={"engine": _mean([each["utilisation"] for each in singles])},
         batch_size=_batch_sizes(runs),
         by_class=_by_class(runs, kept, counted, classes),
-        counters={name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS},
+        **counts,
         stable=bool(runs[0].users) or not grows(runs),
     )
 
@@ -441,10 +336,12 @@ def statistics(values: FloatArray) -> dict[str, float]:
     return dict(zip(STATISTICS, [float(kept.mean()), *quantiles], strict=True))
 
 
-def _joined(times: Sequence[FloatArray]) -> dict[str, Interval]:
+def _joined(times: Sequence[FloatArray]) -> Times:
     """Statistics of all replications' times with their intervals."""
     kept = [each[np.isfinite(each)] for each in times]
-    return {name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS}
+    found = {name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS}
+    spans: dict[str, Any] = {n: None if math.isnan(each.low) else (each.low, each.high) for n, each in found.items()}
+    return Times(**{name: each.value for name, each in found.items()}, ci=Confidence(**spans))
 
 
 def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:
@@ -476,12 +373,6 @@ def bound_of(times: Sequence[FloatArray], share: float) -> float:
         return math.nan
     found = np.array([np.quantile(each, (1 + share) / 2) for each in kept])
     return float(found.mean() + math.sqrt(2 / (1 - share) - 1) * found.std(ddof=1))
-
-
-def _times(found: Mapping[str, Interval]) -> dict[str, Any]:
-    """JSON of times with their intervals; none for one replication."""
-    spans = {name: None if math.isnan(each.low) else [each.low, each.high] for name, each in found.items()}
-    return {**{name: each.value for name, each in found.items()}, "ci": {"level": LEVEL, **spans}}
 
 
 def _over_time(run: EngineRun, name: str) -> float:

@@ -7,12 +7,13 @@ from typing import Any
 from latfit.files import dumps
 from latfit.inputs import decode_json
 from latfit.simulation.engine.replications import Cluster, Replications, replicate, result_of
-from latfit.simulation.engine.result import EngineResult, EngineSummary, Promise
+from latfit.simulation.engine.result import EngineResult, Promise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.simulation.points import Row, digest
 from latfit.simulation.policies.run import Options
+from latfit.simulation.summary import EngineSummary
 from latfit.threads import on_threads
 from latfit.workload import Load, RecordedLoad
 

@@ -54,6 +54,7 @@ import numpy as np
 from latfit.errors import WrongUsage
 from latfit.histogram import PIECES, Pool, Sketch, at_most, order_statistics, pooled, sketch_of
 from latfit.simulation.policies.replication import Replication
+from latfit.simulation.summary import Interval
 from latfit.stats import FloatArray
 
 SPREAD = (20, 60)
@@ -196,23 +197,6 @@ GROWTH = 0.75
 
 STEADY, VARYING, RECORDED = "steady", "varying", "recorded"
 """Loads: the same throughout; with a course of its own, drawn anew; the same requests in every replication."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its confidence interval; NaN ends where there is none to give. batches: that it is made from.
-    trusted: whether the runs were long enough for it.  needed: requests that count, in all, which are."""
-
-    value: float
-    low: float
-    high: float
-    batches: int = 0
-    trusted: bool = True
-    needed: int = 0
-
-    @property
-    def relative_half_width(self) -> float:
-        return (self.high - self.low) / (2 * self.value) if self.value > 0 else math.inf
 
 
 @dataclass(frozen=True, eq=False)

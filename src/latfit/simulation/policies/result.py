@@ -23,7 +23,6 @@ from latfit.simulation.policies.estimate import (
     SPREAD,
     STEADY,
     VARYING,
-    Interval,
     Length,
     Parts,
     Summary,
@@ -34,6 +33,7 @@ from latfit.simulation.policies.estimate import (
 )
 from latfit.simulation.policies.replication import Replication, draw, run
 from latfit.simulation.policies.service import System
+from latfit.simulation.summary import Interval
 from latfit.units import format_rate
 from latfit.workload import Load, Streams
 

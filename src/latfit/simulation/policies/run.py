@@ -21,7 +21,6 @@ from latfit.simulation.policies.estimate import (
     SPREAD,
     STEADY,
     VARYING,
-    Interval,
     Length,
     Summary,
     difference,
@@ -38,6 +37,7 @@ from latfit.simulation.policies.estimate import (
 from latfit.simulation.policies.replication import FEWEST, check_paths, draw, run
 from latfit.simulation.policies.result import Asked, SimResult, make_result
 from latfit.simulation.policies.service import System
+from latfit.simulation.summary import Interval
 from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, Poisson, RecordedLoad, Streams
 

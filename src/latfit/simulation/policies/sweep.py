@@ -12,10 +12,11 @@ from latfit.files import dumps
 from latfit.inputs import decode_json
 from latfit.policies import POLICIES, SPECIAL, Policy, Settings, Solve, named_policy
 from latfit.simulation.points import MOST_POINTS, Progress, Row, Running, digest, simulate_points
-from latfit.simulation.policies.estimate import Interval, Parts, error_parts, paired
+from latfit.simulation.policies.estimate import Parts, error_parts, paired
 from latfit.simulation.policies.result import Difference, SimResult
 from latfit.simulation.policies.run import Options, load_rate, simulate
 from latfit.simulation.policies.service import System, path_times
+from latfit.simulation.summary import Interval
 from latfit.workload import ClosedLoad, Load
 
 

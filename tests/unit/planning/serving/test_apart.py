@@ -51,7 +51,7 @@ def test_the_least_pair_is_that_of_trying_every_one(limits: dict[str, float]) ->
     found = Pairs(apart(targets), FIXED).run(START, TRANSFER)
     assert found.feasible
     assert found.total == sum(expected)
-    assert keeps(targets, found.prefill, found.decode)
+    assert keeps(targets, found.prefill_replicas, found.replicas)
 
 
 def test_settings_are_searched_too() -> None:
@@ -60,7 +60,9 @@ def test_settings_are_searched_too() -> None:
     few = replace(START, max_num_seqs=8)
     room = Room(frozenset({"batching", "order"}), most_requests=64, most_tokens=4096, longest=600)
     alone, searched = (Pairs(apart(targets), each).run(few, TRANSFER) for each in (FIXED, room))
-    assert searched.settings.max_num_seqs > 8
+    assert searched.engine is not None
+    assert searched.engine.max_num_seqs is not None
+    assert searched.engine.max_num_seqs > 8
     assert searched.total < alone.total
 
 
@@ -77,7 +79,7 @@ def test_more_than_engines_that_do_both_are_not_looked_for() -> None:
     targets = Targets((RequestTarget("ttft", 150.0), RequestTarget("tpot", 30.0)))
     found = Pairs(apart(targets), FIXED, together=1).run(START, TRANSFER)
     assert not found.feasible
-    assert found.prefill >= 1
+    assert found.prefill_replicas >= 1
     assert found.total > 1
     assert found.total < MOST_APART
 

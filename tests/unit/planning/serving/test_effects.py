@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.planning.serving.effects import Trade, bears, effects_of, front, undominated
+from latfit.hardware import parse_nominal
+from latfit.planning.serving.effects import bears, effects_of, front, undominated
 from latfit.planning.serving.evaluate import Evaluator, Setup
-from latfit.planning.serving.plan import ServingRequest, plan_serving
+from latfit.planning.serving.plan import ServingRequest, plan_serving, room_of
+from latfit.planning.serving.result import Trade
 from latfit.planning.serving.search import Room
 from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
 from latfit.simulation import EngineSettings, StepCosts, linear_costs, scaled_costs
@@ -46,7 +48,7 @@ def test_changes_do_what_they_say() -> None:
     best = by.measure(Setup(SETTINGS, 2))
     found = {each.change: each for each in effects_of(by, best, cache=True)}
     figure = best.tightest.name
-    assert {each.name for each in found.values()} == {figure}
+    assert {each.target for each in found.values()} == {figure}
     assert all(each.before == best.tightest.value for each in found.values())
     # More engines, less work: each makes the figure smaller; a cache that never fills does not count.
     for change in ("3 replicas", "prefill 20 % faster", "decode 20 % faster", "prompts 20 % shorter"):
@@ -87,21 +89,27 @@ def test_larger_batches_trade_speed_for_throughput() -> None:
 def test_a_plan_of_a_load_that_nothing_carries_says_so() -> None:
     request = ServingRequest(Targets((RequestTarget("tpot", 1.0),)), SETTINGS)
     found = plan_serving(LOAD, COSTS, {}, request)
-    assert (found.feasible, found.promise, found.replicas) == (False, "no", None)
+    assert (found.feasible, found.promise, found.replicas.tried) == (False, "no", None)
     assert "a request alone" in found.binding
     assert found.to_json()["engine"] is None
     assert found.to_json()["replicas"]["value"] is None
     assert not found.effects
 
 
+def test_nominal_numbers_are_not_planned_beyond_the_batch_they_hold_for() -> None:
+    nominal = parse_nominal("launch=4ms,slope=0.1ms,per_token=0.01ms,max_batch=64,max_tokens=2048").as_fit()
+    room = room_of(LOAD, [nominal], frozenset())
+    assert (room.most_requests, room.most_tokens) == (64, 2048)
+
+
 def test_given_replicas_are_kept() -> None:
     found = plan_serving(LOAD, COSTS, {}, ServingRequest(TARGETS, SETTINGS, replicas=4, kv="given"))
-    assert found.replicas == 4
+    assert found.replicas.value == 4
     assert found.feasible
     assert not any("replicas" in each.change for each in found.effects)
     overloaded = OpenLoad(Poisson(0.2), Constant(600, 60))
     short = plan_serving(overloaded, COSTS, {}, ServingRequest(TARGETS, SETTINGS, replicas=1, kv="given"))
-    assert (short.feasible, short.replicas) == (False, 1)
+    assert (short.feasible, short.replicas.tried) == (False, 1)
 
 
 @pytest.mark.parametrize(

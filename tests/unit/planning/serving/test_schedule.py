@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from latfit.planning.serving.evaluate import Evaluator, Setup
-from latfit.planning.serving.schedule import Day, SchedulePlan, day_of, schedule_engines
+from latfit.planning.serving.result import SchedulePlan
+from latfit.planning.serving.schedule import Day, day_of, schedule_engines
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import EngineSettings, linear_costs
 from latfit.simulation.engine.cluster.replicas import Routing, serve_replicas
@@ -62,22 +63,22 @@ def test_no_schedule_is_cheaper(seed: int) -> None:
     every = {counts: hours_if_kept(of, counts, 3) for counts in itertools.product((1, 2, 3), repeat=3)}
     found = planned(of, 3)
     counts = tuple(each.replicas for each in found.windows)
-    assert found.met
-    assert found.hours == pytest.approx(every[counts])
-    assert found.hours == pytest.approx(min(every.values()))
+    assert found.feasible
+    assert found.replica_hours == pytest.approx(every[counts])
+    assert found.replica_hours == pytest.approx(min(every.values()))
 
 
 def test_engines_are_asked_for_ahead_of_need() -> None:
     """Three windows of 20 s, engines that take 4 s: two are needed from 20 s on, so asked for at 16 s."""
     of = day(0, (2.0, 7.0, 2.0))
-    assert of.asked((1, 2, 1)).to_json() == {"replicas_at": [[0.0, 1], [16.0, 2], [40.0, 1]]}
-    assert of.asked((2, 2, 2)).to_json() == {"replicas_at": [[0.0, 2]]}
-    assert of.asked((3, 1, 2)).to_json() == {"replicas_at": [[0.0, 3], [20.0, 1], [36.0, 2]]}
+    assert of.asked((1, 2, 1)).steps_s == [(0.0, 1), (16.0, 2), (40.0, 1)]
+    assert of.asked((2, 2, 2)).steps_s == [(0.0, 2)]
+    assert of.asked((3, 1, 2)).steps_s == [(0.0, 3), (20.0, 1), (36.0, 2)]
     slow = replace(of, start_up_ms=30_000.0)
-    assert slow.asked((1, 2, 4)).to_json() == {"replicas_at": [[0.0, 2], [10.0, 4]]}
+    assert slow.asked((1, 2, 4)).steps_s == [(0.0, 2), (10.0, 4)]
     # The first request of all may come later than the start-up time: nobody waits for the first window.
     late = replace(of, edges=of.edges + 5_000.0)
-    assert late.asked((1, 2, 1)).to_json() == {"replicas_at": [[0.0, 1], [21.0, 2], [45.0, 1]]}
+    assert late.asked((1, 2, 1)).steps_s == [(0.0, 1), (21.0, 2), (45.0, 1)]
 
 
 def test_a_number_that_does_not_change_is_the_fixed_one() -> None:
@@ -99,5 +100,5 @@ def test_the_windows_hold_every_request_once_and_the_price_is_that_of_the_hours(
     assert int(lead * len(part.requests)) == early
     found = planned(of, 3)
     tokens = int(of.load.requests.output_tokens.sum())
-    assert found.price_per_million_tokens == pytest.approx(1e6 * 3.6 * found.hours / tokens)
+    assert found.price_per_million_tokens == pytest.approx(1e6 * 3.6 * found.replica_hours / tokens)
     assert found.saved > 0

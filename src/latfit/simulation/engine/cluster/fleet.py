@@ -72,7 +72,12 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """Moments in s, counted from the first arrival."""
-        return {"replicas_at": [[at / 1e3, count] for at, count in zip(self.moments_ms, self.replicas, strict=True)]}
+        return {"replicas_at": self.steps_s}
+
+    @property
+    def steps_s(self) -> list[tuple[float, int]]:
+        """(from when on, replicas)."""
+        return [(at / 1e3, count) for at, count in zip(self.moments_ms, self.replicas, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,167 @@
+"""Templates of exported files, and the quoting of names, numbers and sentences in them.
+
+Other people wrote what a plan holds, so a text enters a shell script, a YAML document or a protobuf text only through a
+filter of this module: a value is quoted whole, a comment stays on its line.
+"""
+
+import functools
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from latfit._version import __version__
+from latfit.errors import WrongUsage
+from latfit.exporting.facts import PlanFacts
+from latfit.exporting.files import Setting
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+WIDTH = 100  # of a comment's line
+MAX_NAME = 60  # of a Kubernetes object, with room for a suffix
+VALUES_A_LINE = 16  # of a list in protobuf's text format
+
+
+def render(template: str, plan: PlanFacts, title: str, not_set: Iterable[str] = (), **values: Any) -> str:
+    """Return a file. Its template takes `header` (the plan, its condition, doubts and what is not set), the filter
+    `why` for the comment above a setting, and `values`."""
+    origin = f"Of {plan.name}: holds for {plan.condition}; rests on {plan.errors}."
+
+    def why(setting: Setting, indent: str = "") -> str:
+        return comment(f"{setting.why} {origin}", indent)
+
+    header = (
+        f"{title}, exported by latfit {__version__} from {plan.name}.",
+        f"Plan: {plan.answer}",
+        f"Holds for {plan.condition}.",
+        f"Rests on {plan.errors}.",
+        *(f"! {each}" for each in plan.doubts),
+        *(f"Assumed: {each}" for each in plan.assumed),
+        *(f"Not set: {each}" for each in not_set),
+    )
+    found = _environment().overlay()
+    found.filters = {**found.filters, "why": why}
+    return found.get_template(template).render(header="\n".join(map(comment, header)), plan=plan, **values)
+
+
+@functools.cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("latfit.exporting"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = (comment, cron, flag_words, proto, python_text, shell, yaml_value, yaml_argument, yaml_flag)
+    found.filters |= {each.__name__: each for each in filters}
+    return found
+
+
+def comment(text: str, indent: str = "") -> str:
+    """Lines of a comment; no letter of the text begins a line of its own."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in text)
+    lines = textwrap.wrap(" ".join(plain.split()), WIDTH - len(indent) - 2, break_on_hyphens=False)
+    return "\n".join(f"{indent}# {line}" for line in lines)
+
+
+def shell(text: str) -> str:
+    """One word of a POSIX shell."""
+    return shlex.quote(text)
+
+
+def model_word(model: str | None) -> str:
+    """A model as a word of a script, which asks for a missing one."""
+    return '"${MODEL:?Set MODEL to the name or the folder of the model.}"' if model is None else shell(model)
+
+
+def flag_words(setting: Setting) -> str:
+    """An option with its value: `--max-num-seqs 8`."""
+    return " ".join(flag(setting.name, setting.value, setting.negatable))
+
+
+def flag(name: str, value: Any, negatable: bool = True) -> list[str]:
+    """`--max-num-seqs 8`, `--enable-chunked-prefill`, `--no-async-scheduling` if the engine has such options."""
+    words = name.replace("_", "-")
+    if isinstance(value, bool) and (value or negatable):
+        return [f"--{words}" if value else f"--no-{words}"]
+    return [f"--{words}", str(value)]
+
+
+def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Words of vLLM's command line."""
+    return [word for name, value in settings.items() for word in flag(name, value)]
+
+
+def yaml_flag(setting: Setting) -> str:
+    """A line of vLLM's YAML file; a switch that is off by its `no-` option, as older versions skip false values."""
+    option = setting.name.replace("_", "-")
+    return f"no-{option}: true" if setting.value is False else f"{option}: {yaml_value(setting.value)}"
+
+
+def yaml_value(value: Any) -> str:
+    """A value of YAML 1.1 and 1.2. Strings are double-quoted, so that `no` and `1e3` stay strings."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        return str(value)
+    return '"' + re.sub(r'["\\]|[^ -~]', _escaped, value) + '"'
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """JSON would split a code point above 0xffff into two halves, which YAML does not join."""
+    letter, code = found[0], ord(found[0])
+    if letter in '\\"':
+        return "\\" + letter
+    if letter.isprintable():
+        return letter
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def yaml_argument(text: str) -> str:
+    """A word of a container's command line, in which Kubernetes replaces $(NAME)."""
+    return yaml_value(text.replace("$", "$$"))
+
+
+def proto(value: Any) -> str:
+    """A value of protobuf's text format."""
+    if isinstance(value, str):
+        plain = (chr(b) if 32 <= b < 127 and chr(b) not in '\\"' else f"\\{b:03o}" for b in value.encode())
+        return '"' + "".join(plain) + '"'
+    if not isinstance(value, list):
+        return str(value)
+    rows = [", ".join(map(str, value[i : i + VALUES_A_LINE])) for i in range(0, len(value), VALUES_A_LINE)]
+    return "[\n    " + ",\n    ".join(rows) + "\n  ]"
+
+
+def cron(minute: int) -> str:
+    """Every day at a minute of the day."""
+    return f"{minute % 60} {minute // 60} * * *"
+
+
+def python_text(value: Any) -> str:
+    """A literal of Python."""
+    return repr(value)
+
+
+def model_name(name: str) -> str:
+    """A model's name that a program can be given. Raises WrongUsage."""
+    reason = ""
+    if not name or name != name.strip():
+        reason = "is empty, or begins or ends with a space"
+    elif name.startswith("-"):
+        reason = "would be read as an option"
+    elif not name.isprintable():
+        reason = "has letters that cannot be printed"
+    if reason:
+        raise WrongUsage(f"{name!r} {reason}", where="--model", remedy="Give the name or the folder of a model.")
+    return name
+
+
+def folder_name(name: str) -> str:
+    """The name as a folder, a model of Triton or a Kubernetes object can have it."""
+    return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:MAX_NAME].strip("-") or "model"

@@ -1,0 +1,190 @@
+"""What a user should know of an answer before relying on it: one record, and one table of what plans say."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from string import Formatter
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from latfit.records import Record
+from latfit.units import format_ms, format_percent
+
+
+class Severity(StrEnum):
+    """What a message does to the answer, the gravest first."""
+
+    UNSUPPORTED = "unsupported"
+    """The data do not support the answer."""
+    DOUBT = "doubt"
+    """The answer is not confirmed."""
+    WARNING = "warning"
+    """The user may act on it."""
+    NOTE = "note"
+    """An assumption; no action is needed."""
+
+
+class Message(Record, frozen=True, omit_defaults=True):
+    """A message. code: key of the table, by which programs tell it.  message: what was found.  remedy: what to do."""
+
+    code: str
+    message: str
+    remedy: str
+    severity: Severity = Severity.WARNING
+
+    @classmethod
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Older files said in the remedy that a message is a note."""
+        note = str(document.get("remedy")).startswith(NO_ACTION)
+        return {"severity": Severity.NOTE, **document} if note else document
+
+    @property
+    def needs_action(self) -> bool:
+        return self.severity != Severity.NOTE
+
+    def about(self, subject: str) -> "Message":
+        """The message with what it is about in front."""
+        return structs.replace(self, message=f"{subject}: {self.message}")
+
+    @property
+    def text(self) -> str:
+        return f"{self.message} {self.remedy}".strip()
+
+
+NO_ACTION = "No action needed."
+
+
+class Template(NamedTuple):
+    """A row of the table: severity, message and remedy. Values stand in braces, with their unit after the colon."""
+
+    severity: Severity
+    message: str
+    remedy: str = ""
+
+
+UNSUPPORTED, DOUBT, WARNING, NOTE = Severity
+
+TABLE: Mapping[str, Template] = {
+    "drifted": Template(UNSUPPORTED, "steps on {path} changed by {shift:+percent} while they were measured"),
+    "no_limit_follows": Template(
+        UNSUPPORTED, "on {path} a constant predicts as well as B and S do, so no limit on them follows"
+    ),
+    "beyond_measured": Template(UNSUPPORTED, "the largest step on {path} was not measured ({far})"),
+    "kept_out": Template(UNSUPPORTED, "{fit}: {why}"),
+    "outside_domain": Template(UNSUPPORTED, "{what}.", "{remedy}"),
+    "interval_open": Template(
+        DOUBT, "In doubt whether {sla:ms} is met: the 95 % interval of p{percentile:g} is {low} to {high}; {measure}."
+    ),
+    "tail_not_seen": Template(
+        DOUBT,
+        "In doubt: {independent:,.0f} independent {phase} steps{sizes} on {path} cannot show p{percentile:g};"
+        " {wanted:,} or more can.",
+    ),
+    "few_pauses": Template(DOUBT, "In doubt: {what}."),
+    "noise_unknown": Template(DOUBT, "In doubt: how steps on {path} scatter is not known: fit its trace again."),
+    "closed_forms": Template(
+        DOUBT,
+        "In doubt: closed forms leave out how steps scatter; without --laws-only the queue is simulated.",
+    ),
+    "bursts_too_long": Template(
+        DOUBT, "In doubt: the recorded arrivals are too few to show how long their bursts last."
+    ),
+    "not_settled": Template(
+        DOUBT, "In doubt: the load is so near its limit that the simulation was too short to settle."
+    ),
+    "no_intervals": Template(
+        WARNING,
+        "{path}: the fit has no intervals, so the plan is for the typical step; half are slower.",
+        "Measure more steps and fit them.",
+    ),
+    "too_few_samples": Template(
+        WARNING,
+        "{path}: too few independent samples for p{percentile:g} of steps; it is extrapolated from {start}.",
+        "Measure at least {wanted:,} distinct (B, S) cells, or plan for a lower --percentile.",
+    ),
+    "assumed_context": Template(WARNING, "{path}: planned {assumed}.", "--context sets it."),
+    "no_host_time": Template(
+        WARNING,
+        "{path}: the steps are sums of kernels and hold no host time; a vLLM server took 3 % (mixed) to 21 % (decode)"
+        " longer from step to step than its steps themselves.",
+        "Record a serving engine, or add its host time with `latfit validate --calibrate`.",
+    ),
+    "no_prefill": Template(
+        WARNING,
+        "{path}: the fit contains no prefill, so steps with more tokens than requests are extrapolated.",
+        "Measure steps with prefill and fit them.",
+    ),
+    "steps_in_doubt": Template(
+        WARNING,
+        "The data cannot tell whether steps near the boundary meet {sla:ms}.",
+        "Measure these points: {points}.",
+    ),
+    "long_prompts": Template(
+        WARNING,
+        "Prompts of up to {longest:,} tokens are computed in chunks; prefill behind more than {measured:,.0f} cached"
+        " tokens was not measured.",
+        "Measure such steps, or plan with shorter prompts.",
+    ),
+    "few_requests": Template(
+        WARNING, "{what}.", "Record more than {count:,} requests, or plan at --rate with --lengths FILE."
+    ),
+    "outside_measured": Template(WARNING, "{what}", "Measure there, or plan for steps that were measured."),
+    "slow_steps": Template(
+        WARNING,
+        "{path}: the slowest 1 % of the measured steps ({slow:,.0f} of {steps:,.0f}, up to {longest}) decide how long"
+        " requests wait: they make {share:percent} of the mean square of a step's time. Only the interval allows"
+        " for longer stalls than the measured ones.",
+        "Find what stalls them, or measure more.",
+    ),
+    "unclear_pauses": Template(
+        WARNING,
+        "{path}: {pauses:,.0f} measured pauses (up to {longest:ms}) do not show whether they {open}; the plan takes"
+        " what is worse for each step.",
+        "Measure more steps, at sizes that differ more.",
+    ),
+    "slow_start": Template(
+        WARNING,
+        "{strategy}: metastable after a restart. From empty it takes {time} until the queue is as planned: steps that"
+        " with few requests are slow, and requests that arrive meanwhile wait.",
+        "Start with little load, or full batches.",
+    ),
+    "nominal": Template(NOTE, "{path}: nominal numbers ({numbers}), not measured; without any spread."),
+    "period": Template(NOTE, "{path}: step times are periods, with the host's work."),
+    "compute": Template(NOTE, "{path}: step times are compute, without the host's work between steps."),
+    "cpu_for_amx": Template(NOTE, "No `amx` path in the profile; using `cpu` as the CPU tier."),
+    "assumed": Template(NOTE, "{what}"),
+}
+"""What plans say, by code."""
+
+
+class _Units(Formatter):
+    """Formats with units: `ms`, `percent` of a share, `+percent`."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "ms":
+            return format_ms(value)
+        if format_spec.endswith("percent"):
+            return format_percent(100 * value, signed=format_spec.startswith("+"))
+        return str(super().format_field(value, format_spec))
+
+
+def message(code: str, **values: Any) -> Message:
+    """The message of a code of the table."""
+    row = TABLE[code]
+    found, remedy = (_Units().format(text, **values) for text in row[1:])
+    return Message(code, found, remedy, row.severity)
+
+
+def views(messages: Iterable[Message]) -> dict[str, Any]:
+    """The keys of a plan's JSON that show its messages, each by severity."""
+    every = list(messages)
+
+    def texts(*severities: Severity) -> list[str]:
+        return [each.text for severity in severities for each in every if each.severity == severity]
+
+    return {
+        "warnings": [each for each in every if each.severity == WARNING],
+        "notes": texts(NOTE),
+        "unsupported": texts(UNSUPPORTED),
+        "why_in_doubt": texts(UNSUPPORTED, DOUBT),
+    }

@@ -1,0 +1,347 @@
+"""The plan of serving engines for requests: the record that `latfit plan --json` prints and `--out` writes."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from msgspec import UNSET, UnsetType, field
+
+from latfit.messages import Message
+from latfit.planning.engine_names import Flags, serving_flags
+from latfit.planning.fit_quality import FitQuality
+from latfit.records import Count, Natural, Number, Record, Seconds
+from latfit.simulation import EngineSummary, Interval
+from latfit.units import count_text, format_ms, format_rate
+
+if TYPE_CHECKING:
+    from latfit.simulation import EngineSettings
+
+NEAR_PCT = 0.05  # of a share to its limit, from which more digits are shown
+MADE_BY = "latfit plan --out plan.json"
+Promise = Literal["yes", "no", "in doubt"]
+
+
+class Reached(Record, frozen=True, kw_only=True):
+    """A target with what was reached: ms, or percent of requests that miss a limit.
+
+    Attributes
+    ----------
+    metric
+        ttft, tpot, latency or goodput.
+    interval
+        95 %; None for one run, NaN for an end that is not known.
+    certain
+        Whether the limit lies outside the interval, or above the bound of Cantelli's inequality if the interval has no
+        upper end.
+    """
+
+    name: str = field(name="target")
+    metric: str = ""
+    interval: tuple[Number, Number] | None = None
+    met: bool = True
+    certain: bool = True
+    value_ms: float | UnsetType = UNSET
+    limit_ms: float | UnsetType = UNSET
+    value_pct: float | UnsetType = UNSET
+    limit_pct: float | UnsetType = UNSET
+
+    @property
+    def unit(self) -> str:
+        return "ms" if self.value_pct is UNSET else "pct"
+
+    @property
+    def value(self) -> float:
+        return float(getattr(self, f"value_{self.unit}"))
+
+    @property
+    def limit(self) -> float:
+        return float(getattr(self, f"limit_{self.unit}"))
+
+    @property
+    def low(self) -> float:
+        return math.nan if self.interval is None else self.interval[0]
+
+    @property
+    def high(self) -> float:
+        return math.nan if self.interval is None else self.interval[1]
+
+    @property
+    def ratio(self) -> float:
+        """Of the limit; above 1 where it is missed."""
+        return self.value / self.limit if self.limit > 0 else math.inf if self.value > 0 else 0.0
+
+    @property
+    def outcome(self) -> str:
+        """`p99 TTFT 1.01 s of 2 s`, with more digits if the two look alike."""
+        if self.unit == "pct":
+            digits = 4 if abs(self.value - self.limit) > NEAR_PCT else 7
+            return f"{100 - self.value:.{digits}g} % of requests meet all limits, {100 - self.limit:.4g} % asked"
+        value, limit = format_ms(self.value), format_ms(self.limit)
+        return f"{self.name} {value if value != limit else format_ms(self.value, 5)} of {limit}"
+
+    @property
+    def condition(self) -> str:
+        """`p99 TTFT within 2 s`."""
+        if self.unit == "pct":
+            return f"{100 - self.limit:.4g} % of requests within all limits"
+        return f"{self.name} within {format_ms(self.limit)}"
+
+
+def reached(
+    name: str, metric: str, found: Interval, limit: float, *, unit: str = "ms", bound: float = math.nan
+) -> Reached:
+    """Compare a figure with its limit. bound: what it is below, if its interval has no upper end."""
+    met, highest = found.value <= limit, bound if math.isnan(found.high) else found.high
+    return Reached(
+        name=name,
+        metric=metric,
+        interval=None if math.isnan(found.low) else (found.low, found.high),
+        met=met,
+        certain=highest <= limit if met else found.low > limit,
+        **{f"value_{unit}": found.value, f"limit_{unit}": limit},
+    )
+
+
+class Effect(Record, frozen=True):
+    """A change, and what the target nearest to its limit becomes: ms, or percent of requests that miss a limit."""
+
+    change: str
+    target: str
+    before_ms: float | UnsetType = UNSET
+    after_ms: float | UnsetType = UNSET
+    before_pct: float | UnsetType = UNSET
+    after_pct: float | UnsetType = UNSET
+
+    @property
+    def unit(self) -> str:
+        return "ms" if self.before_pct is UNSET else "pct"
+
+    @property
+    def before(self) -> float:
+        return float(getattr(self, f"before_{self.unit}"))
+
+    @property
+    def after(self) -> float:
+        return float(getattr(self, f"after_{self.unit}"))
+
+
+class Trade(Record, frozen=True):
+    """A replica that always has enough to do. speed_per_s: output tokens per second of one request.  throughput_per_s:
+    of the replica.  best: whether these are the planned settings."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    speed_per_s: float = field(name="tokens_per_s_per_user")
+    throughput_per_s: float = field(name="tokens_per_s_per_replica")
+    best: bool = field(name="planned", default=False)
+
+
+class Window(Record, frozen=True):
+    """A part of a recording, from t_s on, and its replicas."""
+
+    t_s: Seconds
+    rate_per_s: float
+    replicas: Count
+
+
+class HoursOfReplicas(Record, frozen=True):
+    """Replica-hours that are paid. slo_attainment: share of requests within all limits."""
+
+    replica_hours: Seconds
+    slo_attainment: Number
+    price_per_million_tokens: float | None
+
+
+class SchedulePlan(HoursOfReplicas, frozen=True, kw_only=True):
+    """Replicas that come and go. replicas_at: (from when on in s, how many).  fixed: with a constant number."""
+
+    feasible: bool
+    window_s: Seconds
+    start_up_s: Seconds
+    windows: Sequence[Window]
+    replicas_at: Sequence[tuple[Seconds, Count]]
+    targets: Sequence[Reached]
+    fixed: HoursOfReplicas
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.replicas_at]
+        if not self.windows or starts[:1] != [0.0] or any(a >= b for a, b in itertools.pairwise(starts)):
+            raise ValueError("replicas_at does not rise from 0 on")
+
+    @property
+    def saved(self) -> float:
+        """Share of the replica-hours of the fixed number that are saved."""
+        return 1 - self.replica_hours / self.fixed.replica_hours
+
+    @property
+    def span_s(self) -> float:
+        return self.windows[-1].t_s + self.window_s
+
+
+class EngineOptions(Record, frozen=True, kw_only=True):
+    """Settings of a replica, by the options of `latfit simulate engine`. prefix_hit_rate: None if recorded contents of
+    prompts say what is cached."""
+
+    batching: str = "chunked-prefill"
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    long_prefill_token_threshold: Natural = 0
+    kv_blocks: Count
+    block_size: Count
+    order: str
+    synchronous: bool = False
+    prefix_hit_rate: float | None
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.kv_blocks * self.block_size
+
+
+def options_of(settings: "EngineSettings", *, contents: bool) -> EngineOptions:
+    """The options of simulated settings. contents: whether recorded contents of prompts say what is cached."""
+    return EngineOptions(
+        batching=settings.batching,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        kv_blocks=settings.kv_blocks,
+        block_size=settings.block_size,
+        order=settings.order.name,
+        synchronous=not settings.asynchronous,
+        prefix_hit_rate=None if contents else settings.cached_share,
+    )
+
+
+class PlannedEngines(Record, frozen=True, kw_only=True):
+    """Replicas with their settings, and what they reach. engines: the settings by engine, under the engine's names.
+
+    missed_from_rate_per_s: from which rate on a target is missed.
+    """
+
+    feasible: bool
+    targets: Sequence[Reached]
+    engine: EngineOptions | None
+    engines: Mapping[str, Flags] = {}
+    outcome: EngineSummary | None = None
+    highest_rate_per_s: float | None
+    missed_from_rate_per_s: float | None = None
+
+
+def settings_of(settings: "EngineSettings", *, feasible: bool, contents: bool) -> dict[str, Any]:
+    """The settings as fields of PlannedEngines; none of what is not feasible."""
+    if not feasible:
+        return {"engine": None, "engines": {}}
+    return {"engine": options_of(settings, contents=contents), "engines": serving_flags(settings)}
+
+
+class ApartPlan(PlannedEngines, frozen=True, kw_only=True):
+    """Replicas that prefill and replicas that decode. Where none meet the targets, or they are more than replicas that
+    do both: the numbers below which no pair does (0 if nothing is known). transfer_ms: of keys and values, fixed and
+    per token."""
+
+    prefill_replicas: Natural
+    replicas: Natural
+    transfer_ms: tuple[Seconds, Seconds]
+    price_per_million_tokens: float | None = None
+
+    @property
+    def total(self) -> int:
+        return self.prefill_replicas + self.replicas
+
+
+class ReplicaCount(Record, frozen=True):
+    """Number of replicas; None if none meets the targets. tried: that the targets' values are of.  one_fewer: the same
+    with one replica less."""
+
+    value: Count | None
+    tried: Count | None = None
+    one_fewer: Sequence[Reached] = ()
+    one_fewer_overloaded: bool = False
+    with_the_first_settings: int | None = None
+
+
+class Cost(Record, frozen=True):
+    """Of the planned engines at the planned load; None without a price, or a power."""
+
+    price_per_hour: float | None = None
+    price_per_million_tokens: float | None = None
+    kwh_per_million_tokens: float | None = None
+
+
+class Work(Record, frozen=True):
+    """What was simulated for the plan."""
+
+    setups: int
+    steps: int
+    requests: int
+
+
+class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", tag="serving"):
+    """Replicas that meet the targets of a load of requests, or why none do.
+
+    Attributes
+    ----------
+    request
+        A request, in words.
+    rate_per_s
+        Of users in a closed loop: what they send.
+    targets, outcome
+        Of the replicas; where nothing meets the targets those of a request alone, or of the replicas that were given.
+    carries
+        Highest load at which these replicas certainly meet the targets, as a ratio of the planned one.
+    kv_cache
+        Where the size of the KV cache comes from; None if it is taken as unlimited.
+    steps_may_be_slower_pct
+        How much longer the steps may take.
+    """
+
+    what: ClassVar[str] = "plan"
+    made_by: ClassVar[str] = MADE_BY
+
+    request: str
+    rate_per_s: float
+    users: int | None
+    promise: Promise
+    binding: str
+    replicas: ReplicaCount
+    tensor_parallel: Count | None = None
+    route: str
+    kv_cache: str | None
+    carries: float | None = None
+    steps_may_be_slower_pct: float | None
+    share_of_throughput_used: float | None = None
+    effects: Sequence[Effect] = ()
+    pareto: Sequence[Trade] = ()
+    fits: Sequence[FitQuality]
+    cost: Cost = Cost()
+    prefill_apart: ApartPlan | None = None
+    schedule: SchedulePlan | None = None
+    simulated: Work | None = None
+    seed: int = 0
+    warnings: Sequence[Message]
+    unsupported: Sequence[str] = ()
+    notes: Sequence[str]
+
+    @property
+    def load(self) -> str:
+        """The load in words."""
+        return format_rate(self.rate_per_s) if self.users is None else count_text(self.users, "user")
+
+    @property
+    def outcome_text(self) -> str:
+        """The targets with what is reached."""
+        return ", ".join(each.outcome for each in self.targets)
+
+    @property
+    def bears_the_fit(self) -> bool:
+        """Whether the targets are met with steps that are longer by the error of the fits."""
+        return bears_the_fit(self.steps_may_be_slower_pct, self.fits)
+
+    def __repr__(self) -> str:
+        state = "feasible" if self.feasible else "not feasible"
+        return f"<ServingPlan: {self.replicas.value} replicas, {state}>"
+
+
+def bears_the_fit(slower_pct: float | None, fits: Sequence[FitQuality]) -> bool:
+    return slower_pct is not None and slower_pct >= max((each.worst_pct for each in fits), default=0.0)

@@ -1,0 +1,113 @@
+"""Summaries of simulations as records: statistics over requests with their intervals, rates, shares."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec import field
+
+from latfit.records import Number, Record
+
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+STATISTICS = ("mean", *PERCENTILES)
+LEVEL = 0.95
+"""Of the intervals."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval; NaN ends where there is none to give. batches: that it is made from.
+    trusted: whether the runs were long enough for it.  needed: requests that count, in all, which are."""
+
+    value: float
+    low: float
+    high: float
+    batches: int = 0
+    trusted: bool = True
+    needed: int = 0
+
+    @property
+    def relative_half_width(self) -> float:
+        return (self.high - self.low) / (2 * self.value) if self.value > 0 else math.inf
+
+
+class ClassOutcome(Record, frozen=True):
+    """One class of requests: times in ms by statistic, and the share of requests within their limits."""
+
+    name: str = field(name="class")
+    requests: int
+    ttft: dict[str, Number] = field(name="ttft_ms")
+    tpot: dict[str, Number] = field(name="tpot_ms")
+    latency: dict[str, Number] = field(name="latency_ms")
+    slo_attainment: Number
+
+
+class Confidence(Record, frozen=True):
+    """95 % intervals of statistics; None for one replication."""
+
+    mean: tuple[Number, Number] | None
+    p50: tuple[Number, Number] | None
+    p90: tuple[Number, Number] | None
+    p99: tuple[Number, Number] | None
+    level: float = LEVEL
+
+
+class Times(Record, frozen=True):
+    """Times in ms over the requests of all replications; `times["p99"]` has the value with its interval."""
+
+    mean: Number
+    p50: Number
+    p90: Number
+    p99: Number
+    ci: Confidence
+
+    def __getitem__(self, statistic: str) -> Interval:
+        low, high = getattr(self.ci, statistic) or (math.nan, math.nan)
+        return Interval(getattr(self, statistic), low, high)
+
+    def items(self) -> Iterator[tuple[str, Interval]]:
+        return ((name, self[name]) for name in STATISTICS)
+
+
+class EngineSummary(Record, frozen=True):
+    """Replications of one engine at one load. Times in ms by statistic; rates per s; NaN where no limit was given, or
+    one user cannot be compared with others.
+
+    Attributes
+    ----------
+    prefix_hit_rate
+        Share of prompt tokens that were cached when their requests started.
+    stable
+        False if waits still grow at the end of the runs.
+    """
+
+    requests: int
+    replications: int
+    latency: Times = field(name="latency_ms")
+    ttft: Times = field(name="ttft_ms")
+    tpot: Times = field(name="tpot_ms")
+    itl: dict[str, Number] = field(name="itl_ms")
+    throughput_per_s: Number
+    output_tokens_per_s: Number
+    goodput_per_s: Number
+    slo_attainment: Number
+    fairness: Number
+    useful_share: Number
+    kv_usage: Number
+    queue: Number
+    replica_hours: Number
+    prefix_hit_rate: Number
+    busy: dict[str, Number] = field(name="utilisation")
+    batch_size: dict[str, Number]
+    by_class: list[ClassOutcome]
+    steps: int
+    preemptions: int
+    reused_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    stable: bool
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in steps."""
+        return self.busy["engine"]
