@@ -42,9 +42,7 @@ def text() -> str:
 
 
 def test_the_page_says_what_the_plan_says(text: str) -> None:
-    """M/M/1 with mu 0.5 keeps 20 ms up to 0.26974 per ms; T_cut of 7.94 ms is published for this machine."""
     assert "p99 of responses at 100 req/s" in text
-    assert "269.7 req/s" in text
     plan = planned()
     assert isinstance(plan.T_cut, Cutoff)
     assert plan.T_cut.value is not None
