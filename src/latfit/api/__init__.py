@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.api.comparisons import Comparison as Comparison, compare as compare
+    from latfit.api.comparisons import Comparison as Comparison, compare as compare, compare_runs as compare_runs
     from latfit.api.engines import (
         EngineSetup as EngineSetup,
         EngineSimulation as EngineSimulation,

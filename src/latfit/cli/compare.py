@@ -25,7 +25,7 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
     latfit compare before.parquet after.parquet --tolerance 3%
     latfit compare a1.parquet b1.parquet a2.parquet b2.parquet --alternate
     """
-    from latfit.api.comparisons import compare_runs
+    from latfit.api import compare_runs
     from latfit.reporting import changes_table, comparison_table
 
     with progress_bar("Comparing", quiet=output.silent):

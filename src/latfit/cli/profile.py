@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from latfit.api.quantities import duration
 from latfit.api.request import Request
 from latfit.api.requests import ProfileRequest, TraceFile
 from latfit.cli.options import OutputOptions, verb
 from latfit.cli.output import MOST_WARNINGS, echo, note, print_json, print_warnings, say, verdict
 from latfit.errors import Interrupted, LatfitError
-from latfit.units import format_ms
+from latfit.units import format_ms, parse_duration_ms
 
 if TYPE_CHECKING:
     from latfit.api import Profile
@@ -38,7 +37,7 @@ def profile(request: ProfileRequest, file: Target, output: OutputOptions) -> Non
     \b
     latfit profile --budget 60s
     """
-    budget_ms = duration(request.budget or "60s", "--budget")
+    budget_ms = parse_duration_ms(str(request.budget or "60s"), option="--budget")
 
     from latfit.api import profile as measured
 

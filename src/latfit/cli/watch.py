@@ -5,11 +5,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from latfit.api.quantities import duration
 from latfit.api.request import Option
 from latfit.api.requests import WatchRequest
 from latfit.cli.options import OutputOptions, verb
 from latfit.cli.output import COLOURS, note, print_json, say, styled, verdict
+from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def watch(request: WatchRequest, output: Once) -> None:
     """
     from latfit.api import block_of, watch_server
 
-    window_ms = duration(request.window, "--window")
+    window_ms = parse_duration_ms(str(request.window), option="--window")
     snapshots = watch_server.of(request)
     if output.once or output.json or not sys.stdout.isatty():
         note("Reading /metrics.", quiet=output.silent)
