@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.checking.crossval import assign_folds, parts_in_time
-from latfit.fitting.correction import learnt
+from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import corrected, select_model
@@ -81,10 +81,9 @@ def by_formula(options: FitOptions, train: Trace, test: Trace) -> dict[str, Floa
         theta = problem.theta(end.z)
         found[name] = problem.model.latency_ms(theta, asked.steps)
     found[CORRECTED] = found[PHYSICS]
-    learns = corrected(data, options, "auto")[0].correction
-    if learns is not None:
-        off = log_ratios(problem, theta, data)
-        table = learnt(data, np.arange(len(data)), off, learns, formula_of(problem, theta))
+    strength = corrected(data, options, "auto", theta)[0].correction
+    if strength is not None:
+        table = fit_correction(data, log_ratios(problem, theta, data), strength, formula_of(problem, theta))
         found[CORRECTED] = found[PHYSICS] * np.exp(table.of_steps(asked.steps))
     return found
 

@@ -107,17 +107,6 @@ class FitData(Rows):
             rest &= ~found[name]
         return found
 
-    def visits(self, step: NDArray[np.intp]) -> NDArray[np.intp] | None:
-        """Number of the unbroken run of repeats that each row is in; None where rows have no time. step: number of the
-        step that each row repeats (n,)."""
-        if self.times is None:
-            return None
-        found, visits = np.zeros(len(self), dtype=np.intp), 0
-        for rows in self.runs:
-            found[rows] = visits + np.cumsum(np.diff(step[rows], prepend=step[rows[0]]) != 0)
-            visits = int(found[rows[-1]]) + 1
-        return found
-
     @property
     def ticks(self) -> bool:
         """Whether times are those of a coarse clock: a log whose steps mostly share theirs."""

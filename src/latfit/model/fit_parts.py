@@ -65,10 +65,11 @@ class HeldOutErrors:
     by_phase: Mapping[str, float] | None = None
     trained_up_to_S: float | None = None  # noqa: N815 - a key of the file
     trained_up_to_B: float | None = None  # noqa: N815 - a key of the file
+    trained_up_to_context: float | None = None
     distance: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        kinds = ("regions", "by_phase", "trained_up_to_S", "trained_up_to_B", "distance")
+        kinds = ("regions", "by_phase", "trained_up_to_S", "trained_up_to_B", "trained_up_to_context", "distance")
         return {name: value for name, value in asdict(self).items() if name not in kinds or value is not None}
 
     @classmethod
@@ -88,6 +89,7 @@ class CrossValidation:
     by_region: HeldOutErrors | None = None
     extrapolation_S: HeldOutErrors | None = None  # noqa: N815 - a key of the file
     extrapolation_B: HeldOutErrors | None = None  # noqa: N815 - a key of the file
+    extrapolation_context: HeldOutErrors | None = None
     outside_support: HeldOutErrors | None = None
     selection: JsonObject | None = None
 
@@ -118,7 +120,7 @@ class CrossValidation:
         )
 
 
-_FURTHER = ("expanding_window", "by_region", "extrapolation_S", "extrapolation_B", "outside_support")
+_FURTHER = ("expanding_window", "by_region", "extrapolation_S", "extrapolation_B", "extrapolation_context", "outside_support")
 
 
 @dataclass(frozen=True)

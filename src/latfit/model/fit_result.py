@@ -16,15 +16,14 @@ Two fits are independent of each other: pair their draws as they come. A draw is
 a draw, never quantiles of single steps.
 
 A step with more tokens than were measured has a wider interval. A fit keeps how it did when only the steps of up to S_t
-tokens trained it and those above, up to the largest S_max, were asked: nine of ten were off by less than a share e. Its
-terms are powers of S, so that an error of a power grows with the logarithm of the distance. A step of S > S_max tokens
-therefore has its limits moved outwards by the factor
+tokens trained it and those above, up to the largest S_max, were predicted: nine of ten were off by less than a share e.
+A step of S > S_max tokens has its limits moved outwards by the factor
 
-    (1 + e)^(ln(S/S_max) / ln(S_max/S_t)),
+    (1 + e)^(1 + ln(S/S_max) / max(ln(S_max/S_t), ln 2)),
 
-which is 1 + e where it lies as far outside as the farthest of the steps that were asked. The same holds for requests;
-of a step that is beyond in both the larger factor counts. Where a fit was never asked so, because too few different
-values are below S_t to tell a slope by, it cannot tell.
+which is 1 + e right beyond the data and (1 + e)^2 as far outside as the farthest of the predicted steps. The same holds
+for requests and for cached tokens; beyond in several the largest factor counts. Where too few different values lie
+below S_t to tell a slope, the fit has no interval beyond.
 
 A step within these ranges may still be unlike the measured ones (see `model.support`). Regions of the plane of B and S
 are left out in turn: those of their steps that lie outside the support of the others were off by less than e in nine of
@@ -268,11 +267,13 @@ class FitResult:
         """Factor (n,) >= 1 on both limits of steps beyond the measured B or S, or where few of their kind were
         measured; NaN where the fit cannot tell what is beyond."""
         tried = self.cross_validation
-        tokens, requests = tried.extrapolation_S, tried.extrapolation_B
+        tokens, requests, cached = tried.extrapolation_S, tried.extrapolation_B, tried.extrapolation_context
         wider = np.maximum(
             self._widened("S", S, tokens, tokens.trained_up_to_S if tokens else None),
             self._widened("B", B, requests, requests.trained_up_to_B if requests else None),
         )
+        if cached is not None and CONTEXT in context:
+            wider = np.maximum(wider, self._widened(CONTEXT, context[CONTEXT], cached, cached.trained_up_to_context))
         unlike = self.widening_unlike(B, S, **context)
         return np.where(np.isnan(unlike), wider, np.maximum(wider, unlike))
 
@@ -290,8 +291,8 @@ class FitResult:
         if not tried or not trained or not 0 < trained < measured:
             known[beyond] = np.nan
             return known
-        distance = np.log(np.asarray(values)[beyond] / measured) / math.log(measured / trained)
-        known[beyond] = (1 + tried.p90_ape_pct / 100) ** distance
+        distance = np.log(np.asarray(values)[beyond] / measured) / max(math.log(measured / trained), math.log(2))
+        known[beyond] = (1 + tried.p90_ape_pct / 100) ** (1 + distance)
         return known
 
     def times_outside(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> dict[str, FloatArray]:

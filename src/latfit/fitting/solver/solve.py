@@ -25,7 +25,7 @@ from latfit.fitting.solver.variable_projection import naive_points, search, sear
 from latfit.stats import FloatArray
 
 SEARCH_ROWS = 256
-RACE_ROWS = 1500
+RACE_ROWS = 400
 RACERS = {0: 1, 1: 8, 2: 4}
 MANY_RACERS = 12
 """Starts by the number of outer parameters that are searched; of more, many."""
@@ -153,7 +153,7 @@ def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
 
 def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
     """SciPy's trust region from several starts, of which a sample chooses the best, as anyone would."""
-    few = _sample(problem, RACE_ROWS)
+    few = sample_rows(problem, RACE_ROWS)
     sample = rows if few is problem else by_cell(few)
     first = Objective(sample, _generous(problem))
     ends = sorted(
@@ -179,10 +179,10 @@ class _Samples:
 
 
 def _samples(problem: FitProblem, rows: CellProblem) -> _Samples:
-    few = _sample(problem, RACE_ROWS)
+    few = sample_rows(problem, RACE_ROWS)
     whole = few is problem
     raced = rows if whole else by_cell(few, rows.compiled)
-    return _Samples(remembered(_sample(few, SEARCH_ROWS)), remembered(few), raced, whole)
+    return _Samples(remembered(sample_rows(few, SEARCH_ROWS)), remembered(few), raced, whole)
 
 
 def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
@@ -286,7 +286,7 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
         for factor in WIDER:
             wider = minimise(Objective(objective.rows, factor * f_scale), wider).z
         starts.append(wider)
-        starts += searched_points(remembered(_sample(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
+        starts += searched_points(remembered(sample_rows(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
         starts += naive_points(problem, TRF_STARTS)
     return _at_the_edge(objective, min((minimise(objective, z) for z in starts), key=lambda end: end.cost))
 
@@ -353,7 +353,7 @@ def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
     return Solution(z, kept, objective.f_scale, end.converged)
 
 
-def _sample(problem: FitProblem, size: int) -> FitProblem:
+def sample_rows(problem: FitProblem, size: int) -> FitProblem:
     """About `size` rows, half by weight and half evenly, the extremes of every column always among them.
 
     Rows are taken in even steps of that share along their order, which is that of B, then S, then T. A row's weight is
