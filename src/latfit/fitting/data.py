@@ -140,6 +140,12 @@ class FitData(Rows):
             spot[self.known_cell],
         )
 
+    def draw(self, most: int, seed: int = 0) -> "FitData":
+        """Return at most so many rows in their order, drawn evenly."""
+        if len(self) <= most:
+            return self
+        return self.sample(np.sort(np.random.default_rng(seed).choice(len(self), most, replace=False)))
+
     def sample(self, rows: NDArray[np.intp]) -> "FitData":
         """Some of the rows, in rising order, with what belongs to them; cells are numbered anew."""
         few = self.at(rows)

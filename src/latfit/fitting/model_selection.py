@@ -273,7 +273,7 @@ RIVAL_ROWS = 1000
 def rival(data: FitData, options: FitOptions) -> tuple[str, float] | None:
     """(name, its error as a share of that of the model of the options) of the model that predicts some of the rows
     best, by a quick look: choices as they stand, no second look for a better valley, one scheme of folds."""
-    few = data if len(data) <= RIVAL_ROWS else _sample(data, options.seed, RIVAL_ROWS)
+    few = data.draw(RIVAL_ROWS, options.seed)
     folds = SelectionFolds(list(by_fold(assign_folds(few, options.seed)[1])))
     scores = {}
     for name in set(RIVALS) & set(candidates_for(few)) - {options.model}:
@@ -349,7 +349,7 @@ def candidates_for(data: Rows, experts: bool = False) -> list[str]:
 
 def select_model(data: FitData, options: FitOptions) -> Selection:
     """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
-    sample = _sample(data, options.seed)
+    sample = data.draw(ROWS, options.seed)
     wanted = options.candidates
     carried = [name for name in candidates_for(data, options.model.endswith(MOE)) if not wanted or name in wanted]
     names = _possible(carried, options)
@@ -565,10 +565,3 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
         f"{name} is the simplest model within one standard error of the best: {own.mape_pct:.1f} % with {own.free} "
         f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}.{passed}"
     )
-
-
-def _sample(data: FitData, seed: int, rows: int = ROWS) -> FitData:
-    """At most so many rows in their order, drawn evenly."""
-    if len(data) <= rows:
-        return data
-    return data.sample(np.sort(np.random.default_rng(seed).choice(len(data), rows, replace=False)))

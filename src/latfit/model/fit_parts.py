@@ -120,7 +120,14 @@ class CrossValidation:
         )
 
 
-_FURTHER = ("expanding_window", "by_region", "extrapolation_S", "extrapolation_B", "extrapolation_context", "outside_support")
+_FURTHER = (
+    "expanding_window",
+    "by_region",
+    "extrapolation_S",
+    "extrapolation_B",
+    "extrapolation_context",
+    "outside_support",
+)
 
 
 @dataclass(frozen=True)

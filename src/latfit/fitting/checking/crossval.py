@@ -35,6 +35,8 @@ from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile,
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 FOLDS = 5
+HARDER_ROWS = 3_000
+"""Rows that are enough to answer harder questions on, drawn evenly."""
 CUTS = (0.4, 0.55, 0.7, 0.85)
 """Shares of the rows, from the lowest value of a column on, that train where more is predicted."""
 COLUMN_NAMES = {"S": "S", "B": "B", CONTEXT: "context"}
@@ -361,7 +363,8 @@ def further_validation(
     Regions and rows beyond the others are predicted by the parametric model, which predicts alone where nothing was
     measured. later: rows of the expanding window as predicted from earlier ones, for a log.
     """
-    plain = options.of_formula
+    window = scores_of(data, later) if later is not None else None
+    plain, data = options.of_formula, data.draw(HARDER_ROWS, options.seed)
     named = list(regions(data))
     region = unlike = None
     if (apart := held_out(data, plain, theta, [fold for _, fold in named])) is not None:
@@ -372,7 +375,7 @@ def further_validation(
     tokens, requests, context = (_beyond(data, plain, theta, column) for column in COLUMN_NAMES)
     return replace(
         scores or CrossValidation(),
-        expanding_window=scores_of(data, later) if later is not None else None,
+        expanding_window=window,
         by_region=region,
         extrapolation_S=tokens,
         extrapolation_B=requests,

@@ -27,12 +27,12 @@ from latfit.stats import FloatArray
 SEARCH_ROWS = 256
 RACE_ROWS = 400
 RACERS = {0: 1, 1: 8, 2: 4}
-MANY_RACERS = 12
+MANY_RACERS = 6
 """Starts by the number of outer parameters that are searched; of more, many."""
 
 FEW_OUTER = 2
-MANY_PARAMETERS = 7
-"""Beyond this many free parameters the search's sample may mislead, and starts that know nothing race along."""
+NAIVE_STARTS = 2
+"""Starts that know nothing of the structure and race along, in case the search's sample misleads."""
 
 FINALISTS = 3
 WORTH = 0.5
@@ -60,7 +60,8 @@ RACE_STEPS, MANY_STEPS = 10, 30
 """Steps of a race after a search on a grid, which knows the valleys, and after one that does not."""
 
 MORE_SCALES = 2
-REFIT_STEPS = 60
+REFIT_STEPS, REFIT_GAINS = 25, (1e-3, 1e-5)
+"""Steps of a fold's fit, and the shares of the cost that its two passes may leave: far less than a fold shows."""
 WIDER = (8.0, 4.0, 2.0)
 
 
@@ -189,7 +190,7 @@ def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
     """Where several starts end, best first: each polished at the generous scale and again at the best one's own."""
     sample, first = samples.raced, _generous(problem)
     starts = searched_points(samples.searched, first, _racers(problem))
-    starts += naive_points(problem, TRF_STARTS if len(problem.free) > MANY_PARAMETERS else 2)
+    starts += naive_points(problem, NAIVE_STARTS)
     steps = RACE_STEPS if _searched(problem) <= FEW_OUTER else MANY_STEPS
     ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY, steps))
     scaled = Objective(sample, _scale(sample, ends[0].z))
@@ -333,7 +334,7 @@ def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper:
     lower = np.tile(problem.lower, (k, 1))
     descents = Descents(rows, weights, np.zeros(k), lower, np.maximum(upper, lower))
     found = np.clip(np.tile(z, (k, 1)), lower, descents.upper)
-    for gain in (ROUGHLY, FINELY):
+    for gain in REFIT_GAINS:
         descents = descents.at_own_scale(found, _least_scale(rows))
         found = np.array([end.z for end in minimise_all(descents, found, REFIT_STEPS, gain)])
     return found
