@@ -9,7 +9,7 @@ import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
-from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
+from latfit.fitting.checking.crossval import PHASE_ROWS, HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_noise import with_noise
 from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data, rows_of
@@ -264,7 +264,7 @@ def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions, held_out: H
         identifiability=report,
         diagnostics=diagnostics,
         intervals=intervals,
-        warnings=[*warnings, *in_time, *_not_converged(best.solution)],
+        warnings=[*warnings, *_missing_intervals(intervals), *in_time, *_not_converged(best.solution)],
         bootstrap=left_open.bootstrap,
         draws=left_open.draws,
         correction=best.correction,
@@ -338,6 +338,28 @@ def _not_converged(solution: Solution) -> list[LatfitWarning]:
     if solution.converged:
         return []
     return [LatfitWarning("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
+
+
+def _missing_intervals(intervals: Mapping[str, Any]) -> list[LatfitWarning]:
+    """Return a warning where single steps have no 90 % interval: of all, or of a phase with rows enough to count."""
+    if not intervals.get("by_phase"):
+        return [
+            LatfitWarning(
+                "no_interval",
+                "Predictions have no intervals: too few different steps to leave some out.",
+                "Measure at least four different (B, S) cells.",
+            )
+        ]
+    silent = [
+        f"{phase} ({found['reason']})"
+        for phase, found in intervals["by_phase"].items()
+        if found["n"] >= PHASE_ROWS and found["ratio_quantiles"]["0.95"] is None and "autocorrelated" not in found
+    ]
+    if not silent:
+        return []
+    return [
+        LatfitWarning("no_interval", f"No 90 % interval for single steps: {'; '.join(silent)}.", "Measure more steps.")
+    ]
 
 
 WORTH_A_LOOK_PCT = 3.0
