@@ -24,6 +24,8 @@ from latfit.model import Estimate, Identifiability, decode_only
 
 LINE = ("tau_0", "tau_B", "tau_S")
 WORK = "w_0"
+MIN_GAIN = 0.005
+"""Share of a line's error by which a model has to be better, at least: folds are fitted no more exactly."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def as_good(problem: FitProblem, by_fold: Sequence[float], line: Line) -> bool:
     if not _holds_a_line(problem) or len(by_fold) != len(line.by_fold) or len(by_fold) < 2:
         return False
     gains = np.log(np.maximum(line.by_fold, 1e-9) / np.maximum(by_fold, 1e-9))
-    return float(gains.mean()) <= float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    return float(gains.mean()) <= max(float(np.std(gains, ddof=1)) / math.sqrt(len(gains)), MIN_GAIN)
 
 
 def as_the_line_says(problem: FitProblem, doubt: Uncertainty, line: Line) -> Uncertainty:
