@@ -44,12 +44,11 @@ test: $(DEV)
 # Three minutes.
 check: lint types bench
 
-# Everything, whole: hours. Option pairs, lowest versions, devices; attacks and evidence in their short form.
+# Everything, whole: hours. Lowest versions, devices; attacks and evidence in their short form.
 nightly: check
 	$(BIN)/python $(TEST) --nightly
 	$(MAKE) test-lowest test-wheel test-devices docs
-	$(BIN)/python -m benchmarks.soak.option_pairs
-	$(BIN)/python -m benchmarks.evidence --quick --out reports/evidence-quick.md
+	$(BIN)/python -m benchmarks.evidence --quick --out reports/evidence-quick
 
 # The lowest versions of the core's dependencies that are allowed: the package is imported, README's commands print what
 # it shows, JSON has the recorded keys. `test-lowest` runs all tests. Warnings of old versions do not matter.
@@ -91,7 +90,7 @@ types: $(DEV)
 bench: $(DEV)
 	$(BIN)/python -m benchmarks --smoke
 
-# What the figures of the pages rest on, onto docs/evidence.md with date, machine and versions: hours. In parts, and small:
+# What the figures of the pages rest on, into docs/evidence/ with date, machine and versions: hours. In parts, and small:
 # `python -m benchmarks.evidence --only accuracy`, `--quick`. Measured traces: LATFIT_DATA.
 evidence: $(DEV)
 	$(BIN)/python -m benchmarks.evidence
@@ -107,7 +106,6 @@ soak: $(DEV)
 	$(BIN)/python -m benchmarks.soak.writers --n 100
 	$(BIN)/python -m benchmarks.soak.mutants --n 20000
 	$(BIN)/python -m benchmarks.soak.options 10000
-	$(BIN)/python -m benchmarks.soak.option_pairs
 	$(BIN)/python -m benchmarks.soak.exits --n 500
 	$(BIN)/python -m benchmarks.soak.kills --n 300
 	$(BIN)/python -m benchmarks.soak.interrupts --n 100

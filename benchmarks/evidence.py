@@ -1,13 +1,11 @@
-"""`python -m benchmarks.evidence [--quick] [--only NAME]...`: runs what the figures of the pages rest on and writes
-docs/evidence.md: what each printed, when, on what machine, with which versions.
+"""`python -m benchmarks.evidence [--quick] [--only NAME]...`: run what the figures of the pages rest on.
 
-A section that is run again replaces itself alone, so that hours of work can be done in parts. With --quick everything
-is small, to see that it runs, and goes to another page (`--out`): its figures are not those to be quoted.
+Each benchmark's output goes to docs/evidence/NAME.txt, with date, machine and versions in its first lines;
+docs/evidence.md lists them. With --quick everything is small, to see that it runs, and goes to another folder.
 """
 
 import argparse
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -21,16 +19,18 @@ from latfit.provenance import runs_on
 from latfit.units import number
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "evidence.md"
+DOCS = ROOT / "docs"
 QUICK = "small, to see that it runs: no figures to be quoted"
-NOT_RUN = "not run in full yet."
 INTRO = """\
 # Evidence
 
-What the figures of these pages rest on: what each benchmark printed, when, on what machine. `make evidence` runs
-them all and writes this page; `python -m benchmarks.evidence --only accuracy` one of them. What each measures is in
-[benchmarks](benchmarks.md), what counts as a failure of an attack in [reliability](reliability.md). The machine is a
-virtual one with neighbours, so ratios against a peer in the same run count, and absolute times drift.
+What the figures of these pages rest on. `make evidence` runs everything,
+`python -m benchmarks.evidence --only accuracy` one of them. What each measures is in [benchmarks](benchmarks.md), what
+counts as a failure of an attack in [reliability](reliability.md). The machines are virtual ones with neighbours: ratios
+against a peer in the same run count, absolute times drift.
+
+| question | output | when, by which version |
+|---|---|---|
 """
 
 
@@ -58,11 +58,11 @@ def _attack(name: str, question: str, full: str, quick: str) -> Section:
 
 SECTIONS = (
     _benchmark("accuracy", "How far off is a step that the fit has not seen?"),
-    _benchmark("loads", "... under another load than the one it was fitted to?"),
+    _benchmark("loads", "Under another load than the one it was fitted to?"),
     _benchmark("coverage", "Do the intervals of parameters hold the truth as often as they say?"),
     _benchmark("planted", "Is there an answer whatever the data are, and how good is it?"),
     _benchmark("promises", "Are plans' promises kept?"),
-    _benchmark("plan_edges", "... where engines are nearly full, and tails heavy?"),
+    _benchmark("plan_edges", "Are they kept where engines are nearly full, and tails heavy?"),
     _benchmark("simulated_intervals", "Do the simulator's intervals hold?"),
     _benchmark("gate", "Which slowdowns does `latfit compare` find, and what does it cry wolf at?"),
     _benchmark("start_up", "How soon is help there?"),
@@ -70,10 +70,10 @@ SECTIONS = (
     _benchmark("fit_speed", "How fast is a fit beside SciPy?"),
     _benchmark("parse_speed", "How fast is a log read beside a plain loop?"),
     _benchmark("sim_speed", "How fast is the batching simulator?"),
-    _benchmark("peer_simulators", "... and the engine's beside its peers?"),
+    _benchmark("peer_simulators", "How fast is the engine's beside its peers?"),
     _benchmark("plan_search", "How fast is a plan for requests?"),
     _benchmark("router_overhead", "What does the live router cost a request?"),
-    _benchmark("front_overhead", "... and its front?"),
+    _benchmark("front_overhead", "What does its front cost?"),
     _benchmark("learning", "Is a path that became slow found out, and at what price?"),
     _benchmark("validated", "Is a measured serving run met by its simulation?"),
     _benchmark("engine_loop", "Is what was planned what a real server then does?"),
@@ -89,36 +89,37 @@ SECTIONS = (
 
 
 def main(only: list[str], quick: bool, out: Path) -> int:
-    """Run the sections that are named, or all; 1 where one of them ended with an error."""
-    failed = []
+    """Run the sections that are named, or all; return 1 if one of them ended with an error."""
+    folder, failed = out / "evidence", []
+    folder.mkdir(parents=True, exist_ok=True)
     for section in SECTIONS:
         if only and section.name not in only:
             continue
         print(f"{section.name} ...", flush=True)
         code, text = _run(section, quick)
-        _write(out, {**read(out), section.name: text})
+        (folder / f"{section.name}.txt").write_text(text)
         failed += [section.name] if code else []
-    print(f"Wrote {out}" + (f"; ended with an error: {', '.join(failed)}" if failed else ""))
+    page = out / "evidence.md"
+    page.write_text(INTRO + "".join(_row(section, folder) for section in SECTIONS))
+    print(f"Wrote {page}" + (f"; ended with an error: {', '.join(failed)}" if failed else ""))
     return bool(failed)
 
 
-def read(page: Path) -> dict[str, str]:
-    """What a page holds of each section, below its heading."""
-    if not page.exists():
-        return {}
-    parts = re.split(r"^## .*\n\n`([a-z_]+)`: ", page.read_text(), flags=re.MULTILINE)
-    return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+def read(docs: Path, name: str) -> tuple[str, str]:
+    """Return what a run of a section was, in a line, and what it printed; two empty texts if it was never run."""
+    file = docs / "evidence" / f"{name}.txt"
+    facts, _, printed = file.read_text().partition("\n\n") if file.exists() else ("", "", "")
+    return facts, printed
 
 
-def figures(page: Path, name: str) -> str:
-    """What the full run of a section printed; empty where there was none."""
-    text = read(page).get(name, "")
-    found = re.search(r"```text\n(.*?)```", text, re.DOTALL)
-    return found[1] if found and QUICK not in text else ""
+def figures(docs: Path, name: str) -> str:
+    """Return what the full run of a section printed; empty if there was none."""
+    facts, printed = read(docs, name)
+    return "" if QUICK in facts else printed
 
 
 def _run(section: Section, quick: bool) -> tuple[int, str]:
-    """The exit code, and what stands below the section's heading."""
+    """Return the exit code, and the text of the section's file."""
     command = section.quick if quick else section.full
     start = time.perf_counter()
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
@@ -133,7 +134,7 @@ def _run(section: Section, quick: bool) -> tuple[int, str]:
         f"{number(seconds, 3)} s, exit code {done.returncode}",
         *([QUICK] if quick else []),
     ]
-    return done.returncode, f"{'; '.join(facts)}.\n\n```text\n{told}\n```"
+    return done.returncode, f"{'; '.join(facts)}.\n\n{told}\n"
 
 
 def _commit() -> str:
@@ -141,17 +142,17 @@ def _commit() -> str:
     return told.stdout.strip() or "unknown"
 
 
-def _write(page: Path, found: dict[str, str]) -> None:
-    parts = [f"\n## {each.question}\n\n`{each.name}`: {found.get(each.name, NOT_RUN)}\n" for each in SECTIONS]
-    page.write_text(INTRO + "".join(parts))
+def _row(section: Section, folder: Path) -> str:
+    facts, _ = read(folder.parent, section.name)
+    when = "; ".join(facts.split("; ")[:2]) or "not run in full yet"
+    output = f"[{section.name}](evidence/{section.name}.txt)" if facts else section.name
+    return f"| {section.question} | {output} | {when} |\n"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="everything small, onto a page beside the real one")
     parser.add_argument("--only", action="append", default=[], choices=[section.name for section in SECTIONS])
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=None, help="folder in place of docs")
     given = parser.parse_args()
-    page = given.out or (ROOT / "build" / "evidence.md" if given.quick else PAGE)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    sys.exit(main(given.only, given.quick, page))
+    sys.exit(main(given.only, given.quick, given.out or (ROOT / "build" if given.quick else DOCS)))

@@ -209,14 +209,14 @@ def cost_us(count: int) -> tuple[float, float]:
     began = time.perf_counter()
     for i, each in enumerate(scatter):
         took = float(times[i % 32]) * each
-        learner._batch_ended(path, 1 + i % 32, now, now + took, True)
+        learner.add_batch(path, 1 + i % 32, now, now + took, True)
         now += took
     batch = (time.perf_counter() - began) / count * 1e6
     request = Request(None, 0, 0.0, None)  # type: ignore[arg-type]
     request.served, request.ended_ms = True, 10.0
     began = time.perf_counter()
     for _ in range(count):
-        learner._request_ended(request)
+        learner.add_request(request)
     return batch, (time.perf_counter() - began) / count * 1e6
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from tests.unit.profiling.fake_device import FakeDevice
 
 from latfit.api.measuring import refit
-from latfit.profiling.devices.protocol import Device
-from latfit.profiling.devices.subprocess_device import RemoteDevice
+from latfit.profiling.devices.device import Device
+from latfit.profiling.devices.remote import RemoteDevice
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import cell_columns
 from latfit.profiling.run import measure
@@ -48,9 +48,9 @@ def overhead(name: str, device: Device, steps: int) -> tuple[float, float]:
     around = []
     for _ in range(steps):
         started = time.perf_counter()
-        inside_ms = run._step(0, 0, warmup=False)
+        inside_ms = run.step(0, 0, warmup=False)
         around.append((time.perf_counter() - started) * 1e3 - inside_ms)
-    inside = float(np.median(run.times_ms(0)))
+    inside = float(np.median([sample.T_ms for sample in run.samples]))
     print(f"{name}: {1e3 * inside:.2f} us inside a step, {1e3 * float(np.median(around)):.1f} us around it")
     device.close()
     return inside, float(np.median(around))

@@ -148,17 +148,16 @@ async def decision_us(rule: Policy, sides: int, count: int) -> float:
     """Of a policy that looks at a queue of two behind a busy path."""
     executors = [ThreadExecutor("gpu", same, LARGEST), ThreadExecutor("cpu", same, SIDE_LARGEST)][:sides]
     router = Router(executors, [TIMES, SIDE_TIMES][:sides], rule)
-    now, loop = router._now(), asyncio.get_running_loop()
+    now, loop = router._clock.now_ms(), asyncio.get_running_loop()
     for _ in range(2):
-        router._room.add(Request(None, 0, now, loop.create_future()))
+        router._queue.add(Request(None, 0, now, loop.create_future()))
     router.main.occupy(now, 4)
-    usable = (True,) * sides
-    router._decide(now, usable)
+    router._decide(now)
     best = math.inf
     for _ in range(5):
         began = time.perf_counter()
         for _ in range(count):
-            router._decide(now, usable)
+            router._decide(now)
         best = min(best, (time.perf_counter() - began) / count * 1e6)
     return best
 

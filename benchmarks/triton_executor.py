@@ -1,9 +1,9 @@
 """`latfit.live.TritonExecutor` in front of a real Triton server (nvidia-pytriton's), with CPU stand-ins for models: a
 main path to which every batch takes 8 ms, and a CPU path.
 
-`python -m benchmarks.triton_executor [--smoke] [--http] [--triton PYTHON]`; PYTHON: an interpreter that has nvidia-
-pytriton, skipped without; --http: by HTTP instead of gRPC. Prints what the way to the server and back takes, what
-became of every request while the server was killed and started again, and policies live beside their simulation.
+`python -m benchmarks.triton_executor [--smoke] [--triton PYTHON]`; PYTHON: an interpreter that has nvidia-pytriton,
+skipped without. Prints what the way to the server and back takes, what became of every request while the server was
+killed and started again, and policies live beside their simulation.
 """
 
 import argparse
@@ -59,12 +59,11 @@ def repository(folder: Path) -> Path:
 
 
 class Server:
-    """A Triton server on a repository. pid: of its process.  address: of its gRPC or HTTP, the same after a new
-    start."""
+    """A Triton server on a repository. pid: of its process.  address: of its HTTP, the same after a new start."""
 
-    def __init__(self, python: str, models: Path, *, http: bool = False) -> None:
+    def __init__(self, python: str, models: Path) -> None:
         self._command = [python, str(EXPORTS / "triton_probe.py"), "serve", str(models)]
-        self._http, self._ports = http, ["0", "0"]
+        self._ports = ["0", "0"]
         self.address = ""
 
     def start(self) -> None:
@@ -75,7 +74,7 @@ class Server:
         told = self._process.stdout.readline().split()
         if len(told) != 3:
             raise SystemExit("the server does not start")
-        self.pid, self.address = int(told[0]), told[1 + self._http]
+        self.pid, self.address = int(told[0]), told[2]
         self._ports = [each.rpartition(":")[2] for each in told[1:]]
 
     def kill(self) -> None:
@@ -167,7 +166,6 @@ async def killed(server: Server, seconds: float) -> None:
 def main(smoke: bool = False, arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.triton_executor")
     parser.add_argument("--triton", metavar="PYTHON")
-    parser.add_argument("--http", action="store_true")
     parser.add_argument("--seconds", type=float, default=20.0)
     given = parser.parse_args(arguments)
     if given.triton is None:
@@ -177,7 +175,7 @@ def main(smoke: bool = False, arguments: Sequence[str] = ()) -> None:
         print("Triton executor: skipped, tritonclient is not installed (latfit[triton])")
         return
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(given.triton, repository(Path(folder)), http=given.http)
+        server = Server(given.triton, repository(Path(folder)))
         server.start()
         try:
             asyncio.run(ways(server.address, 50 if smoke else 1000))

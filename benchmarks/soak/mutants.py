@@ -454,10 +454,9 @@ def _late(*_: object) -> None:
 def tried(arguments: Sequence[str]) -> tuple[str, str]:
     """(outcome, what was said) of one command, before anything at the top of the program could catch it."""
     from latfit.cli.app import _CLICK_ERROR, app
-    from latfit.errors import LatfitError, on_command_line
+    from latfit.errors import LatfitError
 
     said = StringIO()
-    on_command_line.set(True)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         with redirect_stdout(StringIO()), redirect_stderr(said), warnings.catch_warnings():

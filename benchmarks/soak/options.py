@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
-from tests.cli.option_values import BASE, COMMANDS, given, options_of, prepare
-
+from benchmarks.soak.inputs import BASE, COMMANDS, given, options_of, prepare
 from latfit.cli.app import run
 
 CPU_S = 60

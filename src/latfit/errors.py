@@ -4,9 +4,6 @@ import sys
 from collections.abc import Collection
 from contextvars import ContextVar
 
-on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
-"""Whether errors are read by someone who typed options (`--sla`), rather than by a program's author (`sla`)."""
-
 silent: ContextVar[bool] = ContextVar("silent", default=False)
 """Whether nothing goes to stderr but errors."""
 

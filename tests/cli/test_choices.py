@@ -7,7 +7,7 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.policies import POLICIES, RULES
-from latfit.profiling.devices.protocol import PRECISIONS
+from latfit.profiling.devices.device import PRECISIONS
 from latfit.profiling.host.isa import CHOICES
 from latfit.profiling.request import CACHES, DEVICES, ENGINES as PROFILED
 from latfit.profiling.shapes import PARTS

@@ -41,10 +41,9 @@ class TestFit:
         assert stored["draws"]["source"] == "bootstrap, rows"
 
     def test_intervals_by_resampling_are_those_of_the_bootstrap(self, trace: Path, capsys: Captured) -> None:
-        options = ("--intervals", "bootstrap", "--bootstrap", 80, "--resample", "residual", "--seed", 3)
+        options = ("--intervals", "bootstrap", "--bootstrap", 80, "--seed", 3)
         first, again = (answer(capsys, "fit", trace, "--model", "saturation", *options) for _ in range(2))
         assert first["parameters"] == again["parameters"]
-        assert first["bootstrap"]["scheme"] == "residual"
         low, high = first["bootstrap"]["parameters"]["P_max"]
         stated = first["parameters"]["P_max"]
         assert (stated["low"], stated["high"]) == pytest.approx((low, high), rel=0.005)
@@ -61,7 +60,6 @@ class TestFit:
         "mistake",
         [
             ("--intervals", "magic"),
-            ("--resample", "magic", "--bootstrap", 50),
             ("--bootstrap", 3),
             ("--prior", "P_max=60"),
             ("--prior", "P_max=60:0"),

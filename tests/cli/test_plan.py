@@ -90,7 +90,7 @@ def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
 
 def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
     values = []
-    for extra in ((), ("--transfer", "4ms"), ("--transfer", "4ms", "--wait", "4ms")):
+    for extra in ((), ("--transfer", "4ms"), ("--transfer", "8ms")):
         assert latfit("plan", "--sla", "20ms", *extra, "--json") == 0
         values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
     assert values == [7, 9, 11]  # ceil((12 + extra)/1.95)

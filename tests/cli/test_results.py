@@ -175,9 +175,6 @@ class TestCompare:
         assert latfit("compare", *files) == 3
         assert latfit("compare", *files, "--path", "elsewhere") == 3
         assert "has no path 'elsewhere'\nThere are: far, near." in capsys.readouterr().err
-        without = ("two.parquet", "two_slow.parquet", "--where", "hardware == 'a100'", "--path", "near")
-        assert latfit("compare", *without) == 2
-        assert "has no effect: two.parquet names no paths" in " ".join(capsys.readouterr().err.split())
         assert latfit("compare", *files, "--path", "{path}") == 2
         assert latfit("compare", *files, "--each", "--path", "{path}", "--json") == 8
         found = json.loads(capsys.readouterr().out)["compared"]

@@ -172,7 +172,6 @@ class TestTheLastResort:
         (["fit", "steps.parquet", "--seed", "-1"], 2, "'--seed': "),
         (["trace", "show", "\udcff.csv"], 2, "is not UTF-8"),
         (["trace", "show", "steps.parquet", "--where", "(" * 3000 + "B = 1"], 2, "too many nested parentheses"),
-        (["trace", "show", "steps.parquet", "--json", "--verbose"], 2, "--verbose: has no effect"),
     ],
 )
 def test_what_is_too_much(

@@ -62,7 +62,6 @@ ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-bloc
         (["fit", "trace.parquet", "--fix", "P_max=60", "--fix", "P_max=70"], 2, "P_max is given twice"),
         (["fit", "trace.parquet", "--prior", "P_max=60"], 2, "mean and standard deviation"),
         (["ingest", "trace.parquet", "--out", "clean.csv"], 2, "clean.parquet"),
-        (["fit", "trace.parquet", "--backend", "dask"], 2, "--cells"),
         (
             [
                 "simulate",

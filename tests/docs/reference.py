@@ -41,7 +41,7 @@ def table(command: Any) -> str:
     panel = None
     context = typer.Context(command)
     for option in sorted(options(command), key=lambda each: bool(each.hidden)):
-        own = "For experts" if option.hidden else option.rich_help_panel or OutputOptions.panel
+        own = "For experts" if option.hidden else option.rich_help_panel or OutputOptions.PANEL
         if own != panel:
             lines.append(f"| **{own}** | | |")
             panel = own

@@ -1,7 +1,7 @@
 """The `torch-cuda` device: its decisions on a stand-in for the GPU, and the GPU itself where there is one.
 
 `OnCpu` gives the CPU as the place of tensors and keeps a ledger of what the device asked of the GPU; everything that
-only a GPU can do is in `TorchCuda`, which the tests marked `gpu` run.
+only a GPU can do is in `CudaRuntime`, which the tests marked `gpu` run.
 """
 
 import json
@@ -15,30 +15,31 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.errors import WrongUsage
-from latfit.profiling.devices.protocol import DeviceOutOfMemory, DeviceSettings
+from latfit.profiling.devices.device import DeviceOutOfMemory, DeviceSettings
+from latfit.profiling.devices.numpy_device import random_weights
 from latfit.profiling.devices.select import cuda_missing
+from latfit.profiling.devices.torch_device import CudaRuntime, TorchDevice, TorchStep, linear, random_cache
 from latfit.profiling.host.machine import cpu_model
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
 from latfit.profiling.sampler import run_profile
-from latfit.profiling.shapes import GIB, ModelShape, StepShape
+from latfit.profiling.shapes import GIB, ModelShape, StepShape, step_bytes
 from latfit.trace.parquet import write_trace
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
 
 SMALL = ModelShape("small", 64, 2, 4, 2, 16, 96, 128)
-CELLS = (StepShape(2, 16), StepShape(prefill=(8,), history=(4,)), StepShape(2, 16, (4,)))
+CELLS = (StepShape(2, 16), StepShape(prefill=(8, 8), history=(4, 4)), StepShape(2, 16, (4,)))
 
 
 class NoRoom(Exception):
     """What this stand-in raises where CUDA would be out of memory."""
 
 
-class OnCpu:
+class OnCpu(CudaRuntime):
     """A GPU with `room` bytes whose clock is a counter: every timed run takes 1, 2, 3, ... ms."""
 
-    place = "cpu"
-    out_of_memory = NoRoom
+    out_of_memory = (NoRoom,)
 
     def __init__(self, room: int = GIB, largest: int | None = None) -> None:
         self.room, self.largest = room, largest
@@ -76,9 +77,7 @@ class OnCpu:
 
 
 def device(runtime: OnCpu, shape: ModelShape = SMALL, **settings: Any) -> Any:
-    from latfit.profiling.devices.cuda_device import TorchCudaDevice
-
-    return TorchCudaDevice(shape, DeviceSettings(**{"precision": "fp32", **settings}), runtime)
+    return TorchDevice(shape, DeviceSettings(**{"precision": "fp32", **settings}), runtime)
 
 
 def test_a_cell_is_recorded_once_and_timed_by_the_gpus_clock() -> None:
@@ -118,8 +117,22 @@ def test_input_tokens_rotate() -> None:
     seen = set()
     for _ in range(4):
         under_test.step_ms()
-        seen.add(tuple(under_test._tokens.tolist()))
+        seen.add(tuple(under_test._current.tokens.tolist()))
     assert len(seen) > 1
+
+
+def test_recorded_cells_are_kept_while_memory_lasts() -> None:
+    """A cell visited again is not recorded again, unless the recordings had to make room."""
+    runtime = OnCpu()
+    under_test = device(runtime)
+    for cell in (*CELLS, *CELLS):
+        under_test.prepare(cell)
+    assert runtime.recorded == len(CELLS)
+    runtime.room = 2 * step_bytes(SMALL, StepShape(5, 16)) - 1
+    under_test.prepare(StepShape(5, 16))
+    assert runtime.released == 1
+    under_test.prepare(CELLS[0])
+    assert runtime.recorded == len(CELLS) + 2
 
 
 def test_out_of_memory_is_a_limit_and_memory_is_given_back() -> None:
@@ -154,7 +167,7 @@ def test_a_trace_of_both_sides_keeps_them_apart(monkeypatch: pytest.MonkeyPatch,
     from latfit.profiling.devices import select
 
     monkeypatch.setattr(select, "reason_missing", lambda kind: None if kind in ("numpy", "torch-cuda") else "away")
-    monkeypatch.setattr(select, "_cuda_device", lambda shape, settings: device(OnCpu(), shape))
+    monkeypatch.setattr("latfit.profiling.devices.torch_device.CudaRuntime", OnCpu)
     grid = "B=1,2,4,8;S=1,2,4,8,16"
     request = ProfileRequest(layers=1, grid=grid, contexts=(8,), budget_ms=12000.0, threads=1, processes=1)
     trace, outcomes = measure(request)
@@ -177,28 +190,46 @@ class TestGpu:
     def test_steps_run_and_agree_with_the_cpu(self, precision: str, graphs: bool) -> None:
         import torch
 
-        from latfit.profiling.devices.cuda_device import TorchCuda, TorchCudaDevice
-        from latfit.profiling.devices.numpy_step import random_weights
-        from latfit.profiling.devices.torch_step import TorchStep, random_cache
-        from tests.unit.profiling.torch_weights import torch_weights
-
-        under_test = TorchCudaDevice(SMALL, DeviceSettings(precision, graphs=graphs), TorchCuda())
+        under_test = TorchDevice(SMALL, DeviceSettings(precision, graphs=graphs), CudaRuntime())
         for cell in CELLS:
             under_test.prepare(cell)
             assert 0 < under_test.step_ms() < 1000
         weights, cell = random_weights(SMALL, 0), StepShape(prefill=(16,))
-        tokens = torch.arange(16)
         logits = []
         for place in ("cpu", "cuda:0"):
-            loaded = torch_weights(weights, place, "fp32")
-            step = TorchStep(loaded, cell, random_cache(SMALL, cell, loaded.dtype, place), tokens.to(place))
+
+            def tensor(array: Any, place: str = place) -> Any:
+                return torch.from_numpy(array.copy()).to(place)
+
             with torch.inference_mode():
-                logits.append(step.run().cpu().numpy())
+                loaded = weights.converted(tensor, lambda array: linear(tensor(array), "fp32"))
+                step = TorchStep(loaded, cell, random_cache(loaded, cell))
+                logits.append(step.run(torch.arange(16, device=place)).cpu().numpy())
         np.testing.assert_allclose(logits[1], logits[0], rtol=0.02, atol=0.02)
 
-    def test_moving_more_takes_longer(self) -> None:
-        from latfit.profiling.devices.cuda_device import TorchCuda, TorchCudaDevice
+    @pytest.mark.parametrize("graphs", [True, False])
+    def test_cells_prepared_again_run(self, graphs: bool) -> None:
+        under_test = TorchDevice(SMALL, DeviceSettings("fp32", graphs=graphs), CudaRuntime())
+        for cell in (*CELLS, *reversed(CELLS)):
+            under_test.prepare(cell)
+            assert 0 < under_test.step_ms() < 1000
 
-        rows = TorchCudaDevice(SMALL, DeviceSettings("bf16"), TorchCuda()).kv_transfer()
+    def test_a_recorded_cell_writes_into_no_other_cells_cache(self) -> None:
+        import torch
+
+        under_test = TorchDevice(SMALL, DeviceSettings("fp32"), CudaRuntime())
+        for cell in CELLS:
+            under_test.prepare(cell)
+        caches = [half for cell in CELLS[1:] for pair in under_test._recorded[cell].step.cache for half in pair]
+        before = [half.clone() for half in caches]
+        under_test.prepare(CELLS[0])
+        for _ in range(3):
+            under_test.step_ms()
+        assert all(torch.equal(half, old) for half, old in zip(caches, before, strict=True))
+        written = under_test._recorded[CELLS[0]].step.cache[0][0][:, :, :, CELLS[0].context]
+        assert torch.isfinite(written).all()
+
+    def test_moving_more_takes_longer(self) -> None:
+        rows = TorchDevice(SMALL, DeviceSettings("bf16"), CudaRuntime()).kv_transfer()
         assert rows[-1]["T_ms"] > 0
         assert [row["bytes"] for row in rows] == sorted(row["bytes"] for row in rows)

@@ -126,7 +126,7 @@ def test_own_steps_tell_the_machine_s_speed_apart() -> None:
 
 def test_calibrated_costs_have_a_speed_of_their_own() -> None:
     run = served(6.0, 100)
-    with pytest.raises(WrongUsage, match="speed of their own"):
+    with pytest.raises(WrongUsage, match="contradict"):
         validate(run.steps, run.requests, run_steps=run.steps, calibrate=True)
 
 

@@ -26,29 +26,19 @@ if TYPE_CHECKING:
     )
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
-    from latfit.api.plans import (
-        PLANS as PLANS,
-        Plan as Plan,
-        plan as plan,
-        plans_engines as plans_engines,
-        step_budget as step_budget,
-    )
+    from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
     from latfit.api.predictions import (
         Evaluation as Evaluation,
         Predicted as Predicted,
         predicted as predicted,
-        refuse_unread as refuse_unread,
         steps_from as steps_from,
+        tell_unread as tell_unread,
     )
-    from latfit.api.quantities import Needs as Needs, refuse_idle as refuse_idle, values_of as values_of
-    from latfit.api.reading import (
-        ReadOptions as ReadOptions,
-        data_line as data_line,
-        read as read,
-    )
+    from latfit.api.quantities import values_of as values_of
+    from latfit.api.reading import data_line as data_line, read as read
     from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import Examination as Examination, examine_server as examine_server
-    from latfit.api.running.fronts import Served as Served, serve as serve, token_in as token_in
+    from latfit.api.running.fronts import Served as Served, serve as serve
     from latfit.api.running.machine import (
         MachineExamination as MachineExamination,
         examine_machine as examine_machine,

@@ -1,16 +1,19 @@
 """Runs side by side: where one has become slower than the first, phase by phase and by regions of (B, S)."""
 
 import html
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
-from latfit.api.fits import Fit, Time, as_fit, fit, fit_each
-from latfit.api.quantities import Needs, library_verb, only_with, percent
-from latfit.api.reading import ReadOptions, read
+from latfit.api.fits import Fit, as_fit, fit, fit_each
+from latfit.api.quantities import percent
+from latfit.api.reading import read
+from latfit.api.request import shared, verb
+from latfit.api.requests import CompareRequest, FitEachRequest, ReadRequest, Time
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import (
     Change,
@@ -52,9 +55,9 @@ class Compared:
         return f"{self.source} ({self.system})" if self.system else self.source
 
     def verdict(self, tolerance_pct: float) -> Verdict:
-        """slower, faster, as fast or unclear. Two single starts prove no change but the absence of one."""
+        """Verdict of `Change`; two single starts cannot show that the code is slower or faster."""
         found = self.change.verdict(tolerance_pct)
-        return "unclear" if self.one_start_each and found != "as fast" else found
+        return "unclear" if self.one_start_each and found in ("slower", "faster") else found
 
     def sentence(self, baseline: str, tolerance_pct: float) -> str:
         """The verdict, and where it became slower or faster."""
@@ -67,7 +70,12 @@ class Compared:
             )
         if verdict == "unclear":
             return f"Whether {self.name} is as fast as {baseline} cannot be told: {told}."
-        words = {"slower": "slower than", "faster": "faster than", "as fast": "as fast as"}
+        words = {
+            "slower": "slower than",
+            "slower within tolerance": "slower within the tolerance than",
+            "faster": "faster than",
+            "as fast": "as fast as",
+        }
         return f"{self.name} is {words[verdict]} {baseline}: {told}."
 
     def basis(self, tolerance_pct: float) -> str:
@@ -145,7 +153,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> list[str]:
-        """slower, faster, as fast or unclear, of each but the baseline."""
+        """slower, slower within tolerance, faster, as fast or unclear, of each but the baseline."""
         return [each.verdict(self.tolerance_pct) for each in self.compared]
 
     @property
@@ -265,7 +273,12 @@ def _told(change: Change, tolerance_pct: float) -> str:
         slower += [f"{_place(region, change.overall)} {_changed(region)}" for region in across]
     more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
     parts = [f"slower in {', '.join(slower[:NAMED])}{more}"] if slower else []
-    for verdict, words in (("unclear", "not told apart in"), ("faster", "faster in"), ("as fast", "as fast in")):
+    for verdict, words in (
+        ("unclear", "not told apart in"),
+        ("slower within tolerance", "slower within tolerance in"),
+        ("faster", "faster in"),
+        ("as fast", "as fast in"),
+    ):
         of = [phase for phase in phases if phase.verdict(tolerance_pct) == verdict]
         if of and slower and verdict == "as fast":
             parts.append(f"{words} {', '.join(phase.phase for phase in of)}")
@@ -298,63 +311,16 @@ def _changed(region: RegionChange) -> str:
     return f"{change} ({low} to {high})"
 
 
-FITTED_HERE = ("seed", "each", "path", *ReadOptions.__annotations__)
-OF_COMPARISONS = (
-    Needs("alternate", lambda o: not o.each, "--each compares systems of one run a side"),
-    *(
-        Needs(
-            name,
-            lambda o: o.sources is None or not all(str(source).endswith(".json") for source in o.sources),
-            "every source is a fit already, nothing is read or fitted",
-        )
-        for name in FITTED_HERE
-        if name != "progress"
-    ),
-)
-"""What parameters of `compare` need."""
-
-
-@library_verb
-@only_with(*OF_COMPARISONS)
-def compare(
-    *sources: Any,
-    tolerance: Any = "5%",
-    names: Sequence[str] | None = None,
-    each: bool = False,
-    alternate: bool = False,
-    path: str | None = None,
-    seed: int = 0,
-    **reading: Unpack[ReadOptions],
-) -> Comparison:
+@verb(CompareRequest)
+def compare_runs(request: CompareRequest) -> Comparison:
     """Compare runs with the first one, phase by phase and by regions of (B, S).
 
-    Steps are compared in the cells that both runs have measured, where steps are at hand, else by the fits.
-
-    Parameters
-    ----------
-    sources
-        Two or more fits, fit files, or whatever `latfit.fit` takes; the first is the baseline.
-    tolerance
-        Slowdown from which it is a regression, "5%" or 5.
-    names
-        Names of the sources, for the verdict.
-    each
-        Compare every system (hardware, model, tp, path) with the same one of the baseline.
-    alternate
-        The sources are runs of the baseline and of the other side in turn, each of a start of its own. Intervals then
-        hold the variance between starts.
-    path
-        Execution path to compare where a source holds several, and that of steps that name none; with `each`
-        "{hardware}-tp{tp}" says which systems are the same.
-    reading
-        As of `latfit.read`.
-
-    Raises
-    ------
-    WrongUsage, FitNotUsable
-    BadInput
-        The runs have no common range.
+    sources: two or more fits, fit files, or whatever `latfit.fit` takes. Steps are compared in the cells that both
+    runs have measured, where steps are at hand, else by the fits. With `alternate` intervals hold the variance
+    between starts. Raises WrongUsage, FitNotUsable; BadInput where the runs have no common range.
     """
+    sources, names, path, seed = request.sources, request.names, request.path, request.seed
+    tolerance, each, alternate = request.tolerance, request.each, request.alternate
     tolerance_pct = percent(tolerance, "--tolerance")
     if not tolerance_pct >= 0:
         raise WrongUsage(f"a tolerance of {tolerance_pct:g} %", where="--tolerance", remedy="Give 0 or more.")
@@ -372,15 +338,29 @@ def compare(
             remedy="Name them in turn: A B A2 B2.",
         )
     if not each:
-        fits = _alike(sources, lambda source, time: [_one(source, path, seed, time, reading)])
+        fits = _alike(sources, lambda source, time: [_one(source, path, seed, time, request)])
         first, *others = [found for (found,) in fits]
         if alternate:
             return _over_starts(shown, [first, *others], tolerance_pct)
         pairs = [(name, "", first, other) for name, other in zip(shown[1:], others, strict=True)]
         return _compared(shown, pairs, tolerance_pct, [], [first, *others])
-    systems = _alike(sources, lambda source, time: _each(source, path, seed, time, reading))
+    systems = _alike(sources, lambda source, time: _each(source, path, seed, time, request))
     pairs, alone = _matched(shown, systems, by_path=bool(path and "{" in path))
     return _compared(shown, pairs, tolerance_pct, alone, [])
+
+
+def compare(*sources: Any, **options: Any) -> Comparison:
+    return compare_runs(sources=sources, **options)
+
+
+_own = inspect.signature(compare_runs)
+compare.__doc__ = compare_runs.__doc__
+compare.__signature__ = _own.replace(  # type: ignore[attr-defined]
+    parameters=[
+        inspect.Parameter("sources", inspect.Parameter.VAR_POSITIONAL),
+        *(each for each in _own.parameters.values() if each.name != "sources"),
+    ]
+)
 
 
 def _over_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: float) -> Comparison:
@@ -451,22 +431,19 @@ def _alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list[Fit
     return found
 
 
-def _one(source: Any, path: str | None, seed: int, time: Time | None, given: ReadOptions) -> Fit:
+def _one(source: Any, path: str | None, seed: int, time: Time | None, given: CompareRequest) -> Fit:
     """The fit of a source of one system, of the path that is asked for where it holds several."""
     if _is_fit(source):
         return as_fit(source)
-    reading = given.copy()
-    steps = read(source, **reading)
+    reading = shared(ReadRequest, given, source=source)
+    steps = read.of(reading)
     paths = steps.trace.coded("path")[1] if "path" in steps.trace else []
-    if path and path not in paths:
-        if not any(paths):
-            raise WrongUsage(f"has no effect: {steps.name} names no paths", where="--path", remedy="Leave it out.")
+    if path and any(paths) and path not in paths:
         found = f"{steps.name} has no path {path!r}"
         raise BadInput(found, where="--path", remedy=f"There are: {', '.join(sorted(filter(None, paths)))}.")
     if path and len(paths) > 1:
-        asked = " and ".join(filter(None, [reading.get("where") and f"({reading['where']})", f"path == {path!r}"]))
-        reading["where"] = asked
-        steps = read(source, **reading)
+        where = " and ".join(filter(None, [reading.where and f"({reading.where})", f"path == {path!r}"]))
+        steps = read.of(replace(reading, where=where))
     check_one_system(steps, "Compare one of them with --where, or each with the same one of the others with --each.")
     if len(steps.trace) < FEWEST and row_weights(steps.trace) is None:
         found = "one step" if len(steps.trace) == 1 else f"{len(steps.trace)} steps"
@@ -475,11 +452,11 @@ def _one(source: Any, path: str | None, seed: int, time: Time | None, given: Rea
     return fit(steps, seed=seed, path=path, time=time)
 
 
-def _each(source: Any, path: str | None, seed: int, time: Time | None, reading: ReadOptions) -> list[Fit]:
+def _each(source: Any, path: str | None, seed: int, time: Time | None, given: CompareRequest) -> list[Fit]:
     """A usable fit of every system of a source."""
     if _is_fit(source):
         return [as_fit(source)]
-    found = fit_each(source, seed=seed, path=path, time=time, **reading)
+    found = fit_each.of(shared(FitEachRequest, given, source=source, time=time))
     usable = [each for each in found.values() if each.ok]
     if not usable:
         status = next(iter(found.values())).result.status

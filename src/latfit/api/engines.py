@@ -1,29 +1,21 @@
 """`simulate_engine`: a serving engine under a load, token by token; `engine_settings_of`: how a real one is set up."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from latfit.api.fits import Fit, as_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
-from latfit.api.quantities import (
-    Duration,
-    Needs,
-    duration,
-    library_verb,
-    only_with,
-    rates,
-    transfer as transfers,
-    values_of,
-)
+from latfit.api.quantities import duration, rates, several, transfer as transfers, values_of
 from latfit.api.reading import read, table_of
-from latfit.api.simulations import NOTHING_TO_RESUME, Simulation, not_varied
+from latfit.api.request import ignored, verb
+from latfit.api.requests import Duration, SimulateEngineRequest
+from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult, fitted_identity
@@ -38,7 +30,6 @@ from latfit.simulation import (
     KnownSettings,
     Options,
     Order,
-    Progress,
     Promise,
     Routing,
     Running,
@@ -63,10 +54,7 @@ if TYPE_CHECKING:
 
     from latfit.reporting import Making, Rendered, Table, Verdict
 
-Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
-OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
-Route = Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"]
-EngineService = Literal["fitted", "deterministic"]
+Q = TypeVar("Q")
 FEW = 4
 """Runs of which a terminal shows every class."""
 
@@ -131,100 +119,6 @@ class EngineSimulation(Simulation):
         return engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
 
 
-def _drawn(name: str, *, with_curve: bool = True) -> Needs:
-    """What belongs to requests that are drawn."""
-    if with_curve:
-        return Needs(name, lambda o: o.arrivals is None, "recorded requests have their own")
-    drawn = "the arrivals are recorded or follow a curve"
-    return Needs(name, lambda o: o.arrivals is None and o.load_curve is None, drawn)
-
-
-def _ordered(name: str, *orders: str) -> Needs:
-    either = " or ".join(orders)
-    return Needs(name, lambda o: _any_of(orders, o.order, "fcfs"), f"no order is {either}", f"Add --order {orders[0]}")
-
-
-def _batched(name: str, *ways: str) -> Needs:
-    either = " or ".join(ways)
-    return Needs(
-        name,
-        lambda o: _any_of(ways, o.batching, "chunked-prefill"),
-        f"no batching is {either}",
-        f"Add --batching {ways[0]}",
-    )
-
-
-def _any_of(names: Sequence[str], given: str | Sequence[str] | None, default: str) -> bool:
-    return bool(set(names) & set(_several(given or default)))
-
-
-NOT_STATIC = ("chunked-prefill", "continuous", "selective")
-OF_SETTINGS = (
-    _batched("max_num_batched_tokens", *NOT_STATIC),
-    _batched("long_prefill_token_threshold", "chunked-prefill"),
-    _batched("synchronous", *NOT_STATIC),
-    _batched("start_at", "continuous", "static"),
-    Needs("start_at", lambda o: not o.decode_first or _any_of(("static",), o.batching, ""), "--decode-first waits"),
-    _batched("decode_first", "continuous"),
-    _batched("swap", "chunked-prefill", "continuous"),
-    _batched("prefix_hit_rate", *NOT_STATIC),
-    _ordered("length_error", "sjf", "switch"),
-    _ordered("switch_at", "switch"),
-    _ordered("ageing", "priority"),
-    Needs(
-        "route",
-        lambda o: (
-            o.replicas != 1
-            or (getattr(o, "prefill_replicas", None) or 1) != 1
-            or getattr(o, "autoscale", None)
-            or getattr(o, "replicas_at", None) is not None
-        ),
-        "there is one engine",
-        "Add --replicas 2",
-    ),
-    Needs("prefix_share", lambda o: o.route == "prefix", "requests are not routed by prefix", "Add --route prefix"),
-)
-"""What settings of an engine need, a measured one's too."""
-
-WHO_WAIT = "users send a request when they have an answer"
-_IN_ONE_CASE = (
-    *OF_SETTINGS,
-    *(Needs(name, lambda o: o.draft_tokens != 0, "nothing is drafted") for name in ("acceptance", "draft_cost")),
-    Needs("ageing", lambda o: o.classes or o.arrivals is not None, "all requests are of one class", "Add --class"),
-    Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
-    Needs(
-        "prefill_fit",
-        lambda o: o.prefill_on is None or o.prefill_lengths is not None,
-        "--prefill-on names the engine that prefills",
-    ),
-    *(
-        Needs(name, lambda o: o.prefill_on is not None, "no engine prefills for another", "Add --prefill-on FIT")
-        for name in ("transfer", "prefill_replicas", "prefill_lengths")
-    ),
-    *(_drawn(name) for name in ("lengths", "tenants", "requests", "replications", "warmup")),
-    _drawn("arrival_process", with_curve=False),
-    *(Needs(name, lambda o: o.users is None, WHO_WAIT) for name in ("rate", "arrival_process", "tenants")),
-    Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
-    *(
-        need
-        for name in ("autoscale", "replicas_at")
-        for need in (
-            Needs(name, lambda o: o.users is None, WHO_WAIT),
-            Needs(name, lambda o: o.prefill_on is None, "--prefill-on names the engine that prefills"),
-        )
-    ),
-    Needs("replicas", lambda o: o.replicas_at is None, "--replicas-at says how many"),
-    Needs("autoscale", lambda o: o.replicas_at is None, "--replicas-at says how many"),
-    Needs(
-        "start_up",
-        lambda o: o.autoscale is not None or o.replicas_at is not None,
-        "replicas neither come nor go",
-        "Add --autoscale requests:20:1..8",
-    ),
-)
-"""What parameters of one simulation need."""
-
-
 def _yes(text: str) -> bool:
     return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
 
@@ -258,114 +152,56 @@ def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
     return found
 
 
-def _cases_of(o: Any) -> Iterator[Any]:
-    """All parameters, once for each combination of what is varied."""
-    axes = _axes(o.vary or values_of(o.sweep))
-    for values in product(*axes.values()):
-        yield type(o)(**{**vars(o), **dict(zip(axes, values, strict=True))})
+def named_settings(request: Any) -> dict[str, Any]:
+    """The settings of an engine that a request names, as `engine_settings_of` takes them."""
+    found = {name: getattr(request, name, None) for name in ("kv_blocks", *USUAL)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _in_any_case(need: Needs) -> Needs:
-    """A parameter has an effect in a sweep where it has one in any of its cases."""
-    return replace(need, holds=lambda o: any(need.holds(each) for each in _cases_of(o)))
+def with_settings(request: Q) -> Q:
+    """Return the request with the settings of its mapping `engine` as fields. Raises WrongUsage."""
+    given = {name.replace("-", "_"): value for name, value in (getattr(request, "engine", None) or {}).items()}
+    if unknown := [name for name in given if not hasattr(request, name)]:
+        raise WrongUsage(f"{unknown[0]!r} is no setting", where="engine", remedy=f"Take {', '.join(USUAL)}.")
+    return replace(request, engine=None, **given)  # type: ignore[type-var]
 
 
-OF_ENGINES = (
-    *(not_varied(name) for name in AXES),
-    *map(_in_any_case, _IN_ONE_CASE),
-    NOTHING_TO_RESUME,
-)
-"""What parameters of `simulate_engine` need."""
-
-
-@library_verb
-@only_with(*OF_ENGINES)
-def simulate_engine(
-    fit: Any = None,
-    rate: str | Sequence[str] | None = None,
-    lengths: str | None = None,
-    *,
-    kv_blocks: int | None = None,
-    rate_per_s: float | Sequence[float] | None = None,
-    prefill_fit: Any = None,
-    hardware: Any = "hardware.json",
-    prefill_on: Any = None,
-    prefill_replicas: int = 1,
-    prefill_lengths: str | None = None,
-    transfer: str | None = None,
-    service: EngineService = "fitted",
-    batching: Batching | Sequence[Batching] = "chunked-prefill",
-    order: OrderName | Sequence[OrderName] = "fcfs",
-    engine: Mapping[str, Any] | None = None,
-    length_error: float = 0.0,
-    switch_at: int = 32,
-    ageing: Duration | None = None,
-    arrivals: Any = None,
-    arrival_process: str = "poisson",
-    load_curve: str | Path | None = None,
-    users: int | None = None,
-    think: Duration = "1s",
-    classes: Iterable[str] = (),
-    prompt_lengths: Any = None,
-    tenants: int = 1,
-    replicas: int = 1,
-    route: Route = "round-robin",
-    prefix_share: float = 0.5,
-    replicas_at: Any = None,
-    autoscale: str | None = None,
-    start_up: Duration | None = None,
-    ttft: Duration | None = None,
-    tpot: Duration | None = None,
-    sla: Duration | None = None,
-    requests: int | None = None,
-    replications: int = 5,
-    warmup: float | None = None,
-    seed: int = 0,
-    vary: Mapping[str, Iterable[Any]] | None = None,
-    running: Running = Running(),
-    out: Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    force: bool = False,
-) -> EngineSimulation:
+@verb(SimulateEngineRequest)
+def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
     """Simulate a serving engine token by token: batching, KV blocks, preemption, orders, replicas.
 
-    fit: step costs, a Fit or a `.fit.json` file; without it the `gpu` path of `hardware`.  prefill_fit: of steps that
-    contain prefill, where they are fitted apart.  rate: "20/s", one or several, with lengths "512:128" (prompt and
-    output tokens), or arrivals: recorded requests, a file or a table, or users: who send a request each, wait for its
-    end, `think`, and send the next, with lengths.  kv_blocks: of the engine's KV cache.  batching, order: one or
-    several, each is simulated.  engine: further settings, see `engine_settings_of`; what is not named the fit's trace
-    may tell.  prefill_on: a fit of the prefill_replicas that prefill for the others.  prefill_lengths: tokens of the
-    prompts that they prefill, "..160" or "512..", the others being prefilled where they are decoded. replicas_at: how
-    many replicas from when on, pairs (seconds, replicas), a file or a table with t_s and replicas. autoscale: a rule,
-    "requests:20:1..8" for 20 requests a replica and 1 to 8 of them, see `parse_autoscaler`. start_up: from asking for a
-    replica until it serves.  vary: lists of values by name, {"replicas": [1, 2], "rate": ["10/s"]}, see `AXES`, to be
-    combined; out: a Parquet file with a row each.  Further parameters are the options of `latfit simulate engine`.
-    Raises WrongUsage, BadInput; an unstable load is no error.
+    Settings that are not named the fit's trace may tell. Raises WrongUsage, BadInput; an unstable load is no error.
     """
-    given = dict(locals())
-    options = Options(requests, warmup, replications, seed, _limit(sla, "--sla"))
-    promise = Promise(_limit(ttft, "--ttft"), _limit(tpot, "--tpot"), options.sla_ms)
-    if not force:
-        check_one_engine(fit, prefill_fit, prefill_on)
-    costs, unmeasured, subject, fits = engine_costs(fit, prefill_fit, prefill_on, hardware, scatter=scatters(service))
-    apart = _cluster(prefill_on, transfer, prefill_lengths, scatter=scatters(service))
-    axes = _axes(vary or {})
-    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(rate, per_s=rate_per_s)
-    given |= {
-        "arrivals": None if arrivals is None else recording_of(arrivals),
-        "prompt_lengths": None if prompt_lengths is None else recording_of(prompt_lengths),
-        "replicas_at": None if replicas_at is None else schedule_of(replicas_at),
-        **dict.fromkeys(USUAL),
-        **(engine or {}),
-    }
-    cases = _distinct(given, {"rate": offered or [None], **_as_axes(batching, order), **axes}, vary or {})
+    request = with_settings(request)
+    options = Options(
+        request.requests, request.warmup, request.replications, request.seed, _limit(request.sla, "--sla")
+    )
+    promise = Promise(_limit(request.ttft, "--ttft"), _limit(request.tpot, "--tpot"), options.sla_ms)
+    fit, prefill_fit, scatter = request.fit, request.prefill_fit, scatters(request.service)
+    if not request.force:
+        check_one_engine(fit, prefill_fit, request.prefill_on)
+    costs, unmeasured, subject, fits = engine_costs(
+        fit, prefill_fit, request.prefill_on, request.hardware, scatter=scatter
+    )
+    apart = _cluster(request, scatter=scatter)
+    axes = _axes(values_of(request.vary))
+    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate, per_s=request.rate_per_s)
+    given = replace(
+        request,
+        arrivals=None if request.arrivals is None else recording_of(request.arrivals),
+        prompt_lengths=None if request.prompt_lengths is None else recording_of(request.prompt_lengths),
+        replicas_at=None if request.replicas_at is None else schedule_of(request.replicas_at),
+    )
+    names = {"batching": several(request.batching), "order": several(request.order)}
+    varied = {name.replace("-", "_") for name in values_of(request.vary)}
+    running = request.running or Running(request.workers, request.backend, request.scheduler)
     loads: dict[tuple[Any, ...], Load] = {}
     points, line = [], ""
-    for case, labels in cases:
-        setup = engine_settings_of(fits, **{name: case[name] for name in ("kv_blocks", "batching", *USUAL)})
+    for chosen in _cases({"rate": offered or [None], **names, **axes}):
+        case = replace(given, **chosen)
+        setup = engine_settings_of(fits, **named_settings(case), batching=case.batching)
         line = line or setup.line
-        ordered = order_of(case["order"], case["length_error"], case["ageing"], case["switch_at"])
+        ordered = order_of(case)
         load = _load(case, loads)
         points.append(
             EnginePoint(
@@ -374,14 +210,21 @@ def simulate_engine(
                 settings=replace(setup.settings[0], order=ordered),
                 options=options,
                 promise=promise,
-                cluster=replace(apart, routing=_routing(case), prefill_replicas=case["prefill_replicas"]),
-                labels=labels,
+                cluster=replace(apart, routing=_routing(case), prefill_replicas=case.prefill_replicas),
+                labels={name: value for name, value in chosen.items() if name in varied},
                 told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits, apart.transfer),
-                whole=not vary and out is None and running.backend == "local",
+                whole=not varied and request.out is None and running.backend == "local",
             )
         )
-    runs = simulate_points(points, running, out=out, resume=resume, progress=progress)
+    runs = simulate_points(points, running, out=request.out, resume=request.resume, progress=request.progress)
     return EngineSimulation(runs, options.sla_ms, subject, line)
+
+
+def _cases(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of what is varied. Raises WrongUsage for too many."""
+    if math.prod(len(values) for values in axes.values()) > MOST_POINTS:
+        raise WrongUsage(f"more than {MOST_POINTS:,} points", where="--sweep", remedy="Give fewer values of each.")
+    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
 def _told(
@@ -400,42 +243,6 @@ def _told(
         if share < 1 and fits and (own := no_prefill_warning(fits[-1])):
             told.append(f"The others: {own.message}. {own.remedy}")
     return told
-
-
-def _as_axes(batching: str | Sequence[str], order: str | Sequence[str]) -> dict[str, list[Any]]:
-    return {"batching": _several(batching), "order": _several(order)}
-
-
-def _distinct(
-    given: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], vary: Mapping[str, Any]
-) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """All parameters, and what is varied of them, of each combination; one of those that differ only by what has no
-    effect there. Raises WrongUsage for what has none anywhere."""
-    names = [name.replace("-", "_") for name in vary]
-    if math.prod(len(values) for values in axes.values()) > MOST_POINTS:
-        raise WrongUsage(f"more than {MOST_POINTS:,} points", where="--sweep", remedy="Give fewer values of each.")
-    found: dict[tuple[Any, ...], tuple[dict[str, Any], dict[str, Any]]] = {}
-    idle: dict[str, str] = {}
-    for values in product(*axes.values()):
-        chosen = dict(zip(axes, values, strict=True))
-        case = {**given, **chosen}
-        if case["draft_tokens"] == 0 and "draft_tokens" in names:
-            case |= {"acceptance": None, "draft_cost": None}
-        without = {
-            need.name: need.why
-            for need in reversed(_IN_ONE_CASE)
-            if need.name in names and not need.holds(SimpleNamespace(**case))
-        }
-        idle |= without
-        labels = {name: value for name, value in chosen.items() if name in names and name not in without}
-        key = tuple(chosen[name] for name in axes if name not in without)
-        found.setdefault((*sorted(without), *key), ({**case, **{name: given[name] for name in without}}, labels))
-    for name in names:
-        if not any(name in labels for _, labels in found.values()):
-            raise WrongUsage(
-                f"{name.replace('_', '-')} has no effect: {idle[name]}", where="--sweep", remedy="Leave it out."
-            )
-    return list(found.values())
 
 
 USUAL: Mapping[str, Any] = {
@@ -494,7 +301,6 @@ class EngineSetup:
         return f"Engine: {', '.join(parts)} (from {', '.join(self.files[:MOST_FILES])}{more})."
 
 
-@library_verb
 def engine_settings_of(
     sources: Any,
     *,
@@ -571,13 +377,8 @@ def _setup(
         )
     for name in ("acceptance", "draft_cost"):
         if name in named and not chosen["draft_tokens"]:
-            option = f"--{name.replace('_', '-')}"
-            raise WrongUsage(
-                "has no effect: nothing is drafted",
-                where=option,
-                remedy=f"Add --draft-tokens 3, or leave {option} out.",
-            )
-    names = _several(batching)
+            ignored(f"--{name.replace('_', '-')}", "nothing is drafted")
+    names = several(batching)
     if "static" in names and "draft_tokens" not in named:
         chosen["draft_tokens"] = 0
     # What is recorded of contents gives way to a rate that somebody types.
@@ -609,18 +410,14 @@ def _of_engine(batching: str, chosen: Mapping[str, Any]) -> EngineSettings:
     )
 
 
-def _several(names: str | Sequence[str]) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
-
-
 def _limit(text: Duration | None, option: str) -> float:
     """A latency target in ms; infinite where there is none."""
     return math.inf if text is None else duration(text, option)
 
 
-def order_of(name: str, length_error: float, ageing: Duration | None, switch_at: int) -> Order:
-    """An order by the names of the command line. Raises WrongUsage."""
-    return Order(name, length_error, _limit(ageing, "--ageing"), switch_at)
+def order_of(request: Any) -> Order:
+    """The order of waiting requests. Raises WrongUsage."""
+    return Order(request.order, request.length_error, _limit(request.ageing, "--ageing"), request.switch_at)
 
 
 def scatters(service: str) -> bool:
@@ -695,12 +492,12 @@ def schedule_of(given: Any) -> Schedule:
     return Schedule(tuple((1e3 * moments).tolist()), tuple(counts.astype(int).tolist()))
 
 
-def _routing(case: Mapping[str, Any]) -> Routing:
+def _routing(case: SimulateEngineRequest) -> Routing:
     """The router of a case, with how its replicas come and go. Raises WrongUsage."""
-    scaling: Scaling | None = case["replicas_at"]
-    replicas, start_up = case["replicas"], case["start_up"]
-    if case["autoscale"] is not None:
-        scaling = parse_autoscaler(case["autoscale"])
+    scaling: Scaling | None = case.replicas_at
+    replicas, start_up = case.replicas, case.start_up
+    if case.autoscale is not None:
+        scaling = parse_autoscaler(case.autoscale)
         replicas = max(replicas, scaling.least)
     elif isinstance(scaling, Schedule):
         replicas = scaling.replicas[0]
@@ -710,24 +507,18 @@ def _routing(case: Mapping[str, Any]) -> Routing:
             where="--start-up",
             remedy="Give --start-up 2min: from asking for one until it serves.",
         )
-    recording, share = case["arrivals"], case["prefix_share"]
-    contents = recording is not None and recording.requests.prefix is not None and case["prefix_hit_rate"] is None
-    if contents and share != USUAL_SHARE:
-        raise WrongUsage(
-            "has no effect: the recording says what prompts share", where="--prefix-share", remedy="Leave it out."
-        )
     start_up_ms = 0.0 if start_up is None else duration(start_up, "--start-up", zero=True)
-    return Routing(replicas, case["route"], share, scaling=scaling, start_up_ms=start_up_ms)
+    return Routing(replicas, case.route, case.prefix_share, scaling=scaling, start_up_ms=start_up_ms)
 
 
-def _cluster(prefill_on: Any, transfer: str | None, lengths: str | None, *, scatter: bool) -> Cluster:
+def _cluster(request: SimulateEngineRequest, *, scatter: bool) -> Cluster:
     """One engine that serves, and one that prefills for it where there is one."""
-    if prefill_on is None:
+    if request.prefill_on is None:
         return Cluster()
-    moved = Transfer() if transfer is None else Transfer(*transfers(transfer))
-    if lengths is not None:
-        moved = replace(moved, prompts=_range_of(lengths))
-    return Cluster(Routing(), step_costs(as_fit(prefill_on).result, scatter=scatter), moved)
+    moved = Transfer() if request.transfer is None else Transfer(*transfers(request.transfer))
+    if request.prefill_lengths is not None:
+        moved = replace(moved, prompts=_range_of(request.prefill_lengths))
+    return Cluster(Routing(), step_costs(as_fit(request.prefill_on).result, scatter=scatter), moved)
 
 
 def _range_of(text: str) -> tuple[float, float]:
@@ -743,38 +534,31 @@ def _range_of(text: str) -> tuple[float, float]:
     )
 
 
-USUAL_SHARE = 0.5
-"""Of a prompt that a user's replica has cached."""
-
 LOADS = ("rate", "users", "think", "lengths", "tenants")
 """What a load depends on, of what a sweep varies."""
 
 
-def _load(case: Mapping[str, Any], known: dict[tuple[Any, ...], Load]) -> Load:
+def _load(case: SimulateEngineRequest, known: dict[tuple[Any, ...], Load]) -> Load:
     """The load of a case, with the lengths of its requests; known: loads so far."""
-    key = tuple(case[name] for name in LOADS)
+    key = tuple(getattr(case, name) for name in LOADS)
     if key not in known:
         known[key] = _made_load(case)
     return known[key]
 
 
-def _made_load(case: Mapping[str, Any]) -> Load:
-    rate, lengths, recorded = case["rate"], case["lengths"], case["prompt_lengths"] is not None
-    names = ("arrivals", "load_curve", "users", "think", "arrival_process", "classes", "prompt_lengths")
-    load = make_load([] if rate is None else [rate], **{name: case[name] for name in names})
+def _made_load(case: SimulateEngineRequest) -> Load:
+    rate: Any = case.rate
+    load = make_load(case, [] if rate is None else [rate])
     if not isinstance(load, RecordedLoad):
-        given = None if lengths is None else parse_lengths(lengths)
-        if given is not None and recorded:
-            raise WrongUsage("lengths are given twice", where="--lengths, --prompt-lengths", remedy="Give one of them.")
-        if given is None and not recorded:
+        if case.lengths is None and case.prompt_lengths is None:
             raise WrongUsage(
                 "requests have no lengths",
                 where="--users" if isinstance(load, ClosedLoad) else "--rate",
                 remedy="Give --lengths 512:128 or --prompt-lengths FILE.",
             )
-        load = replace(load, lengths=given or load.lengths)
+        load = replace(load, lengths=load.lengths if case.lengths is None else parse_lengths(case.lengths))
     if isinstance(load, ClosedLoad):
         return load
     if isinstance(load, OpenLoad):
-        load = replace(load, users=case["tenants"])
+        load = replace(load, users=case.tenants)
     return load if rate is None else load.at_rate(rate)

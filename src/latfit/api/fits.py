@@ -7,15 +7,17 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
-from latfit.api.predictions import SEEN, Evaluation, grid_of, predicted, refuse_unread, steps_from
-from latfit.api.quantities import Needs, library_verb, only_with, percent
-from latfit.api.reading import ReadOptions, data_line, host_line, read_timed
+from latfit.api.predictions import SEEN, Evaluation, grid_of, predicted, steps_from, tell_unread
+from latfit.api.quantities import by_name, percent
+from latfit.api.reading import data_line, host_line, read_timed
+from latfit.api.request import verb
+from latfit.api.requests import FitEachRequest, FitPhasesRequest, FitRequest, Ranges, ReadRequest, Time
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
@@ -39,23 +41,7 @@ if TYPE_CHECKING:
 
     from latfit.fitting import DoubtOptions, FitOptions, Sensitivity
 
-Ranges = Mapping[str, tuple[float, float]]
-Progress = Callable[[float, int], None]
 State = Literal["good", "doubt", "bad"]
-Time = Literal["compute", "period"]
-
-OF_FITS = (
-    Needs("resample", lambda o: o.bootstrap or o.intervals == "bootstrap", "nothing is drawn", "Add --bootstrap 1000"),
-)
-"""What the options of a fit need."""
-
-GRID = "a sensitivity is of the typical latency, on a grid of -B and -S"
-OF_PREDICTIONS = (
-    Needs("S", lambda o: o.B or o.sensitivity or o.data is not None, "there is no -B", "Add -B"),
-    *(Needs(name, lambda o: not o.sensitivity, GRID) for name in ("level", "strict", "context_tokens")),
-    *(Needs(name, lambda o: not o.sensitivity, GRID) for name in ("prefill_requests", "prefill_tokens")),
-)
-"""What the options of a prediction need."""
 
 GRID_B, GRID_S = 5, 6
 """Values of B and S that a sensitivity takes where none are named."""
@@ -132,7 +118,6 @@ class Fit:
             return "bad"
         return "doubt" if self.result.beats_linear is False or self.result.data.nominal else "good"
 
-    @library_verb
     def kept_out(self, max_error: Any = None) -> LatfitWarning | None:
         """Why it should not be entered into a machine's profile; None where it may be.
 
@@ -168,7 +153,7 @@ class Fit:
         import pandas as pd
 
         meanings = {parameter.name: parameter.meaning for parameter in self.result.structure.parameters}
-        rows = {name: {**vars(found), "meaning": meanings[name]} for name, found in self.result.parameters.items()}
+        rows = {name: {**found.to_json(), "meaning": meanings[name]} for name, found in self.result.parameters.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("parameter")
 
     def summary(self) -> str:
@@ -179,8 +164,6 @@ class Fit:
         lines += [f"{warning.message} {warning.remedy}" for warning in self.needs_action[:FEW]]
         return "\n".join(lines)
 
-    @library_verb
-    @only_with(*OF_PREDICTIONS)
     def predict(
         self,
         B: Any = None,
@@ -211,12 +194,11 @@ class Fit:
             "prefill_requests": prefill_requests,
             "prefill_tokens": prefill_tokens,
         }
-        refuse_unread(self.result, {**given, "context": context})
+        tell_unread(self.result, {**given, "context": context})
         steps = steps_from(B, S, given, every_combination=every_combination)
         return predicted(self.result, steps, level, context, strict=strict).frame
 
-    @library_verb
-    def evaluate(self, source: Any, **reading: Unpack[ReadOptions]) -> Evaluation:
+    def evaluate(self, source: Any, **reading: Any) -> Evaluation:
         """How well it predicts steps that it has not seen: errors overall and by phase, coverage of its intervals; and
         first whether they are of its machine (`.foreign`, `.machine`).
 
@@ -224,7 +206,7 @@ class Fit:
         """
         from latfit.fitting import evaluate, same_machine
 
-        found = read_timed(source, self.time, reading)
+        found = read_timed(ReadRequest(source, **reading), self.time)
         check_one_system(found)
         machine, held_out = same_machine(self.result, found.trace), self.result.cross_validation.mape_pct
         scores = {**evaluate(self.result, found.trace), "machine": machine.to_json()}
@@ -232,7 +214,6 @@ class Fit:
             scores["notes"] = [SEEN, *scores["notes"]]
         return Evaluation(scores, data_facts(found, {}, found.trace), held_out, machine)
 
-    @library_verb
     def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> "Sensitivity":
         """What a request or a token more costs, and which term is the largest, on a grid of B and S.
 
@@ -241,7 +222,7 @@ class Fit:
         """
         from latfit.fitting import sensitivity_of
 
-        refuse_unread(self.result, {"context": context})
+        tell_unread(self.result, {"context": context})
         typical = dict(self.result.typical) if context is None else {"context_tokens": float(context)}
         over_B = grid_of(self.result, "B", GRID_B, B)
         decode = S is None and not self.result.knows_prefill
@@ -305,7 +286,7 @@ def _with_its_path(result: FitResult, path: str | None) -> Fit:
     return found if path else Fit(result, found.system.get("path"))
 
 
-def as_fit(source: Any, *, seed: int = 0, time: Time | None = None, **reading: Unpack[ReadOptions]) -> Fit:
+def as_fit(source: Any, *, seed: int = 0, time: Time | None = None, **reading: Any) -> Fit:
     """A fit from what stands for one: a Fit, a FitResult, a `.fit.json` file; else a fit of what can be read.
 
     Raises BadInput, FitNotUsable.
@@ -324,93 +305,33 @@ def as_fit(source: Any, *, seed: int = 0, time: Time | None = None, **reading: U
     return found
 
 
-@library_verb
-@only_with(*OF_FITS)
-def fit(
-    source: Any,
-    *,
-    model: str | None = None,
-    loss: str | None = None,
-    residuals: str | None = None,
-    fix: Mapping[str, float] | None = None,
-    bounds: Ranges | None = None,
-    prior: Ranges | None = None,
-    weights: str | None = None,
-    solver: str | None = None,
-    intervals: str | None = None,
-    bootstrap: int = 0,
-    resample: str | None = None,
-    seed: int = 0,
-    path: str | None = None,
-    time: Time | None = None,
-    window_means: bool = False,
-    **reading: Unpack[ReadOptions],
-) -> Fit:
-    """Fit a latency model to steps of one system, and check it.
-
-    source, reading: as of `latfit.read`.  model: "auto" compares all by cross-validation; saturation, saturation-gamma,
-    context, roofline, linear, quadratic, hinge, constant, each also with "+moe" or "+correction".  loss: huber,
-    soft_l1, tukey, linear.  residuals: relative (log of predicted/observed) or absolute (ms).  fix: {"P_max": 60} holds
-    parameters.  bounds: {"k_B": (0.01, 1)}.  prior: {"P_max": (60, 5)}, mean and standard deviation.  weights: what
-    counts the same: rows, segment (doublings of S), variance (cells).  intervals: of parameters: sandwich, profile or
-    bootstrap.  bootstrap: how many resamples to refit and keep.  path: execution path, instead of the one that the
-    steps name.  time: "compute" takes T_ms as the source tells it, "period" the time from one step to the next, which
-    holds what the host does between them; without it the period where the steps know it.  window_means: the rows are
-    means over windows, though no column says so.  Parameters are in ms, requests and tokens.
+@verb(FitRequest)
+def fit(request: FitRequest) -> Fit:
+    """Fit a latency model to steps of one system, and check it. Parameters are in ms, requests and tokens.
 
     Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
     systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
     """
-    steps = read_timed(source, time, reading)
+    steps = read_timed(request)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
-    check_paths(path, steps)
-    named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
-    options = replace(_options(named, fix, bounds, prior, seed), window_means=window_means)
-    doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
-    (found,) = _fitted(steps, path, options, doubt).values()
+    check_paths(request.path, steps)
+    (found,) = _fitted(steps, request).values()
     if not found.ok:
         status = found.result.status
         raise FitNotUsable(status.sentence, where=steps.name, remedy=status.remedy)
     return found
 
 
-@library_verb
-@only_with(*OF_FITS)
-def fit_each(
-    source: Any,
-    *,
-    model: str | None = None,
-    loss: str | None = None,
-    residuals: str | None = None,
-    fix: Mapping[str, float] | None = None,
-    bounds: Ranges | None = None,
-    prior: Ranges | None = None,
-    weights: str | None = None,
-    solver: str | None = None,
-    intervals: str | None = None,
-    bootstrap: int = 0,
-    resample: str | None = None,
-    seed: int = 0,
-    path: str | None = None,
-    time: Time | None = None,
-    window_means: bool = False,
-    made: Callable[[str, Fit], None] | None = None,
-    **reading: Unpack[ReadOptions],
-) -> dict[str, Fit]:
+@verb(FitEachRequest)
+def fit_each(request: FitEachRequest) -> dict[str, Fit]:
     """A fit of every system (hardware, model, tp, path) of a source, by its label; see `fit` for the options.
 
-    path: the execution path, instead of the one that the steps name; by columns of each system with
-    "{hardware}-tp{tp}".  made:
-    called with (label, fit) as each is there, in any order: many are made at once, on all processor cores. A fit that
-    cannot be used (`.ok`) or that an error ended is among them and says why. Raises WrongUsage, BadInput, and the error
-    that ended every one of them.
+    Many are made at once, on all processor cores. A fit that cannot be used (`.ok`) or that an error ended is among
+    them and says why. Raises WrongUsage, BadInput, and the error that ended every one of them.
     """
-    steps = read_timed(source, time, reading)
-    check_paths(path, steps)
-    named = {"model": model, "loss": loss, "residuals": residuals, "weights": weights, "solver": solver}
-    options = replace(_options(named, fix, bounds, prior, seed), window_means=window_means)
-    doubt = _doubt(intervals, bootstrap, resample, reading.get("progress"))
-    return _fitted(steps, path, options, doubt, made)
+    steps = read_timed(request)
+    check_paths(request.path, steps)
+    return _fitted(steps, request, request.made)
 
 
 @dataclass(frozen=True)
@@ -428,24 +349,15 @@ class PhaseFits:
         return [each.result for each in (self.decode, self.prefill) if each is not None]
 
 
-@library_verb
-def fit_phases(
-    source: Any,
-    *,
-    cache_tokens: int | None = None,
-    model: str | None = None,
-    seed: int = 0,
-    time: Time | None = None,
-    **reading: Unpack[ReadOptions],
-) -> PhaseFits:
+@verb(FitPhasesRequest)
+def fit_phases(request: FitPhasesRequest) -> PhaseFits:
     """Fits of an engine's steps for a simulation of it: those of decoding apart from those that contain prefill, whose
-    cached tokens cost another time.
+    cached tokens cost another time. Where one of the phases has too few steps there is one fit of all.
 
-    source, reading: as of `latfit.read`.  cache_tokens: what the KV cache holds; steps with more cached tokens, which
-    the engine never makes, are left out.  model, seed, time: as of `latfit.fit`. Where one of the phases has too few
-    steps there is one fit of all. Raises BadInput, FitNotUsable.
+    Raises BadInput, FitNotUsable.
     """
-    steps = read_timed(source, time, reading)
+    cache_tokens = request.cache_tokens
+    steps = read_timed(request)
     check_one_system(steps)
     trace, notes = steps.trace, []
     kept = np.ones(len(trace), dtype=bool)
@@ -460,7 +372,7 @@ def fit_phases(
 
     def of(rows: NDArray[np.bool_]) -> Fit:
         part = replace(steps, cleaned=replace(steps.cleaned, trace=trace.select(rows & kept)))
-        return fit(part, model=model, seed=seed, time=steps.time)  # type: ignore[arg-type]
+        return fit(part, model=request.model, seed=request.seed, time=steps.time)  # type: ignore[arg-type]
 
     parts = {"decode": decodes, "prefill": ~decodes}
     few = [name for name, rows in parts.items() if np.count_nonzero(rows & kept) < FEWEST]
@@ -477,59 +389,53 @@ FEWEST = 20
 """Steps of a phase that are fitted apart."""
 
 
-def _options(
-    named: Mapping[str, str | None],
-    fix: Mapping[str, float] | None,
-    bounds: Ranges | None,
-    prior: Ranges | None,
-    seed: int,
-) -> "FitOptions":
-    """What was asked for, choices by name; the rest as `FitOptions` has it. Raises WrongUsage."""
-    from latfit.fitting import FitOptions
+def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
+    """What is fitted, and how sure it is; the rest as the fitting package has it. Raises WrongUsage."""
+    from latfit.fitting import DoubtOptions, FitOptions
 
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    return FitOptions(
-        **given, fixed=dict(fix or {}), bounds=_checked_bounds(bounds), priors=_checked_priors(prior), seed=seed
+    def given(**names: str) -> dict[str, Any]:
+        return {name: value for name, field in names.items() if (value := getattr(request, field)) is not None}
+
+    fixed = by_name(request.fix, "--fix", "P_max=60")
+    options = FitOptions(
+        **given(model="model", loss="loss", residuals="residuals", weights="weights", solver="solver"),
+        fixed={name: _number(value, "--fix", "P_max=60") for name, value in fixed.items()},
+        bounds=_ranges(request.bounds, "--bounds", "k_B=0.01:1", lambda low, high: 0 <= low < high < math.inf),
+        priors=_ranges(
+            request.prior, "--prior", "P_max=60:5 (mean and standard deviation)",
+            lambda mean, spread: 0 <= mean < math.inf and 0 < spread < math.inf,
+        ),
+        seed=request.seed,
+        window_means=request.window_means,
+    )  # fmt: skip
+    return options, DoubtOptions(
+        resamples=request.bootstrap, progress=request.progress, **given(intervals="intervals", scheme="resample")
     )
 
 
-def _doubt(intervals: str | None, bootstrap: int, resample: str | None, progress: Progress | None) -> "DoubtOptions":
-    from latfit.fitting import DoubtOptions
-
-    given: dict[str, Any] = {
-        name: value for name, value in {"intervals": intervals, "scheme": resample}.items() if value is not None
-    }
-    return DoubtOptions(resamples=bootstrap, progress=progress, **given)
-
-
-def _checked_bounds(bounds: Ranges | None) -> dict[str, tuple[float, float]]:
-    for name, (low, high) in (bounds or {}).items():
-        if not 0 <= low < high < math.inf:
-            raise WrongUsage(
-                f"{name} from {low:g} to {high:g} is no range", where="--bounds", remedy="Give 0 <= low < high."
-            )
-    return dict(bounds or {})
+def _ranges(
+    given: Ranges, option: str, example: str, holds: Callable[[float, float], bool]
+) -> dict[str, tuple[float, float]]:
+    """Two numbers by parameter: low and high, or mean and deviation. Raises WrongUsage."""
+    found = {}
+    for name, pair in by_name(given, option, example).items():
+        first, second = pair.partition(":")[::2] if isinstance(pair, str) else pair
+        found[name] = low, high = _number(first, option, example), _number(second, option, example)
+        if not holds(low, high):
+            raise WrongUsage(f"{name} of {low:g} and {high:g} is no range", where=option, remedy=f"Write {example}.")
+    return found
 
 
-def _checked_priors(prior: Ranges | None) -> dict[str, tuple[float, float]]:
-    for name, (mean, spread) in (prior or {}).items():
-        if not (0 <= mean < math.inf and 0 < spread < math.inf):
-            raise WrongUsage(
-                f"{name} with mean {mean:g} and standard deviation {spread:g} is no prior",
-                where="--prior",
-                remedy="Give a mean of 0 or more and a standard deviation above zero.",
-            )
-    return dict(prior or {})
+def _number(value: Any, option: str, example: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise WrongUsage(f"{value!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
 
 
-def _fitted(
-    steps: CleanTrace,
-    path: str | None,
-    options: "FitOptions",
-    doubt: "DoubtOptions",
-    made: Callable[[str, Fit], None] | None = None,
-) -> dict[str, Fit]:
+def _fitted(steps: CleanTrace, request: FitRequest, made: Callable[[str, Fit], None] | None = None) -> dict[str, Fit]:
     """A fit of each system by its label, in the order of the systems. Raises the error that ended every one of them."""
+    options, doubt = _options(request)
     systems = steps.systems
     labels = system_labels([system for system, _ in systems])
     origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
@@ -547,7 +453,9 @@ def _fitted(
             if isinstance(outcome, Exception):
                 errors[number] = outcome
             system, rows = systems[number]
-            fits[number] = found = Fit(_record(outcome, task(number)), _path_of(steps, system, rows, path), rows)
+            fits[number] = found = Fit(
+                _record(outcome, task(number)), _path_of(steps, system, rows, request.path), rows
+            )
             if made is not None:
                 made(labels[number] or found.path or "all", found)
             if doubt.progress is not None and not alone:

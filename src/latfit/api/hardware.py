@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from latfit.api.fits import Fit, as_fit
-from latfit.api.quantities import library_verb
+from latfit.api.request import ignored
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import (
     Ceiling,
@@ -54,7 +54,6 @@ class Hardware:
     _source: Path | None = field(default=None, compare=False)
     _changes: tuple[Change, ...] = field(default=(), compare=False)
 
-    @library_verb
     def __init__(self, paths: Any = MappingProxyType({})) -> None:
         profile = profile_of(paths)
         source = Path(paths) if isinstance(paths, str | Path) and not str(paths).endswith(".fit.json") else None
@@ -64,7 +63,6 @@ class Hardware:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    @library_verb
     def add(
         self,
         name: str,
@@ -97,16 +95,12 @@ class Hardware:
                     where="FIT",
                     remedy='Name its .fit.json, or give --nominal "p50=2ms".',
                 )
-            if force:
-                why = "has no effect: neither a fit nor nominal numbers are entered"
-                raise WrongUsage(why, where="--force", remedy="Leave --force out.")
             return self._changed(partial(_known_better, name=name, ceiling=ceiling, price=price))
         path = replace(_path_from(name, numbers, nominal), ceiling=ceiling, price_per_hour=price)
         old = self.result.paths.get(name)
         told = replacement(old, path) if old is not None else ""
         return self._changed(partial(_with_path, path=path, force=force), told)
 
-    @library_verb
     def remove(self, name: str) -> "Hardware":
         """The machine without a path. Raises WrongUsage that names the paths there are."""
         return self._changed(partial(_without, name=name))
@@ -145,7 +139,6 @@ class Hardware:
             ]
         )
 
-    @library_verb
     def batches(self, tokens_per_request: int = 1, context: float | None = None) -> "DataFrame":
         """Latency of batches of 1, 2, 4, ... requests on every path, in ms: typical, mean, and the quantiles that the
         fit knows (p90_ms, ...). context: cached tokens of a request, by default the trace's. Raises WrongUsage."""
@@ -162,10 +155,9 @@ class Hardware:
             ]
         )
 
-    @library_verb
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:
         """Every path as `latfit hardware show --json` has it. Raises WrongUsage."""
-        refuse_unread_context(self.result, context)
+        tell_unread_context(self.result, context)
         estimates = self._estimates(tokens_per_request, context)
         return {
             name: {
@@ -189,7 +181,6 @@ class Hardware:
 
         return {name: estimates(path, tokens, context) for name, path in self.result.paths.items()}
 
-    @library_verb
     def save(self, target: str | Path = "hardware.json", *, force: bool = False) -> None:
         """Enter the paths into the profile at `target`, or make it: whole or not at all, other paths stay.
 
@@ -241,11 +232,10 @@ def check_one_model(profile: HardwareProfile) -> None:
         check_alike({f"path {name}": path.fit for name, path in profile.paths.items()})
 
 
-def refuse_unread_context(profile: HardwareProfile, context: float | None) -> None:
-    """Raises WrongUsage for a context that no path's latency depends on."""
+def tell_unread_context(profile: HardwareProfile, context: float | None) -> None:
+    """Tell that no path's latency depends on the context that was given."""
     if context is not None and not any(path.fit.reads_context for path in profile.paths.values()):
-        why = "has no effect: no path's latency depends on cached tokens"
-        raise WrongUsage(why, where="--context", remedy="Leave --context out, or fit --model context.")
+        ignored("--context", "no path's latency depends on cached tokens")
 
 
 def profile_of(paths: Any) -> HardwareProfile:

@@ -1,10 +1,10 @@
 """The requests that a simulation serves: at a rate, recorded, or sent by users who wait for their answers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from latfit.api.quantities import Duration, duration
+from latfit.api.quantities import duration
 from latfit.api.reading import table_of
 from latfit.errors import WrongUsage
 from latfit.workload import (
@@ -13,7 +13,6 @@ from latfit.workload import (
     OpenLoad,
     RecordedLoad,
     Recording,
-    RequestClass,
     Requests,
     Resampled,
     fit_lengths,
@@ -37,39 +36,26 @@ def recording_of(source: Any) -> Recording:
     return recorded_in(table_of(source))
 
 
-def make_load(
-    offered: Sequence[float],
-    *,
-    arrivals: Any = None,
-    load_curve: str | Path | None = None,
-    users: int | None = None,
-    think: Duration = "1s",
-    arrival_process: str = "poisson",
-    classes: Iterable[str | RequestClass] = (),
-    prompt_lengths: Any = None,
-) -> Load:
-    """The load, at the first of the offered rates (per ms). Raises WrongUsage for kinds of load that exclude each
-    other, BadInput for a file that holds no requests."""
-    kinds = [arrivals is not None, users is not None, load_curve is not None]
-    if sum(kinds) > 1:
-        raise WrongUsage("several kinds of load", where="--arrivals, --users, --load-curve", remedy="Give one.")
-    if not any(kinds) and not offered:
+def make_load(request: Any, offered: Sequence[float]) -> Load:
+    """The load of a request, at the first of the offered rates (per ms).
+
+    Raises WrongUsage where there is none, BadInput for a file that holds no requests.
+    """
+    curve, lengths = getattr(request, "load_curve", None), getattr(request, "prompt_lengths", None)
+    if not offered and request.arrivals is None and request.users is None and curve is None:
         raise WrongUsage("no load is given", where="--rate", remedy="Give --rate 500/s, --arrivals FILE or --users 20.")
-    several = tuple(parse_class(each) if isinstance(each, str) else each for each in classes)
+    several = tuple(parse_class(each) if isinstance(each, str) else each for each in request.classes)
     more: dict[str, Any] = {"classes": several} if several else {}
-    if prompt_lengths is not None:
-        more["lengths"] = fit_lengths(recording_of(prompt_lengths).requests)
-    if arrivals is not None:
-        if more:
-            where = "--class, --prompt-lengths"
-            raise WrongUsage("recorded requests have their own", where=where, remedy="Leave these out.")
-        recording = recording_of(arrivals)
+    if lengths is not None:
+        more["lengths"] = fit_lengths(recording_of(lengths).requests)
+    if request.arrivals is not None:
+        recording = recording_of(request.arrivals)
         return RecordedLoad(recording.requests, tuple(recording.notes))
-    if users is not None:
-        return ClosedLoad(users, duration(think, "--think", zero=True), **more)
-    if load_curve is not None:
-        return OpenLoad(read_curve(load_curve), **more)
-    return OpenLoad(parse_arrival_process(arrival_process, offered[0]), **more)
+    if request.users is not None:
+        return ClosedLoad(request.users, duration(request.think, "--think", zero=True), **more)
+    if curve is not None:
+        return OpenLoad(read_curve(curve), **more)
+    return OpenLoad(parse_arrival_process(request.arrival_process, offered[0]), **more)
 
 
 def notes_of(load: Load) -> Sequence[str]:

@@ -1,26 +1,25 @@
 """`profile`: steps of a transformer, measured on this machine."""
 
-import html
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from latfit.api.quantities import Duration, duration, library_verb
-from latfit.api.simulations import State
+from latfit.api.answer import Answer, State
+from latfit.api.quantities import duration
+from latfit.api.request import verb
+from latfit.api.requests import ProfileRequest
 from latfit.errors import Interrupted, LatfitError, TargetNotWritable, WrongUsage
 from latfit.files import check_writable
 from latfit.profiling import (
-    Announcement,
     Journal,
     Listeners,
     PathOutcome,
-    ProfileRequest,
+    ProfileRequest as Measurement,
     ProfileResult,
-    Progress,
     Surface,
     journal_of,
     measure,
@@ -35,7 +34,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 ADAPTIVE_MODEL = "context"
-"""What the adaptive design fits on the way: the structure that reads everything the profiler varies."""
+"""What the adaptive design is judged by: the structure that reads everything the profiler varies."""
+
+MUCH_PREPARING = 0.2  # share of the time from which preparing is worth a line
 
 COUNTS = ("rows", "cells", "cells_within_precision", "elapsed_s")
 FINISHED = ("precise", "budget")
@@ -43,7 +44,7 @@ FINISHED = ("precise", "budget")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Profile:
+class Profile(Answer):
     """Measured steps: `.trace` has every sample, and `latfit.fit` takes this object. outcomes: the result of each
     execution path, with its warnings.  out: the file of the trace, where it was written."""
 
@@ -83,6 +84,10 @@ class Profile:
         """The range of step times, the time spent warming up, and cells that did not fit in memory."""
         return [text for each in self.outcomes for text in _details(each)]
 
+    @property
+    def cautions(self) -> list[str]:
+        return [f"{each.message} {each.remedy}" for each in self.warnings]
+
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit profile --json`: the whole run, and each path by itself under `paths`."""
         parts = [_path_json(outcome) for outcome in self.outcomes]
@@ -95,78 +100,36 @@ class Profile:
             "paths": {outcome.path: part for outcome, part in zip(self.outcomes, parts, strict=True)},
         }
 
-    def summary(self) -> str:
-        """The verdict and the warnings, as the command prints them."""
-        return "\n".join([self.verdict, *(f"  ! {each.message} {each.remedy}" for each in self.warnings)])
 
-    def __repr__(self) -> str:
-        return f"Profile: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        shown = "".join(f"<li>{html.escape(each.message)}</li>" for each in self.warnings)
-        return f"<p><b>{html.escape(self.verdict)}</b></p><ul>{shown}</ul>"
-
-
-@library_verb
-def profile(
-    model: str = "tiny",
-    budget: Duration | None = None,
-    device: str = "auto",
-    *,
-    isa: str = "auto",
-    dtype: str = "auto",
-    layers: int | None = None,
-    kernel: Literal["step", "gemm", "attention"] = "step",
-    engine: Literal["kernels", "transformers"] = "kernels",
-    grid: str | None = None,
-    context: str = "256",
-    history: str = "0",
-    cache: Literal["warm", "cold"] = "warm",
-    threads: int | None = None,
-    pin: str | None = None,
-    processes: int | None = None,
-    graphs: bool = True,
-    design: Literal["auto", "adaptive", "grid"] = "auto",
-    precision: float = 0.03,
-    seed: int = 0,
-    out: str | Path | None = None,
-    resume: bool = False,
-    progress: Callable[[Progress], None] | None = None,
-    announce: Callable[[Announcement], None] | None = None,
-) -> Profile:
+@verb(ProfileRequest)
+def profile(request: ProfileRequest) -> Profile:
     """Measure steps of a transformer on this machine.
 
-    model: a preset (tiny, smollm2-135m, ..., llama-3.1-8b) or a HuggingFace config.json.  budget: "60s", which is the
-    default.  device: numpy, openvino, torch-cpu, torch-cuda; auto is all that is there.  out: the trace's file, beside
-    which a journal keeps what is measured until the end; resume: go on with such a run.  Further parameters are the
-    options of `latfit profile`. Raises WrongUsage, BadInput, HardwareMissing, DeviceFailed, TargetNotWritable; a Ctrl-C
-    after the first step ends the run, `interrupted` says so.
+    Raises WrongUsage, BadInput, HardwareMissing, DeviceFailed, TargetNotWritable; a Ctrl-C after the first step ends
+    the run, `interrupted` says so.
     """
-    request = ProfileRequest(
-        device=device,
-        isa=isa,
-        dtype=dtype,
-        model=model,
-        layers=layers,
-        part=kernel,
-        engine=engine,
-        grid=grid,
-        contexts=parse_contexts(context),
-        histories=parse_contexts(history, option="--history"),
-        cache=cache,
-        threads=threads,
-        pin=parse_cpus(pin),
-        processes=processes,
-        graphs=graphs,
-        budget_ms=duration("60s" if budget is None else budget, "--budget"),
-        design=("adaptive" if budget and not grid else "grid") if design == "auto" else design,
-        precision=precision,
-        seed=seed,
+    design, budget = request.design, request.budget
+    made = Measurement(
+        contexts=parse_contexts(request.context),
+        histories=parse_contexts(request.history, option="--history"),
+        pin=parse_cpus(request.pin),
+        part=request.kernel,
+        budget_ms=duration(budget or "60s", "--budget"),
+        design=("adaptive" if budget and not request.grid else "grid") if design == "auto" else design,
+        **{name: getattr(request, name) for name in AS_ASKED},
     )
-    return _run(request, None if out is None else Path(out), resume, Listeners(progress, announce))
+    out = None if request.out is None else Path(request.out)
+    return _run(made, out, request.resume, Listeners(request.progress, request.announce))
 
 
-def _run(request: ProfileRequest, out: Path | None, resume: bool, listeners: Listeners) -> Profile:
+AS_ASKED = (
+    "device", "isa", "dtype", "model", "layers", "engine", "grid", "cache", "threads", "processes", "graphs",
+    "precision", "seed",
+)  # fmt: skip
+"""Fields of a measurement that are those of its request."""
+
+
+def _run(request: Measurement, out: Path | None, resume: bool, listeners: Listeners) -> Profile:
     """Measure; the trace goes into `out`, and until then every visit into a journal beside it."""
     request.check()
     if out is None:
@@ -196,7 +159,7 @@ def _run(request: ProfileRequest, out: Path | None, resume: bool, listeners: Lis
 
 
 def refit(cells: Trace) -> Surface | None:
-    """The fit that the adaptive design asks for; fitting and profiling know nothing of each other."""
+    """Fit cells, for the error estimate of the adaptive design; fitting and profiling do not import each other."""
     from latfit.fitting import solved
 
     found = solved(cells, ADAPTIVE_MODEL)
@@ -250,6 +213,9 @@ def _details(outcome: PathOutcome) -> Iterator[str]:
         yield f"Median step times: {format_ms(min(medians))} to {format_ms(max(medians))} on {outcome.device}."
     if result.samples:
         yield f"Warm-up took {format_percent(100 * result.warmup_s / result.step_s)} of the time in steps."
+    if result.prepare_s > MUCH_PREPARING * result.elapsed_s:
+        whole = format_ms(result.elapsed_s * 1e3)
+        yield f"Preparing cells (inputs, caches, CUDA graphs) took {format_ms(result.prepare_s * 1e3)} of {whole}."
     for limit in result.limits:
         yield f"Not measured: {limit.cell}: {limit.message}."
 

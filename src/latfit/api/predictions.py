@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from latfit.api.reading import steps_of
+from latfit.api.request import ignored
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import predict
 from latfit.model import CONTEXT, SOURCES, FitResult, with_typical_context
@@ -145,16 +146,14 @@ def _what_time(fit: FitResult) -> list[str]:
 PREFILL = ("prefill_requests", "prefill_tokens")
 
 
-def refuse_unread(fit: FitResult, said: Mapping[str, Any]) -> None:
-    """Raises WrongUsage for what is said of steps, by name, though the fit does not depend on it."""
+def tell_unread(fit: FitResult, said: Mapping[str, Any]) -> None:
+    """Tell what is said of steps, by name, though the fit does not depend on it."""
     unread = {} if fit.reads_context else {"context": "cached tokens", CONTEXT: "cached tokens"}
     if len(fit.limits.by_phase) <= 1 and set(fit.columns) <= {"B", "S", CONTEXT}:
         unread |= dict.fromkeys(PREFILL, "prefill")
     for name, what in unread.items():
         if said.get(name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            why = f"has no effect: the {fit.model} fit does not depend on {what}"
-            raise WrongUsage(why, where=option, remedy=f"Leave {option} out.")
+            ignored(f"--{name.replace('_', '-')}", f"the {fit.model} fit does not depend on {what}")
 
 
 def _whole(column: FloatArray) -> Any:

@@ -2,31 +2,18 @@
 
     sla="20ms"   sla_ms=20   rate="2000/s"   rate_per_s=2000   percentile=99   percentile="95%"   timedelta(seconds=2)
 
-A plain number where its unit would be a guess is refused. Errors name options as the command line does (`--sla`); in a
-program they name the parameter (`sla`), which `library_verb` sees to.
-
-A parameter that would do nothing is refused. What each of a verb's needs is a table beside the verb (`only_with`); the
-command line looks into the same tables.
+A plain number where its unit would be a guess is refused. Errors name options as the command line does: `--sla` is
+the parameter `sla`.
 """
 
-import functools
-import inspect
 import math
-import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from latfit.errors import LatfitError, WrongUsage, on_command_line
-from latfit.units import MOST_SEED, parse_duration_ms, parse_rate_per_ms, whole_number
-
-Duration = str | timedelta
-P = ParamSpec("P")
-R = TypeVar("R")
+from latfit.errors import WrongUsage
+from latfit.units import parse_duration_ms, parse_rate_per_ms, whole_number
 
 MS_PER_S = 1e3
 
@@ -46,10 +33,10 @@ def rate(value: Any, option: str = "--rate", per_s: float | None = None) -> floa
 def rates(values: Any, option: str = "--rate", per_s: float | Iterable[float] | None = None) -> list[float]:
     """Requests per ms, each as in `rate`: one of them, or several. Raises WrongUsage."""
     if values is None:
-        return [rate(None, option, each) for each in _several(per_s)]
+        return [rate(None, option, each) for each in several(per_s)]
     if per_s is not None:
         raise _both(option, "per_s")
-    return [rate(each, option) for each in _several(values)]
+    return [rate(each, option) for each in several(values)]
 
 
 def transfer(value: str, option: str = "--transfer") -> tuple[float, float]:
@@ -71,46 +58,18 @@ def percent(value: Any, option: str = "--percentile") -> float:
     return float(value)
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a parameter needs in order to do anything: `holds` of all values, a namespace by parameter. why: what is so
-    where it does not hold.  remedy: what to add; it may always be left out instead."""
+def values_of(sweep: Mapping[str, Iterable[Any]] | str | Sequence[str] | None) -> dict[str, list[Any]]:
+    """Names with their values from `replicas=1..4; rate=10/s,20/s`, from several of these, or from a mapping.
 
-    name: str
-    holds: Callable[[Any], object]
-    why: str
-    remedy: str = ""
-
-
-class _Values(SimpleNamespace):
-    """Values by parameter; None for what a caller does not have, as the command line has no `rate_per_s`."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
-
-
-def _said(value: Any) -> Any:
-    """The value, True for arrays and tables, which are neither true nor false: they were given."""
-    plain = value is None or isinstance(value, str | bytes | int | float | Sequence | Mapping | Path)
-    return True if not plain and hasattr(value, "__len__") else value
-
-
-def refuse_idle(needs: Sequence[Needs], given: Collection[str], values: Mapping[str, Any]) -> None:
-    """Raises WrongUsage for the first of the `given` parameters that would do nothing beside the others."""
-    found = _Values(**{name: _said(value) for name, value in values.items()})
-    for each in needs:
-        if each.name in given and not each.holds(found):
-            option = f"--{each.name.replace('_', '-')}" if len(each.name) > 1 else f"-{each.name}"
-            remedy = f"{each.remedy}, or leave {option} out." if each.remedy else f"Leave {option} out."
-            raise WrongUsage(f"has no effect: {each.why}", where=option, remedy=remedy)
-
-
-def values_of(sweep: str | Sequence[str] | None) -> dict[str, list[str]]:
-    """Names with their values from `replicas=1..4; rate=10/s,20/s`, or from several of these. Raises WrongUsage."""
-    found: dict[str, list[str]] = {}
+    Raises WrongUsage.
+    """
+    if isinstance(sweep, Mapping):
+        return {name.replace("-", "_"): list(values) for name, values in sweep.items()}
+    found: dict[str, list[Any]] = {}
     pieces = (sweep if isinstance(sweep, str) else ";".join(sweep or ())).split(";")
     for piece in (each for each in pieces if each.strip()):
         name, _, texts = (part.strip() for part in piece.partition("="))
+        name = name.replace("-", "_")
         values = [value for text in texts.split(",") if text.strip() for value in _range(text.strip())]
         if not values or name in found:
             what = "has no value" if not values else "stands twice"
@@ -130,78 +89,29 @@ def _range(text: str) -> list[str]:
 
 
 MOST_IN_RANGE = 10_000
-SETTINGS = ("settings", "engine")
-"""Parameters that are mappings of further ones."""
 
 
-def only_with(*needs: Needs) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a verb that refuses parameters without what they need. One that has its default is not given; settings
-    count as the verb's own. Where options were typed the command line has looked."""
-
-    def add(function: Callable[P, R]) -> Callable[P, R]:
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def checked(*given: P.args, **named: P.kwargs) -> R:
-            if not on_command_line.get():
-                refuse_idle(needs, *_given(signature, given, named))
-            return function(*given, **named)
-
-        checked.needs = needs  # type: ignore[attr-defined]
-        return checked
-
-    return add
+def several(values: Any) -> list[Any]:
+    """Return a list of one value, or of all in a sequence; empty for None."""
+    if values is None:
+        return []
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
 
 
-def _given(
-    signature: inspect.Signature, given: tuple[Any, ...], named: Mapping[str, Any]
-) -> tuple[set[str], dict[str, Any]]:
-    """Names of parameters that differ from their defaults, and the values of all. Raises TypeError as a call does."""
-    bound = signature.bind(*given, **named).arguments
-    values: dict[str, Any] = {name: each.default for name, each in signature.parameters.items()} | bound
-    asked = {name for name, value in bound.items() if _differs(value, signature.parameters[name].default)}
-    for inner in [
-        value for name, value in bound.items() if isinstance(value, Mapping) and _holds_more(signature, name)
-    ]:
-        more = {name.replace("-", "_"): value for name, value in inner.items() if value not in (None, False, (), [])}
-        asked, values = asked | set(more), more | values
-    return asked, values
-
-
-def _holds_more(signature: inspect.Signature, name: str) -> bool:
-    return name in SETTINGS or signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-
-
-def _differs(value: Any, default: Any) -> bool:
-    if isinstance(value, str | int | float | list | tuple | dict):
-        return bool(value != default) and value not in ([], (), {})
-    return value is not default
-
-
-def library_verb(function: Callable[P, R]) -> Callable[P, R]:
-    """A verb whose errors name parameters (`tokens_per_request`) rather than options, where a program calls it."""
-
-    @functools.wraps(function)
-    def verb(*given: P.args, **named: P.kwargs) -> R:
-        try:
-            _check_seed(named.get("seed"))
-            return function(*given, **named)
-        except LatfitError as error:
-            if not on_command_line.get():
-                error.found, error.remedy = _as_parameters(error.found), _as_parameters(error.remedy)
-                error.where = None if error.where is None else _as_parameters(error.where)
-            raise
-
-    return verb
-
-
-def _check_seed(seed: object) -> None:
-    try:
-        fits = seed is None or 0 <= operator.index(seed) <= MOST_SEED  # type: ignore[arg-type]
-    except TypeError:
-        fits = False
-    if not fits:
-        raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
+def by_name(
+    values: Mapping[str, Any] | str | Iterable[str] | None, option: str, example: str, separator: str = "="
+) -> dict[str, str]:
+    """Return a mapping as it is; else names and values of texts such as `gpu=800ms`. Raises WrongUsage."""
+    if isinstance(values, Mapping):
+        return dict(values)
+    found: dict[str, str] = {}
+    for text in several(values):
+        name, value = map(str.strip, [*re.split(f"[{separator}]", text, maxsplit=1), ""][:2])
+        if not re.fullmatch(r"[\w-]+", name) or not value or name in found:
+            told = f"{name} is given twice" if name in found else f"{text!r} is not a name with its value"
+            raise WrongUsage(told, where=option, remedy=f"Write {example}.")
+        found[name] = value
+    return found
 
 
 def _one_of(
@@ -245,29 +155,15 @@ def _rate(value: Any, option: str) -> float:
 def _no_unit(value: Any, option: str, unit: str) -> WrongUsage:
     shown = f"{value:g}" if isinstance(value, int | float) else "20"
     named = "_ms" if unit == "ms" else "_per_s"
+    parameter = option.lstrip("-").replace("-", "_") + named
     return WrongUsage(
         f"{value!r} has no unit",
         where=option,
-        remedy=f'Write "{shown}{unit}", or give a number as {_as_parameters(option)}{named} where there is one.',
+        remedy=f'Write "{shown}{unit}", or give a number as {parameter} where there is one.',
     )
 
 
 def _both(option: str, suffix: str) -> WrongUsage:
     return WrongUsage(
         "given twice, as a quantity and as a number", where=f"{option}, {option}-{suffix}", remedy="Give one of them."
-    )
-
-
-def _several(values: Any) -> list[Any]:
-    if values is None:
-        return []
-    return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
-
-
-def _as_parameters(text: str) -> str:
-    """`--tokens-per-request` as `tokens_per_request`; commands in backquotes stay."""
-    parts = re.split(r"(`[^`]*`)", text)
-    return "".join(
-        part if part.startswith("`") else re.sub(r"--([a-z][a-z0-9-]*)", lambda m: m[1].replace("-", "_"), part)
-        for part in parts
     )

@@ -1,16 +1,16 @@
 """Steps from whatever holds them: files, globs, logs, folders; pandas, Arrow and Polars tables; columns by name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
-from latfit.api.quantities import Needs, library_verb, only_with
+from latfit.api.request import given_in, ignored, shared, verb
+from latfit.api.requests import ReadRequest, Time
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
 from latfit.trace import (
-    COMPUTE,
     PERIOD,
     CleanOptions,
     CleanTrace,
@@ -34,89 +34,35 @@ TABLE = "the table"
 """What errors call a table in memory."""
 
 
-class ReadOptions(TypedDict, total=False):
-    """How a source is read, for every verb that takes one. All are optional.
-
-    map: names of the columns in the source, {"B": "batch", "T_ms": "latency"} or "B=batch,T_ms=latency".  unit: of the
-    latency column: ns, us, ms, s.  format: of files; "auto" looks at what is in them.  where: only rows for which this
-    holds, "hardware == 'h100' and tp == 8".  keep, drop: rules of cleaning that are to keep, or to drop, rows.  max_t:
-    drop slower steps, "300ms".  allow_drops: accept that more than half of the rows is dropped.  cells: summarise a
-    file into weighted cells, in flat memory; folders always are.  cells_file: keep the cells there, so that a report
-    finds them again.  backend, scheduler: where cells are made, "local" or "dask".  skip_bad: leave out unreadable
-    files of a folder.  cells_time: what T is in cells, as of `latfit.fit`; "auto": the period where most steps know
-    theirs. Elsewhere T is what the source tells, and the period a column beside it.  progress: called with (done, of).
-    """
-
-    map: Mapping[str, str] | str | None
-    unit: str | None
-    format: str
-    where: str | None
-    keep: Sequence[str]
-    drop: Sequence[str]
-    max_t: str | None
-    allow_drops: bool
-    cells: bool
-    cells_file: Path | None
-    backend: Literal["local", "dask"]
-    scheduler: str | None
-    skip_bad: bool
-    cells_time: Literal["compute", "period", "auto"]
-    progress: Callable[[float, int], None] | None
-
-
-def _in_cells(o: Any) -> bool:
-    """Whether a source is summarised into cells."""
-    return bool(o.cells) or any("://" in str(name) or Path(name).is_dir() for name in _names_in(o))
-
-
-def _names_in(o: Any) -> list[str | Path]:
-    given = o.source or o.trace or o.sources  # as the commands call it
-    several = given if isinstance(given, list | tuple) else [given]
-    return [name for name in several if isinstance(name, str | Path)]
-
-
-NO_CELLS = "a file is read here, only cells are made elsewhere"
-OF_READING = (
-    Needs("format", lambda o: not _in_cells(o), "cells are made of Parquet files"),
-    Needs("drop", lambda o: not _in_cells(o), "outliers are not looked for where cells are made"),
-    *(Needs(name, _in_cells, NO_CELLS, "Add --cells, or name a folder") for name in ("backend", "scheduler")),
-    Needs("scheduler", lambda o: o.backend == "dask", "a scheduler belongs to Dask", "Add --backend dask"),
-    Needs(
-        "skip_bad",
-        lambda o: any(Path(name).is_dir() or "://" in str(name) for name in _names_in(o)),
-        "no source is a folder",
-    ),
-)
-"""What the options of reading need."""
-
-
-@library_verb
-@only_with(*OF_READING)
-def read(source: Any, **options: Unpack[ReadOptions]) -> CleanTrace:
+@verb(ReadRequest)
+def read(request: ReadRequest) -> CleanTrace:
     """Clean steps from a source.
 
     source: a file or several, a glob, "-", a folder or an address of object storage; a pandas DataFrame, an Arrow
     table, a Polars frame or anything else that offers Arrow's C stream, a mapping of columns; a trace that was read
-    before.  options: see `ReadOptions`. Returns the steps (`.frame` is the DataFrame: B requests, S tokens, T_ms
-    milliseconds, one row a step) and what was dropped and why. Raises BadInput, WrongUsage.
+    before. Returns the steps (`.frame` is the DataFrame: B requests, S tokens, T_ms milliseconds, one row a step) and
+    what was dropped and why. Raises BadInput, WrongUsage.
     """
-    if isinstance(source, CleanTrace) and not set(options) - {"progress", "cells_time"}:
+    source = request.source
+    if isinstance(source, CleanTrace) and not given_in(request) - {"source", "progress", "cells_time"}:
         return source
     if isinstance(source, CleanTrace | Trace) or not _names_files(source):
-        return ingest_table(table_of(source), _reading(options))
+        return ingest_table(table_of(source), _reading(request))
     names: Sequence[str | Path] = [source] if isinstance(source, str | Path) else list(source)
-    large = [name for name in names if options.get("cells") or "://" in str(name) or Path(name).is_dir()]
+    large = [name for name in names if request.cells or "://" in str(name) or Path(name).is_dir()]
     if not large:
-        return ingest(names, _reading(options))
+        for name in {"backend", "skip_bad"} & given_in(request):
+            ignored(f"--{name.replace('_', '-')}", "no source is a folder or summarised with --cells")
+        return ingest(names, _reading(request))
     if len(names) > 1:
         raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")
-    return _summarised(str(large[0]), options)
+    return _summarised(str(large[0]), request)
 
 
-def read_timed(source: Any, time: Literal["compute", "period"] | None, options: ReadOptions) -> CleanTrace:
-    """As `read`, with T as `time` says; None: the period where most steps know theirs."""
-    given: ReadOptions = {**options, "cells_time": time or "auto"}
-    return timed(read(source, **given), time)
+def read_timed(request: Any, time: Time | None = None) -> CleanTrace:
+    """As `read`, with T as `time` or the request says; None: the period where most steps know theirs."""
+    time = time or getattr(request, "time", None)
+    return timed(read.of(shared(ReadRequest, request, cells_time=time or "auto")), time)
 
 
 def _names_files(source: Any) -> bool:
@@ -125,39 +71,31 @@ def _names_files(source: Any) -> bool:
     return isinstance(source, list | tuple) and bool(source) and all(isinstance(each, str | Path) for each in source)
 
 
-def _reading(options: ReadOptions) -> Reading:
-    column_map, max_t = options.get("map"), options.get("max_t")
+def _reading(request: ReadRequest) -> Reading:
     cleaning = CleanOptions(
-        None if max_t is None else parse_duration_ms(max_t, option="--max-t"),
-        tuple(options.get("keep", ())),
-        tuple(options.get("drop", ())),
-        options.get("allow_drops", False),
+        None if request.max_t is None else parse_duration_ms(request.max_t, option="--max-t"),
+        tuple(request.keep),
+        tuple(request.drop),
+        request.allow_drops,
     )
-    given = column_map if isinstance(column_map, Mapping) else parse_column_map(column_map)
-    return Reading(dict(given), options.get("unit"), options.get("format", "auto"), options.get("where"), cleaning)
+    given = request.map if isinstance(request.map, Mapping) else parse_column_map(request.map)
+    return Reading(dict(given), request.unit, request.format, request.where, cleaning)
 
 
-def _summarised(source: str, options: ReadOptions) -> CleanTrace:
+def _summarised(source: str, request: ReadRequest) -> CleanTrace:
     """Cells of a folder or a large file; kept in `cells_file` where one is named."""
-    asked, target = _reading(options), options.get("cells_file")
+    asked, target = _reading(request), request.cells_file
     if target is not None:
         check_writable(target)
-    time = options.get("cells_time", COMPUTE)
     scan = Scan(
         asked.column_map,
         asked.unit,
         asked.where,
         asked.cleaning,
-        skip_unreadable=options.get("skip_bad", False),
-        time=None if time == "auto" else time,
+        skip_unreadable=request.skip_bad,
+        time=None if request.cells_time == "auto" else request.cells_time,
     )
-    found = compress(
-        source,
-        scan,
-        backend=options.get("backend", "local"),
-        scheduler=options.get("scheduler"),
-        progress=options.get("progress"),
-    )
+    found = compress(source, scan, backend=request.backend, scheduler=request.scheduler, progress=request.progress)
     if target is None:
         return ingest_table(found.trace)
     write_trace(target, found.trace)

@@ -1,27 +1,26 @@
 """Report pages: what a machine's paths are, how far their fits can be trusted, and what a plan decides from them; a
 plan as the files of a serving engine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latfit.api.fits import Fit
 from latfit.api.hardware import profile_of
-from latfit.api.plans import Plan, plan as make_plan
-from latfit.api.quantities import Duration, Needs, library_verb, only_with, percent
+from latfit.api.plans import plan as make_plan
+from latfit.api.quantities import percent, several
 from latfit.api.reading import read
+from latfit.api.request import shared, verb
+from latfit.api.requests import ExportRequest, PlanRequest, ReportRequest
 from latfit.errors import LatfitError, WrongUsage
 from latfit.exporting import Exported, Wanted, export_plan
 from latfit.files import check_writable, make_folder
 from latfit.hardware import HardwareProfile
-from latfit.planning import PlanRequest
+from latfit.planning import PlanRequest as NoPlan
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
-
-if TYPE_CHECKING:
-    from latfit.api.serving import EnginePlan
 
 Rows = tuple[dict[str, Trace], list[str]]
 """Measured steps by path, and notes on what is shown and what is missing."""
@@ -51,96 +50,46 @@ class Report:
         return f'<a href="{escape(str(self.html))}">{escape(self.summary())}</a>'
 
 
-@library_verb
-def export(
-    plan: "Plan | EnginePlan | str | Path | Mapping[str, Any]",
-    target: str,
-    *,
-    model: str | None = None,
-    shapes: str | Sequence[str] = (),
-    begins: str | None = None,
-) -> Exported:
+@verb(ExportRequest)
+def export(request: ExportRequest) -> Exported:
     """Write a plan down as an engine's settings, each with its reason, the plan, and when it holds, as a comment.
 
-    plan: what `plan` or `plan_engine` returned, its file (`latfit plan --out`) or its document.  target: vllm, sglang,
-    trtllm, llamacpp, triton, tensorrt or kubernetes.  model: its name or folder, where the plan does not know it.
-    shapes: for tensorrt, the inputs with B where the batch goes ("input:Bx3x224x224").  begins: for kubernetes, when
-    the recorded day of a plan with a schedule begins ("06:30 Europe/Berlin"; midnight UTC where nobody says).
-
-    `.files` holds each file by its name, `.save(folder)` writes them. Raises WrongUsage where the target is not known
-    or the plan is of another kind, BadInput, SlaOutOfReach where the plan cannot be met, FitNotUsable where its data do
-    not support it.
+    plan: what `plan` or `plan_engine` returned, its file (`latfit plan --out`) or its document. `.files` holds each
+    file by its name, `.save(folder)` writes them. Raises WrongUsage where the target is not known or the plan is of
+    another kind, BadInput, SlaOutOfReach where the plan cannot be met, FitNotUsable where its data do not support it.
     """
+    plan = request.plan
     document = plan if isinstance(plan, str | Path | Mapping) else plan.to_json()
-    wanted = Wanted(model, (shapes,) if isinstance(shapes, str) else tuple(shapes), begins)
-    return export_plan(document, target, wanted)
+    wanted = Wanted(request.model, tuple(several(request.shapes)), request.begins)
+    return export_plan(document, request.target, wanted)
 
 
-def _planned(o: Any) -> bool:
-    return o.sla is not None or o.sla_ms is not None
-
-
-OF_REPORTS = (
-    *(
-        Needs(name, _planned, "nothing is planned", "Add --sla 20ms")
-        for name in ("rate", "percentile", "tokens_per_request")
-    ),
-    Needs(
-        "laws_only", lambda o: _planned(o) and (o.rate or o.rate_per_s), "no load is planned for", "Add --rate 500/s"
-    ),
-)
-"""What parameters of `report` need."""
-
-
-@library_verb
-@only_with(*OF_REPORTS)
-def report(
-    paths: Any = "hardware.json",
-    out: str | Path = "reports",
-    sla: Duration | None = None,
-    rate: str | None = None,
-    *,
-    sla_ms: float | None = None,
-    rate_per_s: float | None = None,
-    percentile: float | str = 99.0,
-    tokens_per_request: int = 1,
-    laws_only: bool = False,
-    plan: Plan | None = None,
-    trace: Any = None,
-) -> Report:
+@verb(ReportRequest)
+def report(request: ReportRequest) -> Report:
     """Write one self-contained HTML page, answer first, and its figures as PNG.
 
-    paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit.  out: the
-    folder.  sla, rate, percentile, tokens_per_request, laws_only: what to plan for, as for `plan`; or a `plan` that was
-    made already.  trace: measured steps to draw (files, DataFrames, or by path), by default those that the fits were
-    made from. Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
+    paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit.  trace:
+    files, DataFrames, or by path. Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
     """
     from latfit.reporting import page
 
-    profile = profile_of(paths)
-    if plan is None and (sla is not None or sla_ms is not None):
-        plan = make_plan(
-            profile,
-            sla,
-            rate,
-            sla_ms=sla_ms,
-            rate_per_s=rate_per_s,
-            percentile=percentile,
-            tokens_per_request=tokens_per_request,
-            laws_only=laws_only,
-        )
-    elif plan is None and (rate is not None or rate_per_s is not None):
+    profile, plan = profile_of(request.paths), request.plan
+    if plan is None and (request.sla is not None or request.sla_ms is not None):
+        plan = make_plan.of(shared(PlanRequest, request, paths=profile))
+    elif plan is None and (request.rate is not None or request.rate_per_s is not None):
         raise WrongUsage("a rate without an SLA", where="--rate", remedy="Give --sla 20ms as well.")
-    folder = Path(out)
+    folder = Path(request.out)
     make_folder(folder)
     check_writable(folder / page.PAGE_NAME)
-    rows, notes = _rows_of_the_fits(paths, profile) if trace is None else _named_rows(profile, trace)
+    rows, notes = (
+        _rows_of_the_fits(request.paths, profile) if request.trace is None else _named_rows(profile, request.trace)
+    )
     made = page.ReportInput(
         profile,
         rows,
         [] if plan is None else [plan.result],
-        percent(percentile),
-        PlanRequest() if plan is None else plan.request,
+        percent(request.percentile),
+        NoPlan() if plan is None else plan.request,
         command=command_line(),
         made_at=utc_now(),
         notes=notes,

@@ -1,6 +1,5 @@
 """`plan_engine`: how many serving engines, with which settings, keep what requests are promised."""
 
-import html
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.engines import USUAL, EngineSetup, check_one_engine, engine_costs, engine_settings_of, scatters
+from latfit.api.answer import Answer, State
+from latfit.api.engines import (
+    USUAL,
+    EngineSetup,
+    check_one_engine,
+    engine_costs,
+    engine_settings_of,
+    named_settings,
+    scatters,
+    with_settings,
+)
 from latfit.api.fits import as_fit
 from latfit.api.loads import make_load, notes_of, recording_of
-from latfit.api.plans import AXES, OF_ENGINE_PLANS
-from latfit.api.quantities import (
-    Duration,
-    duration,
-    library_verb,
-    only_with,
-    percent,
-    rates,
-    transfer as transfers,
-)
+from latfit.api.quantities import duration, percent, rates, transfer as transfers
+from latfit.api.request import verb
+from latfit.api.requests import Duration, EnginePlanRequest
 from latfit.errors import BadInput, WrongUsage
 from latfit.model import FitResult
 from latfit.planning import (
@@ -70,7 +72,7 @@ UNLIMITED = 50_000_000
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class EnginePlan:
+class EnginePlan(Answer):
     """Serving engines for a load of requests. Print it for the answer; `.frame` has the front of throughput against
     speed, `.plot()` draws it; `.engine` holds the settings, as `simulate_engine` takes them.
 
@@ -136,9 +138,21 @@ class EnginePlan:
         return self.told.verdict
 
     @property
-    def state(self) -> str:
+    def state(self) -> State:
         """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
         return self.told.state
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self.told.lines)
+
+    @property
+    def cautions(self) -> list[str]:
+        return list(self.told.warnings)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit plan --json`."""
+        return self.result.to_json()
 
     @cached_property
     def frame(self) -> "DataFrame":
@@ -170,133 +184,50 @@ class EnginePlan:
 
         return serving_page(self.result, replace(made, subject=self.subject))
 
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit plan --json`."""
-        return self.result.to_json()
 
-    def save(self, target: str | Path) -> None:
-        """Write it as JSON, whole or not at all. Raises TargetNotWritable."""
-        from latfit.files import write_json
-
-        write_json(Path(target), self.to_json())
-
-    def summary(self) -> str:
-        """The answer as `latfit plan` prints it."""
-        from latfit.reporting import table_text
-
-        tables = [table_text(table) for table in self.tables(brief=True)]
-        return "\n".join(
-            [self.told.verdict, *tables, *self.told.lines, *(f"  ! {each}" for each in self.told.warnings)]
-        )
-
-    def __repr__(self) -> str:
-        return f"EnginePlan({self.verdict})"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        tables = "".join(map(table_html, self.tables(brief=True)))
-        lines = "<br>".join(map(html.escape, self.told.lines))
-        return f"<p><b>{html.escape(self.verdict)}</b></p>{tables}<p>{lines}</p>"
-
-
-@library_verb
-@only_with(*OF_ENGINE_PLANS)
-def plan_engine(
-    fit: Any = None,
-    rate: str | None = None,
-    lengths: Any = None,
-    *,
-    ttft: Duration | None = None,
-    tpot: Duration | None = None,
-    e2e: Duration | None = None,
-    goodput: float | str | None = None,
-    rate_per_s: float | None = None,
-    arrivals: Any = None,
-    arrival_process: str = "poisson",
-    growth: float | str | None = None,
-    users: int | None = None,
-    think: Duration = "1s",
-    classes: Iterable[str] = (),
-    start_up: Duration | None = None,
-    arrivals_window: Duration | None = None,
-    prefill_fit: Any = None,
-    transfer: str | None = None,
-    hardware: Any = "hardware.json",
-    kv_blocks: int | None = None,
-    model_config: Any = None,
-    gpu_memory: str | None = None,
-    gpu_memory_utilization: float = 0.9,
-    kv_memory: str | None = None,
-    kv_dtype: str | None = None,
-    tensor_parallel: int = 1,
-    replicas: int | None = None,
-    route: str = "round-robin",
-    order: str | None = None,
-    batching: str | None = None,
-    engine: Mapping[str, Any] | None = None,
-    price_per_hour: float | None = None,
-    watts: float | None = None,
-    service: str = "fitted",
-    steps_slower: float | str | None = None,
-    seed: int = 0,
-    progress: "Progress | None" = None,
-    force: bool = False,
-) -> EnginePlan:
+@verb(EnginePlanRequest)
+def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     """Find the least serving engines, and their settings, that keep what requests are promised, by simulation.
 
-    fit: step costs, a Fit or a `.fit.json` file; without it the `gpu` path of `hardware`.  prefill_fit: of steps that
-    contain prefill, where they are fitted apart.  rate: "40/s" for all replicas together, with lengths "2000:300"
-    (prompt and output tokens), "2000:300:0.8" (means, and standard deviation over mean) or a file of requests; or
-    arrivals: recorded requests, a file or a table, at their own rate or scaled to the given one.  growth: "2x" the
-    load.  users: who send a request each, wait for its end, think for about `think`, and send the next, with lengths.
-     ttft, tpot, e2e: limits for the first token, per further token and for the whole answer, "500ms" for the 99th
-    percentile or "p95:500ms".  goodput: "99%" of requests meet all limits, in place of a percentile each.  classes:
-    "chat:0.3:2s", the most urgent first; their deadlines are limits of the whole answer.
-
-    kv_blocks: of one engine's KV cache; else as the fit's trace tells, else computed from model_config (a Hugging Face
-    config.json) and memory; else the cache is taken as unlimited.  replicas: how many there are; without it their least
-    number is found.  engine: settings that stay as they are, see `engine_settings_of`; the search chooses among others
-    up to what the fit measured.  price_per_hour, watts: of a replica.  steps_slower: "20%" longer than fitted.
-
-    transfer: of keys and values, "2ms+1us" (fixed, and a token of the prompt): engines that prefill for others are
-    tried, too.  start_up: plan a schedule of replicas for the recorded requests, each of which takes so long to start,
-    by windows of `arrivals_window` (half an hour).
-
-    A plan that nothing can meet comes back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
+    Settings that are given stay as they are; the search chooses among others up to what the fit measured. A plan that
+    nothing can meet comes back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
     """
-    if not force:
+    request = with_settings(request)
+    fit, prefill_fit, scatter = request.fit, request.prefill_fit, scatters(request.service)
+    if not request.force:
         check_one_engine(fit, prefill_fit)
-    costs, unmeasured, subject, measured = engine_costs(fit, prefill_fit, None, hardware, scatter=scatters(service))
-    factor = _step_factor(steps_slower)
+    costs, unmeasured, subject, measured = engine_costs(fit, prefill_fit, None, request.hardware, scatter=scatter)
+    factor = _step_factor(request.steps_slower)
     costs = scaled_costs(costs, factor, factor)
-    several = rates(rate, per_s=rate_per_s)
-    load = make_load(
-        several, arrivals=arrivals, users=users, think=think, arrival_process=arrival_process, classes=classes
-    )
-    load = _at_load(load, several, lengths, _growth(growth), None if start_up is None else seed)
-    targets = _targets(load, {"ttft": ttft, "tpot": tpot, "latency": e2e}, goodput)
-    sizes = (gpu_memory, gpu_memory_utilization, kv_memory)
-    memory = None if kv_blocks is not None else _kv_cache(model_config, sizes, kv_dtype, tensor_parallel)
-    setup, kv = _setup(measured, kv_blocks, memory, batching, engine or {})
+    several = rates(request.rate, per_s=request.rate_per_s)
+    load = make_load(request, several)
+    seed = None if request.start_up is None else request.seed
+    load = _at_load(load, several, request.lengths, _growth(request.growth), seed)
+    targets = _targets(load, {"ttft": request.ttft, "tpot": request.tpot, "latency": request.e2e}, request.goodput)
+    memory = _kv_cache(request)
+    setup, kv = _setup(measured, memory, request)
     start = _within_measured(setup, measured)
-    request = ServingRequest(
+    asked = ServingRequest(
         targets=targets,
-        start=start if order is None else replace(start, order=Order(order)),
-        fixed=_fixed(engine or {}, batching, order),
+        start=start if request.order is None else replace(start, order=Order(request.order)),
+        fixed=frozenset(name for name in FIXED if getattr(request, name) is not None),
         kv=kv,
-        replicas=replicas,
-        route=route,
-        seed=seed,
-        price_per_hour=price_per_hour,
-        watts=watts,
-        tensor_parallel=None if memory is None else tensor_parallel,
-        **_scheduled(load, start_up, arrivals_window),
+        replicas=request.replicas,
+        route=request.route,
+        seed=request.seed,
+        price_per_hour=request.price_per_hour,
+        watts=request.watts,
+        tensor_parallel=None if memory is None else request.tensor_parallel,
+        **_scheduled(load, request.start_up, request.arrivals_window),
     )
-    apart = _apart(load, (fit, prefill_fit, costs), transfer, factor, scatter=scatters(service))
-    found = plan_serving(load, costs, _named(measured), request, _ticking(progress), apart)
+    apart = _apart(load, (fit, prefill_fit, costs), request.transfer, factor, scatter=scatter)
+    found = plan_serving(load, costs, _named(measured), asked, _ticking(request.progress), apart)
     notes = [*_slower_note(factor), *unmeasured, *notes_of(load), *setup.notes, *found.notes]
     return EnginePlan(replace(found, notes=notes), subject)
+
+
+FIXED = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order")
+"""Settings that the search leaves alone where they are given."""
 
 
 def _ticking(progress: "Progress | None") -> Callable[[int], None]:
@@ -384,8 +315,6 @@ def _at_load(load: Load, offered: list[float], lengths: Any, growth: float, day:
             raise WrongUsage("requests have no lengths", where=where, remedy="Give --lengths 2000:300, or a file.")
         load = replace(load, lengths=_lengths(lengths))
     if isinstance(load, ClosedLoad):
-        if offered:
-            raise WrongUsage("several kinds of load", where="--rate, --users", remedy="Give one.")
         return scaled_load(load, growth)
     if isinstance(load, RecordedLoad) and not load.rate > 0:
         raise BadInput(
@@ -469,39 +398,30 @@ def _limited(requests: Requests) -> bool:
     )
 
 
-def _kv_cache(
-    model_config: Any, sizes: tuple[str | None, float, str | None], kv_dtype: str | None, tensor_parallel: int
-) -> KvCache | None:
-    """Computed from a model and memory; None without a model."""
+def _kv_cache(request: EnginePlanRequest) -> KvCache | None:
+    """The cache computed from a model and memory; None without a model."""
+    model_config, gpu, kv = request.model_config, request.gpu_memory, request.kv_memory
     if model_config is None:
         return None
-    gpu, utilisation, kv = sizes
     config = model_config if isinstance(model_config, Mapping) else config_in(Path(model_config))
     memory = GpuMemory(
         None if gpu is None else parse_bytes(gpu, option="--gpu-memory"),
-        utilisation,
+        request.gpu_memory_utilization,
         kv=None if kv is None else parse_bytes(kv, option="--kv-memory"),
     )
     try:
-        return kv_cache_of(config, memory, Served(kv_dtype=kv_dtype, tensor_parallel=tensor_parallel))
+        return kv_cache_of(config, memory, Served(kv_dtype=request.kv_dtype, tensor_parallel=request.tensor_parallel))
     except BadInput as error:
         raise BadInput(error.found, where=str(model_config)[:200], remedy=error.remedy) from None
 
 
-def _setup(
-    fits: list[FitResult],
-    kv_blocks: int | None,
-    memory: KvCache | None,
-    batching: str | None,
-    engine: Mapping[str, Any],
-) -> tuple[EngineSetup, str]:
+def _setup(fits: list[FitResult], memory: KvCache | None, request: EnginePlanRequest) -> tuple[EngineSetup, str]:
     """The settings that a search begins with, and where the size of the KV cache comes from."""
-    given = dict(engine)
+    given = named_settings(request)
     if memory is not None:
-        given, kv_blocks = {**given, "block_size": memory.block_size}, memory.blocks
-    names = batching or "chunked-prefill"
-    usual = {**USUAL, "kv_blocks": UNLIMITED}
-    setup = engine_settings_of(fits, kv_blocks=kv_blocks, batching=names, usual=usual, **given)
+        given |= {"block_size": memory.block_size, "kv_blocks": memory.blocks}
+    given["batching"] = request.batching or "chunked-prefill"
+    setup = engine_settings_of(fits, usual={**USUAL, "kv_blocks": UNLIMITED}, **given)
     if memory is not None:
         return setup, memory.how
     if "kv_blocks" not in setup.origin:
@@ -524,10 +444,3 @@ def _power_within(fits: list[FitResult], column: str, usual: int) -> int:
     """The usual number, or the largest power of two that was measured where that is less."""
     most = max((fit.domain[column][1] for fit in fits), default=math.inf)
     return usual if usual <= most else int(2 ** math.floor(math.log2(max(most, 1))))
-
-
-def _fixed(engine: Mapping[str, Any], batching: str | None, order: str | None) -> frozenset[str]:
-    """Settings that the search leaves alone."""
-    found = {name for name in AXES if engine.get(name) is not None}
-    found |= {"batching"} if batching is not None else set()
-    return frozenset(found | ({"order"} if order is not None else set()))

@@ -1,27 +1,28 @@
 """`simulate`: batching policies under a load; `simulate_study`: the literature's claims on this hardware."""
 
-import html
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from latfit.api.answer import Answer, State
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
-from latfit.api.quantities import Duration, Needs, duration, library_verb, only_with, rates, values_of
+from latfit.api.quantities import by_name, duration, rates, several, values_of
+from latfit.api.request import given_in, ignored, verb
+from latfit.api.requests import SimulateRequest, StudyRequest
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware import HardwareProfile, PathLatency, nominal_path, parse_nominal
-from latfit.policies import POLICIES, Settings
+from latfit.policies import Settings
 from latfit.simulation import (
     EngineResult,
     Finding,
     Grid,
     Options,
     Point,
-    Progress,
     Running,
     Serving,
     ServingStudy,
@@ -37,6 +38,7 @@ from latfit.simulation import (
     system_of,
     write_events,
 )
+from latfit.units import whole_number
 from latfit.workload import Load, RecordedLoad
 
 if TYPE_CHECKING:
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from latfit.reporting import Making, Rendered, Table, Verdict
     from latfit.stats import FloatArray
 
-State = Literal["good", "doubt", "bad"]
-Service = Literal["fitted", "deterministic", "exponential"]
 LOGGED = 1000
 """Requests of an event log."""
 
@@ -56,7 +56,7 @@ MOST_ROWS = 24
 """Runs that are shown one a row; of more, p99 by rate and policy."""
 
 
-class Simulation(ABC):
+class Simulation(Answer, ABC):
     """Simulated runs, one a policy or engine at a load. Print it for the answer; `.frame` has every run, a row each,
     times in ms, rates per second; `.plot()` draws them; `.to_json()` is what the command prints with `--json`."""
 
@@ -119,21 +119,6 @@ class Simulation(ABC):
     def to_json(self) -> dict[str, Any]:
         """`{"runs": [...]}`, as `--json` prints it."""
         return {"runs": [run.to_json() for run in self.runs]}
-
-    def summary(self) -> str:
-        """The verdict, a short table and what limits them, as the command prints them."""
-        from latfit.reporting import table_text
-
-        tables = [table_text(table) for table in self.tables(brief=True)]
-        return "\n".join([self.verdict, *tables, *(f"  ! {note}" for note in self.cautions)])
-
-    def __repr__(self) -> str:
-        return f"Simulation of {len(self.runs)} run{'' if len(self.runs) == 1 else 's'}: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -223,162 +208,88 @@ SETTINGS: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
 """Settings of policies by name: what they are inside, and how a value is read."""
 
 
-def _used(key: str) -> Needs:
-    """A setting that only some policies have."""
-    inner = SETTINGS[key][0]
-    names = [name for name, policy in POLICIES.items() if inner in policy.settings]
-    why = f"no policy is {' or '.join(names)}"
-    return Needs(key, lambda o: set(names) & set(_names(o)), why, f"Add --policy {names[0]}")
-
-
-def _names(o: Any) -> list[str]:
-    asked = o.policy or "gpu-only"
-    return [asked] if isinstance(asked, str) else list(asked)
-
-
-def varied_names(o: Any) -> list[str]:
-    """Names of what is varied."""
-    return [name.replace("-", "_") for name in (o.vary if o.vary is not None else values_of(o.sweep))]
-
-
-def _idle_in_sweep(o: Any) -> list[str]:
-    """What is varied though no policy has it."""
-    inner = {key: SETTINGS[key][0] for key in varied_names(o) if key in SETTINGS}
-    used = {"max_batch", "ageing_ms"} | {
-        each for name in _names(o) if name in POLICIES for each in POLICIES[name].settings
-    }
-    return [key for key, name in inner.items() if name not in used]
-
-
-def not_varied(key: str) -> Needs:
-    return Needs(key, lambda o: key not in varied_names(o), "--sweep varies it")
-
-
-def _adds_paths(o: Any) -> bool:
-    """Whether the machine's file has a path that is not given by nominal numbers."""
-    if not o.nominal:
-        return True
-    if _is_name(o.hardware) and not Path(o.hardware).exists():
-        return False
-    named = {str(each).replace("=", ":").partition(":")[0].strip() for each in o.nominal}
-    return bool(set(profile_of(o.hardware).paths) - named)
-
-
-NOTHING_TO_RESUME = Needs(
-    "resume", lambda o: o.out is not None, "there is nothing to resume from", "Name the table with --out"
-)
-NO_FILE = "--nominal names every path that is simulated"
-OF_MACHINES = (
-    Needs("hardware", _adds_paths, NO_FILE),
-    NOTHING_TO_RESUME,
-)
-"""What the parameters of a simulated machine need."""
-
-OF_POLICIES = (
-    *OF_MACHINES,
-    *(_used(key) for key in ("batch", "window", "t_cut", "b1", "rule", "longest", "merge_below")),
-    Needs("longest", lambda o: set(_names(o)) != {"split"} or o.merge_below, "nothing waits", "Add --merge-below 4"),
-    Needs("ageing", lambda o: len(o.classes or ()) > 1 or o.arrivals is not None, "there is one class", "Add --class"),
-    *(not_varied(key) for key in ("rate", *SETTINGS)),
-    *(Needs(key, lambda o: not _idle_in_sweep(o), "no policy has all that it varies") for key in ("sweep", "vary")),
-    Needs(
-        "arrival_process",
-        lambda o: o.arrivals is None and o.load_curve is None and o.users is None,
-        "arrivals follow a file or their users, none are drawn from a process",
-    ),
-    Needs("rate", lambda o: o.users is None, "users send a request when they have an answer"),
-    Needs("think", lambda o: o.users is not None, "there are no users", "Add --users 20"),
-    Needs("by_prompt", lambda o: o.arrivals is not None, "no prompt lengths are known", "Add --arrivals FILE"),
-)
-"""What parameters of `simulate` need."""
-
-
-def _is_name(hardware: Any) -> bool:
-    return isinstance(hardware, str | Path)
-
-
-@library_verb
-@only_with(*OF_POLICIES)
-def simulate(
-    hardware: Any = "hardware.json",
-    rate: str | Sequence[str] | None = None,
-    policy: str | Sequence[str] = "gpu-only",
-    *,
-    rate_per_s: float | Sequence[float] | None = None,
-    arrivals: Any = None,
-    arrival_process: str = "poisson",
-    load_curve: str | Path | None = None,
-    users: int | None = None,
-    think: Duration = "1s",
-    classes: Iterable[str] = (),
-    prompt_lengths: Any = None,
-    by_prompt: bool = False,
-    tokens_per_request: int | None = None,
-    nominal: Mapping[str, str] | None = None,
-    service: Service = "fitted",
-    servers: Mapping[str, int] | None = None,
-    buckets: Sequence[int] = (),
-    settings: Mapping[str, Any] | None = None,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    sla: Duration | None = None,
-    sla_ms: float | None = None,
-    requests: int | None = None,
-    replications: int = 5,
-    warmup: float | None = None,
-    precision: float | None = None,
-    seed: int = 0,
-    log: Path | None = None,
-    running: Running = Running(),
-    out: Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    force: bool = False,
-) -> PolicySimulation:
+@verb(SimulateRequest)
+def simulate(request: SimulateRequest) -> PolicySimulation:
     """Simulate batching policies on one or two execution paths, all on the same random numbers.
 
-    hardware: a `hardware.json`, a HardwareProfile, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}.  rate: "500/s",
-    one or several.  policy: one or several; the first is the baseline.  arrivals: recorded requests, a file or a
-    table.  settings: of the policies, {"t_cut": "2ms", "batch": 8}; vary: lists of them to be combined.  Further
-    parameters are the options of `latfit simulate policies`. Raises WrongUsage, BadInput; an unstable load is no error:
-    its runs have `stable=False`.
+    hardware: a `hardware.json`, a HardwareProfile, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}. Raises
+    WrongUsage, BadInput; an unstable load is no error: its runs have `stable=False`.
     """
-    asked = {name.replace("-", "_"): values for name, values in (vary or {}).items()}
-    swept = rates(asked.pop("rate", None), "--sweep rate")
-    offered = swept or rates(rate, per_s=rate_per_s)
-    load = make_load(
-        offered,
-        arrivals=arrivals,
-        load_curve=load_curve,
-        users=users,
-        think=think,
-        arrival_process=arrival_process,
-        classes=classes,
-        prompt_lengths=prompt_lengths,
-    )
-    if requests is not None and isinstance(load, RecordedLoad) and requests > len(load.requests):
-        few = f"{requests:,} requests are asked for, and {len(load.requests):,} are recorded"
+    axes = values_of(request.vary)
+    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate, per_s=request.rate_per_s)
+    load = make_load(request, offered)
+    if request.requests is not None and isinstance(load, RecordedLoad) and request.requests > len(load.requests):
+        few = f"{request.requests:,} requests are asked for, and {len(load.requests):,} are recorded"
         raise WrongUsage(few, where="--requests", remedy="Leave --requests out for all of them.")
     _refuse_tokens_of_classes(load)
-    mean, longest = request_tokens(load, by_prompt, tokens_per_request)
-    serving = Serving(mean, service, longest, servers or {}, buckets)
-    machine = _machine(hardware, nominal)
-    _refuse_unread_tokens(machine, tokens_per_request, by_prompt, prompt_lengths)
-    system = _system(machine, serving, force=force)
-    limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
-    options = Options(requests, warmup, replications, seed, limit, precision)
-    varied = {_setting(key)[0]: [_parsed(key, value) for value in values] for key, values in asked.items()}
-    names = [policy] if isinstance(policy, str) else list(policy)
+    mean, longest = request_tokens(load, request.by_prompt, request.tokens_per_request)
+    machine, system, limit = _simulated(request, mean, longest)
+    _tell_unread_tokens(machine, request)
+    varied = {_setting(key)[0]: [_parsed(key, value) for value in values] for key, values in axes.items()}
+    given = {name: value for name in SETTINGS if (value := getattr(request, name)) is not None}
     skipped: list[SlaOutOfReach] = []
-    grid = Grid(names, offered, varied, policy_settings(settings or {}))
-    points = points_of(grid, system, load, options, solve=solve_optimal, skipped=skipped)
+    grid = Grid(several(request.policy), offered, varied, policy_settings({**given, **(request.settings or {})}))
+    points = points_of(grid, system, load, _options(request, limit), solve=solve_optimal, skipped=skipped)
     if not points:
         raise skipped[0]
-    _log_events(log, points[0], seed)
-    runs = sweep(points, running, out=out, resume=resume, progress=progress)
+    if request.log is not None:
+        first = points[0]
+        write_events(request.log, event_log(first.policy, first.system, first.load, LOGGED, request.seed))
+    runs = _swept(points, request)
     left_out = list(dict.fromkeys(error.found for error in skipped))
     outside = [text for path in machine.paths.values() if (text := PathLatency(path, mean).outside)]
     told = [replace(run, notes=[*notes_of(load), *outside, *run.notes]) for run in runs]
     return PolicySimulation(told, system, limit, left_out, subject=_subject(machine))
+
+
+@verb(StudyRequest)
+def simulate_study(request: StudyRequest) -> PolicySimulation:
+    """Put claims of the literature on batching to the test: every policy at ten loads up to what the main path
+    serves, and serving engines whose steps cost the same.
+
+    The SLA is 2.5 times the main path's latency for one request unless given. Raises as `simulate` does.
+    """
+    machine, system, limit = _simulated(request, float(request.tokens_per_request or 1))
+    points = policy_points(system, _options(request, limit), solve_optimal)
+    runs = _swept(points, request)
+    limit = points[0].options.sla_ms
+    engines = serving_study(system.main, request.seed)
+    found = [*findings(runs, system, limit), *engines.findings]
+    return PolicySimulation(runs, system, limit, (), found, engines, _subject(machine))
+
+
+def _simulated(request: Any, mean: float, longest: float = 0.0) -> tuple[HardwareProfile, System, float]:
+    """The machine, its paths that serve requests of such tokens, and the SLA in ms. Raises WrongUsage."""
+    servers = {name: _count(number) for name, number in by_name(request.servers, "--servers", "amx=2").items()}
+    buckets = request.buckets or ()
+    if isinstance(buckets, str):
+        try:
+            buckets = [int(part) for part in buckets.split(",") if part.strip()]
+        except ValueError:
+            remedy = "Give values between commas."
+            raise WrongUsage(f"{buckets!r} cannot be read", where="--buckets", remedy=remedy) from None
+    machine = _machine(request.hardware, by_name(request.nominal, "--nominal", "gpu:launch=8ms,slope=0.05ms", "=:"))
+    system = system_of(machine, Serving(mean, request.service, longest, servers, buckets))
+    if not request.force:
+        check_one_model(HardwareProfile({path.name: machine.paths[path.name] for path in system.paths}))
+    given = request.sla is not None or request.sla_ms is not None
+    return machine, system, duration(request.sla, "--sla", request.sla_ms) if given else math.inf
+
+
+def _options(request: Any, limit: float) -> Options:
+    return Options(request.requests, request.warmup, request.replications, request.seed, limit, request.precision)
+
+
+def _swept(points: Sequence[Point], request: Any) -> Sequence[SimResult]:
+    running = request.running or Running(request.workers, request.backend, request.scheduler)
+    return sweep(points, running, out=request.out, resume=request.resume, progress=request.progress)
+
+
+def _count(number: Any) -> int:
+    found = number if isinstance(number, int) else whole_number(number)
+    if not found:
+        raise WrongUsage(f"{number!r} is no count", where="--servers", remedy="Write amx=2.")
+    return found
 
 
 def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfile:
@@ -388,14 +299,6 @@ def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfil
     missing = isinstance(hardware, str | Path) and not Path(hardware).exists()
     known = {} if more and missing else profile_of(hardware).paths
     return HardwareProfile({**known, **more})
-
-
-def _system(machine: HardwareProfile, serving: Serving, *, force: bool) -> System:
-    """The paths of a machine that serve. force: whether they may be of different models."""
-    system = system_of(machine, serving)
-    if not force:
-        check_one_model(HardwareProfile({path.name: machine.paths[path.name] for path in system.paths}))
-    return system
 
 
 def _refuse_tokens_of_classes(load: Load) -> None:
@@ -409,72 +312,17 @@ def _refuse_tokens_of_classes(load: Load) -> None:
         )
 
 
-def _refuse_unread_tokens(
-    machine: HardwareProfile, tokens_per_request: int | None, by_prompt: bool, prompt_lengths: Any
-) -> None:
-    """Raises WrongUsage for tokens of requests where every path costs the same whatever they are."""
-    given = {
-        "--tokens-per-request": tokens_per_request is not None,
-        "--by-prompt": by_prompt,
-        "--prompt-lengths": prompt_lengths is not None,
-    }
-    read = any(path.nominal is None or path.nominal.per_token_ms for path in machine.paths.values())
-    for option in (name for name, said in given.items() if said and not read):
-        why = "has no effect: every path has nominal numbers without per_token, whatever tokens requests have"
-        raise WrongUsage(why, where=option, remedy=f"Give --nominal with per_token, or leave {option} out.")
+def _tell_unread_tokens(machine: HardwareProfile, request: SimulateRequest) -> None:
+    """Tell where every path costs the same whatever tokens requests have."""
+    if not any(path.nominal is None or path.nominal.per_token_ms for path in machine.paths.values()):
+        for name in {"tokens_per_request", "by_prompt", "prompt_lengths"} & given_in(request):
+            ignored(f"--{name.replace('_', '-')}", "every path has nominal numbers without per_token")
 
 
 def _subject(machine: HardwareProfile) -> str:
     from latfit.reporting import what_is_known
 
     return what_is_known(machine.paths.values())
-
-
-def _log_events(target: Path | None, point: Point, seed: int) -> None:
-    if target is not None:
-        write_events(target, event_log(point.policy, point.system, point.load, LOGGED, seed))
-
-
-@library_verb
-@only_with(*OF_MACHINES)
-def simulate_study(
-    hardware: Any = "hardware.json",
-    *,
-    nominal: Mapping[str, str] | None = None,
-    tokens_per_request: int | None = None,
-    service: Service = "fitted",
-    servers: Mapping[str, int] | None = None,
-    buckets: Sequence[int] = (),
-    sla: Duration | None = None,
-    sla_ms: float | None = None,
-    requests: int | None = None,
-    replications: int = 5,
-    warmup: float | None = None,
-    precision: float | None = None,
-    seed: int = 0,
-    running: Running = Running(),
-    out: Path | None = None,
-    resume: bool = False,
-    progress: Progress | None = None,
-    force: bool = False,
-) -> PolicySimulation:
-    """Put claims of the literature on batching to the test: every policy at ten loads up to what the main path
-    serves, and serving engines whose steps cost the same.
-
-    Parameters as in `simulate`; `sla`: without it 2.5 times the main path's latency for one request. Raises as
-    `simulate` does.
-    """
-    serving = Serving(float(tokens_per_request or 1), service, 0.0, servers or {}, buckets)
-    machine = _machine(hardware, nominal)
-    system = _system(machine, serving, force=force)
-    limit = math.inf if sla is None and sla_ms is None else duration(sla, "--sla", sla_ms)
-    options = Options(requests, warmup, replications, seed, limit, precision)
-    points = policy_points(system, options, solve_optimal)
-    runs = sweep(points, running, out=out, resume=resume, progress=progress)
-    limit = points[0].options.sla_ms
-    engines = serving_study(system.main, seed)
-    found = [*findings(runs, system, limit), *engines.findings]
-    return PolicySimulation(runs, system, limit, (), found, engines, _subject(machine))
 
 
 def solve_optimal(rate: float, T_ms: "FloatArray") -> "DispatchTable":

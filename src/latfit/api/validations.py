@@ -1,6 +1,5 @@
 """`validate`: a measured serving run beside its simulation."""
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit.api.answer import Answer, State
 from latfit.api.engines import (
-    OF_SETTINGS,
-    EngineService,
     EngineSetup,
-    OrderName,
-    Route,
     check_one_engine,
     engine_settings_of,
+    named_settings,
     order_of,
     scatters,
+    with_settings,
 )
-from latfit.api.fits import Fit, PhaseFits, Time, as_fit, fit_phases
+from latfit.api.fits import Fit, PhaseFits, as_fit, fit_phases
 from latfit.api.loads import recording_of
-from latfit.api.quantities import Duration, Needs, library_verb, only_with
+from latfit.api.quantities import several
 from latfit.api.reading import read, read_timed
-from latfit.api.simulations import State
+from latfit.api.request import given_in, ignored, verb
+from latfit.api.requests import ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
 from latfit.model import FitResult
 from latfit.record import texts_beside
-from latfit.simulation import EngineSettings, Routing, StepCosts, step_costs
+from latfit.simulation import Routing, StepCosts, step_costs
 from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
 from latfit.units import format_ms
 from latfit.validation import (
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Validation:
+class Validation(Answer):
     """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).  foreign:
     why the run is not of the machine that the fit is of, empty where it may be.  setup: how the engine is set up.
     run_speed: how fast the machine was during the run, and the comparison at that speed, where its steps are known."""
@@ -146,25 +145,18 @@ class Validation:
         speed = {"run_speed": None if self.run_speed is None else self.run_speed.to_json()}
         return self.result.to_json() | machine | origin | speed | {"warnings": [asdict(each) for each in self.warnings]}
 
-    def summary(self) -> str:
-        """The verdict, the three metrics and the warnings, as the command prints them."""
-        from latfit.reporting import table_text
+    @property
+    def lines(self) -> list[str]:
+        return [self.line] if self.line else []
 
-        shown = [f"  ! {each.message}. {each.remedy}" for each in self.warnings]
-        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *filter(None, [self.line]), *shown])
+    @property
+    def cautions(self) -> list[str]:
+        return [f"{each.message}. {each.remedy}" for each in self.warnings]
 
     @property
     def line(self) -> str:
         """How the engine is set up and who says so, where that is not options alone."""
         return "" if self.setup is None else self.setup.line
-
-    def __repr__(self) -> str:
-        return f"Validation: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(map(table_html, self.tables(brief=True)))
 
 
 def _a_fit(source: Any) -> bool:
@@ -174,112 +166,60 @@ def _a_fit(source: Any) -> bool:
     return isinstance(source, Fit | FitResult | PhaseFits) or str(source).endswith(".json")
 
 
-OF_VALIDATION = (
-    *OF_SETTINGS,
-    *(
-        Needs(name, lambda o: not _a_fit(o.fit), "the steps are fitted already", "Name the trace instead of the fit")
-        for name in ("model", "time", "where")
-    ),
-    Needs("prefill_fit", lambda o: _a_fit(o.fit), "the trace has steps with prefill of its own", "Name fits"),
-    Needs(
-        "run_steps", lambda o: not o.calibrate, "calibrated costs have a speed of their own", "Leave out --calibrate"
-    ),
-    Needs(
-        "metrics_before", lambda o: o.metrics_after is not None, "there is no text from after", "Add --metrics-after"
-    ),
-)
-"""What parameters of `validate` need."""
-
-
-@library_verb
-@only_with(*OF_VALIDATION)
-def validate(
-    fit: Any,
-    run: Any,
-    *,
-    kv_blocks: int | None = None,
-    prefill_fit: Any = None,
-    model: str | None = None,
-    time: Time | None = None,
-    where: str | None = None,
-    metrics_before: str | Path | None = None,
-    metrics_after: str | Path | None = None,
-    run_steps: Any = None,
-    calibrate: bool = False,
-    service: EngineService = "fitted",
-    batching: str | Sequence[str] = "chunked-prefill",
-    order: OrderName | Sequence[OrderName] = "fcfs",
-    length_error: float = 0.0,
-    switch_at: int = 32,
-    ageing: Duration | None = None,
-    replicas: int = 1,
-    route: Route = "round-robin",
-    prefix_share: float = 0.5,
-    seed: int = 0,
-    force: bool = False,
-    **engine: Any,
-) -> Validation:
+@verb(ValidateRequest)
+def validate(request: ValidateRequest) -> Validation:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
 
-    fit: traces or logs of the engine, whose steps are fitted here, decoding apart from steps with prefill, with model,
-    time and where as of `latfit.fit`; or step costs, a Fit or a `.fit.json` file, and prefill_fit of steps that contain
-    prefill.  run: recorded requests with the times of their first and last tokens, a file or a table; or a trace of
-    `record_server`, whose windows tell how many came and when.  metrics_before, metrics_after: `/metrics` of the server
-    as text files, by default those beside such a trace; with them the simulation is held to what the server counted.
-    run_steps: traces or logs with the steps of this very run, which show the speed of the machine.
-    calibrate: fit a constant a step and one a token on the first third, and score the rest.  kv_blocks, batching,
-    order, replicas, engine: settings of the engine as of `simulate_engine`; what is not named comes from the traces and
-    the metrics.  force: take fits that are of different machines or models together. Whether the run is of the fits'
-    machine is told first (`.foreign`). Raises WrongUsage, BadInput, FitNotUsable.
+    The steps of traces are fitted here, decoding apart from steps with prefill. Settings that are not named come from
+    the traces and the metrics. Whether the run is of the fits' machine is told first (`.foreign`). Raises WrongUsage,
+    BadInput, FitNotUsable.
     """
+    request = with_settings(request)
+    fit, run, seed, scatter = request.fit, request.run, request.seed, scatters(request.service)
     watch = _watch(run)
-    if calibrate and (watch is not None or metrics_after is not None):
+    if request.calibrate and watch is not None:
         raise WrongUsage(
             "constants are fitted to some of the client's times, and the server counts all requests",
-            where="--calibrate, --metrics-after",
-            remedy="Give one of them.",
+            where="--calibrate",
+            remedy="Leave it out.",
         )
-    measured, server = _measured(run, watch, (metrics_before, metrics_after), seed)
+    measured, server = _measured(run, watch, (request.metrics_before, request.metrics_after), seed)
     known = {
-        "kv_blocks": kv_blocks,
-        "batching": batching,
+        **named_settings(request),
+        "batching": request.batching,
         "server": None if server is None else server.facts,
-        **engine,
     }
     if _a_fit(fit):
-        fits = _given_fits(fit, prefill_fit)
-        if not force:
+        fits = _given_fits(fit, request.prefill_fit)
+        for name in {"model", "time", "where"} & given_in(request):
+            ignored(f"--{name}", "the steps are fitted already")
+        if not request.force:
             check_one_engine(*(each and each.result for each in (fits.decode, fits.prefill)))
         setup = engine_settings_of(fits.results, **known)
         starts = [start for each in fits.results for start in starts_of(each.provenance.get("trace") or {})]
     else:
-        steps = read(fit) if where is None else read(fit, where=where)
+        if request.prefill_fit is not None:
+            ignored("--prefill-fit", "the trace has steps with prefill of its own")
+        steps = read(fit, where=request.where)
         starts = starts_of(steps.trace.provenance, steps.trace)
         setup = engine_settings_of(steps, **known)
-        fits = fit_phases(steps, cache_tokens=setup.settings[0].cache_tokens, model=model, seed=seed, time=time)
-    orders = [order] if isinstance(order, str) else list(order)
+        cache_tokens = setup.settings[0].cache_tokens
+        fits = fit_phases(steps, cache_tokens=cache_tokens, model=request.model, seed=seed, time=request.time)
+    orders = several(request.order)
     if len(setup.settings) != 1 or len(orders) != 1:
         raise WrongUsage("one engine was measured", where="--batching, --order", remedy="Give one.")
-    settings = replace(setup.settings[0], order=order_of(orders[0], length_error, ageing, switch_at))
-    _check_seed(seed, settings, drawn=service != "deterministic" or watch is not None or not _a_fit(fit))
-    beside = measured.engines if replicas == 1 else replicas
-    how = Asked(calibrate, seed, Routing(beside, route, prefix_share), server)
-    costs = step_costs(*fits.results, scatter=scatters(service))
+    settings = replace(setup.settings[0], order=order_of(replace(request, order=orders[0])))
+    beside = measured.engines if request.replicas == 1 else request.replicas
+    how = Asked(request.calibrate, seed, Routing(beside, request.route, request.prefix_share), server)
+    costs = step_costs(*fits.results, scatter=scatter)
     found = compared(measured, costs, settings, how)
     apart = not_together(starts, measured, None if server is None else server.started_s)
     told = [] if apart is None else [apart]
     told += [*_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
     cautions = cautions_about(*_pair(fits), found.run, settings)
-    speed = _run_speed(run_steps, watch, fits, found, (costs, how))
+    speed = _run_speed(request.run_steps, watch, fits, found, (costs, how))
     foreign = not_of_machine(fits.results, found if speed is None else speed.at_speed)
     return Validation(found, [*told, *cautions], foreign, setup, speed)
-
-
-def _check_seed(seed: int, settings: EngineSettings, *, drawn: bool) -> None:
-    """Raises WrongUsage for a seed of what draws nothing: recorded requests on fitted steps that do not scatter. drawn:
-    whether anything is, beside what the settings have drawn."""
-    if seed and not (drawn or settings.speculation.draft_tokens or settings.order.length_error):
-        raise WrongUsage("has no effect: nothing is drawn", where="--seed", remedy="Leave it out.")
 
 
 def _run_speed(
@@ -302,7 +242,7 @@ def _run_speed(
 
 def _of_run(run_steps: Any, fits: PhaseFits, how: Asked, measured: Measured) -> Trace:
     """The steps that were recorded during a run. Raises BadInput where none was."""
-    steps = read_timed(run_steps, fits.decode.time, {}).trace
+    steps = read_timed(ReadRequest(run_steps), fits.decode.time).trace
     started_s = None if how.server is None else how.server.started_s
     starts = starts_of(steps.provenance, steps)
     other = not_together(starts, measured, started_s)

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from latfit._version import __version__
 from latfit.cli import terminal
 from latfit.cli.output import echo
-from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, on_command_line, silent
+from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, silent
 
 if TYPE_CHECKING:
     from latfit.cli.options import Verb
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Exit code of one command; errors are told in their own words, without a traceback."""
-    typed, quiet, streams = on_command_line.set(True), silent.set(False), (sys.stdout, sys.stderr)
+    quiet, streams = silent.set(False), (sys.stdout, sys.stderr)
     try:
         _check_letters(arguments)
         _import_plugins()
@@ -188,7 +188,6 @@ def run(arguments: Sequence[str]) -> int:
         return _unexpected(error)
     finally:
         silent.reset(quiet)
-        on_command_line.reset(typed)
 
 
 def _import_plugins() -> None:

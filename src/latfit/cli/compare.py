@@ -1,11 +1,8 @@
 """`latfit compare`: fits or runs side by side, with a verdict on what changed."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from latfit.cli.options import OutputOptions, ReadingOptions, SeedOption, only_with, verb
+from latfit.api.requests import CompareRequest
+from latfit.cli.options import OutputOptions, verb
+from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.errors import Regression
 from latfit.units import format_percent
 
@@ -16,34 +13,7 @@ MOST = 8
 
 
 @verb
-@only_with("read", "compare")
-def compare(
-    sources: Annotated[
-        list[Path], typer.Argument(help="Fit files, or traces to fit: the first is the baseline.", metavar="A B...")
-    ],
-    typed: ReadingOptions = ReadingOptions(),
-    tolerance: Annotated[str, typer.Option("--tolerance", help="Slowdown from which it is a regression.")] = "5%",
-    each: Annotated[
-        bool,
-        typer.Option("--each", help="Compare every system (hardware, model, tp) with the same one of the baseline."),
-    ] = False,
-    alternate: Annotated[
-        bool,
-        typer.Option(
-            "--alternate", help="The files are runs of A and B in turn (A B A2 B2), each of a start of its own."
-        ),
-    ] = False,
-    path: Annotated[
-        str | None,
-        typer.Option(
-            "--path",
-            help="Execution path to compare where a source holds several. With --each '{hardware}-tp{tp}' says which"
-            " systems are the same.",
-        ),
-    ] = None,
-    seed: SeedOption = 0,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def compare(request: CompareRequest, output: OutputOptions) -> None:
     """Compare runs, with a verdict on where one became slower.
 
     Each against the first, phase by phase and by regions of (B, S): in the cells that both have measured where the
@@ -55,14 +25,11 @@ def compare(
     latfit compare before.parquet after.parquet --tolerance 3%
     latfit compare a1.parquet b1.parquet a2.parquet b2.parquet --alternate
     """
-    from latfit.api import compare as compared
-    from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
+    from latfit.api.comparisons import compare_runs
     from latfit.reporting import changes_table, comparison_table
 
     with progress_bar("Comparing", quiet=output.silent):
-        found = compared(
-            *sources, tolerance=tolerance, each=each, alternate=alternate, path=path, seed=seed, **typed.keywords()
-        )
+        found = compare_runs.of(request)
     if output.json:
         print_json(found.to_json())
     else:

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import typer
 
-from latfit.cli.options import QuietOption, SeedOption, verb
+from latfit.api.request import Option, Request
+from latfit.api.requests import Seed
+from latfit.cli.options import Quiet, verb
 from latfit.cli.output import echo
 from latfit.errors import WrongUsage
 from latfit.units import format_ms, parse_duration_ms
@@ -16,20 +18,18 @@ SLA_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class DemoOptions:
+class DemoOptions(Request):
     """Where to, how long, how much is said; each step prints what its own command prints."""
 
-    panel: ClassVar[str] = "Demo"
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder that everything goes into.")] = Path(
-        "reports/demo"
-    )
-    budget: Annotated[str, typer.Option("--budget", help="Time to spend measuring.")] = "60s"
-    seed: SeedOption = 0
-    quiet: QuietOption = False
+    PANEL = "Demo"
+    out: Annotated[Path, Option("Folder that everything goes into.", metavar="DIR")] = Path("reports/demo")
+    budget: Annotated[str, Option("Time to spend measuring.")] = "60s"
+    seed: Seed = 0
+    quiet: Quiet = False
 
 
 @verb
-def demo(options: DemoOptions = DemoOptions()) -> None:
+def demo(options: DemoOptions) -> None:
     """Profile, fit, plan and report on this machine.
 
     The main job end to end, with nothing but the core installed.

@@ -1,30 +1,24 @@
 """`latfit evaluate`: how well a fit predicts steps that it has not seen."""
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
+from latfit.api.request import Request
+from latfit.api.requests import FitFile, Force, ReadRequest
+from latfit.cli.options import OutputOptions, read_sources, verb
+from latfit.cli.output import print_json, print_table, print_warnings, say, verdict
 
-from latfit.cli.options import (
-    ForceOption,
-    OutputOptions,
-    ReadingOptions,
-    SourcesArgument,
-    only_with,
-    read_sources,
-    verb,
-)
+
+@dataclass(frozen=True)
+class ScoredFit(Request):
+    """The fit that is scored."""
+
+    SHOWN = "fit"
+    fit: FitFile
+    force: Force = False
 
 
 @verb
-@only_with("read")
-def evaluate(
-    fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
-    source: SourcesArgument,
-    typed: ReadingOptions = ReadingOptions(),
-    force: ForceOption = False,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def evaluate(scored: ScoredFit, request: ReadRequest, output: OutputOptions) -> None:
     """Score a fit on a trace that it was not fitted to.
 
     Whether the steps are of the fitted machine (exit code 4 where they are not), errors overall and by phase, coverage
@@ -33,10 +27,9 @@ def evaluate(
     Example: latfit evaluate trace.fit.json other.parquet
     """
     from latfit.api import Fit, data_line
-    from latfit.cli.output import print_json, print_table, print_warnings, say, verdict
     from latfit.reporting import evaluation_table, machine_table
 
-    found = Fit.load(fit).evaluate(read_sources(source, typed, quiet=output.silent))
+    found = Fit.load(scored.fit).evaluate(read_sources(request, quiet=output.silent))
     if output.json:
         print_json(found.to_json())
     else:
@@ -49,5 +42,5 @@ def evaluate(
         elif found.phase_line:
             say(found.phase_line)
         print_warnings(found.scores["notes"], most=None if output.verbose else 3)
-    if not force:
+    if not scored.force:
         found.check_machine()

@@ -1,40 +1,24 @@
 """`latfit export`: a plan as the settings of a serving engine."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from latfit.api.request import Option
+from latfit.api.requests import ExportRequest
 from latfit.cli.options import OutputOptions, verb
+from latfit.cli.output import echo, note, print_json
+
+
+@dataclass(frozen=True)
+class ExportFiles(OutputOptions):
+    """Where the settings go."""
+
+    out: Annotated[Path | None, Option("Folder for the files, or one file. Default: printed.", metavar="PATH")] = None
 
 
 @verb
-def export(
-    target: Annotated[
-        str,
-        typer.Argument(help="vllm, sglang, trtllm, llamacpp, triton, tensorrt or kubernetes.", metavar="TARGET"),
-    ],
-    plan: Annotated[Path, typer.Argument(help="The plan, as latfit plan --out writes it.", metavar="PLAN")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="PATH", help="Folder for the files, or one file. Default: printed.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The model's name or folder, as the engine is to load it.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", help="tensorrt: an input, B for the batch: input:Bx3x224x224. Repeatable."),
-    ] = None,
-    begins: Annotated[
-        str | None,
-        typer.Option(
-            "--begins",
-            metavar="TIME",
-            help="kubernetes: when the plan's recorded day begins: '06:30 Europe/Berlin'. Default: 00:00 UTC.",
-        ),
-    ] = None,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def export(request: ExportRequest, output: ExportFiles) -> None:
     """Write a plan down as settings of a serving engine: every value with its reason, the plan that it comes from, and
     when it holds.
 
@@ -43,13 +27,12 @@ def export(
     latfit export vllm plan.json --out serving
     """
     from latfit.api import export as exported
-    from latfit.cli.output import echo, note, print_json
 
-    found = exported(plan, target, model=model, shapes=shape or (), begins=begins)
+    found = exported.of(request)
     if output.json:
         print_json(found.to_json())
-    elif out is None:
+    elif output.out is None:
         echo(str(found))
-    if out is not None:
-        for written in found.save(out):
+    if output.out is not None:
+        for written in found.save(output.out):
             note(f"Wrote {written}.", quiet=output.silent)

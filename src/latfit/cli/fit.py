@@ -1,27 +1,15 @@
-"""`latfit fit`: fit a model to traces and check it: one fit a system, with its execution path and its file.
+"""`latfit fit`: fit a model to traces and check it: one fit a system, with its execution path and its file."""
 
-What users say of parameters is read here: fixed values, ranges and priors by name.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from latfit.cli.options import (
-    DEFAULT_HARDWARE,
-    HardwareOption,
-    OutputOptions,
-    ReadingOptions,
-    SeedOption,
-    SourcesArgument,
-    only_with,
-    read_sources,
-    verb,
-)
-from latfit.errors import FitNotUsable, WrongUsage
+from latfit.api.request import Option, Request, shared
+from latfit.api.requests import FitEachRequest, Hardware, ModelOptions, ReportFolder
+from latfit.cli.options import OutputOptions, read_sources, verb
+from latfit.cli.output import echo, note, print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
     from latfit.api import Fit
@@ -39,122 +27,27 @@ MOST = 20
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """What is fitted, and how."""
-
-    panel: ClassVar[str] = "Model"
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="auto (chosen by cross-validation), saturation, saturation-gamma, context, roofline, linear,"
-            " quadratic, hinge or constant, each also with +moe or +correction.",
-        ),
-    ] = None
-    loss: Annotated[
-        Literal["huber", "soft_l1", "tukey", "linear"],
-        typer.Option("--loss", hidden=True, help="Robust loss of the residuals."),
-    ] = "huber"
-    residuals: Annotated[
-        Literal["relative", "absolute"],
-        typer.Option("--residuals", hidden=True, help="log of predicted/observed, or differences in ms."),
-    ] = "relative"
-    weights: Annotated[
-        Literal["rows", "segment", "variance"],
-        typer.Option("--weights", help="What counts the same: rows, doublings of S, or cells by their variance."),
-    ] = "rows"
-    time: Annotated[
-        Literal["compute", "period"] | None,
-        typer.Option(
-            "--time",
-            help="compute: T_ms as the source tells it; period: from one step to the next, with the host's work."
-            " Without it the period where it is known.",
-        ),
-    ] = None
-    window_means: Annotated[
-        bool,
-        typer.Option(
-            "--window-means",
-            help="The rows are means over the steps of windows, though no column says so (window_ms, B_sd, ...).",
-        ),
-    ] = False
-    fix: Annotated[list[str] | None, typer.Option("--fix", help="Hold a parameter: P_max=60. Repeatable.")] = None
-    bounds: Annotated[list[str] | None, typer.Option("--bounds", help="Bound a parameter: k_B=0.01:1. Repeatable.")] = (
-        None
-    )
-    prior: Annotated[
-        list[str] | None,
-        typer.Option("--prior", hidden=True, help="Prior of a parameter, mean and deviation: P_max=60:5. Repeatable."),
-    ] = None
-    solver: Annotated[
-        Literal["separable", "trf"],
-        typer.Option("--solver", hidden=True, help="Variable projection, or plain SciPy from several starts."),
-    ] = "separable"
-    seed: SeedOption = 0
-
-
-@dataclass(frozen=True)
-class UncertaintyOptions:
-    """How the intervals of parameters are made."""
-
-    panel: ClassVar[str] = "Uncertainty"
-    intervals: Annotated[
-        Literal["sandwich", "profile", "bootstrap"],
-        typer.Option(
-            "--intervals",
-            hidden=True,
-            help="Of the parameters: from their covariance, the cost itself (slow), or resampled fits.",
-        ),
-    ] = "sandwich"
-    bootstrap: Annotated[
-        int, typer.Option("--bootstrap", min=0, help="Refit so many resamples of the steps, such as 1000.")
-    ] = 0
-    resample: Annotated[
-        Literal["auto", "rows", "block", "residual"],
-        typer.Option("--resample", hidden=True, help="What --bootstrap draws; auto is blocks of time, or rows."),
-    ] = "auto"
-
-
-@dataclass(frozen=True)
-class TargetOptions:
+class TargetOptions(Request):
     """Which systems are fitted, and where the fits go."""
 
-    panel: ClassVar[str] = "Systems and files"
-    each: Annotated[
-        bool, typer.Option("--each", help="Fit every system (hardware, model, tp) in the file by itself.")
-    ] = False
-    path: Annotated[
-        str | None,
-        typer.Option(
-            "--path",
-            help="Name of the execution path: cpu, amx, gpu. Default: the one that the trace names. With --each"
-            " '{hardware}-tp{tp}' enters every system.",
-        ),
-    ] = None
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The fit file; without it NAME.fit.json in this folder.")
-    ] = None
-    hardware: HardwareOption = DEFAULT_HARDWARE
+    PANEL = "Systems and files"
+    SHOWN = "each out hardware force report"
+    each: Annotated[bool, Option("Fit every system (hardware, model, tp) in the file by itself.")] = False
+    out: Annotated[Path | None, Option("The fit file; without it NAME.fit.json in this folder.")] = None
+    hardware: Hardware = Path("hardware.json")
     max_error: Annotated[
         str | None,
-        typer.Option(
-            "--max-error",
-            help="Keep fits of a larger cross-validated error out of the profile: 10%. Without it those far above the"
-            " noise floor or the linear baseline.",
+        Option(
+            "Keep fits of a larger cross-validated error out of the profile: 10%. Without it those far above the noise"
+            " floor or the linear baseline."
         ),
     ] = None
     force: Annotated[
         bool,
-        typer.Option(
-            "--force",
-            help="Enter the fit into the profile all the same, and in place of a measurement of another system.",
-        ),
+        Option("Enter the fit into the profile all the same, and in place of a measurement of another system."),
     ] = False
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="DIR", help="Also write a report into this folder.")
-    ] = None
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 when the fit has warnings.")] = False
+    report: ReportFolder = None
+    strict: Annotated[bool, Option("Exit with 4 when the fit has warnings.")] = False
 
     def file(self, source: str, label: str) -> Path:
         """NAME.fit.json, or NAME.LABEL.fit.json where a source holds several systems."""
@@ -192,15 +85,7 @@ class Stored:
 
 
 @verb
-@only_with("read", "fit_each")
-def fit(
-    trace: SourcesArgument,
-    asked: ModelOptions = ModelOptions(),
-    doubt: UncertaintyOptions = UncertaintyOptions(),
-    typed: ReadingOptions = ReadingOptions(),
-    targets: TargetOptions = TargetOptions(),
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) -> None:
     """Fit a latency model to a trace and check it.
 
     Writes NAME.fit.json and enters the fit into the hardware profile.
@@ -210,16 +95,14 @@ def fit(
     latfit fit server.log --report reports
     """
     from latfit.api import fit_each
-    from latfit.cli.output import note, print_json, progress_bar
     from latfit.trace import check_one_machine, reading_notes
 
-    choices = _keywords(asked, doubt)
-    steps = read_sources(trace, typed, quiet=output.silent, time=asked.time or "auto")
+    steps = read_sources(request, quiet=output.silent, time=request.time or "auto")
     if not targets.each:
         check_one_machine(steps)
     _check_targets(steps, targets)
     several_machines = targets.each and any(set(system) - {"path"} for system, _ in steps.systems)
-    no_machine = several_machines and "{" not in (targets.path or "")
+    no_machine = several_machines and "{" not in (request.path or "")
     stored: dict[str, Stored] = {}
 
     def keep(label: str, found: "Fit") -> None:
@@ -237,7 +120,7 @@ def fit(
 
     try:
         with progress_bar("Fitting", quiet=output.silent) as advance:
-            fits = fit_each(steps, path=targets.path, made=keep, progress=advance, **choices)
+            fits = fit_each.of(shared(FitEachRequest, _of_model(request), source=steps, made=keep, progress=advance))
     except KeyboardInterrupt:
         done = sum(each.fit.ok for each in stored.values())
         note(f"Stopped: {done:,} fits of {len(steps.systems):,} systems are written.", quiet=output.silent)
@@ -257,52 +140,9 @@ def fit(
     _raise_where_unusable(made, strict=targets.strict, where=steps.name)
 
 
-def _keywords(asked: ModelOptions, doubt: UncertaintyOptions) -> dict[str, Any]:
-    """The options of the model and its doubts, as the library takes them. Raises WrongUsage."""
-    given = {**vars(asked), **vars(doubt)}
-    return {
-        **given,
-        "fix": parse_fixed(asked.fix or []),
-        "bounds": parse_ranges(asked.bounds or [], "--bounds"),
-        "prior": parse_ranges(asked.prior or [], "--prior"),
-    }
-
-
-def parse_fixed(texts: list[str]) -> dict[str, float]:
-    """{parameter: value} from `P_max=60`. Raises WrongUsage."""
-    found: dict[str, float] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        _check_once(name, found, "--fix")
-        found[name] = _number(value, text, "--fix", "P_max=60")
-    return found
-
-
-def parse_ranges(texts: list[str], option: str) -> dict[str, tuple[float, float]]:
-    """{parameter: two numbers} from `k_B=0.01:1`: low and high of --bounds, mean and spread of --prior.
-
-    Raises WrongUsage.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    for text in texts:
-        name, _, span = text.partition("=")
-        first, _, second = span.partition(":")
-        example = "k_B=0.01:1" if option == "--bounds" else "P_max=60:5 (mean and standard deviation)"
-        _check_once(name, found, option)
-        found[name] = (_number(first, text, option, example), _number(second, text, option, example))
-    return found
-
-
-def _check_once(name: str, found: Mapping[str, object], option: str) -> None:
-    if name in found:
-        raise WrongUsage(f"{name} is given twice", where=option, remedy="Give it once.")
-
-
-def _number(value: str, text: str, option: str, example: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise WrongUsage(f"{text!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
+def _of_model(request: FitEachRequest) -> ModelOptions:
+    """What is asked of the model alone: the steps are read already."""
+    return shared(ModelOptions, request)
 
 
 def _without_endings(source: str) -> str:
@@ -343,8 +183,6 @@ def _enter(stored: dict[str, Stored], hardware: Path, *, force: bool) -> Sequenc
 
 
 def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, verbose: bool) -> None:
-    from latfit.cli.output import print_warnings, say
-
     if len(stored) > (MOST if verbose else FEW):
         _print_overview(stored, verbose=verbose)
     else:
@@ -386,7 +224,6 @@ def _within_reach(fit: "Fit") -> str:
 def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
     """Fits of many systems, a row each, those that cannot be used last and with their reason."""
     from latfit.api import data_line
-    from latfit.cli.output import print_table, print_warnings, say
     from latfit.reporting import fits_table
 
     refused = [each for each in stored if each.refused]
@@ -404,7 +241,6 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
 def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
     """The verdict, what it stands on and what to do about it; verbose: the tables, and every warning."""
     from latfit.api import data_line
-    from latfit.cli.output import echo, print_warnings, say, verdict
 
     found = stored.fit
     if several:
@@ -425,7 +261,6 @@ def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
 
 
 def _print_tables(found: "Fit") -> None:
-    from latfit.cli.output import print_table, say
     from latfit.reporting import tables
 
     say(found.result.status.sentence)

@@ -1,12 +1,14 @@
 """`latfit ingest`: logs and result files of serving engines into a clean trace."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from latfit.cli.options import OutputOptions, ReadingOptions, SourcesArgument, only_with, read_sources, verb
+from latfit.api.request import Option
+from latfit.api.requests import ReadRequest, TraceFile
+from latfit.cli.options import OutputOptions, read_sources, verb
+from latfit.cli.output import print_json, print_warnings, say
 from latfit.errors import WrongUsage
 
 if TYPE_CHECKING:
@@ -15,17 +17,16 @@ if TYPE_CHECKING:
     from latfit.trace import CleanTrace
 
 
+@dataclass(frozen=True)
+class TraceFiles(OutputOptions):
+    """Where rows go."""
+
+    out: TraceFile = Path("trace.parquet")
+    dropped: Annotated[Path | None, Option("Also write the dropped rows, with the reason, into this file.")] = None
+
+
 @verb
-@only_with("read")
-def ingest(
-    source: SourcesArgument,
-    typed: ReadingOptions = ReadingOptions(),
-    out: Annotated[Path, typer.Option("--out", help="Trace to write.")] = Path("trace.parquet"),
-    dropped: Annotated[
-        Path | None, typer.Option("--dropped", help="Also write the dropped rows, with the reason, into this file.")
-    ] = None,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def ingest(request: ReadRequest, output: TraceFiles) -> None:
     """Read engine logs and tables into a clean trace.
 
     What was dropped, and why, is counted; --dropped keeps those rows.
@@ -33,18 +34,18 @@ def ingest(
     Example: latfit ingest server.log --out trace.parquet
     """
     from latfit.api import data_line
-    from latfit.cli.output import print_json, print_warnings, say
     from latfit.files import check_writable
     from latfit.provenance import run_facts
     from latfit.trace import check_trace_name, data_facts, reading_notes, write_trace
 
+    out, dropped = output.out, output.dropped
     check_trace_name(out)
     if dropped is not None:
         check_trace_name(dropped, "--dropped")
         check_writable(dropped)
     check_writable(out)
-    _check_apart(source, filter(None, (out, dropped)))
-    read = read_sources(source, typed, quiet=output.silent)
+    _check_apart(request.source, filter(None, (out, dropped)))
+    read = read_sources(request, quiet=output.silent)
     data, notes = data_facts(read, {}, read.trace), reading_notes(read)
     facts = {**run_facts(0), "data": data}
     if dropped is not None:

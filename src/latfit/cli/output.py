@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from latfit.warning import LatfitWarning
 
 
+MOST_WARNINGS = 3
+"""Warnings that are shown without --verbose."""
+
 LEAST_WORDS = 12
 """Letters that a column of words keeps on a narrow terminal."""
 
@@ -153,3 +156,24 @@ def print_warnings(warnings: "Iterable[LatfitWarning | str]", most: int | None =
         echo(wrapped(text, "    ", "  ! "))
     if most is not None and len(shown) > most:
         echo(f"  ! and {len(shown) - most} more: --verbose shows them.")
+
+
+def print_answer(
+    found: Any,
+    tables: "Iterable[Table]" = (),
+    *,
+    lines: Iterable[str] = (),
+    warnings: "Iterable[LatfitWarning | str]" = (),
+    verbose: bool = False,
+) -> None:
+    """Print the verdict of an answer, tables, sentences, and warnings: the first few unless verbose."""
+    verdict(found.verdict, found.state)
+    shown = list(tables)
+    for table in shown:
+        echo()
+        print_table(table)
+    if shown and lines:
+        echo()
+    for line in lines:
+        say(line)
+    print_warnings(warnings, most=None if verbose else MOST_WARNINGS)

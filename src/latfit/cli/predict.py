@@ -1,12 +1,10 @@
 """`latfit predict`: the latency of steps from a fit, with intervals, and what a request or token more costs."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from latfit.cli.options import OutputOptions, only_with, verb
+from latfit.api.requests import PredictRequest
+from latfit.cli.options import OutputOptions, verb
+from latfit.cli.output import print_json, print_table, print_warnings, say
 from latfit.errors import WrongUsage
 
 if TYPE_CHECKING:
@@ -16,71 +14,31 @@ MOST_SHOWN = 16
 """Rows of a table, without --verbose."""
 
 
-@dataclass(frozen=True)
-class StepOptions:
-    """The steps that are asked about."""
-
-    panel: ClassVar[str] = "Steps"
-    B: Annotated[list[int] | None, typer.Option("-B", help="Requests in the step. Repeatable.")] = None
-    S: Annotated[list[int] | None, typer.Option("-S", help="Tokens in the step; without it S = B. Repeatable.")] = None
-    context: Annotated[
-        float | None,
-        typer.Option(
-            "--context", help="Cached tokens of each decoding request; without it the median of the fit's trace."
-        ),
-    ] = None
-    context_tokens: Annotated[
-        float | None, typer.Option("--context-tokens", help="Cached tokens the whole step reads.")
-    ] = None
-    prefill_requests: Annotated[int | None, typer.Option("--prefill-requests", help="How many of B prefill.")] = None
-    prefill_tokens: Annotated[int | None, typer.Option("--prefill-tokens", help="How many of S are prefill.")] = None
-    data: Annotated[Path | None, typer.Option("--data", help="A table of steps (B, S, ...) instead of -B and -S.")] = (
-        None
-    )
-
-
 @verb
-@only_with("Fit.predict")
-def predict(
-    fit: Annotated[Path, typer.Argument(help="A fit file (NAME.fit.json).", metavar="FIT")],
-    steps: StepOptions = StepOptions(),
-    level: Annotated[float, typer.Option("--level", help="Coverage of the prediction interval.")] = 0.9,
-    sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="Cost of a request or token more, and the dominant term.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse steps outside the measured range (exit code 3).")
-    ] = False,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def predict(steps: PredictRequest, output: OutputOptions) -> None:
     """Predict the latency of steps, with intervals.
 
     Every combination of -B and -S with S >= B, or the rows of --data. Steps outside the measured range are marked.
 
     Example: latfit predict rtx4090_llama-3.1-8b.fit.json -B 8 -B 32 -S 512
     """
-    from latfit.api import Fit, predicted, refuse_unread, steps_from
+    from latfit.api import Fit, predicted, steps_from, tell_unread
+    from latfit.api.request import check
 
-    found = Fit.load(fit)
-    if sensitivity:
-        if steps.data is not None:
-            raise WrongUsage("--sensitivity takes -B and -S, no table", where="--data", remedy="Leave one of them out.")
+    check(steps)
+    found = Fit.load(steps.fit)
+    if steps.sensitivity:
         _print_sensitivity(found, steps, output)
         return
-    if (steps.data is None) == (not steps.B):
-        raise WrongUsage(
-            "give one of them" if steps.B else "no step is given",
-            where="-B, --data",
-            remedy="For example: latfit predict FIT -B 8 -S 512",
-        )
-    given = {name: value for name, value in vars(steps).items() if name not in ("B", "S", "data", "context")}
-    refuse_unread(found.result, {**given, "context": steps.context})
+    if steps.data is None and not steps.B:
+        raise WrongUsage("no step is given", where="-B, --data", remedy="For example: latfit predict FIT -B 8 -S 512")
+    given = {name: getattr(steps, name) for name in ("context_tokens", "prefill_requests", "prefill_tokens")}
+    tell_unread(found.result, {**given, "context": steps.context})
     asked = steps_from(steps.data or steps.B, steps.S or None, given, every_combination=steps.data is None)
-    _print_predictions(predicted(found.result, asked, level, steps.context, strict=strict), output)
+    _print_predictions(predicted(found.result, asked, steps.level, steps.context, strict=steps.strict), output)
 
 
 def _print_predictions(found: "Predicted", output: OutputOptions) -> None:
-    from latfit.cli.output import print_json, print_table, print_warnings, say
     from latfit.reporting import prediction_table
 
     document = found.to_json()
@@ -95,9 +53,8 @@ def _print_predictions(found: "Predicted", output: OutputOptions) -> None:
     print_warnings(found.notes, most=None if output.verbose else 3)
 
 
-def _print_sensitivity(fit: "Fit", steps: StepOptions, output: OutputOptions) -> None:
+def _print_sensitivity(fit: "Fit", steps: PredictRequest, output: OutputOptions) -> None:
     """Slopes, elasticities and dominant terms on a grid: of what was named, else over the measured range."""
-    from latfit.cli.output import print_json, print_table, say
     from latfit.reporting import regions_table, sensitivity_table
 
     found: dict[str, Any] = fit.sensitivity(steps.B or None, steps.S or None, steps.context).to_json()

@@ -4,12 +4,10 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import typer
-
+from latfit.api.requests import RecordRequest
 from latfit.cli.options import OutputOptions, verb
 from latfit.cli.output import echo, print_json, print_table, print_warnings, progress_bar, say, verdict
 from latfit.errors import Interrupted
@@ -19,31 +17,11 @@ if TYPE_CHECKING:
     from latfit.api import RecordedFit
     from latfit.metrics import Interval
 
-UrlArgument = Annotated[
-    str, typer.Argument(help="Address of the server, such as http://localhost:8000.", metavar="URL")
-]
-
-
 MOST_WARNINGS = 2
 
 
-@dataclass(frozen=True)
-class RecordOptions:
-    """How long, how often, where to."""
-
-    panel: ClassVar[str] = "Recording"
-    duration: Annotated[str, typer.Option("--duration", help="How long to record; Ctrl-C ends it earlier.")] = "10min"
-    every: Annotated[str, typer.Option("--every", help="How often to ask: the shortest window.")] = "1s"
-    out: Annotated[Path, typer.Option("--out", help="Trace to write; fit and texts of /metrics beside it.")] = Path(
-        "trace.parquet"
-    )
-    path: Annotated[
-        str | None, typer.Option("--path", metavar="NAME", help="Label of the execution path: gpu, cpu, ...")
-    ] = None
-
-
 @verb
-def record(url: UrlArgument, options: RecordOptions = RecordOptions(), output: OutputOptions = OutputOptions()) -> None:
+def record(request: RecordRequest, output: OutputOptions) -> None:
     """Record a running engine from outside, by polling its /metrics; nothing is restarted.
 
     Writes the mean step of each window, which latfit fit reads, and the first and last text of /metrics. Then fits the
@@ -55,7 +33,7 @@ def record(url: UrlArgument, options: RecordOptions = RecordOptions(), output: O
     from latfit.api import fit_recording, record_server
 
     with _progress(shown=not output.silent and sys.stderr.isatty()) as progress:
-        found = record_server(url, **asdict(options), progress=progress)
+        found = record_server.of(replace(request, progress=progress))
     kept = f"What was recorded until then is kept in {found.out}."
     try:
         with progress_bar("Fitting and simulating", quiet=output.silent):

@@ -1,9 +1,30 @@
-"""`latfit simulate`: policies, a serving engine, or a study; each sub-verb in a module of its own."""
+"""`latfit simulate`: batching policies, a serving engine token by token, or the literature's claims."""
 
-from latfit.cli.options import group_of_verbs, subverb
-from latfit.cli.simulate_engine import engine
-from latfit.cli.simulate_policies import policies
-from latfit.cli.simulate_study import study
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from latfit.api.requests import SimulateEngineRequest, SimulateRequest, StudyRequest, SweepOptions
+from latfit.cli.options import FileOptions, OutputOptions, group_of_verbs, subverb
+from latfit.cli.output import (
+    MOST_WARNINGS,
+    echo,
+    note,
+    print_json,
+    print_table,
+    print_warnings,
+    progress_bar,
+    say,
+    verdict,
+)
+from latfit.errors import Interrupted, SlaOutOfReach
+from latfit.units import format_rate
+
+if TYPE_CHECKING:
+    from latfit.api import Simulation
+
+Asked = TypeVar("Asked", bound=SweepOptions)
+Found = TypeVar("Found", bound="Simulation")
 
 simulate = group_of_verbs(
     """Simulate batching policies or a serving engine under a load.
@@ -16,5 +37,108 @@ simulate = group_of_verbs(
         --nominal amx:p50=2ms
     """
 )
-for verb in (policies, engine, study):
-    subverb(simulate)(verb)
+
+
+@subverb(simulate)
+def policies(request: SimulateRequest, files: FileOptions, output: OutputOptions) -> None:
+    """Batching policies on one or two execution paths.
+
+    All policies meet the same random arrivals, so that differences between them are surer than the numbers themselves.
+
+    \b
+    latfit simulate policies --policy three-stage --policy gpu-only --rate 500/s
+    """
+    from latfit.api import simulate
+
+    if request.tokens_per_request is None and not (request.by_prompt or request.prompt_lengths or request.nominal):
+        text = "Each request adds one token to a batch (decode); --tokens-per-request changes that."
+        note(text, quiet=output.silent)
+    found = _simulated(simulate.of, request, files, output)
+    for text in found.skipped:
+        note(f"Skipped a point of the optimal policy: {text}", quiet=output.silent)
+    if request.log is not None:
+        note(f"Wrote {request.log}", quiet=output.silent)
+    if not found.stable:
+        best = max(found.runs, key=lambda run: run.capacity_per_s or 0.0)
+        carried = "response times grow without end"
+        if best.capacity_per_s:
+            carried = f"{best.policy} carries {format_rate(best.capacity_per_s, down=True)}"
+        raise SlaOutOfReach(
+            f"no policy carries {format_rate(best.rate_per_s or 0.0)}: {carried}",
+            where="--rate",
+            remedy="Lower the rate, add servers, or take a policy that uses both paths.",
+        )
+
+
+@subverb(simulate)
+def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOptions) -> None:
+    """A serving engine, token by token.
+
+    Batching, KV cache, preemption and replicas are simulated; steps cost what a fit says. Check the engine's limits
+    with `latfit validate` on a measured run first.
+
+    \b
+    latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
+        --lengths 512:128
+    """
+    from latfit.api import simulate_engine
+
+    found = _simulated(simulate_engine.of, request, files, output)
+    if found.setup_line and not output.json:
+        say(found.setup_line)
+    if not found.stable:
+        best = max(found.runs, key=lambda run: run.summary.throughput_per_s)
+        served = format_rate(best.summary.throughput_per_s)
+        raise SlaOutOfReach(
+            f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves {served}",
+            where="--rate" if request.arrivals is None else "--arrivals",
+            remedy=found.would_carry,
+        )
+
+
+@subverb(simulate)
+def study(request: StudyRequest, files: FileOptions, output: OutputOptions) -> None:
+    """The literature's claims on batching, tested on this hardware.
+
+    Every policy at ten loads up to what the main path serves, and serving engines whose steps cost the same.
+
+    \b
+    latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms --nominal amx:p50=2ms
+    """
+    from latfit.api import simulate_study
+
+    _simulated(simulate_study.of, request, files, output)
+
+
+def _simulated(
+    call: "Callable[..., Found]", request: SweepOptions, files: FileOptions, output: OutputOptions
+) -> "Found":
+    """The simulation with a bar on the way, then its answer, picture and page."""
+    files.check()
+    try:
+        with progress_bar("Simulating", quiet=output.silent) as advance:
+            found = call(replace(request, progress=advance))
+    except KeyboardInterrupt:
+        if request.out is None:
+            raise
+        kept = f"--resume --out {request.out} goes on from there."
+        raise Interrupted("interrupted; the runs so far are kept", where=str(request.out), remedy=kept) from None
+    if output.json:
+        print_json(found.to_json())
+    else:
+        _show(found, verbose=output.verbose)
+    files.write(found, quiet=output.silent)
+    if request.out is not None:
+        note(f"Wrote {request.out}", quiet=output.silent)
+    return found
+
+
+def _show(found: Any, *, verbose: bool) -> None:
+    """The verdict, a table and what limits the results."""
+    verdict(found.verdict, found.state)
+    echo()
+    for table in found.tables(brief=not verbose):
+        print_table(table)
+    for text in found.details if verbose else ():
+        echo(text)
+    print_warnings(found.notes if verbose else found.cautions, most=None if verbose else MOST_WARNINGS)

@@ -1,20 +1,14 @@
 """`latfit trace`: look at measured steps before fitting them."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from latfit.cli.options import (
-    OutputOptions,
-    ReadingOptions,
-    SourcesArgument,
-    group_of_verbs,
-    only_with,
-    read_sources,
-    subverb,
-)
+from latfit.api.request import Option
+from latfit.api.requests import ReadRequest
+from latfit.cli.options import OutputOptions, group_of_verbs, read_sources, subverb
+from latfit.cli.output import echo, note, print_json, print_table, print_warnings, say, wrapped
 from latfit.units import format_ms, format_percent
 
 if TYPE_CHECKING:
@@ -27,16 +21,15 @@ FEW = 3
 """Sentences on what is missing, without --verbose."""
 
 
+@dataclass(frozen=True)
+class Picture(OutputOptions):
+    """Where the picture goes."""
+
+    figure: Annotated[Path | None, Option("Also draw the coverage into this PNG.", "--figure --picture")] = None
+
+
 @subverb(trace)
-@only_with("read")
-def show(
-    source: SourcesArgument,
-    typed: ReadingOptions = ReadingOptions(),
-    figure: Annotated[
-        Path | None, typer.Option("--figure", "--picture", help="Also draw the coverage into this PNG.")
-    ] = None,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def show(request: ReadRequest, output: Picture) -> None:
     """Show what a trace covers and what it lacks.
 
     Batches and tokens, phases, time, gaps, drift, and what a good fit would want besides.
@@ -44,13 +37,13 @@ def show(
     Example: latfit trace show trace.parquet --figure coverage.png
     """
     from latfit.api import data_line
-    from latfit.cli.output import note, print_json, print_warnings, say
     from latfit.files import check_writable
     from latfit.trace import coverage_of, data_facts, reading_notes
 
+    figure = output.figure
     if figure is not None:
         check_writable(figure)
-    read = read_sources(source, typed, quiet=output.silent)
+    read = read_sources(request, quiet=output.silent)
     data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
     if figure is not None:
         from latfit.reporting import write_coverage
@@ -68,7 +61,7 @@ def show(
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
-    say(f"Next: {shlex.join(['latfit', 'fit', *source])}{each}")
+    say(f"Next: {shlex.join(['latfit', 'fit', *request.source])}{each}")
 
 
 def _of_requests(provenance: "Mapping[str, Any]") -> list[str]:
@@ -84,7 +77,6 @@ def _of_requests(provenance: "Mapping[str, Any]") -> list[str]:
 
 
 def _print(found: "Coverage", *, verbose: bool) -> None:
-    from latfit.cli.output import echo, print_table, print_warnings, say, wrapped
     from latfit.reporting import coverage_table
 
     print_table(coverage_table(found))

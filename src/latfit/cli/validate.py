@@ -1,21 +1,12 @@
 """`latfit validate`: a measured serving run beside its simulation."""
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from latfit.cli.options import ForceOption, OutputOptions, SeedOption, only_with, verb
+from latfit.api.request import Option, Request
+from latfit.api.requests import Figure, JsonFile, ValidateRequest
+from latfit.cli.options import OutputOptions, verb
 from latfit.cli.output import echo, note, print_json, print_table, print_warnings, progress_bar, say, verdict
-from latfit.cli.simulate_engine import (
-    EngineOptions,
-    PrefillFitOption,
-    ReplicaOptions,
-    SchedulingOptions,
-    ServiceOption,
-    SpecialOptions,
-)
 from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
@@ -25,73 +16,17 @@ MOST_WARNINGS = 3
 
 
 @dataclass(frozen=True)
-class ComparisonOptions:
-    """How the two are compared."""
+class ValidationFiles(Request):
+    """What becomes of the files."""
 
-    panel: ClassVar[str] = "Comparison"
-    metrics_after: Annotated[
-        Path | None,
-        typer.Option("--metrics-after", help="The server's /metrics after the run: compare with its engine's counts."),
-    ] = None
-    metrics_before: Annotated[
-        Path | None, typer.Option("--metrics-before", help="... and before it. Default: from the server's start on.")
-    ] = None
-    run_steps: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--run-steps", metavar="TRACE", help="Steps recorded during the run: tells the machine's speed apart."
-        ),
-    ] = None
-    calibrate: Annotated[
-        bool,
-        typer.Option("--calibrate", help="Fit host time per step and ms per token on the first third; score the rest."),
-    ] = False
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 4 where simulated and measured differ.")] = False
-    seed: SeedOption = 0
-    out: Annotated[Path | None, typer.Option("--out", help="Write the comparison into a JSON file.")] = None
-    figure: Annotated[Path | None, typer.Option("--figure", help="Draw measured and simulated into a PNG.")] = None
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """Where step costs come from."""
-
-    panel: ClassVar[str] = "Step costs"
-    prefill_fit: PrefillFitOption = None
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Model to fit to the trace's steps. Default: auto.")
-    ] = None
-    time: Annotated[
-        Literal["compute", "period"] | None,
-        typer.Option("--time", hidden=True, help="What to fit, as for latfit fit. Default: the period where known."),
-    ] = None
-    where: Annotated[str | None, typer.Option("--where", help='Use only steps for which this holds: "tp == 8".')] = None
-    service: ServiceOption = "fitted"
+    PANEL = "Comparison"
+    strict: Annotated[bool, Option("Exit code 4 where simulated and measured differ.")] = False
+    out: JsonFile = None
+    figure: Figure = None
 
 
 @verb
-@only_with("validate")
-def validate(
-    fit: Annotated[
-        list[str],
-        typer.Argument(help="Traces or logs of the engine, or a fit file (NAME.fit.json).", metavar="TRACE|FIT"),
-    ],
-    requests: Annotated[
-        Path,
-        typer.Argument(
-            help="The measured run: arrivals, lengths, first and last token; or what latfit record wrote.",
-            metavar="RUN",
-        ),
-    ],
-    costs: StepOptions = StepOptions(),
-    limits: EngineOptions = EngineOptions(),
-    scheduling: SchedulingOptions = SchedulingOptions(),
-    special: SpecialOptions = SpecialOptions(),
-    replicas: ReplicaOptions = ReplicaOptions(),
-    comparison: ComparisonOptions = ComparisonOptions(),
-    force: ForceOption = False,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def validate(request: ValidateRequest, files: ValidationFiles, output: OutputOptions) -> None:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
 
     The same arrivals go through a simulated engine. Step costs are fitted to a trace or log of the engine, which also
@@ -105,42 +40,28 @@ def validate(
     from latfit.api import validate as compared
     from latfit.files import check_writable, write_bytes, write_json
 
-    for target in filter(None, (comparison.out, comparison.figure)):
+    for target in filter(None, (files.out, files.figure)):
         check_writable(target)
     with progress_bar("Fitting and simulating", quiet=output.silent):
-        found = compared(
-            fit,
-            requests,
-            metrics_after=comparison.metrics_after,
-            metrics_before=comparison.metrics_before,
-            run_steps=comparison.run_steps,
-            calibrate=comparison.calibrate,
-            seed=comparison.seed,
-            force=force,
-            **asdict(costs),
-            **limits.asked(),
-            **(asdict(scheduling) | {"order": scheduling.order or ["fcfs"]}),
-            **asdict(special),
-            **asdict(replicas),
-        )
-    if comparison.out is not None:
-        write_json(comparison.out, found.to_json())
-    if comparison.figure is not None:
+        found = compared.of(request)
+    if files.out is not None:
+        write_json(files.out, found.to_json())
+    if files.figure is not None:
         from latfit.reporting import style
 
-        write_bytes(comparison.figure, style.png(found.plot()))
+        write_bytes(files.figure, style.png(found.plot()))
     if output.json:
         print_json(found.to_json())
     else:
         _show(found, output)
-    for written in filter(None, (comparison.out, comparison.figure)):
+    for written in filter(None, (files.out, files.figure)):
         note(f"Wrote {written}", quiet=output.silent)
-    if not force:
+    if not request.force:
         found.check_machine()
-    if comparison.strict and not found.agrees:
+    if files.strict and not found.agrees:
         raise FitNotUsable(
             "simulated and measured differ",
-            where=str(requests),
+            where=str(request.run),
             remedy="Check how the engine was set up first (--kv-blocks), then give a trace of it, then --calibrate.",
         )
 

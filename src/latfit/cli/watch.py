@@ -2,16 +2,14 @@
 
 import os
 import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from latfit.cli.doctor import EngineAsItIs, Promised
-from latfit.cli.options import OutputOptions, only_with, verb
+from latfit.api.quantities import duration
+from latfit.api.request import Option
+from latfit.api.requests import WatchRequest
+from latfit.cli.options import OutputOptions, verb
 from latfit.cli.output import COLOURS, note, print_json, say, styled, verdict
-from latfit.cli.record import UrlArgument
-from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,12 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WatchOptions:
-    """What is shown, how often, over how long."""
+class Once(OutputOptions):
+    """How often a block is printed."""
 
-    panel: ClassVar[str] = "Watching"
-    window: Annotated[str, typer.Option("--window", help="How far back the figures reach.")] = "30s"
-    every: Annotated[str, typer.Option("--every", help="How often the engine is read.")] = "1s"
+    once: Annotated[bool, Option("Print one block and end: over the window, but 10 s at most.")] = False
 
 
 ONCE_MS = 10_000.0
@@ -33,17 +29,7 @@ ONCE_MS = 10_000.0
 
 
 @verb
-@only_with("watch_server")
-def watch(
-    url: UrlArgument,
-    promised: Promised = Promised(),
-    options: WatchOptions = WatchOptions(),
-    engine: EngineAsItIs = EngineAsItIs(),
-    once: Annotated[
-        bool, typer.Option("--once", help="Print one block and end: over the window, but 10 s at most.")
-    ] = False,
-    output: OutputOptions = OutputOptions(),
-) -> None:
+def watch(request: WatchRequest, output: Once) -> None:
     """Watch a running engine: SLO, tails, tokens, queue, KV cache, what limits it and what would help.
 
     Tails are those of the server's histograms over the window, known by their buckets. With a fit the capacity under
@@ -54,9 +40,9 @@ def watch(
     """
     from latfit.api import block_of, watch_server
 
-    window_ms = parse_duration_ms(options.window, option="--window")
-    snapshots = watch_server(url, **asdict(promised), **asdict(options), **asdict(engine))
-    if once or output.json or not sys.stdout.isatty():
+    window_ms = duration(request.window, "--window")
+    snapshots = watch_server.of(request)
+    if output.once or output.json or not sys.stdout.isatty():
         note("Reading /metrics.", quiet=output.silent)
         found = block_of(snapshots, min(window_ms, ONCE_MS) / 1e3)
         if output.json:

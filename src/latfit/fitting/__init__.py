@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.fitting.change import (
-        Change as Change,
-        Measured as Measured,
-        PhaseChange as PhaseChange,
-        RegionChange as RegionChange,
-        Verdict as Verdict,
-        changes_between as changes_between,
-    )
     from latfit.fitting.checking.same_machine import (
         SYSTEM as SYSTEM,
         MachineCheck as MachineCheck,
         check_alike as check_alike,
         same_machine as same_machine,
+    )
+    from latfit.fitting.compare import (
+        Change as Change,
+        Measured as Measured,
+        PhaseChange as PhaseChange,
+        RegionChange as RegionChange,
+        Verdict as Verdict,
+        change_over_starts as change_over_starts,
+        changes_between as changes_between,
     )
     from latfit.fitting.diagnostics.drift import long_run_variance as long_run_variance
     from latfit.fitting.diagnostics.warnings import keeps_out as keeps_out
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
     from latfit.fitting.shortlist import Shortlist as Shortlist, shortlist_of as shortlist_of
-    from latfit.fitting.starts import change_over_starts as change_over_starts
     from latfit.fitting.uncertainty.intervals import DoubtOptions as DoubtOptions
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

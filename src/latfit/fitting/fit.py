@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
@@ -73,7 +74,7 @@ class _Scored:
 
     @property
     def baseline(self) -> Baseline:
-        return Baseline(**vars(self.metrics), cv=self.scores)
+        return Baseline(**structs.asdict(self.metrics), cv=self.scores)
 
 
 def fit_trace(
@@ -111,7 +112,7 @@ def fit_trace(
     if contradicting:
         told = [*contradicting.warnings(everything), *told]
         steps = contradicting.to_json(everything)
-        found = replace(found, diagnostics=replace(found.diagnostics, contradictions=steps))
+        found = replace(found, diagnostics=structs.replace(found.diagnostics, contradictions=steps))
     if pooled := pooled_systems(trace, everything):
         # what differs between systems is neither noise nor the model's
         told = [pooled.warning(), *(each for each in told if each.code not in EXPLAINS_AWAY)]
@@ -182,7 +183,7 @@ def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bo
     return replace(
         found,
         warnings=[*notes, *found.warnings],
-        cross_validation=replace(found.cross_validation, selection=selection or None),
+        cross_validation=structs.replace(found.cross_validation, selection=selection or None),
         typical=typical_context(rows.steps, rows.weights),
         **facts,
     )

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     )
     from latfit.live.front.front import Front as Front, FrontOptions as FrontOptions
     from latfit.live.front.server import FrontServer as FrontServer
-    from latfit.live.learning.learner import BestForTail as BestForTail, Learner as Learner, Learnt as Learnt
-    from latfit.live.learning.monitor import Promise as Promise, PromiseMonitor as PromiseMonitor
+    from latfit.live.learner import BestForTail as BestForTail, Learner as Learner, Learnt as Learnt
     from latfit.live.metrics import LearnerMetrics as LearnerMetrics, RouterMetrics as RouterMetrics
     from latfit.live.pauses import short_pauses as short_pauses
+    from latfit.live.promise import Promise as Promise, PromiseMonitor as PromiseMonitor
     from latfit.live.replay import (
         STATISTICS as STATISTICS,
         Compared as Compared,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     )
     from latfit.live.steps import DecodeSteps as DecodeSteps
     from latfit.live.tracing import RequestSpans as RequestSpans, sent_by as sent_by
-    from latfit.live.triton.executor import TritonExecutor as TritonExecutor, TritonModel as TritonModel
+    from latfit.live.triton import TritonExecutor as TritonExecutor, TritonModel as TritonModel
     from latfit.live.waiting import Request as Request
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,132 +1,153 @@
-"""A path of the live router: its executor, which of its servers are busy until when, and whether it is up.
+"""A path of the live router: its executor, its servers, and whether batches may go there.
 
-Two things decide that. Where the executor can be probed, the path is down after MISSES probes in a row without an
-answer, or one after a batch that timed out or was lost, until a probe is answered or a batch succeeds.
-
-The other is a breaker, which is closed while batches succeed. After FAILURES in a row, or one batch that timed out or
-lost its worker, it is open: no batch goes there for a while, twice as long each time in a row. Then one batch is let
-through; what becomes of it closes or opens the breaker. That batch has the time limit of every batch, so the breaker
-cannot stay half open.
+Two mechanisms take a path down. A circuit breaker opens after MAX_FAILURES failed batches in a row, or one that timed
+out or lost its worker; after a cool-down, doubled each time, one batch tries the path. If the executor can be probed,
+MAX_MISSES probes without an answer in a row, or a batch that timed out or was lost, take the path down until a probe is
+answered or a batch succeeds.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 
 from latfit.live.executor import Executor, Probed
 from latfit.stats import FloatArray
 
-FAILURES, MISSES = 3, 2
-COOL_DOWN_MS, LONGEST_COOL_DOWN_MS = 500.0, 30_000.0
-NEAR_MS = 1e-3
-"""A busy server is never taken to be free sooner than this."""
+MAX_FAILURES, MAX_MISSES = 3, 2
+COOL_DOWN_MS, MAX_COOL_DOWN_MS = 500.0, 30_000.0
+MAX_DOUBLINGS = 16  # keeps 2**n finite
+MIN_REMAINING_MS = 1e-3  # a busy server is never expected sooner than this
+TIMEOUT_FACTOR, MIN_TIMEOUT_MS = 20.0, 1000.0  # a batch may take so many times T(b), and this long at least
 
-SLOW, LEAST_TIMEOUT_MS = 20.0, 1000.0
-"""A batch may take so many times its typical time, and this long at least."""
+
+class ServerState(Enum):
+    IDLE = auto()
+    BUSY = auto()
+    LOST = auto()  # until its executor has recovered
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """A server of a path, and when it is, or was, expected to be free."""
+
+    state: ServerState = ServerState.IDLE
+    free_ms: float = -math.inf
 
 
 class LivePath:
-    """times_ms (largest + 1,): typical T(b), for b = 0 (unused), 1, ...  timeout_ms: of a batch, None for SLOW times T.
-    busy_ms: time of its batches that have ended."""
+    """A path and its state.
+
+    Attributes
+    ----------
+    times_ms
+        Typical T(b) for b = 0 (unused), 1, ..., shape (largest + 1,), ms.
+    batches, failed_batches
+        Batches that began; batches that ended with an error.
+    busy_ms
+        Time of the batches that have ended.
+    """
 
     def __init__(self, executor: Executor, times_ms: FloatArray, timeout_ms: float | None) -> None:
-        self.executor, self.name = executor, executor.name
-        self.times_ms = times_ms
+        self.executor, self.name, self.times_ms = executor, executor.name, times_ms
         self._timeout_ms = timeout_ms
-        self._ends = [-math.inf] * executor.servers
-        self._busy = [False] * executor.servers
-        self._lost = [False] * executor.servers
-        self._failures = self._openings = 0
+        self._servers = [Server() for _ in range(executor.servers)]
+        self._lost = 0  # servers
+        self._failures = self._openings = 0  # in a row
         self._open_until = -math.inf
-        self._trying = self._silent = False
-        self._misses = MISSES - 1  # one without an answer is enough before the first that has one
+        self._is_tried = False  # by one batch, after a cool-down
+        self._misses = MAX_MISSES - 1  # before the first answer one miss is enough
         self.batches = self.failed_batches = 0
         self.busy_ms = 0.0
 
     def timeout_ms(self, batch: int) -> float:
+        """Return how long a batch of this size may take."""
         if self._timeout_ms is not None:
             return self._timeout_ms
-        return max(SLOW * float(self.times_ms[batch]), LEAST_TIMEOUT_MS)
+        return max(TIMEOUT_FACTOR * float(self.times_ms[batch]), MIN_TIMEOUT_MS)
 
     def up(self, now: float) -> bool:
-        """Whether a batch may be sent, now or when a server is free. After the cool-down one may, to try."""
-        return now >= self._open_until and not (self._trying or self._silent or all(self._lost))
+        """Return whether a batch may be sent, now or when a server is free."""
+        if now < self._open_until or self._is_tried or self._misses >= MAX_MISSES:
+            return False
+        return self._lost < len(self._servers)
 
-    def probed(self, answered: bool) -> None:
-        """Note whether the executor answered a probe."""
-        self._misses = 0 if answered else self._misses + 1
-        self._silent = self._misses >= MISSES
-
+    @property
     def opens_again_ms(self) -> float:
-        """When the breaker lets a batch through; -inf while it is closed."""
+        """Return when the cool-down ends; -inf if the breaker is closed."""
         return self._open_until
 
     @property
     def idle(self) -> bool:
-        """Whether a server can begin a batch."""
-        return any(not (busy or lost) for busy, lost in zip(self._busy, self._lost, strict=True))
+        """Return whether a server can begin a batch."""
+        return any(each.state is ServerState.IDLE for each in self._servers)
 
     def write_free_ms(self, view: FloatArray, first: int, now: float) -> None:
-        """Write when each server is expected to be free into the places of a view from `first` on.
+        """Write when each server is expected to be free into `view` from `first` on.
 
-        One that is late is expected to take as long again as it is late.
+        A server that is late is expected to take as long again as it is late.
         """
-        for server, free in enumerate(self._ends):
-            if self._lost[server]:
+        for place, server in enumerate(self._servers, first):
+            free = server.free_ms
+            if server.state is ServerState.LOST:
                 free = math.inf
-            elif free <= now and self._busy[server]:
-                free = max(2 * now - free, now + NEAR_MS)
-            view[first + server] = free
+            elif free <= now and server.state is ServerState.BUSY:
+                free = max(2 * now - free, now + MIN_REMAINING_MS)
+            view[place] = free
 
-    def occupy(self, now: float, batch: int) -> int:
-        """The number of the server that begins a batch: of those idle, the one idle longest."""
-        server = 0
-        if len(self._busy) > 1:
-            server = min((k for k, busy in enumerate(self._busy) if not busy), key=self._ends.__getitem__)
-        self._busy[server], self._ends[server] = True, now + float(self.times_ms[batch])
-        self._trying = self._openings > 0
+    def occupy(self, now: float, batch: int) -> Server:
+        """Begin a batch on the server that has been idle longest."""
+        idle = (each for each in self._servers if each.state is ServerState.IDLE)
+        server = self._servers[0] if len(self._servers) == 1 else min(idle, key=lambda each: each.free_ms)
+        server.state, server.free_ms = ServerState.BUSY, now + float(self.times_ms[batch])
+        self._is_tried = self._openings > 0
         self.batches += 1
         return server
 
-    def lose(self, server: int) -> None:
-        """A server that comes back when its executor has recovered, if it does."""
-        self._lost[server] = True
+    def lose(self, server: Server) -> None:
+        """Take a server out until its executor has recovered."""
+        server.state = ServerState.LOST
+        self._lost += 1
 
-    def release(self, server: int, now: float) -> None:
-        self._busy[server], self._lost[server], self._ends[server] = False, False, now
+    def release(self, server: Server, now: float) -> None:
+        self._lost -= server.state is ServerState.LOST
+        server.state, server.free_ms = ServerState.IDLE, now
 
-    def succeeded(self) -> None:
+    def record_probe(self, answered: bool) -> None:
+        self._misses = 0 if answered else self._misses + 1
+
+    def record_success(self) -> None:
         self._failures = self._openings = self._misses = 0
-        self._trying = self._silent = False
+        self._is_tried = False
         self._open_until = -math.inf
 
-    def told_nothing(self) -> None:
-        """A batch ended for its senders' sake; if it was the one to try the path, the next one is."""
-        self._trying = False
+    def record_abandoned(self) -> None:
+        """Note a batch that ended for its senders' sake; if it tried the path, the next one does."""
+        self._is_tried = False
 
-    def failed(self, now: float, *, at_once: bool) -> None:
-        """at_once: the batch timed out or its worker died; the next one would wait in vain."""
+    def record_failure(self, now: float, *, is_lost: bool) -> None:
+        """Note a batch that failed; is_lost: it timed out or lost its worker, so the next one would wait in vain."""
         self.failed_batches += 1
         if now < self._open_until:  # it ran beside the one that opened the breaker
             return
-        self._trying = False
+        self._is_tried = False
         self._failures += 1
-        if at_once and isinstance(self.executor, Probed):
-            self._silent, self._misses = True, MISSES
-        if at_once or self._openings or self._failures >= FAILURES:
+        if is_lost and isinstance(self.executor, Probed):
+            self._misses = MAX_MISSES
+        if is_lost or self._openings or self._failures >= MAX_FAILURES:
             self.rest(now)
 
     def rest(self, now: float) -> None:
         """Open the breaker, twice as long as the last time."""
-        cool_down = min(COOL_DOWN_MS * 2**self._openings, LONGEST_COOL_DOWN_MS)
-        self._openings = min(self._openings + 1, 16)
-        self._open_until = now + cool_down
+        self._open_until = now + min(COOL_DOWN_MS * 2**self._openings, MAX_COOL_DOWN_MS)
+        self._openings = min(self._openings + 1, MAX_DOUBLINGS)
         self._failures = 0
 
 
 def times_table(paths: Sequence[LivePath]) -> FloatArray:
-    """T(b) (2, largest + 1) ms of both paths, as policies see it; infinite beyond a path's largest batch."""
+    """Return T(b) of both paths as policies read it, shape (2, largest + 1), ms; infinite beyond a largest batch."""
     table = np.full((2, max(len(path.times_ms) for path in paths)), np.inf)
     for row, path in zip(table, paths, strict=False):
         row[: len(path.times_ms)] = path.times_ms

@@ -1,21 +1,9 @@
-"""Arrivals driven against executors on this machine, and what came of them beside what was predicted.
+"""Drive arrivals against executors on this machine, and compare the run with its simulation.
 
-Open loop: requests are sent at moments that are fixed beforehand, and a response counts from that moment, whether the
-sender was late or not; so a stall delays everybody behind it, as it does in production (no coordinated omission).
-
-The executors are measured first, by a router under such arrivals that serves batches of sizes drawn at random on
-whichever path is idle: what it costs to receive, route and answer requests on the same cores is then in the times. A
-model is fitted to each path, and the simulator runs the fits on the very arrivals that are sent. Machines change their
-speed within minutes by more than a run is uncertain, so the paths are probed again just before and just after each run;
-what is expected of a run goes by the mean of both. A probe keeps each path as busy as the simulated run does: paths
-that share a core or a memory slow each other, and a processor that rested begins slowly. A run may have a speed that
-neither probe had: how far speeds lie apart is told by the halves of all probes of a replay, and the range in which a
-run may lie holds that of a further speed beside those (Student's predictive distribution), as well as the scatter of
-batches. What is left to differ is what the prediction claims: how the times depend on the batch, their scatter, and the
-policy.
-
-A neighbour who takes the processor makes a run worthless. What others used of the cores, stolen time included, is read
-from the system's counters over the run, less what this process and its executors used.
+Open loop: a response counts from the planned arrival, whether the sender was late or not, so a stall delays everybody
+behind it (no coordinated omission). Executors are probed before and after each run, as machines change their speed;
+the prediction is the mean over both speeds, and its range covers the speeds that a run between them may have. A run
+that others on the machine disturbed does not count. Method and results: docs/live.md.
 """
 
 import asyncio
@@ -45,24 +33,22 @@ from latfit.trace import Trace
 from latfit.units import format_ms, format_percent
 
 Result = TypeVar("Result")
-ROUNDS = 5
-"""Of all sizes, at the least."""
-
-LEAST_USE = 0.2
-"""Share of the time that a probe keeps a path busy at the least: it needs batches to go by."""
-
-DISTURBED = 0.05
-"""Share of the cores that others may use in a run that counts."""
+MIN_ROUNDS = 5  # of all batch sizes, in a probe
+MIN_USE = 0.2  # share of the time that a probe keeps a path busy, at least
+MAX_OTHERS = 0.05  # share of the cores that others may use in a run that counts
+TOLERANCE = 0.1  # relative error of a prediction that still counts as right
+RANGE = (0.025, 0.975)
+STATISTICS = ("mean", "p50", "p99")
 
 
 def precisely(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run it on an event loop whose timers are true to some 0.1 ms; epoll, the usual one, rounds up to whole ms."""
+    """Run a coroutine on an event loop whose timers are exact to 0.1 ms; epoll, the default, rounds up to whole ms."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         return runner.run(coroutine)
 
 
 def by_quarters(largest: int) -> list[int]:
-    """Sizes of batches: the small ones all, larger ones by steps of about a quarter."""
+    """Return batch sizes: all small ones, larger ones in steps of about a quarter."""
     found = {1, largest}
     size = 1.0
     while size < largest:
@@ -72,15 +58,16 @@ def by_quarters(largest: int) -> list[int]:
 
 
 def sizes_within(T_ms: FloatArray, within_ms: float) -> list[int]:
-    """Batches that are measured of a path that takes about T(1), T(2), ... ms: every size where ROUNDS of all take no
-    longer than `within_ms`, as kernels like some sizes better than their neighbours; else by quarters."""
+    """Return the batch sizes to measure within a time, given about T(b): all of them if it lasts, else by quarters.
+
+    Kernels run some sizes faster than their neighbours.
+    """
     every = list(range(1, len(T_ms) + 1))
-    return every if ROUNDS * float(T_ms.sum()) <= within_ms else by_quarters(len(T_ms))
+    return every if MIN_ROUNDS * float(T_ms.sum()) <= within_ms else by_quarters(len(T_ms))
 
 
 class _Prober(Router):
-    """Serves batches of sizes drawn at random, every size as often, on whichever path is idle and has rested long
-    enough to be busy for its share of the time."""
+    """Run batches of random sizes, every size as often, on idle paths, each busy for its share of the time."""
 
     def __init__(
         self,
@@ -93,11 +80,11 @@ class _Prober(Router):
         greedy = policies.gpu_only(Limits(executors[0].largest))
         super().__init__(executors, times, greedy, RouterOptions(most_waiting=1 << 60))
         self._rng = rng
-        self._took, self._sizes, self._use = times, sizes, use
+        self._took, self._sizes, self._share = times, sizes, use
         self._next: list[list[int]] = [[] for _ in executors]
         self._rested_ms = [-math.inf for _ in executors]
 
-    def _asked(self, now: float) -> tuple[int, int, float, int]:
+    def _ask_policy(self, now: float) -> tuple[int, int, float, int]:
         moments = [math.inf]
         for i, action in enumerate((SERVE_MAIN, SERVE_SIDE)[: len(self.paths)]):
             path, left = self.paths[i], self._next[i]
@@ -108,18 +95,17 @@ class _Prober(Router):
                 continue
             if not left:
                 left.extend(self._rng.permutation(self._sizes[i]).tolist())
-            if self._room.waiting >= left[-1]:
+            if self.waiting >= left[-1]:
                 size = left.pop()
                 took = float(self._took[i][size - 1])
-                self._rested_ms[i] = now + took + self._rng.exponential(took * (1 / self._use[i] - 1))
+                self._rested_ms[i] = now + took + self._rng.exponential(took * (1 / self._share[i] - 1))
                 return action, size, 0.0, 0
-        return WAIT, 0, min(moments), self._room.waiting + 1
+        return WAIT, 0, min(moments), self.waiting + 1
 
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """B and T_ms (n,) of the batches that each executor ran while it was probed. others: share of the cores that
-    others used."""
+    """B and T_ms (n,) of the batches of each executor, and the share of the cores that others used."""
 
     batches: Sequence[tuple[FloatArray, FloatArray]]
     others: float
@@ -132,13 +118,25 @@ async def probe(
     rng: np.random.Generator,
     use: FloatArray | None = None,
 ) -> Probed:
-    """Batches of many sizes, under as many requests as they take. times: T(1), T(2), ... ms of each executor, about.
-    use: share of the time (executors,) that each is busy, LEAST_USE at the least; all of it unless given."""
-    use = np.clip(np.ones(len(executors)) if use is None else use, LEAST_USE, 1.0)
+    """Measure batches of many sizes under load.
+
+    Parameters
+    ----------
+    times
+        About T(1), T(2), ... of each executor, ms.
+    use
+        Share of the time (executors,) that each is busy, at least MIN_USE; all of it by default.
+
+    Raises
+    ------
+    ExecutorFailed
+        If fewer than two batches of an executor came back.
+    """
+    use = np.clip(np.ones(len(executors)) if use is None else use, MIN_USE, 1.0)
     sizes = [sizes_within(T, 1000 * duration_s * u) for T, u in zip(times, use, strict=True)]
     round_ms = np.array([T[np.array(each) - 1].sum() for each, T in zip(sizes, times, strict=True)])
     carried = float(np.sum([sum(each) for each in sizes] * use / round_ms))
-    count = math.ceil(carried * max(duration_s * 1000, ROUNDS * round_ms.max()))
+    count = math.ceil(carried * max(duration_s * 1000, MIN_ROUNDS * round_ms.max()))
     arrive = np.cumsum(rng.exponential(1 / carried, count))
     ran = await _ran(_Prober(executors, times, sizes, use, rng), arrive, ends_early=True)
     drawn = [each for each in ran.ended if each.started_ms <= ran.start_ms + arrive[-1]]  # not those of the end
@@ -156,7 +154,7 @@ async def probe(
 
 
 async def measure_executors(executors: Sequence[Executor], duration_s: float, seed: int = 0) -> list[FitResult]:
-    """A fit of each executor. Two rounds of all sizes, the first of which warms up, tell how many requests to send."""
+    """Fit each executor. Two rounds of all sizes, the first to warm up, determine how many requests to send."""
 
     async def rough(executor: Executor) -> FloatArray:
         sizes = by_quarters(executor.largest)
@@ -179,10 +177,23 @@ async def measure_executors(executors: Sequence[Executor], duration_s: float, se
 
 @dataclass(frozen=True, eq=False)
 class Driven:
-    """What a run measured. others: share of the cores that others used.  late_ms: how late requests were sent, 99 of
-    100 by no more.  failed: requests that ended with an error.  batches: B and T_ms (n,) of each
-    path.  speeds: (paths,) by probe, before and after, times over those of the fit.  levels: (4, paths) the same by
-    halves of the probes."""
+    """A measured run.
+
+    Attributes
+    ----------
+    others
+        Share of the cores that others used.
+    late_ms
+        99th percentile of how late requests were sent.
+    failed
+        Requests that ended with an error.
+    batches
+        B and T_ms (n,) of each path.
+    speeds
+        T over the fitted T (paths,), in the probe before and the one after the run.
+    levels
+        The same by halves of the probes, shape (4, paths).
+    """
 
     result: SimResult
     others: float
@@ -194,26 +205,32 @@ class Driven:
 
     @property
     def disturbed(self) -> bool:
-        return self.others > DISTURBED
-
-
-NEAR = 0.1
-"""Share of what was measured by which a prediction may be off and still be right."""
-
-RANGE = (0.025, 0.975)
-STATISTICS = ("mean", "p50", "p99")
+        return self.others > MAX_OTHERS
 
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A policy at a load: what was measured beside what was predicted. load: share of what the main path carries.
-    measured, predicted: the same numbers of both, ms by statistic under `latency_ms`, shares by path.  range_ms: by
-    statistic, where 95 of 100 runs of these very arrivals are predicted to lie.  speed: by path, times that it was
-    predicted with over those of the fit, by a probe just before the run and by one just after it.  slower: by
-    path, mean time of the run's batches over the predicted one of such batches.
-    at_own_speed_ms: by statistic, what is predicted at the speed that the run's own batches had.
-    lowest_p99_ms: the lower end of what was measured.  bound_ms: the p99 that a plan promises to keep at the slower of
-    both speeds, None where it promises none."""
+    """A run of a policy at a load, measured and predicted.
+
+    Attributes
+    ----------
+    load
+        Share of the main path's capacity.
+    measured, predicted
+        The same numbers of both: ms by statistic under `latency_ms`, shares by path.
+    range_ms
+        By statistic, where 95 % of the runs of these arrivals are predicted to lie.
+    speed
+        By path, T over the fitted T before and after the run.
+    slower
+        By path, mean time of the run's batches over the predicted one.
+    at_own_speed_ms
+        By statistic, the prediction at the speed of the run's own batches.
+    lowest_p99_ms
+        Lower end of the interval of the measured p99.
+    bound_ms
+        p99 that a plan promises at the slower speed; None if it promises none.
+    """
 
     policy: str
     load: float
@@ -233,25 +250,24 @@ class Compared:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether each statistic is within NEAR of the prediction or inside its range; None where others took so much
-        of the processor that the run says nothing."""
-        if self.others > DISTURBED:
+        """Return whether each statistic is within TOLERANCE or in its range; None if others disturbed the run."""
+        if self.others > MAX_OTHERS:
             return None
         return not self.failed and self.kept is not False and all(self.holds(name) for name in STATISTICS)
 
     @property
     def kept(self) -> bool | None:
-        """Whether the plan's promise was: what was measured may be within it. None where there is no promise."""
+        """Return whether the measured p99 may lie within the plan's promise; None if there is none."""
         return None if self.bound_ms is None else not self.lowest_p99_ms > self.bound_ms
 
     def holds(self, name: str) -> bool:
         found, said = self.measured["latency_ms"][name], self.predicted["latency_ms"][name]
         low, high = self.range_ms[name]
-        return bool(abs(said - found) <= NEAR * found or low <= found <= high)
+        return bool(abs(said - found) <= TOLERANCE * found or low <= found <= high)
 
     @property
     def notes(self) -> list[str]:
-        """The plan's promise beside it; where a run is not as predicted, what its batches took."""
+        """Return what became of the plan's promise and, if the run differs, what its batches took."""
         where, found = f"{self.policy} at {format_percent(100 * self.load)}", []
         if self.bound_ms is not None:
             p99 = format_ms(self.measured["latency_ms"]["p99"])
@@ -261,56 +277,56 @@ class Compared:
             found.append(f"{where}: {self.failed:,} requests failed.")
         if self.agrees is False and self.slower:
             took = [f"{ratio:.2f} times as long on {path}" for path, ratio in self.slower.items()]
-            found.append(f"{where}: its batches took {' and '.join(took)} as predicted.{self._by_own_speed}")
+            own = [f"{name} {format_ms(ms)}" for name, ms in self.at_own_speed_ms.items() if name in ("mean", "p99")]
+            at_own = f" At that speed the prediction is {' and '.join(own)}." if own else ""
+            found.append(f"{where}: its batches took {' and '.join(took)} as predicted.{at_own}")
         return found
 
-    @property
-    def _by_own_speed(self) -> str:
-        if not self.at_own_speed_ms:
-            return ""
-        told = [f"{name} {format_ms(self.at_own_speed_ms[name])}" for name in ("mean", "p99")]
-        return f" At that speed the prediction is {' and '.join(told)}."
-
     def to_json(self) -> dict[str, Any]:
-        keys = ("policy", "load", "rate_per_s", "requests", "measured", "predicted")
-        told = {key: getattr(self, key) for key in keys}
-        told["predicted"] = {
-            **told["predicted"],
-            "range_ms": {name: list(each) for name, each in self.range_ms.items()},
-        }
-        more = {"others_share": self.others, "late_p99_ms": self.late_ms, "failed": self.failed}
-        speeds = {path: list(each) for path, each in self.speed.items()}
-        told |= {
+        """Return the run as a JSON document."""
+        ranges = {name: list(each) for name, each in self.range_ms.items()}
+        return {
+            "policy": self.policy,
+            "load": self.load,
+            "rate_per_s": self.rate_per_s,
+            "requests": self.requests,
+            "measured": self.measured,
+            "predicted": {**self.predicted, "range_ms": ranges},
             "promised_p99_ms": self.bound_ms,
             "promise_kept": self.kept,
-            "speed": speeds,
+            "speed": {path: list(each) for path, each in self.speed.items()},
             "slower": dict(self.slower),
             "at_own_speed_ms": dict(self.at_own_speed_ms),
+            "others_share": self.others,
+            "late_p99_ms": self.late_ms,
+            "failed": self.failed,
+            "agrees": self.agrees,
         }
-        return {**told, **more, "agrees": self.agrees}
 
 
 def compared(
     driven: Driven, predicted: Sequence[SimResult], load: float, system: System, drawn_from: Sequence[SimResult] = ()
 ) -> Compared:
-    """predicted: of replications of the same arrivals, as many in each, of the system at the speed of each probe.
-    drawn_from: the same at each speed that a run may have; predicted unless given."""
+    """Compare a run with simulations of its arrivals.
+
+    Parameters
+    ----------
+    predicted
+        Of the system at the speed of each probe, with as many replications in each.
+    drawn_from
+        Of the system at each speed that the run may have; `predicted` by default.
+    """
     (run,) = driven.result.summaries
-    names = list(run.names)
     drawn = np.stack([each.whole for said in drawn_from or predicted for each in said.summaries])
-    ends = np.quantile(drawn, RANGE, axis=0)
-    told = [
-        _numbers(said, {name: float(said.latency[name].value) for name in names if name in said.latency})
-        for said in predicted
-    ]
+    low, high = np.quantile(drawn, RANGE, axis=0)
     return Compared(
         driven.result.policy,
         load,
         driven.result.rate_per_s,
         driven.result.requests,
-        _numbers(driven.result, dict(zip(names, run.whole.tolist(), strict=True))),
-        _mean(told),
-        {name: (float(ends[0, k]), float(ends[1, k])) for k, name in enumerate(names) if name in STATISTICS},
+        _numbers(driven.result, dict(zip(run.names, run.whole.tolist(), strict=True))),
+        _mean([_numbers(said, {name: float(each.value) for name, each in said.latency.items()}) for said in predicted]),
+        {name: (float(low[k]), float(high[k])) for k, name in enumerate(run.names) if name in STATISTICS},
         driven.others,
         driven.late_ms,
         driven.failed,
@@ -320,28 +336,33 @@ def compared(
     )
 
 
-def _mean(told: Sequence[Any]) -> Any:
-    """Of the same numbers several times."""
-    if isinstance(told[0], Mapping):
-        return {key: _mean([each[key] for each in told]) for key in told[0]}
-    return sum(told) / len(told)
+def _mean(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, or of each entry of nested mappings."""
+    if isinstance(values[0], Mapping):
+        return {key: _mean([each[key] for each in values]) for key in values[0]}
+    return sum(values) / len(values)
 
 
 def speeds(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> FloatArray:
-    """Median (paths,) of the times of batches over a system's typical ones."""
+    """Return the median ratio (paths,) of the times of batches to a system's typical ones."""
     pairs = zip(system.paths, batches, strict=True)
     return np.array([np.median(T / path.typical_ms[B.astype(int)]) for path, (B, T) in pairs])
 
 
 def levels(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> FloatArray:
-    """Speeds (2, paths) in either half of a probe, by the order in which batches began."""
+    """Return the speeds (2, paths) in either half of a probe, by the order in which batches began."""
     halves = [[(B[: len(B) // 2], T[: len(B) // 2]), (B[len(B) // 2 :], T[len(B) // 2 :])] for B, T in batches]
     return np.array([speeds([each[k] for each in halves], system) for k in (0, 1)])
 
 
 def drift(probed: Sequence[FloatArray]) -> tuple[FloatArray, int]:
-    """Standard deviation (paths,) of ln speed between halves of a run's probes, over several runs, each (k, paths) on
-    its first paths; and the degrees of freedom of the path with the fewest, those of no run left out."""
+    """Return the standard deviation (paths,) of ln speed between halves of a run's probes, and its degrees of freedom.
+
+    Parameters
+    ----------
+    probed
+        Speeds (k, paths) of each run; a run may have the first paths only.
+    """
     paths = max(each.shape[1] for each in probed)
     found, least = np.zeros(paths), 0
     for path in range(paths):
@@ -353,8 +374,10 @@ def drift(probed: Sequence[FloatArray]) -> tuple[FloatArray, int]:
 
 
 def drawn_speeds(probed: FloatArray, sd: FloatArray, freedom: int, count: int, rng: np.random.Generator) -> FloatArray:
-    """Speeds (count, paths) that the run between probes of these (k, paths) may have: those of a further half, drawn
-    evenly from Student's predictive distribution, for each path in an order of its own."""
+    """Return speeds (count, paths) that a run between probes of these (k, paths) may have.
+
+    Quantiles of Student's predictive distribution of a further half, in random order for each path.
+    """
     from scipy.special import stdtrit
 
     k, paths = probed.shape
@@ -365,7 +388,7 @@ def drawn_speeds(probed: FloatArray, sd: FloatArray, freedom: int, count: int, r
 
 
 def slower(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> dict[str, float]:
-    """By path, time of all batches over that which a system takes for them in the mean; paths without one left out."""
+    """Return by path the time of all batches over the mean that a system takes for them; paths without one left out."""
     found = {}
     for path, (B, T) in zip(system.paths, batches, strict=True):
         if len(B):
@@ -375,7 +398,7 @@ def slower(batches: Sequence[tuple[FloatArray, FloatArray]], system: System) -> 
 
 
 def at_speed(system: System, factors: FloatArray) -> System:
-    """The same paths, each so many times as slow."""
+    """Return the system with each path slower by a factor."""
     return System(
         *(replace(path, times_ms=path.times_ms * f) for path, f in zip(system.paths, factors.tolist(), strict=True))
     )
@@ -394,8 +417,18 @@ def _numbers(result: SimResult, latency: Mapping[str, float]) -> dict[str, Any]:
 async def drive(
     executors: Sequence[Executor], system: System, policy: Policy, arrive_ms: FloatArray, warm: int = 0
 ) -> Driven:
-    """Send requests at the given moments (n,) ms from now, and wait until all have ended. warm: the first that
-    counts."""
+    """Send requests at the given moments (n,), ms from now, and wait until all have ended.
+
+    Parameters
+    ----------
+    warm
+        Index of the first request that counts.
+
+    Raises
+    ------
+    ExecutorFailed
+        If hardly any request came to an executor.
+    """
     times = [path.typical_ms[1:] for path in system.paths]
     router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1))
     ran = await _ran(router, arrive_ms)
@@ -420,7 +453,7 @@ async def drive(
 
 
 def _batches(served: Sequence[Request], path: str) -> tuple[FloatArray, FloatArray]:
-    """B and T_ms (n,) of a path's batches that came back."""
+    """Return B and T_ms (n,) of a path's batches that came back."""
     rows = sorted({(r.started_ms, r.batch, r.ended_ms) for r in served if r.path == path and r.served})
     return np.array([b for _, b, _ in rows], np.float64), np.array([end - start for start, _, end in rows])
 
@@ -436,7 +469,7 @@ class _Ran:
 
 
 async def _ran(router: Router, arrive_ms: FloatArray, *, ends_early: bool = False) -> _Ran:
-    """Send requests at these moments. ends_early: those that still wait at the end are served greedily."""
+    """Send requests at these moments; ends_early: serve those that still wait at the end greedily."""
     ended: list[Request] = []
     router.listeners.append(ended.append)
     await router.start()
@@ -454,8 +487,7 @@ async def _ran(router: Router, arrive_ms: FloatArray, *, ends_early: bool = Fals
 
 
 async def _send(router: Router, moments_ms: FloatArray) -> tuple[list[asyncio.Task[Any]], FloatArray]:
-    """Submit at each moment of the router's clock, from a thread that does nothing else; what was submitted, and
-    how late each was, ms."""
+    """Submit at each moment of the router's clock, timed by a thread; return the tasks, and how late each was, ms."""
     loop, sent = asyncio.get_running_loop(), asyncio.Event()
     tasks: list[asyncio.Task[Any]] = []
     late: list[float] = []
@@ -478,8 +510,7 @@ async def _send(router: Router, moments_ms: FloatArray) -> tuple[list[asyncio.Ta
 
 
 def _busy_of_others(executors: Sequence[Executor]) -> float:
-    """Seconds that the cores were busy so far, or stolen, for others than this process and its executors'; 0 where the
-    system does not tell."""
+    """Return the seconds that cores were busy or stolen for other processes so far; 0 if the system has no count."""
     with suppress(OSError, ValueError, IndexError):
         counters = [float(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
         user, nice, system, _, _, irq, softirq, stolen = counters
@@ -490,7 +521,7 @@ def _busy_of_others(executors: Sequence[Executor]) -> float:
 
 
 def _used_by(pid: int) -> float:
-    """Clock ticks of a process, in user mode and in the system."""
+    """Return the clock ticks of a process, in user mode and in the system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return float(fields[11]) + float(fields[12])
 
@@ -499,7 +530,7 @@ Repeat = Callable[[], Coroutine[Any, Any, Driven]]
 
 
 async def undisturbed(run: Repeat, tries: int = 3) -> Driven:
-    """The first of a few runs that no neighbour disturbed, or the least disturbed."""
+    """Repeat a run until no neighbour disturbs it; return that one, or the least disturbed."""
     runs: list[Driven] = []
     for _ in range(tries):
         runs.append(await run())

@@ -1,13 +1,10 @@
-"""The router: requests come in one by one, a policy forms batches of them, and one or two executors run these.
+"""The router: requests come one by one, a policy forms batches of them, one or two executors run the batches.
 
-Every decision is that of `latfit.policies.decide`, the compiled function that the simulator asks, of a view that is
-filled in the same order: services end first, then requests arrive, then the policy is asked until it waits. A policy
-that waits says until when, and at how many waiting it wants to be asked again; in between, a request costs an append.
-
-Where the simulator knows when a server is next free, the router takes the typical time of the batch that runs there;
-one that is late is expected to take as long again as it is late. Where a path is not up (`LivePath`), requests go by
-the other: the policy's main path, served greedily, or the side path alone. Every request ends once: with its output,
-with an error that says why, or cancelled by its sender.
+Every decision is that of `latfit.policies.decide`, the compiled function that the simulator calls, of a view filled in
+the same order: services end, requests arrive, then the policy is asked until it waits. A policy that waits says until
+when, and from how many waiting requests on it wants to be asked again. If a path is down (`LivePath`), the other one
+serves: the main path greedily, or the side path alone. Every request ends once: with its output, with an error, or
+cancelled by its sender.
 """
 
 import asyncio
@@ -15,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -31,8 +29,8 @@ from latfit.live.executor import (
     failure,
     seen,
 )
-from latfit.live.path import LivePath, times_table
-from latfit.live.waiting import Request, State, WaitingRoom
+from latfit.live.path import LivePath, Server, times_table
+from latfit.live.waiting import Request, RequestQueue, State
 from latfit.policies import (
     AGED,
     ANY,
@@ -55,11 +53,11 @@ from latfit.stats import FloatArray
 
 
 class QueueFull(LatfitError):
-    """As many wait as may; the sender is told at once."""
+    """As many requests wait as may."""
 
 
 class NoPath(LatfitError):
-    """No path has served anything for a while, and none may be tried now."""
+    """Every path has been down for longer than `patience_ms`."""
 
 
 class Closed(LatfitError):
@@ -68,11 +66,23 @@ class Closed(LatfitError):
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """most_waiting: requests that may wait, others are refused.  deadlines_ms: of each class, counted from the most
-    urgent; one class without a deadline where not given.  timeout_ms: of a batch; None for 20 times its typical time, a
-    second at least.  patience_ms: for so long requests wait while every path is down.  example: an input with which
-    every bucket is run before the first request; None for no warm-up.  probe_ms: from one probe of an executor to the
-    next, where it can be probed."""
+    """Limits of a router.
+
+    Parameters
+    ----------
+    most_waiting
+        Requests that may wait; more are refused.
+    deadlines_ms
+        Deadline of each class, the most urgent first; one class without a deadline by default.
+    timeout_ms
+        Limit for a batch; by default 20 T(b), at least 1 s.
+    patience_ms
+        How long requests wait while every path is down.
+    example
+        Input with which every bucket is run before the first request; None for no warm-up.
+    probe_ms
+        Time between probes of an executor that can be probed.
+    """
 
     most_waiting: int = 10_000
     deadlines_ms: Sequence[float] = (math.inf,)
@@ -82,14 +92,90 @@ class RouterOptions:
     probe_ms: float = 2000.0
 
 
-class Router:
-    """executors: the main path, and the side path if there is one.  times_ms: typical T(1), T(2), ... of each, up to
-    its largest batch.  clock: monotonic seconds.  listeners: called with each request that ended with
-    an output or an error.  batch_listeners: called with each batch that ended: its path, how many requests it held,
-    when it began and ended (ms on the router's clock), and whether its path ran it to its end.  arrival_listeners:
-    called with each request that is taken, in its sender's context.
+class _Phase(Enum):
+    CLOSED = auto()
+    OPEN = auto()
+    DRAINING = auto()
 
-    Use it as `async with Router(...) as router:`, in which `await router.submit(input)` gives the output.
+
+class _Clock:
+    """Milliseconds of a clock that may be set back; time then goes on from where it was."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds, self._last = seconds, -math.inf
+        self.set_back_ms = 0.0
+
+    def now_ms(self) -> float:
+        read = self._seconds() * 1000
+        if read + self.set_back_ms < self._last:
+            self.set_back_ms = self._last - read
+        self._last = max(self._last, read + self.set_back_ms)  # but for rounding the second one
+        return self._last
+
+
+class _Timer:
+    """Call a function at a moment of the event loop's clock, s; setting it again replaces the moment."""
+
+    def __init__(self, call: Callable[[float], None]) -> None:
+        self._call, self.at_s = call, math.inf
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, at_s: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self.at_s = at_s
+        if at_s < math.inf:
+            self._handle = asyncio.get_running_loop().call_at(at_s, self._fire)
+
+    def _fire(self) -> None:
+        at_s, self.at_s, self._handle = self.at_s, math.inf, None
+        self._call(at_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """A batch that runs. late_s: moment of its time limit.  work: its outcome, or its executor's recovery."""
+
+    path: LivePath
+    server: Server
+    requests: list[Request]
+    began_ms: float
+    late_s: float = math.inf
+    work: Any = None
+
+
+class Router:
+    """Route requests to one or two executors by a policy.
+
+    Use it as `async with Router(...) as router:`, in which `await router.submit(input)` returns the output.
+
+    Parameters
+    ----------
+    executors
+        The main path, and the side path if there is one.
+    times_ms
+        Typical T(1), T(2), ... of each path up to its largest batch, ms.
+    policy
+        Policy, as for the simulator.
+    clock
+        Monotonic seconds.
+
+    Attributes
+    ----------
+    submitted, refused, done, failed, cancelled
+        Requests so far; submitted = done + failed + cancelled + those that wait or run.
+    listeners
+        Called with each request that ended with an output or an error.
+    arrival_listeners
+        Called with each request that is taken, in its sender's context.
+    batch_listeners
+        Called with each batch that ended: path, size, begin and end (ms, router's clock), whether it ran to its end.
+
+    Raises
+    ------
+    WrongUsage
+        If executors, times, policy and options do not fit each other.
     """
 
     def __init__(
@@ -101,29 +187,24 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check(executors, times_ms, policy, options)
-        self.paths = [
-            LivePath(each, np.concatenate([[0.0], np.asarray(times, dtype=np.float64)]), options.timeout_ms)
-            for each, times in zip(executors, times_ms, strict=True)
-        ]
-        self.policy, self.options = policy, options
-        self._cutoff_ms = float(policy.parameters[T_CUT])
+        self.options = options
+        self.paths = [LivePath(each, np.empty(0), options.timeout_ms) for each in executors]
         self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
-        self._room = WaitingRoom(options.deadlines_ms, policy.order.ageing_ms)
-        self._places = max(path.executor.servers for path in self.paths)
-        self._view, self._times = np.full(VIEW + 2 * self._places, math.inf), times_table(self.paths)
         self.listeners: list[Callable[[Request], None]] = []
         self.arrival_listeners: list[Callable[[Request], None]] = []
         self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
-        self._clock = clock
-        self._last, self._set_back = -math.inf, 0.0
-        self._failing_since = math.inf
-        self._ask_at = 1
-        self._timer: asyncio.TimerHandle | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        self._queue = RequestQueue(options.deadlines_ms, policy.order.ageing_ms)
+        self._places = max(executor.servers for executor in executors)
+        self._view = np.full(VIEW + 2 * self._places, math.inf)
+        self._use(times_ms, policy)
+        self._clock, self._phase = _Clock(clock), _Phase.CLOSED
+        self._ask_at = 1  # waiting requests from which on the policy is asked
+        self._wake = _Timer(lambda _: self._dispatch(self._clock.now_ms()))
+        self._watch = _Timer(self._find_late)  # for all batches: one timer each would cost more than a hand-over
         self._running: set[_Batch] = set()
-        self._probes: list[asyncio.Task[None]] = []
-        self._open = self._draining = False
         self._idle = asyncio.Event()
+        self._failing_since = math.inf
+        self._probes: list[asyncio.Task[None]] = []
 
     @property
     def main(self) -> LivePath:
@@ -135,18 +216,18 @@ class Router:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
-        return self._room.waiting
-
-    def up(self) -> dict[str, bool]:
-        """By path, whether it is given batches now."""
-        now = self._now()
-        return {path.name: path.up(now) for path in self.paths}
+        """Return the number of requests that wait."""
+        return self._queue.waiting
 
     @property
     def running(self) -> int:
-        """Batches that run."""
+        """Return the number of batches that run."""
         return len(self._running)
+
+    def up(self) -> dict[str, bool]:
+        """Return whether batches may go to each path, by its name."""
+        now = self._clock.now_ms()
+        return {path.name: path.up(now) for path in self.paths}
 
     async def __aenter__(self) -> "Router":
         await self.start()
@@ -165,7 +246,7 @@ class Router:
             probed = [(path, path.executor) for path in self.paths if isinstance(path.executor, Probed)]
             await asyncio.gather(*(self._probe(*each) for each in probed))
             self._probes = [asyncio.create_task(self._keep_probing(*each)) for each in probed]
-        self._open = True
+        self._phase = _Phase.OPEN
 
     async def submit(
         self,
@@ -173,112 +254,124 @@ class Router:
         class_id: int = 0,
         *,
         arrived_s: float | None = None,
-        is_resent: Callable[[BaseException], bool] | None = None,
-        again: bool = False,
+        retry: Callable[[BaseException], bool] | None = None,
     ) -> Any:
-        """The output for an input. arrived_s: when it came, on the router's clock, where that was before now.
-        is_resent: whether the sender sends it again after an error, which then is no failure of the request; again:
-        whether it is sent again, so that it is one request with the first.
+        """Return the output for an input.
 
-        Raises QueueFull, NoPath, Closed, ExecutorFailed (ExecutorTimedOut, ExecutorLost). Cancelled, it leaves the
-        queue; a batch that runs already is run to its end.
+        If cancelled, the request leaves the queue; a batch that already runs is run to its end.
+
+        Parameters
+        ----------
+        class_id
+            Class, the most urgent is 0.
+        arrived_s
+            Arrival on the router's clock, if it was before now.
+        retry
+            Called with the error of its batch; if it returns True, the request goes back to the head of its class.
+
+        Raises
+        ------
+        QueueFull, NoPath, Closed
+            If the request is not taken, or dropped while it waits.
+        ExecutorFailed
+            If its batch failed (ExecutorTimedOut, ExecutorLost).
         """
-        if not self._open:
-            self.failed += again  # it was counted when it was first sent
+        if self._phase is not _Phase.OPEN:
             raise Closed("the router takes no requests now", remedy="Start it, or send to another one.")
-        if not 0 <= class_id < len(self.options.deadlines_ms):
-            known = len(self.options.deadlines_ms)
-            raise WrongUsage(f"class {class_id} of {known}", where="class_id", remedy="Classes count from 0.")
+        classes = len(self.options.deadlines_ms)
+        if not 0 <= class_id < classes:
+            raise WrongUsage(f"class {class_id} of {classes}", where="class_id", remedy="Classes count from 0.")
         if self.waiting >= self.options.most_waiting:
-            self._count_refusal(again)
+            self.refused += 1
             raise QueueFull(f"{self.waiting:,} requests wait already", remedy="Send it later, or elsewhere.")
-        now = self._now()
-        if self._down(now):
-            self._count_refusal(again)
+        now = self._clock.now_ms()
+        if self._is_down(now):
+            self.refused += 1
             raise _no_path()
-        came = now if arrived_s is None else min(arrived_s * 1000 + self._set_back, now)
-        request = Request(input, class_id, came, asyncio.get_running_loop().create_future())
-        request.is_resent = is_resent
-        self.submitted += not again
-        _tell(self.arrival_listeners, request)
+        came = now if arrived_s is None else min(arrived_s * 1000 + self._clock.set_back_ms, now)
+        request = Request(input, class_id, came, asyncio.get_running_loop().create_future(), retry)
+        self.submitted += 1
+        _call(self.arrival_listeners, request)
         self._idle.clear()
-        self._room.add(request)
-        if self._room.waiting >= self._ask_at:
+        self._queue.add(request)
+        if self.waiting >= self._ask_at:
             self._dispatch(now)
         try:
             return await request.future
         except asyncio.CancelledError:
-            self._give_up(request)
+            if request.state is not State.ENDED:
+                self.cancelled += 1
+                self._queue.give_up(request)
+                self._dispatch(self._clock.now_ms())  # the policy was asked of a longer queue
             raise
 
-    def _count_refusal(self, again: bool) -> None:
-        """Count a request that is not accepted; one that is sent again was accepted before, and fails."""
-        self.failed += again
-        self.refused += not again
-
     def adopt(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
-        """Decide by these times and this policy from now on; who waits keeps the place. Raises WrongUsage."""
+        """Use these times and this policy from now on; requests keep their places. Raises WrongUsage."""
         _check([path.executor for path in self.paths], times_ms, policy, self.options)
+        self._use(times_ms, policy)
+        self._dispatch(self._clock.now_ms())
+
+    def _use(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
         for path, times in zip(self.paths, times_ms, strict=True):
             path.times_ms = np.concatenate([[0.0], np.asarray(times, dtype=np.float64)])
         self.policy, self._times = policy, times_table(self.paths)
         self._cutoff_ms = float(policy.parameters[T_CUT])
-        self._room.ageing_ms = policy.order.ageing_ms
-        self._dispatch(self._now())
+        self._queue.ageing_ms = policy.order.ageing_ms
 
     async def drain(self, within_s: float = math.inf) -> bool:
-        """Take no more requests and serve all that wait, without waiting for fuller batches. What has not ended in time
-        ends with Closed. Returns whether there was none of that."""
-        self._open, self._draining = False, True
-        self._dispatch(self._now())
+        """Take no more requests, and serve those that wait without waiting for fuller batches.
+
+        Returns
+        -------
+        bool
+            Whether all ended in time; those that did not are ended with Closed.
+        """
+        self._phase = _Phase.DRAINING
+        self._dispatch(self._clock.now_ms())
         try:
             async with asyncio.timeout(within_s if math.isfinite(within_s) else None):
                 if self.waiting or self._running:
                     await self._idle.wait()
         except TimeoutError:
-            self._drop()
+            self._drop_all()
             return False
         return True
 
     async def close(self, within_s: float = 30.0) -> None:
         """Drain, then close the executors."""
         await self.drain(within_s)
-        for timer in (self._timer, self._watch):
-            if timer:
-                timer.cancel()
-        self._timer = self._watch = None
+        for timer in (self._wake, self._watch):
+            timer.set(math.inf)
         for probe in self._probes:
             probe.cancel()
         self._probes = []
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
-    def _drop(self) -> None:
-        """End all that wait or run."""
-        self._drop_waiting(_closed)
-        now, running = self._now(), list(self._running)
-        self._running.clear()
+    def _drop_all(self) -> None:
+        self._drop_waiting(_closed())
+        running, self._running = self._running, set()
         for batch in running:
             work, batch.work = batch.work, None
             work.cancel()
             for request in batch.requests:
-                self._end(request, _closed(), now)
+                self._end(request, _closed(), self._clock.now_ms())
 
-    def _drop_waiting(self, why: Callable[[], LatfitError]) -> None:
-        room, now = self._room, self._now()
-        for request in room.take(room.waiting, now):
-            self._end(request, why(), now)
+    def _drop_waiting(self, error: LatfitError) -> None:
+        now = self._clock.now_ms()
+        for request in self._queue.take(self.waiting, now):
+            self._end(request, error, now)
 
     async def _warm_up(self, executor: Executor) -> None:
-        """Every bucket on every server; without buckets the powers of two and the largest batch."""
+        """Run every bucket on every server; without buckets the powers of two and the largest batch."""
         powers = {2**k for k in range(executor.largest.bit_length())}
         for size in executor.buckets or sorted({executor.largest, *powers}):
             inputs = [self.options.example] * min(size, executor.largest)
             await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
 
     async def _keep_probing(self, path: LivePath, executor: Probed) -> None:
-        """Probe until the router is closed, and as soon as a cool-down ends."""
+        """Probe every `probe_ms`, and as soon as a cool-down ends."""
         while True:
-            cool_down = path.opens_again_ms() - self._now()
+            cool_down = path.opens_again_ms - self._clock.now_ms()
             await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
             await self._probe(path, executor)
 
@@ -286,114 +379,92 @@ class Router:
         answered = await executor.answers()
         if answered is None:
             return
-        path.probed(answered)
-        now = self._now()
+        path.record_probe(answered)
+        now = self._clock.now_ms()
         if not any(each.up(now) for each in self.paths):
             self._failing_since = min(self._failing_since, now)
-        elif path.up(now) and math.isinf(path.opens_again_ms()):  # it has failed no batch since it served one
+        elif path.up(now) and math.isinf(path.opens_again_ms):  # it has failed no batch since it served one
             self._failing_since = math.inf
         self._dispatch(now)
 
-    def _now(self) -> float:
-        """ms; where the clock was set back, time goes on from where it was."""
-        told = self._clock() * 1000
-        if told + self._set_back < self._last:
-            self._set_back = self._last - told
-        self._last = max(self._last, told + self._set_back)  # but for rounding the second one
-        return self._last
-
     def _dispatch(self, now: float) -> None:
         """Ask the policy, and do what it says, until it waits."""
-        room = self._room
-        while room.waiting:
-            action, take, until, at = self._decide(now, [path.up(now) for path in self.paths])
+        while self.waiting:
+            action, take, until, skip = self._decide(now)
             if action == WAIT:
-                self._ask_at = at
-                self._arm(until, now)
+                self._ask_at = skip
+                self._wake.set(asyncio.get_running_loop().time() + max(until - now, 0.0) / 1000)
                 return
-            self._begin(self.paths[MAIN if action == SERVE_MAIN else SIDE], room.take(take, now, at), now)
+            path = self.paths[MAIN if action == SERVE_MAIN else SIDE]
+            self._begin(path, self._queue.take(take, now, skip), now)
         self._ask_at = 1
-        self._arm(math.inf, now)
-        if not self.waiting and not self._running:
+        self._wake.set(math.inf)
+        if not self._running:
             self._idle.set()
 
-    def _decide(self, now: float, usable: Sequence[bool]) -> tuple[int, int, float, int]:
-        """What the policy says; where a path is not up or all must go, whatever an idle path can take."""
-        if usable[MAIN] and (usable[-1] or not self.policy.needs_side) and not self._draining:
-            return self._asked(now)
-        waiting = self._room.waiting
-        for path, up, action in zip(self.paths, usable, (SERVE_MAIN, SERVE_SIDE), strict=False):
-            if up and path.idle:
-                return action, min(waiting, path.executor.largest), 0.0, 0
-        if self._down(now):
-            self._drop_waiting(_no_path)
+    def _decide(self, now: float) -> tuple[int, int, float, int]:
+        """Return action, batch size, moment to ask again, and requests to skip (if waiting: the number to ask at).
+
+        If a path is down or the router drains, an idle path takes what it can.
+        """
+        is_up = [path.up(now) for path in self.paths]
+        if is_up[MAIN] and (is_up[-1] or not self.policy.needs_side) and self._phase is not _Phase.DRAINING:
+            return self._ask_policy(now)
+        for path, usable, action in zip(self.paths, is_up, (SERVE_MAIN, SERVE_SIDE), strict=False):
+            if usable and path.idle:
+                return action, min(self.waiting, path.executor.largest), 0.0, 0
+        if self._is_down(now):
+            self._drop_waiting(_no_path())
             return WAIT, 0, math.inf, 1
-        moments = [self._failing_since + self.options.patience_ms, *(path.opens_again_ms() for path in self.paths)]
+        moments = [self._failing_since + self.options.patience_ms, *(path.opens_again_ms for path in self.paths)]
         return WAIT, 0, min((each for each in moments if each > now), default=math.inf), ANY
 
-    def _down(self, now: float) -> bool:
-        """Whether no path is up and none has been for too long."""
+    def _is_down(self, now: float) -> bool:
+        """Return whether every path has been down for longer than `patience_ms`."""
         late = now >= self._failing_since + self.options.patience_ms
         return late and not any(path.up(now) for path in self.paths)
 
-    def _asked(self, now: float) -> tuple[int, int, float, int]:
-        view, room, policy = self._view, self._room, self.policy
-        view[NOW], view[WAITING] = now, room.waiting
-        view[OLDEST], view[DUE] = oldest, _ = room.oldest_and_due_ms()
-        view[AGED] = room.aged(now, self._cutoff_ms, MOST_AGED) if oldest + self._cutoff_ms <= now else 0.0
-        place = VIEW
-        for path in self.paths:
-            path.write_free_ms(view, place, now)
-            place += self._places
+    def _ask_policy(self, now: float) -> tuple[int, int, float, int]:
+        view, queue, policy = self._view, self._queue, self.policy
+        view[NOW], view[WAITING] = now, queue.waiting
+        view[OLDEST], view[DUE] = oldest, _ = queue.oldest_and_due_ms()
+        view[AGED] = queue.count_aged(now, self._cutoff_ms, MOST_AGED) if oldest + self._cutoff_ms <= now else 0.0
+        for number, path in enumerate(self.paths):
+            path.write_free_ms(view, VIEW + number * self._places, now)
         found: tuple[int, int, float, int] = decide(policy.code, policy.parameters, self._times, view)
         return found
 
-    def _arm(self, until: float, now: float) -> None:
-        """Ask again at a moment; a clock that is not there yet then arms it anew."""
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-        if math.isfinite(until):
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(until - now, 0.0) / 1000, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._dispatch(self._now())
-
     def _begin(self, path: LivePath, requests: list[Request], now: float) -> None:
-        server = path.occupy(now, len(requests))
         for request in requests:
             request.state, request.started_ms = State.RUNNING, now
             request.path, request.batch = path.name, len(requests)
-        batch, loop = _Batch(path, server, requests, now), asyncio.get_running_loop()
+        batch, loop = _Batch(path, path.occupy(now, len(requests)), requests, now), asyncio.get_running_loop()
         self._running.add(batch)
         try:
             batch.work = asyncio.ensure_future(path.executor.execute([request.input for request in requests]))
-        except Exception as raised:  # noqa: BLE001 (whatever an executor raises is the senders' to know)
+        except Exception as raised:  # noqa: BLE001 (the senders are told whatever an executor raises)
             batch.work = loop.create_future()
             batch.work.set_exception(raised)
         batch.work.add_done_callback(partial(self._returned, batch))
         batch.late_s = loop.time() + path.timeout_ms(len(requests)) / 1000
-        if self._watch is None or batch.late_s < self._watch.when():
-            self._watch_until(batch.late_s)
-
-    def _watch_until(self, moment_s: float) -> None:
-        """One timer looks after all batches: one each would cost more than it takes to hand a batch over."""
-        if self._watch:
-            self._watch.cancel()
-        self._watch = asyncio.get_running_loop().call_at(moment_s, self._find_late, moment_s)
+        if batch.late_s < self._watch.at_s:
+            self._watch.set(batch.late_s)
 
     def _find_late(self, moment_s: float) -> None:
-        self._watch = None
         for batch in [each for each in self._running if each.late_s <= moment_s]:
-            self._late(batch)
-        soonest = min((each.late_s for each in self._running), default=math.inf)
-        if math.isfinite(soonest):
-            self._watch_until(soonest)
+            if not batch.work.done():
+                batch.work.cancel()
+                count = len(batch.requests)
+                error = ExecutorTimedOut(
+                    f"a batch of {count} took longer than {batch.path.timeout_ms(count):,.0f} ms",
+                    where=batch.path.name,
+                    remedy="What it was doing is dropped; raise timeout_ms if it may take that long.",
+                )
+                self._finish(batch, (), error)
+        self._watch.set(min((each.late_s for each in self._running if each.late_s > moment_s), default=math.inf))
 
-    def _returned(self, batch: "_Batch", work: "asyncio.Future[Sequence[Any]]") -> None:
-        """An executor is done with a batch, or says why it is not; a result that comes too late is dropped."""
+    def _returned(self, batch: _Batch, work: "asyncio.Future[Sequence[Any]]") -> None:
+        """Take the outcome of a batch; one that comes too late is dropped."""
         if batch.work is not work:
             seen(work)
             return
@@ -403,105 +474,70 @@ class Router:
             if len(outputs) != len(batch.requests):
                 found = f"{len(outputs)} outputs for {len(batch.requests)} inputs"
                 raise ExecutorFailed(found, where=path.name, remedy="Give one output for each input.")
-        except BaseException as raised:  # noqa: BLE001 (whatever an executor raises is the senders' to know)
+        except BaseException as raised:  # noqa: BLE001 (the senders are told whatever an executor raises)
             error = failure(raised, path.name)
         self._finish(batch, outputs, error)
 
-    def _late(self, batch: "_Batch") -> None:
-        """Its executor may come back, or recover, before the next batch; its senders are told now."""
-        if batch.work.done():  # it came in time
-            return
-        count, path = len(batch.requests), batch.path
-        error = ExecutorTimedOut(
-            f"a batch of {count} took longer than {path.timeout_ms(count):,.0f} ms",
-            where=path.name,
-            remedy="What it was doing is dropped; raise timeout_ms if it may take that long.",
-        )
-        batch.work.cancel()
-        self._finish(batch, (), error)
-
-    def _finish(self, batch: "_Batch", outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
-        """Give the requests of a batch their outcome, and its server the next one."""
-        path, now = batch.path, self._now()
+    def _finish(self, batch: _Batch, outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
+        """End the requests of a batch, note its outcome at the path, and free or recover its server."""
+        path, now = batch.path, self._clock.now_ms()
         path.busy_ms += now - batch.began_ms
         for place, request in enumerate(batch.requests):
-            self._end(request, error if error is not None else outputs[place], now)
-        at_once = isinstance(error, ExecutorTimedOut | ExecutorLost)
+            is_given_up = request.state is State.ENDED
+            if error is not None and not is_given_up and request.retry is not None and request.retry(error):
+                self._queue.put_back(request)
+            else:
+                self._end(request, error if error is not None else outputs[place], now)
+        is_lost = isinstance(error, ExecutorTimedOut | ExecutorLost)
         if error is None:
-            path.succeeded()
+            path.record_success()
             self._failing_since = math.inf
         elif isinstance(error, Abandoned):
-            path.told_nothing()
+            path.record_abandoned()
         else:
-            path.failed(now, at_once=at_once)
+            path.record_failure(now, is_lost=is_lost)
             self._failing_since = min(self._failing_since, now)
-        _tell(self.batch_listeners, path, len(batch.requests), batch.began_ms, now, error is None)
-        if at_once:
+        _call(self.batch_listeners, path, len(batch.requests), batch.began_ms, now, error is None)
+        if is_lost:
             batch.late_s = math.inf  # a recovery may take as long as it takes
             path.lose(batch.server)
-            batch.work = asyncio.ensure_future(self._recovered(batch, batch.work))
+            batch.work = asyncio.ensure_future(self._recover(batch, batch.work))
+            self._dispatch(now)  # the other path goes on meanwhile
         else:
-            path.release(batch.server, now)
-            self._running.discard(batch)
-        self._dispatch(now)  # where a server is lost, the other path goes on meanwhile
+            self._release(batch, now)
 
-    async def _recovered(self, batch: "_Batch", given_up: "asyncio.Future[Any]") -> None:
-        """Until the executor can run a batch again; where it cannot be started, the breaker asks again later."""
-        path = batch.path
+    async def _recover(self, batch: _Batch, given_up: "asyncio.Future[Any]") -> None:
+        """Wait until the executor can run a batch again; if it cannot be started, the breaker tries it later."""
         await asyncio.wait([given_up])
         try:
-            await path.executor.recover()
+            await batch.path.executor.recover()
         except Exception:  # noqa: BLE001 (an executor that cannot be started is tried again)
-            path.rest(self._now())
-        now = self._now()
-        path.release(batch.server, now)
+            batch.path.rest(self._clock.now_ms())
+        self._release(batch, self._clock.now_ms())
+
+    def _release(self, batch: _Batch, now: float) -> None:
+        batch.path.release(batch.server, now)
         self._running.discard(batch)
         self._dispatch(now)
 
     def _end(self, request: Request, outcome: Any, now: float) -> None:
-        """The one end of a request."""
+        """End a request, unless its sender gave it up."""
         if request.state is State.ENDED:
             return
-        request.state, request.ended_ms = State.ENDED, now
-        if isinstance(outcome, BaseException):
-            request.is_uncounted = request.is_resent is not None and request.is_resent(outcome)
-            self.failed += not request.is_uncounted
-            if not request.future.done():
-                request.future.set_exception(outcome)
-        else:
-            self.done += 1
-            request.served = True
-            if not request.future.done():
-                request.future.set_result(outcome)
-        _tell(self.listeners, request)
-
-    def _give_up(self, request: Request) -> None:
-        """Its sender does not want it any more."""
-        if request.state is State.ENDED:
-            self.cancelled += request.is_uncounted  # it failed, and its sender left before sending it again
-            return
-        self.cancelled += 1
-        self._room.give_up(request)
-        self._dispatch(self._now())  # the policy was asked of a longer queue
+        is_error = isinstance(outcome, BaseException)
+        request.state, request.ended_ms, request.served = State.ENDED, now, not is_error
+        self.failed += is_error
+        self.done += not is_error
+        if not request.future.done():
+            request.future.set_exception(outcome) if is_error else request.future.set_result(outcome)
+        _call(self.listeners, request)
 
 
-class _Batch:
-    """A batch that runs. work: the executor's answer to come, or its recovery; None where nobody waits for either.
-    late_s: when it has taken too long, on the event loop's clock."""
-
-    __slots__ = ("began_ms", "late_s", "path", "requests", "server", "work")
-
-    def __init__(self, path: LivePath, server: int, requests: list[Request], began_ms: float) -> None:
-        self.path, self.server, self.requests, self.began_ms = path, server, requests, began_ms
-        self.late_s = math.inf
-        self.work: Any = None
-
-
-def _tell(listeners: Sequence[Callable[..., None]], *told: Any) -> None:
-    """What a listener raises is the event loop's to report; no request and no server may be left behind by it."""
+def _call(listeners: Sequence[Callable[..., None]], *arguments: Any) -> None:
+    """Call listeners; the event loop reports what one raises, so that no request or server is left behind."""
     for listener in listeners:
         try:
-            listener(*told)
+            listener(*arguments)
         except Exception as error:  # noqa: BLE001 (a listener is anybody's code)
             context = {"message": "a listener of the router failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -516,37 +552,43 @@ def _closed() -> Closed:
 
 
 def _check(executors: Sequence[Executor], times_ms: Sequence[Any], policy: Policy, options: RouterOptions) -> None:
-    if not 1 <= len(executors) <= 2 or len(times_ms) != len(executors):
-        raise WrongUsage(
-            f"{len(executors)} executors with {len(times_ms)} tables of times",
-            where="executors",
-            remedy="Give one or two executors, the main path first, and T(1), T(2), ... of each.",
-        )
-    if len({each.name for each in executors}) < len(executors):
-        raise WrongUsage(
-            f"two executors called {executors[0].name}", where="executors", remedy="Give each a name of its own."
-        )
-    if policy.needs_side and len(executors) < 2:
-        raise WrongUsage(
-            f"policy {policy.name} needs two paths", where="policy", remedy="Give a second executor, or take another."
-        )
+    """Raise WrongUsage unless executors, times, policy and options fit each other."""
+
+    def refuse(is_wrong: object, found: str, where: str, remedy: str) -> None:
+        if is_wrong:
+            raise WrongUsage(found, where=where, remedy=remedy)
+
+    refuse(
+        not 1 <= len(executors) <= 2 or len(times_ms) != len(executors),
+        f"{len(executors)} executors with {len(times_ms)} tables of times",
+        "executors",
+        "Give one or two executors, the main path first, and T(1), T(2), ... of each.",
+    )
+    names = [each.name for each in executors]
+    refuse(len({*names}) < len(names), f"two executors called {names[0]}", "executors", "Give each a name of its own.")
+    refuse(
+        policy.needs_side and len(executors) < 2,
+        f"policy {policy.name} needs two paths",
+        "policy",
+        "Give a second executor, or take another.",
+    )
     for executor, times, largest in zip(executors, times_ms, (policy.main_largest, policy.side_largest), strict=False):
-        known = np.asarray(times, dtype=np.float64)
-        if len(known) < executor.largest or not np.all(np.isfinite(known) & (known > 0)):
-            raise WrongUsage(
-                f"{len(known)} times for batches of up to {executor.largest}, or one is not above zero",
-                where=executor.name,
-                remedy="Give T(b) in ms for b = 1 up to the largest batch.",
-            )
-        if largest > executor.largest:
-            raise WrongUsage(
-                f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}",
-                where="policy",
-                remedy="Make the policy for the executor's largest batch.",
-            )
-    if options.most_waiting < 1 or not options.deadlines_ms:
-        raise WrongUsage(
-            f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes",
-            where="options",
-            remedy="Give at least one of each.",
+        table = np.asarray(times, dtype=np.float64)
+        refuse(
+            len(table) < executor.largest or not np.all(np.isfinite(table) & (table > 0)),
+            f"{len(table)} times for batches of up to {executor.largest}, or one is not above zero",
+            executor.name,
+            "Give T(b) in ms for b = 1 up to the largest batch.",
         )
+        refuse(
+            largest > executor.largest,
+            f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}",
+            "policy",
+            "Make the policy for the executor's largest batch.",
+        )
+    refuse(
+        options.most_waiting < 1 or not options.deadlines_ms,
+        f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes",
+        "options",
+        "Give at least one of each.",
+    )

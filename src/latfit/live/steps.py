@@ -28,12 +28,12 @@ class DecodeSteps:
         steps = {}
         for batch in range(self.largest, 0, -1):  # the largest first: the others fit into its memory
             device.prepare(StepShape(batch, self.context))
-            steps[batch] = device.step
+            steps[batch] = device.bind_step()
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             if self.launch_ms:
                 time.sleep(self.launch_ms / 1000)
-            steps[len(inputs)].run()
+            steps[len(inputs)]()
             return inputs
 
         return run

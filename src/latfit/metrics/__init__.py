@@ -1,4 +1,4 @@
-"""What running serving engines publish of themselves: read, asked for over HTTP, compared from moment to moment."""
+"""What running serving engines publish: read, requested over HTTP, compared from moment to moment."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         tpot_ms as tpot_ms,
     )
     from latfit.metrics.interval import Interval as Interval, between as between
-    from latfit.metrics.names import ENGINES as ENGINES, SLOT_STEPS as SLOT_STEPS
     from latfit.metrics.server import Reading as Reading, Server as Server, Unanswered as Unanswered
     from latfit.metrics.state import Buckets as Buckets, ServerState as ServerState, read_state as read_state
 

@@ -1,7 +1,7 @@
 """Read `/metrics` of a running server over HTTP, each read within one time limit from connect to last byte."""
 
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from io import BytesIO
@@ -9,39 +9,23 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
+from latfit.engines import ENGINES, setting_names
 from latfit.errors import BadInput, WrongUsage
 from latfit.inputs import decode_json
 from latfit.metrics.deadline import timed_opener
-from latfit.metrics.exposition import MOST_BYTES
-from latfit.metrics.state import ServerState, state_of
+from latfit.metrics.state import MAX_BYTES, ServerState, state_of
 
-TIMEOUT_S, SETTINGS_S = 5.0, 15.0
-"""vLLM collects much besides its settings when it is asked for them first."""
+TIMEOUT_S = 5.0
+SETTINGS_TIMEOUT_S = 15.0  # vLLM collects much besides its settings when it is asked for them first
 BLOCK = 1 << 16
-PLACES = ("/metrics", "/prometheus/metrics")
-"""Where servers publish; `trtllm-serve` has JSON of its own under the first."""
-
+PLACES = ("/metrics", "/prometheus/metrics")  # `trtllm-serve` has JSON of its own under the first
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-SETTINGS = ("/server_info?config_format=json", "/get_server_info", "/server_info", "/props")
-"""Where servers that say it tell their settings: vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, newer SGLang, llama.cpp."""
-
-SETTING_NAMES = {
-    "max_num_seqs": "max_num_seqs",
-    "max_running_requests": "max_num_seqs",
-    "total_slots": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "chunked_prefill_size": "max_num_batched_tokens",
-    "async_scheduling": "async_scheduling",
-    "num_speculative_tokens": "num_speculative_tokens",
-}
-"""Their names → those of a recorder's provenance."""
-
-DEEPEST = 6
+MAX_DEPTH = 6  # of a document in which settings are looked for
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a server said. t_s: the middle of the request, on this process's clock; took_s: how long it took."""
+    """An answer of a server: the middle of the request on this process's clock, how long it took, text and state."""
 
     t_s: float
     took_s: float
@@ -50,7 +34,7 @@ class Reading:
 
 
 class Unanswered(Exception):
-    """The server did not answer this time, or not with metrics; the reason in words."""
+    """The server did not answer this time, or not with metrics. The text is the reason."""
 
 
 class Server:
@@ -70,8 +54,7 @@ class Server:
         return self.base
 
     def first(self) -> Reading:
-        """The first reading, which shows where the metrics are. Raises BadInput where nobody answers, or with something
-        else."""
+        """Read for the first time, which shows where the metrics are. Raises BadInput if no engine answers."""
         reasons = []
         for place in self.places:
             try:
@@ -89,12 +72,12 @@ class Server:
         )
 
     def read(self) -> Reading:
-        """One more. Raises Unanswered."""
+        """Read once more. Raises Unanswered."""
         return self._read(self.places[0])
 
     def readings(self, every_s: float, duration_s: float) -> "Iterator[Reading | Unanswered]":
-        """Readings at even distances, the first at once; where one is not answered, why. A slow answer takes the place
-        of those that were due meanwhile. Raises BadInput where already the first is none."""
+        """Yield readings at even distances, the first at once, or why one was not answered. A slow answer takes the
+        place of those that were due meanwhile. Raises BadInput if already the first is not answered."""
         begun = monotonic()
         yield self.first()
         due = 0
@@ -106,17 +89,16 @@ class Server:
                 yield error
 
     def settings(self) -> dict[str, Any]:
-        """What it tells of its settings besides, by the names of a recorder's provenance; empty where nothing. All
-        places together are waited for as long as the first may take."""
-        end = monotonic() + SETTINGS_S
-        for place in SETTINGS:
+        """Return the settings that the server tells besides, by the names of a recorder's provenance."""
+        end, names = monotonic() + SETTINGS_TIMEOUT_S, setting_names()
+        for place in dict.fromkeys(place for engine in ENGINES for place in engine.settings_places):
             if (left_s := end - monotonic()) <= 0:
                 break
             try:
-                told = decode_json(b"".join(self._blocks(place, left_s)))
+                document = decode_json(b"".join(self._blocks(place, left_s)))
             except (Unanswered, ValueError):
                 continue
-            if found := dict(_settings_in(told)):
+            if found := dict(_settings_in(document, names)):
                 return found
         return {}
 
@@ -131,14 +113,14 @@ class Server:
         return Reading((begun + ended) / 2, ended - begun, text, state)
 
     def _blocks(self, place: str, timeout_s: float | None = None) -> Iterator[bytes]:
-        """What the server answers, as a whole within the time. Raises Unanswered."""
+        """Yield the answer, as a whole within the time. Raises Unanswered."""
         patience_s, size = self.timeout_s if timeout_s is None else timeout_s, 0
         try:
             with self._opener.open(f"{self.base}{place}", timeout=patience_s) as answer:
                 while block := answer.read1(BLOCK):
                     size += len(block)
-                    if size > MOST_BYTES:
-                        raise Unanswered(f"answers with more than {MOST_BYTES >> 20} MiB")
+                    if size > MAX_BYTES:
+                        raise Unanswered(f"answers with more than {MAX_BYTES >> 20} MiB")
                     yield block
         except urllib.error.HTTPError as error:
             raise Unanswered(f"answers {error.code} {error.reason}") from None
@@ -155,22 +137,20 @@ class Server:
 
 
 def _port(parts: Any) -> int | None:
-    """0 for a port that is none."""
+    """Return the port, 0 if it is no number."""
     try:
         return parts.port  # type: ignore[no-any-return]
     except ValueError:
         return 0
 
 
-def _settings_in(document: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Known settings anywhere in a document."""
-    if isinstance(document, list) and depth < DEEPEST:
+def _settings_in(document: Any, names: Mapping[str, str], depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield known settings anywhere in a document."""
+    if isinstance(document, list) and depth < MAX_DEPTH:
         for each in document[:16]:
-            yield from _settings_in(each, depth + 1)
-    if not isinstance(document, dict):
-        return
-    for name, value in document.items():
-        if name in SETTING_NAMES and isinstance(value, int) and (isinstance(value, bool) or value > 0):
-            yield SETTING_NAMES[name], value
-        elif depth < DEEPEST:
-            yield from _settings_in(value, depth + 1)
+            yield from _settings_in(each, names, depth + 1)
+    for name, value in document.items() if isinstance(document, dict) else ():
+        if name in names and isinstance(value, int) and (isinstance(value, bool) or value > 0):
+            yield names[name], value
+        elif depth < MAX_DEPTH:
+            yield from _settings_in(value, names, depth + 1)

@@ -1,36 +1,54 @@
-"""ServerState: what a serving engine says of itself at a moment, by the same names whatever engine it is.
+"""What a serving engine publishes at a moment, by the same names for every engine (`latfit.engines`).
 
-Counters and histograms only grow, so what happened in between two moments is their difference (`Interval`). A histogram
-tells the mean exactly (sum / count) and every quantile as the bucket that it lies in, from the edge below to the one
-above. Of engines beside each other (data parallel) counts and requests are sums, and the use of the KV cache is a mean.
+Counters and histograms only grow, so what happened between two moments is their difference (`interval`). Counts of
+engines beside each other (data parallel) are summed, the use of their KV caches is averaged.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from latfit.engines import ENGINES, Engine, Name
 from latfit.errors import BadInput
-from latfit.inputs import LARGEST_WHOLE_NUMBER
-from latfit.metrics.exposition import Sample, samples_in
-from latfit.metrics.names import ENGINES, RANKS, REPLICAS, TRITON, Engine, Name, Names
+from latfit.inputs import LARGEST_NUMBER, LARGEST_WHOLE_NUMBER
 from latfit.stats import IntArray
 from latfit.trace import Source
 
 MS_PER_S = 1e3
+MAX_BYTES = 1 << 26
 TOKENS = ("step_tokens", "prompt_lengths", "output_lengths")
 """Histograms of tokens; all others are of seconds, and in ms here."""
+RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+"""Labels of processes that compute one engine's steps together: each publishes the same."""
+REPLICAS = ("engine", "dp_rank", "model_name")
+"""Labels of engines beside each other, which add up."""
 
-CACHE_INFO = "cache_config_info"
-"""vLLM's gauge whose labels are the settings of its KV cache."""
+# A line of Prometheus's text format: https://prometheus.io/docs/instrumenting/exposition_formats
+_SAMPLE = re.compile(
+    r"([a-zA-Z_:][a-zA-Z0-9_:]{0,150})(?:\{(.{0,20000}?)\})?\s+([-+]?[\d.eEinfINFaN+-]{1,40})(?:\s+-?\d+)?(?:\s+#.*)?\s*"
+)
+_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Sample(NamedTuple):
+    """A number with its name and labels."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+Own = Mapping[str, Sequence[Sample]]
+"""Samples of one engine by name, without its prefix."""
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """A histogram: count and sum of what was seen (ms, or tokens), and how many are at or below each edge, rising, the
-    last infinite."""
+    """A histogram in ms or tokens: count, sum, and how many values are at or below each edge, the last infinite."""
 
     count: float
     total: float
@@ -42,7 +60,7 @@ class Buckets:
         return self.total / self.count if self.count > 0 else math.nan
 
     def bucket(self, q: float) -> tuple[float, float]:
-        """The edges between which a quantile lies; NaN where there is none."""
+        """Return the edges between which a quantile lies; NaN without values."""
         if not self.count > 0:
             return math.nan, math.nan
         for i, reached in enumerate(self.reached):
@@ -51,17 +69,17 @@ class Buckets:
         return (self.edges[-1] if self.edges else 0.0), math.inf
 
     def share_within(self, limit: float) -> tuple[float, float]:
-        """The least and the most share that can be at or below a limit, by the buckets around it; NaN where nothing was
-        seen."""
+        """Return the least and the most share that can be at or below a limit; NaN without values."""
         if not self.count > 0:
             return math.nan, math.nan
-        below = max((n for edge, n in zip(self.edges, self.reached, strict=True) if edge <= limit), default=0.0)
-        above = min((n for edge, n in zip(self.edges, self.reached, strict=True) if edge >= limit), default=self.count)
+        pairs = list(zip(self.edges, self.reached, strict=True))
+        below = max((n for edge, n in pairs if edge <= limit), default=0.0)
+        above = min((n for edge, n in pairs if edge >= limit), default=self.count)
         return below / self.count, above / self.count
 
     def drawn(self, n: int, rng: np.random.Generator) -> IntArray:
-        """Lengths (n,) of a token or more as it has them: each bucket evenly, then scaled to its mean; the last bucket
-        goes to twice its lower edge. All of the mean where there are no buckets."""
+        """Draw lengths (n,) of a token or more: evenly within each bucket, then scaled to the mean. The last bucket
+        goes to twice its lower edge; without buckets all are of the mean."""
         edges = np.array([0.0, *self.edges])
         counts = np.diff(np.array([0.0, *self.reached])).clip(0.0)
         top = edges[np.isfinite(edges)].max()
@@ -73,7 +91,7 @@ class Buckets:
         return np.asarray(np.maximum(np.rint(lengths * self.mean / lengths.mean()), 1), dtype=np.int64)
 
     def since(self, before: "Buckets | None") -> "Buckets":
-        """What came after an earlier state of it."""
+        """Return what came after an earlier state of the histogram."""
         if before is None:
             return self
         known = dict(zip(before.edges, before.reached, strict=True))
@@ -83,9 +101,23 @@ class Buckets:
 
 @dataclass(frozen=True)
 class ServerState:
-    """engine: its name.  running, waiting: requests; kv_usage: share of the KV cache; NaN where it does not tell.
-    counters: tokens and requests so far.  histograms: times and lengths, see `names`.  facts: settings, by the names of
-    a recorder's provenance.  engines: how many it sums up.  live: whether steps are counted as they are made."""
+    """A server at a moment.
+
+    Attributes
+    ----------
+    running, waiting
+        Requests; NaN if the server does not tell, like `kv_usage`.
+    kv_usage
+        Share of the KV cache.
+    counters, histograms
+        By the names of `latfit.engines`.
+    facts
+        Settings, by the names of a recorder's provenance.
+    engines
+        How many engines it sums up.
+    live
+        Whether steps are counted as they are made.
+    """
 
     engine: str
     running: float = math.nan
@@ -99,22 +131,36 @@ class ServerState:
 
     def fell_below(self, before: "ServerState") -> bool:
         """Whether a counter is below an earlier state's: the server started again."""
-        counts = [(n, before.counters.get(name, 0.0)) for name, n in self.counters.items()]
-        counts += [
-            (h.count, before.histograms[name].count) for name, h in self.histograms.items() if name in before.histograms
-        ]
-        return any(now < then for now, then in counts)
+        now, then = ({**s.counters, **{f"{n} ": h.count for n, h in s.histograms.items()}} for s in (self, before))
+        return any(value < then.get(name, 0.0) for name, value in now.items())
+
+
+def samples_in(lines: Iterable[bytes]) -> Iterator[Sample]:
+    """Yield the samples of a text, up to MAX_BYTES of it; a value that is not finite or too large counts as 0."""
+    size = 0
+    for line in lines:
+        size += len(line)
+        if size > MAX_BYTES:
+            return
+        found = None if line.startswith(b"#") else _SAMPLE.fullmatch(line.decode("utf-8", "replace").rstrip("\r\n"))
+        if found is None:
+            continue
+        try:
+            value = float(found[3])
+        except ValueError:
+            continue
+        is_possible = abs(value) <= LARGEST_NUMBER  # false for NaN
+        yield Sample(found[1], dict(_LABEL.findall(found[2] or "")), value if is_possible else 0.0)
 
 
 def read_state(source: Source) -> ServerState:
-    """The state that a saved `/metrics` text tells. Raises BadInput."""
+    """Read a saved `/metrics` text. Raises BadInput."""
     with source.open() as stream:
         return state_of(stream, source.name)
 
 
 def state_of(lines: Iterable[bytes], name: str) -> ServerState:
-    """The state that the lines of a `/metrics` text tell. Raises BadInput (under `name`) where no engine is known that
-    publishes such."""
+    """Read the lines of a `/metrics` text. Raises BadInput (under `name`) if no known engine publishes such."""
     found: dict[str, list[Sample]] = {}
     for sample in samples_in(lines):
         if not sample.name.endswith("_created"):
@@ -124,117 +170,82 @@ def state_of(lines: Iterable[bytes], name: str) -> ServerState:
             own = {
                 key.removeprefix(prefix): _one_of_ranks(each) for key, each in found.items() if key.startswith(prefix)
             }
-            if own.keys() & known_names(engine):
-                return _state(engine, _busiest_model(own) if engine is TRITON else own)
+            if own.keys() & engine.metric_names():
+                return _state(engine, _busiest_model(own, engine.busiest_by))
+    flags = [f"{each.name} needs {each.metrics_help}" for each in ENGINES if each.metrics_help]
     raise BadInput(
         f"holds no metrics of {', '.join(each.name for each in ENGINES[:-1])} or {ENGINES[-1].name}",
         where=name,
-        remedy="Save http://SERVER/metrics (curl SERVER/metrics > after.txt); SGLang needs --enable-metrics, llama.cpp"
-        " --metrics.",
+        remedy=f"Save http://SERVER/metrics (curl SERVER/metrics > after.txt); {', '.join(flags)}.",
     )
 
 
-Own = Mapping[str, Sequence[Sample]]
-
-
-def known_names(engine: Engine) -> set[str]:
-    """The names that are read of an engine."""
-    kinds = [engine.gauges, engine.counters, engine.facts]
-    single = {_name(each).name for kind in kinds for names in kind.values() for each in names}
-    return single | {f"{_name(each).name}_count" for names in engine.histograms.values() for each in names}
-
-
 def _one_of_ranks(samples: Sequence[Sample]) -> list[Sample]:
-    """Without what processes of one engine publish again."""
-    if not any(rank in samples[0].labels for rank in RANKS):
-        return list(samples)
+    """Leave out what processes of one engine publish again."""
     first: dict[tuple[tuple[str, str], ...], Sample] = {}
-    for sample in samples:
-        first.setdefault(tuple(sorted(item for item in sample.labels.items() if item[0] not in RANKS)), sample)
+    for number, sample in enumerate(samples):
+        is_ranked = any(rank in sample.labels for rank in RANKS)
+        rest = tuple(sorted(item for item in sample.labels.items() if item[0] not in RANKS))
+        first.setdefault(rest if is_ranked else (("", str(number)),), sample)
     return list(first.values())
 
 
-def _busiest_model(own: Own) -> Own:
-    """Triton's models are systems of their own, ensembles made of others: the one that computed longest."""
-    spent = {
-        sample.labels.get("model", ""): sample.value for sample in own.get("inference_compute_infer_duration_us", ())
-    }
+def _busiest_model(own: Own, by: str) -> Own:
+    """Keep the model that computed longest: Triton's are systems of their own, ensembles consist of others."""
+    spent = {sample.labels.get("model", ""): sample.value for sample in own.get(by, ())}
     if len(spent) < 2:
         return own
     model = max(spent, key=lambda name: spent[name])
-    return {
-        name: kept for name, each in own.items() if (kept := [s for s in each if s.labels.get("model", model) == model])
-    }
+    kept = {name: [s for s in each if s.labels.get("model", model) == model] for name, each in own.items()}
+    return {name: each for name, each in kept.items() if each}
 
 
 def _state(engine: Engine, own: Own) -> ServerState:
     gauges = {name: _values(own, names) for name, names in engine.gauges.items()}
-    counters = {name: _values(own, names) for name, names in engine.counters.items()}
+    counters = {name: math.fsum(found) for name, names in engine.counters.items() if (found := _values(own, names))}
+    for name, (mean, divisor) in engine.means.items():
+        each = _values(own, (mean,)), _values(own, (divisor,))
+        if all(each):
+            counters[name] = math.fsum(each[0]) * math.fsum(each[1])
     histograms = {name: _buckets(own, names, name) for name, names in engine.histograms.items()}
+    running = next((own[name.name] for name in engine.gauges["running"] if name.name in own), ())
+    replicas = {tuple(sample.labels.get(label, "") for label in REPLICAS) for sample in running}
     usage = gauges["kv_usage"]
-    each_running = own.get(_first_name(engine, own), ())
-    several = {tuple(sample.labels.get(label, "") for label in REPLICAS) for sample in each_running}
     return ServerState(
         engine.name,
         running=math.fsum(gauges["running"]) if gauges["running"] else math.nan,
         waiting=math.fsum(gauges["waiting"]) if gauges["waiting"] else math.nan,
         kv_usage=math.fsum(usage) / len(usage) if usage else math.nan,
-        counters={name: math.fsum(values) for name, values in counters.items() if values} | _products(engine, own),
+        counters=counters,
         histograms={name: seen for name, seen in histograms.items() if seen is not None},
-        facts=_cache_facts(own) | _gauge_facts(engine.facts, own),
-        engines=max(1, len(several)),
+        facts=_facts(engine, own),
+        engines=max(1, len(replicas)),
         live=engine.live,
     )
 
 
-def _products(engine: Engine, own: Own) -> dict[str, float]:
-    """Counters that are published as a mean beside what it is divided by."""
-    found = {}
-    for name, (mean, divisor) in engine.means.items():
-        each = _values(own, (mean,)), _values(own, (divisor,))
-        if all(each):
-            found[name] = math.fsum(each[0]) * math.fsum(each[1])
-    return found
-
-
-def _first_name(engine: Engine, own: Own) -> str:
-    """The name of the requests that run, which every engine tells apart."""
-    return next((name for each in engine.gauges["running"] if (name := _name(each).name) in own), "")
-
-
-def _name(name: Name | str) -> Name:
-    return Name(name) if isinstance(name, str) else name
-
-
-def _values(own: Own, names: Sequence[Name | str]) -> list[float]:
-    """The samples of the first name that the text has, in our unit."""
-    for each in map(_name, names):
-        found = [
-            sample.value * each.unit
-            for sample in own.get(each.name, ())
-            if all(sample.labels.get(label) == value for label, value in each.labels.items())
-        ]
+def _values(own: Own, names: Sequence[Name]) -> list[float]:
+    """Return the samples of the first name that the text has, in our unit."""
+    for name in names:
+        found = [s.value * name.unit for s in own.get(name.name, ()) if name.labels.items() <= s.labels.items()]
         if found:
             return found
     return []
 
 
-def _buckets(own: Own, names: Sequence[Name | str], ours: str) -> Buckets | None:
-    for each in map(_name, names):
-        if f"{each.name}_count" not in own:
-            continue
-        unit = 1.0 if ours in TOKENS else MS_PER_S
-        reached: dict[float, float] = {}
-        for sample in own.get(f"{each.name}_bucket", ()):
-            edge = _edge(sample.labels.get("le", ""))
-            if not math.isnan(edge):
-                reached[edge * unit] = reached.get(edge * unit, 0.0) + sample.value
-        edges = sorted(reached)
-        count, total = (
-            math.fsum(sample.value for sample in own.get(f"{each.name}_{part}", ())) for part in ("count", "sum")
-        )
-        return Buckets(count, total * unit, edges, [reached[edge] for edge in edges])
-    return None
+def _buckets(own: Own, names: Sequence[Name], ours: str) -> Buckets | None:
+    name = next((each.name for each in names if f"{each.name}_count" in own), None)
+    if name is None:
+        return None
+    unit = 1.0 if ours in TOKENS else MS_PER_S
+    reached: dict[float, float] = {}
+    for sample in own.get(f"{name}_bucket", ()):
+        edge = unit * _edge(sample.labels.get("le", ""))
+        if not math.isnan(edge):
+            reached[edge] = reached.get(edge, 0.0) + sample.value
+    count, total = (math.fsum(sample.value for sample in own.get(f"{name}_{part}", ())) for part in ("count", "sum"))
+    edges = sorted(reached)
+    return Buckets(count, total * unit, edges, [reached[edge] for edge in edges])
 
 
 def _edge(text: str) -> float:
@@ -244,25 +255,16 @@ def _edge(text: str) -> float:
         return math.nan
 
 
-def _gauge_facts(names: Names, own: Own) -> dict[str, Any]:
-    """Settings that are gauges: whole numbers above zero, the smallest of several engines'."""
-    found = {name: min(values) for name, each in names.items() if (values := _values(own, each))}
-    return {name: int(value) for name, value in found.items() if 1 <= value <= LARGEST_WHOLE_NUMBER}
-
-
-def _cache_facts(own: Own) -> dict[str, Any]:
-    """Of vLLM's KV cache: block size, blocks, tokens, whether prefixes are kept."""
-    labels = next((sample.labels for sample in own.get(CACHE_INFO, ())), {})
-    named = {
-        "block_size": "block_size",
-        "num_gpu_blocks": "num_gpu_blocks",
-        "kv_cache_size_tokens": "kv_capacity_tokens",
-    }
-    facts: dict[str, Any] = {
-        ours: int(labels[theirs])
-        for theirs, ours in named.items()
-        if labels.get(theirs, "").isdecimal() and len(labels[theirs]) <= 12
-    }
-    if labels.get("enable_prefix_caching") in ("True", "False"):
-        facts["enable_prefix_caching"] = labels["enable_prefix_caching"] == "True"
-    return facts
+def _facts(engine: Engine, own: Own) -> dict[str, Any]:
+    """Settings that are gauges (whole numbers above zero, the smallest of several engines') or labels of one."""
+    gauge, names = engine.info
+    labels = next((sample.labels for sample in own.get(gauge, ())), {})
+    facts: dict[str, Any] = {}
+    for theirs, ours in names.items():
+        text = labels.get(theirs, "")
+        if text in ("True", "False"):
+            facts[ours] = text == "True"
+        elif text.isdecimal() and len(text) <= 12:
+            facts[ours] = int(text)
+    found = {name: min(values) for name, each in engine.facts.items() if (values := _values(own, each))}
+    return facts | {name: int(value) for name, value in found.items() if 1 <= value <= LARGEST_WHOLE_NUMBER}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Diagnostics as Diagnostics,
         Drift as Drift,
         Errors as Errors,
+        Estimate as Estimate,
         HeldOutErrors as HeldOutErrors,
         Identifiability as Identifiability,
         LevelChange as LevelChange,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     )
     from latfit.model.fit_result import (
         KEPT as KEPT,
-        Estimate as Estimate,
         FitResult as FitResult,
         FitStatus as FitStatus,
         StepLatency as StepLatency,
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
         noise_table as noise_table,
     )
     from latfit.model.noise.size_levels import (
-        MOST_SIZES as MOST_SIZES,
         NO_LEVELS as NO_LEVELS,
+        by_size as by_size,
         size_levels as size_levels,
     )
     from latfit.model.noise.step_noise import (

@@ -1,34 +1,32 @@
-"""The parts of a fit's record, each with the keys that it has in a file.
+"""Parts of a fit's record. Each is its own JSON (see `latfit.records`): field names are the keys of the file."""
 
-`to_json` and `from_json` are inverse to each other: what a file leaves out is None or empty here and is left out again,
-and a number that JSON cannot hold (an infinite condition number, R2 of times that do not vary) is null in the file and
-NaN here. Results of statistical tests are kept as they were written: whoever shows them shows what there is.
-"""
-
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any
 
+import msgspec
+
+from latfit.records import Number, Record
 from latfit.units import format_percent
 
 JsonObject = Mapping[str, Any]
 
 
-def _known(kind: Any, document: JsonObject) -> dict[str, Any]:
-    """The entries that a record has fields for."""
-    return {each.name: document[each.name] for each in fields(kind) if each.name in document}
+class Estimate(Record, frozen=True):
+    """A parameter with its 95 % interval [low, high]; None where the data do not give an end."""
+
+    value: Number
+    std_error: float | None = None
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+    identified: bool = True
+    fixed: bool = False
 
 
-def _number(found: Any) -> Any:
-    return math.nan if found is None else found
+class Errors(Record, frozen=True, omit_defaults=True):
+    """Errors of predicted times over n steps (see `stats.error_metrics`): in ms, in percent of the observed time."""
 
-
-@dataclass(frozen=True)
-class Errors:
-    """Errors of predicted times over n steps (see `stats.error_metrics`): in ms, in percent of what was observed."""
-
-    n: int | None = None
+    n: int | float | None = None
     r2: float | None = None
     rmse_ms: float | None = None
     mae_ms: float | None = None
@@ -36,21 +34,18 @@ class Errors:
     median_ape_pct: float | None = None
     p90_ape_pct: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {each.name: value for each in fields(Errors) if (value := getattr(self, each.name)) is not None}
 
-    @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        return cls(**{name: _number(value) for name, value in _known(Errors, document).items()})
+class HeldOutErrors(Record, frozen=True, omit_defaults=True):
+    """Errors on held-out rows: over all of them, by fold (K,), and mean and standard deviation over the folds.
 
-
-@dataclass(frozen=True)
-class HeldOutErrors:
-    """Errors on rows left out: over all of them, by fold (K,), and mean and spread over the folds.
-
-    regions: error by the region left out.  by_phase: error of each phase with rows enough to count.  trained_up_to_S,
-    trained_up_to_B: the most tokens, or requests, of a step that trained.  distance: the median of how far the steps
-    lie outside the support of those that trained (see `model.support`); where folds are such.
+    Attributes
+    ----------
+    regions, by_phase
+        Mean error in percent by the region held out, and by phase.
+    trained_up_to_S, trained_up_to_B, trained_up_to_context
+        Largest S, B or cached context of the training rows, where larger ones were held out.
+    distance
+        Median distance of the held-out steps from the support of the training rows (see `model.support`).
     """
 
     folds: int
@@ -68,20 +63,12 @@ class HeldOutErrors:
     trained_up_to_context: float | None = None
     distance: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        kinds = ("regions", "by_phase", "trained_up_to_S", "trained_up_to_B", "trained_up_to_context", "distance")
-        return {name: value for name, value in asdict(self).items() if name not in kinds or value is not None}
 
-    @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        return cls(**_known(cls, document))
+class CrossValidation(Record, frozen=True, omit_defaults=True):
+    """Held-out errors of the default scheme and of harder ones; None where the rows do not suffice.
 
-
-@dataclass(frozen=True, repr=False)
-class CrossValidation:
-    """Errors on rows left out by the default scheme, and what harder ones say: later rows, a part of the plane of B and
-    S, more tokens, more requests, steps unlike those that trained. selection: how the model was chosen, of `--model
-    auto`. None where the rows cannot answer."""
+    selection: how `--model auto` chose the model. In a file, `errors` stand beside the other keys.
+    """
 
     scheme: str | None = None
     errors: HeldOutErrors | None = None
@@ -101,179 +88,86 @@ class CrossValidation:
         """Mean error in percent by the default scheme."""
         return self.errors.mape_pct if self.errors else None
 
-    def to_json(self) -> dict[str, Any]:
-        further = {name: getattr(self, name) for name in _FURTHER}
-        return {
-            **({"scheme": self.scheme} if self.scheme else {}),
-            **(self.errors.to_json() if self.errors else {}),
-            **{name: errors.to_json() for name, errors in further.items() if errors is not None},
-            **({"selection": dict(self.selection)} if self.selection else {}),
-        }
 
-    @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        return cls(
-            document.get("scheme"),
-            HeldOutErrors.from_json(document) if "folds" in document else None,
-            **{name: HeldOutErrors.from_json(document[name]) for name in _FURTHER if name in document},
-            selection=document.get("selection"),
-        )
+class Baseline(Errors, frozen=True, omit_defaults=True):
+    """Errors of a baseline model, in sample and held out."""
+
+    cv: CrossValidation = msgspec.field(default_factory=CrossValidation)
 
 
-_FURTHER = (
-    "expanding_window",
-    "by_region",
-    "extrapolation_S",
-    "extrapolation_B",
-    "extrapolation_context",
-    "outside_support",
-)
-
-
-@dataclass(frozen=True)
-class Baseline(Errors):
-    """Errors of a plain model, and those on rows left out."""
-
-    cv: CrossValidation = field(default_factory=CrossValidation)
-
-    def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "cv": self.cv.to_json()}
-
-    @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        errors = Errors.from_json(document)
-        return cls(**vars(errors), cv=CrossValidation.from_json(document.get("cv", {})))
-
-
-@dataclass(frozen=True)
-class Combination:
-    """An expression in parameters with its value and 95 % interval, and the unit."""
+class Combination(Record, frozen=True):
+    """An identifiable expression in parameters, with its value, 95 % interval and unit."""
 
     expression: str
-    value: float
-    low: float
-    high: float
+    value: Number
+    low: Number
+    high: Number
     unit: str
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A region of B and S to measure, and the largest relative standard error of `parameters` before and after."""
+class Measurement(Record, frozen=True):
+    """A region of B and S to measure; largest relative standard error of `parameters` before and after."""
 
     parameters: tuple[str, ...]
     B: tuple[float, float]
     S: tuple[float, float]
-    before: float
-    after: float
+    before: Number
+    after: Number
     text: str
 
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "parameters": list(self.parameters), "B": list(self.B), "S": list(self.S)}
 
+class Identifiability(Record, frozen=True):
+    """Which parameters the data determine.
 
-@dataclass(frozen=True)
-class Identifiability:
-    """What the data tell of the parameters: groups that they cannot tell apart, what is known of these together, and
-    what to measure.
-
-    prefill: whether the data say anything of steps that hold some.  singular_values: of the scaled Jacobian (p,).
-    line_as_good: whether a linear baseline predicts rows left out as well.
+    Attributes
+    ----------
+    unidentified
+        Groups of parameters that only combinations of are determined.
+    prefill
+        Whether the data hold steps with prefill.
+    measure
+        What to measure to determine more.
+    singular_values
+        Of the scaled Jacobian (p,).
+    line_as_good
+        Whether the linear baseline predicts held-out rows as well.
     """
 
-    condition_number: float | None = None
+    condition_number: Number | None = None
     unidentified: Sequence[Sequence[str]] = ()
     prefill: bool = True
     combinations: Sequence[Combination] = ()
     measure: Sequence[Measurement] = ()
-    condition_number_log: float | None = None
+    condition_number_log: Number | None = None
     singular_values: Sequence[float] | None = None
     line_as_good: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        if self.condition_number is None:
-            return {}
-        told = {"condition_number_log": self.condition_number_log, "singular_values": self.singular_values}
-        return {
-            "condition_number": self.condition_number,
-            "unidentified": [list(group) for group in self.unidentified],
-            "prefill": self.prefill,
-            **{name: value for name, value in told.items() if value is not None},
-            "combinations": [asdict(combination) for combination in self.combinations],
-            "measure": [wanted.to_json() for wanted in self.measure],
-            **({"line_as_good": True} if self.line_as_good else {}),
-        }
 
-    @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        numbers = ("condition_number", "condition_number_log")
-        known = {name: _number(document[name]) for name in numbers if name in document}
-        plain = ("unidentified", "prefill", "singular_values", "line_as_good")
-        return cls(
-            **known,
-            **{name: document[name] for name in plain if name in document},
-            combinations=[Combination(**each) for each in document.get("combinations", [])],
-            measure=[
-                Measurement(**{**each, **{name: tuple(each[name]) for name in ("parameters", "B", "S")}})
-                for each in document.get("measure", [])
-            ],
-        )
-
-
-@dataclass(frozen=True)
-class LevelChange:
-    """A run whose level changes: when (t_s in seconds, or the row where there are no times), by how much of a step's
-    time, and how likely that is by chance."""
+class LevelChange(Record, frozen=True, omit_defaults=True):
+    """A change of level within a run: relative size, p-value, and when (t_s in seconds, or the row without times)."""
 
     relative_shift: float
     p_value: float
     t_s: float | None = None
     row: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
+class Drift(Record, frozen=True):
+    """Runs whose level changes, and their share of the residuals' variance; reason: why nothing was tested."""
 
-@dataclass(frozen=True)
-class Drift:
-    """Runs whose level changes, by name, and the share of the residuals' variance that is due to it. reason: why
-    nothing was tested."""
-
-    runs: Mapping[str, LevelChange] = field(default_factory=dict)
+    runs: Mapping[str, LevelChange] = msgspec.field(default_factory=dict)
     runs_tested: int = 0
     variance_share: float = 0.0
     test: str = ""
     sentence: str = ""
     reason: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        if self.reason:
-            return {"reason": self.reason}
-        found = {name: getattr(self, name) for name in ("test", "runs_tested", "variance_share", "sentence")}
-        return {**found, "runs": {name: change.to_json() for name, change in self.runs.items()}}
 
-    @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        runs = {name: LevelChange(**_known(LevelChange, change)) for name, change in document.get("runs", {}).items()}
-        return cls(**{**_known(cls, document), "runs": runs})
+class Diagnostics(Record, frozen=True, omit_defaults=True):
+    """Tests of the residuals, errors by phase (`regimes`), cells with influence, and impossible steps.
 
-
-_TESTS = (
-    "normality",
-    "heteroscedasticity",
-    "autocorrelation",
-    "trend",
-    "lack_of_fit",
-    "influence",
-    "contradictions",
-    "error_parts",
-)
-
-
-@dataclass(frozen=True, repr=False)
-class Diagnostics:
-    """What the residuals say: tests with their numbers or the reason why there are none, errors by phase (`regimes`),
-    runs that drift, cells that the fit hangs on, steps that contradict those beside them, and what the errors on rows
-    left out consist of. None where nobody looked, or nothing was found."""
+    A test that could not be run holds a `reason`; None was not looked for.
+    """
 
     normality: JsonObject | None = None
     heteroscedasticity: JsonObject | None = None
@@ -287,30 +181,15 @@ class Diagnostics:
     error_parts: JsonObject | None = None
 
     def __repr__(self) -> str:
-        return f"Diagnostics of {', '.join(name for name, found in vars(self).items() if found is not None)}"
-
-    def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {name: test for name in _TESTS if (test := getattr(self, name)) is not None}
-        if self.regimes is not None:
-            found["regimes"] = {phase: errors.to_json() for phase, errors in self.regimes.items()}
-        if self.drift is not None:
-            found["drift"] = self.drift.to_json()
-        return found
-
-    @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        regimes, drift = document.get("regimes"), document.get("drift")
-        return cls(
-            **{name: document[name] for name in _TESTS if name in document},
-            regimes=None if regimes is None else {name: Errors.from_json(each) for name, each in regimes.items()},
-            drift=None if drift is None else Drift.from_json(drift),
-        )
+        names = (name for name, found in msgspec.structs.asdict(self).items() if found is not None)
+        return f"Diagnostics of {', '.join(names)}"
 
 
-@dataclass(frozen=True)
-class DataFacts:
-    """Where the rows of a fit come from and how they were read (see `trace.data_facts`). nominal: the numbers given
-    for a path that nobody measured.  more: other facts by name."""
+class DataFacts(Record, frozen=True, omit_defaults=True):
+    """Where the rows of a fit come from (see `trace.data_facts`).
+
+    nominal: the numbers of a path that nobody measured.  more: further facts, which stand beside the others in a file.
+    """
 
     source: str | None = None
     sources: Sequence[str] | None = None
@@ -319,14 +198,14 @@ class DataFacts:
     rows_used: int | None = None
     dropped: Mapping[str, int] | None = None
     nominal: str | None = None
-    more: JsonObject = field(default_factory=dict)
+    more: JsonObject = msgspec.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name != "more" and value is not None}
-        return {**own, **self.more}
+        found = super().to_json()
+        return {**found, **found.pop("more", {})}
 
     @classmethod
-    def from_json(cls, document: JsonObject) -> Self:
-        own = {each.name for each in fields(cls)} - {"more"}
-        known = {name: value for name, value in document.items() if name in own and value is not None}
-        return cls(**known, more={name: value for name, value in document.items() if name not in known})
+    def upgrade(cls, document: JsonObject) -> JsonObject:
+        """Collect the further facts of a file in `more`."""
+        own = set(cls.__struct_fields__)
+        return {**document, "more": {name: value for name, value in document.items() if name not in own}}

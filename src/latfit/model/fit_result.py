@@ -32,8 +32,8 @@ ten, at a distance of d in the median. The limits of a step at a distance x from
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.errors import BadInput
 from latfit.files import write_json
 from latfit.inputs import read_json
 from latfit.model.base import LatencyModel, Parameter, Steps
@@ -54,88 +53,71 @@ from latfit.model.fit_parts import (
     DataFacts,
     Diagnostics,
     Errors,
+    Estimate,
     HeldOutErrors,
     Identifiability,
 )
-from latfit.model.kinds import check_kinds
 from latfit.model.noise.size_levels import NO_LEVELS
 from latfit.model.noise.step_noise import StepNoise
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, read_by
+from latfit.records import convert, decode, to_builtins
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
 from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
+WHAT, MADE_BY = "fit", "latfit fit TRACE"
 FARTHEST = 3.0
 """Distances at which steps unlike the measured ones were tested, beyond which intervals do not widen any more."""
-MOST_REQUESTS = 1 << 20
-"""In a batch; a damaged file can say that more were measured."""
-
-MOST_VALUE = 1e60
-"""Of anything that is counted or timed; its powers are numbers still."""
+MAX_BATCH = 1 << 20  # a damaged file can say that larger batches were measured
+MAX_VALUE = 1e60  # of anything counted or timed; its powers are finite
 
 
 class FitStatus(Enum):
-    """Why a fit ended: whether it can be used, a sentence for people, and what to do about it."""
+    """Why a fit ended: its code in files, whether it is usable (`ok`), a sentence, and what to do (`remedy`)."""
 
-    CONVERGED = (True, "The fit converged; all parameters are identifiable.", "")
+    CONVERGED = ("converged", True, "The fit converged; all parameters are identifiable.", "")
     PARTLY_IDENTIFIED = (
+        "partly_identified",
         True,
         "The fit is usable within the measured range; some parameters are not identifiable.",
         "See the warnings for what to measure.",
     )
     TOO_FEW_ROWS = (
+        "too_few_rows",
         False,
         "There are fewer rows than free parameters.",
         "Measure more steps, or fix parameters with --fix.",
     )
     CONSTANT_LATENCY = (
+        "constant_latency",
         False,
         "The latency is constant, so its dependence on B and S cannot be fitted.",
         "Check which column is T_ms and its unit.",
     )
-    ONE_CELL = (
-        False,
-        "All rows have the same B and S.",
-        "Measure other batch sizes and token counts.",
-    )
+    ONE_CELL = ("one_cell", False, "All rows have the same B and S.", "Measure other batch sizes and token counts.")
     NOT_CONVERGED = (
+        "not_converged",
         True,
         "The fit is usable with caution: the search for the optimum was ended at its step limit.",
         "Hold a parameter with --fix, or give --bounds; predictions are checked on held-out steps all the same.",
     )
-    FAILED = (False, "An error ended the fit.", "Fit its steps alone with --where.")
+    FAILED = ("failed", False, "An error ended the fit.", "Fit its steps alone with --where.")
 
-    @property
-    def ok(self) -> bool:
-        return self.value[0]
+    ok: bool
+    sentence: str
+    remedy: str
 
-    @property
-    def sentence(self) -> str:
-        return self.value[1]
-
-    @property
-    def remedy(self) -> str:
-        return self.value[2]
+    def __new__(cls, code: str, ok: bool, sentence: str, remedy: str) -> "FitStatus":
+        member = object.__new__(cls)
+        member._value_, member.ok, member.sentence, member.remedy = code, ok, sentence, remedy
+        return member
 
     @property
     def code(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its doubt: 95 % interval [low, high], None where there is none to give."""
-
-    value: float
-    std_error: float | None
-    low: float | None
-    high: float | None
-    unit: str
-    identified: bool = True
-    fixed: bool = False
+        return str(self.value)
 
 
 class StepLatency(Protocol):
@@ -164,7 +146,7 @@ class FitResult:
     identifiability: Identifiability = field(default_factory=Identifiability)
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     intervals: Mapping[str, Any] = field(default_factory=dict)
-    domain: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    domain: Mapping[str, Sequence[int | float]] = field(default_factory=dict)
     data: DataFacts = field(default_factory=DataFacts)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     warnings: Sequence[LatfitWarning] = ()
@@ -334,7 +316,7 @@ class FitResult:
     @property
     def largest_batch(self) -> int:
         """That was measured, as far as anything is looked at by batch size."""
-        return max(min(int(self.domain["B"][1]), MOST_REQUESTS), 1)
+        return max(min(int(self.domain["B"][1]), MAX_BATCH), 1)
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """True (n,) where a step lies outside the box of B, S and other columns that was measured, or where in it few
@@ -384,123 +366,24 @@ class FitResult:
         return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | told)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "model": self.model,
-            "status": {"ok": self.status.ok, "code": self.status.code, "message": self.status.sentence},
-            "parameters": {name: asdict(estimate) for name, estimate in self.parameters.items()},
-            "metrics": self.metrics.to_json(),
-            "cross_validation": self.cross_validation.to_json(),
-            "baselines": {name: baseline.to_json() for name, baseline in self.baselines.items()},
-            "identifiability": self.identifiability.to_json(),
-            "diagnostics": self.diagnostics.to_json(),
-            "intervals": dict(self.intervals),
-            "domain": {name: list(span) for name, span in self.domain.items()},
-            "data": self.data.to_json(),
-            "provenance": dict(self.provenance),
-            "warnings": [asdict(warning) for warning in self.warnings],
-            "bootstrap": dict(self.bootstrap),
-            "draws": dict(self.draws),
-            "typical": dict(self.typical),
-            "correction": self.correction.to_json() if self.correction is not None else None,
-            "support": {kind: list(ends) for kind, ends in self.support.items()},
-        }
+        """Return the document of a `.fit.json` file; `docs/formats.md` describes it."""
+        found: dict[str, Any] = {"schema": SCHEMA, **to_builtins(replace(self, correction=None))}
+        found["status"] = {"ok": self.status.ok, "code": self.status.code, "message": self.status.sentence}
+        for scores in (found["cross_validation"], *(each["cv"] for each in found["baselines"].values())):
+            scores |= scores.pop("errors", {})
+        found["data"] = self.data.to_json()
+        found["correction"] = self.correction.to_json() if self.correction is not None else None
+        return found
 
 
 def fit_from_json(document: Any, where: str) -> FitResult:
-    """The record in a decoded `.fit.json`. Raises BadInput that names what is wrong with it."""
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise _not_a_fit(where, f"schema is {found!r}, not {SCHEMA!r}")
-    model = str(document.get("model"))
-    if model not in FAMILY:
-        raise _not_a_fit(where, f"model {model!r} is not known here")
-    try:
-        parameters = {name: _estimate(entry) for name, entry in document["parameters"].items()}
-        status = FitStatus[document["status"]["code"].upper()]
-        warnings = [LatfitWarning(**warning) for warning in document.get("warnings", [])]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
-    missing = [p.name for p in FAMILY[model].parameters if p.name not in parameters]
-    unusable = [p.name for p in FAMILY[model].parameters if p.name not in missing and not _possible(p, parameters)]
-    if status.ok and (missing or unusable):
-        raise _not_a_fit(where, f"parameters without a possible value: {', '.join(missing + unusable)}")
-    parts = {name: document.get(name, {}) for name in (*_TYPED, *_PLAIN)}
-    for name, part in parts.items():
-        if not isinstance(part, dict):
-            raise _not_a_fit(where, f"{name} is not an object")
-        try:
-            parts[name] = _TYPED[name](part) if name in _TYPED else part
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise _not_a_fit(where, f"{name}: {type(error).__name__}: {error}") from None
-    found = FitResult(model=model, status=status, parameters=parameters, warnings=warnings, **parts)
-    try:
-        check_kinds(found)
-        intervals_from_json(found.intervals)
-        _check_parts(found)
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise _not_a_fit(where, f"{type(error).__name__}: {error}") from None
-    try:
-        found = replace(found, correction=Correction.from_json(document.get("correction")))
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise _not_a_fit(where, f"correction: {type(error).__name__}: {error}") from None
-    T = _at_the_ends(found) if status.ok else np.ones(1)
-    if not np.all((T > 0) & (T < MOST_VALUE)):
-        raise _not_a_fit(where, f"it predicts {T.min():g} to {T.max():g} ms within its measured range")
-    return found
-
-
-def _possible(parameter: Parameter, found: Mapping[str, Estimate]) -> bool:
-    """Whether a parameter has a value that it can have: no cost and no rate is below zero."""
-    value = found[parameter.name].value
-    return 0 <= value < MOST_VALUE and (value > 0 or not parameter.positive)
-
-
-def _at_the_ends(fit: FitResult) -> FloatArray:
-    """Typical latency in ms (4,) at the smallest and the largest B and S that were measured."""
-    ends = [np.asarray(fit.domain.get(column, (1.0, 1.0)), dtype=np.float64) for column in ("B", "S")]
-    B, S = (each.ravel() for each in np.meshgrid(*ends))
-    with np.errstate(all="ignore"):
-        return fit.latency_ms(np.maximum(B, 1.0), np.maximum(S, np.maximum(B, 1.0)))
-
-
-def _check_parts(fit: FitResult) -> None:
-    """Raises ValueError or TypeError for parts whose entries have more to them than a kind."""
-    missing = [name for name in ("B", "S") if name not in fit.domain]
-    if fit.status.ok and missing:
-        raise ValueError(f"the domain names no {' and no '.join(missing)}")
-    for name, span in fit.domain.items():
-        low, high = span
-        if not 0 <= low <= high < MOST_VALUE:
-            raise ValueError(f"domain of {name} is {low} to {high}")
-    check_support(fit.support)
-    if not all(0 <= tokens < MOST_VALUE for tokens in fit.typical.values()):
-        raise ValueError(f"typical is {dict(fit.typical)}")
-    for name, facts in (*fit.provenance.items(), *fit.data.more.items()):
-        if name in ("identity", "trace", "system", "reading") and not isinstance(facts, dict):
-            raise TypeError(f"{name} is no object")
-    if fit.draws:
-        names, values = fit.draws["parameters"], np.asarray(fit.draws["values"], dtype=np.float64)
-        if len(values) and (values.shape[1:] != (len(names),) or not np.all(np.abs(values) < MOST_VALUE)):
-            raise ValueError("draws do not fit their parameters")
-        if not set(names) <= {p.name for p in fit.structure.parameters}:
-            raise ValueError("draws are of other parameters")
-
-
-_TYPED: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "metrics": Errors.from_json,
-    "cross_validation": CrossValidation.from_json,
-    "baselines": lambda part: {name: Baseline.from_json(scores) for name, scores in part.items()},
-    "identifiability": Identifiability.from_json,
-    "diagnostics": Diagnostics.from_json,
-    "data": DataFacts.from_json,
-}
-_PLAIN = ("intervals", "domain", "provenance", "bootstrap", "draws", "typical", "support")
+    """Return the record in a decoded `.fit.json`. Raises BadInput that names the field that is not valid."""
+    return decode(document, _make, SCHEMA, where, WHAT, MADE_BY)
 
 
 def read_fit(source: Path) -> FitResult:
-    """The record in a `.fit.json` file. Raises BadInput."""
-    return fit_from_json(read_json(source, what="fit", made_by="latfit fit TRACE"), str(source))
+    """Return the record in a `.fit.json` file. Raises BadInput."""
+    return fit_from_json(read_json(source, what=WHAT, made_by=MADE_BY), str(source))
 
 
 def write_fit(target: Path, fit: FitResult) -> None:
@@ -508,21 +391,69 @@ def write_fit(target: Path, fit: FitResult) -> None:
     write_json(target, fit.to_json())
 
 
-def _estimate(entry: Mapping[str, Any]) -> Estimate:
-    value = math.nan if entry["value"] is None else float(entry["value"])
-    return Estimate(
-        value=value,
-        std_error=entry.get("std_error"),
-        low=entry.get("low"),
-        high=entry.get("high"),
-        unit=str(entry.get("unit", "")),
-        identified=bool(entry.get("identified", True)),
-        fixed=bool(entry.get("fixed", False)),
+def _make(document: Mapping[str, Any]) -> FitResult:
+    """Return the record. Raises ValueError, KeyError, TypeError or AttributeError."""
+    if document["model"] not in FAMILY:
+        raise ValueError(f"model {document['model']!r} is not known here")
+    found = convert(
+        {
+            **document,
+            "status": document["status"]["code"],
+            "cross_validation": _nest_errors(document.get("cross_validation", {})),
+            "baselines": {
+                name: {**scores, "cv": _nest_errors(scores.get("cv", {}))}
+                for name, scores in document.get("baselines", {}).items()
+            },
+            "data": DataFacts.upgrade(document.get("data", {})),
+            "correction": None,
+        },
+        FitResult,
     )
+    found = replace(found, correction=Correction.from_json(document.get("correction")))
+    _check(found)
+    return found
 
 
-def _not_a_fit(where: str, reason: str) -> BadInput:
-    return BadInput(f"not a latfit fit ({reason})", where=where, remedy="Make it again with `latfit fit TRACE`.")
+def _nest_errors(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return held-out errors, which stand beside other keys in a file, as a part of their own."""
+    return {**scores, "errors": scores if "folds" in scores else None}
+
+
+def _check(fit: FitResult) -> None:
+    """Raise ValueError for values that no fit has."""
+    wrong = [p.name for p in fit.structure.parameters if not _is_possible(p, fit.parameters.get(p.name))]
+    if fit.status.ok and wrong:
+        raise ValueError(f"parameters without a possible value: {', '.join(wrong)}")
+    if fit.status.ok and (missing := [name for name in ("B", "S") if name not in fit.domain]):
+        raise ValueError(f"the domain names no {' and no '.join(missing)}")
+    for name, (low, high) in fit.domain.items():
+        if not 0 <= low <= high < MAX_VALUE:
+            raise ValueError(f"domain of {name} is {low} to {high}")
+    check_support(fit.support)
+    if not all(0 <= tokens < MAX_VALUE for tokens in fit.typical.values()):
+        raise ValueError(f"typical is {dict(fit.typical)}")
+    for name, facts in (*fit.provenance.items(), *fit.data.more.items()):
+        if name in ("identity", "trace", "system", "reading") and not isinstance(facts, dict):
+            raise ValueError(f"{name} is no object")
+    if fit.draws:
+        names, values = fit.draws["parameters"], np.asarray(fit.draws["values"], dtype=np.float64)
+        if len(values) and (values.shape[1:] != (len(names),) or not np.all(np.abs(values) < MAX_VALUE)):
+            raise ValueError("draws do not fit their parameters")
+        if not set(names) <= {p.name for p in fit.structure.parameters}:
+            raise ValueError("draws are of other parameters")
+    intervals_from_json(fit.intervals)
+    if not fit.status.ok:
+        return
+    B, S = (each.ravel() for each in np.meshgrid(*(np.maximum(fit.domain[column], 1.0) for column in ("B", "S"))))
+    with np.errstate(all="ignore"):
+        T = fit.latency_ms(B, np.maximum(S, B))
+    if not np.all((T > 0) & (T < MAX_VALUE)):
+        raise ValueError(f"it predicts {T.min():g} to {T.max():g} ms within its measured range")
+
+
+def _is_possible(parameter: Parameter, found: Estimate | None) -> bool:
+    """Return whether a value is known, finite and not negative, as costs and rates are."""
+    return found is not None and 0 <= found.value < MAX_VALUE and (found.value > 0 or not parameter.positive)
 
 
 KEPT = 200

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from latfit.model.noise.size_levels import MOST_RATIO
+from latfit.model.noise.size_levels import MAX_RATIO
 from latfit.model.noise.step_noise import StepNoise, noise_from_json
 from latfit.trace import MIXED, PREFILL, UNKNOWN
 
@@ -104,7 +104,7 @@ def _limits(entry: Mapping[str, Any]) -> Limits:
 
 def _factors(entry: Mapping[str, Any]) -> dict[float, float | None]:
     found = {float(level): None if factor is None else float(factor) for level, factor in entry.items()}
-    if any(factor is not None and not 1 / MOST_RATIO < factor < MOST_RATIO for factor in found.values()):
+    if any(factor is not None and not 1 / MAX_RATIO < factor < MAX_RATIO for factor in found.values()):
         raise ValueError("limits are not factors above zero")
     return found
 

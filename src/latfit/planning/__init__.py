@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         BatchRange as BatchRange,
         Capacity as Capacity,
         Cutoff as Cutoff,
+        EngineChoice as EngineChoice,
         LoadPlan as LoadPlan,
         Plan as Plan,
         Reach as Reach,

@@ -1,32 +1,13 @@
-"""Settings of a serving engine from a fit, without a sweep: sequences, tokens of a step, chunk of a prefill.
+"""Settings of serving engines from a fit, without a sweep: sequences, token budget, and each engine's names for them.
 
-Continuous batching runs steps of up to D decoding sequences (a token each) and P prefill tokens, S = D + P.
+Engines that batch step by step (vLLM, SGLang, TensorRT-LLM) take limits of a step: so many sequences, so many tokens.
+Every step in which somebody decodes must keep TPOT; a prompt's chunks, one a step, add up to its TTFT. Engines that
+batch whole requests (Triton, a TensorRT engine) take the largest batch within the SLA and how long to wait for it.
 
-- A sequence gets a token each step, so every step must stay within the time between tokens: decode steps T(D, D) <=
-  TPOT give `max_num_seqs`, the largest D. The token budget is the largest S = D + P whose steps stay within it whatever
-  they hold: D sequences beside a chunk of P, a chunk alone, the whole budget as chunks of several prompts. A chunk's
-  cost grows with what is cached of its prompt, so the last one counts, behind n - P tokens.
-- A prompt of n tokens takes ceil(n / P) steps, each chunk behind those before it; their sum is the TTFT without
-  waiting. A larger chunk P means fewer, longer steps: the first token asks for large ones, the time between tokens for
-  small ones.
-- So the chunks that meet TTFT are compared with those that meet TPOT; where no chunk meets both, D is lowered until one
-  does, or the answer is that none does.
-
-Latencies are taken at a percentile of steps, by the phase's factor. T must be known for prefill: a fit of decode steps
-alone gives `max_num_seqs` only.
-
-Each engine has names of its own for these numbers. One that batches step by step (vLLM, SGLang, TensorRT-LLM) takes the
-limits of a step. One that batches whole requests (Triton, a TensorRT engine) takes the largest batch within the SLA,
-the batch that pays off the launch, and how long to wait for it: none for greedy batching, else until the stopping batch
-of the amortised rule is there on average. Triton takes the largest of its preferred sizes that waits and leaves the
-others waiting, so without a delay none is preferred: all that wait go, as in greedy batching. With one every size from
-the stopping batch on is.
-
-SGLang computes prompts in steps of their own, unless told to mix them with decoding (`--enable-mixed-chunk`); a chunk
-is then what a step has left beside the requests that decode, so its limit is that of the whole step.
+The rules of the choice are in docs/planning.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +17,7 @@ from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
 from latfit.planning import wording
 from latfit.planning.request import ServingTargets
-from latfit.planning.result import Alternative, Cutoff, Kind, LoadPlan, Settings, StepPlan, Unknown
+from latfit.planning.result import Alternative, Cutoff, EngineChoice, Kind, LoadPlan, Settings, StepPlan, Unknown
 from latfit.planning.steps.limits import level_for
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
@@ -62,17 +43,13 @@ def engine_flags(
 
 
 def _by_step(settings: Settings, plan: StepPlan) -> dict[str, Flags]:
-    seqs, budget, chunk = settings.max_num_seqs, settings.max_num_batched_tokens, settings.chunk_tokens
+    seqs, budget = settings.max_num_seqs, settings.max_num_batched_tokens
     vllm: dict[str, Any] = {"max_num_seqs": seqs}
     sglang: dict[str, Any] = {"max_running_requests": seqs}
     trtllm: dict[str, Any] = {"max_batch_size": seqs}
     llamacpp: dict[str, Any] = {"parallel": seqs}
-    if budget is not None and chunk is not None:
-        vllm |= {
-            "max_num_batched_tokens": budget,
-            "enable_chunked_prefill": True,
-            "long_prefill_token_threshold": chunk,
-        }
+    if budget is not None:
+        vllm |= {"max_num_batched_tokens": budget, "enable_chunked_prefill": True}
         sglang |= {"chunked_prefill_size": budget, "enable_mixed_chunk": True}
         trtllm |= {"max_num_tokens": budget, "enable_chunked_prefill": True}
         llamacpp["batch_size"] = budget
@@ -100,7 +77,11 @@ def _by_batch(steps: StepPlan, load: LoadPlan | None, largest: int, sla_ms: floa
 
 
 def _waiting(batched: Alternative, load: LoadPlan, largest: int, sla_ms: float) -> Flags:
-    """Until the amortised stopping batch is there on average, less than what the SLA leaves."""
+    """Return Triton's settings for waiting until the stopping batch is there on average, within what the SLA leaves.
+
+    Triton takes the largest of its preferred sizes that waits and leaves the others waiting, so every size from the
+    stopping batch on is preferred.
+    """
     stop = min(batched.strategy.batch or 1, largest)
     wait_ms = (stop - 1) / load.rate_per_s * 1e3
     spare_ms = sla_ms - (batched.percentile_ms or sla_ms)
@@ -139,17 +120,31 @@ def serving_flags(settings: "EngineSettings") -> dict[str, Flags]:
     return found
 
 
-FEWEST_CHUNK = 16
-CHUNKS = 400
-FINEST = 512
-"""Below this many tokens every chunk is tried."""
+MIN_CHUNK = 128
+"""Prefill tokens that a recommended step leaves beside decoding requests; with fewer a prompt takes too many steps."""
+
+ROUNDING = 0.04
+"""Share of the sequences that a round number (80 for 83) may cost."""
+
+MAX_CHOICES = 5
+"""Rows of the trade-off that are shown."""
+
+SAMPLED_BATCHES = 9
+"""Batches between one decoding request and all of them whose steps are checked."""
 
 
 @dataclass(frozen=True)
 class _Engine:
-    """Step times of a path at a percentile: factors of each phase on the typical latency.
+    """Step times of a path at a percentile.
 
-    context: cached tokens of a decoding sequence, None for the trace's.  prompt: tokens of a prompt.
+    Parameters
+    ----------
+    factors
+        Upper factor on the typical latency, by phase.
+    context
+        Cached tokens of a decoding request; None for the trace's typical number.
+    prompt
+        Tokens of a prompt.
     """
 
     path: ExecutionPath
@@ -158,156 +153,158 @@ class _Engine:
     prompt: float
 
     def decode_ms(self, D: FloatArray) -> FloatArray:
-        """Steps of D (n,) decoding sequences."""
+        """Return the times (n,) of steps with D (n,) decoding requests."""
         none = np.zeros_like(D)
         cached = {} if self.context is None else {"context_tokens": D * self.context, "prefill_context_tokens": none}
         steps = {"B": D, "S": D, "prefill_requests": none, "prefill_tokens": none, **cached}
         return self.factors[DECODE] * self.path.fit.latency_ms(**steps)
 
-    def full_ms(self, D: float, P: FloatArray) -> list[FloatArray]:
-        """Steps that a budget of D + P tokens and chunks of P (n,) allow, each kind at its slowest (n,): D decoding
-        sequences beside a prompt's last chunk, behind all that is cached of it; such a chunk alone; the whole budget as
-        last chunks of several prompts."""
-        history = np.maximum(self.prompt - P, 0.0)
-        chunk = np.minimum(P, self.prompt)
-        several = np.minimum(np.ceil((D + P) / chunk), D + 1)
-        return [
-            self._prefill_ms(D, P, history, np.ones_like(P)),
-            self._prefill_ms(0.0, P, history, np.ones_like(P)),
-            self._prefill_ms(0.0, D + P, several * history, several),
-        ]
+    def slowest_ms(self, D: int, budget: int) -> float:
+        """Return the slowest step of `budget` tokens that up to D - 1 requests decode in, the rest being prefill."""
+        decoding = np.unique(np.linspace(min(1, D - 1), D - 1, SAMPLED_BATCHES).round())
+        tokens = budget - decoding
+        # Prompts follow each other, so at most one is continued: the last chunk of a long prompt, or the rest of one.
+        prompts = np.where(tokens > self.prompt, np.ceil(tokens / self.prompt) + 1, 1.0)
+        history = np.maximum(self.prompt - np.minimum(tokens, self.prompt - 1), 0.0)
+        return float(self._prefill_ms(decoding, tokens, history, prompts).max())
 
-    def first_token_ms(self, D: float, P: FloatArray) -> FloatArray:
-        """A whole prompt in chunks of P (n,) beside D decoding sequences, without waiting, each chunk behind those
-        before it. Where the cost of the cached tokens is convex this is at most too much."""
-        chunk, one = np.minimum(P, self.prompt), np.ones_like(P)
-        first = self._prefill_ms(D, chunk, np.zeros_like(P), one)
-        last = self._prefill_ms(D, chunk, self.prompt - chunk, one)
-        return np.asarray(np.ceil(self.prompt / P) * (first + last) / 2)
+    def first_token_ms(self, D: int, chunk: int) -> float:
+        """Return the time of a whole prompt in chunks beside D - 1 decoding requests, without waiting.
 
-    def _prefill_ms(self, D: float, P: FloatArray, history: FloatArray, prompts: FloatArray) -> FloatArray:
-        """Steps of D decoding sequences and P (n,) tokens of prompts (n,) behind cached ones (n,) of theirs."""
+        Each chunk reads those before it, so the mean of the first and the last is taken; where the cost of cached
+        tokens is convex, that is at most too much.
+        """
+        tokens = np.full(2, min(float(chunk), self.prompt))
+        history = np.array([0.0, self.prompt - tokens[1]])
+        times = self._prefill_ms(np.full(2, D - 1.0), tokens, history, np.ones(2))
+        return float(np.ceil(self.prompt / chunk) * times.mean())
+
+    def _prefill_ms(self, D: FloatArray, P: FloatArray, history: FloatArray, prompts: FloatArray) -> FloatArray:
+        """Return the times of D (n,) decoding requests and P (n,) tokens of prompts (n,) behind cached ones (n,)."""
         steps = {"B": D + prompts, "S": D + P, "prefill_requests": prompts, "prefill_tokens": P}
         if self.path.fit.reads_context:
             each = self.path.fit.typical.get(CONTEXT, 0.0) if self.context is None else self.context
             steps |= {"context_tokens": D * each + history, "prefill_context_tokens": history}
-        return self.factors[MIXED if D else PREFILL] * self.path.fit.latency_ms(**steps)
+        factors = np.where(D > 0, self.factors[MIXED], self.factors[PREFILL])
+        return np.asarray(factors * self.path.fit.latency_ms(**steps))
 
 
 def prices_tokens(path: ExecutionPath) -> bool:
-    """Whether the path knows what tokens beyond one a request cost: nominal numbers may not name it."""
+    """Return whether the path knows what tokens beyond one a request cost: nominal numbers may not name it."""
     return path.nominal is None or path.nominal.per_token_ms > 0
 
 
 def engine_settings(
     path: ExecutionPath, sla_ms: float, percentile: float, serving: ServingTargets, context: float | None = None
 ) -> Settings | Unknown:
-    """Settings for the targets; the SLA stands for a missing TPOT. Unknown, with the reason, where none meets them."""
+    """Choose the sequences and the token budget of an engine that keep TPOT and TTFT at a percentile of steps.
+
+    The SLA stands for a missing TPOT. Of the choices the one with the most sequences is taken where a TTFT is given,
+    else the knee: the largest product of decoding requests and prefill tokens of a step.
+
+    Returns
+    -------
+    Settings
+        With the trade-off in `choices`; without token budgets for a fit that knows no steps of that size.
+    Unknown
+        With the reason, if no settings keep the targets.
+    """
     if not prices_tokens(path):
         return Unknown(wording.no_price_of_tokens(path.label))
-    phases = (DECODE, PREFILL, MIXED)
-    factors = {phase: level_for(path, percentile, phase).factor for phase in phases}
+    factors = {phase: level_for(path, percentile, phase).factor for phase in (DECODE, PREFILL, MIXED)}
     engine = _Engine(path, factors, context, float(serving.prompt_tokens))
     tpot = serving.tpot_ms or sla_ms
-    D = np.arange(1.0, path.fit.largest_batch + 1)
-    times = engine.decode_ms(D)
+    times = engine.decode_ms(np.arange(1.0, path.fit.largest_batch + 1))
     within = np.flatnonzero(times <= tpot)
     if not len(within):
         level, fastest = level_for(path, percentile, DECODE), float(times.min())
         return Unknown(wording.no_decode_step(path.label, tpot, level.percentile, fastest, fastest / level.factor))
-    most = int(D[within[-1]])
-    if not path.fit.knows_prefill:
-        return _decode_only(path, most, float(times[within[-1]]), tpot, serving)
-    if most > 1 and float(path.fit.domain["S"][1]) <= most:
-        return _decode_only(path, most, float(times[within[-1]]), tpot, serving)
-    for decoding in _fewer(most):
-        found = _with_prefill(engine, decoding, most, tpot, serving)
-        if found is not None and found.max_num_seqs == 1 < most:
-            return Unknown(wording.only_one_decodes(path.label, tpot, most))
-        if found is not None:
-            return found
-    return Unknown(wording.no_chunk(path.label, tpot, serving.prompt_tokens, serving.ttft_ms))
-
-
-def _with_prefill(engine: _Engine, decoding: int, most: int, tpot: float, serving: ServingTargets) -> Settings | None:
-    """The largest chunk beside so many decoding sequences that meets both targets; None where there is none."""
-    top = float(engine.path.fit.domain["S"][1])
-    P = _chunks(top - decoding)
-    if not len(P):
-        return None
-    kinds = engine.full_ms(float(decoding - 1), P)
-    # What no chunk cures is no reason to choose one: it is told instead.
-    curable = [kind for kind in kinds if kind.min() <= tpot]
-    if not curable or kinds[0].min() > tpot:
-        return None
-    times = np.asarray(np.max(curable, axis=0))
-    ttft = engine.first_token_ms(float(decoding - 1), P)
-    meets_tpot = times <= tpot
-    meets_ttft = np.ones(len(P), bool) if serving.ttft_ms is None else ttft <= serving.ttft_ms
-    both = np.flatnonzero(meets_tpot & meets_ttft)
-    if not len(both):
-        return None
-    at = int(both[-1])
-    budget = int(P[at]) + decoding - 1
-    fewest = None if serving.ttft_ms is None else int(P[int(both[0])]) + decoding - 1
-    limit = wording.MEASURED_LIMIT
-    if at + 1 < len(P):
-        limit = wording.TTFT_LIMIT if meets_tpot[at + 1] else wording.TPOT_LIMIT
-    binding = wording.larger_steps(limit, budget)
-    if decoding < most:
-        binding = wording.more_sequences(decoding, for_ttft=serving.ttft_ms is not None)
-    return Settings(
-        path=engine.path.label,
-        max_num_seqs=decoding,
-        max_num_batched_tokens=budget,
-        min_num_batched_tokens=fewest,
-        chunk_tokens=int(P[at]),
-        prompt_tokens=serving.prompt_tokens,
-        ttft_ms=float(ttft[at]),
-        tpot_ms=float(times[at]),
-        binding=binding,
-        reason=wording.steps_within(tpot, serving.prompt_tokens, serving.ttft_ms, _uncured(kinds, tpot)),
-        extrapolated=False,
-    )
-
-
-def _uncured(kinds: Sequence[FloatArray], tpot: float) -> float | None:
-    """The slowest of the steps that miss the time between tokens whatever the chunk; None where all can meet it."""
-    return max((float(kind.min()) for kind in kinds[1:] if kind.min() > tpot), default=None)
-
-
-def _decode_only(path: ExecutionPath, most: int, last_ms: float, tpot: float, serving: ServingTargets) -> Settings:
-    top = path.fit.largest_batch
-    binding = wording.MEASURED_LIMIT if most == top else wording.TPOT_LIMIT
+    most = int(within[-1]) + 1
+    chunk = min(MIN_CHUNK, serving.prompt_tokens)
+    top = int(path.fit.domain["S"][1])
+    if not path.fit.knows_prefill or top <= chunk:
+        return Settings(
+            path=path.label,
+            max_num_seqs=most,
+            prompt_tokens=serving.prompt_tokens,
+            tpot_ms=float(times[most - 1]),
+            binding=wording.MEASURED_LIMIT if most == path.fit.largest_batch else wording.TPOT_LIMIT,
+            reason=wording.decode_only(tpot),
+        )
+    choices = [
+        choice
+        for budget in _budgets(chunk, top)
+        if (choice := _most_sequences(engine, budget, min(most, budget - chunk + 1), tpot, serving)) is not None
+    ]
+    if not choices:
+        fastest = engine.slowest_ms(2, chunk + 1)
+        return Unknown(wording.no_chunk(path.label, tpot, chunk, fastest, most, serving.prompt_tokens, serving.ttft_ms))
+    best = max(choices, key=lambda each: _rank(each, for_ttft=serving.ttft_ms is not None))
+    fewest = [each.max_num_batched_tokens for each in choices if each.max_num_seqs >= best.max_num_seqs]
     return Settings(
         path=path.label,
-        max_num_seqs=most,
-        max_num_batched_tokens=None,
-        min_num_batched_tokens=None,
-        chunk_tokens=None,
+        max_num_seqs=best.max_num_seqs,
+        max_num_batched_tokens=best.max_num_batched_tokens,
+        min_num_batched_tokens=None if serving.ttft_ms is None else min(fewest),
+        chunk_tokens=best.chunk_tokens,
         prompt_tokens=serving.prompt_tokens,
-        ttft_ms=None,
-        tpot_ms=last_ms,
-        binding=binding,
-        reason=wording.decode_only(tpot),
-        extrapolated=False,
+        ttft_ms=best.ttft_ms,
+        tpot_ms=engine.slowest_ms(best.max_num_seqs, best.max_num_batched_tokens),
+        binding=wording.KNEE if serving.ttft_ms is None else wording.TTFT_LIMIT,
+        reason=wording.steps_within(tpot, serving.prompt_tokens, serving.ttft_ms),
+        choices=_shown(choices, best),
     )
 
 
-def _chunks(top: float) -> FloatArray:
-    """Chunks to try: every one up to 512 tokens, then multiples of 16 that grow by about a hundredth."""
-    if top < 1:
-        return np.zeros(0)
-    fine = np.arange(1.0, min(top, FINEST) + 1)
-    if top <= FINEST:
-        return fine
-    coarse = np.unique(np.round(np.geomspace(FINEST, top, CHUNKS) / FEWEST_CHUNK) * FEWEST_CHUNK)
-    return np.unique(np.concatenate([fine, coarse[(coarse > FINEST) & (coarse <= top)], [np.floor(top)]]))
+def _budgets(chunk: int, top: int) -> list[int]:
+    """Return token budgets that people type (160, 192, 224, 256, 320, ...), above one chunk and within the data."""
+    round_numbers = [size << shift for shift in range(22) for size in (4, 5, 6, 7)]
+    return sorted(size for size in round_numbers if chunk < size <= top)
 
 
-def _fewer(most: int) -> Sequence[int]:
-    """The most sequences, then fewer, by about an eighth each."""
-    found = [most]
-    while found[-1] > 1:
-        found.append(max(1, min(found[-1] - 1, int(found[-1] * 0.875))))
-    return found
+def _most_sequences(
+    engine: _Engine, budget: int, most: int, tpot: float, serving: ServingTargets
+) -> EngineChoice | None:
+    """Return the choice with the most sequences, up to `most`, that keeps both targets; None if there is none."""
+
+    def keeps(D: int) -> bool:
+        within = engine.slowest_ms(D, budget) <= tpot
+        return within and (serving.ttft_ms is None or engine.first_token_ms(D, budget - D + 1) <= serving.ttft_ms)
+
+    D = next((D for D in _fewer(most) if keeps(D)), None)
+    if D is None:
+        return None
+    chunk = budget - D + 1
+    decode_ms = float(engine.decode_ms(np.array([float(D)]))[0])
+    return EngineChoice(D, budget, chunk, engine.first_token_ms(D, chunk), D / decode_ms * 1e3)
+
+
+def _fewer(most: int) -> Iterator[int]:
+    """Yield round numbers from `most` down to 2, each about ROUNDING below the last."""
+    D = most
+    while D >= 2:
+        yield _rounded(D)
+        D = min(_rounded(D) - 1, int(D * (1 - ROUNDING / 2)))
+
+
+def _rounded(D: int) -> int:
+    """Return the multiple of the largest power of two that is at most ROUNDING below D."""
+    return next(D >> k << k for k in range(D.bit_length(), -1, -1) if D >> k << k >= (1 - ROUNDING) * D)
+
+
+def _rank(choice: EngineChoice, *, for_ttft: bool) -> tuple[float, float]:
+    product = choice.max_num_seqs * choice.chunk_tokens
+    return (choice.max_num_seqs, product) if for_ttft else (product, choice.max_num_seqs)
+
+
+def _shown(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:
+    """Return the choices that no other equals or beats in sequences and TTFT, up to MAX_CHOICES around the best."""
+
+    def beats(other: EngineChoice, each: EngineChoice) -> bool:
+        more, sooner = other.max_num_seqs - each.max_num_seqs, each.ttft_ms * (1 + ROUNDING) - other.ttft_ms
+        return other is not each and more >= 0 and sooner >= 0 and (more > 0 or other is best)
+
+    useful = [each for each in choices if each is best or not any(beats(other, each) for other in choices)]
+    at = useful.index(best)
+    first = max(0, min(at - MAX_CHOICES // 2, len(useful) - MAX_CHOICES))
+    return tuple(useful[first : first + MAX_CHOICES])

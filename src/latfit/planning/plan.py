@@ -132,15 +132,16 @@ def _of_steps(
 def _step_answer(
     sla_ms: float, rows: list[TokenRange], levels: Mapping[str, StepLevels], profile: HardwareProfile
 ) -> tuple[str, str]:
-    """The largest step there is, in a sentence, and what limits it."""
+    """Return the largest decode step and the largest step of all in a sentence, and what limits them."""
     largest = max((row for row in rows if row.S_max is not None), key=lambda row: row.S_max or 0, default=None)
     if largest is None:
-        return wording.step_answer(sla_ms, None, "", None)
-    own = levels[largest.path]
+        return wording.step_answer(sla_ms, None, None, "", None)
+    own, path = levels[largest.path], profile.paths[largest.path]
     level = own.decode if largest.S_max == largest.B else own.of(largest.B)
-    path = profile.paths[largest.path]
-    far = how_far(path, largest)
-    return wording.step_answer(sla_ms, largest, path.label, level.percentile, outside=bool(far))
+    decode = PathLatency(path, 1).largest_within(sla_ms, own.decode.factor)
+    return wording.step_answer(
+        sla_ms, largest, decode, path.label, level.percentile, outside=bool(how_far(path, largest))
+    )
 
 
 def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -> dict[str, Threshold]:
@@ -182,8 +183,8 @@ def _warnings(
             pass
         elif level.percentile is None:
             found.append(wording.no_intervals(name))
-        elif level.percentile < asked:
-            found.append(wording.too_few(name, asked, level.by_phase))
+        elif level.extrapolated:
+            found.append(wording.extrapolated(name, asked, level.extrapolated))
         if request.context is None and path.fit.assumed_context:
             found.append(wording.assumed_context(name, path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:

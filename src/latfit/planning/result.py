@@ -227,25 +227,54 @@ class Change:
 
 
 @dataclass(frozen=True)
+class EngineChoice:
+    """One row of the trade-off: more sequences, or a shorter wait for the first token.
+
+    Parameters
+    ----------
+    chunk_tokens
+        Prefill tokens of a step in which all other sequences decode.
+    ttft_ms
+        Of the plan's prompt in such chunks, without waiting.
+    decode_tokens_per_s
+        Of steps in which all sequences decode.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunk_tokens: int
+    ttft_ms: float
+    decode_tokens_per_s: float
+
+
+@dataclass(frozen=True)
 class Settings:
     """Limits for a serving engine, from the fit of `path`, without a sweep.
 
-    max_num_batched_tokens: tokens of a step; min_num_batched_tokens: the fewest that still meet the TTFT target, None
-    where there is no such target; chunk_tokens: prefill tokens a step beside the decoding requests.  ttft_ms, tpot_ms:
-    what these settings give to a prompt of `prompt_tokens` without waiting, at the plan's percentile of steps.
+    Parameters
+    ----------
+    max_num_batched_tokens, chunk_tokens
+        Tokens of a step, and prefill tokens beside the decoding requests; None if no steps of that size were measured.
+    min_num_batched_tokens
+        The fewest that still keep the TTFT target; None without one.
+    ttft_ms, tpot_ms
+        What these settings give to a prompt of `prompt_tokens` without waiting, at the plan's percentile of steps.
+    choices
+        The trade-off, by token budget; the settings are one of its rows.
     """
 
     path: str
     max_num_seqs: int
-    max_num_batched_tokens: int | None
-    min_num_batched_tokens: int | None
-    chunk_tokens: int | None
     prompt_tokens: int
-    ttft_ms: float | None
     tpot_ms: float
     binding: str
     reason: str
-    extrapolated: bool
+    max_num_batched_tokens: int | None = None
+    min_num_batched_tokens: int | None = None
+    chunk_tokens: int | None = None
+    ttft_ms: float | None = None
+    extrapolated: bool = False
+    choices: tuple[EngineChoice, ...] = ()
 
 
 @dataclass(frozen=True)

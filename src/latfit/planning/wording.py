@@ -41,18 +41,36 @@ def percentile(value: float | None) -> str:
 
 
 def step_answer(
-    sla_ms: float, largest: TokenRange | None, label: str, level: float | None, *, outside: bool = False
+    sla_ms: float,
+    largest: TokenRange | None,
+    decode: int | None,
+    label: str,
+    level: float | None,
+    *,
+    outside: bool = False,
 ) -> tuple[str, str]:
-    """The plan of steps in a sentence, and what limits it. largest: the largest step there is, None where every step
-    meets the SLA, at a level in percent (None: the typical step) on the path of that label.  outside: whether it lies
-    outside what was measured."""
+    """The plan of steps in a sentence, and what limits it.
+
+    Parameters
+    ----------
+    largest
+        The largest step that meets the SLA; None if every step does.
+    decode
+        The most requests of a step that only decodes; None if no such step meets it.
+    level
+        Share of steps in percent; None for the typical step.
+    outside
+        Whether the largest step is outside the measured range.
+    """
     if largest is None:
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
     met_by = "the typical step" if level is None else f"{level:g} % of steps"
     extra = ", beyond the measured range" if outside else ""
+    decodes = "" if decode is None else f"{label} decodes up to {decode:,} requests, or "
+    who = label if decode is None else ""
     answer = (
-        f"Within {format_ms(sla_ms)} for {met_by}, {label} computes up to {largest.S_max:,} tokens a step"
-        f" (at B={largest.B}{extra})."
+        f"Within {format_ms(sla_ms)} for {met_by}, {decodes}{who}{' ' if who else ''}computes up to"
+        f" {largest.S_max:,} tokens a step (at B={largest.B}{extra})."
     )
     binding = f"latency of a step on {label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
     return answer, binding
@@ -124,16 +142,16 @@ def no_intervals(name: str) -> LatfitWarning:
     return LatfitWarning("no_intervals", found, "Measure more steps and fit them.")
 
 
-def too_few(name: str, asked: float, known: Mapping[str, float]) -> LatfitWarning:
-    """known: percentile by kind of step."""
-    if len(set(known.values())) == 1:
-        instead = f"p{next(iter(known.values())):g}"
+def extrapolated(name: str, asked: float, measured: Mapping[str, float]) -> LatfitWarning:
+    """measured: the highest percentile that was measured, by kind of step."""
+    if len(set(measured.values())) == 1:
+        start = f"p{next(iter(measured.values())):g}"
     else:
-        instead = " and ".join(f"p{value:g} of steps {kind}" for kind, value in known.items())
+        start = " and ".join(f"p{value:g} of steps {kind}" for kind, value in measured.items())
     return LatfitWarning(
         "too_few_samples",
-        f"{name}: too few independent samples for p{asked:g} of steps; planning steps for {instead}.",
-        f"p{asked:g} needs at least {rows_needed(asked):,} distinct (B, S) cells.",
+        f"{name}: too few independent samples for p{asked:g} of steps; it is extrapolated from {start}.",
+        f"Measure at least {rows_needed(asked):,} distinct (B, S) cells, or plan for a lower --percentile.",
     )
 
 
@@ -199,47 +217,29 @@ def no_decode_step(label: str, tpot_ms: float, level: float | None, slow_ms: flo
     )
 
 
-def only_one_decodes(label: str, tpot_ms: float, most: int) -> str:
-    """most: sequences that decode-only steps may hold."""
+def no_chunk(
+    label: str, tpot_ms: float, chunk: int, fastest_ms: float, most: int, prompt_tokens: int, ttft_ms: float | None
+) -> str:
+    """fastest_ms: of a step with a chunk beside one decoding request; most: sequences that decode-only steps hold."""
+    if fastest_ms <= tpot_ms:
+        wanted = "" if ttft_ms is None else f" and a prompt of {prompt_tokens:,} tokens within {format_ms(ttft_ms)}"
+        return f"no chunk on {label} keeps a step within {format_ms(tpot_ms)}{wanted}, even beside one request"
     return (
-        f"on {label} a step with prefill meets {format_ms(tpot_ms)} beside one decoding sequence at most"
-        f" (decode alone: {most}); relax the SLA, or serve prefill apart"
+        f"on {label} a step with {chunk} prefill tokens beside one decoding request takes {format_ms(fastest_ms)}"
+        f" (decode alone: {most} requests within {format_ms(tpot_ms)}); relax the SLA, or serve prefill apart"
     )
-
-
-def no_chunk(label: str, tpot_ms: float, prompt_tokens: int, ttft_ms: float | None) -> str:
-    wanted = "" if ttft_ms is None else f" and a prompt of {prompt_tokens:,} tokens within {format_ms(ttft_ms)}"
-    return f"no chunk on {label} keeps a step within {format_ms(tpot_ms)}{wanted}, even beside one request"
 
 
 MEASURED_LIMIT = "the measured range"
 TPOT_LIMIT = "the time between tokens"
 TTFT_LIMIT = "the time to the first token"
+KNEE = "the trade-off between sequences and prefill: most decoding requests times prefill tokens of a step"
 
 
-def larger_steps(limit: str, budget: int) -> str:
-    """What keeps the token budget from being larger."""
-    why = "was not measured" if limit == MEASURED_LIMIT else "exceeds it"
-    return f"{limit}: a step of more than {budget:,} tokens {why}"
-
-
-def more_sequences(decoding: int, *, for_ttft: bool) -> str:
-    """What keeps the number of sequences from being larger."""
-    if for_ttft:
-        return f"{TTFT_LIMIT}: with more than {decoding:,} sequences no chunk keeps it"
-    return f"{TPOT_LIMIT}: with more than {decoding:,} sequences no prefill fits into a step"
-
-
-def steps_within(tpot_ms: float, prompt_tokens: int, ttft_ms: float | None, slowest_ms: float | None) -> str:
-    """What the settings give. slowest_ms: of the steps that miss the time between tokens whatever the chunk; nobody
-    decodes in them."""
+def steps_within(tpot_ms: float, prompt_tokens: int, ttft_ms: float | None) -> str:
+    """What the settings give."""
     first = "" if ttft_ms is None else f", first token of {prompt_tokens:,} within {format_ms(ttft_ms)}"
-    but = (
-        ""
-        if slowest_ms is None
-        else f", but for steps of prefill alone, which take {format_ms(slowest_ms)} at any chunk"
-    )
-    return f"every step within {format_ms(tpot_ms)}{first}{but}"
+    return f"every step in which requests decode within {format_ms(tpot_ms)}{first}"
 
 
 def decode_only(tpot_ms: float) -> str:
@@ -425,16 +425,18 @@ def tail_not_seen(steps: tuple[str, str, bool], asked: float, fewest: float, wan
     return f"{fewest:,.0f} independent {phase} steps{sizes} on {label} cannot show p{asked:g}; {wanted:,} or more can"
 
 
-MIN_PAUSES = 20  # independent; of fewer, the longest that will come may be far longer than the longest measured
+MIN_PAUSES = 5  # independent; redraws of fewer do not cover how long the next one may be
+MIN_PAUSES_AS_MEASURED = 20  # where a plan has no redraws, which lengthen the longest measured one
 
 
-def few_pauses(label: str, noise: StepNoise, T: float) -> str:
-    """Why pauses that decide how long requests wait for steps of T ms are not to be relied on; empty if they are."""
+def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES) -> str:
+    """Return why pauses that decide how long requests wait for steps of T ms are not to be relied on; empty if they
+    are."""
     pauses = noise.pauses
-    if pauses is None or pauses.independent >= MIN_PAUSES or noise.slow_share(T) <= DECIDES:
+    if pauses is None or pauses.independent >= fewest or noise.slow_share(T) <= DECIDES:
         return ""
     count = f"{pauses.independent:,.0f} measured pauses" if pauses.independent >= 1.5 else "one measured pause"
-    return f"{count} of {label} cannot show how long pauses last; {MIN_PAUSES} or more can"
+    return f"{count} of {label} cannot show how long pauses last; {fewest} or more can"
 
 
 def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarning:
@@ -445,7 +447,7 @@ def slow_steps_decide(label: str, noise: StepNoise, share: float) -> LatfitWarni
     found = (
         f"{label}: the slowest 1 % of the measured steps ({0.01 * noise.steps:,.0f} of {noise.steps:,.0f}, up to"
         f" {slowest}) decide how long requests wait: they make {format_percent(100 * share)} of the mean square of a"
-        " step's time. No longer stall than the measured ones is planned for."
+        " step's time. Only the interval allows for longer stalls than the measured ones."
     )
     return LatfitWarning("slow_steps", found, "Find what stalls them, or measure more.")
 

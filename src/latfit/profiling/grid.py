@@ -1,10 +1,8 @@
 """Which cells to measure: the default grid for a budget, and the grid that a user writes down.
 
-The default grid spans both directions of saturation on a logarithmic scale: decode-only steps (S = B), prefill of one
-request and of several, and decode requests beside one prefill chunk. A cell's cost is guessed from two pilot steps, one
-that waits for memory and one that computes: time = floor + flops / rate. The largest grid whose cells can all be
-visited three times within the budget is taken, because a smaller grid with repeats tells more than a larger one
-without.
+The default grid spans decode steps, prefill of one request and of several, and decode beside a prefill chunk, on a
+logarithmic scale. Two pilot steps tell what a cell costs: time = floor + flops / rate. The largest grid whose cells can
+all be visited three times within the budget is taken.
 """
 
 import re
@@ -12,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
-from latfit.profiling.devices.protocol import Device
+from latfit.profiling.devices.device import Device
 from latfit.profiling.result import Limit
 from latfit.profiling.sampler import SAMPLES_PER_VISIT, VISITS_AT_LEAST
 from latfit.profiling.shapes import GIB, ModelShape, StepShape, step_bytes, step_flops
 
 DEFAULT_CONTEXT = 256
-MOST_CELLS = 2000
+MAX_CELLS = 2000
 
 # (largest B, largest S, steps per doubling), from the richest to the poorest
 LEVELS = ((128, 1024, 2), (128, 1024, 1), (64, 512, 2), (64, 512, 1), (32, 256, 1), (16, 128, 1), (4, 32, 1))
@@ -28,7 +26,7 @@ _STEPS_PER_CELL = VISITS_AT_LEAST * (SAMPLES_PER_VISIT + 1) + 2
 
 @dataclass(frozen=True)
 class StepCost:
-    """A guess of a step's time in ms: `floor_ms` + flops / `flops_per_ms`."""
+    """An estimate of a step's time in ms: `floor_ms` + flops / `flops_per_ms`."""
 
     floor_ms: float
     flops_per_ms: float
@@ -38,8 +36,7 @@ class StepCost:
 
 
 def pilot(device: Device, shape: ModelShape, context: int = DEFAULT_CONTEXT) -> StepCost:
-    """Time one decode token and 64 prompt tokens, each twice after a warm-up step. Raises
-    DeviceOutOfMemory."""
+    """Time one decode token and 64 prompt tokens, each twice after a warm-up step. Raises DeviceOutOfMemory."""
     small, large = StepShape(1, context), StepShape(prefill=(64,))
     floor_ms, busy_ms = (_quickest_ms(device, cell) for cell in (small, large))
     more_flops = step_flops(shape, large) - step_flops(shape, small)
@@ -52,7 +49,7 @@ def _quickest_ms(device: Device, cell: StepShape) -> float:
 
 
 def grid_cost_s(shape: ModelShape, cells: Iterable[StepShape], cost: StepCost) -> float:
-    """Seconds for the fewest visits that can finish every cell."""
+    """Return the seconds for the fewest visits that can finish every cell."""
     return sum(cost.step_ms(shape, cell) for cell in cells) * _STEPS_PER_CELL / 1e3
 
 
@@ -63,8 +60,7 @@ def grid_for_budget(
     contexts: Sequence[int] = (DEFAULT_CONTEXT,),
     histories: Sequence[int] = (0,),
 ) -> list[StepShape]:
-    """The richest default grid that can be visited three times within the budget; the poorest where none
-    can."""
+    """Return the richest default grid that can be visited three times within the budget, else the poorest."""
     for level in LEVELS:
         cells = default_cells(*level, contexts=contexts, histories=histories)
         if grid_cost_s(shape, cells, cost) <= budget_s:
@@ -79,10 +75,10 @@ def default_cells(
     contexts: Sequence[int] = (DEFAULT_CONTEXT,),
     histories: Sequence[int] = (0,),
 ) -> list[StepShape]:
-    """Decode, prefill and mixed cells on a logarithmic scale with `density` (1 or 2) steps per doubling.
+    """Return decode, prefill and mixed cells on a logarithmic scale with `density` (1 or 2) steps per doubling.
 
-    Cells with decode requests come once for each context, those of one chunk alone once for each history (tokens
-    cached before it); chunks beside others have the first history.
+    Cells with decode requests come once for each context, a single chunk once for each history, other chunks with the
+    first history.
     """
     cells = [StepShape(B, context) for context in contexts for B in _scale(1, most_B, density)]
     cells += [StepShape(prefill=(S,), history=(before,)) for before in histories for S in _scale(16, most_S, density)]
@@ -97,8 +93,7 @@ def default_cells(
 
 
 def _scale(first: int, last: int, density: int) -> list[int]:
-    """first, 2 first, 4 first, ... up to last; with density 2, the points one and a half times those between
-    them."""
+    """Return first, 2 first, 4 first, ... up to last; with density 2 also one and a half times each."""
     values = []
     while first <= last:
         values.append(first)
@@ -111,10 +106,10 @@ def _scale(first: int, last: int, density: int) -> list[int]:
 def parse_grid(
     text: str, contexts: Sequence[int] = (DEFAULT_CONTEXT,), histories: Sequence[int] = (0,)
 ) -> list[StepShape]:
-    """The cells of a grid such as `B=1,2,4,8;S=1,16,64,256`: every pair with S >= B.
+    """Return the cells of a grid such as `B=1,2,4,8;S=1,16,64,256`: every pair with S >= B.
 
-    S = B is a decode step of B requests. Otherwise one request prefills, and the other B - 1 decode beside
-    it: the chunk has S - B + 1 tokens. Raises WrongUsage for anything else.
+    S = B is a decode step; otherwise one request prefills S - B + 1 tokens beside B - 1 that decode. Raises WrongUsage
+    for anything else.
     """
     axes: dict[str, list[int]] = {}
     for part in text.replace(" ", "").strip(";").split(";"):
@@ -131,8 +126,8 @@ def parse_grid(
         raise _bad_grid(text, "no pair has S >= B, and every request computes at least one token")
     depths = [(context, before) for context in contexts for before in histories]
     cells = {_grid_cell(B, S, *depth): None for depth in depths for B, S in pairs}
-    if len(cells) > MOST_CELLS:
-        raise _bad_grid(text, f"it has {len(cells)} cells, more than {MOST_CELLS}")
+    if len(cells) > MAX_CELLS:
+        raise _bad_grid(text, f"it has {len(cells)} cells, more than {MAX_CELLS}")
     return list(cells)
 
 
@@ -151,7 +146,7 @@ def _bad_grid(text: str, found: str) -> WrongUsage:
 
 
 def parse_contexts(text: str, option: str = "--context") -> tuple[int, ...]:
-    """Numbers of cached tokens, one or several, from `256` or `128,512`. Raises WrongUsage."""
+    """Return numbers of cached tokens, from `256` or `128,512`. Raises WrongUsage."""
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
         raise WrongUsage(f"{text!r} is not a list of whole numbers", where=option, remedy="Write it like 128,512.")
     values = tuple(dict.fromkeys(int(number) for number in text.split(",")))
@@ -161,7 +156,7 @@ def parse_contexts(text: str, option: str = "--context") -> tuple[int, ...]:
 
 
 def parse_cpus(text: str | None) -> tuple[int, ...]:
-    """CPU numbers from `0,2-5`; empty for None. Raises WrongUsage."""
+    """Return CPU numbers from `0,2-5`; none for None. Raises WrongUsage."""
     found: set[int] = set()
     for part in (text or "").split(",") if text is not None else ():
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
@@ -174,7 +169,7 @@ def parse_cpus(text: str | None) -> tuple[int, ...]:
 def split_by_memory(
     shape: ModelShape, cells: Iterable[StepShape], free_bytes: int | None
 ) -> tuple[list[StepShape], list[Limit]]:
-    """Cells that fit in nine tenths of the free memory, and a limit for each one that does not."""
+    """Return the cells that fit in nine tenths of the free memory, and a limit for each other one."""
     fitting, limits = [], []
     for cell in cells:
         needed = step_bytes(shape, cell)

@@ -1,17 +1,14 @@
 """The journal of a run: what was measured, on disk as it comes, so that an end at any moment loses one visit at most.
 
-JSON lines beside the trace. The first says what was asked for; then for each path the cells that were chosen, and after
-every visit its samples, cells without memory and the time used. A line is written in one piece and handed to the system
-at once, so that a killed process leaves whole lines; a torn last one is passed over. A run that ends by itself removes
-its journal; one that was interrupted leaves it, and says in its last line that the trace holds the same. Two runs never
-write one journal: it is locked while its run lives.
-"""
+JSON lines beside the trace: what was asked for; then for each path its cells; then the samples of every visit. A line
+is written in one piece, so a killed process leaves whole lines and at most one torn one, which is skipped. A finished
+run removes its journal; an interrupted one leaves it. A journal is locked while its run lives."""
 
 import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ _MAY_CHANGE = ("command", "budget_ms", "precision", "processes")
 
 @dataclass
 class PathRecord:
-    """What is known of one path: the cells chosen for it, those that do not fit, and what was measured."""
+    """What is known of one path: its cells, those that do not fit, and what was measured."""
 
     cells: list[StepShape]
     limits: list[Limit]
@@ -45,7 +42,7 @@ class PathRecord:
 
 
 def journal_of(trace: Path) -> Path:
-    """Where the journal of a run that writes `trace` lies."""
+    """Return the place of the journal of a run that writes `trace`."""
     return trace.with_name(f"{trace.name}.journal")
 
 
@@ -53,10 +50,15 @@ class Journal:
     """An open journal. `started` and `process` name the run that began it."""
 
     def __init__(self, file: Path, request: ProfileRequest, *, resume: bool) -> None:
-        """Begin a journal, or continue the one in `file` (a new one where there is none).
+        """Begin a journal, or continue the one in `file` (a new one if there is none).
 
-        Raises BadInput for a file that is no journal, WrongUsage where it belongs to another request, where a run would
-        be lost that nothing else holds, or goes on; TargetNotWritable.
+        Raises
+        ------
+        BadInput
+            If the file is no journal.
+        WrongUsage
+            If it belongs to another request or to a run that goes on, or holds steps that nothing else holds.
+        TargetNotWritable
         """
         self.file = file
         self.paths: dict[int, PathRecord] = {}
@@ -72,51 +74,45 @@ class Journal:
 
     def _begin(self, request: ProfileRequest, *, resume: bool) -> None:
         if lock(self._stream.fileno()) is False:
-            raise WrongUsage(
-                "belongs to a run that goes on",
-                where=str(self.file),
-                remedy="Wait for its end, or write another trace with --out.",
-            )
-        self._read(_asked(request) if resume else None)
+            remedy = "Wait for its end, or write another trace with --out."
+            raise WrongUsage("belongs to a run that goes on", where=str(self.file), remedy=remedy)
+        asked = _asked(request)
+        self._read(asked if resume else None)
         if resume and self.paths:
             self._write({})  # ends a torn line
             return
         if not resume and not self._stored and self.steps:
-            raise WrongUsage(
-                f"holds {self.steps} steps of a run that was cut off",
-                where=str(self.file),
-                remedy="Continue that run with --resume, or delete the file.",
-            )
+            found = f"holds {self.steps} steps of a run that was cut off"
+            remedy = "Continue that run with --resume, or delete the file."
+            raise WrongUsage(found, where=str(self.file), remedy=remedy)
         self.paths = {}
         self._stream.truncate(0)
-        self._write({"schema": SCHEMA, "asked": _asked(request), "started": self.started, "process": self.process})
+        self._write({"schema": SCHEMA, "asked": asked, "started": self.started, "process": self.process})
 
     @property
     def steps(self) -> int:
-        """How many samples it holds."""
+        """Number of samples in it."""
         return sum(not sample.warmup for record in self.paths.values() for sample in record.samples)
 
     def plan(self, path: int, record: PathRecord) -> None:
-        """The cells of a path, before its first step."""
+        """Write the cells of a path, before its first step."""
         self.paths[path] = record
-        cells = [_fields(cell) for cell in record.cells]
-        limits = [[_fields(limit.cell), limit.reason, limit.message] for limit in record.limits]
-        self._write({"path": path, "cells": cells, "limits": limits, "grid": record.grid})
+        limits = [[astuple(limit.cell), limit.reason, limit.message] for limit in record.limits]
+        self._write({"path": path, "cells": [astuple(c) for c in record.cells], "limits": limits, "grid": record.grid})
 
     def keep(self, path: int) -> Keep:
-        """Who is told of every visit on `path`."""
+        """Return the function that writes every visit on `path`."""
 
         def write(samples: Sequence[Sample], too_large: Sequence[tuple[int, str]], elapsed_s: float) -> None:
-            rows = [list(sample) for sample in samples]
-            self._write({"path": path, "samples": rows, "too_large": list(too_large), "elapsed_s": elapsed_s})
+            self._write({"path": path, "samples": samples, "too_large": list(too_large), "elapsed_s": elapsed_s})
             self.paths[path].samples += samples
 
         return write
 
     def close(self, *, finished: bool, stored: bool = True) -> None:
-        """Remove the journal of a finished run, leave the other to be continued. stored: the trace holds the same."""
+        """Remove the journal of a finished run, leave another to be continued. `stored`: the trace holds the same."""
         if stored and not finished:
-            with suppress(TargetNotWritable):  # without that line the run is only held to be kept nowhere else
+            with suppress(TargetNotWritable):  # without that line the journal counts as the only copy
                 self._write({"stored": True})
         if finished:
             sync_folder(self.file.parent)  # the trace is there to stay
@@ -124,14 +120,14 @@ class Journal:
         self._stream.close()
 
     def _write(self, document: dict[str, Any]) -> None:
-        """Raises TargetNotWritable, such as where the disk is full."""
+        """Raises TargetNotWritable, for example if the disk is full."""
         line = f"{json.dumps(document) if document else ''}\n".encode()
         with file_system_errors(self.file):
             while line:
                 line = line[self._stream.write(line) or 0 :]
 
     def _read(self, asked: dict[str, Any] | None) -> None:
-        """Raises BadInput, and WrongUsage where it was begun for another request than `asked`."""
+        """Raises BadInput, and WrongUsage if the run was begun for another request than `asked`."""
         try:
             text = self.file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
@@ -145,14 +141,15 @@ class Journal:
                     self._take(document)
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 if number == 0:
-                    raise self._no_journal() from None
+                    found = "is no journal of latfit profile"
+                    raise BadInput(found, where=str(self.file), remedy="Move it away or delete it.") from None
 
     def _check_first(self, document: dict[str, Any], asked: dict[str, Any] | None) -> None:
         if document.get("schema") != SCHEMA:
-            raise self._no_journal()
+            raise ValueError("another schema")
         self.started, self.process = str(document["started"]), int(document["process"])
         before = document["asked"]
-        changed = [] if asked is None else [key for key in asked if asked[key] != before.get(key)]
+        changed = [key for key in asked or () if asked and asked[key] != before.get(key)]
         if changed:
             raise WrongUsage(
                 f"the run in {self.file} was asked for {changed[0]} = {before.get(changed[0])!r}",
@@ -163,8 +160,8 @@ class Journal:
     def _take(self, document: dict[str, Any]) -> None:
         self._stored = bool(document.get("stored"))
         if "cells" in document:
-            cells = [_cell(fields) for fields in document["cells"]]
             limits = [Limit(_cell(cell), reason, message) for cell, reason, message in document["limits"]]
+            cells = [_cell(fields) for fields in document["cells"]]
             self.paths[document["path"]] = PathRecord(cells, limits, document["grid"])
         elif "samples" in document:
             record = self.paths[document["path"]]
@@ -175,17 +172,10 @@ class Journal:
             record.too_large += [(int(cell), str(message)) for cell, message in document["too_large"]]
             record.elapsed_s = max(record.elapsed_s, float(document["elapsed_s"]))
 
-    def _no_journal(self) -> BadInput:
-        return BadInput("is no journal of latfit profile", where=str(self.file), remedy="Move it away or delete it.")
-
 
 def _cell(fields: Sequence[Any]) -> StepShape:
     decode, context, prefill, history = fields
     return StepShape(decode, context, tuple(prefill), tuple(history))
-
-
-def _fields(cell: StepShape) -> list[Any]:
-    return [cell.decode_requests, cell.context, list(cell.prefill), list(cell.history)]
 
 
 def _asked(request: ProfileRequest) -> dict[str, Any]:

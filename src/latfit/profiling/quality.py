@@ -1,227 +1,192 @@
-"""What makes a run less certain, found in its samples and in what else the machine did.
+"""What makes a run less certain: drift, scatter, outliers, settling, differing processes, other load, too few repeats.
 
-Drift is tested with a trend that needs no assumption on the noise. A visit of a cell contributes the logarithm r of its
-median time, at the middle t of the visit. Cells differ in level, so both are centred within the cell, and the statistic
-is the sum over cells of sum (t - t_mean)(r - r_mean). Without drift the visits of a cell are exchangeable: under all
-orders of r its term has mean 0 and variance sum (t - t_mean)^2 sum (r - r_mean)^2 / (n - 1), so z = sum / sqrt(sum of
-variances) is about standard normal over many cells (Hoeffding's combinatorial central limit theorem). The order of the
-cells is shuffled in every round, which is what makes t differ from the cell's place in the grid. An alarm needs both
-|z| > 3 and a change over the run larger than the precision asked for: smaller drift is real but does not matter.
-"""
+The drift test is a permutation test: without drift the visits of a cell are exchangeable, so the trend of their times,
+centred within each cell and summed over cells, has a known mean and variance (Hoeffding 1951). docs/profiling.md has
+it."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from latfit.profiling.host.machine import LoadReading
+from latfit.profiling.host.isa import best_float32_isa, cpu_flags
+from latfit.profiling.host.machine import LoadReading, sensible_threads
 from latfit.profiling.result import OUTLIER_FACTOR, ProfileResult, Sample
+from latfit.profiling.warnings import SYMPTOMS, warn
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms
 from latfit.warning import LatfitWarning
 
 DRIFT_Z = 3.0
-SPREAD = 0.05
-"""Robust relative standard deviation within a cell from which timing is called unstable: a quiet machine
-shows 1-2 %."""
-HICCUP_SHARE = 0.01
-OTHER_CPUS = 0.1
-"""CPUs beyond the spare ones that others may use on average; background services stay below."""
-
-LONGEST_S = 86_400.0
+MAX_SCATTER = 0.05  # robust relative sd within a cell; a quiet machine shows 1-2 %
+MAX_OUTLIER_SHARE = 0.01
+MAX_OTHER_CPUS = 0.1  # beyond the spare ones, on average; background services stay below
+MIN_SAMPLES = 6
+DAY_S = 86_400.0
 
 # 95 % interval of a median of n normal samples: +- 1.96 x sqrt(pi/2) x sigma / sqrt(n)
 _MEDIAN_WIDTH = 1.96 * math.sqrt(math.pi / 2)
-_FEWEST_SAMPLES = 6
+
+Facts = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class DriftTest:
-    """z: standard score of the trend. change: relative change of a step's time from start to end of the
-    run."""
+class DriftTest(NamedTuple):
+    """Standard score of the trend, and relative change of a step's time from start to end of the run."""
 
     z: float
     change: float
 
 
 def find_warnings(result: ProfileResult, load: LoadReading | None = None) -> tuple[LatfitWarning, ...]:
-    """Every warning about `result`; `load` is what others used of the machine meanwhile, where that is known."""
-    symptoms = (symptom(result) for symptom in (drift, _scatter, _hiccups, _settling, _processes))
-    adaptive = result.prediction_error is not None
-    found = (
-        instability(symptoms, load),
-        *((_prediction(result),) if adaptive else (_repeats(result), _unmeasured(result))),
-    )
+    """Return every warning about a run; `load` is what others used of the machine meanwhile."""
+    last = [prediction] if result.prediction_error is not None else [repeats, unmeasured]
+    found = [instability(result, load), *(check(result) for check in last)]
     return tuple(warning for warning in found if warning is not None)
 
 
+def instability(
+    result: ProfileResult, load: LoadReading | None, symptoms: "Mapping[str, Symptom] | None" = None
+) -> LatfitWarning | None:
+    """Return one warning about everything that disturbed the timing; None if nothing did."""
+    checks = CHECKS if symptoms is None else symptoms
+    found = {name: facts for name, check in checks.items() if (facts := check(result)) is not None}
+    text = "; ".join(SYMPTOMS[name][0].format(**facts) for name, facts in found.items())
+    if load is not None and load.other_cpus > load.spare_cpus + MAX_OTHER_CPUS:
+        unstable = f" {warn('unstable_timing', symptoms=text, remedy='').message}" if found else ""
+        return warn("other_load", others=load.other_cpus, spare=load.spare_cpus, unstable=unstable)
+    return warn("unstable_timing", symptoms=text, remedy=SYMPTOMS[next(iter(found))][1]) if found else None
+
+
 def drift_test(samples: tuple[Sample, ...]) -> DriftTest:
-    """Trend of step times over the run, each relative to its cell; z = 0 where no cell was visited twice."""
-    visits: dict[tuple[int, int], list[Sample]] = {}
-    for sample in samples:
-        if not sample.warmup:
-            visits.setdefault((sample.cell, sample.visit), []).append(sample)
+    """Test step times for a trend over the run, each relative to its cell; z = 0 if no cell was visited twice."""
     by_cell: dict[int, list[tuple[float, float]]] = {}
-    for (cell, _), rows in visits.items():
+    for (cell, _), rows in visits_of(samples).items():
         middle = (rows[0].t_s + rows[-1].t_s) / 2
         by_cell.setdefault(cell, []).append((middle, math.log(np.median([row.T_ms for row in rows]))))
     shared = variance = spread_t = 0.0
-    span = max((sample.t_s for sample in samples), default=0.0) - min((sample.t_s for sample in samples), default=0.0)
     for points in by_cell.values():
-        if len(points) < 2:
-            continue
-        t, r = (column - column.mean() for column in np.array(points, dtype=np.float64).T)
-        shared += float(t @ r)
-        spread_t += float(t @ t)
-        variance += float(t @ t) * float(r @ r) / (len(points) - 1)
+        if len(points) > 1:
+            t, r = (column - column.mean() for column in np.array(points, dtype=np.float64).T)
+            shared, spread_t = shared + float(t @ r), spread_t + float(t @ t)
+            variance += float(t @ t) * float(r @ r) / (len(points) - 1)
     if variance == 0:
         return DriftTest(0.0, 0.0)
+    span = max(sample.t_s for sample in samples) - min(sample.t_s for sample in samples)
     return DriftTest(shared / math.sqrt(variance), math.expm1(shared / spread_t * span))
 
 
-@dataclass(frozen=True)
-class Symptom:
-    """A sign of unstable timing, as part of a sentence, and what to do about it if it is the first one."""
-
-    text: str
-    remedy: str = "Close other programs, leave a core free (--threads), and measure longer (--budget)."
-
-
-def instability(symptoms: Iterable[Symptom | None], load: LoadReading | None) -> LatfitWarning | None:
-    """One warning about everything that disturbed the timing; None where nothing did."""
-    found = [each for each in symptoms if each is not None]
-    busy = load is not None and load.other_cpus > load.spare_cpus + OTHER_CPUS
-    sentences = []
-    if busy and load is not None:
-        sentences.append(
-            f"Other programs kept {load.other_cpus:.1f} CPUs busy on average, and {load.spare_cpus:.0f} were left to"
-            " them."
-        )
-    if found:
-        sentences.append(f"Timing is unstable: {'; '.join(each.text for each in found)}.")
-    if not sentences:
-        return None
-    remedy = "Stop them and measure again, or leave them a core with --threads." if busy else found[0].remedy
-    return LatfitWarning("other_load" if busy else "unstable_timing", " ".join(sentences), remedy)
+def visits_of(samples: tuple[Sample, ...]) -> dict[tuple[int, int], list[Sample]]:
+    """Return the samples of each (cell, visit), warm-up steps aside."""
+    found: dict[tuple[int, int], list[Sample]] = {}
+    for sample in samples:
+        if not sample.warmup:
+            found.setdefault((sample.cell, sample.visit), []).append(sample)
+    return found
 
 
-def drift(result: ProfileResult) -> Symptom | None:
-    """A trend of step times over the run that is significant and larger than the precision."""
+def drift(result: ProfileResult) -> Facts | None:
+    """A trend over the run that is significant and larger than the precision."""
     test = drift_test(result.samples)
     if abs(test.z) <= DRIFT_Z or abs(test.change) <= result.precision:
         return None
     size = f"{100 * abs(test.change):.1f} % {'slower' if test.change > 0 else 'faster'}"
-    if test.change > 1:
-        size = f"{1 + test.change:.1f} times as slow"
-    return Symptom(
-        f"steps became {size} from start to end of the run",
-        "The CPU may have heated up, changed its clock, or been shared: let it cool, fix its frequency "
-        "(cpupower frequency-set -g performance), and measure again.",
+    return {"change": f"{1 + test.change:.1f} times as slow" if test.change > 1 else size}
+
+
+def scatter(result: ProfileResult) -> Facts | None:
+    spreads = [relative_spread(times) for times in result.times_ms if len(times) >= MIN_SAMPLES]
+    return {"spread": 100 * np.median(spreads)} if spreads and np.median(spreads) > MAX_SCATTER else None
+
+
+def outliers(result: ProfileResult) -> Facts | None:
+    slow = sum(int(np.sum(times > OUTLIER_FACTOR * np.median(times))) for times in result.times_ms if len(times))
+    if slow <= max(2, MAX_OUTLIER_SHARE * result.steps):
+        return None
+    return {"slow": slow, "steps": result.steps, "factor": OUTLIER_FACTOR}
+
+
+def settling(result: ProfileResult) -> Facts | None:
+    """Steps that become faster after the warm-up: first against last sample of each visit, over all visits."""
+    falls = np.array(
+        [math.log(rows[0].T_ms / rows[-1].T_ms) for rows in visits_of(result.samples).values() if len(rows) > 1]
     )
-
-
-def _scatter(result: ProfileResult) -> Symptom | None:
-    spreads = [relative_spread(times) for times in result.times_ms if len(times) >= _FEWEST_SAMPLES]
-    if not spreads or np.median(spreads) <= SPREAD:
-        return None
-    return Symptom(f"repeats of a typical cell scatter by {100 * np.median(spreads):.1f} %")
-
-
-def _hiccups(result: ProfileResult) -> Symptom | None:
-    measured = [times for times in result.times_ms if len(times)]
-    slow = sum(int(np.sum(times > OUTLIER_FACTOR * np.median(times))) for times in measured)
-    if slow <= max(2, HICCUP_SHARE * result.steps):
-        return None
-    return Symptom(f"{slow} of {result.steps} steps took more than {OUTLIER_FACTOR} times their cell's median")
-
-
-def _settling(result: ProfileResult) -> Symptom | None:
-    """Steps that still become faster after the warm-up: first against last sample of each visit, over all visits."""
-    visits: dict[tuple[int, int], list[float]] = {}
-    for sample in result.samples:
-        if not sample.warmup:
-            visits.setdefault((sample.cell, sample.visit), []).append(sample.T_ms)
-    falls = np.array([math.log(times[0] / times[-1]) for times in visits.values() if len(times) > 1])
-    if len(falls) < _FEWEST_SAMPLES:
+    if len(falls) < MIN_SAMPLES:
         return None
     fall = float(np.median(falls))
-    if fall <= max(result.precision, 3 * mad_sigma(falls - fall) * math.sqrt(math.pi / 2 / len(falls))):
-        return None
-    return Symptom(
-        f"after the warm-up, steps of a visit still became {100 * math.expm1(fall):.1f} % faster",
-        "Measure warm caches with a smaller --model, or say --cache cold where that is what you mean.",
-    )
+    noise = 3 * mad_sigma(falls - fall) * math.sqrt(math.pi / 2 / len(falls))
+    return {"fall": 100 * math.expm1(fall)} if fall > max(result.precision, noise) else None
 
 
-def _processes(result: ProfileResult) -> Symptom | None:
+def processes(result: ProfileResult) -> Facts | None:
     between = result.between_processes
     if between is None or 1.96 * between.sd / math.sqrt(between.processes) <= result.precision:
         return None
-    return Symptom(
-        f"medians differ by {100 * between.sd:.1f} % between processes",
-        "Take more processes (--processes 6), or pin them (--pin).",
-    )
+    return {"sd": 100 * between.sd}
 
 
-def _repeats(result: ProfileResult) -> LatfitWarning | None:
-    missed = [
-        index
-        for index, (there, close) in enumerate(zip(result.measured, result.within_precision, strict=True))
-        if there and not close
-    ]
+Symptom = Callable[[ProfileResult], Facts | None]
+CHECKS: Mapping[str, Symptom] = {
+    "drift": drift,
+    "scatter": scatter,
+    "outliers": outliers,
+    "settling": settling,
+    "processes": processes,
+}
+
+
+def repeats(result: ProfileResult) -> LatfitWarning | None:
+    """Cells whose median is not known well enough, and the budget that would do."""
+    pairs = zip(result.measured, result.within_precision, strict=True)
+    missed = [index for index, (measured, within) in enumerate(pairs) if measured and not within]
     if not missed:
         return None
-    budget_s = result.elapsed_s + sum(_missing_s(result, index) for index in missed)
-    remedy = f"Measure longer: about --budget {math.ceil(budget_s / 10) * 10}s would do on a machine this steady."
-    if budget_s > LONGEST_S:
-        remedy = "A day of measuring would not do: accept a wider --precision, or find out what disturbs the machine."
-    return LatfitWarning(
-        "too_few_repeats",
-        f"In {len(missed)} of {sum(result.measured)} cells the median is not known within "
-        f"±{100 * result.precision:.3g} %.",
-        remedy,
-    )
-
-
-def _prediction(result: ProfileResult) -> LatfitWarning | None:
-    """An adaptive run leaves cells unmeasured on purpose, but the measured ones must determine the fit."""
-    if result.prediction_error is None or result.prediction_error < 1:
-        return None
-    return LatfitWarning(
-        "prediction_wide",
-        "The samples do not determine predictions on the whole grid yet.",
-        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget).",
-    )
-
-
-def _missing_s(result: ProfileResult, index: int) -> float:
-    """Time to bring a cell within the precision, were its repeats to scatter like those of the other cells.
-
-    A cell that a disturbance hit looks worse than it will once it has more repeats, so that at most three times the
-    typical scatter is believed.
-    """
-    times = result.times_ms[index]
     typical = float(np.median([relative_spread(times) for times in result.times_ms if len(times)]))
+    budget_s = result.elapsed_s + sum(_missing_s(result, index, typical) for index in missed)
+    return warn(
+        "too_few_repeats" if budget_s <= DAY_S else "too_few_repeats_in_a_day",
+        missed=len(missed),
+        measured=sum(result.measured),
+        precision=100 * result.precision,
+        budget_s=math.ceil(budget_s / 10) * 10,
+    )
+
+
+def _missing_s(result: ProfileResult, index: int, typical: float) -> float:
+    """Time to bring a cell within the precision. A disturbed cell looks worse than it will with more repeats, so at
+    most three times the typical scatter is believed."""
+    times = result.times_ms[index]
     spread = max(typical, min(relative_spread(times), 3 * typical))
-    wanted = max((_MEDIAN_WIDTH * spread / result.precision) ** 2, len(times) + _FEWEST_SAMPLES)
+    wanted = max((_MEDIAN_WIDTH * spread / result.precision) ** 2, len(times) + MIN_SAMPLES)
     overhead = result.elapsed_s / max(result.step_s, 1e-9) * len(result.samples) / max(1, result.steps)
     return (wanted - len(times)) * float(np.median(times)) / 1e3 * overhead
 
 
-def _unmeasured(result: ProfileResult) -> LatfitWarning | None:
+def unmeasured(result: ProfileResult) -> LatfitWarning | None:
     limited = {limit.cell for limit in result.limits}
     missing = [
-        cell for cell, there in zip(result.cells, result.measured, strict=True) if not there and cell not in limited
+        c for c, measured in zip(result.cells, result.measured, strict=True) if not measured and c not in limited
     ]
     if not missing:
         return None
-    largest = max(missing, key=lambda cell: cell.S)
-    return LatfitWarning(
-        "not_measured",
-        f"{len(missing)} of {len(result.cells)} cells were not measured, up to {largest}.",
-        f"Give more than {format_ms(result.budget_s * 1e3)} (--budget), or ask for fewer cells (--grid).",
-    )
+    largest, budget = max(missing, key=lambda cell: cell.S), format_ms(result.budget_s * 1e3)
+    return warn("not_measured", missing=len(missing), cells=len(result.cells), largest=largest, budget=budget)
+
+
+def prediction(result: ProfileResult) -> LatfitWarning | None:
+    """An adaptive run leaves cells unmeasured on purpose, but the measured ones must determine a fit."""
+    wide = result.prediction_error is not None and result.prediction_error >= 1
+    return warn("prediction_wide", budget=format_ms(result.budget_s * 1e3)) if wide else None
+
+
+def device_warnings(facts: Facts) -> list[LatfitWarning]:
+    """Fewer threads than CPUs because others are busy; a BLAS that runs narrower kernels than the CPU could."""
+    found, threads, most = [], facts.get("threads"), sensible_threads()
+    if facts.get("threads_idle") and threads and threads < most:
+        found.append(warn("busy_cpus", threads=threads, most=most))
+    if facts.get("device") == "numpy" and facts.get("isa") == "avx2" and best_float32_isa(cpu_flags()) == "avx512":
+        found.append(warn("narrow_kernels"))
+    return found
 
 
 def relative_spread(times: FloatArray) -> float:

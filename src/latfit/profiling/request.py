@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from latfit.errors import WrongUsage
-from latfit.profiling.devices.protocol import PRECISIONS
+from latfit.profiling.devices.device import PRECISIONS
 from latfit.profiling.grid import DEFAULT_CONTEXT, parse_grid
 from latfit.profiling.shapes import PARTS
 from latfit.provenance import command_line
@@ -12,16 +12,29 @@ DEVICES = ("auto", "numpy", "openvino", "torch-cpu", "torch-cuda")
 ENGINES = ("kernels", "transformers")
 DESIGNS = ("grid", "adaptive")
 CACHES = ("warm", "cold")
-MOST_PROCESSES = 16
+MAX_PROCESSES = 16
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What to measure, and for how long. `grid` is text as in `parse_grid`; without it the budget decides.
+    """What to measure, and for how long.
 
-    dtype: auto, or one of PRECISIONS; part: the whole step or a single kernel; histories: cached tokens before a
-    prefill chunk; processes: how many take turns, None for as many as memory and budget allow, up to three; pin: CPUs
-    to stay on, empty for none.
+    Attributes
+    ----------
+    grid
+        Text as in `parse_grid`; without it the budget decides.
+    precision
+        A run stops when the 95 % interval of every median is within this share.
+    part
+        The whole step or a single kind of kernel.
+    histories
+        Cached tokens before a prefill chunk.
+    processes
+        How many take turns; None for as many as memory and budget allow, up to three.
+    pin
+        CPUs to stay on, empty for none.
+    command
+        How the user started this; it goes into the trace.
     """
 
     device: str = "auto"
@@ -35,7 +48,6 @@ class ProfileRequest:
     precision: float = 0.03
     seed: int = 0
     command: str = field(default_factory=command_line)
-    """How the user started this; it goes into the trace."""
     dtype: str = "auto"
     design: str = "grid"
     part: str = "step"
@@ -47,7 +59,7 @@ class ProfileRequest:
     engine: str = "kernels"
 
     def check(self) -> None:
-        """Refuse what no run could use. Raises WrongUsage."""
+        """Raise WrongUsage for what no run could use."""
         for option, value, known in (
             ("--device", self.device, DEVICES),
             ("--dtype", self.dtype, ("auto", *PRECISIONS)),
@@ -59,22 +71,15 @@ class ProfileRequest:
             if value not in known:
                 raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of {', '.join(known)}.")
         if not 0 < self.precision < 1:
-            raise WrongUsage(
-                f"{self.precision} is no relative precision", where="--precision", remedy="Write 0.03 for ±3 %."
-            )
+            found = f"{self.precision} is no relative precision"
+            raise WrongUsage(found, where="--precision", remedy="Write 0.03 for ±3 %.")
         if self.threads is not None and self.threads < 1:
             raise WrongUsage(f"{self.threads} threads is too few", where="--threads", remedy="Ask for 1 or more.")
-        if self.processes is not None and not 1 <= self.processes <= MOST_PROCESSES:
-            raise WrongUsage(
-                f"{self.processes} processes cannot take turns",
-                where="--processes",
-                remedy=f"Ask for 1 to {MOST_PROCESSES}.",
-            )
+        if self.processes is not None and not 1 <= self.processes <= MAX_PROCESSES:
+            found = f"{self.processes} processes cannot take turns"
+            raise WrongUsage(found, where="--processes", remedy=f"Ask for 1 to {MAX_PROCESSES}.")
         if self.engine != "kernels" and (self.grid or self.part != "step" or self.cache != "warm"):
-            raise WrongUsage(
-                "an engine chooses its own steps",
-                where="--engine",
-                remedy="Leave --grid, --kernel and --cache out, or measure --engine kernels.",
-            )
+            remedy = "Leave --grid, --kernel and --cache out, or measure --engine kernels."
+            raise WrongUsage("an engine chooses its own steps", where="--engine", remedy=remedy)
         if self.grid is not None:
             parse_grid(self.grid, self.contexts)

@@ -1,6 +1,7 @@
-"""What a run of the profiler leaves: every raw sample, why it stopped, its warnings; and the trace made of it."""
+"""What a run leaves: every raw sample, why it stopped, its warnings; and the trace made of it."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,18 +11,17 @@ import numpy as np
 
 from latfit.profiling.shapes import StepShape
 from latfit.stats import FloatArray, MedianInterval, median_interval
-from latfit.trace import Array, Trace
+from latfit.trace import Trace
 from latfit.warning import LatfitWarning
 
-OUTLIER_FACTOR = 1.5
-"""A step that takes longer than so many times its cell's median was disturbed."""
+OUTLIER_FACTOR = 1.5  # a step that takes more than so many times its cell's median was disturbed
 
 StopReason = Literal["precise", "budget", "interrupted", "device_failed"]
 
 
 class Sample(NamedTuple):
-    """One executed step: which cell (index), in which visit of that cell, when it started (s from the start
-    of the run), how long it took, whether it only warmed up, and in which process it ran."""
+    """One executed step: index of its cell, number of the visit, start (s from the start of the run), time, whether it
+    only warmed up, and the process it ran in."""
 
     cell: int
     visit: int
@@ -40,13 +40,11 @@ class Limit:
     message: str
 
     def as_json(self) -> dict[str, Any]:
-        cell = self.cell
-        shape = {"B": cell.B, "S": cell.S, "phase": cell.phase, "context_tokens": cell.context_tokens}
+        shape = {name: getattr(self.cell, name) for name in ("B", "S", "phase", "context_tokens")}
         return {**shape, "reason": self.reason, "message": self.message}
 
 
-@dataclass(frozen=True)
-class BetweenProcesses:
+class BetweenProcesses(NamedTuple):
     """Relative standard deviation of a cell's median over the processes that measured the cell."""
 
     processes: int
@@ -57,11 +55,10 @@ class BetweenProcesses:
 
 
 def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesses | None:
-    """Estimate it from the logarithms of each cell's medians, one a process; None where no cell has two.
+    """Estimate the spread from the logarithms of each cell's medians, one a process; None if no cell has two.
 
-    Each cell gives a variance; the median over cells, divided by the median of chi-squared per degree of freedom, is
-    the estimate. A mean would follow the few cells that a disturbance hit: on a busy machine it was three times larger.
-    """
+    Each cell gives a variance; the estimate is the median over cells, divided by the median of chi-squared per degree
+    of freedom. A mean would follow the few cells that a disturbance hit."""
     from scipy.stats import chi2
 
     several = [np.array(logs) for logs in log_medians if len(logs) > 1]
@@ -74,8 +71,19 @@ def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesse
 
 @dataclass(frozen=True, repr=False)
 class ProfileResult:
-    """A finished run. `elapsed_s` and `budget_s` are on the device's clock; `step_s` is the part spent inside
-    steps, `overhead_s` what the harness added around them (the pipe to another process, the clock)."""
+    """A finished run.
+
+    Attributes
+    ----------
+    elapsed_s, budget_s
+        On the device's clock.
+    overhead_s
+        What the harness added around steps: the pipe to another process, the clock.
+    prepare_s
+        What making inputs and caches and recording graphs took.
+    prediction_error
+        Of an adaptive run: mean relative error at measured cells of fits that leave each out; 1 if too few cells.
+    """
 
     cells: tuple[StepShape, ...]
     samples: tuple[Sample, ...]
@@ -86,9 +94,8 @@ class ProfileResult:
     precision: float
     warnings: tuple[LatfitWarning, ...] = ()
     overhead_s: float = 0.0
+    prepare_s: float = 0.0
     prediction_error: float | None = None
-    """Of an adaptive run: mean relative error at measured cells of fits that leave each out; 1 where there are too few
-    cells to tell."""
 
     def __repr__(self) -> str:
         return f"ProfileResult({self.steps:,} steps, {len(self.cells)} cells, {self.elapsed_s:.1f} s, {self.stop})"
@@ -125,16 +132,13 @@ class ProfileResult:
         return tuple(median_interval(times) for times in self.times_ms)
 
     @cached_property
-    def between_processes(self) -> "BetweenProcesses | None":
-        """How far medians move from one process to the next; None where no cell ran in two."""
-        kept: dict[tuple[int, int], list[float]] = {}
+    def between_processes(self) -> BetweenProcesses | None:
+        """How far medians move between processes; None if no cell ran in two."""
+        times: dict[int, dict[int, list[float]]] = {}
         for sample in self.samples:
             if not sample.warmup:
-                kept.setdefault((sample.cell, sample.process), []).append(sample.T_ms)
-        logs: dict[int, list[float]] = {}
-        for (cell, _), times in kept.items():
-            logs.setdefault(cell, []).append(math.log(float(np.median(times))))
-        return between_processes(list(logs.values()))
+                times.setdefault(sample.cell, {}).setdefault(sample.process, []).append(sample.T_ms)
+        return between_processes([[math.log(np.median(each)) for each in cell.values()] for cell in times.values()])
 
     @property
     def measured(self) -> tuple[bool, ...]:
@@ -147,62 +151,51 @@ class ProfileResult:
 
 @dataclass(frozen=True)
 class TraceLabels:
-    """What every row of a trace says about where it comes from."""
+    """What every row of a trace says of its origin; `runs` has a name for each process."""
 
     path: str
     hardware: str
     model: str
     runs: Sequence[str]
-    """A name for each process."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
-    """All samples as a Trace in the order measured, without the warm-up."""
+    """Return all samples as a trace in the order measured, without the warm-up; outliers are kept and marked."""
     samples = [sample for sample in result.samples if not sample.warmup]
-    columns = dict(cell_columns(result.cells).select(np.array([s.cell for s in samples], dtype=np.int64)).columns)
+    cells = np.array([sample.cell for sample in samples], dtype=np.int64)
+    T_ms = np.array([sample.T_ms for sample in samples], dtype=np.float64)
+    medians = np.array([interval.median for interval in result.intervals])
+    seen: Counter[int] = Counter()
+    repetitions = []
+    for cell in cells.tolist():
+        repetitions.append(seen[cell])
+        seen[cell] += 1
     text = {"path": labels.path, "hardware": labels.hardware, "model": labels.model}
-    columns |= {
-        "T_ms": np.array([sample.T_ms for sample in samples], dtype=np.float64),
-        "t_s": np.array([sample.t_s for sample in samples], dtype=np.float64),
-        "run": np.array([labels.runs[sample.process] for sample in samples], dtype=object),
-        "rep": _integers(_repetitions(samples)),
-        "outlier": _outliers(result, samples),
-    }
-    columns |= {name: np.full(len(samples), value, dtype=object) for name, value in text.items()}
-    return Trace(columns, dict(labels.provenance))
-
-
-def cell_columns(cells: Sequence[StepShape]) -> Trace:
-    """The columns of cells before they are measured, a row each."""
     return Trace(
         {
-            "B": _integers([cell.B for cell in cells], np.int32),
-            "S": _integers([cell.S for cell in cells]),
-            "phase": np.array([cell.phase for cell in cells], dtype=object),
-            "prefill_requests": _integers([cell.prefill_requests for cell in cells]),
-            "prefill_tokens": _integers([cell.prefill_tokens for cell in cells]),
-            "context_tokens": _integers([cell.context_tokens for cell in cells]),
-            "prefill_context_tokens": _integers([cell.prefill_context_tokens for cell in cells]),
-        }
+            **cell_columns(result.cells).select(cells).columns,
+            "T_ms": T_ms,
+            "t_s": np.array([sample.t_s for sample in samples], dtype=np.float64),
+            "run": np.array([labels.runs[sample.process] for sample in samples], dtype=object),
+            "rep": np.array(repetitions, dtype=np.int64),
+            "outlier": T_ms > OUTLIER_FACTOR * medians[cells],
+            **{name: np.full(len(samples), value, dtype=object) for name, value in text.items()},
+        },
+        dict(labels.provenance),
     )
 
 
-def _outliers(result: ProfileResult, samples: Sequence[Sample]) -> Array:
-    """True for samples beyond OUTLIER_FACTOR times their cell's median; they are kept."""
-    medians = [interval.median for interval in result.intervals]
-    return np.array([s.T_ms > OUTLIER_FACTOR * medians[s.cell] for s in samples], dtype=bool)
+_COUNTS = ("S", "prefill_requests", "prefill_tokens", "context_tokens", "prefill_context_tokens")
 
 
-def _repetitions(samples: Sequence[Sample]) -> list[int]:
-    """How often each sample's cell was sampled before it."""
-    seen: dict[int, int] = {}
-    repetitions = []
-    for sample in samples:
-        repetitions.append(seen.get(sample.cell, 0))
-        seen[sample.cell] = repetitions[-1] + 1
-    return repetitions
-
-
-def _integers(values: list[int], dtype: type[np.signedinteger[Any]] = np.int64) -> Array:
-    return np.array(values, dtype=dtype)
+def cell_columns(cells: Sequence[StepShape]) -> Trace:
+    """Return the columns of cells before they are measured, a row each."""
+    counts = {name: np.array([getattr(cell, name) for cell in cells], dtype=np.int64) for name in _COUNTS}
+    return Trace(
+        {
+            "B": np.array([cell.B for cell in cells], dtype=np.int32),
+            **counts,
+            "phase": np.array([cell.phase for cell in cells], dtype=object),
+        }
+    )

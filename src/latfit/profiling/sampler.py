@@ -1,25 +1,18 @@
-"""A run: visits of cells in rounds over the grid, each in a freshly shuffled order, until every cell is known well
-enough or the time is spent.
+"""A run: visits of cells in rounds over the grid until every cell is known well enough or the time is spent.
 
-A visit prepares a cell on one of the processes that take turns, warms it up and takes a few samples. The warm-up ends
-with the first step that the next steps do not beat; it is in the journal but not in the trace. What a visit found is
-told at once to whoever keeps the journal, so that an interrupted run loses at most the visit in flight.
-
-Rounds instead of one long visit a cell: what changes slowly on a machine (clock, heat, neighbours) then hits all cells
-alike and widens their intervals, instead of bending the surface. A cell is done when it was visited in three rounds at
-least and the 95 % interval of its median is within the precision. Two anchor cells, a quick one and one of middle
-length, are visited in every round to the end, so that drift shows even when few cells are left.
-"""
+A visit prepares a cell, warms it up and takes a few samples. The warm-up ends with the first step that the next steps
+do not beat. Rounds in shuffled order, instead of one long visit per cell, let slow changes of the machine hit all cells
+alike. A cell is done when it was visited in three rounds and the 95 % interval of its median is within the precision.
+Two anchor cells are visited in every round to the end, so that drift shows even when few cells are left."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
 from latfit.errors import TargetNotWritable
-from latfit.profiling.devices.protocol import Device, DeviceFailed, DeviceOutOfMemory
+from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.host.machine import LoadReading
 from latfit.profiling.quality import find_warnings
 from latfit.profiling.result import Limit, ProfileResult, Sample, StopReason
@@ -27,15 +20,18 @@ from latfit.profiling.shapes import StepShape
 from latfit.stats import median_interval
 
 SAMPLES_PER_VISIT = 4
+MAX_SAMPLES_PER_VISIT = 16  # where preparing a cell takes longer than the samples
 VISITS_AT_LEAST = 3
 MAX_WARMUP_STEPS = 8
 CONFIRMING_STEPS = 2  # one step alone may be quick by chance
 WARMUP_TOLERANCE = 0.05
+ANCHORS = 2
+VISITS_BETWEEN_ANCHORS = 4  # of an ordered first round, which may be the only one
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, told after every visit."""
+    """Where a run stands after a visit."""
 
     elapsed_s: float
     budget_s: float
@@ -47,19 +43,46 @@ class Progress:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an interrupted run had found of the same cells: it is continued, not repeated."""
+    """What an interrupted run had found of the same cells; limits are (cell, message)."""
 
     samples: tuple[Sample, ...] = ()
     limits: tuple[tuple[int, str], ...] = ()
     elapsed_s: float = 0.0
 
-    @property
-    def processes(self) -> int:
-        return max((sample.process for sample in self.samples), default=-1) + 1
-
 
 Keep = Callable[[Sequence[Sample], Sequence[tuple[int, str]], float], None]
-"""Told after each visit: its samples, (cell, message) where the cell was too large, and the seconds used so far."""
+"""Takes the samples of a visit, (cell, message) if the cell was too large, and the seconds used so far."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a run is connected to.
+
+    Attributes
+    ----------
+    progress
+        Called after every visit.
+    load
+        Called at the end: what others used of the machine.
+    earlier, keep
+        The continuation of an interrupted run, and its journal.
+    predict
+        Returns the mean relative error of predicting a measured cell without it.
+    """
+
+    progress: Callable[[Progress], None] | None = None
+    load: Callable[[], LoadReading | None] | None = None
+    earlier: Earlier = Earlier()
+    keep: Keep | None = None
+    predict: Callable[[ProfileResult], float] | None = None
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The order of visits: `first` in the first round if given; other rounds are shuffled, each anew."""
+
+    seed: int = 0
+    first: Sequence[int] = ()
 
 
 class Visits:
@@ -71,24 +94,20 @@ class Visits:
         cells: Sequence[StepShape],
         budget_s: float,
         precision: float,
-        earlier: Earlier | None = None,
-        keep: Keep | None = None,
+        hooks: Hooks = Hooks(),
     ) -> None:
-        earlier = earlier or Earlier()
-        self.devices, self.cells = tuple(devices), tuple(cells)
+        earlier = hooks.earlier
+        self.devices, self.cells, self._hooks = tuple(devices), tuple(cells), hooks
         self.budget_s, self.precision = budget_s, precision
         self.samples: list[Sample] = list(earlier.samples)
-        self.limits: dict[int, Limit] = {
-            index: Limit(self.cells[index], "out_of_memory", message) for index, message in earlier.limits
-        }
-        self.current = 0
+        self.limits = {index: Limit(self.cells[index], "out_of_memory", message) for index, message in earlier.limits}
         self.done: set[int] = set()
-        self.overhead_s = 0.0
-        self._keep = keep
-        self._processes_before = earlier.processes
-        self._times: list[list[float]] = [[] for _ in cells]
+        self.current = 0
+        self.overhead_s = self.prepare_s = 0.0
         self.visits = [0] * len(cells)
         self.quickest_ms = [0.0] * len(cells)
+        self._processes_before = max((sample.process for sample in earlier.samples), default=-1) + 1
+        self._times: list[list[float]] = [[] for _ in cells]
         for sample in earlier.samples:
             self._count(sample)
             self.visits[sample.cell] = max(self.visits[sample.cell], sample.visit + 1)
@@ -100,80 +119,101 @@ class Visits:
     def left_ms(self) -> float:
         return (self.budget_s - self.elapsed_s()) * 1e3
 
-    def affordable(self, index: int) -> bool:
+    def is_affordable(self, index: int) -> bool:
         """Whether a warm-up step and one sample fit in the time left; the time of a new cell is not known yet."""
         return self.left_ms() > 2 * self.quickest_ms[index]
 
-    def times_ms(self, index: int) -> list[float]:
-        """The samples of a cell so far, warm-up steps aside."""
-        return self._times[index]
-
-    def visit(self, index: int, samples: int = SAMPLES_PER_VISIT) -> None:
-        """One visit of a cell, by the process whose turn it is there."""
+    def visit(self, index: int) -> None:
+        """Visit a cell once, on the device whose turn it is there."""
         self.current = index
         process = (self.visits[index] + index) % len(self.devices)
-        device, first = self.devices[process], len(self.samples)
-        before = len(self.limits)
+        first, started_s, found = len(self.samples), self.elapsed_s(), []
         try:
-            device.prepare(self.cells[index])
-            recorded = self._warm_up(index, process)
-            while recorded < samples and self.left_ms() > self.quickest_ms[index]:
-                self._step(index, process, warmup=False)
-                recorded += 1
+            self.devices[process].prepare(self.cells[index])
+            prepare_s = self.elapsed_s() - started_s
+            self.prepare_s += prepare_s
+            self._take_samples(index, process, prepare_s * 1e3)
         except DeviceOutOfMemory as error:
             self.limits[index] = Limit(self.cells[index], "out_of_memory", str(error))
+            found.append((index, str(error)))
         else:
             self.visits[index] += 1
             if self._is_done(index):
                 self.done.add(index)
         finally:
-            if self._keep:
-                found = [(index, self.limits[index].message)] if len(self.limits) > before else []
-                self._keep(self.samples[first:], found, self.elapsed_s())
+            if self._hooks.keep:
+                self._hooks.keep(self.samples[first:], found, self.elapsed_s())
+        if self._hooks.progress:
+            self._hooks.progress(
+                Progress(
+                    elapsed_s=self.elapsed_s(),
+                    budget_s=self.budget_s,
+                    cells=len(self.cells) - len(self.limits),
+                    cells_done=len(self.done),
+                    samples=len(self.samples),
+                    cell=self.cells[index],
+                )
+            )
 
-    def progress(self, index: int) -> Progress:
-        return Progress(
+    def anchors(self) -> list[int]:
+        """Return the quickest cell and the one at the median of the cells' times: cheap to repeat, unlike each
+        other."""
+        known = sorted((ms, index) for index, ms in enumerate(self.quickest_ms) if ms > 0 and index not in self.limits)
+        return [known[at][1] for at in (0, len(known) // 2)[:ANCHORS]] if known else []
+
+    def result(self, stop: StopReason) -> ProfileResult:
+        """Return what was measured so far, with its warnings."""
+        result = ProfileResult(
+            cells=self.cells,
+            samples=tuple(self.samples),
+            limits=tuple(self.limits.values()),
+            stop=stop,
             elapsed_s=self.elapsed_s(),
             budget_s=self.budget_s,
-            cells=len(self.cells) - len(self.limits),
-            cells_done=len(self.done),
-            samples=len(self.samples),
-            cell=self.cells[index],
+            precision=self.precision,
+            overhead_s=self.overhead_s,
+            prepare_s=self.prepare_s,
         )
+        load = self._hooks.load() if self._hooks.load else None
+        result = replace(result, prediction_error=self._hooks.predict(result) if self._hooks.predict else None)
+        return replace(result, warnings=find_warnings(result, load))
 
-    def _warm_up(self, index: int, process: int) -> int:
-        """Run steps until one is as fast as the CONFIRMING_STEPS after it; return how many of them are samples.
-
-        That step and those that confirm it are samples, the steps before are warm-up. Where the time ends first, only
-        the last of several steps is a sample.
-        """
+    def _take_samples(self, index: int, process: int, prepare_ms: float) -> None:
+        """Run steps until one is as fast as the CONFIRMING_STEPS after it: these are samples, those before are warm-up.
+        Then take more, for as long as preparing took. If the time ends first, only the last of several steps counts."""
         times: list[float] = []
-        while len(times) < MAX_WARMUP_STEPS:
+        taken = 0
+        while len(times) < MAX_WARMUP_STEPS and not taken:
             if self.left_ms() <= 0:
-                return self._record_last(1 if len(times) > 1 else 0)
-            times.append(self._step(index, process, warmup=True))
+                self._record_last(1 if len(times) > 1 else 0)
+                return
+            times.append(self.step(index, process, warmup=True))
             if len(times) > CONFIRMING_STEPS:
                 candidate, *later = times[-CONFIRMING_STEPS - 1 :]
                 if candidate <= max((1 + WARMUP_TOLERANCE) * sum(later) / len(later), later[-1]):
-                    return self._record_last(1 + CONFIRMING_STEPS)
-        return 0
+                    taken = 1 + CONFIRMING_STEPS
+        self._record_last(taken)
+        worth = math.ceil(prepare_ms / self.quickest_ms[index])
+        wanted = min(max(SAMPLES_PER_VISIT, worth), MAX_SAMPLES_PER_VISIT)
+        while taken < wanted and self.left_ms() > self.quickest_ms[index]:
+            self.step(index, process, warmup=False)
+            taken += 1
 
-    def _record_last(self, count: int) -> int:
+    def _record_last(self, count: int) -> None:
         """Turn the last `count` warm-up steps into samples."""
         for at in range(len(self.samples) - count, len(self.samples)):
             self.samples[at] = self.samples[at]._replace(warmup=False)
             self._count(self.samples[at])
-        return count
 
-    def _step(self, index: int, process: int, *, warmup: bool) -> float:
+    def step(self, index: int, process: int, *, warmup: bool) -> float:
+        """Run one step of the prepared cell and return its time in ms."""
         started_s = self.elapsed_s()
         elapsed_ms = self.devices[process].step_ms()
         if not (math.isfinite(elapsed_ms) and elapsed_ms > 0):
             raise ValueError(f"it timed a step at {elapsed_ms} ms")
         number = self._processes_before + process
-        sample = Sample(index, self.visits[index], started_s, elapsed_ms, warmup, number)
-        self.samples.append(sample)
-        self._count(sample)
+        self.samples.append(Sample(index, self.visits[index], started_s, elapsed_ms, warmup, number))
+        self._count(self.samples[-1])
         self.overhead_s += max(0.0, self.elapsed_s() - started_s - elapsed_ms / 1e3)
         return elapsed_ms
 
@@ -190,112 +230,74 @@ class Visits:
         return interval.relative_half_width <= self.precision
 
 
-ANCHORS = 2
-
-
-class Visitor(Protocol):
-    """Visits a cell, by its index, for so many samples."""
-
-    def __call__(self, index: int, samples: int = SAMPLES_PER_VISIT) -> None: ...
-
-
-Choice = Callable[[Visits, Visitor], bool]
-"""A design: visits the cells that it chooses until all is known (True) or the time is spent (False)."""
-
-
-@dataclass(frozen=True)
-class Hooks:
-    """What a run is connected to. progress: told after every visit.  load: asked once, at the end, what others used of
-    the machine.  earlier, keep: the continuation of an interrupted run, and its journal."""
-
-    progress: Callable[[Progress], None] | None = None
-    load: Callable[[], LoadReading | None] | None = None
-    earlier: Earlier | None = None
-    keep: Keep | None = None
-
-
 def run_profile(
     device: Device | Sequence[Device],
     cells: Sequence[StepShape],
     *,
     budget_s: float,
     precision: float = 0.03,
-    design: Choice | None = None,
+    rounds: Rounds = Rounds(),
     hooks: Hooks = Hooks(),
 ) -> ProfileResult:
-    """Measure `cells` on `device`, or on several that take turns, for at most `budget_s` seconds of its clock (plus the
-    step in flight).
+    """Measure `cells` in rounds, on a device or on several that take turns.
 
-    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. design: which cells, in what
-    order; rounds over all of them without it. Raises DeviceFailed, with the partial result in it, where the device
-    breaks; TargetNotWritable where the journal can take no more.
+    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit.
+
+    Parameters
+    ----------
+    budget_s
+        Seconds of the first device's clock; the step in flight may exceed them.
+
+    Raises
+    ------
+    DeviceFailed
+        With the partial result, if the device breaks.
+    TargetNotWritable
+        If the journal takes no more.
     """
     devices = tuple(device) if isinstance(device, Sequence) else (device,)
-    run = Visits(devices, cells, budget_s, precision, hooks.earlier, hooks.keep)
-    chosen = design or rounds(np.random.default_rng(0))
-
-    def visit(index: int, samples: int = SAMPLES_PER_VISIT) -> None:
-        run.visit(index, samples)
-        if hooks.progress:
-            hooks.progress(run.progress(index))
-
-    stop: StopReason
+    run = Visits(devices, cells, budget_s, precision, hooks)
     try:
-        stop = "precise" if chosen(run, visit) else "budget"
+        stop: StopReason = "precise" if visit_in_rounds(run, rounds) else "budget"
     except KeyboardInterrupt:
         stop = "interrupted"
-    except TargetNotWritable:  # what is measured cannot be kept any more, and no device is to blame
+    except TargetNotWritable:  # no device is to blame
         raise
     except Exception as error:
-        failure = error if isinstance(error, DeviceFailed) else _failure(devices[0], run, error)
-        failure.partial = _finished(run, "device_failed", hooks, chosen)
+        failure = error if isinstance(error, DeviceFailed) else _failure(run, error)
+        failure.partial = run.result("device_failed")
         raise failure from error
-    return _finished(run, stop, hooks, chosen)
+    return run.result(stop)
 
 
-def rounds(rng: np.random.Generator) -> Choice:
-    """Rounds over all cells, in an order shuffled anew each time."""
-
-    def choose(run: Visits, visit: Visitor) -> bool:
-        anchors: set[int] = set()
-        while len(run.done) + len(run.limits) < len(run.cells):
-            steps_before = len(run.samples)
-            for index in rng.permutation(len(run.cells)).tolist():
-                known = index in run.limits or (index in run.done and index not in anchors)
-                if not known and run.affordable(index):
-                    visit(index)
-            if len(run.samples) == steps_before and len(run.done) + len(run.limits) < len(run.cells):
-                return False
-            anchors = anchors or anchor_cells(run)
-        return True
-
-    return choose
-
-
-def anchor_cells(run: Visits) -> set[int]:
-    """The quickest cell, and the one at the median of the cells' times: cheap to repeat, and unlike each other."""
-    known = sorted((ms, index) for index, ms in enumerate(run.quickest_ms) if ms > 0 and index not in run.limits)
-    return {known[at][1] for at in (0, len(known) // 2)[:ANCHORS]} if known else set()
-
-
-def _finished(run: Visits, stop: StopReason, hooks: Hooks, design: Choice) -> ProfileResult:
-    result = ProfileResult(
-        cells=run.cells,
-        samples=tuple(run.samples),
-        limits=tuple(run.limits.values()),
-        stop=stop,
-        elapsed_s=run.elapsed_s(),
-        budget_s=run.budget_s,
-        precision=run.precision,
-        overhead_s=run.overhead_s,
-        prediction_error=getattr(design, "prediction_error", None),
-    )
-    return replace(result, warnings=find_warnings(result, hooks.load() if hooks.load else None))
-
-
-def _failure(device: Device, run: Visits, error: Exception) -> DeviceFailed:
+def _failure(run: Visits, error: Exception) -> DeviceFailed:
     return DeviceFailed(
         f"the device broke at {run.cells[run.current]}: {error or type(error).__name__}",
-        where=f"device {device.name}",
+        where=f"device {run.devices[0].name}",
         remedy="Leave that cell out with --grid, or choose another --device.",
     )
+
+
+def visit_in_rounds(run: Visits, rounds: Rounds) -> bool:
+    """Visit the cells until all are known (True) or the time is spent (False)."""
+    rng, anchors = np.random.default_rng(rounds.seed), list[int]()
+    unvisited = [index for index in rounds.first if not run.visits[index] and index not in run.limits]
+    ordered = _with_anchors(run, unvisited) if unvisited else None
+    while len(run.done) + len(run.limits) < len(run.cells):
+        steps_before = len(run.samples)
+        for index in ordered or rng.permutation(len(run.cells)).tolist():
+            known = index in run.limits or (index in run.done and index not in anchors)
+            if not known and run.is_affordable(index):
+                run.visit(index)
+        if len(run.samples) == steps_before and len(run.done) + len(run.limits) < len(run.cells):
+            return False
+        ordered, anchors = None, anchors or run.anchors()
+    return True
+
+
+def _with_anchors(run: Visits, order: Sequence[int]) -> Iterator[int]:
+    """Yield the cells of an ordered round, and the quickest one again and again: drift must show in this round too."""
+    for number, index in enumerate(order, start=1):
+        yield index
+        if number % VISITS_BETWEEN_ANCHORS == 0:
+            yield from run.anchors()[:1]

@@ -1,16 +1,8 @@
-"""What a profiled step computes: the shape of the model, and the shape of one step (a cell of the grid).
+"""What a profiled step computes: the sizes of the model, and the shape of one step (a cell of the grid).
 
-A step runs all its tokens through the layers together. Decode requests bring one token each and read their cached
-context; prefill requests bring a chunk of prompt tokens, which may follow a part of the prompt that is cached already.
-The embedding and the language-model head are one matrix here, so the weights of a layer are hidden x (heads + 2
-kv_heads) x head_dim for Q, K, V, heads x head_dim x hidden for the output projection, and 3 x hidden x intermediate for
-the gated MLP. With a mixture of experts, a router of hidden x experts sends every token to the `active_experts` gated
-MLPs that it scores highest; all of them are stored, so a step's work counts the active ones and its memory all.
-Floating-point operations count a multiply and an add as two.
-
-Models come by name, as presets from 0.01 to 8 billion parameters, or from a HuggingFace config.json. Only sizes are
-read; weights are random, so nothing is downloaded.
-"""
+Models come by name, as presets from 0.01 to 8 billion parameters, or from a HuggingFace config.json; only sizes are
+read, weights are random. The embedding and the language-model head are one matrix. Floating-point operations count a
+multiply and an add as two."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,8 +14,7 @@ from latfit.inputs import read_json
 
 Phase = Literal["decode", "prefill", "mixed"]
 
-Part = Literal["step", "gemm", "attention"]
-"""What is executed of a step: all of it, only the products with weights, or only attention over the cache."""
+Part = Literal["step", "gemm", "attention"]  # the whole step, the products with weights, attention over the cache
 PARTS: tuple[Part, ...] = ("step", "gemm", "attention")
 
 GIB = 2**30
@@ -31,8 +22,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder-only transformer by its sizes; weights are random, so the sizes are all that a step's latency
-    needs."""
+    """A decoder-only transformer by its sizes. With `experts`, a token passes `active_experts` of them."""
 
     name: str
     hidden: int
@@ -59,14 +49,14 @@ class ModelShape:
     @property
     def layer_parameters(self) -> int:
         """Weights of one layer that multiply a token; of experts, the active ones."""
-        return self._layer(self.active_experts)
+        return self._layer_of(self.active_experts)
 
     @property
     def stored_layer_parameters(self) -> int:
         """Weights of one layer in memory; of experts, all."""
-        return self._layer(self.experts)
+        return self._layer_of(self.experts)
 
-    def _layer(self, experts: int) -> int:
+    def _layer_of(self, experts: int) -> int:
         mlps = experts if self.experts else 1
         return self.hidden * (self.qkv_width + self.query_width + 3 * mlps * self.intermediate + self.experts)
 
@@ -80,7 +70,7 @@ class ModelShape:
         return self.parameters * self.dtype_bytes
 
     def cache_bytes(self, tokens: int) -> int:
-        """Bytes of keys and values that `tokens` tokens keep in the cache, over all layers."""
+        """Return the bytes of keys and values that `tokens` tokens have in the cache, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.activation_bytes * tokens
 
     @property
@@ -89,17 +79,14 @@ class ModelShape:
         return max(2, self.dtype_bytes)
 
     def with_layers(self, layers: int) -> "ModelShape":
-        """The same model cut or stretched to `layers` layers, named after what it is."""
-        if layers == self.layers:
-            return self
-        return replace(self, layers=layers, name=f"{self.name}-{layers}layers")
+        """Return the model with another number of layers, named after it."""
+        return self if layers == self.layers else replace(self, layers=layers, name=f"{self.name}-{layers}layers")
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """One cell of the grid: `decode_requests` requests with `context` cached tokens each, and a chunk of
-    prompt tokens for each prefill request. `history` holds the cached tokens before each chunk; empty means
-    none."""
+    """One cell of the grid: `decode_requests` requests with `context` cached tokens each, and a chunk of prompt tokens
+    for each prefill request, behind `history` cached tokens (none if empty)."""
 
     decode_requests: int = 0
     context: int = 0
@@ -142,12 +129,12 @@ class StepShape:
 
     @property
     def prefill_context_tokens(self) -> int:
-        """Cached tokens that the prefill chunks read."""
+        """Cached tokens that the prefill chunks attend to."""
         return sum(self.history)
 
     @property
     def context_tokens(self) -> int:
-        """Cached tokens that the whole step reads."""
+        """Cached tokens that the whole step attends to."""
         return self.decode_requests * self.context + self.prefill_context_tokens
 
     @property
@@ -161,8 +148,7 @@ class StepShape:
 
 
 def step_flops(shape: ModelShape, cell: StepShape) -> float:
-    """Floating-point operations of one step: projections and MLP of every token, attention, head on last
-    tokens."""
+    """Return the floating-point operations of a step: projections and MLP of every token, attention, head."""
     pairs = float(cell.decode_requests * (cell.context + 1))
     pairs += sum(n * (before + (n + 1) / 2) for n, before in zip(cell.prefill, cell.history, strict=True))
     attention = 4.0 * shape.query_width * pairs * shape.layers
@@ -170,14 +156,14 @@ def step_flops(shape: ModelShape, cell: StepShape) -> float:
 
 
 def step_bytes(shape: ModelShape, cell: StepShape) -> int:
-    """Memory that one step needs beside the weights: cache, and activations of the widest layer."""
+    """Return the memory that a step needs beside the weights: cache, and activations of the widest layer."""
     widths = 3 * shape.hidden + 2 * shape.qkv_width + shape.query_width + 3 * shape.intermediate
     activations = (cell.S * widths + cell.B * shape.vocab) * shape.activation_bytes
     return shape.cache_bytes(cell.cache_tokens) + activations
 
 
 def check_fits(shape: ModelShape, free_bytes: int | None) -> None:
-    """Raise WrongUsage where the weights take more than nine tenths of the memory that is free."""
+    """Raise WrongUsage if the weights take more than nine tenths of the free memory."""
     if free_bytes is None or shape.weight_bytes <= 0.9 * free_bytes:
         return
     per_layer = shape.stored_layer_parameters * shape.dtype_bytes
@@ -191,9 +177,8 @@ def check_fits(shape: ModelShape, free_bytes: int | None) -> None:
     )
 
 
-# The sizes of `tiny` put 55 MB of weights behind a step: more than most caches hold, so that a small step
-# waits for memory and a large one for arithmetic, and still only milliseconds on two cores. The others are
-# public models.
+# `tiny` has 55 MB of weights, more than most caches hold: a small step waits for memory and a large one for arithmetic,
+# and still takes only milliseconds on two cores. The others are public models.
 PRESETS: Mapping[str, ModelShape] = {
     shape.name: shape
     for shape in (
@@ -223,11 +208,9 @@ _UNSUPPORTED: Mapping[str, str] = {
 
 
 def model_shape(name: str, layers: int | None = None) -> ModelShape:
-    """The preset of that name, or the shape in a config.json (or in the folder that holds one), cut to
-    `layers`.
+    """Return the preset of that name, or the shape in a config.json (or in the folder that holds one).
 
-    Raises BadInput for a file that is missing or is no such config, WrongUsage for a number of layers below
-    1.
+    Raises BadInput for a file that is missing or is no such config, WrongUsage for less than one of `layers`.
     """
     if layers is not None and layers < 1:
         raise WrongUsage(f"{layers} layers is too few", where="--layers", remedy="Ask for 1 or more.")
@@ -248,25 +231,16 @@ def model_shape(name: str, layers: int | None = None) -> ModelShape:
 
 
 def from_config(path: Path) -> ModelShape:
-    """The shape in a HuggingFace config.json; keys and values per layer default to one per head, as there.
+    """Return the shape in a HuggingFace config.json; as there, keys and values default to one per head.
 
-    Raises BadInput where the file is missing, is not JSON, lacks a size, or describes what no device here
-    computes.
+    Raises BadInput if the file is missing, is not JSON, lacks a size, or describes what no device here computes.
     """
     config = read_config(path)
     for key, what in _UNSUPPORTED.items():
         if config.get(key):
             raise _bad(path, f"{key} = {config[key]!r} means {what}, which cannot be measured yet")
-    hidden, layers, heads, intermediate, vocab = (
-        _size(config, key, path)
-        for key in (
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "vocab_size",
-        )
-    )
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    hidden, layers, heads, intermediate, vocab = (_size(config, key, path) for key in sizes)
     kv_heads = _size(config, "num_key_value_heads", path, default=heads)
     head_dim = _size(config, "head_dim", path, default=hidden // heads)
     if heads % kv_heads:
@@ -276,13 +250,15 @@ def from_config(path: Path) -> ModelShape:
     experts, active = _experts(config, path)
     if experts:
         intermediate = _size(config, "moe_intermediate_size", path, default=intermediate)
-    name = _config_name(config, path)
-    sizes = (hidden, layers, heads, kv_heads, head_dim, intermediate, vocab)
-    return ModelShape(name, *sizes, experts=experts, active_experts=active)
+    return ModelShape(
+        *(_config_name(config, path), hidden, layers, heads, kv_heads, head_dim, intermediate, vocab),
+        experts=experts,
+        active_experts=active,
+    )
 
 
 def _experts(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
-    """(experts in a layer, those that a token passes); (0, 0) for a dense model."""
+    """Return the experts in a layer and those that a token passes; (0, 0) for a dense model."""
     key = next((key for key in _EXPERTS if config.get(key)), None)
     if key is None:
         return 0, 0
@@ -294,8 +270,7 @@ def _experts(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A HuggingFace config.json; of a model that takes more than text, with the sizes of its decoder. Raises
-    BadInput."""
+    """Read a HuggingFace config.json; of a model that takes more than text, its decoder's. Raises BadInput."""
     config = read_json(path, what="configuration of a model", made_by="hf download MODEL config.json", infinite=True)
     if not isinstance(config, dict):
         raise _bad(path, f"holds a JSON {type(config).__name__}, not an object")

@@ -1,5 +1,4 @@
-"""Steps of running engines, recorded: single ones inside the engine's process, into buffers and files written beside
-it; means over windows from outside."""
+"""Record running engines: single steps inside the engine's process, means over windows from outside."""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,9 @@
 """StepRecorder: steps of a running engine into trace files, at a cost that the engine does not notice.
 
 The engine's thread packs each step with one call into C into a preallocated block, and never waits: a full block goes
-to a writer thread through a queue that the number of blocks bounds. Everything that costs more (columns, phases,
-context, compression) happens there, on whole blocks. Where no block is free, because the disk is slower than the engine
-or stands still, new rows are dropped and counted until one is. Nothing that goes wrong here ever reaches the engine.
-
-Memory: `max_pending + 2` blocks of `rows_per_file` rows of 141 bytes, touched only as they fill, and some 800 bytes a
-row while one file is written. Disk: without a bound, or as much as is to be kept: then the oldest files of recorders
-in the folder go once there are more.
-"""
+to a writer thread through a bounded queue. Columns, phases and compression happen there, on whole blocks. If no block
+is free because the disk is slow, new rows are dropped and counted. No error reaches the engine. docs/recording.md has
+the memory and disk that it takes."""
 
 import logging
 import math
@@ -26,7 +21,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,44 +32,24 @@ from latfit.files import check_writable, make_folder
 from latfit.provenance import utc_now
 from latfit.trace import PHASES, REQUEST_TIMES, Array, Trace, period_ms, time_bin, write_trace
 
-FIELDS = (
-    ("t_s", "d", "<f8"),
-    ("step", "q", "<i8"),
-    ("T_ms", "d", "<f8"),
-    ("prefill_requests", "i", "<i4"),
-    ("prefill_tokens", "q", "<i8"),
-    ("decode_requests", "i", "<i4"),
-    ("decode_tokens", "q", "<i8"),
-    ("queued_requests", "i", "<i4"),
-    ("kv_usage", "d", "<f8"),
-    ("encoder_inputs", "i", "<i4"),
-    ("encoder_embeddings", "q", "<i8"),
-    ("dummy", "?", "?"),
-    ("preemptions", "i", "<i4"),
-    ("prefix_queries", "q", "<i8"),
-    ("prefix_hits", "q", "<i8"),
-    ("draft_tokens", "i", "<i4"),
-    ("accepted_tokens", "i", "<i4"),
-    ("context_tokens", "q", "<i8"),
-    ("prefill_context_tokens", "q", "<i8"),
-    ("prefill_attention", "d", "<f8"),
-    ("longest_prefill", "q", "<i8"),
-    ("recomputed_tokens", "q", "<i8"),
-)
-"""Name, code for `struct`, type for NumPy: the same bytes seen from either side. After the time, those of `Step`."""
-
-ROW = struct.Struct("<" + "".join(code for _, code, _ in FIELDS))
-ROW_TYPE = np.dtype([(name, kind) for name, _, kind in FIELDS])
-
 
 class Step(NamedTuple):
-    """A step as the engine knows it: its number, how long it took, what it held, and what waited meanwhile.
+    """A step as the engine knows it.
 
-    preemptions: requests that lost their cache.  prefix_queries, prefix_hits: prompt tokens of requests that were
-    admitted, and those of them found in the prefix cache.  draft_tokens, accepted_tokens: drafted for requests that
-    decoded, and accepted.  The rest where the engine tells of single requests, for a recorder with `by_request`:
-    cached tokens that the step reads, those of requests in prefill, sum of p (k + p/2) and largest k + p over chunks p
-    behind k cached tokens, and tokens of S that preempted requests compute again, as prefill.
+    Attributes
+    ----------
+    preemptions
+        Requests that lost their cache.
+    prefix_queries, prefix_hits
+        Prompt tokens of requests that were admitted, and those of them found in the prefix cache.
+    draft_tokens, accepted_tokens
+        Drafted for requests that decoded, and accepted.
+    context_tokens, prefill_context_tokens
+        From here on for a recorder with `by_request`: cached tokens that all requests attend to, and those in prefill.
+    prefill_attention, longest_prefill
+        Sum of p (k + p/2) and largest k + p over chunks of p tokens behind k cached ones.
+    recomputed_tokens
+        Tokens of S that preempted requests compute again, as prefill.
     """
 
     step: int
@@ -100,17 +75,32 @@ class Step(NamedTuple):
     recomputed_tokens: int = 0
 
 
-Row = tuple[
-    int, float, int, int, int, int, int, float, int, int, bool, int, int, int, int, int, int, int, float, int, int
-]  # fmt: skip
-"""The values of a `Step`, which is one; a plain tuple is made in a third of the time."""
+Row = Step | tuple[Any, ...]
+"""A `Step`, or its values: a plain tuple is made in a third of the time."""
+
+BY_REQUEST = Step._fields[Step._fields.index("context_tokens") :]
+NO_COST = (
+    *("encoder_inputs", "encoder_embeddings", "preemptions", "prefix_queries", "prefix_hits"),
+    *("draft_tokens", "accepted_tokens"),
+)
+"""Counts of a step that its cost does not depend on."""
+
+_CODES = {int: "q", float: "d", bool: "?"}
+_INT32 = (
+    *("prefill_requests", "decode_requests", "queued_requests", "encoder_inputs", "preemptions"),
+    *("draft_tokens", "accepted_tokens"),
+)
+_FIELDS = [("t_s", "d")] + [
+    (name, "i" if name in _INT32 else _CODES[kind]) for name, kind in get_type_hints(Step).items()
+]
+ROW = struct.Struct("<" + "".join(code for _, code in _FIELDS))
+ROW_TYPE = np.dtype([(name, f"<{code}") for name, code in _FIELDS])
+"""The same bytes seen by `struct` and by NumPy: the start of a step, then its fields."""
 
 
 class Block:
-    """Memory for a file's rows. The engine's thread moves `used`, the writer's thread `written`; both count bytes.
-
-    That each has its own is what makes locks needless: the writer may take rows from a block that still fills.
-    """
+    """Memory for a file's rows. The engine's thread moves `used`, the writer's `written` (bytes), so no lock is
+    needed."""
 
     __slots__ = ("memory", "used", "written")
 
@@ -125,31 +115,11 @@ class Block:
         return np.frombuffer(self.memory[self.written : until], dtype=ROW_TYPE)
 
 
-BESIDES = (
-    "encoder_inputs",
-    "encoder_embeddings",
-    "preemptions",
-    "prefix_queries",
-    "prefix_hits",
-    "draft_tokens",
-    "accepted_tokens",
-)
-"""Counts of a step that its cost does not depend on."""
-BY_REQUEST = (
-    "context_tokens",
-    "prefill_context_tokens",
-    "prefill_attention",
-    "longest_prefill",
-    "recomputed_tokens",
-)
-"""What an engine tells that knows each request of a step."""
-
-
 def columns(
     rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tokens: int | None, by_request: bool = False
 ) -> dict[str, Array]:
-    """Trace columns of packed rows; every file has the same ones, so that a folder of files reads as one table.
-    kv_capacity_tokens: with it, cached tokens follow from the cache's usage where the steps do not tell them."""
+    """Return the trace columns of packed rows, the same for every file of a folder. Without `by_request`, cached tokens
+    follow from the cache's usage and `kv_capacity_tokens`, if that is known."""
     prefill, decode = rows["prefill_requests"], rows["decode_requests"]
     # Fixed-width text, because pyarrow converts it without the interpreter's lock, which the engine needs.
     phase = np.array(PHASES)[np.where(prefill == 0, 0, np.where(decode == 0, 1, 2))]
@@ -164,7 +134,7 @@ def columns(
     }
     if kv_capacity_tokens is not None:
         found["context_tokens"] = _rounded(rows["kv_usage"] * kv_capacity_tokens)
-    for name in ("queued_requests", "kv_usage", "step", "dummy", *BESIDES, *(BY_REQUEST if by_request else ())):
+    for name in ("queued_requests", "kv_usage", "step", "dummy", *NO_COST, *(BY_REQUEST if by_request else ())):
         found[name] = rows[name].copy()
     # The last row's is missing: its successor is in the next file.
     found["period_ms"] = period_ms(Trace(found))
@@ -181,9 +151,17 @@ def _rounded(tokens: NDArray[np.float64]) -> Array:
 
 @dataclass(frozen=True)
 class Buffers:
-    """A file is written every `rows_per_file` rows, or after `flush_s` seconds with the rows there are, the first one
-    after `first_s`, so that what is wrong shows soon. `max_pending` full blocks may wait for the disk. `keep_bytes`: of
-    recorders' files in the folder, beyond which the oldest are deleted; None for all."""
+    """How much a recorder holds.
+
+    Attributes
+    ----------
+    rows_per_file, flush_s, first_s
+        A file is written after so many rows or seconds, the first one after `first_s`, so that errors show soon.
+    max_pending
+        Full blocks that may wait for the disk.
+    keep_bytes
+        Size of recorders' files in the folder beyond which the oldest are deleted; None for no limit.
+    """
 
     rows_per_file: int = 65_536
     max_pending: int = 4
@@ -193,8 +171,7 @@ class Buffers:
 
 
 CLOSE_S = 10.0
-MAX_TIMES = 1_000_000
-"""Times of requests that may wait for the writer's thread, some 100 bytes each."""
+MAX_TIMES = 1_000_000  # times of requests that may wait for the writer, some 100 bytes each
 OURS = re.compile(r"trace-\d{8}T\d{6}Z-[0-9a-f]{6}-.*-\d{6,}\.parquet")
 """What recorders call their files; no other is ever deleted."""
 
@@ -205,12 +182,19 @@ _ROW_BYTES = ROW.size
 class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
-    `labels` become columns, `facts` provenance. `add` is for one thread; `close` and the end of the process write what
-    is pending.
+    `add` is for one thread; `close` and the end of the process write what is pending. A forked child gets its own
+    `run`.
 
-    by_request: to be set where its steps tell of their single requests.  advice: told with problems of the folder.
-    run: label of this recorder's life; a forked child gets its own.  rows_written, rows_dropped, rows_refused (what was
-    given were not numbers), files_deleted: counts so far; each file's provenance has all but the first.
+    Attributes
+    ----------
+    labels, facts
+        Columns of every row, and provenance of every file.
+    by_request
+        Set if the steps tell of their single requests.
+    advice
+        What a problem with the folder is logged with.
+    rows_written, rows_dropped, rows_refused, files_deleted
+        Counts so far; refused are those that were not numbers.
     """
 
     run: str
@@ -247,7 +231,7 @@ class StepRecorder:
         _LIVING.add(self)
 
     def add(self, step: Row, ended_s: float | None = None) -> None:
-        """Take one step that has just ended, or did at a moment of `time.monotonic`. Never blocks, never raises."""
+        """Take a step that has just ended, or at a moment of `time.monotonic`. Never blocks, never raises."""
         try:
             block = self._block or self._next_block()
             if block is None:
@@ -280,7 +264,7 @@ class StepRecorder:
         self._say_once("refused", "latfit could not record a step (%s: %s)", type(error).__name__, error)
 
     def check_folder(self) -> bool:
-        """Whether a file can be made in the folder, which is made where it is missing; what is wrong is logged."""
+        """Return whether a file can be made in the folder, which is made if it is missing; log what is wrong."""
         try:
             make_folder(self.folder)
             check_writable(self._file(0))
@@ -293,7 +277,7 @@ class StepRecorder:
         return self.folder / f"trace-{self.run}-{self.replica}-{number:06d}.parquet"
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what is pending and stop; give up after `timeout_s` where the disk does not answer. Never raises."""
+        """Write what is pending and stop; give up after `timeout_s` if the disk does not answer. Never raises."""
         try:
             self._close(timeout_s)
         except Exception as error:  # noqa: BLE001  it runs while an engine shuts down, which must go on
@@ -316,7 +300,7 @@ class StepRecorder:
             self._at_exit.cancel()
 
     def _begin_run(self) -> None:
-        """Fresh state: at the start, and in a forked child, whose parent keeps the rows, the thread and the files."""
+        """Begin with fresh state: at the start, and in a forked child, whose parent keeps the rows and the thread."""
         started = datetime.now(UTC)
         # The random part keeps apart processes that start in one second, in containers where each is process 1.
         self.run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
@@ -339,7 +323,7 @@ class StepRecorder:
         self._at_exit: Finalize | None = None
 
     def _next_block(self) -> Block | None:
-        """An empty block, or None where all wait for the disk. The first starts the writer's thread."""
+        """Return an empty block, or None if all wait for the disk. The first starts the writer's thread."""
         if self._closed:
             return None
         if self._thread is None:
@@ -388,7 +372,7 @@ class StepRecorder:
             self._free.append(block)
 
     def _write_rows(self, block: Block) -> bool:
-        """Write what is new in a block as a file. False where that fails: rows still filling are tried again."""
+        """Write what is new in a block as a file; False if that fails. A block that still fills is tried again."""
         until = block.used
         if until == block.written:
             return True
@@ -408,7 +392,7 @@ class StepRecorder:
         return True
 
     def _delete_oldest(self) -> None:
-        """Keep to `keep_bytes` in the folder; the file that was just written stays."""
+        """Delete the oldest files beyond `keep_bytes`, except the one that was just written."""
         keep = self._buffers.keep_bytes
         if keep is None:
             return
@@ -429,12 +413,12 @@ class StepRecorder:
                 self._say_once("keep", "latfit cannot delete old traces: %s%s", error, self._with_advice)
 
     def _say_of_folder(self, error: BaseException) -> None:
-        """Without the remedies for people who named a file: here a folder was named."""
+        """Log an error of the folder, without the remedies for people who named a file."""
         found = f"{error.where}: {error.found}" if isinstance(error, LatfitError) else str(error)
         self._say_once("write", "latfit cannot write its trace: %s%s", found.replace("\n", " "), self._with_advice)
 
     def _request_times(self) -> dict[str, Any]:
-        """How many requests so far had which times, by bin, as a fact of a file; none where nobody told of any."""
+        """Return how many requests so far had which times, by bin, as a fact of a file."""
         while self._times:
             name, place = self._times.popleft()
             self._counted.setdefault(name, Counter())[place] += 1

@@ -1,33 +1,28 @@
-"""LatfitStatLogger: vLLM loads it from the entry point group `vllm.stat_logger_plugins` and tells it of every step.
+"""LatfitStatLogger: vLLM loads it from the entry point group `vllm.stat_logger_plugins` and calls it for every step.
 
-vLLM calls it in the event loop of its API server, and an exception there fails every request in flight; so each method
-that vLLM calls catches everything, and what costs time happens in StepRecorder's thread.
-
-It records where `LATFIT_TRACE_DIR` is set; docs/recording.md has the settings. **Without vLLM this module imports all
-the same and its class has the base `object`**: good for tests, but vLLM would refuse that class. An incomplete or too
-old vLLM is not hidden that way: there the import fails, which vLLM logs and survives.
+It runs in the event loop of vLLM's API server, where an exception fails every request in flight: each method catches
+everything, and what costs time happens in StepRecorder's thread. It records if `LATFIT_TRACE_DIR` is set;
+docs/recording.md has the settings. Without vLLM this module imports all the same, and its class has the base `object`;
+with an incomplete or too old vLLM the import fails, which vLLM logs and survives.
 """
 
 import importlib
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfit.errors import WrongUsage
-from latfit.record.recorder import Buffers, StepRecorder
+from latfit.record.recorder import BY_REQUEST, Buffers, Step, StepRecorder
 from latfit.trace import path_on
 from latfit.units import parse_bytes
 
 FLAG = "--enable-logging-iteration-details"
-SCHEDULERS = "latfit.record.vllm_scheduler."
-"""Where steps are recorded with their requests, and then not here."""
-
-
-UNTOLD = (0, 0, 0.0, 0, 0)
-"""What statistics do not tell of a step: its single requests."""
+SCHEDULERS = "latfit.record.vllm_scheduler."  # they record steps with their requests, and then it is not done here
+NO_REQUESTS = tuple(Step._field_defaults[name] for name in BY_REQUEST)
 
 # A child of vLLM's logger: what is said appears among vLLM's own lines.
 log = logging.getLogger("vllm.latfit")
@@ -48,7 +43,7 @@ else:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment says: where to record, and how much to hold. `path` None: by vLLM's device."""
+    """Where to record, and how much to hold. Without `path`, vLLM's device decides it."""
 
     folder: Path
     buffers: Buffers = field(default_factory=Buffers)
@@ -99,10 +94,7 @@ class LatfitStatLogger(StatLoggerBase):
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Take the step that `scheduler_stats` describes, where it describes one.
-
-        `engine_idx` is not looked at: vLLM makes a logger for each engine and calls it for that one alone.
-        """
+        """Take the step that `scheduler_stats` describes, if any. vLLM makes a logger for each engine."""
         recorder = self.recorder
         if recorder is None or scheduler_stats is None:
             return
@@ -137,14 +129,14 @@ class LatfitStatLogger(StatLoggerBase):
                     0 if prefix is None else prefix.hits,
                     0 if drafts is None else drafts.num_draft_tokens,
                     0 if drafts is None else drafts.num_accepted_tokens,
-                    *UNTOLD,
+                    *NO_REQUESTS,
                 )
             )
         except Exception as error:  # noqa: BLE001  see the module's text
             recorder.refuse(error)
 
     def log_engine_initialized(self) -> None:
-        """The KV cache has its size now; with it, usage becomes context tokens."""
+        """Take the size of the KV cache, with which usage becomes context tokens."""
         if self.recorder is None:
             return
         try:
@@ -153,7 +145,7 @@ class LatfitStatLogger(StatLoggerBase):
             log.warning("latfit records no context tokens (%s: %s)", type(error).__name__, error)
 
     def log(self) -> None:
-        """Nothing: vLLM calls it every ten seconds, but the recorder's thread keeps its own time."""
+        """Do nothing: vLLM calls it every ten seconds, the recorder's thread keeps its own time."""
 
     def close(self) -> None:
         """Write what is pending. vLLM never calls it; the end of the process does."""
@@ -166,7 +158,7 @@ class LatfitStatLogger(StatLoggerBase):
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings | None:
-    """Settings from `LATFIT_TRACE_…`; None where no folder is named. A value that makes no sense gives the default."""
+    """Return the settings in `LATFIT_TRACE_…`; None without a folder. A value that makes no sense gives the default."""
     folder = environment.get("LATFIT_TRACE_DIR", "").strip()
     if not folder:
         return None
@@ -181,10 +173,9 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
 
 
 def kv_capacity_tokens(config: Any) -> int | None:
-    """Tokens that one engine's KV cache holds; None where the config does not tell.
+    """Return the tokens that one engine's KV cache holds; None if the config does not tell.
 
-    Newer versions give it, which is right for models with several kinds of layers too. Otherwise it is blocks × block
-    size, but the blocks are then those of all engines together, so only a single engine's are used.
+    Older versions only give the blocks of all engines together, so then only a single engine's are used.
     """
     cache = config.cache_config
     tokens = getattr(cache, "kv_cache_size_tokens", None)
@@ -197,7 +188,7 @@ def kv_capacity_tokens(config: Any) -> int | None:
 
 
 def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_request: bool = False) -> StepRecorder:
-    """What records the steps of one engine with vLLM's config."""
+    """Return what records the steps of one engine with vLLM's config."""
     device = str(config.device_config.device_type)
     recorder = StepRecorder(
         settings.folder,
@@ -219,7 +210,7 @@ def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_reques
 
 
 def _facts(config: Any, source: str) -> dict[str, Any]:
-    """Settings of the engine that decide its latency, as far as this version of vLLM has them."""
+    """Return the settings of the engine that decide its latency, as far as this version of vLLM has them."""
     wanted = {
         "scheduler_config": (
             "async_scheduling",
@@ -247,7 +238,7 @@ def _facts(config: Any, source: str) -> dict[str, Any]:
 
 
 def draft_tokens(config: Any) -> int | None:
-    """Tokens of a draft, 0 without speculative decoding, None where this version does not say."""
+    """Return the tokens of a draft, 0 without speculative decoding, None if this version does not say."""
     drafts = getattr(config, "speculative_config", None)
     if drafts is None:
         return 0 if hasattr(config, "speculative_config") else None
@@ -256,7 +247,7 @@ def draft_tokens(config: Any) -> int | None:
 
 
 def _api_server(config: Any) -> tuple[int, int]:
-    """Which of how many API servers this process is: each is told of the steps whose tokens it sends."""
+    """Return which of how many API servers this process is: each sees the steps whose tokens it sends."""
     parallel = getattr(config, "parallel_config", None)
     servers = getattr(parallel, "_api_process_count", 1)
     server = getattr(parallel, "_api_process_rank", 0)
@@ -264,7 +255,7 @@ def _api_server(config: Any) -> tuple[int, int]:
 
 
 def _hardware() -> str | None:
-    """The device's name as vLLM's platform tells it; None where it does not."""
+    """Return the device's name from vLLM's platform; None if it has none."""
     try:
         name: str = importlib.import_module("vllm.platforms").current_platform.get_device_name()
     except Exception:  # noqa: BLE001  drivers fail in many ways, and a label is not worth any of them
@@ -281,7 +272,7 @@ def _vllm_version() -> str | None:
 
 
 def _size(environment: Mapping[str, str], name: str) -> float | None:
-    """Bytes of `20GB`; None where nothing is said, or what makes no sense."""
+    """Return the bytes of `20GB`; None for nothing, or for what makes no sense."""
     text = environment.get(name, "").strip()
     try:
         return parse_bytes(text, option=name) if text else None
@@ -292,11 +283,8 @@ def _size(environment: Mapping[str, str], name: str) -> float | None:
 
 def _number(environment: Mapping[str, str], name: str, default: float, low: float, high: float) -> float:
     text = environment.get(name, "").strip()
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = float("nan")
-    if low <= value <= high:
-        return value
+    with suppress(ValueError):
+        if not text or low <= float(text) <= high:
+            return float(text or default)
     log.warning("latfit: %s=%r is not a number from %g to %g; %g is used", name, text, low, high, default)
     return default

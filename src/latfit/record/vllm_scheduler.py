@@ -1,21 +1,9 @@
-"""Schedulers of vLLM that record the steps they plan, with what only a scheduler knows: the requests of each.
+"""vLLM's schedulers with a record of the steps they plan, with what only a scheduler knows: the requests of each.
 
 `vllm serve MODEL --scheduler-cls latfit.record.vllm_scheduler.RecordingScheduler` (`RecordingAsyncScheduler` with
-asynchronous scheduling). They are vLLM's own and change nothing of what is scheduled. Of a step with chunks p behind k
-cached tokens they add to what the stat logger records
-
-    A = sum p (k + p/2) and L = max (k + p) over the chunks of prompts,
-
-the cached tokens of all requests and of those in prefill, and the tokens that preempted requests compute again. A
-request decodes where its whole prompt is cached and it computes no more than 1 + (draft tokens); else it is in prefill.
-
-A step's T is from when it was planned, or the one before it had ended where that came later, to when its result was
-there. It runs in the engine's own process, between two steps, and so does what this costs: the loop over a step's
-requests is all of it that grows. Where anything fails, the step is scheduled as ever, and counted as refused.
-
-The stat logger records nothing beside one of these. **Without vLLM this module imports all the same** and its classes
-have the base `object`.
-"""
+asynchronous scheduling). A step's T is from when it was planned, or the one before it had ended if that was later, to
+when its result was there. The loop over a step's requests is all of the cost that grows. If anything fails, the step is
+scheduled as ever and counted as refused. Without vLLM this module imports all the same."""
 
 import importlib
 import os
@@ -53,7 +41,7 @@ else:
 
 
 class Terms(NamedTuple):
-    """What a step's requests are, together."""
+    """Sums over a step's requests, as in `Step`."""
 
     prefill_requests: int
     prefill_tokens: int
@@ -65,7 +53,10 @@ class Terms(NamedTuple):
 
 
 def terms_of(scheduled: Mapping[str, int], requests: Mapping[str, Any], drafts: int) -> Terms:
-    """Of a step with `scheduled` tokens by request, which are counted as computed already; drafts: of a draft."""
+    """Sum up a step with `scheduled` tokens by request, which count as computed already.
+
+    A request decodes if its whole prompt is cached and it computes at most 1 + `drafts` tokens; else it is in prefill.
+    """
     n = P = K = KP = L = again = 0
     A = 0.0
     for name, p in scheduled.items():
@@ -85,8 +76,8 @@ def terms_of(scheduled: Mapping[str, int], requests: Mapping[str, Any], drafts: 
 
 
 class StepsInFlight:
-    """Steps of one engine between their planning and their result, for a recorder. latest: the statistics that the
-    scheduler made of the step that has just ended, None where vLLM makes none."""
+    """Steps of one engine between their planning and their result. `latest` are the scheduler's statistics of the step
+    that has just ended, None if vLLM makes none."""
 
     def __init__(self, recorder: StepRecorder, drafts: int) -> None:
         self.recorder = recorder
@@ -97,7 +88,7 @@ class StepsInFlight:
         self._count = 0
 
     def plan(self, output: Any, requests: Mapping[str, Any]) -> None:
-        """A step was planned. Never raises."""
+        """Take a step that was planned. Never raises."""
         try:
             terms = terms_of(output.num_scheduled_tokens, requests, self.drafts)
             self._planned.append((output, monotonic(), terms))
@@ -105,7 +96,7 @@ class StepsInFlight:
             self.recorder.refuse(error)
 
     def end(self, output: Any, ended_s: float, waiting: int) -> None:
-        """The result of a planned step was there at `ended_s`. Never raises."""
+        """Take the end of a planned step. Never raises."""
         try:
             planned_s, terms = self._of(output)
             began_s = max(planned_s, self._last_end)
@@ -117,7 +108,7 @@ class StepsInFlight:
             self.recorder.refuse(error)
 
     def _of(self, output: Any) -> tuple[float, Terms | None]:
-        """When a step was planned, and its terms; steps planned before it without a result are forgotten."""
+        """Return when a step was planned, and its terms; forget earlier ones without a result."""
         while self._planned:
             planned, at_s, terms = self._planned.popleft()
             if planned is output:
@@ -132,8 +123,6 @@ class StepsInFlight:
         return Step(
             step=self._count,
             T_ms=T_ms,
-            prefill_requests=terms.prefill_requests,
-            prefill_tokens=terms.prefill_tokens,
             decode_requests=requests - terms.prefill_requests,
             decode_tokens=output.total_num_scheduled_tokens - terms.prefill_tokens,
             queued_requests=waiting,
@@ -143,16 +132,12 @@ class StepsInFlight:
             prefix_hits=0 if prefix is None else prefix.hits,
             draft_tokens=0 if drafts is None else drafts.num_draft_tokens,
             accepted_tokens=0 if drafts is None else drafts.num_accepted_tokens,
-            context_tokens=terms.context_tokens,
-            prefill_context_tokens=terms.prefill_context_tokens,
-            prefill_attention=terms.prefill_attention,
-            longest_prefill=terms.longest_prefill,
-            recomputed_tokens=terms.recomputed_tokens,
+            **terms._asdict(),
         )
 
 
 def steps_of(config: Any) -> StepsInFlight | None:
-    """What records the steps of an engine with this config; None where nothing is to be recorded. Never raises."""
+    """Return what records the steps of an engine with this config; None if nothing is to be recorded. Never raises."""
     try:
         settings = settings_from(os.environ)
         if settings is None:
@@ -176,21 +161,18 @@ class RecordingScheduler(Scheduler):
         self._steps = steps_of(self.vllm_config)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's."""
         output = super().schedule(*args, **kwargs)
         if self._steps is not None:
             self._steps.plan(output, self.requests)
         return output
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's."""
         stats = super().make_stats(*args, **kwargs)
         if self._steps is not None:
             self._steps.latest = stats
         return stats
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """As vLLM's."""
         ended_s, steps = monotonic(), self._steps
         found = super().update_from_output(scheduler_output, model_runner_output)
         if steps is not None:
@@ -198,7 +180,6 @@ class RecordingScheduler(Scheduler):
         return found
 
     def shutdown(self) -> None:
-        """As vLLM's; what is pending is written."""
         super().shutdown()
         if self._steps is not None:
             self._steps.recorder.close()

@@ -22,8 +22,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from latfit.engines import engine_named
 from latfit.errors import BadInput
-from latfit.metrics import ENGINES, Buckets, Interval, ServerState, read_state
+from latfit.metrics import Buckets, Interval, ServerState, read_state
 from latfit.trace import open_source
 
 TPOT = ("tpot", "itl")
@@ -95,7 +96,7 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
     run = Interval(first, last, seconds=1.0)
     found = {name: run.histogram(name) for name in TIMES}
     times = {name: seen for name, seen in found.items() if seen is not None and seen.count > 0}
-    if not any(each.histograms for each in ENGINES if each.name == last.engine):
+    if not engine_named(last.engine).histograms:
         raise BadInput(
             f"{last.engine} publishes no histograms of TTFT, TPOT and latency",
             where=str(after),

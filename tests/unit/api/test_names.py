@@ -7,7 +7,19 @@ from pathlib import Path
 
 import latfit
 
-HEAVY = {"numpy", "scipy", "pandas", "matplotlib", "pyarrow", "numba", "statsmodels", "rich", "typer", "jinja2"}
+HEAVY = {
+    "numpy",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "pyarrow",
+    "numba",
+    "statsmodels",
+    "rich",
+    "typer",
+    "jinja2",
+    "msgspec",
+}
 
 
 def test_names_are_few_and_callable() -> None:

@@ -72,7 +72,7 @@ def test_under_a_load() -> None:
 
 def test_short_words_for_people() -> None:
     made = plan({"cpu": CPU, "gpu": GPU}, "20ms", "100/s", laws_only=True)
-    assert repr(made).startswith("Plan(Serve 100 req/s of 1 token each with ")
+    assert repr(made).startswith("Plan: Serve 100 req/s of 1 token each with ")
     assert (
         max(map(len, (repr(made), repr(Hardware({"cpu": CPU, "gpu": GPU})), repr(made.hardware), repr(made.result))))
         < 400
@@ -101,11 +101,9 @@ class TestBadInput:
         [
             ({"sla": 20}, "has no unit"),
             ({"sla": "20"}, "with its unit"),
-            ({"sla": "20ms", "sla_ms": 20}, "given twice"),
+            ({"sla": "20ms", "sla_ms": 20}, "contradict"),
             ({"sla": "20ms", "rate": 500}, "has no unit"),
             ({"sla": "20ms", "rate": "5/s", "arrivals": "a.csv"}, "contradict"),
-            ({"sla": "20ms", "arrivals_window": "1min"}, "no arrivals are recorded"),
-            ({"sla": "20ms", "objective": {"p99": 1}}, "without a load"),
             ({"sla": "20ms", "wait": 3}, "has no unit"),
             ({"sla": "20ms", "percentile": 0.99}, "Was percentile 99 meant"),
             ({"sla": "20ms", "percentile": "most"}, "is not a percentage"),
@@ -161,7 +159,7 @@ def test_a_report_of_a_plan_that_was_made(in_tmp: Path) -> None:
     written = report(paths, "one", plan=made)
     assert made.answer.replace(" ms", "\u00a0ms").split(",")[0][:20] in written.html.read_text()
     assert repr(written) == f"Report('one/report.html', {len(written.figures)} figures)"
-    with pytest.raises(WrongUsage, match="nothing is planned"):
+    with pytest.raises(WrongUsage, match="a rate without an SLA"):
         report(paths, "three", rate="5/s")
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from latfit.api import quantities
-from latfit.errors import WrongUsage, on_command_line
+from latfit.errors import WrongUsage
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,3 @@ def test_the_remedy_is_what_to_write() -> None:
         quantities.duration(20, "--sla")
     assert 'Write "20ms"' in caught.value.remedy
     assert "sla_ms" in caught.value.remedy
-
-
-def test_errors_name_parameters_in_a_program_and_options_on_the_command_line() -> None:
-    @quantities.library_verb
-    def ask() -> None:
-        raise WrongUsage("--launch-share is odd", where="--launch-share", remedy="See `latfit plan --help`, --sla.")
-
-    with pytest.raises(WrongUsage) as caught:
-        ask()
-    assert str(caught.value) == "launch_share: launch_share is odd\nSee `latfit plan --help`, sla."
-    typed = on_command_line.set(True)
-    try:
-        with pytest.raises(WrongUsage) as caught:
-            ask()
-    finally:
-        on_command_line.reset(typed)
-    assert caught.value.where == "--launch-share"

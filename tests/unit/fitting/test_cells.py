@@ -15,7 +15,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
-from latfit.model.fit_result import Estimate
+from latfit.model.fit_parts import Estimate
 from latfit.model.saturation import Saturation
 from latfit.trace.cells import MAX_BINS, Scan, compress
 from latfit.trace.clean import CleanOptions

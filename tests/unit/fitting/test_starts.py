@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput
-from latfit.fitting.change import Change, Measured
+from latfit.fitting.compare import Change, Measured, change_over_starts
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
-from latfit.fitting.starts import change_over_starts
 from latfit.model.fit_result import FitResult
 from tests.conftest import planted_trace
 

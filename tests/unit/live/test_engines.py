@@ -1,8 +1,7 @@
 """Engines behind the router: what they give is what NumPy gives, and they see only the sizes they were made for."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from latfit.live import ExecutorFailed, ProcessExecutor, Router, RouterOptions, ThreadExecutor
-from latfit.live.engines import ByRows, _on_cuda, openvino_run, torch_run
+from latfit.live.engines import ByRows, openvino_run, torch_run
 from latfit.live.executor import Run
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
@@ -235,53 +234,3 @@ async def one_batch(executor: ThreadExecutor | ProcessExecutor, rows: list[Any])
     outputs = await executor.execute(rows)
     await executor.close()
     return outputs
-
-
-class Ledger:
-    """A stand-in for torch and a GPU: what was asked of them, in order."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.cuda = self
-        self.shape, self.dtype = (2,), "float32"
-
-    def synchronize(self, *_: Any) -> None:
-        self.asked.append("synchronize")
-
-    def Stream(self, _: Any) -> Any:
-        self.asked.append("stream")
-        return self
-
-    @contextlib.contextmanager
-    def stream(self, _: Any) -> Iterator[None]:
-        self.asked.append("on stream")
-        yield
-
-    def pin_memory(self) -> Any:
-        self.asked.append("pinned")
-        return self
-
-    def to(self, where: str, *, non_blocking: bool) -> Any:
-        self.asked.append(f"to {where}{' at once' if not non_blocking else ''}")
-        return self
-
-    def empty(self, shape: Any, *, dtype: Any, pin_memory: bool) -> Any:
-        self.asked.append("room" if pin_memory else "pageable room")
-        return self
-
-    def copy_(self, _: Any, *, non_blocking: bool) -> None:
-        self.asked.append(f"back{' at once' if not non_blocking else ''}")
-
-
-def test_a_batch_on_a_gpu_waits_once_at_its_end() -> None:
-    gpu = Ledger()
-    run = _on_cuda(gpu, "cuda")
-
-    def forward(tensors: Any) -> Any:
-        gpu.asked.append("forward")
-        return tensors
-
-    run(forward, {"x": gpu})
-    run(lambda tensors: tensors, {})
-    batch = ["on stream", "pinned", "to cuda", "forward", "room", "back", "synchronize"]
-    assert gpu.asked == ["synchronize", "stream", *batch, "on stream", "synchronize"]

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def make_nothing() -> Run:
     raise RuntimeError("no weights here")
 
 
-def test_a_coroutine_function_runs_on_the_event_loop() -> None:
+async def test_a_coroutine_function_runs_on_the_event_loop() -> None:
     """Its outputs come to their senders, padded batches included, and what it raises is told as by a thread."""
     threads, sizes = set(), []
 
@@ -65,15 +65,12 @@ def test_a_coroutine_function_runs_on_the_event_loop() -> None:
             raise ValueError("as it was told")
         return [each**2 for each in inputs]
 
-    async def main() -> None:
-        executor = AsyncExecutor("cpu", run, 8, buckets=(4, 8))
-        async with Router([executor], [TIMES], gpu_only(Limits(8))) as router:
-            assert await asyncio.gather(*(router.submit(k) for k in range(20))) == [k**2 for k in range(20)]
-            with pytest.raises(ExecutorFailed, match="ValueError: as it was told"):
-                await router.submit("fail")
-            assert await router.submit(3) == 9
-
-    asyncio.run(main())
+    executor = AsyncExecutor("cpu", run, 8, buckets=(4, 8))
+    async with Router([executor], [TIMES], gpu_only(Limits(8))) as router:
+        assert await asyncio.gather(*(router.submit(k) for k in range(20))) == [k**2 for k in range(20)]
+        with pytest.raises(ExecutorFailed, match="ValueError: as it was told"):
+            await router.submit("fail")
+        assert await router.submit(3) == 9
     assert threads == {threading.main_thread()}
     assert set(sizes) <= {4, 8}
 
@@ -104,19 +101,16 @@ def test_threads_serve_everybody_and_the_loop_goes_on() -> None:
     assert threading.current_thread().name not in threads
 
 
-def test_what_a_function_raises_reaches_who_sent_it() -> None:
+async def test_what_a_function_raises_reaches_who_sent_it() -> None:
     def stops(inputs: list[Any]) -> Sequence[Any]:
         raise SystemExit("enough")
 
-    async def main() -> None:
-        async with Router([ThreadExecutor("cpu", stops, 8)], [TIMES], gpu_only(Limits(8))) as router:
-            with pytest.raises(ExecutorFailed, match="SystemExit: enough"):
-                await router.submit(1)
-
-    asyncio.run(main())
+    async with Router([ThreadExecutor("cpu", stops, 8)], [TIMES], gpu_only(Limits(8))) as router:
+        with pytest.raises(ExecutorFailed, match="SystemExit: enough"):
+            await router.submit(1)
 
 
-def test_a_thread_that_hangs_gives_its_server_back_when_it_returns() -> None:
+async def test_a_thread_that_hangs_gives_its_server_back_when_it_returns() -> None:
     released = threading.Event()
 
     def waits(inputs: list[Any]) -> Sequence[Any]:
@@ -124,76 +118,57 @@ def test_a_thread_that_hangs_gives_its_server_back_when_it_returns() -> None:
             released.wait(30)
         return inputs
 
-    async def main() -> None:
-        options = RouterOptions(timeout_ms=50.0)
-        async with Router([ThreadExecutor("cpu", waits, 8)], [TIMES], gpu_only(Limits(8)), options) as router:
-            with pytest.raises(ExecutorTimedOut):
-                await router.submit("hang")
-            later = asyncio.ensure_future(router.submit("later"))
-            await asyncio.sleep(0.05)
-            assert not later.done()
-            released.set()
-            assert await asyncio.wait_for(later, 30) == "later"
-
-    asyncio.run(main())
+    options = RouterOptions(timeout_ms=50.0)
+    async with Router([ThreadExecutor("cpu", waits, 8)], [TIMES], gpu_only(Limits(8)), options) as router:
+        with pytest.raises(ExecutorTimedOut):
+            await router.submit("hang")
+        later = asyncio.ensure_future(router.submit("later"))
+        await asyncio.sleep(0.05)
+        assert not later.done()
+        released.set()
+        assert await asyncio.wait_for(later, 30) == "later"
 
 
 @pytest.mark.timeout(120)
-def test_a_process_that_fails_dies_or_hangs() -> None:
-    async def main() -> None:
-        executor = ProcessExecutor("cpu", make_worker, 8, cores=[sorted(os.sched_getaffinity(0))[:1]])
-        options = RouterOptions(timeout_ms=500.0, patience_ms=60_000.0)
-        async with Router([executor], [TIMES], gpu_only(Limits(8)), options) as router:
-            first = await router.submit("pid")
-            assert first in executor.pids
-            with pytest.raises(ExecutorFailed, match="ValueError: as it was told"):
-                await router.submit("fail")
-            assert await router.submit("pid") == first
-            with pytest.raises(ExecutorLost):
-                await router.submit("die")
-            second = await router.submit("pid")
-            assert second != first
-            with pytest.raises(ExecutorTimedOut):
-                await router.submit("hang")
-            third = await router.submit("pid")
-            assert third not in (first, second)
-            with pytest.raises(ExecutorFailed, match=r"cannot be sent|pickle|local object"):
-                await router.submit(lambda: 1)
-            os.kill(third, signal.SIGKILL)
-            outcomes = await asyncio.gather(*(router.submit(i) for i in range(40)), return_exceptions=True)
-            assert all(each == i**2 or isinstance(each, ExecutorLost) for i, each in enumerate(outcomes))
-            assert await router.submit(7) == 49
-            pids = executor.pids
-        assert not any(alive(pid) for pid in pids)
-
-    asyncio.run(main())
+async def test_a_process_that_fails_dies_or_hangs() -> None:
+    executor = ProcessExecutor("cpu", make_worker, 8, cores=[sorted(os.sched_getaffinity(0))[:1]])
+    options = RouterOptions(timeout_ms=500.0, patience_ms=60_000.0)
+    async with Router([executor], [TIMES], gpu_only(Limits(8)), options) as router:
+        first = await router.submit("pid")
+        assert first in executor.pids
+        with pytest.raises(ExecutorFailed, match="ValueError: as it was told"):
+            await router.submit("fail")
+        assert await router.submit("pid") == first
+        with pytest.raises(ExecutorLost):
+            await router.submit("die")
+        second = await router.submit("pid")
+        assert second != first
+        with pytest.raises(ExecutorTimedOut):
+            await router.submit("hang")
+        third = await router.submit("pid")
+        assert third not in (first, second)
+        with pytest.raises(ExecutorFailed, match=r"cannot be sent|pickle|local object"):
+            await router.submit(lambda: 1)
+        os.kill(third, signal.SIGKILL)
+        outcomes = await asyncio.gather(*(router.submit(i) for i in range(40)), return_exceptions=True)
+        assert all(each == i**2 or isinstance(each, ExecutorLost) for i, each in enumerate(outcomes))
+        assert await router.submit(7) == 49
+        pids = executor.pids
+    assert not any(alive(pid) for pid in pids)
 
 
 @pytest.mark.timeout(120)
-def test_two_servers_that_die_at_once_are_both_made_anew_once() -> None:
-    async def main() -> None:
-        executor = ProcessExecutor("cpu", make_worker, 1, servers=2)
-        options = RouterOptions(timeout_ms=300.0, patience_ms=60_000.0)
-        async with Router([executor], [[1.0]], gpu_only(Limits(1)), options) as router:
-            before = set(executor.pids)
-            outcomes = await asyncio.gather(*(router.submit("die") for _ in range(2)), return_exceptions=True)
-            assert [type(each) for each in outcomes] == [ExecutorLost] * 2
-            pids = await asyncio.gather(*(router.submit("pid") for _ in range(30)))
-            assert set(pids) <= set(executor.pids)
-            assert len(executor.pids) == 2
-            assert not before & set(executor.pids)
-            # Killed while idle: the next batch waits for the new process, as long as a batch may.
-            for pid in executor.pids:
-                os.kill(pid, signal.SIGKILL)
-            found = [await told(router.submit(k)) for k in range(10)]
-            assert all(each == k**2 or isinstance(each, ExecutorFailed) for k, each in enumerate(found))
-            assert await router.submit(7) == 49
-
-    asyncio.run(main())
-
-
-async def told(outcome: Awaitable[Any]) -> Any:
-    return (await asyncio.gather(outcome, return_exceptions=True))[0]
+async def test_two_servers_that_die_at_once_are_both_made_anew_once() -> None:
+    executor = ProcessExecutor("cpu", make_worker, 1, servers=2)
+    options = RouterOptions(timeout_ms=300.0, patience_ms=60_000.0)
+    async with Router([executor], [[1.0]], gpu_only(Limits(1)), options) as router:
+        before = set(executor.pids)
+        outcomes = await asyncio.gather(*(router.submit("die") for _ in range(2)), return_exceptions=True)
+        assert [type(each) for each in outcomes] == [ExecutorLost] * 2
+        pids = await asyncio.gather(*(router.submit("pid") for _ in range(30)))
+        assert set(pids) <= set(executor.pids)
+        assert len(executor.pids) == 2
+        assert not before & set(executor.pids)
 
 
 def alive(pid: int) -> bool:
@@ -204,14 +179,11 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_a_process_that_cannot_start_says_why() -> None:
-    async def main() -> None:
-        router = Router([ProcessExecutor("cpu", make_nothing, 8)], [TIMES], gpu_only(Limits(8)))
-        with pytest.raises(ExecutorFailed, match="RuntimeError: no weights here"):
-            await router.start()
-        await router.close()
-
-    asyncio.run(main())
+async def test_a_process_that_cannot_start_says_why() -> None:
+    router = Router([ProcessExecutor("cpu", make_nothing, 8)], [TIMES], gpu_only(Limits(8)))
+    with pytest.raises(ExecutorFailed, match="RuntimeError: no weights here"):
+        await router.start()
+    await router.close()
 
 
 @pytest.mark.parametrize("given", [{"largest": 0}, {"servers": 0}, {"buckets": (4, 2)}, {"buckets": (1, 4)}])

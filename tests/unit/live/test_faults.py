@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from latfit.stats import FloatArray
 from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
 
 TIMES: FloatArray = 5.0 + 0.5 * np.arange(1.0, 9.0)
+VIRTUAL_TIME = True
 SIDE_TIMES: FloatArray = 4.0 * np.arange(1.0, 5.0)
 
 
@@ -61,25 +63,19 @@ def both(t_cut_ms: float = 10.0) -> Policy:
     return cutoff(t_cut_ms, Limits(8, 4))
 
 
-Story = Callable[[Router], Coroutine[Any, Any, None]]
-
-
-def told(executors: Sequence[Executor], policy: Policy, story: Story, **options: Any) -> tuple[Router, list[Request]]:
-    """The router after its story, and the requests that ended."""
+@asynccontextmanager
+async def told(
+    executors: Sequence[Executor], policy: Policy, **options: Any
+) -> AsyncIterator[tuple[Router, list[Request]]]:
+    """A router, and the requests that ended; every request ends once."""
     ended: list[Request] = []
     times = [TIMES, SIDE_TIMES][: len(executors)]
-
-    async def main() -> Router:
-        router = Router(executors, times, policy, RouterOptions(**options), clock_s)
-        router.listeners.append(ended.append)
-        async with router:
-            await story(router)
-        return router
-
-    router = on_virtual_time(main())
+    router = Router(executors, times, policy, RouterOptions(**options), clock_s)
+    router.listeners.append(ended.append)
+    async with router:
+        yield router, ended
     assert router.submitted == router.done + router.failed + router.cancelled
     assert len({id(each) for each in ended}) == len(ended)
-    return router, ended
 
 
 async def poisson(router: Router, count: int, rate: float, seed: int = 0) -> list[Any]:
@@ -92,10 +88,9 @@ async def poisson(router: Router, count: int, rate: float, seed: int = 0) -> lis
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_an_error_ends_its_batch_alone_and_says_what_it_was() -> None:
+async def test_an_error_ends_its_batch_alone_and_says_what_it_was() -> None:
     executor = FaultyExecutor(lambda k: ValueError("no such shape") if k == 3 else None)
-
-    async def story(router: Router) -> None:
+    async with told([executor], greedy()) as (router, _):
         outcomes = await poisson(router, 200, 0.3)
         wrong = [each for each in outcomes if isinstance(each, Exception)]
         assert len(wrong) == len(executor.batches[3])
@@ -104,20 +99,16 @@ def test_an_error_ends_its_batch_alone_and_says_what_it_was() -> None:
             i for i in range(200) if i not in executor.batches[3]
         ]
 
-    told([executor], greedy(), story)
 
-
-def test_an_output_that_is_an_error_fails_its_request_only() -> None:
+async def test_an_output_that_is_an_error_fails_its_request_only() -> None:
     class Odd(ExactExecutor):
         async def execute(self, inputs: list[Any]) -> Sequence[Any]:
             await super().execute(inputs)
             return [ValueError(str(each)) if each % 7 == 0 else each for each in inputs]
 
-    async def story(router: Router) -> None:
+    async with told([Odd("gpu", TIMES)], greedy()) as (router, _):
         outcomes = await poisson(router, 100, 0.5)
         assert [isinstance(each, ValueError) for each in outcomes] == [i % 7 == 0 for i in range(100)]
-
-    router, _ = told([Odd("gpu", TIMES)], greedy(), story)
     assert router.main.failed_batches == 0
 
 
@@ -143,20 +134,17 @@ async def answers(outputs: Any) -> Any:
         (gives_up, "CancelledError"),
     ],
 )
-def test_no_answer_of_an_executor_takes_its_server(execute: Any, says: str) -> None:
+async def test_no_answer_of_an_executor_takes_its_server(execute: Any, says: str) -> None:
     executor = ExactExecutor("gpu", TIMES)
     runs, executor.execute = executor.execute, execute  # type: ignore[method-assign]
-
-    async def story(router: Router) -> None:
+    async with told([executor], greedy()) as (router, _):
         with pytest.raises(ExecutorFailed, match=says):
             await router.submit("x")
         executor.execute = runs  # type: ignore[method-assign]
         assert await asyncio.wait_for(router.submit("y"), 1.0) == "y"
 
-    told([executor], greedy(), story)
 
-
-def test_a_batch_that_will_not_be_cancelled_holds_its_server_only() -> None:
+async def test_a_batch_that_will_not_be_cancelled_holds_its_server_only() -> None:
     class Stubborn(ExactExecutor):
         async def execute(self, inputs: list[Any]) -> Sequence[Any]:
             with contextlib.suppress(asyncio.CancelledError):
@@ -165,8 +153,7 @@ def test_a_batch_that_will_not_be_cancelled_holds_its_server_only() -> None:
             return inputs
 
     side = ExactExecutor("amx", SIDE_TIMES)
-
-    async def story(router: Router) -> None:
+    async with told([Stubborn("gpu", TIMES), side], both(), timeout_ms=200.0) as (router, _):
         with pytest.raises(ExecutorTimedOut):
             await asyncio.wait_for(router.submit("late"), 0.25)
         assert await asyncio.wait_for(router.submit("by the other"), 0.1) == "by the other"
@@ -175,38 +162,31 @@ def test_a_batch_that_will_not_be_cancelled_holds_its_server_only() -> None:
         await asyncio.sleep(0.5)
         assert router.running == 0
 
-    told([Stubborn("gpu", TIMES), side], both(), story, timeout_ms=200.0)
 
-
-def test_a_listener_that_fails_leaves_nobody_behind() -> None:
+async def test_a_listener_that_fails_leaves_nobody_behind() -> None:
     reported: list[str] = []
 
     def fails(*_: object) -> None:
         raise ValueError("no room in the log")
 
-    async def story(router: Router) -> None:
+    async with told([ExactExecutor("gpu", TIMES)], greedy()) as (router, ended):
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(str(context["exception"])))
         router.listeners.append(fails)
         router.arrival_listeners.append(fails)
         router.batch_listeners.append(fails)
         assert await poisson(router, 50, 0.5) == list(range(50))
-
-    router, ended = told([ExactExecutor("gpu", TIMES)], greedy(), story)
     assert len(ended) == 50
     assert reported == ["no room in the log"] * (50 + 50 + router.main.batches)
 
 
-def test_a_path_that_hangs_blocks_nobody() -> None:
+async def test_a_path_that_hangs_blocks_nobody() -> None:
     hanging = FaultyExecutor(lambda k: 1e7 if k == 5 else None)
     side = ExactExecutor("amx", SIDE_TIMES)
-
-    async def story(router: Router) -> None:
+    async with told([hanging, side], both(), timeout_ms=200.0) as (router, ended):
         outcomes = await poisson(router, 600, 0.2)
         wrong = [each for each in outcomes if isinstance(each, Exception)]
         assert len(wrong) == len(hanging.batches[5])
         assert all(isinstance(each, ExecutorTimedOut) for each in wrong)
-
-    _, ended = told([hanging, side], both(), story, timeout_ms=200.0)
     assert hanging.recoveries == 1
     assert len(hanging.batches) > 10  # it is used again
     served = [each.ended_ms - each.arrived_ms for each in ended if each.path == "amx"]
@@ -214,50 +194,41 @@ def test_a_path_that_hangs_blocks_nobody() -> None:
     assert len(served) > 20
 
 
-def test_a_lone_path_that_is_down_is_tried_ever_more_seldom() -> None:
+async def test_a_lone_path_that_is_down_is_tried_ever_more_seldom() -> None:
     broken = FaultyExecutor(lambda k: ConnectionError("refused"))
-
-    async def story(router: Router) -> None:
+    async with told([broken], greedy()) as (router, ended):
         outcomes = await poisson(router, 2000, 0.05)
         assert {type(each) for each in outcomes} == {ExecutorFailed, NoPath}
-
-    router, ended = told([broken], greedy(), story)
     # Three failures, then one batch after each pause of 0.5, 1, 2, 4, 8, 16 s within 40 s.
     assert len(broken.batches) == 3 + 6
     assert router.refused > 1000
     assert max(each.ended_ms - each.arrived_ms for each in ended) < 5500.0
 
 
-def test_the_breaker_closes_when_the_path_is_back() -> None:
+async def test_the_breaker_closes_when_the_path_is_back() -> None:
     back_at = 30
     broken = FaultyExecutor(lambda k: ConnectionError("refused") if k < back_at else None)
     broken.fault = lambda k: ConnectionError("refused") if clock_s() < 3.0 else None
     side = ExactExecutor("amx", SIDE_TIMES)
-
-    async def story(router: Router) -> None:
+    async with told([broken, side], both()) as (router, ended):
         await poisson(router, 2000, 0.2)  # 10 s
-
-    router, ended = told([broken, side], both(), story)
     late = [each for each in ended if each.arrived_ms > 5000.0]
     assert router.failed < 40
     assert all(not each.future.exception() for each in late)
     assert sum(each.path == "gpu" for each in late) > len(late) / 2
 
 
-def test_a_worker_that_dies_is_started_again_and_its_requests_are_told() -> None:
+async def test_a_worker_that_dies_is_started_again_and_its_requests_are_told() -> None:
     dying = FaultyExecutor(
         lambda k: ExecutorLost("its process died", where="gpu", remedy="Send it again.") if k == 2 else None
     )
-
-    async def story(router: Router) -> None:
+    async with told([dying, ExactExecutor("amx", SIDE_TIMES)], both()) as (router, _):
         outcomes = await poisson(router, 300, 0.2)
         assert {type(each) for each in outcomes if isinstance(each, Exception)} == {ExecutorLost}
-
-    told([dying, ExactExecutor("amx", SIDE_TIMES)], both(), story)
     assert dying.recoveries == 1
 
 
-def test_a_recovery_that_takes_longer_than_a_batch_may_is_not_cut_short() -> None:
+async def test_a_recovery_that_takes_longer_than_a_batch_may_is_not_cut_short() -> None:
     class Slowly(FaultyExecutor):
         recovered = 0
 
@@ -268,31 +239,25 @@ def test_a_recovery_that_takes_longer_than_a_batch_may_is_not_cut_short() -> Non
 
     dying = Slowly(lambda k: ExecutorLost("its process died", remedy="") if k == 0 else None)
     batches: list[bool] = []
-
-    async def story(router: Router) -> None:
+    async with told([dying], greedy(), timeout_ms=200.0) as (router, _):
         router.batch_listeners.append(lambda *batch: batches.append(batch[-1]))
         with pytest.raises(ExecutorLost):
             await router.submit(0)
         await asyncio.sleep(30.0)
         assert await router.submit(1) == 1
-
-    router, _ = told([dying], greedy(), story, timeout_ms=200.0)
     assert dying.recoveries == dying.recovered == router.main.failed_batches == 1
     assert batches == [False, True]
 
 
-def test_a_flood_is_refused_at_once_and_the_tail_recovers() -> None:
+async def test_a_flood_is_refused_at_once_and_the_tail_recovers() -> None:
     executor = ExactExecutor("gpu", TIMES)
     normal = 0.4 * 8 / TIMES[-1]
-
-    async def story(router: Router) -> None:
+    async with told([executor], greedy(), most_waiting=64) as (router, ended):
         await poisson(router, 500, normal, seed=1)
         flood = await poisson(router, 3000, 10 * 8 / TIMES[-1], seed=2)
         refused = [each for each in flood if isinstance(each, Exception)]
         assert {type(each) for each in refused} == {QueueFull}
         await poisson(router, 500, normal, seed=3)
-
-    router, ended = told([executor], greedy(), story, most_waiting=64)
     assert router.refused > 2000
     response = np.array([each.ended_ms - each.arrived_ms for each in ended])
     assert response.max() <= (64 / 8 + 2) * TIMES[-1]
@@ -300,10 +265,9 @@ def test_a_flood_is_refused_at_once_and_the_tail_recovers() -> None:
     assert np.quantile(after, 0.99) < 1.3 * np.quantile(before, 0.99)
 
 
-def test_who_gives_up_leaves_the_queue() -> None:
+async def test_who_gives_up_leaves_the_queue() -> None:
     executor = ExactExecutor("gpu", TIMES)
-
-    async def story(router: Router) -> None:
+    async with told([executor], greedy()) as (router, _):
         first = asyncio.ensure_future(router.submit("runs"))
         await asyncio.sleep(0.001)
         tasks = [asyncio.ensure_future(router.submit(i)) for i in range(20)]
@@ -314,18 +278,15 @@ def test_who_gives_up_leaves_the_queue() -> None:
         first.cancel()
         await asyncio.gather(*tasks, first, return_exceptions=True)
         assert router.waiting == 0
-
-    router, _ = told([executor], greedy(), story)
     assert router.cancelled == 11
     assert [each for batch in executor.batches[1:] for each in batch] == list(range(1, 20, 2))
 
 
-def test_a_policy_is_asked_of_the_queue_that_is_left() -> None:
+async def test_a_policy_is_asked_of_the_queue_that_is_left() -> None:
     """A table that serves one or two but waits with three for a fourth: when one of three gives up, two are served."""
     executor = ExactExecutor("gpu", TIMES)
     rule = optimal(DispatchTable((0, 0, 2, 0, 4), rate=0.1, max_batch=8), Limits(8))
-
-    async def story(router: Router) -> None:
+    async with told([executor], rule) as (router, _):
         running = [asyncio.ensure_future(router.submit(i)) for i in range(2)]
         await asyncio.sleep(0.001)
         waiting = [asyncio.ensure_future(router.submit(i)) for i in range(2, 5)]
@@ -334,22 +295,17 @@ def test_a_policy_is_asked_of_the_queue_that_is_left() -> None:
         waiting[0].cancel()
         assert await asyncio.wait_for(waiting[2], 0.1) == 4
         await asyncio.gather(*running, *waiting, return_exceptions=True)
-
-    told([executor], rule, story)
     assert executor.batches == [[0, 1], [3, 4]]
 
 
-def test_who_gives_up_while_sent_to_the_side_path_leaves_it() -> None:
+async def test_who_gives_up_while_sent_to_the_side_path_leaves_it() -> None:
     main, side = FaultyExecutor(lambda k: 150.0), ExactExecutor("amx", SIDE_TIMES)
-
-    async def story(router: Router) -> None:
+    async with told([main, side], both(), timeout_ms=1000.0) as (router, _):
         tasks = [asyncio.ensure_future(router.submit(i)) for i in range(30)]
         await asyncio.sleep(0.012)  # 8 run, 4 on the side path, the others wait for it
         for task in tasks[-10:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    router, _ = told([main, side], both(), story, timeout_ms=1000.0)
     assert router.cancelled == 10
     assert sorted(each for batch in main.batches + side.batches for each in batch) == list(range(20))
 
@@ -380,10 +336,9 @@ def test_a_clock_that_jumps_loses_nobody(jump_s: float) -> None:
     assert sum(each > TIMES[3] + 1e-6 for each in lasted) <= (4 if jump_s > 0 else 0)
 
 
-def test_draining_serves_who_waits_and_takes_no_more() -> None:
+async def test_draining_serves_who_waits_and_takes_no_more() -> None:
     executor = ExactExecutor("gpu", TIMES)
-
-    async def story(router: Router) -> None:
+    async with told([executor], fixed(4, Limits(8))) as (router, _):
         tasks = [asyncio.ensure_future(router.submit(i)) for i in range(5)]
         await asyncio.sleep(0.1)
         assert router.waiting == 1  # the policy waits for a fourth beside it
@@ -392,30 +347,22 @@ def test_draining_serves_who_waits_and_takes_no_more() -> None:
         with pytest.raises(Closed):
             await router.submit("late")
 
-    told([executor], fixed(4, Limits(8)), story)
 
-
-def test_draining_that_takes_too_long_tells_everybody() -> None:
+async def test_draining_that_takes_too_long_tells_everybody() -> None:
     executor = FaultyExecutor(lambda k: 1e9)
-
-    async def story(router: Router) -> None:
+    async with told([executor], greedy(), timeout_ms=100000000.0) as (router, _):
         tasks = [asyncio.ensure_future(router.submit(i)) for i in range(12)]
         await asyncio.sleep(0.01)
         assert not await router.drain(within_s=1.0)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in outcomes] == [Closed] * 12
 
-    told([executor], greedy(), story, timeout_ms=1e8)
 
-
-def test_shapes_are_warm_before_traffic() -> None:
+async def test_shapes_are_warm_before_traffic() -> None:
     executor = ExactExecutor("gpu", TIMES)
-
-    async def story(router: Router) -> None:
+    async with told([executor], greedy(), example="x") as (router, _):
         assert [len(batch) for batch in executor.batches] == [1, 2, 4, 8]
         assert router.main.batches == 0
-
-    told([executor], greedy(), story, example="x")
 
 
 @pytest.mark.parametrize(
@@ -435,12 +382,10 @@ def test_what_cannot_work_is_refused(make: Callable[[], Router], says: str) -> N
         make()
 
 
-def test_an_unknown_class_is_refused() -> None:
-    async def story(router: Router) -> None:
+async def test_an_unknown_class_is_refused() -> None:
+    async with told([ExactExecutor("gpu", TIMES)], greedy(), deadlines_ms=(math.inf,)) as (router, _):
         with pytest.raises(WrongUsage, match="class 2 of 1"):
             await router.submit("x", 2)
-
-    told([ExactExecutor("gpu", TIMES)], greedy(), story, deadlines_ms=(math.inf,))
 
 
 def test_batches_that_fail_beside_one_another_open_the_breaker_once() -> None:
@@ -461,10 +406,13 @@ def test_batches_that_fail_beside_one_another_open_the_breaker_once() -> None:
     assert ended[0] == pytest.approx(0.5 + TIMES[0] / 1000, abs=0.01)
 
 
-def test_a_sender_that_left_says_nothing_of_the_path() -> None:
+async def test_a_sender_that_left_says_nothing_of_the_path() -> None:
     """Neither does it open the breaker, nor is the batch that tried the path forgotten."""
 
-    async def story(router: Router) -> None:
+    def fault(k: int) -> Exception | None:
+        return Abandoned("left", remedy="") if k < 5 or k == 8 else ValueError("no") if k < 8 else None
+
+    async with told([FaultyExecutor(fault)], greedy()) as (router, _):
         for _ in range(5):
             with pytest.raises(Abandoned):
                 await router.submit(0)
@@ -477,33 +425,24 @@ def test_a_sender_that_left_says_nothing_of_the_path() -> None:
             await router.submit(0)
         assert await router.submit(1) == 1
 
-    def fault(k: int) -> Exception | None:
-        return Abandoned("left", remedy="") if k < 5 or k == 8 else ValueError("no") if k < 8 else None
 
-    told([FaultyExecutor(fault)], greedy(), story)
-
-
-@pytest.mark.parametrize("ending", ["served", "router closed", "sender left"])
-def test_a_request_that_is_sent_again_counts_once(ending: str) -> None:
+@pytest.mark.parametrize("ending", ["served", "router drains", "sender leaves"])
+async def test_a_request_that_is_retried_counts_once(ending: str) -> None:
     executor = FaultyExecutor(lambda k: ExecutorLost("gone", where="gpu", remedy="") if k == 0 else None)
+    draining: list[asyncio.Future[bool]] = []
 
-    async def story(router: Router) -> None:
-        sent = asyncio.ensure_future(router.submit(0, is_resent=lambda _: True))
-
-        def leave(_: Request) -> None:
+    def retry(_: BaseException) -> bool:
+        if ending == "sender leaves":
             sent.cancel()
+        if ending == "router drains":
+            draining.append(asyncio.ensure_future(router.drain()))
+        return True
 
-        if ending == "sender left":
-            router.listeners.append(leave)
-        with contextlib.suppress(ExecutorLost, asyncio.CancelledError):
-            await sent
-        if ending == "router closed":
-            await router.drain()
-        if ending != "sender left":
-            with contextlib.suppress(Closed):
-                await router.submit(0, again=True)
-
-    router, _ = told([executor, ExactExecutor("cpu", SIDE_TIMES)], both(), story)
-    counts = {"served": (1, 0, 0), "router closed": (0, 1, 0), "sender left": (0, 0, 1)}
-    assert (router.done, router.failed, router.cancelled) == counts[ending]
-    assert router.submitted == 1
+    async with told([executor, ExactExecutor("cpu", SIDE_TIMES)], both()) as (router, ended):
+        sent = asyncio.ensure_future(router.submit(0, retry=retry))
+        with contextlib.suppress(asyncio.CancelledError):
+            assert await sent == 0
+        await asyncio.gather(*draining)
+    left = ending == "sender leaves"
+    assert (router.submitted, router.done, router.failed, router.cancelled) == (1, not left, 0, left)
+    assert [each.path for each in ended] == ([] if left else ["cpu"])

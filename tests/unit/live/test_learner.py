@@ -116,13 +116,13 @@ def scaled(gpu: float, cpu: float) -> System:
 @cache
 def least_p99(gpu: float, cpu: float, per_ms: float) -> float:
     """Of three-stage on paths of this speed: over thresholds, by brute force."""
-    system, options = scaled(gpu, cpu), Options(12_000, replications=1)
+    system, options = scaled(gpu, cpu), Options(8_000, replications=1)
     return min(
         float(simulate(each, system, OpenLoad(Poisson(per_ms)), options).latency["p99"].value)
         for each in (
             policies.three_stage(b, cutoff, Limits(32, 8))
-            for b in (1, 2, 4, 6, 9)
-            for cutoff in np.geomspace(2, 60, 8).tolist()
+            for b in (1, 4, 9)
+            for cutoff in np.geomspace(2, 60, 6).tolist()
         )
     )
 
@@ -132,7 +132,7 @@ def planned(name: str, load: float) -> tuple[Policy, float]:
     return named_policy(name, rate, path_times(PLANNED)), rate
 
 
-@pytest.mark.parametrize(("gpu", "cpu", "load"), [(2.0, 1.0, 0.4), (1.0, 2.0, 0.7), (2.0, 2.0, 0.3), (0.5, 1.0, 0.7)])
+@pytest.mark.parametrize(("gpu", "cpu", "load"), [(2.0, 1.0, 0.4), (1.0, 2.0, 0.6), (2.0, 2.0, 0.3), (0.5, 1.0, 0.6)])
 def test_a_path_that_changes_in_mid_run(gpu: float, cpu: float, load: float) -> None:
     """Noticed within 200 of its batches; p99 is then within 20 % of the least for the new speed."""
     policy, rate = planned("three-stage", load)

@@ -9,33 +9,33 @@ from prometheus_client.parser import text_string_to_metric_families
 from latfit.live import QueueFull, Router, RouterMetrics, RouterOptions
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
-from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
+from tests.unit.live.virtual import ExactExecutor, clock_s
 
 TIMES = [20.0, 30.0]
 
 
-def test_metrics_of_a_story() -> None:
+VIRTUAL_TIME = True
+
+
+async def test_metrics_of_a_story() -> None:
     """Five requests at 0 ms, one too many: a batch of one ends at 20 ms, batches of two at 50 and 80; one gives up."""
-
-    async def story() -> str:
-        registry = CollectorRegistry()
-        options = RouterOptions(most_waiting=4)
-        router = Router([ExactExecutor("gpu", TIMES)], [TIMES], gpu_only(Limits(2)), options, clock_s)
-        registry.register(RouterMetrics(router))
-        async with router:
-            tasks = [asyncio.ensure_future(router.submit(i)) for i in range(5)]
-            await asyncio.sleep(0)
-            with pytest.raises(QueueFull):
-                await router.submit(5)
-            await asyncio.sleep(0.1)
-            late = asyncio.ensure_future(router.submit(6))
-            await asyncio.sleep(0.001)
-            late.cancel()
-            await asyncio.gather(*tasks, late, return_exceptions=True)
-            return generate_latest(registry).decode()
-
+    registry = CollectorRegistry()
+    options = RouterOptions(most_waiting=4)
+    router = Router([ExactExecutor("gpu", TIMES)], [TIMES], gpu_only(Limits(2)), options, clock_s)
+    registry.register(RouterMetrics(router))
+    async with router:
+        tasks = [asyncio.ensure_future(router.submit(i)) for i in range(5)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            await router.submit(5)
+        await asyncio.sleep(0.1)
+        late = asyncio.ensure_future(router.submit(6))
+        await asyncio.sleep(0.001)
+        late.cancel()
+        await asyncio.gather(*tasks, late, return_exceptions=True)
+        text = generate_latest(registry).decode()
     samples = {}
-    for family in text_string_to_metric_families(on_virtual_time(story())):
+    for family in text_string_to_metric_families(text):
         for sample in family.samples:
             samples[sample.name, sample.labels.get("le", "")] = sample.value
     assert samples["latfit_requests_submitted_total", ""] == 6

@@ -17,7 +17,7 @@ from latfit.queueing import cutoff_queue, exact_distribution, linear_times
 from latfit.stats import FloatArray
 from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
 
-REQUESTS, WARM, PARTS = 20_000, 1_000, 20
+REQUESTS, WARM, PARTS = 8_000, 500, 20
 
 
 class ExponentialExecutor(ExactExecutor):

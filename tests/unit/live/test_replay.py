@@ -26,7 +26,7 @@ from latfit.live import (
     probe,
     speeds,
 )
-from latfit.live.replay import DISTURBED, ROUNDS, Driven, by_quarters, sizes_within
+from latfit.live.replay import MAX_OTHERS, MIN_ROUNDS, Driven, by_quarters, sizes_within
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
 from latfit.simulation import Options, System, linear_path, measured_result, measured_run, simulate
@@ -46,7 +46,7 @@ def test_a_prediction_holds_near_or_within_its_range() -> None:
     assert planted(100.0, 109.0, 1.0).agrees
     assert not planted(100.0, 111.0, 1.0).agrees
     assert planted(100.0, 130.0, 31.0).agrees
-    assert planted(100.0, 100.0, 1.0, others=DISTURBED + 0.01).agrees is None
+    assert planted(100.0, 100.0, 1.0, others=MAX_OTHERS + 0.01).agrees is None
     assert not replace(planted(100.0, 100.0, 1.0), failed=1).agrees
 
 
@@ -141,14 +141,14 @@ def test_sizes_rise_to_the_largest() -> None:
 
 def test_every_size_is_measured_where_there_is_time_for_it() -> None:
     T: FloatArray = 4.0 + 0.5 * np.arange(1.0, 33.0)
-    assert sizes_within(T, ROUNDS * T.sum()) == list(range(1, 33))
-    assert sizes_within(T, 0.99 * ROUNDS * T.sum()) == by_quarters(32)
+    assert sizes_within(T, MIN_ROUNDS * T.sum()) == list(range(1, 33))
+    assert sizes_within(T, 0.99 * MIN_ROUNDS * T.sum()) == by_quarters(32)
 
 
 @pytest.mark.timeout(300)
 def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes; whether others disturb it is no matter of the test, and nothing is repeated."""
-    monkeypatch.setattr("latfit.live.replay.DISTURBED", math.inf)
+    monkeypatch.setattr("latfit.live.replay.MAX_OTHERS", math.inf)
     monkeypatch.setattr("latfit.api.running.replays.LEAST_PROBE_S", 0.2)
     typed = "replay --policy three-stage --load 30% --duration 1s --max-batch 4 --json"
     exit_code = run(typed.split(" "))

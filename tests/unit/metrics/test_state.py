@@ -7,9 +7,8 @@ from io import BytesIO
 import pytest
 
 from latfit.errors import BadInput
-from latfit.metrics.exposition import samples_in
 from latfit.metrics.interval import Interval
-from latfit.metrics.state import Buckets, ServerState, state_of
+from latfit.metrics.state import Buckets, ServerState, samples_in, state_of
 
 SGLANG = """\
 # HELP sglang:prompt_tokens_total Number of prefill tokens processed.

@@ -75,7 +75,7 @@ def test_json_gives_the_same_law() -> None:
     assert again.values == pytest.approx(law.values, rel=1e-7)
     assert again.weights == pytest.approx(law.weights, rel=1e-7)
     assert again.mean == pytest.approx(law.mean, rel=1e-7)
-    assert again.independent == 1_500.0
+    assert again.pooled.independent == pytest.approx(1_500)
     assert noise_from_json(None) is None
 
 
@@ -126,7 +126,7 @@ def _drawn(table, T, u, out):  # type: ignore[no-untyped-def]
 def test_without_pauses_a_draw_is_the_smallest_point_that_so_many_do_not_exceed() -> None:
     noise = noise_of(np.random.default_rng(4).lognormal(0, 1, 9_000), np.ones(9_000))
     u = np.random.default_rng(3).random(20_000)
-    wanted = noise.values[np.searchsorted(noise.reached, u, side="right")]
+    wanted = noise.values[np.searchsorted(noise.pooled.reached, u, side="right")]
     assert draws(noise, 3.0, 20_000).tolist() == (3.0 * wanted).tolist()
 
 
@@ -154,3 +154,17 @@ def test_pauses_are_drawn_anew_as_their_count_leaves_them_open() -> None:
     rng = np.random.default_rng(0)
     rates = [three.drawn(rng).per_step for _ in range(4000)]
     assert np.quantile(rates, 0.975) == pytest.approx(0.00874, rel=0.05)
+
+
+def test_one_more_pause_is_longer_by_as_much_as_the_longest_differ() -> None:
+    """Lengths from an exponential distribution exceed any limit by their mean; fixed ones by nothing."""
+    rng = np.random.default_rng(0)
+    n = 400
+    lengths = np.sort(50 * rng.standard_exponential(n))
+    spread = Pauses(lengths, np.zeros(n), np.full(n, 1 / n), 0.01, 0.0, float(n))
+    fixed = Pauses(np.array([50.0]), np.zeros(1), np.ones(1), 0.01, 0.0, float(n))
+    # The mean of 200 excesses over the median: 50 ms within 4 standard errors.
+    assert spread.mean_excess * lengths[-1] == pytest.approx(50, abs=4 * 50 / np.sqrt(200) + lengths[-1] / 200)
+    assert fixed.mean_excess == pytest.approx(1 / (n + 1))
+    longest = [spread.drawn(rng).ms[-1] - lengths[-1] for _ in range(2000)]
+    assert np.mean(longest) == pytest.approx(spread.mean_excess * lengths[-1], rel=0.1)

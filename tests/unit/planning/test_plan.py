@@ -1,5 +1,6 @@
 """Plans from fits with known parameters: published inverses, thresholds by enumeration, honest nulls."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, read_hardware
-from latfit.model.fit_parts import Errors
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.fit_parts import Errors, Estimate
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.planning.result import LoadPlan, Plan
+from latfit.planning.steps.limits import level_for
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
-from latfit.planning.wording import rows_needed
 from tests.conftest import REFERENCE
 
 
@@ -79,13 +80,22 @@ class TestInverse:
         assert next(row.S_max for row in at_50.steps.S_at_B if row.B == 8) == 1745
         assert (at_99.percentile, at_50.percentile) == (99, 50)
 
-    def test_a_percentile_that_the_data_cannot_tell_is_named(self) -> None:
-        known = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.1, "0.99": None}}
-        plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)), 50.0)
-        assert plan.percentile == 90
+    def test_a_percentile_above_the_measured_ones_is_extrapolated_and_named(self) -> None:
+        """ln factor of p90 doubles to p99 (ln 0.01 / ln 0.1), or grows as that of all steps together does."""
+        alone = {"ratio_quantiles": {"0.5": 1.0, "0.9": 1.1, "0.99": None}}
+        pooled = {
+            "ratio_quantiles": {"0.9": 1.1, "0.99": 1.3},
+            "by_phase": {"decode": {"ratio_quantiles": {"0.9": 1.1**2, "0.99": None}}},
+        }
+        for known, factor in ((alone, 1.1**2), (pooled, 1.3**2)):
+            path = machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)).paths["cpu"]
+            level = level_for(path, 99.0, "decode")
+            assert (level.percentile, level.measured) == (99.0, 90.0)
+            assert level.factor == pytest.approx(factor)
+        plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=alone)), 50.0)
+        assert plan.percentile == 99
+        assert "from p90" in plan.warnings[0].message
         assert "at least 99" in plan.warnings[0].remedy
-        assert rows_needed(99) == 99
-        assert rows_needed(90) == 9
 
     def test_a_share_for_a_percentile_is_asked_about(self) -> None:
         with pytest.raises(WrongUsage) as error:
@@ -207,7 +217,7 @@ class TestProfileFile:
         add_path(target, ExecutionPath("cpu", line(1, 1)))
         add_path(target, ExecutionPath("gpu", line(2, 1)))
         profile = add_path(target, ExecutionPath("cpu", line(3, 1))).profile
-        assert read_hardware(target).to_json() == profile.to_json()
+        assert read_hardware(target).to_json() == json.loads(json.dumps(profile.to_json()))
         assert {name: path.fit.theta[0] for name, path in profile.paths.items()} == {"cpu": 3, "gpu": 2}
 
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "latfit.hardware/1", "paths": {"cpu": 3}}'])

@@ -27,60 +27,48 @@ def T(B: int, S: int) -> float:
     return float(PATH.fit.latency_ms(np.array([float(B)]), np.array([float(S)]))[0])
 
 
-def full_steps(D: int, P: int, prompt: int) -> tuple[float, float, float]:
-    """D - 1 sequences beside a chunk of P; the chunk alone; the whole budget as chunks of several prompts."""
-    budget = D - 1 + P
-    prompts = min(-(-budget // min(P, prompt)), D)
-    return T(D, budget), T(1, P), T(prompts, budget)
+def most_sequences(budget: int, tpot: float, ttft: float, prompt: int) -> int | None:
+    """The most sequences whose steps keep both targets, with 128 prefill tokens left beside them, by trying all."""
 
+    def keeps(D: int) -> bool:
+        chunk = budget - D + 1
+        steps = [T(d + -(-(budget - d) // prompt), budget) for d in range(1, D)]
+        return max(steps) <= tpot and -(-prompt // chunk) * T(D, D - 1 + min(chunk, prompt)) <= ttft
 
-def enumerated(tpot: float, ttft: float, prompt: int) -> tuple[int, int] | None:
-    """(sequences, chunk): the most sequences D with a chunk P that meets both targets in every kind of step that some
-    chunk keeps within them, the largest such P."""
-    for D in range(32, 0, -1):
-        if T(D, D) > tpot:
-            continue
-        tried = {P: full_steps(D, P, prompt) for P in range(1, 600 - D + 1)}
-        cured = [kind for kind in range(3) if min(times[kind] for times in tried.values()) <= tpot]
-        if 0 not in cured:
-            continue
-        fits = [
-            P
-            for P, times in tried.items()
-            if all(times[kind] <= tpot for kind in cured) and -(-prompt // P) * T(D, D - 1 + min(P, prompt)) <= ttft
-        ]
-        if fits:
-            return D, max(fits)
-    return None
+    return max((D for D in range(2, min(32, budget - 127) + 1) if T(D, D) <= tpot and keeps(D)), default=None)
 
 
 class TestEngine:
-    @pytest.mark.parametrize(("tpot", "ttft", "prompt"), [(18.0, 60.0, 512), (25.0, 40.0, 512), (20.0, 1e9, 2000)])
-    def test_settings_meet_both_targets_as_enumeration_does(self, tpot: float, ttft: float, prompt: int) -> None:
+    @pytest.mark.parametrize(("tpot", "ttft", "prompt"), [(22.0, 60.0, 512), (25.0, 40.0, 512), (22.0, None, 2000)])
+    def test_choices_are_those_of_enumeration(self, tpot: float, ttft: float | None, prompt: int) -> None:
         found = engine_settings(PATH, tpot, 99.0, ServingTargets(ttft, tpot, prompt))
-        best = enumerated(tpot, ttft, prompt)
         assert isinstance(found, Settings)
-        assert best is not None
-        D, P = found.max_num_seqs, found.chunk_tokens
-        assert P is not None
-        assert T(D, D - 1 + P) <= tpot
-        assert -(-prompt // P) * T(D, D - 1 + min(P, prompt)) <= ttft
-        assert found.max_num_batched_tokens == D - 1 + P
-        # Fewer sequences are tried by about an eighth each, so the answer may be that far below the best.
-        assert int(best[0] * 0.875) <= D
-        if best[0] == D:
-            assert best[1] == P
+        for row in found.choices:
+            best = most_sequences(row.max_num_batched_tokens, tpot, ttft or np.inf, prompt)
+            assert best is not None
+            assert 0.9 * best <= row.max_num_seqs <= best  # a round number below it
+            assert row.chunk_tokens == row.max_num_batched_tokens - row.max_num_seqs + 1 >= 128
+            assert row.decode_tokens_per_s == pytest.approx(
+                1e3 * row.max_num_seqs / T(row.max_num_seqs, row.max_num_seqs)
+            )
+        top = max(row.max_num_seqs for row in found.choices)
+        product = max(row.max_num_seqs * row.chunk_tokens for row in found.choices)
+        assert found.chunk_tokens is not None
+        assert found.max_num_seqs == top if ttft else found.max_num_seqs * found.chunk_tokens == product
 
-    def test_the_fewest_tokens_keep_the_first_token_too(self) -> None:
-        found = engine_settings(PATH, 18.0, 99.0, ServingTargets(60.0, 18.0, 512))
-        assert isinstance(found, Settings)
-        assert found.min_num_batched_tokens is not None
-        P = found.min_num_batched_tokens - found.max_num_seqs + 1
-        assert -(-512 // P) * T(found.max_num_seqs, found.min_num_batched_tokens) <= 60
-        assert -(-512 // (P - 1)) * T(found.max_num_seqs, found.min_num_batched_tokens - 1) > 60
+    def test_a_chunk_below_128_tokens_is_not_recommended(self) -> None:
+        """T = 2 + 0.1 B + 0.1 S: 14 ms take a chunk of about 110 beside one request."""
+        path = ExecutionPath("gpu", fit_with([2.0, 0.1, 0.1], "linear", domain={"B": [1, 64], "S": [1, 1000]}))
+        found = engine_settings(path, 14.0, 99.0, ServingTargets())
+        assert isinstance(found, Unknown)
+        assert "128 prefill tokens" in found.reason
+        asked = engine_settings(path, 14.0, 99.0, ServingTargets(prompt_tokens=32))
+        assert isinstance(asked, Settings)
+        assert asked.chunk_tokens is not None
+        assert asked.chunk_tokens >= 32
 
     def test_targets_that_exclude_each_other_are_told(self) -> None:
-        found = engine_settings(PATH, 18.0, 99.0, ServingTargets(1.0, 18.0, 512))
+        found = engine_settings(PATH, 25.0, 99.0, ServingTargets(1.0, 25.0, 512))
         assert isinstance(found, Unknown)
         assert "512 tokens within 1 ms" in found.reason
 
@@ -104,33 +92,31 @@ class TestEngine:
         fit = replace(fit, domain={"B": (1.0, 2.0**31), "S": (1.0, 2.0**60)})
         assert len(PathLatency(ExecutionPath("gpu", fit), 1.0).batches) == 2**20
 
-    def test_every_step_that_the_settings_allow_keeps_the_target(self) -> None:
-        """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens: a prompt of 2,000 in chunks reads up to 2,000 - P of them
-        in its last one. Every composition of a step within the settings is tried (prompts take turns, so as many are
-        under way as the budget has chunks), and a chunk larger by 2 % fails one."""
+    def test_every_step_in_which_requests_decode_keeps_the_target(self) -> None:
+        """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens; prompts of 2,000, so a last chunk reads those before it."""
         theta = [2.0, 0.0, 1e-9, 1.0, 1.0, 1.0, 0.1, 0.02, 1e-4, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0]
         fit = fit_with(theta, "context", domain=WIDE)
-        path = ExecutionPath("gpu", fit)
-        found = engine_settings(path, 20.0, 99.0, ServingTargets(None, 20.0, 2000), context=500.0)
+        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets(None, 20.0, 2000), context=500.0)
         assert isinstance(found, Settings)
         assert found.max_num_batched_tokens is not None
-        assert found.chunk_tokens is not None
 
-        def slowest(budget: int, chunk: int) -> float:
-            steps = [(D, 1, min(chunk, budget - D)) for D in range(found.max_num_seqs) if budget > D]
-            steps += [(0, 1, chunk), (0, -(-budget // chunk), budget)]
-            D, n, P = (np.array(column, dtype=float) for column in zip(*steps, strict=True))
-            history = n * np.maximum(2000 - np.minimum(chunk, P), 0)
-            columns = {"B": D + n, "S": D + P, "prefill_requests": n, "prefill_tokens": P}
+        def slowest(sequences: int) -> float:
+            D = np.arange(1.0, sequences)
+            P = found.max_num_batched_tokens - D
+            history = 2000 - P
+            columns = {"B": D + 1, "S": D + P, "prefill_requests": np.ones_like(D), "prefill_tokens": P}
             cached = {"context_tokens": 500 * D + history, "prefill_context_tokens": history}
             return float(fit.latency_ms(**columns, **cached).max())
 
-        assert slowest(found.max_num_batched_tokens, found.chunk_tokens) <= 20.0 * (1 + 1e-9)
-        more = max(int(found.chunk_tokens * 0.02), 2)
-        assert slowest(found.max_num_batched_tokens + more, found.chunk_tokens + more) > 20.0
+        assert slowest(found.max_num_seqs) <= 20.0 * (1 + 1e-9)
+        assert slowest(int(found.max_num_seqs * 1.1) + 1) > 20.0
 
     def test_factors_of_the_percentile_shrink_them(self) -> None:
-        wide = replace(line(4, 0.5), intervals={"ratio_quantiles": {"0.5": 1.0, "0.99": 1.25}})
+        wide = replace(
+            line(4, 0.5),
+            intervals={"ratio_quantiles": {"0.5": 1.0, "0.99": 1.25}},
+            identifiability=Identifiability(prefill=False),
+        )
         found = engine_settings(ExecutionPath("gpu", wide), 20.0, 99.0, ServingTargets())
         assert isinstance(found, Settings)
         assert found.max_num_seqs == 24  # 1.25 (4 + 24/2) = 20

@@ -5,12 +5,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.profiling.devices.numpy_step import EPS, DecoderWeights
+from latfit.profiling.devices.decoder import EPS, Layer, Weights
 
 Float64 = NDArray[np.float64]
 
 
-def logits_of_prompt(weights: DecoderWeights, tokens: list[int]) -> Float64:
+def logits_of_prompt(weights: Weights, tokens: list[int]) -> Float64:
     """Logits (tokens, vocab) after each token of one request, computed with a cache that grows by one token a time."""
     shape = weights.shape
     keys: list[list[Float64]] = [[] for _ in range(shape.layers)]
@@ -26,26 +26,37 @@ def logits_of_prompt(weights: DecoderWeights, tokens: list[int]) -> Float64:
                 np.array([_rotated(head, position) for head in heads[shape.heads : shape.heads + shape.kv_heads]])
             )
             values[number].append(heads[shape.heads + shape.kv_heads :].copy())
-            attended = [
-                _attended(shape.heads // shape.kv_heads, h, q, keys[number], values[number])
-                for h, q in enumerate(queries)
-            ]
+            group = shape.heads // shape.kv_heads
+            attended = [_attended(h // group, q, keys[number], values[number]) for h, q in enumerate(queries)]
             x = x + np.concatenate(attended) @ layer.out.astype(np.float64)
-            both = _norm(x, layer.mlp_norm) @ layer.gate_up.astype(np.float64)
-            gate, up = both[: shape.intermediate], both[shape.intermediate :]
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ layer.down.astype(np.float64)
+            x = x + mlp_of_token(layer, _norm(x, layer.mlp_norm), shape.active_experts)
         rows.append(weights.embedding.astype(np.float64) @ _norm(x, weights.final_norm))
     return np.array(rows)
 
 
-def _attended(group: int, head: int, query: Float64, keys: list[Float64], values: list[Float64]) -> Float64:
-    scores = [float(query @ key[head // group]) / math.sqrt(len(query)) for key in keys]
+def mlp_of_token(layer: Layer, x: Float64, active: int) -> Float64:
+    """The gated MLP, or the `active` experts of highest score, weighted by the softmax of their scores."""
+    if layer.router is None:
+        return _gated(x, *layer.mlps[0])
+    scores = x @ layer.router
+    best = np.argsort(scores)[-active:]
+    shares = np.exp(scores[best]) / np.exp(scores[best]).sum()
+    total: Float64 = sum(
+        (share * _gated(x, *layer.mlps[expert]) for share, expert in zip(shares, best, strict=True)), np.zeros(len(x))
+    )
+    return total
+
+
+def _gated(x: Float64, gate_up: Float64, down: Float64) -> Float64:
+    gate, up = np.split(x @ gate_up.astype(np.float64), 2)
+    return np.asarray((gate / (1 + np.exp(-gate)) * up) @ down.astype(np.float64))
+
+
+def _attended(kv_head: int, query: Float64, keys: list[Float64], values: list[Float64]) -> Float64:
+    scores = [float(query @ key[kv_head]) / math.sqrt(len(query)) for key in keys]
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
-    total = np.zeros(len(query))
-    for weight, value in zip(weights, values, strict=True):
-        total += weight * value[head // group]
-    return total
+    return np.asarray(sum(weight * value[kv_head] for weight, value in zip(weights, values, strict=True)))
 
 
 def _norm(x: Float64, weight: NDArray[np.float32]) -> Float64:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.profiling.devices.protocol import DeviceOutOfMemory
+from latfit.profiling.devices.device import DeviceOutOfMemory
 from latfit.profiling.shapes import StepShape
 
 

@@ -3,11 +3,9 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from latfit.profiling.grid import default_cells
 from latfit.profiling.result import ProfileResult
-from latfit.profiling.sampler import rounds, run_profile
+from latfit.profiling.sampler import Rounds, run_profile
 from latfit.profiling.shapes import StepShape
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 
@@ -32,8 +30,7 @@ def run_fake(
     precision: float = 0.03,
     seed: int = 0,
 ) -> ProfileResult:
-    design = rounds(np.random.default_rng(seed))
-    return run_profile(device, cells, budget_s=budget_s, precision=precision, design=design)
+    return run_profile(device, cells, budget_s=budget_s, precision=precision, rounds=Rounds(seed))
 
 
 def codes(result: ProfileResult) -> set[str]:

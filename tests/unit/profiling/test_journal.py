@@ -180,8 +180,8 @@ def test_a_trace_that_cannot_be_written_leaves_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "20s", "--precision"]
-    command += ["0.3", "--threads", "1", "--device", "numpy", "--processes", "1", "--quiet"]
+    command = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "3s", "--precision"]
+    command += ["0.9", "--threads", "1", "--device", "numpy", "--processes", "1", "--quiet"]
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from latfit.profiling.devices.numpy_step import DecoderStep, DecoderWeights, KvCache, random_weights
-from latfit.profiling.devices.protocol import DeviceOutOfMemory, DeviceSettings
+from latfit.profiling.devices.decoder import KvCache, Weights, groups_of, make_cache
+from latfit.profiling.devices.device import DeviceOutOfMemory, DeviceSettings
+from latfit.profiling.devices.numpy_device import NumpyStep, random_weights
 from latfit.profiling.host.isa import cpu_flags
 from latfit.profiling.shapes import PARTS, ModelShape, Part, StepShape
 
@@ -34,26 +35,19 @@ TOLERANCE = {"fp32": 2e-4, "bf16": 0.04, "int8": 0.08}
 along two layers; 8-bit weights and activations round to 1/254 of the largest number of a group."""
 
 
-def caches(cell: StepShape, shape: ModelShape, seed: int = 3) -> KvCache:
+def caches(cell: StepShape, shape: ModelShape) -> KvCache:
     """Random numbers in the cached places, NaN where the step writes."""
-    rng = np.random.default_rng(seed)
-
-    def pair(*size: int, cached: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        found = []
-        for _ in range(2):
-            array = rng.standard_normal((*size, shape.head_dim)).astype(np.float32)
-            array[..., cached:, :] = np.nan
-            found.append(array)
-        return found[0], found[1]
-
-    layers, kv = shape.layers, shape.kv_heads
-    decode = pair(layers, cell.decode_requests, kv, cell.context + 1, cached=cell.context)
-    chunks = [pair(layers, kv, h + n, cached=h) for n, h in zip(cell.prefill, cell.history, strict=True)]
-    return KvCache(*decode, prefill=tuple(chunks))
+    rng = np.random.default_rng(3)
+    found = make_cache(shape, cell, lambda size: rng.standard_normal(size).astype(np.float32))
+    for group, pair in zip(groups_of(cell), found, strict=True):
+        for half in pair:
+            half[:, :, :, group.cached :] = np.nan
+    return found
 
 
-def expected(weights: DecoderWeights, cell: StepShape, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-    return DecoderStep(weights, cell, caches(cell, weights.shape), tokens).run().copy()
+def expected(weights: Weights, cell: StepShape, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = NumpyStep(weights, cell, caches(cell, weights.shape)).run(tokens)
+    return found
 
 
 def agree(found: Any, wanted: Any, precision: str) -> None:
@@ -64,19 +58,16 @@ def agree(found: Any, wanted: Any, precision: str) -> None:
 @needs_openvino
 class TestOpenVino:
     def step(self, shape: ModelShape, cell: StepShape, precision: str) -> tuple[Any, NDArray[np.float32]]:
-        from latfit.profiling.devices.openvino_device import OpenVinoDevice, stored
+        from latfit.profiling.devices.openvino_device import CACHE_TYPE, OpenVinoDevice, stored
 
         device = OpenVinoDevice(shape, DeviceSettings(precision, threads=1, seed=5))
         device.prepare(cell)
-        kept, kind = caches(cell, shape), device._precision.caches
-        for layer in range(shape.layers):
-            for at, half in enumerate(("keys", "values")):
-                decode = (kept.decode_keys, kept.decode_values)[at][layer][:, :, : cell.context]
-                device._request.set_tensor(f"decode_{half}_{layer}", stored(decode, kind))
-                chunks = [pair[at][layer][:, :h] for pair, h in zip(kept.prefill, cell.history, strict=True)]
-                none = np.empty((0, shape.kv_heads, 0, shape.head_dim), np.float32)
-                stacked = np.stack(chunks) if chunks else none
-                device._request.set_tensor(f"prefill_{half}_{layer}", stored(stacked, kind))
+        for group, pair in zip(groups_of(cell), caches(cell, shape), strict=True):
+            kind = "decode" if group.tokens == 1 else "prefill"
+            for half, array in zip(("keys", "values"), pair, strict=True):
+                for layer in range(shape.layers):
+                    cached = stored(array[layer][:, :, : group.cached], CACHE_TYPE[precision])
+                    device._request.set_tensor(f"{kind}_{half}_{layer}", cached)
         assert device.step_ms() > 0
         tokens = np.array(device._inputs[0].data)
         return device.output(), expected(random_weights(shape, 5), cell, tokens)
@@ -119,23 +110,18 @@ class TestTorch:
     def step(self, shape: ModelShape, cell: StepShape, precision: str) -> tuple[Any, NDArray[np.float32]]:
         import torch
 
-        from latfit.profiling.devices.torch_step import TorchCache, TorchStep, activation_dtype
-        from tests.unit.profiling.torch_weights import torch_weights
+        from latfit.profiling.devices.torch_device import TorchStep, activation_dtype, linear
 
-        weights, kept = random_weights(shape, 5), caches(cell, shape)
-        tokens = np.random.default_rng(1).integers(0, shape.vocab, cell.S)
+        weights, tokens = random_weights(shape, 5), np.random.default_rng(1).integers(0, shape.vocab, cell.S)
 
         def tensor(array: Any) -> Any:
             return torch.from_numpy(array.copy()).to(activation_dtype(precision))
 
-        cache = TorchCache(
-            tensor(kept.decode_keys),
-            tensor(kept.decode_values),
-            tuple((tensor(keys)[:, None], tensor(values)[:, None]) for keys, values in kept.prefill),
-        )
+        cache = [(tensor(keys), tensor(values)) for keys, values in caches(cell, shape)]
         with torch.inference_mode():
-            step = TorchStep(torch_weights(weights, "cpu", precision), cell, cache, torch.from_numpy(tokens))
-            return step.run().float().numpy(), expected(weights, cell, tokens)
+            loaded = weights.converted(tensor, lambda array: linear(tensor(array), precision))
+            found = TorchStep(loaded, cell, cache).run(torch.from_numpy(tokens)).float().numpy()
+        return found, expected(weights, cell, tokens)
 
     @pytest.mark.parametrize("cell", CELLS, ids=str)
     @pytest.mark.parametrize("shape", [DENSE, MIXTURE], ids=lambda shape: shape.name)
@@ -148,18 +134,18 @@ class TestTorch:
 
     @pytest.mark.parametrize(("part", "precision"), list(itertools.product(PARTS, ("fp32", "bf16", "int8"))))
     def test_parts_run_by_themselves(self, part: Part, precision: str) -> None:
-        from latfit.profiling.devices.torch_device import TorchCpuDevice
+        from latfit.profiling.devices.torch_device import CpuRuntime, TorchDevice
 
-        device = TorchCpuDevice(DENSE, DeviceSettings(precision, threads=1, part=part))
+        device = TorchDevice(DENSE, DeviceSettings(precision, threads=1, part=part), CpuRuntime())
         for cell in CELLS:
             device.prepare(cell)
             assert device.step_ms() > 0
         device.close()
 
     def test_a_cell_beyond_memory_is_a_limit(self) -> None:
-        from latfit.profiling.devices.torch_device import TorchCpuDevice
+        from latfit.profiling.devices.torch_device import CpuRuntime, TorchDevice
 
-        device = TorchCpuDevice(DENSE, DeviceSettings("fp32", threads=1))
+        device = TorchDevice(DENSE, DeviceSettings("fp32", threads=1), CpuRuntime())
         with pytest.raises(DeviceOutOfMemory, match="GiB"):
             device.prepare(StepShape(2**20, 2**20))
         device.close()

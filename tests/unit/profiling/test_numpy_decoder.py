@@ -1,4 +1,4 @@
-"""The NumPy kernels compute a real decoder: they agree with the plain reference whatever the step is made of.
+"""The NumPy step computes a real decoder: it agrees with the plain reference whatever the step is made of.
 
 Tolerance: float32 rounds at 6e-8; a step is a chain of about 20 products of length up to 64 for each layer, and logits
 are sums of 48 numbers of order one, so errors stay around 1e-5. A wrong mask, position or cache slot changes logits by
@@ -12,15 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from latfit.profiling.devices.numpy_step import (
-    QUERY_ROWS,
-    DecoderStep,
-    DecoderWeights,
-    KvCache,
-    gated,
-    project,
-    random_weights,
-)
+from latfit.profiling.devices.decoder import KvCache, Weights, make_cache
+from latfit.profiling.devices.numpy_device import QUERY_ROWS, NumpyStep, random_weights
 from latfit.profiling.shapes import ModelShape, StepShape
 from tests.unit.profiling.decoder_reference import logits_of_prompt
 
@@ -28,12 +21,13 @@ SHAPES = {
     "grouped": ModelShape("grouped", 48, 2, 6, 2, 8, 64, 50),
     "one key head each": ModelShape("mha", 48, 2, 4, 4, 12, 40, 50),
     "one key head for all": ModelShape("mqa", 32, 1, 4, 1, 8, 24, 30),
+    "experts": ModelShape("moe", 24, 2, 4, 2, 8, 16, 32, experts=5, active_experts=2),
 }
 ATOL = 2e-4
 
 
 @pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
-def weights(request: pytest.FixtureRequest) -> DecoderWeights:
+def weights(request: pytest.FixtureRequest) -> Weights:
     return random_weights(request.param, seed=3)
 
 
@@ -42,110 +36,75 @@ def prompt(length: int, seed: int) -> list[int]:
     return tokens
 
 
-def empty(shape: ModelShape, *size: int) -> NDArray[np.float32]:
-    return np.full((shape.layers, *size, shape.head_dim), np.nan, np.float32)
+def empty(weights: Weights, cell: StepShape) -> KvCache:
+    """A cache of NaN: a slot that is read before it is written shows."""
+    return make_cache(weights.shape, cell, lambda size: np.full(size, np.nan, np.float32))
 
 
-def run(weights: DecoderWeights, cell: StepShape, cache: KvCache, tokens: Sequence[int]) -> NDArray[np.float32]:
-    return DecoderStep(weights, cell, cache, np.array(tokens)).run().copy()
+def run(weights: Weights, cell: StepShape, tokens: Sequence[int], cache: KvCache | None = None) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = NumpyStep(weights, cell, cache or empty(weights, cell)).run(np.array(tokens))
+    return found
 
 
-def prefill_cache(weights: DecoderWeights, rooms: Sequence[int]) -> KvCache:
-    """Caches for prefill requests of so many tokens, filled with NaN: a slot read before it is written shows."""
-    shape = weights.shape
-    none = empty(shape, 0, shape.kv_heads, 1)
-    pairs = tuple((empty(shape, shape.kv_heads, room), empty(shape, shape.kv_heads, room)) for room in rooms)
-    return KvCache(none, none, pairs)
-
-
-def decode_cache(weights: DecoderWeights, prompts: Sequence[Sequence[int]]) -> KvCache:
-    """A decode cache that holds each prompt, with room for one more token."""
-    shape, context = weights.shape, len(prompts[0])
-    size = (len(prompts), shape.kv_heads, context + 1)
-    cache = KvCache(empty(shape, *size), empty(shape, *size))
+def filled(weights: Weights, cell: StepShape, prompts: Sequence[Sequence[int]]) -> KvCache:
+    """The cache of a cell whose decode requests have these prompts in it."""
+    cache = empty(weights, cell)
     for slot, tokens in enumerate(prompts):
-        single = prefill_cache(weights, [context])
-        run(weights, StepShape(prefill=(context,)), single, tokens)
-        keys, values = single.prefill[0]
-        cache.decode_keys[:, slot, :, :context] = keys
-        cache.decode_values[:, slot, :, :context] = values
+        single = StepShape(prefill=(len(tokens),))
+        one = empty(weights, single)
+        run(weights, single, tokens, one)
+        for half, whole in zip(one[0], cache[0], strict=True):
+            whole[:, slot, :, : len(tokens)] = half[:, 0]
     return cache
 
 
-class TestPrefill:
-    def test_agrees_with_the_reference(self, weights: DecoderWeights) -> None:
-        tokens = prompt(11, seed=0)
-        found = run(weights, StepShape(prefill=(11,)), prefill_cache(weights, [11]), tokens)
-        np.testing.assert_allclose(found[0], logits_of_prompt(weights, tokens)[-1], atol=ATOL)
-
-    def test_agrees_across_blocks_of_query_rows(self, weights: DecoderWeights) -> None:
-        tokens = prompt(2 * QUERY_ROWS + 5, seed=1)
-        cell = StepShape(prefill=(len(tokens),))
-        found = run(weights, cell, prefill_cache(weights, [len(tokens)]), tokens)
-        np.testing.assert_allclose(found[0], logits_of_prompt(weights, tokens)[-1], atol=ATOL)
-
-    def test_several_prompts_do_not_see_each_other(self, weights: DecoderWeights) -> None:
-        prompts = [prompt(n, seed=n) for n in (3, 9, 1)]
-        cell = StepShape(prefill=(3, 9, 1))
-        found = run(weights, cell, prefill_cache(weights, [3, 9, 1]), list(chain(*prompts)))
-        wanted = [logits_of_prompt(weights, tokens)[-1] for tokens in prompts]
-        np.testing.assert_allclose(found, wanted, atol=ATOL)
-
-    def test_a_later_chunk_continues_the_first(self, weights: DecoderWeights) -> None:
-        tokens = prompt(QUERY_ROWS + 20, seed=2)
-        cache = prefill_cache(weights, [len(tokens)])
-        run(weights, StepShape(prefill=(13,)), cache, tokens[:13])
-        rest = StepShape(prefill=(len(tokens) - 13,), history=(13,))
-        found = run(weights, rest, cache, tokens[13:])
-        np.testing.assert_allclose(found[0], logits_of_prompt(weights, tokens)[-1], atol=ATOL)
+def last(weights: Weights, tokens: list[int]) -> NDArray[np.float64]:
+    return np.asarray(logits_of_prompt(weights, tokens)[-1])
 
 
-class TestDecode:
-    def test_token_by_token_is_prefill(self, weights: DecoderWeights) -> None:
-        """Decoding a prompt from an empty cache, a token a step, gives the reference's logits at every token."""
-        shape, tokens = weights.shape, prompt(9, seed=4)
-        size = (1, shape.kv_heads, len(tokens))
-        cache = KvCache(empty(shape, *size), empty(shape, *size))
-        found = [run(weights, StepShape(1, position), cache, [token])[0] for position, token in enumerate(tokens)]
-        np.testing.assert_allclose(found, logits_of_prompt(weights, tokens), atol=ATOL)
-
-    @pytest.mark.parametrize("requests", [1, 2, 3, 8])
-    def test_batched_requests_keep_their_own_context(self, weights: DecoderWeights, requests: int) -> None:
-        prompts = [prompt(7, seed=10 + slot) for slot in range(requests)]
-        new = prompt(requests, seed=5)
-        found = run(weights, StepShape(requests, 7), decode_cache(weights, prompts), new)
-        wanted = [logits_of_prompt(weights, [*old, token])[-1] for old, token in zip(prompts, new, strict=True)]
-        np.testing.assert_allclose(found, wanted, atol=ATOL)
-
-    def test_a_step_repeats_itself(self, weights: DecoderWeights) -> None:
-        """Timing repeats one step: the second run must do the same work, not one token more."""
-        step = DecoderStep(weights, StepShape(2, 5), decode_cache(weights, [prompt(5, 6)] * 2), np.array([1, 2]))
-        first = step.run().copy()
-        np.testing.assert_array_equal(step.run(), first)
+@pytest.mark.parametrize("lengths", [(11,), (2 * QUERY_ROWS + 5,), (3, 9, 1), (6, 6, 6)])
+def test_prefill_agrees_with_the_reference(weights: Weights, lengths: tuple[int, ...]) -> None:
+    """One chunk, also across blocks of query rows; several do not see each other, of different and of equal lengths."""
+    prompts = [prompt(n, seed=n + slot) for slot, n in enumerate(lengths)]
+    found = run(weights, StepShape(prefill=lengths), list(chain(*prompts)))
+    np.testing.assert_allclose(found, [last(weights, tokens) for tokens in prompts], atol=ATOL)
 
 
-def test_a_mixed_step_is_its_parts(weights: DecoderWeights) -> None:
+def test_a_later_chunk_continues_the_first(weights: Weights) -> None:
+    tokens = prompt(QUERY_ROWS + 20, seed=2)
+    rest = StepShape(prefill=(len(tokens) - 13,), history=(13,))
+    cache = empty(weights, rest)
+    keys, values = (half[:, :, :, :13] for half in cache[0])
+    run(weights, StepShape(prefill=(13,)), tokens[:13], [(keys, values)])
+    np.testing.assert_allclose(run(weights, rest, tokens[13:], cache)[0], last(weights, tokens), atol=ATOL)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3, 8])
+def test_decode_requests_keep_their_own_context(weights: Weights, requests: int) -> None:
+    prompts, new = [prompt(7, seed=10 + slot) for slot in range(requests)], prompt(requests, seed=5)
+    cell = StepShape(requests, 7)
+    found = run(weights, cell, new, filled(weights, cell, prompts))
+    wanted = [last(weights, [*old, token]) for old, token in zip(prompts, new, strict=True)]
+    np.testing.assert_allclose(found, wanted, atol=ATOL)
+
+
+def test_a_mixed_step_is_its_parts(weights: Weights) -> None:
     prompts = [prompt(6, seed=20 + slot) for slot in range(3)]
     new, chunks = prompt(3, seed=8), [prompt(5, seed=9), prompt(12, seed=10)]
-    decode = decode_cache(weights, prompts)
-    cache = KvCache(decode.decode_keys, decode.decode_values, prefill_cache(weights, [5, 12]).prefill)
-    found = run(weights, StepShape(3, 6, (5, 12)), cache, [*new, *chunks[0], *chunks[1]])
-    decoded = [logits_of_prompt(weights, [*old, token])[-1] for old, token in zip(prompts, new, strict=True)]
-    prefilled = [logits_of_prompt(weights, tokens)[-1] for tokens in chunks]
-    np.testing.assert_allclose(found, [*decoded, *prefilled], atol=ATOL)
+    cell = StepShape(3, 6, (5, 12))
+    found = run(weights, cell, [*new, *chunks[0], *chunks[1]], filled(weights, cell, prompts))
+    whole = [[*old, token] for old, token in zip(prompts, new, strict=True)] + chunks
+    np.testing.assert_allclose(found, [last(weights, tokens) for tokens in whole], atol=ATOL)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5])
-def test_either_product_projects(rows: int) -> None:
-    rng = np.random.default_rng(0)
-    x, weight = rng.standard_normal((rows, 7)).astype(np.float32), rng.standard_normal((7, 4)).astype(np.float32)
-    out = np.empty((rows, 4), np.float32)
-    project(x, weight, out=out)
-    np.testing.assert_allclose(out, x.astype(float) @ weight.astype(float), atol=1e-5)
+def test_a_step_repeats_itself(weights: Weights) -> None:
+    """Timing repeats one step: the second run must do the same work, not one token more."""
+    cell = StepShape(2, 5)
+    step = NumpyStep(weights, cell, filled(weights, cell, [prompt(5, 6)] * 2))
+    np.testing.assert_array_equal(step.run(np.array([1, 2])), step.run(np.array([1, 2])))
 
 
-def test_extreme_gates_neither_warn_nor_break() -> None:
-    gate_up = np.array([[-1e4, 1e4, 2.0, 2.0]], np.float32)
-    out = np.empty((1, 2), np.float32)
-    gated(gate_up, out=out)
-    np.testing.assert_array_equal(out, [[0.0, 2e4]])
+def test_extreme_gates_neither_warn_nor_break(weights: Weights) -> None:
+    step = NumpyStep(weights, StepShape(1), [])
+    found = step.swiglu(np.array([[-1e4, 1e4, 2.0, 2.0]], np.float32))
+    np.testing.assert_array_equal(found, [[0.0, 2e4]])

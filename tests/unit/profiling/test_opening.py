@@ -7,9 +7,8 @@ import pytest
 
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.profiling.devices import select
-from latfit.profiling.devices.cache_flush import ColdCaches, last_level_bytes
-from latfit.profiling.devices.protocol import DeviceOutOfMemory
-from latfit.profiling.devices.select import FasterOf
+from latfit.profiling.devices.device import DeviceOutOfMemory
+from latfit.profiling.devices.wrappers import ColdCaches, FastestOf, last_level_bytes
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import PRESETS, StepShape
@@ -122,7 +121,7 @@ class TestProcesses:
         assert self.count(8 * TINY.weight_bytes, monkeypatch, processes=4) == 4
 
 
-class TestFasterOf:
+class TestFastestOf:
     def pair(self) -> tuple[FakeDevice, FakeDevice]:
         """One is faster on small steps, the other on large ones."""
         first, second = FakeDevice(lambda B, S: 1.0 + S, noise=0.0), FakeDevice(lambda B, S: 10.0 + S / 2, noise=0.0)
@@ -130,7 +129,7 @@ class TestFasterOf:
         return first, second
 
     def test_each_cell_runs_where_it_is_faster(self) -> None:
-        device = FasterOf(self.pair())
+        device = FastestOf(self.pair())
         cells = [StepShape(1, 16), StepShape(prefill=(64,))]
         result = run_profile(device, cells, budget_s=30.0)
         assert [float(np.median(times)) for times in result.times_ms] == [2.0, 42.0]
@@ -141,7 +140,7 @@ class TestFasterOf:
     def test_is_amx_only_where_all_winners_ran_on_it(self) -> None:
         first, second = self.pair()
         first.path = "amx"
-        device = FasterOf((first, second))
+        device = FastestOf((first, second))
         device.prepare(StepShape(1, 16))
         assert device.path == "amx"
         device.prepare(StepShape(prefill=(64,)))
@@ -149,11 +148,11 @@ class TestFasterOf:
 
     def test_one_without_memory_leaves_the_cell_to_the_other(self) -> None:
         small = FakeDevice(lambda B, S: 1.0, faults=FakeFaults(memory_tokens=8))
-        device = FasterOf((small, self.pair()[1]))
+        device = FastestOf((small, self.pair()[1]))
         device.prepare(StepShape(prefill=(64,)))
         assert device.step_ms() > 1.0
         with pytest.raises(DeviceOutOfMemory, match="no library"):
-            FasterOf((small,)).prepare(StepShape(prefill=(64,)))
+            FastestOf((small,)).prepare(StepShape(prefill=(64,)))
 
 
 class TestCold:

@@ -5,17 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from latfit.errors import HardwareMissing
-from latfit.profiling.devices.protocol import DeviceFailed, DeviceOutOfMemory, DeviceSettings
+from latfit.profiling.devices.device import DeviceFailed, DeviceOutOfMemory, DeviceSettings
+from latfit.profiling.devices.remote import RemoteDevice, Turns
 from latfit.profiling.devices.select import PathSpec, open_in_processes
-from latfit.profiling.devices.subprocess_device import RemoteDevice, Turns
 from latfit.profiling.host.executed_isa import probe
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import ModelShape, StepShape
@@ -56,7 +55,7 @@ class Slow(FakeDevice):
         super().__init__(lambda B, S: 1.0)
 
     def step_ms(self) -> float:
-        time.sleep(0.3)
+        time.sleep(0.1)
         return super().step_ms()
 
 
@@ -132,43 +131,37 @@ def test_killed_at_a_large_cell_is_a_limit_and_the_run_goes_on() -> None:
     assert result.measured == (True, False, True)
 
 
-@contextmanager
-def interrupted() -> Iterator[None]:
-    """Ctrl-C after a tenth of a second, which what is done here has to take."""
+def interrupt_the_wait(device: RemoteDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while this process waits for the answer of a step; no signal, which could come late."""
 
-    def interrupt(*_: object) -> None:
+    def interrupted(stream: IO[bytes]) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr("latfit.profiling.devices.remote.pickle.load", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+            device.step_ms()
 
 
-def test_an_unread_answer_is_not_taken_for_the_next_one() -> None:
-    """Ctrl-C interrupts the wait for a step; the next question gets its own answer."""
-    device = RemoteDevice(Slow, ())
+def test_an_unread_answer_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = RemoteDevice(planted, (0,))
     device.prepare(CELL)
     try:
-        with interrupted():
-            device.step_ms()
+        interrupt_the_wait(device, monkeypatch)
         assert device.facts()["device"] == "fake"
     finally:
         device.close()
 
 
-def test_a_question_that_nobody_waits_for_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C while a device opens: the answer has no reader any more when it is there."""
+def test_a_question_that_nobody_waits_for_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After Ctrl-C the answer has no reader any more when it is there."""
     device = RemoteDevice(Slow, ())
     child = device._child
     assert child is not None
     try:
-        with interrupted():
-            device.step_ms()
+        interrupt_the_wait(device, monkeypatch)
     finally:
         device.close()
     assert child.returncode == 0
@@ -267,7 +260,7 @@ class TestTurns:
     def test_a_resting_process_ends_with_a_killed_parent(self) -> None:
         script = (
             "import os, signal\n"
-            "from latfit.profiling.devices.subprocess_device import RemoteDevice, Turns\n"
+            "from latfit.profiling.devices.remote import RemoteDevice, Turns\n"
             "from tests.unit.profiling.test_remote import CELL, Pids\n"
             "turns = Turns()\n"
             "devices = [RemoteDevice(Pids, (), turns=turns) for _ in range(2)]\n"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from latfit.profiling.devices.protocol import DeviceFailed
+from latfit.profiling.devices.device import DeviceFailed
 from latfit.profiling.result import ProfileResult
 from latfit.profiling.sampler import (
     ANCHORS,

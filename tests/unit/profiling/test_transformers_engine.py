@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.profiling.devices.protocol import DeviceSettings
+from latfit.profiling.devices.device import DeviceSettings
 from latfit.profiling.devices.select import PathSpec
 from latfit.profiling.engine_run import ANSWERS, PROMPTS, STEP_TOKENS, TransformersEngine, run_engine
 from latfit.profiling.request import ProfileRequest

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.profiling.devices.numpy_step import random_weights
+from latfit.profiling.devices.numpy_device import random_weights
 from latfit.profiling.shapes import (
     PRESETS,
     ModelShape,
@@ -70,7 +70,8 @@ class TestSizes:
         shape = ModelShape("small", 48, 3, 6, 2, 8, 64, 50)
         weights = random_weights(shape, seed=0)
         arrays = [weights.final_norm, weights.embedding]
-        arrays += [array for layer in weights.layers for array in vars(layer).values() if array is not None]
+        for layer in weights.layers:
+            arrays += [layer.attention_norm, layer.qkv, layer.out, layer.mlp_norm, *layer.mlps[0]]
         assert sum(array.nbytes for array in arrays) == shape.weight_bytes
 
     def test_known_models_have_their_published_size(self) -> None:

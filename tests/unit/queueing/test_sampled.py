@@ -1,7 +1,6 @@
 """Queues that are run: against closed forms, the exact laws where services do not scatter, and an own simulation."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ def test_one_at_a_time_with_an_exponential_service_is_mm1(load: float) -> None:
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_the_mean_with_pauses_is_pollaczek_and_khinchines(load: float) -> None:
     scatter = pauses()
-    scatter = replace(scatter, values=scatter.values / scatter.mean)
+    scatter = noise_of(scatter.values / scatter.mean, scatter.weights)
     law = sampled_queue(load, alone(scatter), effort=Effort(shortest=1_000_000, longest=1_000_000))
     wait = load * float(scatter.weights @ scatter.values**2) / (2 * (1 - load))
     by_run = np.array([run.sums.sum() / run.sizes.sum() for run in law.runs])

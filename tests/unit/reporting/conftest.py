@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.fit_parts import (
@@ -14,10 +15,11 @@ from latfit.model.fit_parts import (
     DataFacts,
     Diagnostics,
     Errors,
+    Estimate,
     HeldOutErrors,
     Identifiability,
 )
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.reporting.fit.page import ReportInput
@@ -89,7 +91,7 @@ def fit_of(rows: Trace, planted: Mapping[str, float] = PLANTED, **changes: Any) 
     predicted = planted_ms(rows.floats("B"), rows.floats("S"), planted)
     metrics = Errors.from_json(error_metrics(measured, predicted))
     baselines = {
-        name: Baseline(**{**vars(metrics), "mape_pct": seen}, cv=CrossValidation("cells", unseen))
+        name: Baseline(**{**structs.asdict(metrics), "mape_pct": seen}, cv=CrossValidation("cells", unseen))
         for name, seen, unseen in (("linear", 11.0, held_out(12.0, 10.0)), ("constant", 79.0, held_out(80.0, 76.0)))
     }
     quantiles = {f"{level:g}": float(np.quantile(measured / predicted, level)) for level in (0.5, 0.9, 0.95, 0.99)}

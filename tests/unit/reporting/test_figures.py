@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from msgspec import structs
 
-from latfit.model.fit_result import Estimate, FitResult
+from latfit.model.fit_parts import Estimate
+from latfit.model.fit_result import FitResult
 from latfit.model.registry import FAMILY
 from latfit.reporting import style
 from latfit.reporting.fit import figures, figures as combined, figures as latency_map, gallery, plot_data
@@ -186,7 +188,7 @@ class TestUndrawable:
         assert "which B and S" in found.left_out[0]
 
     def test_a_parameter_without_a_value(self, fit: FitResult, rows: Trace) -> None:
-        broken = {**fit.parameters, "tau_0": replace(fit.parameters["tau_0"], value=float("nan"))}
+        broken = {**fit.parameters, "tau_0": structs.replace(fit.parameters["tau_0"], value=float("nan"))}
         found = gallery.path_gallery(machine(cpu=replace(fit, parameters=broken)).paths["cpu"], rows, (), 99.0)
         assert "without a value" in found.left_out[0]
 
@@ -200,7 +202,9 @@ class TestContext:
         return replace(
             fit,
             model="context",
-            parameters={**extra, **fit.parameters, **{k: replace(extra[k], value=1e-3) for k in ("tau_K", "tau_L")}},
+            parameters=extra
+            | dict(fit.parameters)
+            | {k: structs.replace(extra[k], value=1e-3) for k in ("tau_K", "tau_L")},
             domain={**fit.domain, "context_tokens": [0.0, 32768.0]},
             typical={"context_tokens": 256.0, "prefill_context_tokens": 0.0},
         )

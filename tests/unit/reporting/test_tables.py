@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
@@ -40,7 +41,7 @@ class TestParameters:
         assert column(tables.parameters(fit), "value")["w_1"] == "1 (fixed)"
 
     def test_an_interval_that_is_not_there(self, fit: FitResult) -> None:
-        open_ended = {**fit.parameters, "tau_0": replace(fit.parameters["tau_0"], high=None)}
+        open_ended = {**fit.parameters, "tau_0": structs.replace(fit.parameters["tau_0"], high=None)}
         table = tables.parameters(replace(fit, parameters=open_ended))
         assert column(table, "95 % interval")["tau_0"] == "none"
 

@@ -168,14 +168,7 @@ class TestByItself:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["engine.parquet", "run.csv", "--prefill-fit", "a.fit.json"], "--prefill-fit"),
-            (["a.fit.json", "run.csv", "--kv-blocks", 400, "--model", "linear"], "--model"),
-            (["engine.parquet", "run.csv", "--metrics-before", "x.txt"], "--metrics-before"),
-            (
-                ["engine.parquet", "run.csv", "--metrics-after", "x.txt", "--calibrate"],
-                "the server counts all requests",
-            ),
-            (["engine.parquet", "run.csv", "--acceptance", 0.5], "nothing is drafted"),
+            (["engine.parquet", "run.csv", "--metrics-after", "x.txt", "--calibrate"], "contradict"),
             (["engine.parquet", "run.csv", "--order", "sjf", "--order", "fcfs"], "one engine was measured"),
         ],
     )
@@ -184,10 +177,3 @@ class TestByItself:
     ) -> None:
         assert latfit("validate", *arguments) == 2
         assert said in capsys.readouterr().err
-
-
-def test_a_seed_of_nothing_that_is_drawn_is_refused(folder: Path, capsys: Captured) -> None:
-    line = ["validate", "a.fit.json", "run.csv", "--kv-blocks", "400", "--seed", "3"]
-    assert run([*line, "--service", "deterministic"]) == 2
-    assert "--seed: has no effect" in capsys.readouterr().err
-    assert run([*line, "--draft-tokens", "2", "--service", "deterministic", "--json"]) == 0

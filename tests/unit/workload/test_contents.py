@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import latfit
-from latfit.errors import WrongUsage
 from latfit.workload import read_requests
 
 
@@ -88,8 +87,6 @@ def test_a_rate_that_is_given_goes_before_what_is_recorded(tmp_path: Path) -> No
     assert found.to_json()["runs"][0]["prefix_hit_rate"] == pytest.approx(39 * 512 / prompts)
     none = latfit.simulate_engine(fit, arrivals=file, kv_blocks=20_000, engine={"prefix_hit_rate": 0.0})
     assert none.to_json()["runs"][0]["prefix_hit_rate"] == 0.0
-    with pytest.raises(WrongUsage, match="what prompts share"):
-        latfit.simulate_engine(fit, arrivals=file, kv_blocks=20_000, replicas=2, route="prefix", prefix_share=0.3)
 
 
 def test_a_plan_is_simulated_again_to_the_last_digit(tmp_path: Path) -> None:

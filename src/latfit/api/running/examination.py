@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
+from latfit.api.answer import Answer, State
+from latfit.api.quantities import duration as in_ms
+from latfit.api.request import verb
+from latfit.api.requests import DoctorRequest, RunningEngine
 from latfit.api.running.what_if import LEVEL, REPLICATIONS, Fitted, Outcome, WhatIf, fitted_engine
-from latfit.api.simulations import State
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.units import format_ms, format_percent, format_rate, number
@@ -26,7 +28,7 @@ BINDING = {
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Examination:
+class Examination(Answer):
     """A running engine over some seconds. diagnosis: what its counters prove; what_if: settings moved on a fitted
     engine, None without a fit; seen: from the first reading to the last.  gone: why there was none after that, empty
     where it answered to the end."""
@@ -147,13 +149,6 @@ class Examination:
             }
         }
 
-    def summary(self) -> str:
-        """The answer as `latfit doctor` prints it."""
-        return "\n".join([self.verdict, *self.lines])
-
-    def __repr__(self) -> str:
-        return f"Examination: {self.verdict}"
-
 
 MOVED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")
 """Settings that are moved where they are known."""
@@ -164,76 +159,31 @@ def _present(what_if: WhatIf, change: Outcome) -> int:
     return found
 
 
-OF_EXAMINATION = (
-    Needs("prefill_fit", lambda o: o.fit is not None, "there is no fit of decode steps", "Add --fit FIT"),
-    Needs("hardware", lambda o: o.fit is None, "--fit names the step costs"),
-    *(
-        Needs(name, lambda o: o.fit is not None or o.hardware is not None, "nothing is simulated", "Add --fit FIT")
-        for name in ("kv_blocks", "block_size", "synchronous", "ttft", "tpot", "seed", "at_measured_speed")
-    ),
-)
-"""What parameters of `examine_server` need."""
-
-
-@library_verb
-@only_with(*OF_EXAMINATION)
-def examine_server(
-    url: str,
-    *,
-    fit: Any = None,
-    prefill_fit: Any = None,
-    hardware: Any = None,
-    duration: Duration = "10s",
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    kv_blocks: int | None = None,
-    block_size: int | None = None,
-    synchronous: bool | None = None,
-    ttft: Duration | None = None,
-    tpot: Duration | None = None,
-    at_measured_speed: bool = False,
-    seed: int = 0,
-    progress: Callable[[float, float], None] | None = None,
-) -> Examination:
+@verb(DoctorRequest)
+def examine_server(request: DoctorRequest) -> Examination:
     """Find what binds a running engine, which setting would help, and which would do nothing.
 
     Counters alone prove what binds. With a fit the load that was read is simulated with settings moved, where the
-    simulation of the readings agrees with what the server measured.
-
-    Parameters
-    ----------
-    url
-        Address of the server.
-    fit, prefill_fit, hardware
-        Step costs; of a hardware profile those of its gpu path.
-    duration
-        How long the server is read.
-    max_num_seqs, max_num_batched_tokens, kv_blocks, block_size, synchronous
-        Settings of the engine, where it does not publish them.
-    ttft, tpot
-        Limits that requests should meet.
-    at_measured_speed
-        Simulate at the measured speed even where it is far from that of the fit.
-
-    Raises
-    ------
-    WrongUsage, BadInput, FitNotUsable
+    simulation of the readings agrees with what the server measured. Raises WrongUsage, BadInput, FitNotUsable.
     """
-    server = Server(url)
-    given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    wanted_s = in_ms(duration, "--duration") / 1e3
-    readings, gone = _of_one_run(server, min(EVERY_S, wanted_s / 2), wanted_s, progress)
+    server, given = Server(request.url or ""), limits_of(request)
+    wanted_s = in_ms(request.duration, "--duration") / 1e3
+    readings, gone = _of_one_run(server, min(EVERY_S, wanted_s / 2), wanted_s, request.progress)
     if len(readings) < FEWEST_READINGS:
         raise BadInput("stopped answering, or started again", where=str(server), remedy="Try again once it is up.")
     facts = {**server.settings(), **readings[-1].state.facts}
-    check_limit(max_num_seqs, readings)
-    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, {**facts, **known_of(given)})
-    if fit is None and hardware is None:
+    check_limit(request.max_num_seqs, readings)
+    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, {**facts, **given})
+    if request.fit is None and request.hardware is None:
         return Examination(str(server), diagnosis, seen, gone=gone)
-    settings = {**given, "kv_blocks": kv_blocks, "block_size": block_size, "synchronous": synchronous}
-    engine = engine_of(seen, diagnosis, facts, fits=(fit, prefill_fit, hardware), given=settings)
-    what_if = WhatIf(engine, readings, slo_of(ttft, tpot), seed, at_measured_speed)
+    engine = engine_of(seen, diagnosis, facts, request)
+    what_if = WhatIf(engine, readings, slo_of(request), request.seed, request.at_measured_speed)
     return Examination(str(server), diagnosis, seen, what_if, gone)
+
+
+def limits_of(request: RunningEngine) -> dict[str, Any]:
+    """The limits of an engine that a request names."""
+    return known_of({name: getattr(request, name) for name in ("max_num_seqs", "max_num_batched_tokens")})
 
 
 def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
@@ -247,23 +197,20 @@ def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
         )
 
 
-def engine_of(
-    seen: Interval,
-    diagnosis: Diagnosis,
-    facts: Mapping[str, Any],
-    *,
-    fits: tuple[Any, Any, Any],
-    given: Mapping[str, Any],
-) -> Fitted:
-    """The engine that was read, as fits know it. facts: its settings, as far as it tells them.  fits: fit, prefill fit,
-    hardware.  given: settings that options name, None where they do not."""
-    known = known_of({**given, "prefix_hit_rate": _cached(seen)})
+def engine_of(seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any], request: RunningEngine) -> Fitted:
+    """The engine that was read, as fits know it. facts: its settings, as far as it tells them."""
+    named = {name: getattr(request, name) for name in ("kv_blocks", "block_size", "synchronous")}
+    known = known_of({**limits_of(request), **named, "prefix_hit_rate": _cached(seen)})
+    fits = (request.fit, request.prefill_fit, request.hardware)
     return fitted_engine(*fits, diagnosis, {**facts, **seen.last.facts}, known)
 
 
-def slo_of(ttft: Duration | None, tpot: Duration | None) -> tuple[float, float]:
-    """Limits in ms, infinite without."""
-    limits = [math.inf if each is None else in_ms(each, name) for each, name in ((ttft, "--ttft"), (tpot, "--tpot"))]
+def slo_of(request: RunningEngine) -> tuple[float, float]:
+    """Limits of TTFT and TPOT in ms, infinite without."""
+    limits = [
+        math.inf if each is None else in_ms(each, name)
+        for each, name in ((request.ttft, "--ttft"), (request.tpot, "--tpot"))
+    ]
     return limits[0], limits[1]
 
 

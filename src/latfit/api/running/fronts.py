@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit.api.answer import Answer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
-from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
-from latfit.api.simulations import State
+from latfit.api.quantities import by_name, duration as in_ms, several
+from latfit.api.request import verb
+from latfit.api.requests import ServeRequest
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
 from latfit.policies import PathTimes, Policy, Settings, named_policy
 from latfit.simulation import Options, System, path_times, simulate
-from latfit.units import format_ms, parse_bytes
+from latfit.units import format_ms, parse_bytes, whole_number
 from latfit.workload import OpenLoad, Poisson, parse_lengths
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 FRONT_POLICIES = ("gpu-only", "three-stage", "cutoff", "split")
 """Policies that mean something where every batch is one request: an engine forms its batches itself."""
 
-SLOTS, PORT = 8, 8080
+SLOTS = 8
 UNKNOWN_MS = 1000.0
 """T(1) where nobody says it and no rule goes by it."""
 
@@ -49,7 +51,7 @@ OPEN = " Whoever reaches this machine may send: no token is set."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Served:
+class Served(Answer):
     """What a front did until it was stopped. url: where it listened.  counts: requests by how they ended.  batches:
     those that each path was given."""
 
@@ -72,64 +74,23 @@ class Served:
         """The document of `latfit serve --json`."""
         return {"url": self.url, "requests": dict(self.counts), "batches": dict(self.batches)}
 
-    def __repr__(self) -> str:
-        return f"Served: {self.verdict}"
 
-
-OF_SERVE = (
-    Needs("lengths", lambda o: o.hardware is not None, "only fits need lengths", "Add --hardware FILE"),
-    Needs("learn", lambda o: o.times or o.hardware is not None, "no time of a reply is known", "Add --times gpu=800ms"),
-    Needs(
-        "ageing", lambda o: len(o.classes or ()) > 1, "all requests are of one class", "Add --class chat --class batch"
-    ),
-    Needs("t_cut", lambda o: o.policy in (None, "three-stage", "cutoff"), "no policy is three-stage or cutoff"),
-)
-"""What parameters of `serve` need."""
-
-
-@library_verb
-@only_with(*OF_SERVE)
-def serve(
-    engines: str | Mapping[str, str],
-    *,
-    policy: str | None = None,
-    times: Mapping[str, Duration] | None = None,
-    hardware: Any = None,
-    lengths: str = "500:200",
-    slots: Mapping[str, int] | None = None,
-    t_cut: Duration | None = None,
-    learn: bool = False,
-    classes: Sequence[str] | None = None,
-    ageing: Duration | None = None,
-    host: str = "127.0.0.1",
-    port: int = PORT,
-    token: str | None = None,
-    engine_token: str | None = None,
-    most_waiting: int = 256,
-    max_body: str = "8MiB",
-    max_memory: str = "256MiB",
-    connect: Duration = "5s",
-    first_byte: Duration = "5min",
-    between: Duration = "1min",
-    drain: Duration = "30s",
-    ready: Callable[[str], None] | None = None,
-) -> Served:
+@verb(ServeRequest)
+def serve(request: ServeRequest) -> Served:
     """Stand before running engines and pass each request on to one of them, until SIGTERM or SIGINT.
 
-    engines: their addresses by name, the main path first; the address alone of the only one.  policy: three-stage where
-    there are two, else gpu-only; also cutoff, split.  times: the typical time of a whole reply of each, {"gpu":
-    "800ms"}; with hardware it is that of requests of these lengths ("prompt:output" tokens) by the fit of that name.
-    slots: requests that each works on at a time, 8 unless given.  t_cut: queueing timeout before falling back to the
-    second; the main path's time of a reply unless given.  learn: follow the times that replies take, and set T_cut anew
-    with them unless it is given.  classes: names that a request may give in its header x-latfit-class, the most urgent
-    first, which goes first in the queue; one that gives none is of the last.  ageing: waiting time worth one class;
-    without it a more urgent one always goes first.  token: what callers must bear; engine_token: sent to the engines.
-    most_waiting, max_body, max_memory: beyond them requests are refused.  connect, first_byte, between: timeouts of an
-    engine.  drain: for so long what runs may go on when it is stopped.  ready: called with the address and the rule in
-    words.
-    Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
+    engines: their addresses by name, the main path first; the address alone of the only one.  times: typical times of
+    a whole reply; with hardware they are those of requests of these lengths, by the fit of that name. A request may
+    name its class in its header x-latfit-class; one that names none is of the last. Raises WrongUsage, BadInput,
+    HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
     """
-    live, urls = _live(), {DEFAULT_PATH: engines} if isinstance(engines, str) else dict(engines)
+    live, urls = _live(), _addresses(request.engines)
+    policy, hardware, lengths, token = request.policy, request.hardware, request.lengths, request.token
+    t_cut, ageing, host, port, ready = request.t_cut, request.ageing, request.host, request.port, request.ready
+    if request.token_file is not None:
+        token = token_in(request.token_file)
+    times = by_name(request.times, "--times", "gpu=800ms")
+    slots = {name: _count(each) for name, each in by_name(request.slots, "--slots", "gpu=8").items()}
     names = list(urls)
     if not 1 <= len(names) <= 2:
         raise WrongUsage(f"{len(names)} engines", where="URL", remedy="Give one or two, the main path first.")
@@ -142,10 +103,11 @@ def serve(
     # One request is a batch for the main path (B1 = 1); T_cut by default is T(1) then, whatever the rate.
     settings = Settings(t_cut_ms=cut_ms, B1=1, ageing_ms=ageing_ms)
     rule = _policy(chosen, names, known, settings)
-    kinds = _classes(classes)
-    waits = [in_ms(*each) / 1e3 for each in ((connect, "--connect"), (first_byte, "--first-byte"))]
-    timeouts = live.HttpTimeouts(*waits, in_ms(between, "--between") / 1e3)
-    headers = {} if engine_token is None else {"Authorization": f"Bearer {_token(engine_token)}"}
+    kinds = _classes(request.classes)
+    waits = [in_ms(*each) / 1e3 for each in ((request.connect, "--connect"), (request.first_byte, "--first-byte"))]
+    timeouts = live.HttpTimeouts(*waits, in_ms(request.between, "--between") / 1e3)
+    bearer = request.engine_token
+    headers = {} if bearer is None else {"Authorization": f"Bearer {_token(bearer)}"}
     t_ms = [known.get(name, UNKNOWN_MS) for name in names]
     overdue_s = [max(OVERDUE * each / 1e3, LEAST_OVERDUE_S) for each in t_ms]
     executors = [
@@ -153,23 +115,37 @@ def serve(
         for (name, url), late in zip(urls.items(), overdue_s, strict=True)
     ]
     no_deadlines = (math.inf,) * max(len(kinds), 1)
-    limits = RouterOptions(most_waiting=most_waiting, timeout_ms=math.inf, deadlines_ms=no_deadlines)
+    limits = RouterOptions(most_waiting=request.most_waiting, timeout_ms=math.inf, deadlines_ms=no_deadlines)
     options = live.FrontOptions(
         None if token is None else _token(token),
-        int(parse_bytes(max_body, option="--max-body")),
-        int(parse_bytes(max_memory, option="--max-memory")),
+        int(parse_bytes(request.max_body, option="--max-body")),
+        int(parse_bytes(request.max_memory, option="--max-memory")),
         classes=kinds,
     )
     front = live.Front(Router(executors, [[each] for each in t_ms], rule, limits), options)
-    if learn:
+    if request.learn:
         front.registry.register(live.LearnerMetrics(live.Learner(front.router, thresholds=_thresholds(settings))))
     with suppress(ImportError):  # where OpenTelemetry is, whatever its own settings make of spans
         live.RequestSpans(front.router)
     aged = f", {format_ms(ageing_ms)} of waiting worth one class" if math.isfinite(ageing_ms) else ""
     ordered = f"; {' before '.join(kinds)}{aged}" if kinds else ""
     told = f"{_in_words(rule, counts, known)}{ordered}.{'' if token or host in LOOPBACK else OPEN}"
-    place = (host, port, in_ms(drain, "--drain", zero=True) / 1e3)
+    place = (host, port, in_ms(request.drain, "--drain", zero=True) / 1e3)
     return asyncio.run(_run(live, front, place, lambda url: ready(f"Serving on {url} by {told}") if ready else None))
+
+
+def _addresses(engines: Any) -> dict[str, str]:
+    """By name; one alone needs none. Raises WrongUsage."""
+    if not isinstance(engines, Mapping) and len(alone := several(engines)) == 1 and not re.match(r"[\w-]+=", alone[0]):
+        return {DEFAULT_PATH: alone[0]}
+    return by_name(engines, "URL", "gpu=http://localhost:8000")
+
+
+def _count(number: Any) -> int:
+    found = number if isinstance(number, int) else whole_number(number)
+    if not found:
+        raise WrongUsage(f"{number!r} is no number of requests", where="--slots", remedy="Write gpu=8.")
+    return found
 
 
 async def _run(live: Any, front: "Front", place: tuple[str, int, float], ready: Callable[[str], None]) -> Served:

@@ -1,20 +1,20 @@
 """`examine_machine`: what this machine has, and what is missing for which feature."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from latfit.api.answer import Answer
 from latfit.profiling import Inventory, inventory
 from latfit.units import format_bytes, number
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class MachineExamination:
+class MachineExamination(Answer):
     """What a machine has, and what is missing for which feature."""
 
     found: Inventory
 
-    @cached_property
+    @property
     def verdict(self) -> str:
         """How much can be done here."""
         ready = sum(each.ready for each in self.found.features)
@@ -22,7 +22,7 @@ class MachineExamination:
 
     @property
     def lines(self) -> list[str]:
-        """The machine."""
+        """The machine, then its features, indented."""
         machine, isa = self.found.machine, self.found.isa
         usable = machine["affinity"] or []
         no_amx = f"; no AMX: {isa['amx']}" if isa["amx"] else ""
@@ -39,6 +39,7 @@ class MachineExamination:
             f"Instructions: {', '.join(name for name, why in isa.items() if not why) or 'none known'}{no_amx}.",
             f"Memory: {memory}, {free} free. GPU: {'; '.join(gpus) or 'none found'}.",
             f"{machine['os']}, Python {machine['python']}; {', '.join(versions) or 'no extras installed'}.",
+            *(f"  {each}" for each in self.features),
         ]
 
     @property
@@ -60,13 +61,6 @@ class MachineExamination:
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit doctor --json`."""
         return self.found.to_json()
-
-    def summary(self) -> str:
-        """As `latfit doctor` prints it."""
-        return "\n".join([self.verdict, *self.lines, *self.features])
-
-    def __repr__(self) -> str:
-        return f"MachineExamination: {self.verdict}"
 
 
 def examine_machine() -> MachineExamination:

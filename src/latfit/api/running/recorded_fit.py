@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latfit.api.answer import State
 from latfit.api.engines import ASSUMED
 from latfit.api.fits import Fit, fit
-from latfit.api.quantities import library_verb
 from latfit.api.running.recording import Recorded
-from latfit.api.simulations import State
 from latfit.api.validations import Validation, validate
 from latfit.errors import LatfitError
 from latfit.metrics import Buckets, Interval, read_state
@@ -127,7 +126,6 @@ def _limit(seen: Buckets | None, default: str) -> str:
     return format_ms(edge).replace(" ", "") if edge > 0 else default
 
 
-@library_verb
 def fit_recording(recorded: Recorded) -> RecordedFit:
     """Fit what `record_server` wrote, as `fit` does, beside it (`NAME.fit.json`); then simulate the load that was seen
     and compare with the server's histograms, as `validate` does.

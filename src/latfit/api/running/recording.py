@@ -1,15 +1,17 @@
 """`record_server`: a running engine's `/metrics` as a trace of windows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.quantities import Duration, duration as in_ms, library_verb
-from latfit.api.simulations import State
+from latfit.api.answer import Answer, State
+from latfit.api.quantities import duration as in_ms
+from latfit.api.request import verb
+from latfit.api.requests import RecordRequest
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
-from latfit.metrics import Interval, Server
+from latfit.metrics import Server
 from latfit.record import MetricsRecorder, texts_beside
 from latfit.trace import check_trace_name
 from latfit.units import format_ms, format_percent, number
@@ -28,12 +30,9 @@ FEW_WINDOWS, ONE_LOAD = 20, 1.25
 SLOW = 0.1
 """Share of a window that a reading may take."""
 
-Progress = Callable[[float, float, Interval | None], None]
-"""Told with each reading: seconds so far, seconds asked for, and what happened since the one before."""
-
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Recorded:
+class Recorded(Answer):
     """Windows of a running engine. server: its address.  interrupted: whether the user ended it before its time."""
 
     trace: "Trace"
@@ -146,9 +145,6 @@ class Recorded:
             "warnings": [each.to_json() for each in self.warnings],
         }
 
-    def __repr__(self) -> str:
-        return f"Recorded: {self.verdict}"
-
 
 def _span(values: Any) -> str:
     return f"{number(float(values.min()), 3)} to {number(float(values.max()), 3)}"
@@ -162,35 +158,26 @@ def _times(trace: "Trace") -> str:
 COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
 
 
-@library_verb
-def record_server(
-    url: str,
-    *,
-    duration: Duration = "10min",
-    every: Duration = "1s",
-    out: str | Path = "trace.parquet",
-    path: str | None = None,
-    progress: Progress | None = None,
-) -> Recorded:
+@verb(RecordRequest)
+def record_server(request: RecordRequest) -> Recorded:
     """Record a running engine from outside: its `/metrics`, polled, as means over windows.
 
-    url: of vLLM, SGLang, llama.cpp, or Triton's metrics.  duration: how long; Ctrl-C ends it earlier, with what there
-    is.  every: how often.  out: the trace; the first and last text of `/metrics` go beside it.  path: label of the
-    execution path, such as gpu. Raises WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made
-    none), TargetNotWritable.
+    url: of vLLM, SGLang, llama.cpp, or Triton's metrics. Ctrl-C ends it earlier, with what there is. Raises
+    WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made none), TargetNotWritable.
     """
-    long_ms, every_ms = in_ms(duration, "--duration"), in_ms(every, "--every")
+    long_ms, every_ms = in_ms(request.duration, "--duration"), in_ms(request.every, "--every")
+    progress, path = request.progress, request.path
     if every_ms < LEAST_EVERY_MS or long_ms < every_ms:
         raise WrongUsage(
             f"every {format_ms(every_ms)} for {format_ms(long_ms)}",
             where="--every, --duration",
             remedy=f"Ask every {format_ms(LEAST_EVERY_MS)} or less often, and for longer than that.",
         )
-    target = Path(out)
+    target = Path(request.out)
     for place in (target, *texts_beside(target), target.with_suffix(".fit.json")):
         check_writable(place)
     check_trace_name(target)
-    server = Server(url)
+    server = Server(request.url)
     recorder = MetricsRecorder(target, {} if path is None else {"path": path}, server.settings())
     slowest, interrupted = 0.0, False
     try:

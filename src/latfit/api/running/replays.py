@@ -1,7 +1,6 @@
 """`replay`: a policy driven live on this machine, and its prediction beside it."""
 
 import asyncio
-import html
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.quantities import Duration, duration, library_verb, percent, rates
-from latfit.api.simulations import State, solve_optimal
+from latfit.api.answer import Answer, State
+from latfit.api.quantities import duration, percent, rates, several
+from latfit.api.request import verb
+from latfit.api.requests import ReplayRequest
+from latfit.api.simulations import solve_optimal
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.live import (
@@ -70,7 +72,7 @@ SIDE_LARGEST = 4
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Replay:
+class Replay(Answer):
     """Policies as they ran, beside their predictions. system: the paths with the fits that predicted."""
 
     runs: Sequence[Compared]
@@ -117,6 +119,10 @@ class Replay:
         return pd.DataFrame(rows)
 
     @property
+    def lines(self) -> list[str]:
+        return self.notes
+
+    @property
     def notes(self) -> list[str]:
         """Promises of the plan, and why runs differ."""
         return [note for run in self.runs for note in run.notes]
@@ -131,61 +137,29 @@ class Replay:
         """The document of `latfit replay --json`."""
         return {"agrees": self.agrees, "verdict": self.verdict, "runs": [run.to_json() for run in self.runs]}
 
-    def summary(self) -> str:
-        """The verdict and the table, as the command prints them."""
-        from latfit.reporting import table_text
 
-        return "\n".join([self.verdict, *map(table_text, self.tables(brief=True)), *self.notes])
-
-    def __repr__(self) -> str:
-        return f"Replay: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
-
-        return f"<p><b>{html.escape(self.verdict)}</b></p>" + "".join(
-            [*map(table_html, self.tables(brief=True)), *(f"<p>{html.escape(note)}</p>" for note in self.notes)]
-        )
-
-
-@library_verb
-def replay(
-    policy: str | Sequence[str] = ("gpu-only", "three-stage"),
-    load: Any = None,
-    *,
-    rate: Any = None,
-    duration_each: Duration = "20s",
-    executors: Sequence[Executor] | None = None,
-    model: str = "tiny",
-    launch: Duration = "8ms",
-    max_batch: int = 32,
-    seed: int = 0,
-    progress: Callable[[float, int], None] | None = None,
-) -> Replay:
+@verb(ReplayRequest)
+def replay(request: ReplayRequest) -> Replay:
     """Send Poisson arrivals to executors on this machine under each policy, and compare with the simulation of them.
 
-    load: shares of what the main path carries, 50 and 70 % unless given; rate: requests/s instead.  executors: the
-    main path and the side path if there is one, such as a ThreadExecutor over your own engine. Without them decode
-    steps of `model` run in two processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch`
-    takes `launch` to get, and a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where
-    there are no two cores.
+    executors: such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two
+    processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch` takes `launch` to get, and
+    a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where there are no two cores.
     """
-    names = [policy] if isinstance(policy, str) else list(policy)
+    names, load, progress = _parts(request.policy), request.load, request.progress
     for name in names:
         if name not in POLICIES:
             raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=f"One of {', '.join(POLICIES)}.")
-    lasts_s = duration(duration_each, "--duration") / 1000
-    per_ms = rates(rate)
-    if per_ms and load is not None:
-        raise WrongUsage("both a load and a rate", where="--load, --rate", remedy="Give one of them.")
-    asked = LOADS if load is None else [load] if isinstance(load, str) else load
-    shares = [percent(each, "--load") / 100 for each in asked]
+    lasts_s = duration(request.duration_each, "--duration") / 1000
+    per_ms = rates(_parts(request.rate) or None)
+    shares = [percent(each, "--load") / 100 for each in (LOADS if load is None else _parts(load))]
     if any(not 0 < share < 1 for share in shares):
         raise WrongUsage("a load must be above 0 % and below 100 %", where="--load", remedy="Give such as 70%.")
-    late_ms = duration(launch, "--launch", zero=True)
+    late_ms = duration(request.launch, "--launch", zero=True)
     if not names or not (per_ms or shares):
         raise WrongUsage("no policy or no load", where="--policy, --load", remedy="Give one of each at least.")
-    paths = list(executors) if executors is not None else stand_ins(model, late_ms, max_batch)
+    executors = request.executors
+    paths = stand_ins(request.model, late_ms, request.max_batch) if executors is None else list(executors)
     if len(paths) < 1 + any(POLICIES[name].needs_side for name in names):
         raise WrongUsage(
             f"{len(paths)} executors for {', '.join(names)}",
@@ -195,11 +169,16 @@ def replay(
 
     async def run() -> Replay:
         try:
-            return await _replayed(paths, names, per_ms or shares, (bool(per_ms), lasts_s, seed), progress)
+            return await _replayed(paths, names, per_ms or shares, (bool(per_ms), lasts_s, request.seed), progress)
         finally:
             await asyncio.gather(*(each.close() for each in paths))
 
     return precisely(run())
+
+
+def _parts(given: Any) -> list[Any]:
+    """Values of a sequence, or of a text with commas between them."""
+    return [part for each in several(given) for part in (each.split(",") if isinstance(each, str) else [each])]
 
 
 def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:

@@ -2,15 +2,17 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from latfit.api.quantities import Duration, Needs, duration as in_ms, library_verb, only_with
-from latfit.api.running.examination import BINDING, OF_EXAMINATION, check_limit, engine_of, known_of, slo_of
+from latfit.api.answer import Answer, State
+from latfit.api.quantities import duration as in_ms
+from latfit.api.request import verb
+from latfit.api.requests import WatchRequest
+from latfit.api.running.examination import BINDING, check_limit, engine_of, limits_of, slo_of
 from latfit.api.running.what_if import WhatIf
-from latfit.api.simulations import State
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.units import format_ms, format_percent, format_rate, number
@@ -26,7 +28,7 @@ FOREVER_S = 1e9
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Snapshot:
+class Snapshot(Answer):
     """A running engine over the last window. problem: why the server does not answer, empty where it does.
     capacity_per_s: the highest rate of such requests that meets the SLO, by a fit; NaN where it is not known, and
     unknown says why.  speed: how long steps take, compared with when the fit was made; None where it is not known."""
@@ -144,12 +146,6 @@ class Snapshot:
             "capacity_unknown": self.unknown or None,
         }
 
-    def summary(self) -> str:
-        return "\n".join([self.verdict, *self.lines])
-
-    def __repr__(self) -> str:
-        return f"Snapshot: {self.verdict}"
-
 
 @dataclass
 class _Watch:
@@ -157,18 +153,20 @@ class _Watch:
 
     server: Server
     window_s: float
-    given: dict[str, Any]
-    """Settings that options name; facts: those that the server tells."""
+    request: WatchRequest
     slo: tuple[float, float]
-    engine: dict[str, Any]
-    """What `engine_of` takes besides; empty without a fit."""
-    at_measured_speed: bool
-    facts: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Settings that the server tells."""
     readings: deque[Reading] = field(default_factory=deque)
     capacity: tuple[float, str] = (math.nan, "")
     predicted_s: float = -math.inf
     speed: PhaseSpeed | None = None
     last: Snapshot | None = None
+
+    @property
+    def fitted(self) -> bool:
+        """Whether step costs are known."""
+        return self.request.fit is not None or self.request.hardware is not None
 
     def take(self, told: "Reading | Unanswered") -> Snapshot | None:
         """The snapshot with one reading more; None where there are too few. Raises BadInput where there is none yet
@@ -188,11 +186,14 @@ class _Watch:
             self.readings.popleft()
         if len(self.readings) < 2:
             return None
-        seen, diagnosis = between(self.readings[0], told), diagnose(self.readings, {**self.facts, **self.given})
-        check_limit(self.given.get("max_num_seqs"), self.readings)
+        seen, diagnosis = (
+            between(self.readings[0], told),
+            diagnose(self.readings, {**self.facts, **limits_of(self.request)}),
+        )
+        check_limit(self.request.max_num_seqs, self.readings)
         later_s = AGAIN_S if math.isfinite(self.capacity[0]) else min(SOON_S, self.window_s)
         enough_s = min(0.9 * self.window_s, ENOUGH_S)
-        if self.engine and seen.seconds < enough_s:
+        if self.fitted and seen.seconds < enough_s:
             self.capacity = math.nan, f"unknown for the first {format_ms(1e3 * enough_s)}"
         elif told.t_s - self.predicted_s >= later_s:
             self.predicted_s = told.t_s
@@ -202,10 +203,10 @@ class _Watch:
 
     def _predicted(self, diagnosis: Diagnosis, seen: Interval) -> tuple[tuple[float, str], PhaseSpeed | None]:
         """The capacity (requests a second, why it is not known) and the speed of the machine."""
-        if not self.engine:
+        if not self.fitted:
             return (math.nan, "unknown without a fit (--fit FIT)"), None
-        engine = engine_of(seen, diagnosis, self.facts, **self.engine)
-        what_if = WhatIf(engine, list(self.readings), self.slo, at_measured_speed=self.at_measured_speed)
+        engine = engine_of(seen, diagnosis, self.facts, self.request)
+        what_if = WhatIf(engine, list(self.readings), self.slo, at_measured_speed=self.request.at_measured_speed)
         return self._capacity(what_if), what_if.speed
 
     def _capacity(self, what_if: WhatIf) -> tuple[float, str]:
@@ -217,71 +218,21 @@ class _Watch:
         return found, "" if math.isfinite(found) else "no rate of such requests keeps the SLO"
 
 
-SHARED = ("prefill_fit", "hardware", "kv_blocks", "synchronous", "at_measured_speed")
-OF_WATCH: Sequence[Needs] = [each for each in OF_EXAMINATION if each.name in SHARED]
-"""What parameters of `watch_server` need."""
-
-
-@library_verb
-@only_with(*OF_WATCH)
-def watch_server(
-    url: str,
-    *,
-    ttft: Duration | None = None,
-    tpot: Duration | None = None,
-    fit: Any = None,
-    prefill_fit: Any = None,
-    hardware: Any = None,
-    window: Duration = "30s",
-    every: Duration = "1s",
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    kv_blocks: int | None = None,
-    synchronous: bool | None = None,
-    at_measured_speed: bool = False,
-) -> Iterator[Snapshot]:
+@verb(WatchRequest)
+def watch_server(request: WatchRequest) -> Iterator[Snapshot]:
     """Watch a running engine: a snapshot with each reading, without end. A server that goes away is asked again.
 
-    Parameters
-    ----------
-    ttft, tpot
-        The SLO.
-    fit, prefill_fit, hardware
-        Step costs, for the speed of the machine and the capacity under the SLO.
-    window
-        What a snapshot covers, at most.
-    every
-        How often the server is read.
-    max_num_seqs, max_num_batched_tokens, kv_blocks, synchronous
-        Settings of the engine, where it does not publish them.
-    at_measured_speed
-        Predict the capacity at the measured speed even where it is far from that of the fit.
-
-    Raises
-    ------
-    WrongUsage, FitNotUsable
-    BadInput
-        The server never answered.
+    Raises WrongUsage, FitNotUsable; BadInput where the server never answered.
     """
-    every_s, window_s = in_ms(every, "--every") / 1e3, in_ms(window, "--window") / 1e3
+    every_s, window_s = in_ms(request.every, "--every") / 1e3, in_ms(request.window, "--window") / 1e3
     if window_s < every_s:
         raise WrongUsage("is shorter than --every", where="--window", remedy="Give a longer one.")
-    server = Server(url)
-    given = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    engine: dict[str, Any] = {}
-    if fit is not None or hardware is not None:
-        settings = {**given, "kv_blocks": kv_blocks, "synchronous": synchronous}
-        engine = {"fits": (fit, prefill_fit, hardware), "given": settings}
-    return _snapshots(server, every_s, window_s, (known_of(given), slo_of(ttft, tpot), engine, at_measured_speed))
+    server = Server(request.url)
+    return _snapshots(server, every_s, _Watch(server, window_s, request, slo_of(request)))
 
 
-def _snapshots(
-    server: Server,
-    every_s: float,
-    window_s: float,
-    asked: tuple[dict[str, Any], tuple[float, float], dict[str, Any], bool],
-) -> Iterator[Snapshot]:
-    watched = _Watch(server, window_s, *asked, server.settings())
+def _snapshots(server: Server, every_s: float, watched: "_Watch") -> Iterator[Snapshot]:
+    watched.facts = server.settings()
     for told in server.readings(every_s, FOREVER_S):
         found = watched.take(told)
         if found is not None:

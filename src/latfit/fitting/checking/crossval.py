@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit.fitting.correction import Smoothing, smooth_residuals
@@ -370,10 +371,10 @@ def further_validation(
     if (apart := held_out(data, plain, theta, [fold for _, fold in named])) is not None:
         used = [named[number][0] for number in np.unique(apart.fold)]
         region = scores_of(data, apart)
-        region = replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
+        region = structs.replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
         unlike = _unlike(data, [fold for _, fold in named], apart)
     tokens, requests, context = (_beyond(data, plain, theta, column) for column in COLUMN_NAMES)
-    return replace(
+    return structs.replace(
         scores or CrossValidation(),
         expanding_window=window,
         by_region=region,
@@ -395,7 +396,7 @@ def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErro
     if len(outside.rows) < FEWEST_OUTSIDE:
         return None
     typical = weighted_quantile(far[outside.rows], 0.5, outside.weights)
-    return replace(scores_of(data, outside), by_phase=None, distance=typical)
+    return structs.replace(scores_of(data, outside), by_phase=None, distance=typical)
 
 
 def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) -> HeldOutErrors | None:
@@ -413,7 +414,7 @@ def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) 
         trained = float(values[[fold for fold in cuts if len(fold[1])][number][0]].max())
         distance = max(math.log(float(values.max()) / trained), math.log(2)) if trained > 0 else math.inf
         told: dict[str, Any] = {f"trained_up_to_{COLUMN_NAMES[column]}": trained}
-        found.append((math.log1p(errors.p90_ape_pct / 100) / distance, replace(errors, **told)))
+        found.append((math.log1p(errors.p90_ape_pct / 100) / distance, structs.replace(errors, **told)))
     return max(found, key=lambda each: each[0])[1]
 
 

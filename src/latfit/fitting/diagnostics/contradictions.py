@@ -1,4 +1,4 @@
-"""Steps whose time is impossible: ten times from that of the steps beside them. They are named and left out of a fit.
+"""Steps whose time is ten times from that of the steps beside them. Slow ones are named, fast ones left out of a fit.
 
 A wrong unit, a clock that jumped or a counter that wrapped puts a step far from all that is like it. No loss bounds
 what such rows do to the mean error of a fit, so they are looked for before anything is fitted, and without a model: one
@@ -20,9 +20,9 @@ Cells found are no neighbours any more, and the rest is looked at again until no
 do not vouch for each other.
 
 A row as far from the median of its own cell is named too, where at most one other is. Nothing lets a step take a tenth
-of its time, so fast rows are impossible. A slow one among repeats may have been held up, its cell knows better, and the
-tail is what people plan for: it is named and kept, as are slow steps of a log. The loss bounds their pull on the
-formula, and the error of a step that took longer than predicted is 100 % at most.
+of its time, so fast rows are impossible. A slow one may have been paused, and the tail is what people plan for: it is
+named and kept. The loss bounds its pull on the formula, and the error of a step that took longer than predicted is at
+most 100 %.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ TOLD, STORED = 3, 50
 @dataclass(frozen=True, eq=False)
 class Contradictions:
     """Rows that contradict those beside them (k,), the time in ms that these suggest (k,), and which of them cannot be
-    right (k,): the others are slow steps of a log."""
+    right (k,): the others are slow."""
 
     rows: NDArray[np.intp]
     expected: FloatArray
@@ -142,8 +142,7 @@ def contradictions(data: FitData) -> Contradictions | None:
     rows = np.flatnonzero(np.isfinite(usual))
     if not 0 < len(rows) <= MOST_SHARE * len(data):
         return None
-    held_up = (r > usual)[rows] & (alone[rows] | data.in_time)
-    return Contradictions(rows, np.exp((y + usual - r)[rows]), ~held_up)
+    return Contradictions(rows, np.exp((y + usual - r)[rows]), (r < usual)[rows])
 
 
 def _coordinates(data: FitData) -> FloatArray:

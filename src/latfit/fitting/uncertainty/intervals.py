@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from latfit.errors import WrongUsage
 from latfit.fitting.data import FitData
@@ -92,13 +93,13 @@ def _resampled(problem: FitProblem, found: Uncertainty, drawn: ParameterDraws) -
             continue
         low, high = drawn.interval(parameter.name, level)
         if known.value == 0:
-            estimates[parameter.name] = replace(known, high=max(high, known.high or 0.0))
+            estimates[parameter.name] = structs.replace(known, high=max(high, known.high or 0.0))
         elif tells(low, high, known.value, parameter.positive) or not parameter.positive:
             spread = float(np.std(drawn.theta[:, i]))
-            estimates[parameter.name] = replace(known, std_error=spread, low=low, high=high)
+            estimates[parameter.name] = structs.replace(known, std_error=spread, low=low, high=high)
         else:
             wide.append(i)
-            estimates[parameter.name] = replace(known, std_error=None, low=low, high=high, identified=False)
+            estimates[parameter.name] = structs.replace(known, std_error=None, low=low, high=high, identified=False)
     together = _moving_together(drawn.theta[:, wide])
     names = [problem.model.parameters[i].name for i in wide]
     groups = [*found.unidentified, *([names[i] for i in group] for group in together)]

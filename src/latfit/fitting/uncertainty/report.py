@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.levenberg_marquardt import minimise
@@ -52,7 +53,7 @@ def as_the_line_says(problem: FitProblem, doubt: Uncertainty, line: Line) -> Unc
     for parameter in problem.free_parameters:
         known = estimates[parameter.name]
         if known.identified and parameter.name not in spoken and not _agrees(known, line.values.get(parameter.name)):
-            estimates[parameter.name] = replace(known, std_error=None, low=None, high=None, identified=False)
+            estimates[parameter.name] = structs.replace(known, std_error=None, low=None, high=None, identified=False)
             lost.append(parameter.name)
     if not lost:
         return doubt
@@ -70,7 +71,7 @@ def told_with_line(report: Identifiability, line: Line) -> Identifiability:
         if (value := _of_line(combination.expression, line.values)) is not None
         and combination.low <= value <= combination.high
     ]
-    return replace(report, combinations=kept, line_as_good=True)
+    return structs.replace(report, combinations=kept, line_as_good=True)
 
 
 def _holds_a_line(problem: FitProblem) -> bool:
@@ -113,7 +114,7 @@ def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncer
     theta = problem.theta(solution.z)
     names = [p.name for p in problem.free_parameters]
     groups = [[names.index(name) for name in group] for group in doubt.unidentified]
-    return replace(
+    return structs.replace(
         report,
         combinations=combinations(problem, theta, doubt.root, doubt.directions, groups, doubt.quantile),
         measure=measurements(problem, solution, doubt.unidentified),
@@ -147,7 +148,7 @@ def check_shared_costs(problem: FitProblem, solution: Solution, doubt: Uncertain
         best = min(ends, key=lambda end: end.cost)
         if 2 * (best.cost - solution.cost) > CHI2_95 * variance:
             continue
-        estimates[name] = replace(known, std_error=None, low=None, high=None, identified=False)
+        estimates[name] = structs.replace(known, std_error=None, low=None, high=None, identified=False)
         there = without.theta(best.z)
         moved = np.abs(there - here) > 0.5 * np.maximum(np.abs(here), 1e-300)
         names = {p.name for p, changed in zip(problem.model.parameters, moved, strict=True) if changed}

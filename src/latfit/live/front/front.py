@@ -1,8 +1,7 @@
-"""Requests of OpenAI's API over HTTP, checked, handed to the router, and answered by one of its engines.
+"""The HTTP front: check requests of OpenAI's API, pass them to the router, and answer them from one of its engines.
 
-What is refused here is told in the shape that OpenAI's clients read, and nothing of what a user sent is kept or logged.
-The router gets a reference to a request's body, never a copy; it is read within limits of size and time beforehand, and
-all bodies together within one of memory.
+Errors have the shape that OpenAI's clients read. Nothing that a user sent is kept or logged. A body is read before it
+is routed, within limits of size, time and the memory of all bodies together, and is never copied.
 """
 
 import asyncio
@@ -30,23 +29,28 @@ from latfit.live.tracing import sent_by
 
 TARGET = re.compile(r"/[!\"$-~]*")  # path and query (origin-form of RFC 9112), without host or fragment
 
-HTTP_1 = web.RequestKey("http_1", bool)
-"""Whether the version that a request names is 1.0 or 1.1, as its server noted."""
-
-MODELS_BYTES = 1 << 20
-MOST_CHECKED = 256 << 10
-"""Bytes of a body that is read as JSON: a millisecond's work."""
-
-LONGEST_RETRY_S = 60
-CLASS = "x-latfit-class"
-"""Header in which a caller names the class of a request; an engine gets it like any other."""
+HTTP_1 = web.RequestKey("http_1", bool)  # whether the request names version 1.0 or 1.1
+MAX_MODELS_BYTES = 1 << 20  # of the answer to /v1/models
+MAX_PARSED_BYTES = 256 << 10  # of a body that is parsed as JSON: a millisecond's work
+MAX_RETRY_S = 60
+CLASS = "x-latfit-class"  # header that names the class of a request
 
 
 @dataclass(frozen=True)
 class FrontOptions:
-    """token: what callers must bear, None for anybody.  most_bytes: of a request's body.  most_held_bytes: of all that
-    are read, wait or run.  body_s: for so long a body may take to come.  classes: that a request may name, the most
-    urgent first, as many as the router has deadlines; one that names none is of the last."""
+    """Settings of a front.
+
+    Parameters
+    ----------
+    token
+        What callers must bear; None for anybody.
+    most_bytes, most_held_bytes
+        Limit of a request's body; of all bodies that are read, wait or run.
+    body_s
+        Time in which a body must come, s.
+    classes
+        Names of the router's classes, the most urgent first; a request that names none is of the last.
+    """
 
     token: str | None = None
     most_bytes: int = 8 << 20
@@ -56,7 +60,7 @@ class FrontOptions:
 
 
 class Refused(Exception):
-    """An answer that the front gives itself. kind: the type of error, in OpenAI's words."""
+    """An error that the front answers itself; kind: its type, as OpenAI names them."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", **headers: str) -> None:
         super().__init__(message)
@@ -77,27 +81,23 @@ STATUS: Mapping[type[LatfitError], int] = {
     ExecutorTimedOut: 504,
     ExecutorFailed: 502,
 }
-"""What a caller is told of a request that no engine answered; the first that fits."""
+"""Status for a request that no engine answered; the first that fits."""
 
 
 class _Caller:
-    """The reply to one request, as it is written."""
+    """Write the reply to one request."""
 
     def __init__(self, request: web.BaseRequest) -> None:
-        self._request = request
-        self.reply: web.StreamResponse | None = None
+        self._request, self.reply = request, web.StreamResponse()
 
     async def begin(self, status: int, headers: Headers) -> None:
-        self.reply = web.StreamResponse(status=status)
-        for name, value in headers:
-            self.reply.headers.add(name, value)
-        await self._told(self.reply.prepare(self._request))
+        self.reply = web.StreamResponse(status=status, headers=CIMultiDict(headers))
+        await self._write(self.reply.prepare(self._request))
 
     async def send(self, piece: bytes) -> None:
-        assert self.reply is not None
-        await self._told(self.reply.write(piece))
+        await self._write(self.reply.write(piece))
 
-    async def _told(self, writing: Awaitable[Any]) -> None:
+    async def _write(self, writing: Awaitable[Any]) -> None:
         try:
             await writing
         except (ConnectionError, ClientError) as error:
@@ -105,10 +105,16 @@ class _Caller:
 
 
 class Front:
-    """Answers requests over HTTP from a router whose executors are engines.
+    """Answer HTTP requests from a router whose executors are engines.
 
-    draining: new requests are refused, those that were taken end.  held_bytes: bodies in memory.  registry: what
-    /metrics shows.  `handle` is a handler for `aiohttp.web.Server`.
+    Attributes
+    ----------
+    draining
+        New requests are refused, those that were taken end.
+    held_bytes
+        Bodies in memory.
+    registry
+        What /metrics shows.
     """
 
     def __init__(self, router: Router, options: FrontOptions = FrontOptions()) -> None:
@@ -123,31 +129,29 @@ class Front:
             "/health": ("GET", self._health),
             "/metrics": ("GET", self._metrics),
         }
-        self.registry = CollectorRegistry()
-        self.registry.register(RouterMetrics(router))
-        self._answers = Counter("latfit_http_answers", "Answers by status", ["code"], registry=self.registry)
-        self._retried = Counter("latfit_requests_retried", "Requests that a second engine got", registry=self.registry)
+        registry = self.registry = CollectorRegistry()
+        registry.register(RouterMetrics(router))
+        self._answers = Counter("latfit_http_answers", "Answers by status", ["code"], registry=registry)
+        self._retried = Counter("latfit_requests_retried", "Requests that a second engine got", registry=registry)
+        held = Gauge("latfit_held_bytes", "Bodies of requests in memory", registry=registry)
+        held.set_function(lambda: self.held_bytes)
+        first_byte = "From a request's way to the engine to the first byte of its reply"
         self._first_byte = Histogram(
-            "latfit_first_byte_seconds",
-            "From a request's way to the engine to the first byte of its reply",
-            ["path"],
-            buckets=BUCKETS_S,
-            registry=self.registry,
+            "latfit_first_byte_seconds", first_byte, ["path"], buckets=BUCKETS_S, registry=registry
         )
+        by_class = "From a request's body to the end of its reply, by the class that it is of"
         self._by_class = Histogram(
             "latfit_class_seconds",
-            "From a request's body to the end of its reply, by the class that it is of",
+            by_class,
             ["class"],
             buckets=BUCKETS_S,
-            registry=self.registry if options.classes else None,
+            registry=registry if options.classes else None,
         )
-        held = Gauge("latfit_held_bytes", "Bodies of requests in memory", registry=self.registry)
-        held.set_function(lambda: self.held_bytes)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The answer to a request; where it is a reply, all of it was sent."""
+        """Answer a request, as a handler of `aiohttp.web.Server`."""
         try:
-            answer = await self._routed(request)
+            answer = await self._route(request)
         except Refused as refused:
             answer = refused.answer()
             if not request.content.is_eof():
@@ -156,7 +160,7 @@ class Front:
         return answer
 
     def answer_when_full(self) -> bytes:
-        """The 503 for a connection that is closed before its request is read."""
+        """Return the 503 for a connection that is closed before its request is read."""
         full = "this server has too many connections"
         answer = Refused(503, full, "server_error", retry_after="1", connection="close").answer()
         self._answers.labels(str(answer.status)).inc()
@@ -165,7 +169,7 @@ class Front:
         head = f"HTTP/1.1 {answer.status} {answer.reason}\r\n{headers}Content-Length: {len(answer.body)}\r\n\r\n"
         return head.encode() + answer.body
 
-    async def _routed(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         if not request.get(HTTP_1, True):
             raise Refused(505, "HTTP/1.0 and HTTP/1.1 only", connection="close")
         if not TARGET.fullmatch(request.raw_path):
@@ -196,11 +200,8 @@ class Front:
         body: list[bytes] = []
         try:
             await self._read(request, body)
-            began = time.monotonic()
-            caller = _Caller(request)
-            exchange = Exchange("POST", request.rel_url, headers, body, caller)
-            await self._served(request, exchange, class_id)
-            assert caller.reply is not None
+            began, caller = time.monotonic(), _Caller(request)
+            await self._serve(request, Exchange("POST", request.rel_url, headers, body, caller), class_id)
             if self.options.classes:
                 self._by_class.labels(self.options.classes[class_id]).observe(time.monotonic() - began)
             return caller.reply
@@ -208,17 +209,16 @@ class Front:
             self.held_bytes -= sum(map(len, body))
 
     def _class_of(self, request: web.BaseRequest) -> int:
-        """Raises Refused for a class that there is not; where there are none, nobody is asked for one."""
         classes = self.options.classes
-        if not classes:
-            return 0
         name = request.headers.get(CLASS)
-        if name is not None and name not in classes:
+        if not classes or name is None:
+            return max(len(classes) - 1, 0)
+        if name not in classes:
             raise Refused(400, f"the header {CLASS} names none of the classes {', '.join(classes)}")
-        return len(classes) - 1 if name is None else classes.index(name)
+        return classes.index(name)
 
     def _headers(self, request: web.BaseRequest) -> Headers:
-        """Those for an engine: a token that this server checked is nobody else's business. Raises Refused."""
+        """Return the headers for an engine; a token that this server checks is not passed on. Raises Refused."""
         own = () if self.options.token is None else ("authorization",)
         found = [(name, value) for name, value in request.headers.items() if name.lower() not in own]
         if not all(HEADER_VALUE.fullmatch(value) for _, value in found):
@@ -226,7 +226,7 @@ class Front:
         return found
 
     async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
-        """The whole of a body, which must be a JSON object. Raises Refused."""
+        """Read a body, which must be a JSON object, into pieces. Raises Refused."""
         most = self.options.most_bytes
         plain = {"content-encoding": "identity", "transfer-encoding": "chunked"}
         if any(each.lower() != plain[name] for name in plain for each in request.headers.getall(name, ())):
@@ -254,44 +254,30 @@ class Front:
         if not _is_object(body, total):
             raise Refused(400, "the body is not a JSON object")
 
-    async def _served(self, request: web.BaseRequest, exchange: Exchange, class_id: int) -> None:
-        """Through the router; once more where an engine was lost before its reply began, and another one is there.
-        Raises Refused."""
+    async def _serve(self, request: web.BaseRequest, exchange: Exchange, class_id: int) -> None:
+        """Route a request, also to a second engine if one is lost before its reply began. Raises Refused."""
         exchange.final = len(self.engines) < 2
+
+        def retry(error: BaseException) -> bool:
+            if exchange.final or exchange.status or not isinstance(error, ExecutorLost):
+                return False
+            exchange.final = True
+            self._retried.inc()
+            return True
+
         try:
             with sent_by(request.headers):
-                await self._tried(exchange, class_id)
+                await self.router.submit(exchange, class_id, retry=retry)
         except asyncio.CancelledError:
             exchange.leave()
             raise
         except (QueueFull, NoPath, Closed, ExecutorFailed) as error:
-            self._failed(request, exchange, error)
+            if not exchange.status:
+                raise self._refusal(error) from None
+            if not exchange.whole and request.transport is not None:
+                request.transport.abort()  # so that the reader sees that the reply is not whole
         if exchange.first_byte_s:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
-
-    async def _tried(self, exchange: Exchange, class_id: int) -> None:
-        def is_resent(error: BaseException) -> bool:
-            return isinstance(error, ExecutorLost) and not (exchange.status or exchange.final)
-
-        try:
-            await self.router.submit(exchange, class_id, is_resent=is_resent)
-        except ExecutorLost as error:
-            if not is_resent(error):
-                raise
-            exchange.final = True
-            self._retried.inc()
-            await self.router.submit(exchange, class_id, again=True)
-
-    def _failed(self, request: web.BaseRequest, exchange: Exchange, error: LatfitError) -> None:
-        """A reply that began and broke off is cut off, so that its reader sees that it is not whole. Raises Refused
-        where none began."""
-        if exchange.whole:
-            return
-        if exchange.status:
-            if request.transport is not None:
-                request.transport.abort()
-            return
-        raise self._refusal(error)
 
     def _refusal(self, error: LatfitError) -> Refused:
         status = next(status for kind, status in STATUS.items() if isinstance(error, kind))
@@ -301,18 +287,18 @@ class Front:
         return Refused(status, f"{where}{error.found}", kind, **later)
 
     def _retry_s(self) -> str:
-        """Seconds after which those that wait now should have been served."""
+        """Return in how many seconds the requests that wait now should have been served."""
         path = self.router.main
         wait_s = self.router.waiting * float(path.times_ms[1]) / path.executor.servers / 1000
-        return str(max(1, min(math.ceil(wait_s), LONGEST_RETRY_S)))
+        return str(max(1, min(math.ceil(wait_s), MAX_RETRY_S)))
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
-        """What the first engine says that has an answer."""
+        """Return the answer of the first engine that has one."""
         up, headers = self.router.up(), self._headers(request)
         try:
             for engine in sorted(self.engines, key=lambda each: not up[each.name]):
                 with suppress(ExecutorLost):
-                    status, theirs, body = await engine.fetch(request.rel_url, headers, MODELS_BYTES)
+                    status, theirs, body = await engine.fetch(request.rel_url, headers, MAX_MODELS_BYTES)
                     return web.Response(status=status, body=body, headers=CIMultiDict(theirs))
         except Abandoned as error:
             raise self._refusal(error) from None
@@ -322,14 +308,14 @@ class Front:
         """200 while requests are taken and a path is up, else 503."""
         up = self.router.up()
         status = "draining" if self.draining else "ready" if any(up.values()) else "down"
-        told = {
+        state = {
             "status": status,
             "policy": self.router.policy.name,
             "waiting": self.router.waiting,
             "running": self.router.running,
             "paths": up,
         }
-        answer = web.json_response(told, status=200 if status == "ready" else 503)
+        answer = web.json_response(state, status=200 if status == "ready" else 503)
         answer.force_close()  # anybody may ask for it, without a token
         return answer
 
@@ -338,9 +324,8 @@ class Front:
 
 
 def _is_object(body: Sequence[bytes], size: int) -> bool:
-    """Whether it can be the text of a JSON object; a large one is looked at at both ends, as reading all of it would
-    keep everybody waiting, and the engine reads it anyway."""
-    if size > MOST_CHECKED:
+    """Return whether a body can be a JSON object; of a large one only both ends are read, not to block the loop."""
+    if size > MAX_PARSED_BYTES:
         first, last = (next((each for each in pieces if not each.isspace()), b"") for pieces in (body, body[::-1]))
         return first.lstrip()[:1] == b"{" and last.rstrip()[-1:] == b"}"
     try:

@@ -1,4 +1,4 @@
-"""A front that listens: until it is told to stop, and then until what it has taken has ended."""
+"""Listen for a front until told to stop, then until what it has taken has ended."""
 
 import asyncio
 import logging
@@ -17,12 +17,8 @@ from aiohttp.http import RawRequestMessage
 from latfit.errors import TargetNotWritable, WrongUsage
 from latfit.live.front.front import HTTP_1, Front
 
-HEAD_S = 15.0
-"""Within this the head of a request must be complete, counted from the connection's beginning or the last answer."""
-
-LINGER_S = 2.0
-"""For so long what is left of a refused body is read, so that its sender sees the answer."""
-
+HEAD_S = 15.0  # for the head of a request, from the connection's beginning or the last answer
+LINGER_S = 2.0  # for reading what is left of a refused body, so that its sender sees the answer
 MAX_BACKLOG = 128  # connections accepted in one turn of the event loop, before any of them can be refused
 SPARE_DESCRIPTORS = 8  # for the listening socket, name lookups and files of libraries
 
@@ -32,10 +28,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _LimitedServer(web.Server):
-    """A server that refuses connections beyond `max_connections`: `backlog` of them with a 503, others without.
+    """Refuse connections beyond `max_connections`: `backlog` of them with a 503, others without.
 
-    On Linux the kernel closes a connection whose peer takes nothing for as long as an engine may pause (`between_s`);
-    aiohttp waits without a limit where a caller does not read.
+    On Linux the kernel closes a connection whose peer takes nothing for `between_s`; aiohttp waits without a limit.
     """
 
     def __init__(self, front: Front, max_connections: int, backlog: int, **options: Any) -> None:
@@ -62,7 +57,7 @@ class _LimitedServer(web.Server):
 def _make_request(
     message: RawRequestMessage, payload: StreamReader, protocol: web.RequestHandler, writer: Any, task: Any
 ) -> web.BaseRequest:
-    """A request that is answered as HTTP/1.1 if it names a version other than 1.0, which aiohttp would repeat."""
+    """Answer as HTTP/1.1 if another version than 1.0 is named, which aiohttp would repeat."""
     known = message.version in (HttpVersion10, HttpVersion11)
     answered = message if known else message._replace(version=HttpVersion11)
     request = web.BaseRequest(answered, payload, protocol, writer, task, asyncio.get_running_loop())
@@ -71,7 +66,7 @@ def _make_request(
 
 
 def _split_descriptors(engine_connections: int) -> tuple[int, int]:
-    """Connections of callers to serve; to refuse, or to accept, at a time. Raises WrongUsage if descriptors lack."""
+    """Return the callers' connections to serve, and to refuse or accept at a time. Raises WrongUsage for too few."""
     if sys.platform == "win32":
         return sys.maxsize, MAX_BACKLOG
     import resource
@@ -91,9 +86,14 @@ def _split_descriptors(engine_connections: int) -> tuple[int, int]:
 
 
 class FrontServer:
-    """`async with FrontServer(front, host, port) as server` listens; its router is started before and closed behind it.
+    """Listen within `async with FrontServer(front, host, port) as server`; start the router before, close it after.
 
-    head_s: see HEAD_S.  drain_s: for so long what runs may go on once it is told to stop.
+    Parameters
+    ----------
+    head_s
+        Time for the head of a request, s.
+    drain_s
+        Time for what runs to end once told to stop, s.
     """
 
     def __init__(
@@ -101,14 +101,10 @@ class FrontServer:
     ) -> None:
         self.front, self._host, self.port = front, host, port
         self._head_s, self._drain_s = head_s, drain_s
-        self._told, self._told_again = asyncio.Event(), asyncio.Event()
+        self._stopping, self._killed = asyncio.Event(), asyncio.Event()
 
     async def __aenter__(self) -> "FrontServer":
-        """Listen once the router is ready.
-
-        Raises TargetNotWritable where it cannot listen, WrongUsage where too few files may be open, and what the
-        executors raise.
-        """
+        """Listen once the router is ready. Raises TargetNotWritable, WrongUsage, and what the executors raise."""
         max_callers, backlog = _split_descriptors(sum(each.max_connections for each in self.front.engines))
         await self.front.router.start()
         silent = logging.getLogger("latfit.front")  # its messages would quote what was sent
@@ -144,12 +140,12 @@ class FrontServer:
         await self._stop()
 
     def stop(self, *_: object) -> None:
-        """Drain; told again, end at once."""
+        """Drain; called again, end at once."""
         self.front.draining = True
-        (self._told_again if self._told.is_set() else self._told).set()
+        (self._killed if self._stopping.is_set() else self._stopping).set()
 
     async def run(self, ready: Callable[["FrontServer"], None] = lambda _: None) -> bool:
-        """Serve until SIGTERM, SIGINT or `stop`, then drain. Returns whether all that was taken has ended by itself."""
+        """Serve until SIGTERM, SIGINT or `stop`, then drain. Return whether all that was taken has ended by itself."""
         loop = asyncio.get_running_loop()
         with ExitStack() as handlers:
             with suppress(RuntimeError, ValueError):  # not in the main thread, or not on this system
@@ -157,22 +153,16 @@ class FrontServer:
                     loop.add_signal_handler(number, self.stop)
                     handlers.callback(loop.remove_signal_handler, number)
             ready(self)
-            await self._told.wait()
-            return await self._drained()
-
-    async def _drained(self) -> bool:
-        router = self.front.router
-        draining = asyncio.ensure_future(router.drain(self._drain_s))
-        again = asyncio.ensure_future(self._told_again.wait())
-        await asyncio.wait((draining, again), return_when=asyncio.FIRST_COMPLETED)
-        again.cancel()
-        if not draining.done():
-            draining.cancel()
-            await asyncio.wait((draining,))
-            return await router.drain(0.0)
-        return draining.result()
+            await self._stopping.wait()
+            drain = self.front.router.drain
+            draining, killed = asyncio.ensure_future(drain(self._drain_s)), asyncio.ensure_future(self._killed.wait())
+            await asyncio.wait((draining, killed), return_when=asyncio.FIRST_COMPLETED)
+            for each in (draining, killed):
+                each.cancel()
+            await asyncio.wait((draining, killed))
+            return await drain(0.0) if draining.cancelled() else draining.result()
 
     async def _stop(self) -> None:
         self.front.draining = True
-        await self.front.router.close(0.0 if self._told_again.is_set() else self._drain_s)
+        await self.front.router.close(0.0 if self._killed.is_set() else self._drain_s)
         await self._runner.cleanup()

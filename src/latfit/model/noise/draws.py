@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latfit.compiled import first_beyond, inner, mixed
-from latfit.model.noise.step_noise import StepNoise
+from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.stats import FloatArray
 
 GUIDES = 4096  # equal parts of 0..1; a power of two, so that a part is found without rounding
 BITS = 9007199254740992.0  # 2^53, the numbers that a uniform float takes
-NO_NOISE = StepNoise(np.ones(1), np.ones(1), 1.0, 1.0)
+NO_NOISE = noise_of(np.ones(1), np.ones(1))
 MAX_PAUSES = 1000  # of one step; bounds the loop if a step is far longer than any measured one
 
 
@@ -43,29 +43,26 @@ class NoiseTable(NamedTuple):
 
 def noise_table(kinds: Sequence[StepNoise | None], largest: int) -> NoiseTable:
     """Return the arrays for batches up to `largest`; None for steps that always take T."""
-    values: list[FloatArray] = []
-    reached: list[FloatArray] = []
-    guide: list[FloatArray] = []
-    kind: list[int] = []
-    groups, batches = np.zeros((len(kinds), largest + 1), dtype=np.int64), np.maximum(np.arange(largest + 1.0), 1.0)
-    hazard, pauses = np.zeros((len(kinds), 2)), []
-    for number, noise in enumerate(kinds):
-        pauses.append((np.empty(0), np.empty(0), np.empty(0)))
-        found = noise or NO_NOISE
-        groups[number] = len(guide) + found.groups.of(batches)
-        for part in found.parts:
-            guide.append(_guide(part.reached, sum(map(len, values))))
-            values.append(part.values)
-            reached.append(part.reached)
-            kind.append(number)
-        if found.pauses is not None:
-            hazard[number] = found.pauses.per_step, found.pauses.per_ms
-            pauses[number] = found.pauses.ms, found.pauses.ratio, found.pauses.reached
-    ms, ratio, shares = (np.concatenate(columns) for columns in zip(*pauses, strict=True))
+    noises = [noise or NO_NOISE for noise in kinds]
+    parts = [group for noise in noises for group in noise.groups]
+    counts = [len(noise.groups) for noise in noises]
+    batches = np.maximum(np.arange(largest + 1.0), 1.0)
+    first = np.cumsum([0, *counts])
+    starts = np.cumsum([0, *(len(part.values) for part in parts)]).tolist()
+    pauses = [noise.pauses for noise in noises]
+    lengths = [(np.empty(0),) * 3 if each is None else (each.ms, each.ratio, each.reached) for each in pauses]
     return NoiseTable(
-        np.concatenate(values), np.concatenate(reached), np.array(guide), groups, np.array(kind), hazard,
-        ms, ratio, shares, np.cumsum([0, *(len(each[0]) for each in pauses)]),
-    )  # fmt: skip
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.reached for part in parts]),
+        np.array([_guide(part.reached, start) for part, start in zip(parts, starts[:-1], strict=True)]),
+        np.stack([start + noise.group_of(batches) for start, noise in zip(first[:-1], noises, strict=True)]),
+        np.repeat(np.arange(len(noises)), counts),
+        np.array([(0.0, 0.0) if each is None else (each.per_step, each.per_ms) for each in pauses]),
+        np.concatenate([ms for ms, _, _ in lengths]),
+        np.concatenate([ratio for _, ratio, _ in lengths]),
+        np.concatenate([reached for _, _, reached in lengths]),
+        np.cumsum([0, *(len(each[0]) for each in lengths)]),
+    )
 
 
 def _guide(reached: FloatArray, start: int) -> FloatArray:

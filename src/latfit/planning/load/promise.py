@@ -229,8 +229,8 @@ def _doubts(asked: Asked, law: ResponseDistribution) -> Iterator[str]:
         noise = noise.up_to(math.inf if largest is None else largest)
         if not noise.sees(asked.target.q):
             wanted = math.ceil(1 / (1 - asked.target.q) - 1e-9)
-            fewest = min(each.independent for each in noise.parts)
-            yield wording.tail_not_seen((part.label, latency.phase, len(noise.parts) > 1), percentile, fewest, wanted)
+            fewest = min(each.independent for each in noise.groups)
+            yield wording.tail_not_seen((part.label, latency.phase, len(noise.groups) > 1), percentile, fewest, wanted)
     arrivals = asked.machine.arrivals
     if not arrivals.poisson and arrivals.grows:
         yield wording.BURSTS_TOO_LONG

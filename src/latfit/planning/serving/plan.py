@@ -25,7 +25,7 @@ from latfit.planning.serving.few import FEW_REQUESTS, few_requests
 from latfit.planning.serving.schedule import SchedulePlan, day_of, schedule_engines
 from latfit.planning.serving.search import Found, Room, Search
 from latfit.planning.serving.targets import Reached, Targets
-from latfit.planning.wording import few_pauses, unclear_pauses
+from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
 from latfit.units import format_ms, format_percent, number
@@ -367,7 +367,7 @@ def _of_fits(fits: Sequence[FitResult]) -> list[LatfitWarning]:
         shortest = float(fit.latency_ms(np.ones(1), np.ones(1))[0])
         for phase, limits in fit.limits.by_phase.items():
             if (noise := limits.ratios) is not None:
-                if few := few_pauses(f"{phase} steps", noise, shortest):
+                if few := few_pauses(f"{phase} steps", noise, shortest, MIN_PAUSES_AS_MEASURED):
                     found.append(LatfitWarning("few_pauses", f"{few}.", "Measure more steps."))
                 else:
                     found += unclear_pauses(f"{phase} steps", noise.pauses)

@@ -20,6 +20,7 @@ taken on a geometric grid of whole numbers and each change of sign is bisected, 
 grid separates, and their ends are exact.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,10 +56,19 @@ class Range:
 
 @dataclass(frozen=True)
 class Level:
-    """The percentile a phase is asked for: share of steps in percent (None: the typical step), and its upper factor."""
+    """The percentile a phase is asked for, and its upper factor.
+
+    Parameters
+    ----------
+    percentile
+        Share of steps in percent; None for the typical step.
+    measured
+        The highest percentile that the phase's own steps tell, if the factor is extrapolated from there.
+    """
 
     percentile: float | None
     factor: float
+    measured: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,13 +101,10 @@ class StepLevels:
         return None if None in known else min(p for p in known if p is not None)
 
     @property
-    def by_phase(self) -> dict[str, float]:
-        """The percentile of each kind of step; one entry for prefill where a prompt alone is no different."""
-        named = {"that decode": self.decode, "of one prompt alone": self.alone, "with prefill": self.prefill}
-        known = {kind: level.percentile for kind, level in named.items() if level.percentile is not None}
-        if known.get("of one prompt alone") == known.get("with prefill"):
-            known.pop("of one prompt alone", None)
-        return known
+    def extrapolated(self) -> dict[str, float]:
+        """The highest measured percentile by kind of step, of the kinds whose factor is extrapolated."""
+        kinds = {"that decode": self.decode, "of one prompt alone": self.alone, "with prefill": self.prefill}
+        return {kind: level.measured for kind, level in kinds.items() if level.measured is not None}
 
     def of(self, B: float) -> Level:
         """Of steps with prefill that hold so many requests."""
@@ -110,14 +117,36 @@ class StepLevels:
 
 
 def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
-    """The asked-for percentile of a phase's steps, or the highest one below it that its data can give, or the typical
-    step."""
+    """Return the upper factor of a phase's steps at a percentile; the typical step if the fit has no limits at all.
+
+    A phase with too few steps for the percentile has its highest known factor carried on, see `_extrapolated`.
+    """
     limits, share = path.fit.limits, percentile / 100
+    higher = [level for level in limits.levels if level >= share - 1e-12 and limits.factor(phase, level) is not None]
+    if higher:
+        return Level(percentile, max(limits.factor(phase, min(higher)) or 0.0, 1e-9))
     known = limits.highest_level(phase, share)
-    factor = None if known is None else limits.factor(phase, known)
-    if known is None or factor is None:
+    if known is None:
         return Level(None, 1.0)
-    return Level(round(known * 100, 6), max(factor, 1e-9))
+    return Level(percentile, _extrapolated(path.fit, phase, known, share), round(100 * known, 6))
+
+
+def _extrapolated(fit: FitResult, phase: str, known: float, share: float) -> float:
+    """Return a phase's upper factor at a share of steps above the highest that its own steps can tell.
+
+    The tail is that of all steps together, scaled to the phase: ln factor grows beyond `known` as theirs does. If they
+    cannot tell either, it grows as ln 1 / (1 - share), an exponential tail of ln(observed / predicted), which is wider
+    than a log-normal one.
+    """
+    limits = fit.limits
+    own = math.log(max(limits.factor(phase, known) or 1.0, 1.0))
+    pooled = {level: math.log(factor) for level, factor in limits.all.upper.items() if factor is not None}
+    reached = min((level for level in pooled if level >= share - 1e-12), default=None)
+    at_known = pooled.get(known, 0.0)
+    if reached is not None and at_known > 0:
+        return math.exp(max(own / at_known, 1.0) * pooled[reached])
+    exponential = own * math.log(1 - share) / math.log(1 - known)
+    return math.exp(max(exponential, pooled.get(reached, 0.0) if reached else 0.0))
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:

@@ -1,108 +1,389 @@
-"""The `torch-cpu` device: whole decoder steps through PyTorch and the oneDNN inside it."""
+"""The devices `torch-cpu` and `torch-cuda`: decoder steps in PyTorch, with its `scaled_dot_product_attention`.
+
+A CPU step is timed by the clock of the process, a GPU step by CUDA events. With CUDA graphs a step is recorded once per
+cell and replayed; without them its time includes the launching of its kernels, as in an engine that runs eagerly. A
+mixture of experts decides on the CPU which experts run, so its steps run eagerly.
+"""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from latfit.errors import WrongUsage
 from latfit.memory import free_memory_bytes
-from latfit.profiling.devices.protocol import DeviceOutOfMemory, DeviceSettings
-from latfit.profiling.devices.torch_step import Tensor, TorchStep, random_cache, random_torch_weights
+from latfit.profiling.devices.decoder import (
+    EPS,
+    EagerStep,
+    KvCache,
+    Weights,
+    build_weights,
+    groups_of,
+    last_rows,
+    make_cache,
+    rotation,
+)
+from latfit.profiling.devices.device import (
+    INPUT_SETS,
+    CpuClock,
+    DeviceOutOfMemory,
+    DeviceSettings,
+    loading,
+    memory_errors,
+    no_cell,
+)
 from latfit.profiling.host.machine import sensible_threads
-from latfit.profiling.shapes import GIB, ModelShape, StepShape, check_fits, step_bytes
+from latfit.profiling.shapes import ModelShape, StepShape, check_fits, step_bytes
 
-INPUT_SETS = 4
+Tensor = Any
+Linear = Callable[[Tensor], Tensor]
+"""x (S, in) to (S, out)."""
+
+USUAL_L2_BYTES = 64 << 20
+FLUSH_FACTOR = 2  # a cold step writes so many times the cache before it starts
+RECORDING_SHARE = 0.5  # recorded cells give way to one that needs more than this share of the free memory
+GRAPH_WARMUP_RUNS = 3  # libraries choose kernels and take workspace in their first runs, which a graph must not see
+TRANSFER_TOKENS = (16, 64, 256, 1024, 4096)
+TRANSFER_REPEATS = 7
 
 
-class TorchCpuDevice:
-    """Random weights of `shape`, and the prepared step. Raises WrongUsage where the weights do not fit in memory."""
+class TorchStep(EagerStep):
+    """A step over one cache, in PyTorch. Its matrices are functions (`linear`)."""
+
+    def __init__(self, weights: Weights, cell: StepShape, cache: KvCache) -> None:
+        import torch
+
+        super().__init__(weights, cell)
+        self.xp, self.cache = torch, cache
+        self._place = {"device": weights.embedding.device, "dtype": weights.embedding.dtype}
+        self.cosine, self.sine = (
+            torch.from_numpy(each).to(**self._place) for each in rotation(cell, self.shape.head_dim)
+        )
+        self._last = torch.from_numpy(last_rows(cell)).to(self._place["device"])
+        self._masks = [_causal_mask(tokens, cached, self._place["device"]) for _, tokens, cached in groups_of(cell)]
+        self._filled: dict[str, Tensor] = {}
+
+    def filled(self, name: str, width: int) -> Tensor:
+        if name not in self._filled:
+            self._filled[name] = self.xp.randn(self.cell.S, width, **self._place)
+        return self._filled[name]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.xp.nn.functional.embedding(tokens, self.weights.embedding)
+
+    def last(self, x: Tensor) -> Tensor:
+        return x[self._last]
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.xp.nn.functional.rms_norm(x, (self.shape.hidden,), weight, EPS)
+
+    def product(self, x: Tensor, matrix: Linear) -> Tensor:
+        return matrix(x)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.xp.nn.functional.silu(gate) * up
+
+    def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        best, chosen = scores.float().topk(self.shape.active_experts, dim=-1)
+        return chosen, best.softmax(-1).to(scores.dtype)
+
+    def attention(self, group: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        attend = self.xp.nn.functional.scaled_dot_product_attention
+        if queries.shape[1] == 1:  # heads that share a key head stand where positions would: the cache is read once
+            grouped = queries.reshape(len(queries), keys.shape[1], -1, self.shape.head_dim)
+            return attend(grouped, keys, values)
+        mask, shared = self._masks[group], self.shape.heads != self.shape.kv_heads
+        found = attend(queries.transpose(1, 2), keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=shared)
+        return found.transpose(1, 2)
+
+
+def _causal_mask(tokens: int, cached: int, device: Any) -> Tensor | None:
+    """Return the mask of chunks behind cached tokens; None where the plain causal mask is meant."""
+    import torch
+
+    if not cached:
+        return None
+    if device.type != "cpu":
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(tokens, cached + tokens)
+    return torch.ones(tokens, cached + tokens, dtype=torch.bool).tril(cached)
+
+
+def activation_dtype(precision: str) -> Any:
+    """Type of everything but the weights: 8-bit weights meet bfloat16."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.bfloat16}[precision]
+
+
+def linear(weight: Tensor, precision: str) -> Linear:
+    """Return the fastest product with `weight` (out, in) where it lies.
+
+    On a CPU, bfloat16 weights are packed once for oneDNN: a plain `linear` repacks them at every step (2.3 times slower
+    at one token, AVX-512-BF16).
+    """
+    import torch
+
+    if weight.device.type == "cpu" and precision == "int8":
+        return _int8_linear(weight)
+    if weight.device.type == "cpu" and precision == "bf16" and torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    return lambda x: torch.nn.functional.linear(x, weight)
+
+
+def _int8_linear(weight: Tensor) -> Linear:
+    """One scale per column of weights and one per product for activations, which are stored around 128 as unsigned
+    bytes: the only kind beside 8-bit weights that oneDNN has VNNI and AMX kernels for."""
+    import torch
+
+    scales = weight.float().abs().amax(1) / 127
+    packed = torch.ops.onednn.qlinear_prepack((weight.float() / scales[:, None]).round().to(torch.int8), None)
+    zeros = torch.zeros(len(scales), dtype=torch.int32)
+
+    def multiply(x: Tensor) -> Tensor:
+        scale = torch.clamp(x.abs().amax().float() / 127, min=1e-12)
+        stored = torch.clamp((x.float() / scale).round() + 128, 0, 255).to(torch.uint8)
+        factors = float(scale), 128, packed, scales, zeros
+        return torch.ops.onednn.qlinear_pointwise(stored, *factors, None, 1.0, 0, x.dtype, "none", [], "")
+
+    return multiply
+
+
+def random_torch_weights(shape: ModelShape, place: str, precision: str, seed: int) -> Weights:
+    """Make random weights where they are used, one matrix at a time; PyTorch raises if the memory ends."""
+    import torch
+
+    kind = {"dtype": activation_dtype(precision), "device": place}
+    generator = torch.Generator(place).manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Linear:
+        return linear(torch.empty(columns, rows, **kind).normal_(0, rows**-0.5, generator=generator), precision)
+
+    def norm(size: int) -> Tensor:
+        return torch.empty(size, **kind).uniform_(0.8, 1.2, generator=generator)
+
+    embedding = torch.empty(shape.vocab, shape.hidden, **kind).normal_(generator=generator)
+    return build_weights(shape, matrix, norm, (embedding, linear(embedding, precision)))
+
+
+def random_cache(weights: Weights, cell: StepShape) -> KvCache:
+    """Return a cache with random numbers in every slot that the step reads."""
+    return make_cache(weights.shape, cell, lambda size: weights.embedding.new_empty(size).normal_())
+
+
+class CpuRuntime:
+    """Where tensors lie, its memory and its clock: the CPU."""
 
     name = "torch-cpu"
-
-    def __init__(self, shape: ModelShape, settings: DeviceSettings) -> None:
-        import torch
-
-        check_fits(shape, free_memory_bytes())
-        self.path = "amx" if settings.evidence.get("isa") == "amx" else "cpu"
-        self._settings, self._shape = settings, shape
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(settings.threads or sensible_threads())
-        with torch.inference_mode():
-            try:
-                self._weights = random_torch_weights(shape, "cpu", settings.precision, settings.seed)
-            except RuntimeError as error:
-                raise _no_room(shape, error) from None
-        self._generator = torch.Generator().manual_seed(settings.seed)
-        self._inputs: list[Tensor] = []
-        self._step: TorchStep | None = None
-
-    def facts(self) -> dict[str, Any]:
-        import torch
-
-        return {
-            "device": self.name,
-            "dtype": self._settings.dtype,
-            "threads": torch.get_num_threads(),
-            "isa": self._settings.evidence.get("isa"),
-            "evidence": dict(self._settings.evidence),
-            "part": self._settings.part,
-            "torch": torch.__version__,
-        }
+    place = "cpu"
+    out_of_memory: tuple[type[BaseException], ...] = ()  # errors beside MemoryError that mean a failed allocation
 
     def free_bytes(self) -> int | None:
         return free_memory_bytes()
 
-    def prepare(self, cell: StepShape) -> None:
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """Return how long `run` takes."""
+        started = time.perf_counter_ns()
+        run()
+        return (time.perf_counter_ns() - started) / 1e6
+
+    def release(self) -> None:
+        """Give memory in reserve back."""
+
+
+class CudaRuntime(CpuRuntime):
+    """One GPU."""
+
+    name = "torch-cuda"
+
+    def __init__(self, index: int = 0) -> None:
         import torch
 
-        self._step = None  # its cache is given back first, so that old and new never add up
-        needed, free = step_bytes(self._shape, cell), self.free_bytes()
-        if free is not None and needed > free:
-            raise DeviceOutOfMemory(f"needs {needed / GIB:.2f} GiB beside the weights, {free / GIB:.2f} GiB are free")
-        with torch.inference_mode(), _memory_errors():
-            self._inputs = [
-                torch.randint(self._shape.vocab, (cell.S,), generator=self._generator) for _ in range(INPUT_SETS)
-            ]
-            cache = random_cache(self._shape, cell, self._weights.dtype, "cpu")
-            self._step = TorchStep(self._weights, cell, cache, self._inputs[0])
+        self._torch, self._index = torch, index
+        self.place = f"cuda:{index}"
+        self.out_of_memory = (torch.cuda.OutOfMemoryError,)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def facts(self) -> dict[str, Any]:
+        found = self._torch.cuda.get_device_properties(self._index)
+        return {
+            "gpu": found.name,
+            "compute_capability": f"{found.major}.{found.minor}",
+            "gpu_memory_bytes": int(found.total_memory),
+            "multiprocessors": int(found.multi_processor_count),
+            "l2_bytes": int(getattr(found, "L2_cache_size", 0)) or None,
+            "cuda": self._torch.version.cuda,
+            "torch": self._torch.__version__,
+        }
+
+    def free_bytes(self) -> int:
+        """Memory that can still be taken, PyTorch's reserve included."""
+        cuda = self._torch.cuda
+        free, _ = cuda.mem_get_info(self._index)
+        return int(free + cuda.memory_reserved(self._index) - cuda.memory_allocated(self._index))
+
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """Return the time between two events around `run`, on the GPU's clock."""
+        cuda = self._torch.cuda
+        first, last = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        cuda.synchronize(self._index)
+        first.record()
+        run()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last))
+
+    def record(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Record `run` as a CUDA graph after warm-up runs; the answer replays it."""
+        cuda = self._torch.cuda
+        side = cuda.Stream(self._index)
+        side.wait_stream(cuda.current_stream(self._index))
+        with cuda.stream(side):
+            for _ in range(GRAPH_WARMUP_RUNS):
+                run()
+        cuda.current_stream(self._index).wait_stream(side)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=self._pool):  # graphs run one after the other, so they share their workspace
+            run()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def pinned(self, size: int) -> Tensor:
+        """Return a buffer of `size` bytes in host memory that the GPU reads by itself."""
+        return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+
+    def release(self) -> None:
+        self._torch.cuda.synchronize(self._index)
+        self._torch.cuda.empty_cache()
+
+
+class PreparedCell(NamedTuple):
+    """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step: a
+    recorded graph reads and writes its cache."""
+
+    run: Callable[[], object]
+    tokens: Tensor
+    inputs: list[Tensor]
+    step: TorchStep
+
+
+class TorchDevice(CpuClock):
+    """Random weights of a model, and prepared steps. Raises WrongUsage if the weights do not fit in memory.
+
+    Recorded graphs are kept while memory lasts: recording one costs several steps, and cells are visited repeatedly.
+    """
+
+    def __init__(self, shape: ModelShape, settings: DeviceSettings, runtime: CpuRuntime) -> None:
+        import torch
+
+        check_fits(shape, runtime.free_bytes())
+        self._shape, self._settings, self._runtime = shape, settings, runtime
+        self.name = runtime.name
+        self._gpu = runtime if isinstance(runtime, CudaRuntime) else None
+        self.path = "gpu" if self._gpu else settings.cpu_path
+        self.graphs = self._gpu is not None and settings.graphs and not shape.experts
+        self._threads_before = torch.get_num_threads()
+        if not self._gpu:
+            torch.set_num_threads(settings.threads or sensible_threads())
+        with torch.inference_mode(), loading(shape):
+            self._weights = random_torch_weights(shape, runtime.place, settings.precision, settings.seed)
+        self._generator = torch.Generator(runtime.place).manual_seed(settings.seed)
+        self._current: PreparedCell | None = None
+        self._recorded: dict[StepShape, PreparedCell] = {}
+        self._flush: Tensor = None
+        if self._gpu and settings.cold:
+            size = FLUSH_FACTOR * int(self._gpu.facts().get("l2_bytes") or USUAL_L2_BYTES)
+            self._flush = torch.empty(size, dtype=torch.uint8, device=runtime.place)
+
+    def facts(self) -> dict[str, Any]:
+        import torch
+
+        facts = {"device": self.name, "dtype": self._settings.dtype, "part": self._settings.part}
+        if self._gpu:
+            flushed = 0 if self._flush is None else self._flush.numel()
+            return {**facts, "cuda_graphs": self.graphs, "flushed_bytes": flushed, **self._gpu.facts()}
+        evidence = dict(self._settings.evidence)
+        ran = {"threads": torch.get_num_threads(), "isa": evidence.get("isa"), "evidence": evidence}
+        return {**facts, **ran, "torch": torch.__version__}
+
+    def free_bytes(self) -> int | None:
+        return self._runtime.free_bytes()
+
+    def prepare(self, cell: StepShape) -> None:
+        self._current = None
+        if cell not in self._recorded:
+            if self._recorded and step_bytes(self._shape, cell) > RECORDING_SHARE * (self.free_bytes() or 0):
+                self._give_back()
+            self.check_room(self._shape, cell)
+            try:
+                found = self._prepared(cell)
+            except DeviceOutOfMemory:
+                if not self._recorded:
+                    raise
+                self._give_back()
+                found = self._prepared(cell)
+            if not self.graphs:
+                self._current = found
+                return
+            self._recorded[cell] = found
+        self._current = self._recorded[cell]
+
+    def _prepared(self, cell: StepShape) -> "PreparedCell":
+        import torch
+
+        place = {"device": self._runtime.place, "generator": self._generator}
+        with memory_errors(*self._runtime.out_of_memory, release=self._runtime.release), torch.inference_mode():
+            inputs = [torch.randint(self._shape.vocab, (cell.S,), **place) for _ in range(INPUT_SETS)]
+            tokens, step = inputs[0].clone(), TorchStep(self._weights, cell, random_cache(self._weights, cell))
+
+            def run() -> None:
+                for _ in step.outputs(self._settings.part, tokens):
+                    pass
+
+            timed = self._gpu.record(run) if self._gpu and self.graphs else run
+            return PreparedCell(timed, tokens, inputs, step)
 
     def step_ms(self) -> float:
         import torch
 
-        if self._step is None:
-            raise RuntimeError("no cell is prepared")
-        self._inputs.append(self._inputs.pop(0))
-        self._step.tokens = self._inputs[0]
-        with torch.inference_mode(), _memory_errors():
-            started = time.perf_counter_ns()
-            self._step.part(self._settings.part)
-            return (time.perf_counter_ns() - started) / 1e6
-
-    def now_s(self) -> float:
-        return time.perf_counter()
+        if self._current is None:
+            raise no_cell()
+        run, tokens, inputs, _ = self._current
+        inputs.append(inputs.pop(0))
+        with memory_errors(*self._runtime.out_of_memory, release=self._give_back), torch.inference_mode():
+            tokens.copy_(inputs[0])
+            if self._flush is not None:
+                self._flush.zero_()  # drives the last step out of the GPU's cache
+            return self._runtime.time_ms(run)
 
     def close(self) -> None:
         import torch
 
-        self._step = None
+        self._weights = None  # type: ignore[assignment]
+        self._give_back()
         torch.set_num_threads(self._threads_before)
 
+    def kv_transfer(self) -> list[dict[str, float]]:
+        """Time copying the cache of some tokens from pinned host memory to the GPU: what a prefill on the CPU costs in
+        addition. As many sizes as the memory takes; empty on a CPU."""
+        import torch
 
-class _memory_errors:  # noqa: N801 - read as a statement: `with _memory_errors():`
-    """PyTorch's failed allocation on a CPU is a RuntimeError that only its text tells apart."""
+        found: list[dict[str, float]] = []
+        for tokens in TRANSFER_TOKENS if self._gpu else ():
+            size = self._shape.cache_bytes(tokens)
+            if self._gpu is None or 2 * size > self._gpu.free_bytes():
+                break
+            host, target = self._gpu.pinned(size), torch.empty(size, dtype=torch.uint8, device=self._gpu.place)
 
-    def __enter__(self) -> None: ...
+            def copy(source: Tensor = host, to: Tensor = target) -> None:
+                to.copy_(source, non_blocking=True)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        text = str(error).lower()
-        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in text):
-            raise DeviceOutOfMemory(str(error).splitlines()[0]) from None
+            times = sorted(self._gpu.time_ms(copy) for _ in range(TRANSFER_REPEATS))
+            found.append({"tokens": float(tokens), "bytes": float(size), "T_ms": times[len(times) // 2]})
+        return found
 
-
-def _no_room(shape: ModelShape, error: Exception) -> Exception:
-    if "memory" not in str(error).lower():
-        return error
-    return WrongUsage(
-        f"there is no memory for its weights ({shape.weight_bytes / GIB:.1f} GiB)",
-        where=f"model {shape.name}",
-        remedy="Choose a smaller --model, or fewer --layers.",
-    )
+    def _give_back(self) -> None:
+        self._current = None
+        self._recorded.clear()
+        self._runtime.release()

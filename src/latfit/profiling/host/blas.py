@@ -1,9 +1,7 @@
-"""The BLAS behind NumPy: its name, and where it is OpenBLAS, the kernels it chose and its threads.
+"""The BLAS behind NumPy: its name, and for OpenBLAS the kernels it chose and its threads.
 
-OpenBLAS exports functions that tell its kernel set and thread count. Wheels of NumPy carry it with prefixed
-or suffixed names, distributions without; the library that the interpreter has loaded already is asked, never
-a second copy.
-"""
+OpenBLAS exports functions for both, with prefixes and suffixes that differ between wheels and distributions. The
+library that the interpreter has loaded is asked, never a second copy."""
 
 import ctypes
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ _SPELLINGS = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "op
 
 
 class OpenBlas:
-    """A loaded OpenBLAS. Where a function is not exported, its fact is None and its setting does nothing."""
+    """A loaded OpenBLAS. A function that is not exported gives None and sets nothing."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -39,7 +37,7 @@ class OpenBlas:
         return None if function is None else int(function())
 
     def set_threads(self, threads: int) -> bool:
-        """Use `threads` threads from now on; False where this OpenBLAS cannot be told."""
+        """Use `threads` threads from now on; False if this OpenBLAS takes no number."""
         function = self._function("set_num_threads")
         if function is None:
             return False
@@ -48,16 +46,12 @@ class OpenBlas:
         return True
 
     def _function(self, name: str) -> Any:
-        for spelling in _SPELLINGS:
-            try:
-                return getattr(self._library, spelling.format(name))
-            except AttributeError:
-                continue
-        return None
+        names = (spelling.format(name) for spelling in _SPELLINGS)
+        return next((getattr(self._library, each) for each in names if hasattr(self._library, each)), None)
 
 
 def find_openblas() -> OpenBlas | None:
-    """The OpenBLAS that NumPy uses; None where NumPy uses another BLAS, or it cannot be found."""
+    """Return the OpenBLAS that NumPy uses; None if it uses another BLAS, or cannot be found."""
     for path in _candidates():
         try:
             found = OpenBlas(ctypes.CDLL(path))
@@ -69,8 +63,7 @@ def find_openblas() -> OpenBlas | None:
 
 
 def blas_facts() -> dict[str, Any]:
-    """Name and version as NumPy was built, kernel set, what float32 runs on, threads; None where it cannot be
-    known."""
+    """Return name and version as NumPy was built, kernel set, what float32 runs on, and threads; None if unknown."""
     config = np.show_config(mode="dicts")
     built = config.get("Build Dependencies", {}).get("blas", {}) if isinstance(config, dict) else {}
     loaded = find_openblas()
@@ -85,8 +78,7 @@ def blas_facts() -> dict[str, Any]:
 
 
 def _candidates() -> Iterator[str]:
-    """Files that may be NumPy's OpenBLAS: those mapped into this process, NumPy's own first (SciPy carries a
-    second)."""
+    """Files that may be NumPy's OpenBLAS: those mapped into this process, NumPy's own first (SciPy has a second)."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line.lower()}

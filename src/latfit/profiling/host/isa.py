@@ -1,12 +1,8 @@
-"""Instruction sets: what the CPU has, what a BLAS kernel set runs, how to ask for another, and whether AMX may be used.
+"""Instruction sets: what the CPU has, what a BLAS kernel set runs, how to cap a library, and whether AMX may be used.
 
 Libraries choose their kernels while they load, so a cap is an environment variable of the process that will load them.
-
-The CPU tells of AMX by its flags. On Linux a program must also ask the kernel for the 8 KiB of tile registers, because
-they enlarge every thread's saved state (Documentation/arch/x86/xstate.rst in the kernel's sources): arch_prctl with
-ARCH_REQ_XCOMP_PERM grants it for the rest of the process, ARCH_GET_XCOMP_PERM tells what is granted. Neither says that
-a product ran on AMX; `executed_isa` looks for that.
-"""
+On Linux a program must ask the kernel for AMX's tile registers (Documentation/arch/x86/xstate.rst in its sources).
+Neither flags nor permission say that a product ran on AMX; `executed_isa` looks for that."""
 
 import ctypes
 import platform
@@ -19,28 +15,18 @@ from latfit.errors import HardwareMissing, WrongUsage
 
 CHOICES = ("auto", "amx", "avx512_bf16", "avx512", "avx2")
 
-# What float32 products run on under each of OpenBLAS's kernel sets. Cooperlake and SapphireRapids add
-# bfloat16 kernels, which NumPy never calls: their float32 runs on AVX-512 like SkylakeX.
-ISA_OF_CORE: Mapping[str, str] = {
-    "sapphirerapids": "avx512",
-    "cooperlake": "avx512",
-    "skylakex": "avx512",
-    "haswell": "avx2",
-    "zen": "avx2",
-    "excavator": "avx2",
-    "sandybridge": "avx",
-    "bulldozer": "avx",
-    "piledriver": "avx",
-    "steamroller": "avx",
-    "nehalem": "sse4_2",
-    "prescott": "sse3",
-    "armv8": "neon",
-    "neoversen1": "neon",
-    "neoversen2": "neon",
-    "neoversev1": "sve",
-    "armv8sve": "sve",
-    "vortex": "neon",
+# What float32 products run on under each of OpenBLAS's kernel sets. Cooperlake and SapphireRapids add bfloat16 kernels,
+# which NumPy never calls.
+_CORES = {
+    "avx512": "sapphirerapids cooperlake skylakex",
+    "avx2": "haswell zen excavator",
+    "avx": "sandybridge bulldozer piledriver steamroller",
+    "sse4_2": "nehalem",
+    "sse3": "prescott",
+    "neon": "armv8 neoversen1 neoversen2 vortex",
+    "sve": "neoversev1 armv8sve",
 }
+ISA_OF_CORE: Mapping[str, str] = {core: isa for isa, cores in _CORES.items() for core in cores.split()}
 
 _CORE_FOR: Mapping[str, str] = {"avx512": "SkylakeX", "avx2": "Haswell"}
 _ONEDNN_CAP: Mapping[str, str] = {
@@ -60,8 +46,7 @@ _SIMD = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "f
 
 @cache
 def cpu_flags() -> tuple[str, ...]:
-    """The CPU's flags that concern vector and matrix arithmetic, sorted; empty where the system does not
-    tell."""
+    """Return the CPU's flags of vector and matrix arithmetic, sorted; empty if the system does not tell."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -74,8 +59,7 @@ def cpu_flags() -> tuple[str, ...]:
 
 
 def isa_of_core(core: str | None) -> str | None:
-    """Instruction set that float32 products run on under an OpenBLAS kernel set; None where it is not
-    known."""
+    """Return what float32 products run on under an OpenBLAS kernel set; None if unknown."""
     return ISA_OF_CORE.get(core.lower()) if core else None
 
 
@@ -85,9 +69,9 @@ def best_float32_isa(flags: tuple[str, ...]) -> str | None:
 
 
 def environment_for(isa: str, device: str) -> dict[str, str]:
-    """Environment variables that cap the libraries of `device` at `isa`; they are read when a library loads.
+    """Return the environment variables that cap the libraries of `device` at `isa`.
 
-    Raises WrongUsage for an unknown name; HardwareMissing where the CPU, or NumPy's float32, has no such kernels.
+    Raises WrongUsage for an unknown name; HardwareMissing if the CPU, or NumPy's float32, has no such kernels.
     """
     if isa not in CHOICES:
         raise WrongUsage(f"{isa!r} is not known", where="--isa", remedy=f"Choose one of {', '.join(CHOICES)}.")
@@ -112,7 +96,7 @@ _XFEATURE_XTILEDATA = 18
 
 
 def missing_for_amx(flags: tuple[str, ...], permission: bool | None, *, int8: bool) -> str | None:
-    """What hinders products in bf16 (or int8) on AMX, in words; None where nothing is known to."""
+    """Return what hinders products in bf16 (or int8) on AMX, in words; None if nothing is known to."""
     wanted = ("amx_tile", "amx_int8" if int8 else "amx_bf16")
     absent = [flag for flag in wanted if flag not in flags]
     if absent:
@@ -123,7 +107,7 @@ def missing_for_amx(flags: tuple[str, ...], permission: bool | None, *, int8: bo
 
 
 def tile_permission() -> bool | None:
-    """Ask the kernel for tile data and say whether it is granted; None where this system has no such call."""
+    """Ask the kernel for tile data and return whether it is granted; None if this system has no such call."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return None
     return _permission(ctypes.CDLL(None, use_errno=True))

@@ -1,7 +1,4 @@
-"""The machine a trace comes from, and how busy others kept it during the run.
-
-Everything here is read where the system offers it and is None where it does not; nothing raises.
-"""
+"""The machine a trace comes from, and how busy others kept it during the run. What the system does not tell is None."""
 
 import math
 import os
@@ -15,7 +12,7 @@ from latfit.profiling.host.isa import cpu_flags
 
 
 def machine_facts() -> dict[str, Any]:
-    """CPU, cores, governor, load, memory, system and Python; all JSON."""
+    """Return CPU, cores, governor, load, memory, system and Python, as JSON."""
     usable = usable_cpus()
     return {
         "cpu": cpu_model(),
@@ -32,7 +29,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The CPU's marketing name, else the architecture."""
+    """Return the CPU's marketing name, else the architecture."""
     for line in _lines(Path("/proc/cpuinfo")):
         key, _, value = line.partition(":")
         if key.strip() == "model name" and value.strip():
@@ -41,14 +38,14 @@ def cpu_model() -> str:
 
 
 def usable_cpus() -> list[int]:
-    """Numbers of the CPUs that this process may run on."""
+    """Return the numbers of the CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def cpu_quota() -> float | None:
-    """CPUs that a container may use at a time (cgroup v2 or v1); None without a limit."""
+    """Return how many CPUs a container may use at a time (cgroup v2 or v1); None without a limit."""
     fields = (_first_line(Path("/sys/fs/cgroup/cpu.max")) or "").split()
     if not fields:
         fields = [_first_line(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us")) or "" for name in ("quota", "period")]
@@ -60,18 +57,17 @@ def cpu_quota() -> float | None:
 
 
 def sensible_threads() -> int:
-    """Threads that can run at the same time: the usable CPUs, or the container's quota where that is less."""
+    """Return how many threads can run at a time: the usable CPUs, or the container's quota if that is less."""
     quota = cpu_quota()
     cpus = len(usable_cpus())
     return cpus if quota is None else max(1, min(cpus, math.floor(quota)))
 
 
 def idle_threads(seconds: float = 0.3) -> int:
-    """Threads that find a CPU of their own: those that can run at a time less what is busy now; 1 at least.
+    """Return how many threads find a CPU of their own now; at least 1.
 
     Threads that share a CPU with a neighbour wait for each other at every barrier: two threads beside one busy
-    neighbour ran 20 times slower than one (two cores, PyTorch).
-    """
+    neighbour ran 20 times slower than one (two cores, PyTorch)."""
     watch = LoadWatch(0)
     time.sleep(seconds)
     reading = watch()
@@ -81,7 +77,7 @@ def idle_threads(seconds: float = 0.3) -> int:
 
 
 def load_average() -> list[float] | None:
-    """Mean number of runnable tasks over 1, 5 and 15 minutes."""
+    """Return the mean number of runnable tasks over 1, 5 and 15 minutes."""
     try:
         return [round(value, 2) for value in os.getloadavg()]
     except (AttributeError, OSError):
@@ -97,11 +93,8 @@ class LoadReading:
 
 
 class LoadWatch:
-    """Reads the system's CPU counters now, and again when called: what others used is all that was busy, less
-    our own and our children's.
-
-    Counts only CPUs this process may run on. CPU time stolen by a hypervisor counts as others' use.
-    """
+    """Reads the system's CPU counters at the start and when called: others used what was busy, less this process and
+    its children. Counts the CPUs that this process may run on; time stolen by a hypervisor counts as others' use."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -109,8 +102,7 @@ class LoadWatch:
         self._start = self._counters()
 
     def __call__(self) -> LoadReading | None:
-        """The reading since construction; None where the system has no counters, or too little time has
-        passed."""
+        """Return the reading since the start; None without counters, or if too little time has passed."""
         end = self._counters()
         if self._start is None or end is None:
             return None
@@ -135,7 +127,7 @@ class LoadWatch:
 
 
 def _family_ticks() -> int:
-    """Clock ticks that this process, its children, theirs, and those of them that have ended have computed for."""
+    """Return the clock ticks that this process, its descendants, and those of them that have ended computed for."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

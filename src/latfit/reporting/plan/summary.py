@@ -6,8 +6,9 @@ from typing import Literal
 
 from latfit.exporting import TITLES, engine_key, start_line
 from latfit.planning import Capacity, Cutoff, Plan, Reach, Settings, Threshold, Unknown, backed_by, capacity_line
+from latfit.reporting.fit.tables import Table
 from latfit.reporting.format import count
-from latfit.reporting.plan.tables import interval_text
+from latfit.reporting.plan.tables import choices_table, interval_text
 from latfit.units import format_ms
 from latfit.warning import LatfitWarning
 
@@ -21,18 +22,20 @@ STATES: dict[str, State] = {"yes": "good", "in doubt": "doubt", "no": "bad"}
 @dataclass(frozen=True)
 class PlanSummary:
     """verdict: the plan in a sentence, state: how sure it is.  lines: thresholds, load, settings.  warnings: what to do
-    about the answer, the most important first; others: about limits of steps, where the answer is of a load."""
+    about the answer, the most important first; others: about limits of steps, where the answer is of a load.  choices:
+    engine settings to choose from, where the answer is of steps."""
 
     verdict: str
     state: State
     lines: Sequence[str]
     warnings: Sequence[str]
     others: Sequence[str]
+    choices: Table | None = None
 
 
 def plan_summary(plan: Plan) -> PlanSummary:
     """The plan as a command prints it by default."""
-    found = [_thresholds(plan)]
+    found = [_thresholds(plan)] if plan.both_paths else []
     if isinstance(plan.capacity, Capacity):
         found.append(capacity_line(plan.capacity))
     doubts = plan.why_in_doubt if plan.promise == "in doubt" and plan.load is not None else ()
@@ -44,6 +47,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
         [*found, _engine(plan)] if plan.feasible else found,
         [*told, *(_sentence(warning) for warning in plan.warnings if warning not in beside)],
         [_sentence(warning) for warning in beside],
+        choices_table(plan) if plan.load is None and plan.feasible else None,
     )
 
 
@@ -53,11 +57,6 @@ def _sentence(warning: LatfitWarning) -> str:
 
 def _thresholds(plan: Plan) -> str:
     steps = plan.steps
-    if not plan.both_paths:
-        own, others = (
-            ("", "B1, B2 and T_cut") if steps.B2.value is None else (f"B2 = {count(steps.B2.value)}; ", "B1 and T_cut")
-        )
-        return f"{own}{others} need two execution paths (`latfit hardware add`)."
     waits = " with the wait at this rate" if plan.load is not None and plan.B1.value is not None else ""
     said = [f"{_named('B1', plan.B1)}{waits}", _named("B2", steps.B2)]
     if not isinstance(plan.T_cut, Cutoff):

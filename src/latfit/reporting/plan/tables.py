@@ -64,6 +64,7 @@ def plan_tables(plan: Plan) -> Iterator[Table]:
         *load_tables(plan),
         thresholds_table(plan),
         settings_table(plan),
+        choices_table(plan),
         engines_table(plan),
         doubts_table(plan),
         tables.tokens_at_batch(plan),
@@ -369,6 +370,24 @@ def settings_table(plan: Plan) -> Table:
     ]
     note = f"For {found.reason}. Limited by {found.binding}."
     return Table(f"A serving engine on {found.path}", ("limit", "value"), [row for row in rows if row[1]], note=note)
+
+
+def choices_table(plan: Plan) -> Table:
+    """The trade-off between sequences and the first token; a star marks the recommended row."""
+    found = plan.settings
+    if not isinstance(found, Settings):
+        return Table("", (), ())
+    rows = [
+        (
+            f"{count(row.max_num_seqs)}{' *' if row.max_num_batched_tokens == found.max_num_batched_tokens else ''}",
+            count(row.max_num_batched_tokens),
+            format_ms(row.ttft_ms),
+            f"{count(round(row.decode_tokens_per_s))}/s",
+        )
+        for row in found.choices
+    ]
+    columns = ("max_num_seqs", "max_num_batched_tokens", f"TTFT of {found.prompt_tokens:,} tokens", "decode tokens")
+    return Table("More sequences, or a shorter TTFT (* recommended)", columns, rows)
 
 
 def engines_table(plan: Plan) -> Table:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,9 @@ async def running(
     most_waiting: int = 100,
     overdue_s: float = 0.3,
     patience_ms: float = 200.0,
+    probe_ms: float = 50.0,
     server: dict[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
     headers: Mapping[str, str] | None = None,
     **options: Any,
 ) -> AsyncIterator[FrontServer]:
@@ -38,8 +41,8 @@ async def running(
     ]
     rule = policy or (gpu_only(Limits(1)) if len(engines) == 1 else cutoff(20.0, Limits(1, 1)))
     deadlines = (float("inf"),) * max(len(options.get("classes", ())), 1)
-    limits = RouterOptions(most_waiting, deadlines, timeout_ms=float("inf"), patience_ms=patience_ms, probe_ms=50.0)
-    router = Router(executors, [[50.0]] * len(engines), rule, limits)
+    limits = RouterOptions(most_waiting, deadlines, timeout_ms=float("inf"), patience_ms=patience_ms, probe_ms=probe_ms)
+    router = Router(executors, [[50.0]] * len(engines), rule, limits, clock)
     front = Front(router, FrontOptions(**options))
     async with FrontServer(front, **{"drain_s": 2.0, **(server or {})}) as listening:
         yield listening

@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -45,34 +46,20 @@ LENGTH = b"Content-Length: %d" % len(PROMPT)
         (b"GET /health\r\n\r\n", 505),
         (request(b'{"prompt": "' + b"x" * 1_000_000 + b'"}'), 413),
         (HELLO.replace(LENGTH, b"Content-Length: 99999999999"), 413),
+        (HELLO.replace(LENGTH, b"Transfer-Encoding: chunked").replace(PROMPT, chunk(b" " * 600_000) * 2), 413),
         (request(path="/v1/embeddings"), 404),
         (request(path="/../etc/passwd"), 404),
         (request(method="GET"), 405),
         (request(path="/health"), 405),
     ],
 )
-def test_what_cannot_be_served_is_refused_in_words(raw: bytes, status: int) -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu], most_bytes=1_000_000) as server:
-            reply = await say(server, raw)
-            assert reply.status == status
-            assert reply.head.startswith("HTTP/1.1 ")
-            assert reply.error["type"] == "invalid_request_error"
-            assert gpu.asked == []
-
-    asyncio.run(main())
-
-
-def test_a_chunked_body_without_end_stops_at_the_limit() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu], most_bytes=10_000) as server:
-            raw = (
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-                + chunk(b" " * 9000) * 2
-            )
-            assert (await say(server, raw)).status == 413
-
-    asyncio.run(main())
+async def test_what_cannot_be_served_is_refused_in_words(raw: bytes, status: int) -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu], most_bytes=1_000_000) as server:
+        reply = await say(server, raw)
+        assert reply.status == status
+        assert reply.head.startswith("HTTP/1.1 ")
+        assert reply.error["type"] == "invalid_request_error"
+        assert gpu.asked == []
 
 
 @pytest.mark.parametrize(
@@ -85,190 +72,144 @@ def test_a_chunked_body_without_end_stops_at_the_limit() -> None:
         HELLO.replace(LENGTH, b"Transfer-Encoding: chunked"),
     ],
 )
-def test_what_is_no_http_is_refused(raw: bytes) -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            assert (await say(server, raw)).status == 400
-
-    asyncio.run(main())
+async def test_what_is_no_http_is_refused(raw: bytes) -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+        assert (await say(server, raw)).status == 400
 
 
 @pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer wrong", "Basic right", "Bearer right2", "Bearer \xff"])
-def test_a_wrong_token_is_refused_and_the_right_one_ends_here(given: str | None) -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu], token="right") as server:
-            headers = () if given is None else (f"Authorization: {given}",)
-            for path, method in (
-                ("/v1/completions", "POST"),
-                ("/v1/models", "GET"),
-                ("/metrics", "GET"),
-                ("/x", "GET"),
-            ):
-                reply = await say(server, request(PROMPT, path, method, *headers))
-                assert (reply.status, reply.header("www-authenticate")) == (401, "Bearer")
-            assert gpu.asked == []
-            assert (await say(server, request(b"", "/health", "GET"))).status == 200
-            assert (
-                await say(server, request(PROMPT, "/v1/completions", "POST", "Authorization: bearer right"))
-            ).status == 200
-            assert gpu.asked[0].header("authorization") is None
-
-    asyncio.run(main())
+async def test_a_wrong_token_is_refused_and_the_right_one_ends_here(given: str | None) -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu], token="right") as server:
+        headers = () if given is None else (f"Authorization: {given}",)
+        for path, method in (
+            ("/v1/completions", "POST"),
+            ("/v1/models", "GET"),
+            ("/metrics", "GET"),
+            ("/x", "GET"),
+        ):
+            reply = await say(server, request(PROMPT, path, method, *headers))
+            assert (reply.status, reply.header("www-authenticate")) == (401, "Bearer")
+        assert gpu.asked == []
+        assert (await say(server, request(b"", "/health", "GET"))).status == 200
+        assert (
+            await say(server, request(PROMPT, "/v1/completions", "POST", "Authorization: bearer right"))
+        ).status == 200
+        assert gpu.asked[0].header("authorization") is None
 
 
-def test_a_head_that_drips_is_cut_off_and_a_body_that_drips_is_told() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu], body_s=0.2, server={"head_s": 0.3}) as server:
+async def test_a_head_that_drips_is_cut_off_and_a_body_that_drips_is_told() -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu], body_s=0.2, server={"head_s": 0.3}) as server:
 
-            async def drip(raw: bytes) -> bytes:
-                """What came until the front closed the connection, which it does while bytes still come."""
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                found = asyncio.ensure_future(reader.read())
-                for k in range(len(raw)):
-                    if found.done():
-                        break
-                    writer.write(raw[k : k + 1])
-                    await asyncio.sleep(0.02)
-                with suppress(ConnectionError):
-                    return await found
-                return b""
-
-            silent, slow_head = await asyncio.gather(drip(b""), drip(HELLO))
-            assert (silent, slow_head) == (b"", b"")
+        async def drip(raw: bytes) -> bytes:
+            """What came until the front closed the connection, which it does while bytes still come."""
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(HELLO[:-5])
-            assert Reply(await reader.read()).status == 408
-            writer.close()
-            assert gpu.asked == []
+            found = asyncio.ensure_future(reader.read())
+            for k in range(len(raw)):
+                if found.done():
+                    break
+                writer.write(raw[k : k + 1])
+                await asyncio.sleep(0.02)
+            with suppress(ConnectionError):
+                return await found
+            return b""
 
-    asyncio.run(main())
-
-
-def test_a_flood_is_refused_at_once_and_the_rest_is_served() -> None:
-    async def main() -> None:
-        slow = streamed(SSE, 0.01)
-        async with engine(slow) as gpu, engine(slow) as cpu, running([gpu, cpu], most_waiting=8) as server:
-            replies = await asyncio.gather(*(say(server, HELLO) for _ in range(200)))
-            router = server.front.router
-            served = [reply for reply in replies if reply.status == 200]
-            refused = [reply for reply in replies if reply.status == 429]
-            assert len(served) + len(refused) == 200
-            assert all(reply.body == b"".join(SSE) for reply in served)
-            assert all(1 <= int(reply.header("retry-after") or 0) <= 60 for reply in refused)
-            assert refused[0].error["type"] == "rate_limit_error"
-            assert (router.done, router.refused) == (len(served), len(refused))
-            assert len(gpu.asked) + len(cpu.asked) == len(served) >= 12
-            assert (await say(server, HELLO)).status == 200
-
-    asyncio.run(main())
+        silent, slow_head = await asyncio.gather(drip(b""), drip(HELLO))
+        assert (silent, slow_head) == (b"", b"")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(HELLO[:-5])
+        assert Reply(await reader.read()).status == 408
+        writer.close()
+        assert gpu.asked == []
 
 
-def test_bodies_together_stay_within_the_memory_that_they_may_have() -> None:
-    async def main() -> None:
-        async with engine(hangs) as gpu, running([gpu], most_held_bytes=20_000, overdue_s=9.0) as server:
-            body = b'{"p": "' + b"x" * 9000 + b'"}'
-            first = [asyncio.ensure_future(say(server, request(body))) for _ in range(2)]
-            await until(lambda: len(gpu.asked) == 2)
-            assert (await say(server, request(body))).status == 429
-            for each in first:
-                each.cancel()
-
-    asyncio.run(main())
-
-
-def test_a_caller_that_leaves_stops_the_engine_in_mid_stream() -> None:
-    async def main() -> None:
-        async with engine(streamed(SSE * 100, 0.01)) as gpu, running([gpu]) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(HELLO)
-            await reader.readuntil(b"[DONE]")
-            writer.close()
-            await until(lambda: gpu.asked[0].closed.is_set())
-            await until(lambda: server.front.router.running == 0)
-            assert server.front.router.cancelled == 1
-            assert server.front.router.main.failed_batches == 0
-
-    asyncio.run(main())
+async def test_a_flood_is_refused_at_once_and_the_rest_is_served() -> None:
+    slow = streamed(SSE, 0.01)
+    async with engine(slow) as gpu, engine(slow) as cpu, running([gpu, cpu], most_waiting=8) as server:
+        replies = await asyncio.gather(*(say(server, HELLO) for _ in range(200)))
+        router = server.front.router
+        served = [reply for reply in replies if reply.status == 200]
+        refused = [reply for reply in replies if reply.status == 429]
+        assert len(served) + len(refused) == 200
+        assert all(reply.body == b"".join(SSE) for reply in served)
+        assert all(1 <= int(reply.header("retry-after") or 0) <= 60 for reply in refused)
+        assert refused[0].error["type"] == "rate_limit_error"
+        assert (router.done, router.refused) == (len(served), len(refused))
+        assert len(gpu.asked) + len(cpu.asked) == len(served) >= 12
+        assert (await say(server, HELLO)).status == 200
 
 
-def test_callers_that_leave_while_they_wait_never_reach_an_engine() -> None:
-    async def main() -> None:
-        async with engine(hangs) as gpu, running([gpu], slots=1, overdue_s=9.0) as server:
-            callers = [asyncio.ensure_future(say(server, HELLO)) for _ in range(5)]
-            await until(lambda: server.front.router.waiting == 4)
-            for each in callers:
-                each.cancel()
-            await until(lambda: server.front.router.running == 0)
-            assert (len(gpu.asked), server.front.router.cancelled) == (1, 5)
-            assert server.front.router.up() == {"gpu": True}
-
-    asyncio.run(main())
+async def test_bodies_together_stay_within_the_memory_that_they_may_have() -> None:
+    async with engine(hangs) as gpu, running([gpu], most_held_bytes=20_000, overdue_s=9.0) as server:
+        body = b'{"p": "' + b"x" * 9000 + b'"}'
+        first = [asyncio.ensure_future(say(server, request(body))) for _ in range(2)]
+        await until(lambda: len(gpu.asked) == 2)
+        assert (await say(server, request(body))).status == 429
+        for each in first:
+            each.cancel()
 
 
-def test_impatient_callers_of_an_engine_that_hangs_close_its_path() -> None:
-    async def main() -> None:
-        patient = HttpTimeouts(first_byte_s=30.0)
-        async with engine(hangs) as gpu, running([gpu], overdue_s=0.05, timeouts=patient) as server:
-            caller = asyncio.ensure_future(say(server, HELLO))
-            await until(lambda: len(gpu.asked) == 1)
-            await asyncio.sleep(0.1)
-            assert server.front.router.up() == {"gpu": True}
-            caller.cancel()
-            await until(lambda: server.front.router.running == 0)
-            assert server.front.router.up() == {"gpu": False}
-
-    asyncio.run(main())
+async def test_a_caller_that_leaves_stops_the_engine_in_mid_stream() -> None:
+    async with engine(streamed(SSE * 100, 0.01)) as gpu, running([gpu]) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(HELLO)
+        await reader.readuntil(b"[DONE]")
+        writer.close()
+        await until(lambda: gpu.asked[0].closed.is_set())
+        await until(lambda: server.front.router.running == 0)
+        assert server.front.router.cancelled == 1
+        assert server.front.router.main.failed_batches == 0
 
 
-def test_a_caller_that_reads_nothing_is_cut_off() -> None:
-    async def main() -> None:
-        async with engine(streamed([b"x" * 100_000] * 500)) as gpu, running([gpu]) as server:
-            _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-            writer.write(HELLO)
-            await until(lambda: len(gpu.asked) == 1 and gpu.asked[0].closed.is_set())
-            await until(lambda: server.front.router.running == 0)
-            assert server.front.router.up() == {"gpu": True}
-            writer.close()
+async def test_callers_that_leave_while_they_wait_never_reach_an_engine() -> None:
+    async with engine(hangs) as gpu, running([gpu], slots=1, overdue_s=9.0) as server:
+        callers = [asyncio.ensure_future(say(server, HELLO)) for _ in range(5)]
+        await until(lambda: server.front.router.waiting == 4)
+        for each in callers:
+            each.cancel()
+        await until(lambda: server.front.router.running == 0)
+        assert (len(gpu.asked), server.front.router.cancelled) == (1, 5)
+        assert server.front.router.up() == {"gpu": True}
 
-    asyncio.run(main())
+
+async def test_impatient_callers_of_an_engine_that_hangs_close_its_path() -> None:
+    patient = HttpTimeouts(first_byte_s=30.0)
+    async with engine(hangs) as gpu, running([gpu], overdue_s=0.05, timeouts=patient) as server:
+        caller = asyncio.ensure_future(say(server, HELLO))
+        await until(lambda: len(gpu.asked) == 1)
+        await asyncio.sleep(0.1)
+        assert server.front.router.up() == {"gpu": True}
+        caller.cancel()
+        await until(lambda: server.front.router.running == 0)
+        assert server.front.router.up() == {"gpu": False}
+
+
+async def test_a_caller_that_reads_nothing_is_cut_off() -> None:
+    async with engine(streamed([b"x" * 100_000] * 500)) as gpu, running([gpu]) as server:
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(HELLO)
+        await until(lambda: len(gpu.asked) == 1 and gpu.asked[0].closed.is_set())
+        await until(lambda: server.front.router.running == 0)
+        assert server.front.router.up() == {"gpu": True}
+        writer.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no TCP_USER_TIMEOUT")
-def test_a_caller_that_reads_no_answer_of_the_front_is_cut_off() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            opened = socket.socket()
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            opened.connect(("127.0.0.1", server.port))
-            _, writer = await asyncio.open_connection(sock=opened, limit=1024)
-            writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)  # more than the kernel's buffers take
+async def test_a_caller_that_reads_no_answer_of_the_front_is_cut_off() -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+        opened = socket.socket()
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.connect(("127.0.0.1", server.port))
+        _, writer = await asyncio.open_connection(sock=opened, limit=1024)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)  # more than the kernel's buffers take
 
-            async def write_on() -> None:
-                while True:
-                    await asyncio.sleep(0.1)
-                    writer.write(b" ")
-                    await writer.drain()
+        async def write_on() -> None:
+            while True:
+                await asyncio.sleep(0.1)
+                writer.write(b" ")
+                await writer.drain()
 
-            with pytest.raises(ConnectionError):
-                await asyncio.wait_for(write_on(), 4.0)
-
-    asyncio.run(main())
-
-
-def test_an_engine_that_dies_in_mid_stream_cuts_the_reply_off() -> None:
-    async def main() -> None:
-        broken = streamed(SSE[:2], end=False)
-        async with engine(broken) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            reply = await say(server, HELLO)
-            assert reply.status == 200
-            assert reply.raw.count(b"data:") == 1
-            with pytest.raises(ValueError, match="cut off"):
-                _ = reply.body
-            assert cpu.asked == []
-            assert server.front.router.up() == {"gpu": False, "cpu": True}
-            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
-
-    asyncio.run(main())
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(write_on(), 4.0)
 
 
 async def _short(writer: asyncio.StreamWriter, asked: Asked) -> None:
@@ -287,13 +228,28 @@ async def _no_http(writer: asyncio.StreamWriter, asked: Asked) -> None:
     writer.close()
 
 
-def test_a_reply_that_is_shorter_than_it_says_is_cut_off() -> None:
-    async def main() -> None:
-        async with engine(_short) as gpu, running([gpu]) as server:
-            reply = await say(server, HELLO)
-            assert (reply.status, reply.header("content-length"), reply.body) == (200, "100", b"half of it")
+async def _stops(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(head("200 OK", "Transfer-Encoding: chunked") + chunk(SSE[0]))
+    await asked.closed.wait()
 
-    asyncio.run(main())
+
+@pytest.mark.parametrize("answer", [streamed(SSE[:1], end=False), _head_only, _stops])
+async def test_an_engine_that_dies_or_stops_after_its_headers_cuts_the_reply_off(answer: Answer) -> None:
+    async with engine(answer) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+        reply = await say(server, HELLO)
+        assert (reply.status, reply.header("x-latfit-path")) == (200, "gpu")
+        assert reply.raw.count(b"data:") == (answer is not _head_only)
+        with pytest.raises(ValueError, match="cut off"):
+            _ = reply.body
+        assert cpu.asked == []
+        assert server.front.router.up() == {"gpu": False, "cpu": True}
+        assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+
+
+async def test_a_reply_that_is_shorter_than_it_says_is_cut_off() -> None:
+    async with engine(_short) as gpu, running([gpu]) as server:
+        reply = await say(server, HELLO)
+        assert (reply.status, reply.header("content-length"), reply.body) == (200, "100", b"half of it")
 
 
 @pytest.mark.parametrize(
@@ -307,65 +263,57 @@ def test_a_reply_that_is_shorter_than_it_says_is_cut_off() -> None:
         *(whole(b"no", f"{k} x") for k in (429, 502, 503, 504)),
     ],
 )
-def test_what_an_engine_did_not_begin_another_one_serves(answer: Answer) -> None:
-    async def main() -> None:
-        async with engine(answer) as gpu, engine(whole(b'{"by": "cpu"}')) as cpu, running([gpu, cpu]) as server:
-            reply = await say(server, HELLO)
-            assert (reply.status, reply.body) == (200, b'{"by": "cpu"}')
-            assert len(cpu.asked) == 1
-            assert server.front.router.up() == {"gpu": False, "cpu": True}
-            text = (await say(server, request(b"", "/metrics", "GET"))).body
-            assert b"latfit_requests_retried_total 1.0\n" in text
-            assert b"latfit_requests_failed_total 0.0\n" in text  # it was saved
-            assert b"latfit_requests_submitted_total 1.0\n" in text
-
-    asyncio.run(main())
+async def test_what_an_engine_did_not_begin_another_one_serves(answer: Answer) -> None:
+    async with engine(answer) as gpu, engine(whole(b'{"by": "cpu"}')) as cpu, running([gpu, cpu]) as server:
+        reply = await say(server, HELLO)
+        assert (reply.status, reply.body) == (200, b'{"by": "cpu"}')
+        assert len(cpu.asked) == 1
+        assert server.front.router.up() == {"gpu": False, "cpu": True}
+        text = (await say(server, request(b"", "/metrics", "GET"))).body
+        assert b"latfit_requests_retried_total 1.0\n" in text
+        assert b"latfit_requests_failed_total 0.0\n" in text  # it was saved
+        assert b"latfit_requests_submitted_total 1.0\n" in text
 
 
-def test_an_engine_that_is_gone_is_told_and_where_all_are_nobody_waits_long() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            await gpu.stop()
-            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
-            await cpu.stop()
-            first = await say(server, HELLO)
-            assert first.error["type"] == "server_error"
-            assert (first.status, first.error["message"]) in [
-                (502, "cpu: not served: it cannot be reached"),
-                (503, "every path is down"),
-            ]
-            reply = await say(server, HELLO)
-            assert (reply.status, reply.header("retry-after")) == (503, "1")
-            assert (await say(server, request(b"", "/health", "GET"))).status == 503
-
-    asyncio.run(main())
+async def test_an_engine_that_is_gone_is_told_and_where_all_are_nobody_waits_long() -> None:
+    async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+        await gpu.stop()
+        assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+        await cpu.stop()
+        first = await say(server, HELLO)
+        assert first.error["type"] == "server_error"
+        assert (first.status, first.error["message"]) in [
+            (502, "cpu: not served: it cannot be reached"),
+            (503, "every path is down"),
+        ]
+        reply = await say(server, HELLO)
+        assert (reply.status, reply.header("retry-after")) == (503, "1")
+        assert (await say(server, request(b"", "/health", "GET"))).status == 503
 
 
-def test_an_engine_that_comes_back_is_served_again() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu], patience_ms=3000.0) as server:
-            await gpu.stop()
-            assert (await say(server, HELLO)).status == 502
-            await gpu.start(gpu.port)
-            assert (await say(server, HELLO)).status == 200
-
-    asyncio.run(main())
+async def test_an_engine_that_comes_back_is_served_again() -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu], patience_ms=3000.0) as server:
+        await gpu.stop()
+        assert (await say(server, HELLO)).status == 502
+        await gpu.start(gpu.port)
+        assert (await say(server, HELLO)).status == 200
 
 
-def test_an_engine_that_is_not_ready_gets_no_request_when_its_rest_is_over() -> None:
+async def test_an_engine_that_is_not_ready_gets_no_request_when_its_rest_is_over() -> None:
     """One that takes connections and says that it is not ready gets no request, and its callers another engine."""
-
-    async def main() -> None:
-        async with engine(dies) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            gpu.healthy = False
-            await say(server, HELLO)
-            asked = len(gpu.asked)
-            await asyncio.sleep(0.55)
-            assert server.front.router.up() == {"gpu": False, "cpu": True}
-            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
-            assert len(gpu.asked) == asked
-
-    asyncio.run(main())
+    passed_s = 0.0
+    async with (
+        engine(dies) as gpu,
+        engine(whole(b"{}")) as cpu,
+        running([gpu, cpu], clock=lambda: time.monotonic() + passed_s) as server,
+    ):
+        gpu.healthy = False
+        await say(server, HELLO)
+        asked = len(gpu.asked)
+        passed_s = COOL_DOWN_MS / 1000
+        assert server.front.router.up() == {"gpu": False, "cpu": True}
+        assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+        assert len(gpu.asked) == asked
 
 
 async def up(server: FrontServer) -> tuple[int, dict[str, bool], bytes]:
@@ -376,22 +324,19 @@ async def up(server: FrontServer) -> tuple[int, dict[str, bool], bytes]:
     return health.status, json.loads(health.body)["paths"], lines
 
 
-def test_an_engine_that_dies_or_comes_back_while_nobody_asks_is_noticed() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            assert await up(server) == (200, {"gpu": True, "cpu": True}, b"1.0 1.0")
-            await gpu.stop()
-            await until(lambda: not server.front.router.up()["gpu"])
-            assert await up(server) == (200, {"gpu": False, "cpu": True}, b"0.0 1.0")
-            await cpu.stop()
-            await until(lambda: not server.front.router.up()["cpu"])
-            assert await up(server) == (503, {"gpu": False, "cpu": False}, b"0.0 0.0")
-            await gpu.start(gpu.port)
-            await until(lambda: server.front.router.up()["gpu"])
-            assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
-            assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
-
-    asyncio.run(main())
+async def test_an_engine_that_dies_or_comes_back_while_nobody_asks_is_noticed() -> None:
+    async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+        assert await up(server) == (200, {"gpu": True, "cpu": True}, b"1.0 1.0")
+        await gpu.stop()
+        await until(lambda: not server.front.router.up()["gpu"])
+        assert await up(server) == (200, {"gpu": False, "cpu": True}, b"0.0 1.0")
+        await cpu.stop()
+        await until(lambda: not server.front.router.up()["cpu"])
+        assert await up(server) == (503, {"gpu": False, "cpu": False}, b"0.0 0.0")
+        await gpu.start(gpu.port)
+        await until(lambda: server.front.router.up()["gpu"])
+        assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
+        assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
 
 
 class Nobody:
@@ -420,91 +365,67 @@ def no_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_front_without_descriptors_does_not_blame_its_engines(host: str) -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu:
-            urls = [f"http://{host}:{each.port}" for each in (gpu, cpu)]
-            async with running(urls) as server:
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+async def test_a_front_without_descriptors_does_not_blame_its_engines(host: str) -> None:
+    async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu:
+        urls = [f"http://{host}:{each.port}" for each in (gpu, cpu)]
+        async with running(urls, probe_ms=1e6, timeouts=HttpTimeouts()) as server:  # a probe would hold descriptors
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
 
-                async def ask(raw: bytes) -> Reply:
-                    writer.write(raw.replace(b"Connection: close\r\n", b""))
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    return Reply(head + await reader.readexactly(int(Reply(head).header("content-length") or 0)))
+            async def ask(raw: bytes) -> Reply:
+                writer.write(raw.replace(b"Connection: close\r\n", b""))
+                head = await reader.readuntil(b"\r\n\r\n")
+                return Reply(head + await reader.readexactly(int(Reply(head).header("content-length") or 0)))
 
-                assert (await ask(request(b"", "/metrics", "GET"))).status == 200
-                with no_descriptors():
-                    for raw in [HELLO] * 4 + [request(b"", "/v1/models", "GET")]:
-                        reply = await ask(raw)
-                        assert (reply.status, reply.header("retry-after")) == (503, "1")
-                        assert reply.error["message"] == "gpu: this server has too many open files"
-                writer.close()
-                assert server.front.router.up() == {"gpu": True, "cpu": True}
-                assert server.front.router.main.failed_batches == 0
-                assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
-
-    asyncio.run(main())
+            assert (await ask(request(b"", "/metrics", "GET"))).status == 200
+            with no_descriptors():
+                assert [await each.answers() for each in server.front.engines] == [None, None]
+                for raw in [HELLO] * 4 + [request(b"", "/v1/models", "GET")]:
+                    reply = await ask(raw)
+                    assert (reply.status, reply.header("retry-after")) == (503, "1")
+                    assert reply.error["message"] == "gpu: this server has too many open files"
+            writer.close()
+            assert server.front.router.up() == {"gpu": True, "cpu": True}
+            assert server.front.router.main.failed_batches == 0
+            assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
 
 
 def test_one_missed_probe_is_not_the_end_and_what_was_lost_needs_an_answer() -> None:
     path = LivePath(HttpExecutor("gpu", "http://localhost:1"), np.array([0.0, 50.0]), None)
-    for answered, stays_up in (
-        (False, False),
-        (True, True),
-        (False, True),
-        (True, True),
-        (False, True),
-        (False, False),
-    ):
-        path.probed(answered)
-        assert path.up(0.0) is stays_up
-    path.succeeded()
+    for answered, is_up in zip("nynynn", (False, True, True, True, True, False), strict=True):
+        path.record_probe(answered == "y")
+        assert path.up(0.0) is is_up
+    path.record_success()
     assert path.up(0.0)
-    path.failed(0.0, at_once=True)
+    path.record_failure(0.0, is_lost=True)
     assert not path.up(1e9)
-    path.probed(True)
+    path.record_probe(True)
     assert [path.up(now) for now in (0.0, COOL_DOWN_MS)] == [False, True]
 
 
-def test_it_listens_once_it_is_ready_and_knows_by_then_which_engines_are_up() -> None:
-    async def main() -> None:
-        with socket.socket() as free, socket.socket() as other:
-            for each in (free, other):
-                each.bind(("127.0.0.1", 0))
-            port, nobody = free.getsockname()[1], f"http://127.0.0.1:{other.getsockname()[1]}"
-        async with engine(whole(b"{}")) as gpu:
-            compiled = asyncio.Event()
+async def test_it_listens_once_it_is_ready_and_knows_by_then_which_engines_are_up() -> None:
+    with socket.socket() as free, socket.socket() as other:
+        for each in (free, other):
+            each.bind(("127.0.0.1", 0))
+        port, nobody = free.getsockname()[1], f"http://127.0.0.1:{other.getsockname()[1]}"
+    async with engine(whole(b"{}")) as gpu:
+        compiled = asyncio.Event()
 
-            class Slow(HttpExecutor):
-                async def start(self) -> None:
-                    await compiled.wait()
-                    await super().start()
+        class Slow(HttpExecutor):
+            async def start(self) -> None:
+                await compiled.wait()
+                await super().start()
 
-            executors = [Slow("gpu", gpu.url), HttpExecutor("cpu", nobody)]
-            router = Router(executors, [[50.0], [50.0]], cutoff(20.0, Limits(1, 1)), RouterOptions())
-            server = FrontServer(Front(router), port=port, drain_s=0.0)
-            entering = asyncio.ensure_future(server.__aenter__())
-            await asyncio.sleep(0.05)
-            with pytest.raises(ConnectionRefusedError):
-                await asyncio.open_connection("127.0.0.1", port)
-            compiled.set()
-            await entering
-            assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
-            await server.__aexit__(None, None, None)
-
-    asyncio.run(main())
-
-
-def test_an_engine_that_dies_behind_its_headers_cuts_the_reply_off() -> None:
-    async def main() -> None:
-        async with engine(_head_only) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            reply = await say(server, HELLO)
-            assert (reply.status, reply.header("x-latfit-path")) == (200, "gpu")
-            with pytest.raises(ValueError, match="cut off"):
-                _ = reply.body
-            assert cpu.asked == []
-
-    asyncio.run(main())
+        executors = [Slow("gpu", gpu.url), HttpExecutor("cpu", nobody)]
+        router = Router(executors, [[50.0], [50.0]], cutoff(20.0, Limits(1, 1)), RouterOptions())
+        server = FrontServer(Front(router), port=port, drain_s=0.0)
+        entering = asyncio.ensure_future(server.__aenter__())
+        await asyncio.sleep(0.05)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+        compiled.set()
+        await entering
+        assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
+        await server.__aexit__(None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -517,121 +438,86 @@ def test_an_engine_that_dies_behind_its_headers_cuts_the_reply_off() -> None:
         (URL("/v1/completions"), [("X-Odd\r\nHost: evil", "a")]),
     ],
 )
-def test_a_request_that_cannot_be_sent_does_not_count_against_its_engine(
+async def test_a_request_that_cannot_be_sent_does_not_count_against_its_engine(
     target: URL, headers: list[tuple[str, str]]
 ) -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            router = server.front.router
-            for _ in range(4):
-                with pytest.raises(RequestInvalid, match="not sent"):
-                    await router.submit(Exchange("POST", target, headers, [PROMPT], Nobody()))
-            assert (gpu.asked, router.up(), router.main.failed_batches) == ([], {"gpu": True}, 0)
-
-    asyncio.run(main())
+    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+        router = server.front.router
+        for _ in range(4):
+            with pytest.raises(RequestInvalid, match="not sent"):
+                await router.submit(Exchange("POST", target, headers, [PROMPT], Nobody()))
+        assert (gpu.asked, router.up(), router.main.failed_batches) == ([], {"gpu": True}, 0)
 
 
-def test_an_engine_that_hangs_blocks_nobody_else() -> None:
-    async def main() -> None:
-        async with engine(hangs) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            stuck = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
-            await until(lambda: len(gpu.asked) == 2)
-            for _ in range(5):
-                assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
-            replies = await asyncio.gather(*stuck)
-            assert [reply.status for reply in replies] == [504, 504]
-            assert all(asked.closed.is_set() for asked in gpu.asked)
-            assert server.front.router.up() == {"gpu": False, "cpu": True}
-
-    asyncio.run(main())
+async def test_an_engine_that_hangs_blocks_nobody_else() -> None:
+    async with engine(hangs) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+        stuck = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
+        await until(lambda: len(gpu.asked) == 2)
+        for _ in range(5):
+            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
+        replies = await asyncio.gather(*stuck)
+        assert [reply.status for reply in replies] == [504, 504]
+        assert all(asked.closed.is_set() for asked in gpu.asked)
+        assert server.front.router.up() == {"gpu": False, "cpu": True}
 
 
-def test_an_engine_that_stops_in_mid_stream_is_cut_off() -> None:
-    async def stops(writer: asyncio.StreamWriter, asked: Asked) -> None:
-        writer.write(head("200 OK", "Transfer-Encoding: chunked") + chunk(b"a"))
-        await asked.closed.wait()
-
-    async def main() -> None:
-        async with engine(stops) as gpu, running([gpu]) as server:
+async def test_errors_of_an_engine_are_passed_on_and_three_of_its_own_close_the_path() -> None:
+    error = json.dumps({"error": {"message": "no such model"}}).encode()
+    async with engine(whole(error, "404 Not Found")) as gpu, running([gpu]) as server:
+        for _ in range(5):
             reply = await say(server, HELLO)
-            assert reply.raw.endswith(b"1\r\na\r\n")
-            assert server.front.router.up() == {"gpu": False}
-
-    asyncio.run(main())
-
-
-def test_errors_of_an_engine_are_passed_on_and_three_of_its_own_close_the_path() -> None:
-    async def main() -> None:
-        error = json.dumps({"error": {"message": "no such model"}}).encode()
-        async with engine(whole(error, "404 Not Found")) as gpu, running([gpu]) as server:
-            for _ in range(5):
-                reply = await say(server, HELLO)
-                assert (reply.status, reply.body) == (404, error)
-            gpu.answer = whole(error, "500 Oh")
-            for _ in range(3):
-                reply = await say(server, HELLO)
-                assert (reply.status, reply.body) == (500, error)
-            assert server.front.router.up() == {"gpu": False}
-
-    asyncio.run(main())
-
-
-def test_a_lone_engine_that_takes_nothing_says_so_itself() -> None:
-    async def main() -> None:
-        async with engine(whole(b"later", "429 Many", "Retry-After: 7")) as gpu, running([gpu]) as server:
+            assert (reply.status, reply.body) == (404, error)
+        gpu.answer = whole(error, "500 Oh")
+        for _ in range(3):
             reply = await say(server, HELLO)
-            assert (reply.status, reply.header("retry-after"), reply.body) == (429, "7", b"later")
+            assert (reply.status, reply.body) == (500, error)
+        assert server.front.router.up() == {"gpu": False}
 
-    asyncio.run(main())
+
+async def test_a_lone_engine_that_takes_nothing_says_so_itself() -> None:
+    async with engine(whole(b"later", "429 Many", "Retry-After: 7")) as gpu, running([gpu]) as server:
+        reply = await say(server, HELLO)
+        assert (reply.status, reply.header("retry-after"), reply.body) == (429, "7", b"later")
 
 
-def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
-    async def main() -> None:
-        async with engine(streamed(SSE, 0.1)) as gpu, running([gpu], slots=1) as server:
-            serving = asyncio.ensure_future(server.run())
-            taken = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
-            await until(lambda: server.front.router.waiting == 1)
-            server.stop()
-            await asyncio.sleep(0)
-            late, health = await asyncio.gather(say(server, HELLO), say(server, request(b"", "/health", "GET")))
-            assert (late.status, late.header("retry-after")) == (503, "1")
-            assert (health.status, json.loads(health.body)["status"]) == (503, "draining")
-            assert [(await each).body for each in taken] == [b"".join(SSE)] * 2
-            assert await serving
-
-    asyncio.run(main())
+async def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
+    async with engine(streamed(SSE, 0.1)) as gpu, running([gpu], slots=1) as server:
+        serving = asyncio.ensure_future(server.run())
+        taken = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
+        await until(lambda: server.front.router.waiting == 1)
+        server.stop()
+        await asyncio.sleep(0)
+        late, health = await asyncio.gather(say(server, HELLO), say(server, request(b"", "/health", "GET")))
+        assert (late.status, late.header("retry-after")) == (503, "1")
+        assert (health.status, json.loads(health.body)["status"]) == (503, "draining")
+        assert [(await each).body for each in taken] == [b"".join(SSE)] * 2
+        assert await serving
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_where_nothing_may_go_on_only_what_ran_is_cut_off(busy: bool) -> None:
-    async def main() -> None:
-        async with engine(hangs) as gpu, running([gpu], overdue_s=9.0, server={"drain_s": 0.0}) as server:
-            serving = asyncio.ensure_future(server.run())
-            taken = [asyncio.ensure_future(say(server, HELLO)) for _ in range(int(busy))]
-            await until(lambda: len(gpu.asked) == len(taken))
-            server.stop()
-            assert await serving is not busy
-            assert [(await each).status for each in taken] == [503] * len(taken)
-
-    asyncio.run(main())
+async def test_where_nothing_may_go_on_only_what_ran_is_cut_off(busy: bool) -> None:
+    async with engine(hangs) as gpu, running([gpu], overdue_s=9.0, server={"drain_s": 0.0}) as server:
+        serving = asyncio.ensure_future(server.run())
+        taken = [asyncio.ensure_future(say(server, HELLO)) for _ in range(int(busy))]
+        await until(lambda: len(gpu.asked) == len(taken))
+        server.stop()
+        assert await serving is not busy
+        assert [(await each).status for each in taken] == [503] * len(taken)
 
 
-def test_who_is_told_twice_to_stop_stops_at_once() -> None:
-    async def main() -> None:
-        async with engine(streamed(SSE * 100, 0.1)) as gpu, running([gpu], slots=1) as server:
-            serving = asyncio.ensure_future(server.run())
-            taken, waits = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
-            await until(lambda: server.front.router.waiting == 1)
-            await asyncio.sleep(0.15)
-            server.stop()
-            server.stop()
-            assert not await serving
-            with pytest.raises(ValueError, match="cut off"):
-                _ = (await taken).body
-            assert (await waits).status == 503
-            await until(lambda: gpu.asked[0].closed.is_set())
-
-    asyncio.run(main())
+async def test_who_is_told_twice_to_stop_stops_at_once() -> None:
+    async with engine(streamed(SSE * 100, 0.1)) as gpu, running([gpu], slots=1) as server:
+        serving = asyncio.ensure_future(server.run())
+        taken, waits = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
+        await until(lambda: server.front.router.waiting == 1)
+        await asyncio.sleep(0.15)
+        server.stop()
+        server.stop()
+        assert not await serving
+        with pytest.raises(ValueError, match="cut off"):
+            _ = (await taken).body
+        assert (await waits).status == 503
+        await until(lambda: gpu.asked[0].closed.is_set())
 
 
 TRACING = (
@@ -665,27 +551,23 @@ def test_nothing_that_a_user_sent_is_logged(
     assert "s3cret" not in told
 
 
-def test_a_hundred_thousand_pieces_wait_for_their_reader() -> None:
+async def test_a_hundred_thousand_pieces_wait_for_their_reader() -> None:
     """What a slow reader has not taken is not kept: the engine is made to wait."""
+    written = 0
 
-    async def main() -> None:
-        written = 0
+    async def counts(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        nonlocal written
+        writer.write(head("200 OK", "Transfer-Encoding: chunked"))
+        for _ in range(2000):
+            writer.write(chunk(b"x" * 10_000))
+            await writer.drain()
+            written += 10_000
 
-        async def counts(writer: asyncio.StreamWriter, asked: Asked) -> None:
-            nonlocal written
-            writer.write(head("200 OK", "Transfer-Encoding: chunked"))
-            for _ in range(2000):
-                writer.write(chunk(b"x" * 10_000))
-                await writer.drain()
-                written += 10_000
-
-        patient = HttpTimeouts(first_byte_s=5.0, between_s=5.0)
-        async with engine(counts) as gpu, running([gpu], timeouts=patient) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
-            writer.write(HELLO)
-            await reader.readuntil(b"\r\n\r\n")
-            await asyncio.sleep(0.3)
-            assert written < 15_000_000
-            writer.close()
-
-    asyncio.run(main())
+    patient = HttpTimeouts(first_byte_s=5.0, between_s=5.0)
+    async with engine(counts) as gpu, running([gpu], timeouts=patient) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(HELLO)
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.3)
+        assert written < 15_000_000
+        writer.close()

@@ -13,37 +13,31 @@ from tests.unit.live.front.engine import SSE, Asked, StandInEngine, chunk, engin
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
 
 
-def test_a_reply_comes_as_the_engine_wrote_it() -> None:
-    async def main() -> None:
-        body = b'{"choices": [{"text": "\\u00e9"}],   "usage": null}'
-        answer = whole(body, "201 Created", "X-Own: a", "X-Own: b", "Keep-Alive: timeout=5")
-        async with engine(answer) as gpu, running([gpu]) as server:
-            reply = await say(server, request())
-        assert (reply.status, reply.body) == (201, body)
-        assert [line for line in reply.head.split("\r\n") if line.startswith("X-Own")] == ["X-Own: a", "X-Own: b"]
-        assert reply.header("keep-alive") is None
-        assert reply.header("content-length") == str(len(body))
-        assert reply.header("x-latfit-path") == "gpu"
-
-    asyncio.run(main())
+async def test_a_reply_comes_as_the_engine_wrote_it() -> None:
+    body = b'{"choices": [{"text": "\\u00e9"}],   "usage": null}'
+    answer = whole(body, "201 Created", "X-Own: a", "X-Own: b", "Keep-Alive: timeout=5")
+    async with engine(answer) as gpu, running([gpu]) as server:
+        reply = await say(server, request())
+    assert (reply.status, reply.body) == (201, body)
+    assert [line for line in reply.head.split("\r\n") if line.startswith("X-Own")] == ["X-Own: a", "X-Own: b"]
+    assert reply.header("keep-alive") is None
+    assert reply.header("content-length") == str(len(body))
+    assert reply.header("x-latfit-path") == "gpu"
 
 
-def test_headers_of_an_engine_that_cannot_be_sent_are_left_out() -> None:
+async def test_headers_of_an_engine_that_cannot_be_sent_are_left_out() -> None:
     """aiohttp sends UTF-8 without control characters only; what else an engine writes must not garble its reply."""
 
     async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
         odd = b"X-Latin: caf\xe9\r\nX-Escape: \x1b[31m\r\nX-Name: caf\xc3\xa9\r\nX-Tab: a\tb\r\n"
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + odd + b"\r\n{}")
 
-    async def main() -> None:
-        async with engine(answer) as gpu, running([gpu]) as server:
-            for raw in (request(), request(b"", "/v1/models", "GET")):
-                reply = await say(server, raw)
-                assert (reply.status, reply.body) == (200, b"{}")
-                assert [reply.header(name) for name in ("x-latin", "x-escape", "x-tab")] == [None, None, "a\tb"]
-                assert b"X-Name: caf\xc3\xa9\r\n" in reply.raw
-
-    asyncio.run(main())
+    async with engine(answer) as gpu, running([gpu]) as server:
+        for raw in (request(), request(b"", "/v1/models", "GET")):
+            reply = await say(server, raw)
+            assert (reply.status, reply.body) == (200, b"{}")
+            assert [reply.header(name) for name in ("x-latin", "x-escape", "x-tab")] == [None, None, "a\tb"]
+            assert b"X-Name: caf\xc3\xa9\r\n" in reply.raw
 
 
 def test_a_request_leaves_its_span_in_the_trace_of_its_caller() -> None:
@@ -96,163 +90,133 @@ def test_a_request_goes_on_as_it_came(path: str) -> None:
         assert asked.header(name) is None
 
 
-def test_a_stream_is_passed_on_while_it_is_written() -> None:
+async def test_a_stream_is_passed_on_while_it_is_written() -> None:
     """Headers, and then each event, are with the caller before the engine writes more."""
+    seen: list[bytes] = []
+    arrived = asyncio.Event()
 
-    async def main() -> None:
-        seen: list[bytes] = []
-        arrived = asyncio.Event()
-
-        async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
-            writer.write(head("200 OK", "Transfer-Encoding: chunked", "Content-Type: text/event-stream"))
+    async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        writer.write(head("200 OK", "Transfer-Encoding: chunked", "Content-Type: text/event-stream"))
+        await asyncio.wait_for(arrived.wait(), 2.0)
+        for piece in SSE:
+            arrived.clear()
+            writer.write(chunk(piece))
             await asyncio.wait_for(arrived.wait(), 2.0)
-            for piece in SSE:
-                arrived.clear()
-                writer.write(chunk(piece))
-                await asyncio.wait_for(arrived.wait(), 2.0)
-            writer.write(b"0\r\n\r\n")
+        writer.write(b"0\r\n\r\n")
 
-        async with engine(answer) as gpu, running([gpu]) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(request())
-            raw = b""
-            while data := await reader.read(1 << 16):
-                raw += data
-                seen.append(data)
-                arrived.set()
-            writer.close()
-        assert Reply(raw).body == b"".join(SSE)
-        assert len(seen) >= 1 + len(SSE)
-
-    asyncio.run(main())
+    async with engine(answer) as gpu, running([gpu]) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request())
+        raw = b""
+        while data := await reader.read(1 << 16):
+            raw += data
+            seen.append(data)
+            arrived.set()
+        writer.close()
+    assert Reply(raw).body == b"".join(SSE)
+    assert len(seen) >= 1 + len(SSE)
 
 
-def test_a_large_body_arrives_whole_and_is_not_copied_on_its_way() -> None:
+async def test_a_large_body_arrives_whole_and_is_not_copied_on_its_way() -> None:
     """The router's request holds the very pieces that were read."""
-
-    async def main() -> None:
-        body = json.dumps({"prompt": "x" * 3_000_000}).encode()
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            held: list[int] = []
-            server.front.router.listeners.append(lambda each: held.append(sum(map(len, each.input.body))))
-            assert (await say(server, request(body))).status == 200
-            assert gpu.asked[0].body == body
-            assert held == [len(body)]
-            raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
-            assert (await say(server, raw + chunk(PROMPT[:7]) + chunk(PROMPT[7:]) + chunk(b""))).status == 200
-            assert gpu.asked[1].body == PROMPT
-
-    asyncio.run(main())
+    body = json.dumps({"prompt": "x" * 3_000_000}).encode()
+    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+        held: list[int] = []
+        server.front.router.listeners.append(lambda each: held.append(sum(map(len, each.input.body))))
+        assert (await say(server, request(body))).status == 200
+        assert gpu.asked[0].body == body
+        assert held == [len(body)]
+        raw = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        assert (await say(server, raw + chunk(PROMPT[:7]) + chunk(PROMPT[7:]) + chunk(b""))).status == 200
+        assert gpu.asked[1].body == PROMPT
 
 
-def test_a_large_body_may_have_white_space_around_it() -> None:
+async def test_a_large_body_may_have_white_space_around_it() -> None:
     """Also where that comes by itself."""
-
-    async def main() -> None:
-        body = json.dumps({"prompt": "x" * 300_000}).encode()
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            raw = request(b"\n" + body + b"\n")
-            for piece in (raw[: -len(body) - 1], raw[-len(body) - 1 : -1], raw[-1:]):
-                writer.write(piece)
-                await asyncio.sleep(0.1)
-            assert Reply(await reader.read()).status == 200
-            assert gpu.asked[0].body == b"\n" + body + b"\n"
-            writer.close()
-
-    asyncio.run(main())
+    body = json.dumps({"prompt": "x" * 300_000}).encode()
+    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        raw = request(b"\n" + body + b"\n")
+        for piece in (raw[: -len(body) - 1], raw[-len(body) - 1 : -1], raw[-1:]):
+            writer.write(piece)
+            await asyncio.sleep(0.1)
+        assert Reply(await reader.read()).status == 200
+        assert gpu.asked[0].body == b"\n" + body + b"\n"
+        writer.close()
 
 
-def test_connections_are_kept_on_both_sides() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            for _ in range(3):
-                writer.write(request().replace(b"Connection: close\r\n", b""))
-                await reader.readuntil(b"{}")
-            writer.close()
-            assert (len(gpu.asked), gpu.connections) == (3, 1)
-
-    asyncio.run(main())
+async def test_connections_are_kept_on_both_sides() -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(3):
+            writer.write(request().replace(b"Connection: close\r\n", b""))
+            await reader.readuntil(b"{}")
+        writer.close()
+        assert (len(gpu.asked), gpu.connections) == (3, 1)
 
 
-def test_a_kept_connection_that_the_engine_closed_costs_nothing() -> None:
-    async def main() -> None:
-        async def closes_behind(writer: asyncio.StreamWriter, asked: Asked) -> None:
-            await whole(b"{}")(writer, asked)
-            asyncio.get_running_loop().call_later(0.02, writer.transport.abort)
+async def test_a_kept_connection_that_the_engine_closed_costs_nothing() -> None:
+    async def closes_behind(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await whole(b"{}")(writer, asked)
+        asyncio.get_running_loop().call_later(0.02, writer.transport.abort)
 
-        async with engine(closes_behind) as gpu, running([gpu]) as server:
-            for _ in range(30):
-                assert (await say(server, request())).status == 200
-                await asyncio.sleep(0.02)
-            assert server.front.router.main.failed_batches == 0
-
-    asyncio.run(main())
+    async with engine(closes_behind) as gpu, running([gpu]) as server:
+        for _ in range(10):
+            assert (await say(server, request())).status == 200
+            await asyncio.sleep(0.02)
+        assert server.front.router.main.failed_batches == 0
 
 
-def test_who_asks_for_leave_to_send_gets_it() -> None:
-    async def main() -> None:
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(request(b"", "/v1/completions", "POST", "Expect: 100-continue").replace(b"th: 0", b"th: 2"))
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"{}")
-            assert Reply(await reader.read()).status == 200
-            assert gpu.asked[0].header("expect") is None
-            writer.close()
-
-    asyncio.run(main())
+async def test_who_asks_for_leave_to_send_gets_it() -> None:
+    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request(b"", "/v1/completions", "POST", "Expect: 100-continue").replace(b"th: 0", b"th: 2"))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert Reply(await reader.read()).status == 200
+        assert gpu.asked[0].header("expect") is None
+        writer.close()
 
 
-def test_redirects_are_passed_on_and_cookies_are_nobody_elses() -> None:
-    async def main() -> None:
-        answer = whole(b"", "302 Found", "Location: http://127.0.0.1:9/", "Set-Cookie: session=1")
-        async with engine(answer) as gpu, running([gpu]) as server:
-            for _ in range(2):
-                reply = await say(server, request())
-                assert (reply.status, reply.header("location")) == (302, "http://127.0.0.1:9/")
-                assert reply.header("set-cookie") == "session=1"
-            assert gpu.asked[1].header("cookie") is None
-
-    asyncio.run(main())
+async def test_redirects_are_passed_on_and_cookies_are_nobody_elses() -> None:
+    answer = whole(b"", "302 Found", "Location: http://127.0.0.1:9/", "Set-Cookie: session=1")
+    async with engine(answer) as gpu, running([gpu]) as server:
+        for _ in range(2):
+            reply = await say(server, request())
+            assert (reply.status, reply.header("location")) == (302, "http://127.0.0.1:9/")
+            assert reply.header("set-cookie") == "session=1"
+        assert gpu.asked[1].header("cookie") is None
 
 
-def test_models_are_those_of_the_first_engine_that_answers() -> None:
-    async def main() -> None:
-        models = b'{"object": "list", "data": []}'
-        async with engine(whole(models)) as cpu, running(["http://127.0.0.1:9", cpu]) as server:
-            reply = await say(server, request(b"", "/v1/models", "GET"))
-            assert (reply.status, reply.body) == (200, models)
-            assert (await say(server, request(b"", "/v1/models", "GET", "X-Odd: \xff\xfe"))).status == 400
-            cpu.answer = streamed([b"[", b"1" * 70_000, b"]"], 0.01)
-            assert len((await say(server, request(b"", "/v1/models", "GET"))).body) == 70_002
-            cpu.answer = whole(b"x" * 2_000_000)
-            assert (await say(server, request(b"", "/v1/models", "GET"))).status == 502
-            await cpu.stop()
-            assert (await say(server, request(b"", "/v1/models", "GET"))).status == 502
-
-    asyncio.run(main())
+async def test_models_are_those_of_the_first_engine_that_answers() -> None:
+    models = b'{"object": "list", "data": []}'
+    async with engine(whole(models)) as cpu, running(["http://127.0.0.1:9", cpu]) as server:
+        reply = await say(server, request(b"", "/v1/models", "GET"))
+        assert (reply.status, reply.body) == (200, models)
+        assert (await say(server, request(b"", "/v1/models", "GET", "X-Odd: \xff\xfe"))).status == 400
+        cpu.answer = streamed([b"[", b"1" * 70_000, b"]"], 0.01)
+        assert len((await say(server, request(b"", "/v1/models", "GET"))).body) == 70_002
+        cpu.answer = whole(b"x" * 2_000_000)
+        assert (await say(server, request(b"", "/v1/models", "GET"))).status == 502
+        await cpu.stop()
+        assert (await say(server, request(b"", "/v1/models", "GET"))).status == 502
 
 
-def test_health_and_metrics_tell_of_paths_and_answers() -> None:
-    async def main() -> None:
-        async with engine(streamed(SSE)) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-            await say(server, request())
-            await say(server, request(b"["))
-            health = await say(server, request(b"", "/health", "GET"))
-            told = json.loads(health.body)
-            assert (health.status, told["status"], told["policy"]) == (200, "ready", "cutoff")
-            assert told["paths"] == {"gpu": True, "cpu": True}
-            text = (await say(server, request(b"", "/metrics", "GET"))).body.decode()
-        lines = text.splitlines()
-        assert 'latfit_http_answers_total{code="200"} 2.0' in lines
-        assert 'latfit_http_answers_total{code="400"} 1.0' in lines
-        assert 'latfit_first_byte_seconds_count{path="gpu"} 1.0' in lines
-        assert "latfit_requests_done_total 1.0" in lines
-        assert "latfit_held_bytes 0.0" in lines
-
-    asyncio.run(main())
+async def test_health_and_metrics_tell_of_paths_and_answers() -> None:
+    async with engine(streamed(SSE)) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
+        await say(server, request())
+        await say(server, request(b"["))
+        health = await say(server, request(b"", "/health", "GET"))
+        told = json.loads(health.body)
+        assert (health.status, told["status"], told["policy"]) == (200, "ready", "cutoff")
+        assert told["paths"] == {"gpu": True, "cpu": True}
+        text = (await say(server, request(b"", "/metrics", "GET"))).body.decode()
+    lines = text.splitlines()
+    assert 'latfit_http_answers_total{code="200"} 2.0' in lines
+    assert 'latfit_http_answers_total{code="400"} 1.0' in lines
+    assert 'latfit_first_byte_seconds_count{path="gpu"} 1.0' in lines
+    assert "latfit_requests_done_total 1.0" in lines
+    assert "latfit_held_bytes 0.0" in lines
 
 
 async def _shares(policy_name: str, at_once: int) -> dict[str, int]:
@@ -276,37 +240,33 @@ def test_slots_are_filled_first_and_then_the_other_path() -> None:
     assert asyncio.run(_shares("gpu-only", 4)) == {"gpu": 4, "cpu": 0}
 
 
-def test_urgent_requests_wait_before_others_and_no_class_is_the_last() -> None:
+async def test_urgent_requests_wait_before_others_and_no_class_is_the_last() -> None:
     """One slot, taken by the first request: the others are served by class, and by their order within it."""
+    names, all_wait = ["batch", "chat", None, "chat"], asyncio.Event()
+    asked = [_of(name, json.dumps({"prompt": str(i)}).encode()) for i, name in enumerate(names)]
 
-    async def main() -> None:
-        names, all_wait = ["batch", "chat", None, "chat"], asyncio.Event()
-        asked = [_of(name, json.dumps({"prompt": str(i)}).encode()) for i, name in enumerate(names)]
+    async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await all_wait.wait()
+        await whole(b"{}")(writer, asked)
 
-        async def answer(writer: asyncio.StreamWriter, asked: Asked) -> None:
-            await all_wait.wait()
-            await whole(b"{}")(writer, asked)
-
-        async with engine(answer) as gpu:
-            limits = {"slots": 1, "classes": ("chat", "batch"), "timeouts": HttpTimeouts(first_byte_s=5.0)}
-            async with running([gpu], **limits) as server:  # type: ignore[arg-type]
-                first = asyncio.ensure_future(say(server, request()))
-                await until(lambda: server.front.router.running == 1)
-                others = []
-                for k, each in enumerate(asked):
-                    others.append(asyncio.ensure_future(say(server, each)))
-                    await until(lambda k=k: server.front.router.waiting == k + 1)
-                all_wait.set()
-                assert all(reply.status == 200 for reply in await asyncio.gather(first, *others))
-                refused = await say(server, _of("fast", b"{}"))
-                told = (await say(server, request(b"", "/metrics", "GET"))).body.decode().splitlines()
-            assert [json.loads(each.body)["prompt"] for each in gpu.asked[1:]] == ["1", "3", "0", "2"]
-        assert refused.status == 400
-        assert refused.error["message"] == "the header x-latfit-class names none of the classes chat, batch"
-        assert 'latfit_class_seconds_count{class="chat"} 2.0' in told
-        assert 'latfit_class_seconds_count{class="batch"} 3.0' in told
-
-    asyncio.run(main())
+    async with engine(answer) as gpu:
+        limits = {"slots": 1, "classes": ("chat", "batch"), "timeouts": HttpTimeouts(first_byte_s=5.0)}
+        async with running([gpu], **limits) as server:  # type: ignore[arg-type]
+            first = asyncio.ensure_future(say(server, request()))
+            await until(lambda: server.front.router.running == 1)
+            others = []
+            for k, each in enumerate(asked):
+                others.append(asyncio.ensure_future(say(server, each)))
+                await until(lambda k=k: server.front.router.waiting == k + 1)
+            all_wait.set()
+            assert all(reply.status == 200 for reply in await asyncio.gather(first, *others))
+            refused = await say(server, _of("fast", b"{}"))
+            told = (await say(server, request(b"", "/metrics", "GET"))).body.decode().splitlines()
+        assert [json.loads(each.body)["prompt"] for each in gpu.asked[1:]] == ["1", "3", "0", "2"]
+    assert refused.status == 400
+    assert refused.error["message"] == "the header x-latfit-class names none of the classes chat, batch"
+    assert 'latfit_class_seconds_count{class="chat"} 2.0' in told
+    assert 'latfit_class_seconds_count{class="batch"} 3.0' in told
 
 
 def _of(name: str | None, body: bytes) -> bytes:

@@ -113,49 +113,45 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 
 @pytest.mark.parametrize("served_by", ["gpu", "cpu"])
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_no_target_leads_elsewhere(address: str, served_by: str, network: Network) -> None:
+async def test_no_target_leads_elsewhere(address: str, served_by: str, network: Network) -> None:
     """Neither a request nor the token; and none that is refused counts against an engine."""
-
-    async def main() -> None:
-        tls = None
-        if address.startswith("https"):
-            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            tls.load_cert_chain(CERTIFICATE)
-        busy = served_by == "cpu"
-        async with (
-            engine(hangs if busy else whole(b"{}"), tls) as gpu,
-            engine(whole(b"{}"), tls) as cpu,
-            engine(whole(b"{}")) as thief,
-        ):
-            network.hosts = {"gpu-host": gpu, "cpu-host": cpu, "thief": thief}
-            urls = [address.format("gpu-host"), address.format("cpu-host")]
-            async with running(urls, slots=1, timeouts=PATIENT, headers={"Authorization": TOKEN}) as server:
-                holding = asyncio.ensure_future(say(server, request()))
-                await until(lambda: gpu.asked)
-                if busy:
-                    gpu.answer = whole(b"{}")  # the request that holds the only slot stays
-                for path, method in (("/v1/completions", "POST"), ("/v1/models", "GET")):
-                    body = PROMPT if method == "POST" else b""
-                    by = gpu if method == "GET" or not busy else cpu
-                    for shape, sent in FORWARDED.items():
-                        before = len(by.asked)
-                        reply = await say(server, request(body, shape.format(path=path), method))
-                        assert (reply.status, reply.body) == (200, b"{}"), shape
-                        base = "/base" if "/base" in address else ""
-                        assert by.asked[before].lines[0] == f"{method} {base}{sent.format(path=path)} HTTP/1.1"
-                    before = len(gpu.asked) + len(cpu.asked)
-                    for target in (*(shape.format(path=path) for shape in REFUSED), *ENCODED):
-                        for verb in (method, "OPTIONS", "CONNECT"):
-                            reply = await say(server, request(body, target, verb))
-                            assert reply.status in (400, 404), (verb, target, reply.raw)
-                    assert len(gpu.asked) + len(cpu.asked) == before
-                router = server.front.router
-                assert [each.failed_batches for each in router.paths] == [0, 0]
-                assert router.up() == {"gpu": True, "cpu": True}
-                holding.cancel()
-            assert thief.connections == 0
-            assert all(asked.header("authorization") == TOKEN for asked in [*gpu.asked, *cpu.asked])
-            port = "8000" if ":8000" in address else "443" if tls else "80"
-            assert network.looked_up == {f"gpu-host:{port}", f"cpu-host:{port}"}
-
-    asyncio.run(main())
+    tls = None
+    if address.startswith("https"):
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(CERTIFICATE)
+    busy = served_by == "cpu"
+    async with (
+        engine(hangs if busy else whole(b"{}"), tls) as gpu,
+        engine(whole(b"{}"), tls) as cpu,
+        engine(whole(b"{}")) as thief,
+    ):
+        network.hosts = {"gpu-host": gpu, "cpu-host": cpu, "thief": thief}
+        urls = [address.format("gpu-host"), address.format("cpu-host")]
+        async with running(urls, slots=1, timeouts=PATIENT, headers={"Authorization": TOKEN}) as server:
+            holding = asyncio.ensure_future(say(server, request()))
+            await until(lambda: gpu.asked)
+            if busy:
+                gpu.answer = whole(b"{}")  # the request that holds the only slot stays
+            for path, method in (("/v1/completions", "POST"), ("/v1/models", "GET")):
+                body = PROMPT if method == "POST" else b""
+                by = gpu if method == "GET" or not busy else cpu
+                for shape, sent in FORWARDED.items():
+                    before = len(by.asked)
+                    reply = await say(server, request(body, shape.format(path=path), method))
+                    assert (reply.status, reply.body) == (200, b"{}"), shape
+                    base = "/base" if "/base" in address else ""
+                    assert by.asked[before].lines[0] == f"{method} {base}{sent.format(path=path)} HTTP/1.1"
+                before = len(gpu.asked) + len(cpu.asked)
+                for target in (*(shape.format(path=path) for shape in REFUSED), *ENCODED):
+                    for verb in (method, "OPTIONS", "CONNECT"):
+                        reply = await say(server, request(body, target, verb))
+                        assert reply.status in (400, 404), (verb, target, reply.raw)
+                assert len(gpu.asked) + len(cpu.asked) == before
+            router = server.front.router
+            assert [each.failed_batches for each in router.paths] == [0, 0]
+            assert router.up() == {"gpu": True, "cpu": True}
+            holding.cancel()
+        assert thief.connections == 0
+        assert all(asked.header("authorization") == TOKEN for asked in [*gpu.asked, *cpu.asked])
+        port = "8000" if ":8000" in address else "443" if tls else "80"
+        assert network.looked_up == {f"gpu-host:{port}", f"cpu-host:{port}"}

@@ -91,12 +91,6 @@ def test_texts_of_a_sweep() -> None:
 @pytest.mark.parametrize(
     ("vary", "said"),
     [
-        ({"prefix_share": [0.1, 0.2]}, "not routed by prefix"),
-        ({"route": ["prefix"]}, "there is one engine"),
-        ({"users": [2, 4], "rate": ["5/s"]}, "rate has no effect: users"),
-        ({"ageing": ["1s", "2s"]}, "no order is priority"),
-        ({"start_at": [1, 4]}, "no batching is continuous"),
-        ({"acceptance": [0.1, 0.2], "draft_tokens": [0]}, "nothing is drafted"),
         ({"speed": [1]}, "no setting of engines"),
         ({"replicas": ["two"]}, "takes numbers"),
         ({"synchronous": ["perhaps"]}, "takes yes and no"),

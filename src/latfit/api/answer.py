@@ -1,0 +1,66 @@
+"""What verbs return: a verdict, tables, sentences and warnings, printed and shown in notebooks in one way."""
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from latfit.reporting import Table
+
+State = Literal["good", "doubt", "bad"]
+
+
+class Answer:
+    """Base of answers. Print one for its verdict; `.summary()` is what the command prints."""
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> State:
+        """Whether the answer is good, in doubt or bad."""
+        return "good"
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """Sentences below the verdict."""
+        return []
+
+    @property
+    def cautions(self) -> Sequence[str]:
+        """What limits the answer, in sentences."""
+        return []
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        """The results as tables of text; brief: the few rows that fit a terminal."""
+        return []
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that the command prints with `--json`."""
+        raise NotImplementedError
+
+    def save(self, target: str | Path) -> None:
+        """Write the document as JSON, whole or not at all. Raises TargetNotWritable."""
+        from latfit.files import write_json
+
+        write_json(Path(target), self.to_json())
+
+    def summary(self) -> str:
+        """The answer as the command prints it."""
+        from latfit.reporting import table_text
+
+        tables = map(table_text, self.tables(brief=True))
+        return "\n".join([self.verdict, *tables, *self.lines, *(f"  ! {each}" for each in self.cautions)])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {self.verdict}"
+
+    def _repr_html_(self) -> str:
+        from latfit.reporting import table_html
+
+        texts = "".join(f"<p>{html.escape(each)}</p>" for each in (*self.lines, *self.cautions))
+        tables = "".join(map(table_html, self.tables(brief=True)))
+        return f"<p><b>{html.escape(self.verdict)}</b></p>{tables}{texts}"

@@ -1,0 +1,222 @@
+"""How a verb declares what it takes: one frozen dataclass, its request.
+
+Each field is a keyword argument of the library's function. A field annotated with an `Option` is also an option of
+the command, a line of its help and a row of docs/cli.md; one annotated with a text is for programs only. This module
+and the requests import nothing heavy.
+"""
+
+import functools
+import inspect
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
+
+from latfit.errors import LatfitError, WrongUsage, tell
+from latfit.units import MOST_SEED
+
+P = ParamSpec("P")
+K = TypeVar("K")
+Q = TypeVar("Q", contravariant=True)
+R = TypeVar("R", covariant=True)
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is given on the command line.
+
+    Parameters
+    ----------
+    help
+        What the option does, in a sentence.
+    names
+        Its names with blanks between them, the one that is shown first. Default: the field's.
+    kind
+        Type that the command line reads. Default: that of the field.
+    panel
+        Heading in the help. Default: `PANEL` of the class that declares the field.
+    argument
+        Whether it has a place instead of a name.
+    """
+
+    help: str
+    names: str = ""
+    kind: Any = None
+    panel: str = ""
+    argument: bool = False
+    min: float | None = None
+    max: float | None = None
+    metavar: str | None = None
+
+    def all_names(self, field: str) -> list[str]:
+        """Names of the option, such as `--arrival-process --law`."""
+        return self.names.split() or [f"--{field.replace('_', '-')}"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Base of what verbs take.
+
+    PANEL: heading of its options.  SHOWN: fields that the help shows, others are for experts; empty: all.  EXCLUDES:
+    fields that contradict each other, `rate arrivals; fit hardware`.  NEEDS: fields that do nothing without one of
+    others, `think: users; ageing: classes arrivals`.
+    """
+
+    PANEL: ClassVar[str] = ""
+    SHOWN: ClassVar[str] = ""
+    EXCLUDES: ClassVar[str] = ""
+    NEEDS: ClassVar[str] = ""
+
+    @classmethod
+    def exclusive(cls) -> list[list[str]]:
+        """Return the groups of fields of which one may be given."""
+        return [group.split() for group in cls._rows("EXCLUDES")]
+
+    @classmethod
+    def needed(cls) -> dict[str, list[str]]:
+        """Return fields of which one must be given, by the field that does nothing without."""
+        rows = [row.split(":") for row in cls._rows("NEEDS")]
+        return {name: others.split() for names, others in rows for name in names.split()}
+
+    @classmethod
+    def _rows(cls, name: str) -> list[str]:
+        """Rows of the class and of its bases; those of the class count."""
+        texts = [vars(group).get(name, "") for group in reversed(cls.__mro__)]
+        return list(dict.fromkeys(row.strip() for text in texts for row in text.split(";") if row.strip()))
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A field of a request with its documentation. option: None where the command line lacks it."""
+
+    field: "Field[Any]"
+    type: Any
+    text: str
+    option: Option | None
+    panel: str
+
+    @property
+    def name(self) -> str:
+        return self.field.name
+
+
+def declared(request: Any) -> Iterator[Declared]:
+    """Yield the fields of a request, those of the class itself before those of its bases."""
+    known = {each.name: each for each in fields(request)}
+    for group in request.__mro__:
+        for name, hint in inspect.get_annotations(group).items():
+            if name not in known:
+                continue
+            kind, meaning = (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, "")
+            option = meaning if isinstance(meaning, Option) else None
+            text = option.help if option else str(meaning)
+            panel = option.panel if option and option.panel else getattr(group, "PANEL", "")
+            yield Declared(known.pop(name), kind, text, option, panel)
+
+
+class Verb(Protocol[P, Q, R]):
+    """A function of the fields of a request; `of` takes the request itself."""
+
+    def __call__(self, *given: P.args, **named: P.kwargs) -> R: ...
+
+    def of(self, request: Q) -> R: ...
+
+
+def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Verb[P, Q, R]]:
+    """Decorate a function of a request: it takes the request's fields by keyword."""
+
+    def add(function: Callable[[Q], R]) -> Verb[P, Q, R]:
+        def of(whole: Q) -> R:
+            check(whole)
+            return function(whole)
+
+        @functools.wraps(function)
+        def call(*given: P.args, **named: P.kwargs) -> R:
+            try:
+                return of(request(*given, **named))
+            except LatfitError as error:
+                names = {option_of(request, name): name for name in found}
+                error.found, error.remedy = _by_parameter(error.found, names), _by_parameter(error.remedy, names)
+                error.where = error.where and _by_parameter(error.where, names)
+                raise
+
+        found = {each.name: each for each in declared(request)}
+        signature = inspect.signature(request)
+        parameters = "\n".join(f"{name}\n    {found[name].text}" for name in signature.parameters if found[name].text)
+        made: Any = call
+        made.of = of
+        made.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nParameters\n----------\n{parameters}\n"
+        made.__signature__ = signature.replace(
+            parameters=[each.replace(annotation=found[each.name].type) for each in signature.parameters.values()],
+            return_annotation=inspect.get_annotations(function).get("return", signature.empty),
+        )
+        return made  # type: ignore[no-any-return]
+
+    return add
+
+
+def _by_parameter(text: str, names: Mapping[str, str]) -> str:
+    """Return a text with parameters in place of options: `classes` for `--class`; commands in backquotes stay."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [
+        re.sub(r"--[a-z][a-z0-9-]*", lambda found: names.get(found[0], found[0][2:].replace("-", "_")), part)
+        for part in parts[::2]
+    ]
+    return "".join(parts)
+
+
+def given_in(request: Any) -> set[str]:
+    """Return the names of the fields that differ from their defaults."""
+    return {each.name for each in fields(request) if _differs(getattr(request, each.name), each.default)}
+
+
+def check(request: Any) -> None:
+    """Refuse fields that contradict each other; tell of those without an effect. Raises WrongUsage."""
+    given = given_in(request)
+    for group in request.exclusive():
+        if len(both := [name for name in group if name in given]) > 1:
+            raise WrongUsage(
+                "these contradict each other",
+                where=", ".join(option_of(type(request), name) for name in both),
+                remedy="Give one of them.",
+            )
+    for name, needed in request.needed().items():
+        if name in given and not given & set(needed):
+            any_of = " or ".join(option_of(type(request), each) for each in needed)
+            ignored(option_of(type(request), name), f"there is no {any_of}")
+    check_seed(getattr(request, "seed", None))
+
+
+def ignored(option: str, why: str) -> None:
+    """Tell the user that an option has no effect."""
+    tell(f"note: {option} has no effect: {why}.")
+
+
+def option_of(request: Any, name: str) -> str:
+    """Return what the command line calls a field."""
+    found = next(each for each in declared(request) if each.name == name)
+    return (found.option or Option("")).all_names(name)[0]
+
+
+def check_seed(seed: object) -> None:
+    """Raises WrongUsage for what no random generator takes."""
+    try:
+        fits = seed is None or 0 <= operator.index(seed) <= MOST_SEED  # type: ignore[arg-type]
+    except TypeError:
+        fits = False
+    if not fits:
+        raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
+
+
+def _differs(value: Any, default: Any) -> bool:
+    if isinstance(value, str | int | float | list | tuple | dict):
+        return bool(value != default) and value not in ([], (), {})
+    return value is not default
+
+
+def shared(kind: type[K], request: Any, **changes: Any) -> K:
+    """Return a request of another kind, with the fields that both have."""
+    there = {each.name for each in fields(request)}
+    kept = {each.name: getattr(request, each.name) for each in fields(kind) if each.name in there}  # type: ignore[arg-type]
+    return kind(**(kept | changes))

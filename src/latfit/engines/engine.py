@@ -1,0 +1,91 @@
+"""What latfit knows of a serving engine. For each quantity: the names that its versions have, the first that is found
+counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Name:
+    """A metric without the engine's prefix. Only samples with these labels count; a value is so many units of ours."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    unit: float = 1.0
+
+
+Names = Mapping[str, tuple[Name, ...]]
+
+
+def named(**names: Name | str | tuple[Name | str, ...]) -> Names:
+    """Return a table of names from texts, names and tuples of them."""
+    several = {ours: theirs if isinstance(theirs, tuple) else (theirs,) for ours, theirs in names.items()}
+    return {ours: tuple(Name(n) if isinstance(n, str) else n for n in theirs) for ours, theirs in several.items()}
+
+
+def labelled(name: str, label: str, value: str) -> Name:
+    return Name(name, {label: value})
+
+
+REQUEST_TIMES = named(
+    ttft="time_to_first_token_seconds",
+    latency="e2e_request_latency_seconds",
+    queue=("request_queue_time_seconds", "queue_time_seconds"),
+    prefill="request_prefill_time_seconds",
+    inference="request_inference_time_seconds",
+)
+"""Histograms that vLLM, SGLang and TensorRT-LLM call alike."""
+
+
+SLOT_STEPS = "slot_steps"
+"""A counter: requests of all steps so far, each in every step that it took part in."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A serving engine.
+
+    Attributes
+    ----------
+    prefixes
+        Of the names of its metrics.
+    gauges, counters, histograms
+        Its metrics by our names (`latfit.metrics.state`).
+    facts
+        Gauges that hold settings, by the names of a recorder's provenance.
+    means
+        Counters that it publishes as a mean since the start: our name → the mean, and what it is divided by.
+    live
+        Whether it counts what steps hold as they are made, and not when requests end.
+    settings, settings_places
+        Settings in the JSON of these addresses: its name → ours.
+    info
+        A gauge whose labels are settings, and these labels: its name → ours.
+    busiest_by
+        The counter of a model's computing time, if models are systems of their own.
+    metrics_help
+        How its metrics are turned on.
+    steps_help
+        How to record its steps if its metrics do not tell the mean step.
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    gauges: Names
+    counters: Names
+    histograms: Names = field(default_factory=dict)
+    facts: Names = field(default_factory=dict)
+    means: Mapping[str, tuple[Name, Name]] = field(default_factory=dict)
+    live: bool = True
+    settings: Mapping[str, str] = field(default_factory=dict)
+    settings_places: tuple[str, ...] = ()
+    info: tuple[str, Mapping[str, str]] = ("", {})
+    busiest_by: str = ""
+    metrics_help: str = ""
+    steps_help: str = "Record single steps: latfit.record.StepRecorder, or the engine's log."
+
+    def metric_names(self) -> set[str]:
+        """Return the names that its text has, without prefixes."""
+        single = [*self.gauges.values(), *self.counters.values(), *self.facts.values()]
+        found = {name.name for names in single for name in names}
+        return found | {f"{name.name}_count" for names in self.histograms.values() for name in names}

@@ -1,0 +1,20 @@
+"""All engines. A new one is a module of this package and a place in this list."""
+
+from latfit.engines.engine import Engine
+from latfit.engines.llama_cpp import LLAMA_CPP
+from latfit.engines.sglang import SGLANG
+from latfit.engines.tensorrt_llm import TENSORRT_LLM
+from latfit.engines.triton import TRITON
+from latfit.engines.vllm import VLLM
+
+ENGINES = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP, TRITON)
+
+
+def engine_named(name: str) -> Engine:
+    """Return the engine of that name."""
+    return next(engine for engine in ENGINES if engine.name == name)
+
+
+def setting_names() -> dict[str, str]:
+    """Return what engines call their settings → the names of a recorder's provenance."""
+    return {theirs: ours for engine in ENGINES for theirs, ours in engine.settings.items()}

@@ -1,0 +1,20 @@
+"""llama.cpp's server with --metrics: tools/server/README.md of its repository. A prompt's tokens are counted when it is
+computed, generated ones when requests end; calls of llama_decode, and the mean of busy slots since the start (six
+digits), as they are made."""
+
+from latfit.engines.engine import SLOT_STEPS, Engine, Name, named
+
+LLAMA_CPP = Engine(
+    "llama.cpp",
+    ("llamacpp:", "llamacpp_"),
+    gauges=named(running="requests_processing", waiting="requests_deferred", kv_usage="kv_cache_usage_ratio"),
+    counters=named(
+        prompt_tokens="prompt_tokens_total", generation_tokens="tokens_predicted_total", steps="n_decode_total"
+    ),
+    means={SLOT_STEPS: (Name("n_busy_slots_per_decode"), Name("n_decode_total"))},
+    live=False,
+    settings={"total_slots": "max_num_seqs"},
+    settings_places=("/props",),
+    metrics_help="--metrics",
+    steps_help="Start a llama.cpp that publishes n_busy_slots_per_decode.",
+)

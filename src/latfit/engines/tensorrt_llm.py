@@ -1,0 +1,28 @@
+"""TensorRT-LLM: `trtllm-serve` with return_perf_metrics, `/prometheus/metrics`. Tokens are counted when requests
+end."""
+
+from latfit.engines.engine import REQUEST_TIMES, Engine, named
+
+TENSORRT_LLM = Engine(
+    "TensorRT-LLM",
+    ("trtllm_", "trtllm:"),
+    gauges=named(running="num_requests_running", waiting="num_requests_waiting", kv_usage="kv_cache_utilization"),
+    counters=named(
+        prompt_tokens="prompt_tokens_total",
+        generation_tokens="generation_tokens_total",
+        finished=("request_success_total", "num_requests_completed_total"),
+        prefix_hits="prompt_cached_tokens_total",
+        prefix_queries="prompt_tokens_total",
+        draft_tokens="spec_decode_num_draft_tokens_total",
+        accepted_tokens="spec_decode_num_accepted_tokens_total",
+    ),
+    histograms={**REQUEST_TIMES, **named(tpot="time_per_output_token_seconds")},
+    facts=named(
+        max_num_seqs=("max_batch_size_runtime", "max_batch_size_static"),
+        max_num_batched_tokens="max_num_tokens_runtime",
+        num_gpu_blocks="kv_cache_max_blocks",
+        block_size="kv_cache_tokens_per_block",
+    ),
+    live=False,
+    steps_help="Record its iterations instead: latfit ingest reads what enable_iter_perf_stats publishes.",
+)

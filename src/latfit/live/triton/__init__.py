@@ -1,1 +1,0 @@
-"""Batches to a model of a Triton server, by gRPC or HTTP."""

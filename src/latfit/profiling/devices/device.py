@@ -1,0 +1,163 @@
+"""What the profiler asks of a device: prepare a cell, run its step, tell the time.
+
+The sampler knows nothing else of a device, so a GPU, a CPU library and a fake with a virtual clock are measured by the
+same code.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from latfit.errors import LatfitError, WrongUsage
+from latfit.memory import free_memory_bytes
+from latfit.profiling.shapes import GIB, ModelShape, Part, StepShape, step_bytes
+
+if TYPE_CHECKING:
+    from latfit.profiling.result import ProfileResult
+
+PRECISIONS: Mapping[str, tuple[str, int]] = {
+    "bf16": ("bfloat16", 2),
+    "fp16": ("float16", 2),
+    "fp32": ("float32", 4),
+    "int8": ("int8", 1),
+}
+"""Each precision's full name, and the bytes of a weight."""
+
+INPUT_SETS = (
+    4  # sets of input tokens that steps take in turn, so that none finds the last one's embeddings in the cache
+)
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """How a device computes.
+
+    Parameters
+    ----------
+    precision
+        One of PRECISIONS.
+    threads
+        None for as many as can run at a time.
+    part
+        The whole step, or one kind of kernel.
+    graphs
+        Whether GPU steps are recorded as CUDA graphs.
+    cold
+        Whether caches are flushed before each step.
+    evidence
+        What a short run executed (`executed_isa`); it decides whether a path may be called `amx`.
+    """
+
+    precision: str = "bf16"
+    threads: int | None = None
+    seed: int = 0
+    part: Part = "step"
+    graphs: bool = True
+    cold: bool = False
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        return PRECISIONS[self.precision][0]
+
+    @property
+    def cpu_path(self) -> str:
+        """The execution path of a CPU device with this evidence."""
+        return "amx" if self.evidence.get("isa") == "amx" else "cpu"
+
+
+class Device(Protocol):
+    """Something that executes whole steps and times them. `name` is its own, `path` the execution path of its rows."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+    def facts(self) -> dict[str, Any]:
+        """What a reader must know to repeat the measurement: libraries, kernels, threads, precision."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Memory left for caches and activations; None if unknown."""
+        ...
+
+    def prepare(self, cell: StepShape) -> None:
+        """Make everything that steps of `cell` need. Raises DeviceOutOfMemory."""
+        ...
+
+    def step_ms(self) -> float:
+        """Execute the prepared step once and return its time. Raises DeviceOutOfMemory."""
+        ...
+
+    def now_s(self) -> float:
+        """The clock of the budget: monotonic seconds from any origin."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; the device is not used again."""
+        ...
+
+
+class DeviceOutOfMemory(Exception):
+    """A cell is too large for the device: a limit to record, not a failure."""
+
+
+class DeviceFailed(LatfitError):
+    """A device broke during a run. `partial` holds what was measured before, if anything."""
+
+    partial: "ProfileResult | None" = None
+
+
+class CpuClock:
+    """What devices of this process have in common."""
+
+    def free_bytes(self) -> int | None:
+        return free_memory_bytes()
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def check_room(self, shape: ModelShape, cell: StepShape) -> None:
+        """Raise DeviceOutOfMemory if a step of `cell` needs more than the free memory."""
+        needed, free = step_bytes(shape, cell), self.free_bytes()
+        if free is not None and needed > free:
+            raise DeviceOutOfMemory(f"needs {needed / GIB:.2f} GiB beside the weights, {free / GIB:.2f} GiB are free")
+
+
+@contextmanager
+def memory_errors(*kinds: type[BaseException], release: Callable[[], None] | None = None) -> Iterator[None]:
+    """Raise DeviceOutOfMemory for a failed allocation: MemoryError, or one of `kinds`, or without any a RuntimeError
+    whose text says so."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).strip() or "out of memory"
+        lines = [line for line in text.splitlines() if "memory" in line.lower() or "alloc" in line.lower()]
+        says_so = isinstance(error, RuntimeError) and bool(lines) and not kinds
+        if not isinstance(error, (MemoryError, *kinds)) and not says_so:
+            raise
+        if release is not None:
+            release()
+        raise DeviceOutOfMemory((lines or text.splitlines())[0]) from None
+
+
+@contextmanager
+def loading(shape: ModelShape) -> Iterator[None]:
+    """Raise WrongUsage if the memory ends while weights are made."""
+    try:
+        with memory_errors():
+            yield
+    except DeviceOutOfMemory:
+        raise WrongUsage(
+            f"there is no memory for its weights ({shape.weight_bytes / GIB:.1f} GiB)",
+            where=f"model {shape.name}",
+            remedy="Choose a smaller --model, or fewer --layers.",
+        ) from None
+
+
+def no_cell() -> RuntimeError:
+    return RuntimeError("no cell is prepared")

@@ -1,0 +1,240 @@
+"""A device in a process of its own, driven over a pipe.
+
+Several of them take turns, which shows how far a median moves between processes; a library can be capped at an
+instruction set there; and a process that the kernel ends for want of memory is a limit of that cell. The child reads
+pickled (number, method, arguments) and answers on what was its standard output; what libraries print goes to standard
+error. A process whose turn is over is stopped: threads of a library spin after their last product (OpenBLAS's for 0.1
+s) and would slow the next process's first steps up to three times."""
+
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from latfit.errors import LatfitError
+from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
+from latfit.profiling.shapes import StepShape
+
+_PR_SET_PDEATHSIG = 1  # prctl's option: the signal that a process gets when the thread that made it ends
+
+
+class Turns:
+    """Which of the devices that share a machine may run."""
+
+    def __init__(self) -> None:
+        self._holder: RemoteDevice | None = None
+
+    def take(self, device: "RemoteDevice") -> None:
+        """Give the turn to `device`, and stop the one that had it."""
+        if self._holder is not None and self._holder is not device:
+            self._holder.rest()
+        self._holder = device
+
+
+class RemoteDevice:
+    """The device that `opener(*arguments)` opens in a child process. Raises what the opener raises.
+
+    Parameters
+    ----------
+    opener, arguments
+        Picklable: a function of a module.
+    environment
+        Variables for the child beside this process's own.
+    turns
+        Shared by devices that must not disturb each other; a turn begins with `prepare`.
+    """
+
+    def __init__(
+        self,
+        opener: Callable[..., Device],
+        arguments: tuple[Any, ...],
+        environment: Mapping[str, str] | None = None,
+        turns: Turns | None = None,
+    ) -> None:
+        self._opener, self._arguments, self._environment = opener, arguments, dict(environment or {})
+        self._turns = turns or Turns()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._resting = False
+        self._about: dict[str, Any] = {}
+        self._asked = 0
+        self._open()
+
+    @property
+    def name(self) -> str:
+        return str(self._about["name"])
+
+    @property
+    def path(self) -> str:
+        return str(self._ask("path"))
+
+    def facts(self) -> dict[str, Any]:
+        return dict(self._ask("facts"))
+
+    def free_bytes(self) -> int | None:
+        free: int | None = self._ask("free_bytes")
+        return free
+
+    def prepare(self, cell: StepShape) -> None:
+        self._turns.take(self)
+        if self._child is not None and self._child.poll() is not None:
+            self.close()  # ended while it rested, which says nothing of this cell
+        if self._child is None:
+            self._open()
+        self._ask("prepare", cell)
+
+    def rest(self) -> None:
+        """Stop the child until it is asked something; nothing where it would outlive this process so."""
+        if self._child is not None and self._about.get("ends_with_parent"):
+            self._resting = True  # first: after Ctrl-C between the two a spare SIGCONT harms nobody
+            self._child.send_signal(signal.SIGSTOP)
+
+    def _wake(self, child: subprocess.Popen[bytes]) -> None:
+        if self._resting:
+            child.send_signal(signal.SIGCONT)
+            self._resting = False
+
+    def step_ms(self) -> float:
+        return float(self._ask("step_ms"))
+
+    def kv_transfer(self) -> list[dict[str, float]]:
+        """As the device's own; empty where its caches never move."""
+        return list(self._ask("kv_transfer"))
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def close(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        self._wake(child)
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # a question that nobody reads any more
+                    pipe.close()
+        try:
+            child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def _open(self) -> None:
+        command = [sys.executable, "-P", "-c", "from latfit.profiling.devices.remote import serve; serve()"]
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is this process's to decide on
+            env={
+                **os.environ,
+                **self._environment,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            },
+        )
+        try:
+            self._about = self._ask("open", self._opener, self._arguments)
+        except DeviceOutOfMemory as error:
+            self.close()
+            raise DeviceFailed(
+                f"its process ended while it opened: {error}",
+                where="device",
+                remedy="Choose a smaller --model or fewer --processes.",
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """The child's answer. Raises what it raised; DeviceOutOfMemory where it is gone."""
+        child = self._child
+        if child is None or child.stdin is None or child.stdout is None:
+            raise DeviceOutOfMemory("its process is gone")
+        self._wake(child)
+        try:
+            self._asked += 1
+            pickle.dump((self._asked, method, arguments), child.stdin)
+            child.stdin.flush()
+            answered = 0
+            while answered != self._asked:  # Ctrl-C may have left the answer to an earlier question unread
+                answered, failed, answer = pickle.load(child.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            code = child.wait()
+            self.close()
+            why = "killed, most likely for memory" if code == -signal.SIGKILL else f"ended with exit code {code}"
+            raise DeviceOutOfMemory(f"its process was {why}") from None
+        if failed:
+            raise answer.error() if isinstance(answer, _Carried) else answer
+        return answer
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """One of latfit's own errors, whose constructor pickle cannot call."""
+
+    kind: type[LatfitError]
+    found: str
+    remedy: str
+    where: str | None
+
+    def error(self) -> LatfitError:
+        return self.kind(self.found, remedy=self.remedy, where=self.where)
+
+
+def serve() -> None:
+    """The child's side: answer until the input ends."""
+    ends_with_parent = _end_with_parent()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    device: Device | None = None
+    questions = sys.stdin.buffer
+    while True:
+        try:
+            number, method, arguments = pickle.load(questions)
+        except EOFError:
+            break
+        try:
+            if method == "open":
+                device = arguments[0](*arguments[1])
+                answer: Any = {"name": device.name, "ends_with_parent": ends_with_parent}
+            else:
+                found = getattr(device, method, list)
+                answer = found if method == "path" else found(*arguments)
+            reply = (number, False, answer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent decides
+            reply = (number, True, _portable(error))
+        try:
+            pickle.dump(reply, answers)
+            answers.flush()
+        except BrokenPipeError:  # nobody waits for it any more: Ctrl-C came while it was made
+            with contextlib.suppress(BrokenPipeError):
+                answers.close()
+            break
+    if device is not None:
+        device.close()
+
+
+def _end_with_parent() -> bool:
+    """Have the kernel end this process with the thread that made it, even while it is stopped; False where it
+    cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    done = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
+    return bool(done)
+
+
+def _portable(error: Exception) -> Exception | _Carried:
+    """The error itself where it survives the pipe, else its words."""
+    if isinstance(error, LatfitError):
+        return _Carried(type(error), error.found, error.remedy, error.where)
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - an error's constructor may be anything
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,125 @@
+"""Records that are their own JSON: one typed definition is the Python object, the file format and the `--json` answer.
+
+A record is a `msgspec.Struct`. Its field types, and its `__post_init__` where that raises ValueError, define what is
+valid. A violation is one `BadInput` that names the place in the document.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import msgspec
+
+from latfit.errors import BadInput
+from latfit.files import write_json
+from latfit.inputs import read_json
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Number = float
+else:
+
+    class Number(float):
+        """A float that a file holds as null where it is not finite, because JSON has no NaN."""
+
+        __slots__ = ()
+
+
+class Record(msgspec.Struct, frozen=True, dict=True):
+    """Base of all records; a subclass repeats `frozen=True`, for type checkers.
+
+    Class keywords choose the form of the JSON: `tag_field="schema", tag="latfit.fit/1"` writes and checks the schema,
+    `omit_defaults=True` leaves out what has its default. Copy with `msgspec.structs.replace(record, field=value)`.
+
+    Attributes
+    ----------
+    what, made_by
+        What the document is called and which command makes it, for the error about one that is not valid.
+    """
+
+    what: ClassVar[str] = "record"
+    made_by: ClassVar[str] = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return dicts, lists, numbers and text."""
+        found: dict[str, Any] = to_builtins(self)
+        return found
+
+    @classmethod
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a document of an older version in today's form; a record whose form changed overrides this."""
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any, where: str = "the document") -> Self:
+        """Return the record in a decoded document. Keys without a field are ignored.
+
+        Raises
+        ------
+        BadInput
+            Names the first field that is missing or not valid.
+        """
+        schema = cls.__struct_config__.tag
+        return decode(document, lambda found: convert(cls.upgrade(found), cls), schema, where, cls.what, cls.made_by)
+
+    @classmethod
+    def read(cls, source: Path) -> Self:
+        """Return the record in a JSON file. Raises BadInput."""
+        return cls.from_json(read_json(source, what=cls.what, made_by=cls.made_by), str(source))
+
+    def write(self, target: Path) -> None:
+        """Write the record as JSON, whole or not at all. Raises TargetNotWritable."""
+        write_json(target, self.to_json())
+
+
+def to_builtins(value: Any) -> Any:
+    """Return a record, or a dataclass or container of records, as dicts, lists, numbers and text."""
+    return msgspec.to_builtins(value, enc_hook=_encode, str_keys=True)
+
+
+def convert(document: Any, kind: type[T]) -> T:
+    """Return a record or dataclass from what `to_builtins` returned. Raises ValueError that names the field."""
+    return msgspec.convert(document, kind, dec_hook=_decode, str_keys=True)
+
+
+def decode(
+    document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
+) -> T:
+    """Check the schema, call `make`, and raise BadInput for whatever is not valid in the document."""
+    try:
+        if not isinstance(document, Mapping):
+            raise ValueError(f"it is no object but {type(document).__name__}")
+        if schema is not None and document.get("schema") != schema:
+            raise ValueError(f"schema is {document.get('schema')!r}, not {schema!r}")
+        return make(document)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        found, _, place = str(error).partition(" - at `$.")
+        reason = f"{place.rstrip('`')}: {found}" if place else found
+        remedy = f"Make it again with `{made_by}`." if made_by else "Check how it was made."
+        raise BadInput(f"not a latfit {what} ({reason})", where=where, remedy=remedy) from None
+
+
+def _encode(value: Any) -> Any:
+    """Turn numbers and arrays of NumPy, and `Number`, into what JSON has; call `to_json` of other objects."""
+    if isinstance(value, float):
+        return float(value)
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    """Make a field of a type that JSON does not have: `Number`, an array of floats, a class with `from_json`."""
+    if kind is Number:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"Expected a number or null, got {str(value)[:40]!r}")
+        return Number(math.nan if value is None else value)
+    if hasattr(kind, "from_json"):
+        return kind.from_json(value)
+    import numpy as np
+
+    return np.array(value, dtype=np.float64)  # None becomes NaN

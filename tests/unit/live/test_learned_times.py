@@ -1,0 +1,178 @@
+"""Times learnt from batches in planted worlds: a change is seen soon and only if there is one, whatever the noise."""
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from latfit.live import learned_times
+from latfit.live.learned_times import Correction, LearnedTimes, SignCusum
+from latfit.stats import FloatArray
+
+PLANNED: FloatArray = 6 + 0.25 * np.arange(1.0, 33.0)
+Noise = Callable[[np.random.Generator, int], FloatArray]
+
+NOISES: dict[str, Noise] = {
+    "lognormal, 5 %": lambda rng, n: rng.normal(0, 0.05, n),
+    "lognormal, 30 %": lambda rng, n: rng.normal(0, 0.3, n),
+    "Student's t with 1.5 degrees": lambda rng, n: np.clip(0.1 * rng.standard_t(1.5, n), -20, 20),
+    "one in 20 of Pareto's, without a mean": lambda rng, n: (
+        rng.normal(0, 0.05, n) + np.where(rng.random(n) < 0.05, np.minimum(rng.pareto(1.0, n), 20), 0)
+    ),
+    "exponential": lambda rng, n: np.log(rng.exponential(1, n) / math.log(2)),
+}  # all with a median of zero
+
+
+def adoptions(
+    factor: Callable[[int], float],
+    batches: int,
+    noise: Noise = NOISES["lognormal, 5 %"],
+    seed: int = 0,
+    sizes: tuple[int, int] = (1, 32),
+) -> tuple[list[tuple[int, Correction]], LearnedTimes]:
+    """What was adopted after which batch, where batch i takes factor(i) times as long as planned."""
+    rng = np.random.default_rng(seed)
+    learnt, found = LearnedTimes(PLANNED), []
+    drawn, scatter = rng.integers(sizes[0], sizes[1] + 1, batches).tolist(), noise(rng, batches).tolist()
+    for i, (size, now) in enumerate(zip(drawn, ends(drawn, scatter, factor), strict=True)):
+        if learnt.add_batch(size, *now) and (proposal := learnt.propose()) is not None:
+            learnt.adopt(proposal)
+            found.append((i, proposal))
+    return found, learnt
+
+
+def ends(sizes: list[int], scatter: list[float], factor: Callable[[int], float]) -> Iterator[tuple[float, float]]:
+    now = 0.0
+    for i, (size, each) in enumerate(zip(sizes, scatter, strict=True)):
+        took = float(PLANNED[size - 1]) * factor(i) * math.exp(each)
+        yield now, now + took
+        now += took
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_path_that_does_not_change_is_left_alone(noise: str) -> None:
+    """Four times 20,000 batches; one in a hundred first looks, once a path, may be wrong by chance."""
+    found = [adoptions(lambda _: 1.0, 20_000, NOISES[noise], seed)[0] for seed in range(4)]
+    assert sum(map(len, found)) <= 1
+
+
+@pytest.mark.parametrize("to", [2.0, 0.5, 1.4])
+@pytest.mark.parametrize("noise", [name for name in NOISES if name != "exponential"])
+def test_a_change_is_seen_within_200_batches(noise: str, to: float) -> None:
+    for seed in range(5):
+        found, _ = adoptions(lambda i: to if i >= 600 else 1.0, 1200, NOISES[noise], seed)
+        assert 600 < found[0][0] <= 800
+        assert len(found) <= 3
+        assert math.exp(found[-1][1].level) == pytest.approx(to, rel=0.1)
+
+
+def test_exponential_times_take_several_hundred_batches() -> None:
+    """Of times twice as long 68 % lie beyond the margin: by Wald's identity 15.2 nats take about 250 batches."""
+    took = []
+    for seed in range(20):
+        found, _ = adoptions(lambda i: 2.0 if i >= 600 else 1.0, 1600, NOISES["exponential"], seed)
+        took.append(next(i - 600 for i, _ in found if i >= 600))
+    assert np.mean(took) < 300
+
+
+def test_false_alarms_of_the_cusum_are_as_far_apart_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the batches beyond the margin, the most allowed: 50 batches on average until an alarm, or more."""
+    monkeypatch.setattr(learned_times, "THRESHOLD", math.log(50 * len(learned_times.STAKES)))
+    rng, took = np.random.default_rng(0), []
+    for _ in range(200):
+        cusum = SignCusum()
+        took.append(next(n for n in range(1, 10_000) if cusum.add(bool(rng.random() < 0.5))))
+    assert np.mean(took) >= 50
+    assert np.mean(took) < 2000  # it does alarm
+
+
+def test_a_change_that_all_batches_show_is_seen_after_33() -> None:
+    """ln(4e6) / ln 1.6 = 32.3; the change is dated where it began."""
+    cusum = SignCusum()
+    for _ in range(1000):
+        cusum.add(False)
+    assert [cusum.add(True) for _ in range(33)] == [False] * 32 + [True]
+    assert cusum.batches_since_change == 33
+
+
+def test_a_spike_that_passes_is_no_change() -> None:
+    for seed in range(20):
+        found, _ = adoptions(lambda i: 3.0 if 600 <= i < 620 else 1.0, 1500, seed=seed)
+        assert not found
+
+
+def test_a_slow_drift_is_followed() -> None:
+    """1 % per 100 batches: times in use stay within the margin and what gets lost until it is surely left."""
+    found, learnt = adoptions(lambda i: 1.01 ** (i / 100), 8000)
+    assert 4 <= len(found) <= 16
+    for (i, correction), (until, _) in pairwise(found):
+        for at in (i, until):
+            assert abs(correction.level - at / 100 * math.log(1.01)) < math.log(1.2)
+    assert learnt.in_use.level == pytest.approx(80 * math.log(1.01), abs=math.log(1.2))
+
+
+def test_the_interval_covers() -> None:
+    """Of 99 %; the true shift is ln 1.2 over what is in use, learnt from 250 batches."""
+    inside = 0
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        learnt = LearnedTimes(PLANNED)
+        drawn, scatter = rng.integers(1, 33, 300).tolist(), NOISES["Student's t with 1.5 degrees"](rng, 300).tolist()
+        for size, now in zip(drawn, ends(drawn, scatter, lambda _: 1.2), strict=True):
+            learnt.add_batch(size, *now)
+        found = learnt.estimate()
+        assert found is not None
+        inside += abs(found.shift - math.log(1.2)) <= found.half_width
+    assert inside >= 0.99 * 150 - 3 * math.sqrt(150 * 0.01)
+
+
+def test_a_slope_is_learnt_only_where_sizes_tell_it() -> None:
+    """Times that grow as b^0.3 over the planned ones; seen at one size, the correction is the same for all."""
+
+    def world(sizes: tuple[int, int]) -> Correction:
+        rng = np.random.default_rng(3)
+        learnt, now = LearnedTimes(PLANNED), 0.0
+        for size in rng.integers(sizes[0], sizes[1] + 1, 700).tolist():
+            took = float(PLANNED[size - 1]) * size**0.3 * math.exp(rng.normal(0, 0.05))
+            if learnt.add_batch(size, now, now + took) and (proposal := learnt.propose()) is not None:
+                learnt.adopt(proposal)
+            now += took
+        return learnt.in_use
+
+    every = np.array([1.0, 4.0, 16.0, 32.0])
+    np.testing.assert_allclose(world((1, 32)).at(every), 0.3 * np.log(every), atol=0.05)
+    np.testing.assert_allclose(world((8, 8)).at(every), 0.3 * math.log(8), atol=0.05)
+    few = world((4, 16))  # beyond the sizes seen it is as at the nearest
+    np.testing.assert_allclose(few.at(every), 0.3 * np.log(np.clip(every, 4, 16)), atol=0.05)
+
+
+def test_cold_batches_are_not_listened_to() -> None:
+    learnt = LearnedTimes(PLANNED[:4], buckets=(2, 4))
+    for i in range(5):  # the first of a path
+        learnt.add_batch(1, 100.0 * i, 100.0 * i + 50)
+    learnt.add_batch(3, 1000.0, 1050.0)  # the first in the bucket of 4
+    assert (learnt.batches, learnt.dropped) == (0, 6)
+    learnt.add_batch(2, 2000.0, 2006.0)
+    learnt.add_batch(4, 2010.0, 2017.0)
+    assert (learnt.batches, learnt.dropped) == (2, 6)
+    learnt.add_failure(2005.0, 2100.0)  # overlapped both
+    learnt.add_batch(1, 2090.0, 2110.0)  # and this one
+    for i in range(5):
+        learnt.add_batch(1, 3000.0 + 10 * i, 3009.0 + 10 * i)
+    assert learnt.batches == 2
+    learnt.add_batch(1, 4000.0, 4006.0)
+    assert learnt.batches == 3
+
+
+def test_a_failure_forgets_what_was_held_against_the_times() -> None:
+    learnt, now, found = LearnedTimes(PLANNED), 0.0, []
+    for i in range(2000):
+        took = float(PLANNED[7]) * (3.0 if i % 60 >= 30 else 1.0)
+        if i % 60 == 59:
+            learnt.add_failure(now, now + took)
+        elif learnt.add_batch(8, now, now + took):
+            found.append(learnt.propose())
+        now += took
+    assert not any(found)
