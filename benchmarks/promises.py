@@ -87,9 +87,9 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.fitting.fit import fit_trace
     from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
-    from latfit.planning.load.compare import carried, feasible
-    from latfit.planning.load.promise import asked_of, promised, promised_rate
+    from latfit.planning.load.capacity import feasible_rates, range_of
     from latfit.planning.load.strategies import Target, machine_of
+    from latfit.planning.load.uncertainty import estimate_percentile, robust_rate
     from latfit.planning.load.varying import load_from_arrivals
     from latfit.planning.request import PlanRequest
     from latfit.planning.result import Kind, Strategy
@@ -114,8 +114,8 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     exact = truth_of.truth(planted.system, TRUTH, seed=seed).quantile(Q)
     exact_s = time.process_time() - at
     sla = exact.value * float(np.random.default_rng([seed, 7]).uniform(1.2, 3))
-    asked = asked_of(machine_of(profile, 1, request), Target(sla, Q, 1), Strategy(Kind.GREEDY, ("gpu",)), rate)
-    found = promised(asked)
+    machine, target, strategy = machine_of(profile, 1, request), Target(sla, Q, 1), Strategy(Kind.GREEDY, ("gpu",))
+    found = estimate_percentile(machine, strategy, target, rate)
     if found is None:
         return [Outcome("percentile", group, math.nan, 0, math.inf, exact.value, exact.error, "overloaded by the fit")]
     low, high = found.interval or (found.percentile_ms, found.percentile_ms)
@@ -127,10 +127,9 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
         "percentile", group, found.percentile_ms, low or 0.0, math.inf if high is None else high, exact.value,
         exact.error, why, spent,
     )  # fmt: skip
-    system = asked.system()
-    assert system is not None
-    most = carried(feasible(system, asked.target), rate)
-    sure = promised_rate(asked, found, most) if not why and most > 0 and seed % RATES == 0 else None
+    sure, asked_for = None, not why and seed % RATES == 0
+    if asked_for and (most := range_of(feasible_rates(machine, strategy, target), rate)[1]) > 0:
+        sure = robust_rate(machine, strategy, target, found.slowest, most)
     if sure is None:
         return [first]
     return [first, _rate_outcome(planted.system, sure, sla, group, seed)]
@@ -143,9 +142,9 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.fitting.fit import fit_trace
     from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
-    from latfit.planning.load.cutoff import cutoff_plan
-    from latfit.planning.load.promise import asked_of, promised
-    from latfit.planning.load.strategies import Target, machine_of
+    from latfit.planning.load.cutoff import plan_cutoff
+    from latfit.planning.load.strategies import Target, cutoff_strategy, machine_of
+    from latfit.planning.load.uncertainty import estimate_percentile
     from latfit.planning.request import PlanRequest
     from latfit.trace.table import Trace
 
@@ -169,13 +168,11 @@ def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", gpu), "cpu": ExecutionPath("cpu", cpu)})
     request, sla = PlanRequest(rate=rate, max_batch=system.cap), 6 * system.main.mean_ms(system.cap)
     target, machine = Target(sla, Q, 1), machine_of(profile, 1, request)
-    both = machine.both
-    assert both is not None
     try:
-        waiting, _ = cutoff_plan(both, rate, target)
+        waiting, _ = plan_cutoff(machine, rate, target)
     except SlaOutOfReach as error:
         return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, error.found)]
-    found = promised(asked_of(machine, target, both.strategy(waiting.shown_ms), rate))
+    found = estimate_percentile(machine, cutoff_strategy(machine, waiting.shown_ms), target, rate)
     if found is None:
         return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, "overloaded by the fit")]
     spent = time.process_time() - began

@@ -7,7 +7,8 @@ the most), and how many confirm one 25 % above it.
 
 M/M/1 is a closed form. M/D/1 is Erlang's: with services of 1 and arrivals at rho, P(W <= t) = (1 - rho) sum over k = 0
 to floor(t) of exp(-u) u^k/k! at u = rho (k - t), whose terms alternate and grow, so that it is summed in decimals of
-hundreds of digits. The batch queue (greedy, T(b) = 8 + 0.05 b ms, up to 64) is `latfit.queueing.batch`.
+hundreds of digits. The batch queue (greedy, T(b) = 8 + 0.05 b ms, up to 64) is a long run
+of `latfit.queueing.simulate_batches`, a loop of its own.
 """
 
 import math
@@ -20,7 +21,7 @@ from decimal import Decimal, getcontext
 
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits, Policy
-from latfit.queueing.batch import batch_queue
+from latfit.queueing.sampled import Effort, simulate_batches
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.run import Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
@@ -52,7 +53,7 @@ def queues(load: float) -> list[Queue]:
     one = policies.gpu_only(Limits(1))
     markov, constant = table_path("cpu", [1.0], exponential=True), table_path("cpu", [1.0])
     gpu, capacity = linear_path("gpu", TAU, ALPHA, LARGEST), LARGEST / (TAU + ALPHA * LARGEST)
-    law = batch_queue(load * capacity, linear_times(TAU, ALPHA, max_batch=LARGEST))
+    law = simulate_batches(load * capacity, linear_times(TAU, ALPHA, LARGEST), effort=Effort(20, 2_000_000, 2_000_000))
     return [
         Queue("M/M/1", one, System(markov), load, 1 / (1 - load), math.log(100) / (1 - load)),
         Queue("M/D/1", one, System(constant), load, 1 + load / (2 * (1 - load)), 1 + waiting(load, 0.99)),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import latfit
-from latfit.queueing import batch_queue, cutoff_queue, feasible_cutoffs, linear_times
+from latfit.queueing import cutoff_bound, largest_proved_cutoff, linear_times, simulate_batches
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 RUNS = {
@@ -158,7 +158,7 @@ def cutoff_table(models: Mapping[str, Mapping[int, float]]) -> str:
     rows = []
     for label, launch_ms, slope_ms, names in gpus:
         gpu = linear_times(launch_ms, slope_ms, max_batch=256)
-        alone_ms = batch_queue(RATE_PER_MS, gpu).percentile(0.99)
+        alone_ms = simulate_batches(RATE_PER_MS, gpu).percentile(0.99)
         sla_ms = SLA_SHARE * alone_ms
         row = [label, f"{alone_ms:.1f} ms", f"{sla_ms:.1f} ms"]
         for name, times in models.items():
@@ -166,13 +166,13 @@ def cutoff_table(models: Mapping[str, Mapping[int, float]]) -> str:
                 row += ["–", "–"]
                 continue
             rate = 1 / times[1]
-            cutoff_ms = feasible_cutoffs(RATE_PER_MS, gpu, rate, sla_ms=sla_ms, method="rigorous").largest
+            cutoff_ms = largest_proved_cutoff(RATE_PER_MS, gpu, rate, sla_ms)
             row.append(crossing_batch(times, launch_ms, slope_ms))
-            if cutoff_ms is None:
+            bound = None if cutoff_ms is None else cutoff_bound(RATE_PER_MS, cutoff_ms, gpu, rate)
+            if cutoff_ms is None or bound is None:
                 row.append("none")
             else:
-                bound_ms = cutoff_queue(RATE_PER_MS, cutoff_ms, gpu, rate).proved_percentile(0.99)
-                row.append(f"{cutoff_ms:.1f} ms, p99 ≤ {bound_ms:.1f} ms")
+                row.append(f"{cutoff_ms:.1f} ms, p99 ≤ {bound.percentile(0.99):.1f} ms")
         rows.append(tuple(row))
     columns = [text for name in models for text in (f"{name}: B1", "T_cut")]
     return table(("launch", "p99, GPU alone", "SLA", *columns), rows)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from latfit.api.running.examination import Examination, engine_of
+from latfit.api.requests import DoctorRequest
+from latfit.api.running.examination import Examination, engine_of, limits_of
 from latfit.api.running.what_if import WhatIf
 from latfit.metrics import Buckets, Reading, ServerState, between, diagnose, read_state
 from latfit.stats import FloatArray
@@ -122,9 +123,9 @@ def _counted(values: FloatArray, edges: Sequence[float]) -> Buckets:
 
 def examined(readings: Sequence[Reading], fit: Path, limit: int | None) -> Examination:
     """As `latfit doctor --at-measured-speed` examines a server that was read so. limit: None where it is not told."""
-    given = {} if limit is None else {"max_num_seqs": limit}
-    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, given)
-    engine = engine_of(seen, diagnosis, {}, fits=(fit, None, None), given=given)
+    request = DoctorRequest(fit=fit, max_num_seqs=limit)
+    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, limits_of(request))
+    engine = engine_of(seen, diagnosis, {}, request)
     return Examination("recorded", diagnosis, seen, WhatIf(engine, readings, at_measured_speed=True))
 
 

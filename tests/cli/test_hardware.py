@@ -129,7 +129,8 @@ def test_nominal_numbers_replace_a_measurement_only_by_force(folder: Path, capsy
     assert "Path gpu: replaces the measurement (linear)." in capsys.readouterr().out
     assert latfit("hardware", "add", "gpu", "--nominal", "p50=3ms", "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert latfit("hardware", "add", "gpu", "--price", "2", "--force") == 2
+    assert latfit("hardware", "add", "gpu", "--price", "2", "--force") == 0
+    assert "--force has no effect" in capsys.readouterr().err
     assert told["replaced"] == ["Path gpu: replaces the nominal numbers p50=2ms."]
 
 

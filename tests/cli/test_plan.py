@@ -79,9 +79,9 @@ def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
     plan = json.loads(capsys.readouterr().out)
     promised = {"B1", "B2", "T_cut_ms", "inverse", "settings", "capacity", "feasible", "binding"}
     assert promised <= set(plan)
-    assert plan["T_cut_ms"]["bound"] == "rigorous"
-    assert plan["T_cut_ms"]["value"] == pytest.approx(7.937, abs=2e-3)
-    assert {"poisson", "rigorous", "exact"} <= set(plan["T_cut_ms"]["bounds_ms"])
+    assert plan["T_cut_ms"]["bound"] == "simulated"
+    assert plan["T_cut_ms"]["value"] == pytest.approx(8.056, rel=0.02)
+    assert {"poisson", "rigorous", "simulated"} <= set(plan["T_cut_ms"]["bounds_ms"])
     assert plan["B1"]["value"] == 7  # 12 + 0.05 B <= 2 B from 6.15 on
     assert {row["rule"] for row in plan["rules"]} == {"optimal", "greedy", "literal", "amortised", "total delay"}
     assert plan["capacity"]["replicas"] == 1
@@ -123,8 +123,6 @@ class TestWhatWouldMakeItPossible:
         (["--rate", "0/s"], 2),
         (["--rate", "500"], 2),
         (["--rate", "5/s", "--arrivals", "a.csv"], 2),
-        (["--arrivals-window", "1min"], 2),
-        (["--objective", "p99=1"], 2),
         (["--rate", "5/s", "--objective", "speed=1"], 2),
         (["--rate", "5/s", "--objective", "p99=0"], 2),
         (["--replicas", "0"], 2),

@@ -155,15 +155,12 @@ def words_of(name: str, value: Any) -> list[str]:
     return [] if value is None else [option, str(value)]
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [(["--replicas", "2"], "--replicas says how many"), (["--users", "20"], "prefill apart takes no users")],
-)
-def test_a_transfer_that_would_do_nothing(fitted: Path, capsys: Captured, more: list[str], said: str) -> None:
+@pytest.mark.parametrize("more", [["--replicas", "2"], ["--users", "20"]])
+def test_a_transfer_contradicts(fitted: Path, capsys: Captured, more: list[str]) -> None:
     load = ["--lengths", "300:40"] if "--users" in more else [*LOAD]
     line = ["plan", "--fit", str(fitted), *load, *LIMITS, "--kv-blocks", "4000", "--transfer", "2ms", *more]
     assert run(line) == 2
-    assert said in capsys.readouterr().err
+    assert "contradict" in capsys.readouterr().err
 
 
 def test_what_a_fit_of_means_over_windows_leaves_open_is_told(fitted: Path, in_tmp: Path, capsys: Captured) -> None:

@@ -14,8 +14,8 @@ import pytest
 from latfit.cli.app import run
 from latfit.trace.parquet import read_parquet
 
-QUICK = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "20s"]
-QUICK += ["--precision", "0.3", "--threads", "1", "--device", "numpy", "--processes", "1"]
+QUICK = ["profile", "--layers", "1", "--grid", "B=1,2;S=2,8", "--context", "16", "--budget", "10s"]
+QUICK += ["--precision", "0.9", "--threads", "1", "--device", "numpy", "--processes", "1"]
 
 AT_A_TERMINAL = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from latfit.cli.app import main; main()"
@@ -66,7 +66,7 @@ class TestResume:
     def test_killed_at_any_moment_loses_at_most_a_visit(self, capsys: pytest.CaptureFixture[str]) -> None:
         """kill -9 in the middle; what the journal holds is in the trace of the run that goes on."""
         options = ["1e-9" if before == "--precision" else option for before, option in pairwise(["", *QUICK])]
-        options[options.index("20s")] = "10min"
+        options[options.index("10s")] = "10min"
         child = subprocess.Popen([sys.executable, "-m", "latfit", *options], stderr=subprocess.PIPE)
         journal = Path("trace.parquet.journal")
         try:
@@ -83,7 +83,7 @@ class TestResume:
         assert len(kept) > 20
         assert run([*QUICK, "--quiet"]) == 2
         assert "--resume" in capsys.readouterr().err
-        assert run([*QUICK, "--quiet", "--resume", "--budget", "15s"]) == 0
+        assert run([*QUICK, "--quiet", "--resume", "--budget", "20s"]) == 0
         trace = read_parquet(Path("trace.parquet"))
         samples = [sample[3] for sample in kept if not sample[4]]
         assert trace["T_ms"][: len(samples)].tolist() == samples

@@ -187,7 +187,7 @@ def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([*PATHS], 2, "no load is given"),
         (["--rate", "5/s", "--policy", "best", *PATHS], 2, "'best' is not known"),
         (["--rate", "5/s", "--policy", "cutoff", "--path", "gpu=8ms+1ms"], 2, "two execution paths"),
-        (["--rate", "5/s", "--path", "gpu"], 2, "is not a path"),
+        (["--rate", "5/s", "--path", "gpu"], 2, "is not a name with its value"),
         (["--rate", "5/s", "--law", "weibull", *PATHS], 2, "not an arrival process"),
         (["--rate", "5/s", "--law", "bursts:4:0.5:1s", *PATHS], 2, "bursts of 4"),
         (["--rate", "5/s", "--class", "chat", *PATHS], 2, "is not a class"),

@@ -213,6 +213,9 @@ class TestGpu:
         for cell in (*CELLS, *reversed(CELLS)):
             under_test.prepare(cell)
             assert 0 < under_test.step_ms() < 1000
+        under_test._give_back()  # as where memory ends: recording begins anew
+        under_test.prepare(CELLS[0])
+        assert 0 < under_test.step_ms() < 1000
 
     def test_a_recorded_cell_writes_into_no_other_cells_cache(self) -> None:
         import torch

@@ -10,13 +10,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from latfit.fitting.checking.step_noise import Steps, noise_of_steps
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.model import FitResult, Pauses
-from latfit.planning.load.compare import carried, feasible
-from latfit.planning.load.promise import Asked, asked_of, promised
-from latfit.planning.load.strategies import Target, machine_of
+from latfit.planning.load.capacity import feasible_rates, range_of
+from latfit.planning.load.strategies import Machine, Target, machine_of
+from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
 from latfit.simulation.engine.run import serve
@@ -53,10 +54,17 @@ def measured(chance: FloatArray, added: Callable[[FloatArray, FloatArray], Float
     return fit_trace(Trace({"B": B[order], "S": B[order], "T_ms": observed[order]}), FitOptions("linear"))
 
 
-def asked(fit: FitResult, rate: float) -> Asked:
-    profile = HardwareProfile({"cpu": ExecutionPath("cpu", fit)})
-    machine = machine_of(profile, 1, PlanRequest(rate=rate))
-    return asked_of(machine, Target(SLA_MS, 0.99, 1), Strategy(Kind.GREEDY, ("cpu",)), rate)
+GREEDY, TARGET = Strategy(Kind.GREEDY, ("cpu",)), Target(SLA_MS, 0.99, 1)
+
+
+def machine(fit: FitResult, rate: float) -> Machine:
+    return machine_of(HardwareProfile({"cpu": ExecutionPath("cpu", fit)}), 1, PlanRequest(rate=rate))
+
+
+def estimate(fit: FitResult, rate: float) -> PercentileEstimate:
+    found = estimate_percentile(machine(fit, rate), GREEDY, TARGET, rate)
+    assert found is not None
+    return found
 
 
 def responses(rate: float, chance: Callable[[float], float], pause: Pause, seed: int, n: int = 250_000) -> FloatArray:
@@ -77,16 +85,12 @@ def responses(rate: float, chance: Callable[[float], float], pause: Pause, seed:
 
 
 def p99(fit: FitResult, rate: float) -> float:
-    found = promised(asked(fit, rate))
-    assert found is not None
-    return found.percentile_ms
+    return estimate(fit, rate).percentile_ms
 
 
 def late_at_capacity(fit: FitResult, chance: Callable[[float], float], pause: Pause) -> tuple[float, float]:
     """(share of the responses beyond the SLA at the rate that the plan says is carried, its standard error)."""
-    system = asked(fit, 0.2).system()
-    assert system is not None
-    rate = carried(feasible(system, Target(SLA_MS, 0.99, 1)), 0.2)
+    rate = range_of(feasible_rates(machine(fit, 0.2), GREEDY, TARGET), 0.2)[1]
     shares = [float(np.mean(responses(rate, chance, pause, seed, 60_000) > SLA_MS)) for seed in range(8)]
     return float(np.mean(shares)), float(np.std(shares, ddof=1)) / math.sqrt(8)
 
@@ -138,6 +142,24 @@ def test_pauses_that_are_ratios() -> None:
     assert late == pytest.approx(0.01, abs=4.5 * error + 2e-4)
 
 
+@pytest.mark.parametrize("of_step", [0.0, 40.0])
+def test_the_kind_that_the_data_reject_less_counts(of_step: float) -> None:
+    """1 % of the steps take 950 ms more, or 40 times as long. A curve that misses sizes by 10 %, and noise of 3 %,
+    make the former longer on long steps and the latter uneven."""
+    rng = np.random.default_rng(6)
+    T = np.resize(np.geomspace(2.5, 80, 18), 9000)
+    missed = np.resize(np.linspace(0.9, 1.1, 18), 9000)
+    paused = np.arange(9000) % 97 == 0
+    observed = T * missed * np.exp(0.03 * rng.standard_normal(9000))
+    observed += np.where(paused, of_step * T if of_step else 950.0, 0.0)
+    noise = noise_of_steps(np.ones(9000), np.ones(9000), Steps(T, observed, np.ones(9000)), 1.0)
+    if of_step:
+        assert noise.pauses is None
+    else:
+        assert noise.pauses is not None
+        assert noise.pauses.length_is_known
+
+
 def test_what_few_pauses_do_not_show_counts_at_its_worse() -> None:
     """Three pauses of 100 ms of 3,000 steps: a fixed time or ratios, per step."""
     rng = np.random.default_rng(2)
@@ -149,9 +171,7 @@ def test_what_few_pauses_do_not_show_counts_at_its_worse() -> None:
     assert pauses is not None
     assert not pauses.length_is_known
     assert np.all(pauses.moment(np.array([0.1, 17.5]), 1) >= [99.0, 99.0])
-    found = promised(asked(fit, 0.05))
-    assert found is not None
-    assert any("3 measured pauses of cpu" in doubt for doubt in found.doubts)
+    assert any("3 measured pauses of cpu" in doubt for doubt in estimate(fit, 0.05).doubts)
 
 
 class TestRequests:

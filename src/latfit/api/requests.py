@@ -54,7 +54,7 @@ Sla = Annotated[
     Duration | None, Option("Latency SLA, such as 20ms: per step, or per request when --rate is given.", panel="Target")
 ]
 Context = Annotated[float | None, Option("Cached tokens of a request. Default: the median of the fit's trace.")]
-LawsOnly = Annotated[bool, Option("Response times in closed form, without scatter: nothing is simulated.")]
+LawsOnly = Annotated[bool, Option("Steps take their mean time, and arrivals are Poisson.")]
 Arrivals = Annotated[
     Any,
     Option(
@@ -463,7 +463,7 @@ class EnginePlanRequest(EngineSettings, Memory):
     SHOWN = "rate lengths ttft tpot e2e replicas hardware fit kv_blocks"
     EXCLUDES = (
         "rate rate_per_s; arrivals users; rate users; lengths arrivals; classes arrivals; "
-        "kv_blocks model_config; fit hardware"
+        "kv_blocks model_config; fit hardware; transfer replicas; transfer users"
     )
     NEEDS = (
         "think: users; start_up: arrivals; arrivals_window: start_up; arrival_process: rate rate_per_s; "
@@ -987,6 +987,7 @@ class AddPathRequest(Request):
 
     PANEL = "Path"
     EXCLUDES = "fit nominal"
+    NEEDS = "force: fit nominal"
     name: PathName
     fit: Annotated[Path | None, Option("A .fit.json file.", argument=True, metavar="FIT")] = None
     nominal: Annotated[

@@ -257,9 +257,8 @@ def _apart(
 
 def _scheduled(load: Load, start_up: Duration | None, window: Duration | None) -> dict[str, float]:
     """What a schedule of replicas asks of a plan. Raises WrongUsage."""
-    if start_up is None:
+    if start_up is None or not isinstance(load, RecordedLoad):
         return {}
-    assert isinstance(load, RecordedLoad)
     found = {"start_up_ms": duration(start_up, "--start-up", zero=True)}
     span_ms = float(load.requests.arrival_ms[-1] - load.requests.arrival_ms[0])
     window_ms = HALF_HOUR_MS if window is None else duration(window, "--arrivals-window")

@@ -55,11 +55,11 @@ def verb(function: Verb) -> Verb:
     ordered = sorted(found.values(), key=lambda each: order.index(each.name) if each.name in order else len(order))
     parameters = [_parameter(each, hidden=each.name not in shown) for each in ordered]
 
-    names: set[str] = set()
+    parsed: dict[str, set[str]] = {}
 
     @functools.wraps(function)
     def flat(**known: Any) -> None:
-        typed = {name: _as_texts(value) for name, value in known.items() if name in names}
+        typed = {name: _as_texts(value) for name, value in known.items() if name in parsed.get("typed", known)}
         silent.set(bool(typed.get("quiet") or typed.get("json")))
         values: dict[str, dict[str, Any]] = {group: {} for group in records}
         for name, value in typed.items():
@@ -67,7 +67,7 @@ def verb(function: Verb) -> Verb:
                 values[group][field] = value
         function(**{group: record(**values[group]) for group, record in records.items()})
 
-    flat.typed = names  # type: ignore[attr-defined]  # filled by the parser
+    flat.parsed = parsed  # type: ignore[attr-defined]  # filled by the parser
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {each.name: each.annotation for each in parameters}
     return flat
@@ -77,23 +77,19 @@ def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
     """Return the option of a field as Typer takes it."""
     option, default, kind = each.option, each.field.default, _kind(each)
     assert option is not None
-    several, required = get_origin(kind) is list, default is MISSING
-    if several or default is None:
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    elif default is None or get_origin(kind) is list:
         kind, default = kind | None, None
-    elif kind is Path and not required:
+    elif kind is Path:
         default = Path(str(default))
-    shared: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    words: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
     if option.argument:
-        info = typer.Argument(**shared)
-        if required:
-            kind, default = (
-                next(each for each in get_args(kind) or (kind,)) if several else kind,
-                inspect.Parameter.empty,
-            )
+        info = typer.Argument(**words)
     else:
         info = typer.Option(
             *option.all_names(each.name),
-            **shared,
+            **words,
             min=option.min,
             max=option.max,
             hidden=hidden,
@@ -141,11 +137,13 @@ class ShownInPanels(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        typed = getattr(self.callback, "typed")  # noqa: B009  an attribute of functions made by `verb`
-        typed.clear()
+        parsed = getattr(self.callback, "parsed")  # noqa: B009  an attribute of functions made by `verb`
         unsaid = ("DEFAULT", "DEFAULT_MAP")
-        typed.update(name for name in ctx.params if ctx.get_parameter_source(name).name not in unsaid)
-        return super().invoke(ctx)
+        parsed["typed"] = {name for name in ctx.params if ctx.get_parameter_source(name).name not in unsaid}
+        try:
+            return super().invoke(ctx)
+        finally:
+            parsed.clear()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}

@@ -73,9 +73,9 @@ def _plan_engines(request: EnginePlanRequest, files: PlanFiles, output: OutputOp
     """Serving engines for requests with lengths."""
     from latfit.api import plan_engine
 
-    note("Planning serving engines for requests with lengths.", quiet=output.silent)
     with progress_bar("Simulating", quiet=output.silent) as advance:
         found = plan_engine.of(replace(request, progress=advance))
+    note("Planned serving engines for requests with lengths.", quiet=output.silent)
     if output.json:
         print_json(found.to_json())
     else:
@@ -113,11 +113,11 @@ def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions)
     """Steps, or a load of requests that are alike, on the machine's paths."""
     from latfit.api import plan as decide, report
 
-    question = "batches of requests that are alike" if request.has_load else "single steps (no --rate)"
-    tokens = "" if request.tokens_per_request else "; decode, one token a request: --tokens-per-request changes that"
-    note(f"Planning {question}{tokens}.", quiet=output.silent)
     with progress_bar("Planning", quiet=output.silent):
         found = decide.of(request)
+    question = "batches of requests that are alike" if request.has_load else "single steps (no --rate)"
+    tokens = "" if request.tokens_per_request else "; decode, one token a request: --tokens-per-request changes that"
+    note(f"Planned {question}{tokens}.", quiet=output.silent)
     if output.json:
         print_json(found.to_json())
     else:

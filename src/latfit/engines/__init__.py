@@ -6,6 +6,11 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.engines.engine import SLOT_STEPS as SLOT_STEPS, Engine as Engine, Name as Name, Names as Names
-    from latfit.engines.known import ENGINES as ENGINES, engine_named as engine_named, setting_names as setting_names
+    from latfit.engines.known import (
+        ENGINES as ENGINES,
+        describe_engines as describe_engines,
+        engine_named as engine_named,
+        setting_names as setting_names,
+    )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

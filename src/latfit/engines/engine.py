@@ -64,7 +64,7 @@ class Engine:
     busiest_by
         The counter of a model's computing time, if models are systems of their own.
     metrics_help
-        How its metrics are turned on.
+        How its metrics are turned on, or where they are.
     steps_help
         How to record its steps if its metrics do not tell the mean step.
     """

@@ -15,6 +15,12 @@ def engine_named(name: str) -> Engine:
     return next(engine for engine in ENGINES if engine.name == name)
 
 
+def describe_engines() -> str:
+    """Return the engines as part of a sentence, with how their metrics are turned on."""
+    *names, last = (f"{each.name} ({each.metrics_help})" if each.metrics_help else each.name for each in ENGINES)
+    return f"{', '.join(names)} or {last}"
+
+
 def setting_names() -> dict[str, str]:
     """Return what engines call their settings → the names of a recorder's provenance."""
     return {theirs: ours for engine in ENGINES for theirs, ours in engine.settings.items()}

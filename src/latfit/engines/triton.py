@@ -27,4 +27,5 @@ TRITON = Engine(
         block_size=labelled(CACHE, "kv_cache_block_type", "tokens_per"),
     ),
     busiest_by="inference_compute_infer_duration_us",
+    metrics_help="its metrics' port, 8002",
 )

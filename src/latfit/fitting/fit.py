@@ -16,16 +16,17 @@ from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
-from latfit.fitting.diagnostics.pooled import EXPLAINS_AWAY, pooled_systems
-from latfit.fitting.diagnostics.warnings import (
-    AT_THE_FLOOR,
+from latfit.fitting.diagnostics.messages import (
+    EXPLAINED_BY_POOLING,
     FAR_BETTER,
+    FLOOR_REACHED,
     better_model,
     cautions,
     cautions_in_time,
     far_behind,
     floor_of,
 )
+from latfit.fitting.diagnostics.pooled import pooled_systems
 from latfit.fitting.model_selection import ROWS, corrected, correction_reason, is_auto, resolved, rival
 from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve, solved_once
@@ -115,7 +116,7 @@ def fit_trace(
         found = replace(found, diagnostics=structs.replace(found.diagnostics, contradictions=steps))
     if pooled := pooled_systems(trace, everything):
         # what differs between systems is neither noise nor the model's
-        told = [pooled.warning(), *(each for each in told if each.code not in EXPLAINS_AWAY)]
+        told = [pooled.warning(), *(each for each in told if each.code not in EXPLAINED_BY_POOLING)]
     return replace(found, warnings=told)
 
 
@@ -372,7 +373,7 @@ def outdone(data: FitData, options: FitOptions, found: FitResult) -> list[Latfit
     or where the user has said more than a name."""
     error = found.cross_validation.mape_pct
     floor = floor_of(found)
-    if error is None or error < WORTH_A_LOOK_PCT or (floor and error < AT_THE_FLOOR * floor) or _spoken(options):
+    if error is None or error < WORTH_A_LOOK_PCT or (floor and error < FLOOR_REACHED * floor) or _spoken(options):
         return []
     best = rival(data, options)
     if best is None or best[1] > FAR_BETTER:

@@ -1,12 +1,9 @@
 """Functions for executors from models of OpenVINO and torch.
 
 A request is a row: one array, or arrays by the names of the engine's inputs. The rows of a batch are stacked along a
-new first axis, and what the engine gives is split along it: one array for each request, or arrays by name where the
-engine has several outputs.
-
-Whoever sends a row of another shape must not fail the others in its batch: rows have to be as those of the first batch
-that the engine took (the router's warm-up, where there is one). One that is not fails alone, and a copy of another row
-takes its place, so that the engine sees the sizes it is used to.
+new first axis, and the outputs are split along it: one array for each request, or arrays by name if the engine has
+several outputs. Rows must have the shapes of the first batch that the engine took. A row that has not fails alone:
+a copy of another row takes its place, so that the engine sees the usual sizes.
 """
 
 import threading

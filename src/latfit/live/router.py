@@ -2,9 +2,8 @@
 
 Every decision is that of `latfit.policies.decide`, the compiled function that the simulator calls, of a view filled in
 the same order: services end, requests arrive, then the policy is asked until it waits. A policy that waits says until
-when, and from how many waiting requests on it wants to be asked again. If a path is down (`LivePath`), the other one
-serves: the main path greedily, or the side path alone. Every request ends once: with its output, with an error, or
-cancelled by its sender.
+when, and how many waiting requests end the wait. If a path is down (`LivePath`), the other one serves: the main path
+greedily, or the side path alone. Every request ends once.
 """
 
 import asyncio

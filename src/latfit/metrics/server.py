@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from latfit.engines import ENGINES, setting_names
+from latfit.engines import ENGINES, describe_engines, setting_names
 from latfit.errors import BadInput, WrongUsage
 from latfit.inputs import decode_json
 from latfit.metrics.deadline import timed_opener
@@ -67,8 +67,7 @@ class Server:
         raise BadInput(
             reasons[0],
             where=f"{self.base}{self.places[0]}",
-            remedy="Give the address of a running vLLM, SGLang (--enable-metrics), TensorRT-LLM, llama.cpp"
-            " (--metrics) or Triton (its metrics' port, 8002): http://localhost:8000.",
+            remedy=f"Give the address of a running {describe_engines()}: http://localhost:8000.",
         )
 
     def read(self) -> Reading:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latfit.engines import ENGINES, Engine, Name
+from latfit.engines import ENGINES, Engine, Name, describe_engines
 from latfit.errors import BadInput
 from latfit.inputs import LARGEST_NUMBER, LARGEST_WHOLE_NUMBER
 from latfit.stats import IntArray
@@ -172,11 +172,10 @@ def state_of(lines: Iterable[bytes], name: str) -> ServerState:
             }
             if own.keys() & engine.metric_names():
                 return _state(engine, _busiest_model(own, engine.busiest_by))
-    flags = [f"{each.name} needs {each.metrics_help}" for each in ENGINES if each.metrics_help]
     raise BadInput(
         f"holds no metrics of {', '.join(each.name for each in ENGINES[:-1])} or {ENGINES[-1].name}",
         where=name,
-        remedy=f"Save http://SERVER/metrics (curl SERVER/metrics > after.txt); {', '.join(flags)}.",
+        remedy=f"Save http://SERVER/metrics (curl SERVER/metrics > after.txt) of {describe_engines()}.",
     )
 
 

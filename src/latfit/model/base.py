@@ -1,4 +1,4 @@
-"""What every latency model is built from: parameters, columns of steps, and what a formula has to tell."""
+"""The interface of a latency model: parameters, columns, and the separable form that the search uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""The plain models that a richer one has to beat: one number, a line, a line with a kink, a line with the
-attention of each sequence.
-
-T = tau_0 + tau_B B + tau_S S + b max(S - S_0, 0)   [hinge]
-T = tau_0 + tau_B B + tau_S S + tau_A A             [quadratic; A is the prefill's attention work of `features`]
-"""
+"""The simple models that a richer one has to beat: constant, linear, hinge (a kink in S), quadratic attention."""
 
 import numpy as np
 

@@ -1,15 +1,6 @@
-"""The saturation form with what a step reads and does beside its tokens.
+"""The saturation model with attention to cached tokens and prefill work, and the experts' term of `+moe` models.
 
-T = saturation(B, S) + tau_K (1-m) KD + tau_L m KD + tau_R KP + tau_A A + tau_N n + tau_M m + tau_Y m D
-
-Decoding reads the cached keys and values of every sequence (KD tokens), bound by memory; the same tokens cost more in a
-step that also contains prefill (m = 1), where one kernel for sequences of different lengths reads them, so that step
-has a price of its own. Prefill reads its cached part (KP) and does quadratic attention work A; it pays once a step
-(tau_M) and once a request (tau_N), and every decoding request beside it (tau_Y) pays at least one block of that kernel.
-Features are those of `features`. Every term is non-decreasing in S and convex in it.
-
-Mixture of experts: the expected share of experts that S tokens touch is 1 - (1-k/E)^S = 1 - e^(-k_E S), so reading
-their weights costs tau_E (1 - e^(-k_E S)), which is concave in S; its slope in k_E is tau_E S e^(-k_E S).
+The terms and their meaning: docs/theory/model.md.
 """
 
 import numpy as np

@@ -1,19 +1,8 @@
-"""What the richer models read of a step, derived from the columns of a trace.
+"""Features of a step that the richer models use, derived from the columns of a trace.
 
-n prefill requests, P prefill tokens, KP cached tokens read by prefill, D = B - n decode rows, KD = context - KP cached
-tokens read by decode, m = 1 where the step contains prefill, else 0. A = P (KP + P/2) / max(n, 1) is the attention work
-of the prefill chunks, sum over chunks of p (c + p/2), and L the tokens of the longest of them, max (c + p); averages
-stand in for the single lengths where a step does not tell them: L = (KP + P) / max(n, 1). A trace may know A and L
-(`prefill_attention`, `longest_prefill`).
-
-Where a trace lacks a column: a step with more tokens than requests contains prefill, of one request, and its other
-requests decode; prefill reads no cache; the cached context counts as zero, so that models which need it lose their
-terms for it.
-
-Where a caller names only the requests and tokens of a step, its cached context is taken to be typical. Zero would be
-wrong by as much as the context costs, so the fit keeps what was typical of its trace: the median, over steps that
-decode, of cached tokens per decoding request, and the same for prefill where the trace tells them apart. A step of B
-requests and S tokens without a context of its own is given as much a request.
+B, S: requests and tokens. n, P: prefill requests and tokens. D: decoding requests. m: 1 if the step contains prefill.
+KP, KD: cached tokens that prefill and decoding attend to. A: attention work of prefill. L: longest prefill. Definitions
+and defaults for missing columns: docs/theory/model.md.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,15 +27,12 @@ SOURCES = (
 )
 """Columns of a trace that features are derived from."""
 
-MIXED_FROM = 1.5
-"""Tokens a request from which a step counts as one that contains prefill, whatever it says."""
-
-FEW = 0.03
-SHORT = 64.0
+MIXED_FROM = 1.5  # tokens per request from which a step counts as one with prefill
+MAX_DECODE_ONLY_SHARE, MIN_PREFILL_TOKENS = 0.03, 64.0  # of steps with prefill, in a trace that counts as decode only
 
 
 class StepTable(Mapping[str, FloatArray]):
-    """Columns of a trace (each (n,)) that remember the features derived from them."""
+    """Columns of a trace, each (n,), with the features derived from them cached."""
 
     def __init__(self, columns: Mapping[str, FloatArray]) -> None:
         self._columns = dict(columns)
@@ -73,12 +59,12 @@ class StepTable(Mapping[str, FloatArray]):
 
 
 def features_of(steps: Mapping[str, FloatArray]) -> Features:
-    """The features of steps, remembered where the table can."""
+    """Return the features of steps; a StepTable caches them."""
     return steps.derived if isinstance(steps, StepTable) else step_features(steps)
 
 
 def step_features(columns: Mapping[str, FloatArray]) -> Features:
-    """Features (n,) from the columns there are; see the module's derivation."""
+    """Return the features (n,), with defaults for missing columns."""
     B, S = columns["B"], columns["S"]
     n, P = _prefill(columns)
     m = (P > 0).astype(np.float64)
@@ -109,22 +95,27 @@ def _prefill(columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]
 
 
 def decode_only(steps: Mapping[str, FloatArray], weights: FloatArray | None = None) -> bool:
-    """Whether the steps say nothing of prefill: under 3 % hold more than 1.5 tokens a request, none of them 64; or all
-    say that they prefill nothing, and what they compute besides are drafts."""
+    """Return whether the steps hold no prefill worth fitting.
+
+    True if under 3 % have more than 1.5 tokens per request and none of those 64 tokens, or if `prefill_tokens` is zero
+    throughout (further tokens are drafts).
+    """
     B, S = steps["B"], steps["S"]
     if "prefill_tokens" in steps and not np.any(steps["prefill_tokens"]):
         return True
     holds = S > MIXED_FROM * B
     share = float(np.average(holds, weights=weights))
-    return share < FEW and not bool(np.any(S[holds] >= SHORT))
+    return share < MAX_DECODE_ONLY_SHARE and not bool(np.any(S[holds] >= MIN_PREFILL_TOKENS))
 
 
 CONTEXT, PREFILL_CONTEXT = "context_tokens", "prefill_context_tokens"
 
 
 def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dict[str, float]:
-    """Median cached tokens a decoding request (`context_tokens`) and a prefill request (`prefill_context_tokens`) of
-    steps (n,) that stand for weights (n,) each; without what the steps do not tell."""
+    """Return the weighted median of cached tokens per decoding and per prefill request, by column name.
+
+    A column that the steps (n,) do not have is left out.
+    """
     if CONTEXT not in steps or not np.all(np.isfinite(steps[CONTEXT])):
         return {}
     seen = step_features(steps)
@@ -137,7 +128,7 @@ def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dic
 
 
 def with_typical_context(steps: Mapping[str, FloatArray], typical: Mapping[str, float]) -> Mapping[str, FloatArray]:
-    """The steps (n,), with typical cached tokens where they name none."""
+    """Return the steps (n,), with typical cached tokens if they have no context of their own."""
     if CONTEXT in steps or not typical:
         return steps
     seen = step_features(steps)

@@ -164,15 +164,11 @@ class Drift(Record, frozen=True):
 
 
 class Diagnostics(Record, frozen=True, omit_defaults=True):
-    """Tests of the residuals, errors by phase (`regimes`), cells with influence, and impossible steps.
+    """Errors by phase (`regimes`), noise floor (`lack_of_fit`), influence, impossible steps, drift and error parts.
 
-    A test that could not be run holds a `reason`; None was not looked for.
+    What could not be computed holds a `reason`; what was not looked for is None.
     """
 
-    normality: JsonObject | None = None
-    heteroscedasticity: JsonObject | None = None
-    autocorrelation: JsonObject | None = None
-    trend: JsonObject | None = None
     regimes: Mapping[str, Errors] | None = None
     lack_of_fit: JsonObject | None = None
     influence: JsonObject | None = None
@@ -202,7 +198,8 @@ class DataFacts(Record, frozen=True, omit_defaults=True):
 
     def to_json(self) -> dict[str, Any]:
         found = super().to_json()
-        return {**found, **found.pop("more", {})}
+        more: dict[str, Any] = found.pop("more", {})
+        return {**found, **more}
 
     @classmethod
     def upgrade(cls, document: JsonObject) -> JsonObject:

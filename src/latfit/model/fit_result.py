@@ -1,34 +1,7 @@
-"""The record of a fit: numbers with their doubt, a status with its sentence, and where everything came from.
+"""The record of a fit: parameters with intervals, scores, and what was measured; the content of a `.fit.json` file.
 
-This is what `NAME.fit.json` holds (schema `latfit.fit/1`, see `docs/formats.md`; its parts in `fit_parts`); reading it
-back gives the same record.
-
-What else the parameters could have been is part of it, so that what follows from them gets an interval. A fit keeps up
-to 200 parameter vectors that its data allow: of its bootstrap where one was asked for, else drawn from the covariance
-of its parameters (see `fitting.uncertainty.bootstrap`). Everything computed from a fit (a threshold, a capacity)
-computed from each of them gives its spread: the 2.5 % and 97.5 % quantiles of B1 over the draws are B1's 95 % interval.
-
-    draws = parameter_draws(fit)                              (n, p), None where a fit keeps none
-    T = latency_draws(fit, draws, B, S)                       (n, m) for m steps
-    low, high = np.quantile(answer(T), [0.025, 0.975])
-
-Two fits are independent of each other: pair their draws as they come. A draw is a whole curve, so compare steps within
-a draw, never quantiles of single steps.
-
-A step with more tokens than were measured has a wider interval. A fit keeps how it did when only the steps of up to S_t
-tokens trained it and those above, up to the largest S_max, were predicted: nine of ten were off by less than a share e.
-A step of S > S_max tokens has its limits moved outwards by the factor
-
-    (1 + e)^(1 + ln(S/S_max) / max(ln(S_max/S_t), ln 2)),
-
-which is 1 + e right beyond the data and (1 + e)^2 as far outside as the farthest of the predicted steps. The same holds
-for requests and for cached tokens; beyond in several the largest factor counts. Where too few different values lie
-below S_t to tell a slope, the fit has no interval beyond.
-
-A step within these ranges may still be unlike the measured ones (see `model.support`). Regions of the plane of B and S
-are left out in turn: those of their steps that lie outside the support of the others were off by less than e in nine of
-ten, at a distance of d in the median. The limits of a step at a distance x from the support are moved outwards by
-(1 + e)^min(x/d, 3), or by the factor above where that is larger.
+Predictions beyond the measured range get wider limits, answers get intervals from stored parameter draws: see
+docs/theory/model.md. The file is described in docs/formats.md.
 """
 
 import math
@@ -69,8 +42,7 @@ from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
 WHAT, MADE_BY = "fit", "latfit fit TRACE"
-FARTHEST = 3.0
-"""Distances at which steps unlike the measured ones were tested, beyond which intervals do not widen any more."""
+MAX_DISTANCE = 3.0  # in median distances of the held-out steps; intervals widen up to here
 MAX_BATCH = 1 << 20  # a damaged file can say that larger batches were measured
 MAX_VALUE = 1e60  # of anything counted or timed; its powers are finite
 
@@ -121,20 +93,29 @@ class FitStatus(Enum):
 
 
 class StepLatency(Protocol):
-    """What planning and simulation see of a fit: the latency of one step."""
+    """The latency of one step, as planning and simulation use it."""
 
     def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """T in ms (n,) of steps with B requests and S tokens (n,), and what else is known of them by column name."""
+        """Return T in ms (n,) of steps with B requests, S tokens, and further columns by name."""
         ...
 
 
 @dataclass(frozen=True, repr=False)
 class FitResult:
-    """Outcome of a fit. Mappings hold the parts of the JSON contract of the same name.
+    """Outcome of a fit; fields are the keys of its file.
 
-    draws: parameter vectors that the data allow (see `model.fit_result`).  typical: cached tokens a request that the
-    trace had (see `model.features`).  correction: what the formula misses, None where nothing was added to it.
-    support: where in the plane of B and S steps of either kind were measured (see `model.support`).
+    Attributes
+    ----------
+    domain
+        Smallest and largest measured value by column.
+    draws
+        Parameter vectors that are compatible with the data, see `parameter_draws`.
+    typical
+        Median cached tokens per request of the trace, see `model.features`.
+    correction
+        Learned correction of the parametric model, or None.
+    support
+        Measured region of the (B, S) plane by kind of step, see `model.support`.
     """
 
     model: str
@@ -163,7 +144,7 @@ class FitResult:
 
     @property
     def beats_linear(self) -> bool | None:
-        """Whether it predicts held-out steps better than the linear baseline; None where that is not known."""
+        """Whether its held-out error is below that of the linear baseline; None if unknown."""
         line = self.baselines.get("linear", Baseline())
         own, simple = self.cross_validation.mape_pct, line.cv.mape_pct
         if own is None or simple is None:
@@ -190,14 +171,13 @@ class FitResult:
         return self.corrected(self.structure.latency_ms(self.theta, steps), steps)
 
     def corrected(self, T: FloatArray, steps: Steps) -> FloatArray:
-        """Latencies of steps (n,) by the formula, or of several parameter vectors (k, n), with the correction."""
+        """Return parametric latencies (n,), or of several parameter vectors (k, n), times the correction."""
         return T if self.correction is None else T * np.exp(self.correction.of_steps(steps))
 
     def step_noise(self, phase: str) -> StepNoise | None:
-        """How the steps of an engine scatter about `latency_ms` in a phase; None where that is not known.
+        """Return the noise of steps about `latency_ms` in a phase; None if unknown.
 
-        The level of a size is that of the trace's steps of it, whatever context they had. A model that knows the
-        context is nearer to the steps of an engine, which have others, without it: there the law has no levels.
+        Levels by size hold for the trace's contexts, so a model of the context goes without them.
         """
         found = self.limits.of(phase).ratios
         return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in self.columns else found
@@ -213,7 +193,7 @@ class FitResult:
         return self.model if self.correction is None else f"{self.model}{CORRECTION}"
 
     def steps(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> Steps:
-        """The steps (n,) as the model reads them, with the trace's typical context where they name none."""
+        """Return the steps (n,) as the model takes them, with the typical context if they have none."""
         given = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64), **context}
         return StepTable(with_typical_context(given, self.typical) if self.reads_context else given)
 
@@ -230,14 +210,14 @@ class FitResult:
 
     @property
     def assumed_context(self) -> str | None:
-        """In words, the context of steps that name none; None where the latency does not depend on it."""
+        """In words, the context of steps without one; None if the latency does not depend on it."""
         if not self.reads_context or not self.typical:
             return None
         return f"at the trace's median context of {self.typical.get(CONTEXT, 0.0):,.0f} tokens a request"
 
     @property
     def knows_prefill(self) -> bool:
-        """Whether the data hold steps with prefill; a fit of decode steps alone says nothing of them."""
+        """Whether the data hold steps with prefill."""
         return self.identifiability.prefill
 
     @cached_property
@@ -246,8 +226,7 @@ class FitResult:
         return intervals_from_json(self.intervals)
 
     def widening(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Factor (n,) >= 1 on both limits of steps beyond the measured B or S, or where few of their kind were
-        measured; NaN where the fit cannot tell what is beyond."""
+        """Return the factor (n,) >= 1 by which limits widen outside the measured steps; NaN if it is unknown."""
         tried = self.cross_validation
         tokens, requests, cached = tried.extrapolation_S, tried.extrapolation_B, tried.extrapolation_context
         wider = np.maximum(
@@ -262,7 +241,7 @@ class FitResult:
     def _widened(
         self, column: str, values: FloatArray, tried: HeldOutErrors | None, trained: float | None
     ) -> FloatArray:
-        """The same for one column. tried: errors beyond the values up to `trained`, where these trained."""
+        """Return the factor for one column; tried: errors beyond the values up to `trained`."""
         known = np.ones(np.shape(values))
         if column not in self.domain:
             return known
@@ -278,7 +257,7 @@ class FitResult:
         return known
 
     def times_outside(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> dict[str, FloatArray]:
-        """By column how many times (n,) a step lies above what was measured, or below (then negative); 0 inside."""
+        """Return by column the ratio (n,) to the measured end: positive above, negative below, 0 inside."""
         found = {}
         for column, values in {"B": B, "S": S, **context}.items():
             if column in self.domain:
@@ -289,8 +268,7 @@ class FitResult:
         return found
 
     def how_far(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> "NDArray[np.object_]":
-        """`S 1,000× above the measured 100` of each step (n,) that lies outside, in the column where it lies farthest;
-        empty where it does not."""
+        """Describe where each step (n,) lies farthest outside, `S 1,000× above the measured 100`; empty inside."""
         times = self.times_outside(B, S, **context)
         found = np.full(np.broadcast_shapes(np.shape(B), np.shape(S)), "", dtype=object)
         if not times:  # nothing is known of what was measured
@@ -305,7 +283,7 @@ class FitResult:
         return found
 
     def farthest(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> str:
-        """The same of the step that lies farthest outside."""
+        """Describe the step that lies farthest outside, see `how_far`."""
         columns = {"B": B, "S": S, **context}
         far = np.max([np.abs(each) for each in self.times_outside(**columns).values()], axis=0, initial=0.0)
         if not np.size(far) or not np.max(far):
@@ -315,12 +293,11 @@ class FitResult:
 
     @property
     def largest_batch(self) -> int:
-        """That was measured, as far as anything is looked at by batch size."""
+        """Largest measured batch size, at most MAX_BATCH."""
         return max(min(int(self.domain["B"][1]), MAX_BATCH), 1)
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
-        """True (n,) where a step lies outside the box of B, S and other columns that was measured, or where in it few
-        steps of its kind were, or contains prefill and the data none."""
+        """Return whether steps (n,) lie outside the measured ranges or support, or hold prefill and the data none."""
         outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
         if not self.knows_prefill:
             outside |= self.holds_prefill(B, S, **context)
@@ -331,11 +308,11 @@ class FitResult:
         return outside | self.unlike(B, S, **context)
 
     def unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
-        """True (n,) where few or none of the measured steps of the same kind had such B and S together."""
+        """Return whether steps (n,) lie outside the measured region of (B, S) for their kind."""
         return self._far(B, S, **context) > ROUNDING
 
     def _far(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """How far (n,) steps lie outside what was measured of their kind; 0 where nobody knows."""
+        """Return the distance (n,) from the measured region for their kind; 0 if unknown."""
         if not self.support:
             return np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)))
         shape = np.broadcast_shapes(np.shape(B), np.shape(S))
@@ -344,24 +321,23 @@ class FitResult:
         return outside_by(self.support, steps["B"], steps["S"], kinds, read_by(steps)).reshape(shape)
 
     def widening_unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Factor (n,) >= 1 on both limits of steps where few of their kind were measured; NaN where the fit cannot
-        tell."""
+        """Return the factor (n,) >= 1 by which limits widen outside the measured region; NaN if it is unknown."""
         far, tried = self._far(B, S, **context), self.cross_validation.outside_support
         unlike = far > ROUNDING
         if tried is None or not tried.distance:
             return np.where(unlike, np.nan, 1.0)
-        share = np.where(unlike, np.minimum(far / tried.distance, FARTHEST), 0.0)
+        share = np.where(unlike, np.minimum(far / tried.distance, MAX_DISTANCE), 0.0)
         return np.asarray((1 + tried.p90_ape_pct / 100) ** share)
 
     @classmethod
     def kinds(cls, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.str_]:
-        """What steps (n,) hold, by the names of `model.support`."""
+        """Return the kind of steps (n,), by the names of `model.support`."""
         requests = context.get("prefill_requests")
         return kinds_of(np.asarray(B), cls.holds_prefill(B, S, **context), requests)
 
     @staticmethod
     def holds_prefill(B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
-        """True (n,) where a step computes more tokens a request than decoding does, or names prefill tokens."""
+        """Return whether steps (n,) have more tokens per request than decoding, or name prefill tokens."""
         told = np.asarray(context.get("prefill_tokens", 0.0)) > 0
         return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | told)
 
@@ -456,15 +432,14 @@ def _is_possible(parameter: Parameter, found: Estimate | None) -> bool:
     return found is not None and 0 <= found.value < MAX_VALUE and (found.value > 0 or not parameter.positive)
 
 
-KEPT = 200
-"""Vectors that a fit keeps."""
+KEPT = 200  # parameter vectors that a fit stores
 
 
 def parameter_draws(fit: FitResult, n: int = KEPT, seed: int = 0) -> FloatArray | None:
-    """Parameter vectors (n, p) that the data allow, in the order of the model's parameters, held ones as they are.
+    """Return parameter vectors (n, p) that are compatible with the data, in the order of the model's parameters.
 
-    The kept ones in an order by the seed, again from the start where more are asked for than are kept. None where the
-    fit keeps none: one of an older version, or one that is not usable.
+    The stored vectors, permuted by the seed and repeated if n exceeds their number. None for a fit without draws: one
+    of an older version, or one that is not usable.
     """
     names, values = fit.draws.get("parameters", ()), np.asarray(fit.draws.get("values", ()), dtype=np.float64)
     if n < 1 or len(values) == 0 or not np.all(np.isfinite(fit.theta)):
@@ -477,14 +452,13 @@ def parameter_draws(fit: FitResult, n: int = KEPT, seed: int = 0) -> FloatArray 
 
 
 def latency_draws(fit: FitResult, draws: FloatArray, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-    """Typical latency in ms (n, m) of m steps for each of n parameter vectors (n, p); context as in
-    `FitResult.latency_ms`."""
+    """Return the typical latency in ms (n, m) of m steps for each of n parameter vectors (n, p)."""
     steps = fit.steps(B, S, **context)
     return fit.corrected(fit.structure.latency_ms(draws.T[:, :, None], steps), steps)
 
 
 def fitted_identity(fit: FitResult) -> dict[str, str]:
-    """What a fit remembers of the system that its steps were measured on."""
+    """Return the identity of the measured system: hardware, model, and what else is known."""
     from latfit.trace import Trace, identity_of
 
     if "identity" in fit.provenance:

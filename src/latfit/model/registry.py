@@ -1,7 +1,4 @@
-"""The models by name. A new model is one file and one line here; one beside latfit is entered by `add_model`.
-
-NAME+moe is NAME with the cost of reading the experts that its tokens touch (see `context`).
-"""
+"""Models by name. `NAME+moe` is NAME with the cost of reading the experts that its tokens select (see `context`)."""
 
 from latfit.errors import WrongUsage, refuse_taken
 from latfit.model.base import LatencyModel

@@ -1,37 +1,6 @@
-"""Roofline and cache: the matrix products as a smooth maximum of reading weights and computing, attention likewise.
+"""The roofline model: matrix products as a smooth maximum of memory and compute, tiles, attention, cache effects.
 
-T = tau_0 + tau_B B + b pmax_p(S_0, S) + tau_S S + tau_H max(S - S_1, 0) + tau_Q tile_Q(S) + tau_V tile_V(S)
-  + (1-m) (tau_K KD + tau_C max(B - B_1, 0))
-  + c pmax_pA(L, W) + tau_Y m D + tau_X m D max(KD - K_0, 0) + tau_N n + tau_M m
-
-* b pmax(S_0, S): flat below S_0 tokens, where weights are read from memory, b ms a token above.
-* tau_H max(S - S_1, 0): a token of a long step costs more, since the activations of S_1 tokens and more no longer stay
-  in the second-level cache, and kernels of that length run at lower clocks.
-* tau_Q tile_Q(S), tau_V tile_V(S): kernels work on whole tiles of Q tokens (see `smooth`), and matrices of different
-  widths fill the multiprocessors with different numbers of tiles, so there may be a second, longer step V.
-* tau_K (1-m) KD: decoding reads its cache, bound by memory. In a step with prefill one kernel holds all sequences and
-  ends with the slower of its longest sequence, whose loop over the cache is serial, L = m max((KP+P)/n1, KD/D), and of
-  the work a slot, W = A/P_0 + m KD/Q_s: P_0 prompt tokens, or Q_s decoding requests, fill the machine. How sharply one
-  limit takes over from the other (p_A) has nothing to do with the sharpness p of the matrix products.
-* tau_C (1-m) max(B - B_1, 0): a decoding request beyond B_1 costs more, where kernels for few rows or captured graphs
-  end.
-* tau_X m D max(KD - K_0, 0): above K_0 cached tokens they no longer stay in the second-level cache and are read again
-  for every head.
-* Where prefill reads no cache, or it does not vary, L and W cannot be told apart and the attention of a step with
-  prefill is tau_L m KD + tau_A A instead.
-* Steps that only decode cannot tell a token from a request: there b_B pmax(S_0, B) stands for b pmax(S_0, S) + tau_S S,
-  which makes what is said of a step with prefill a lower bound.
-
-Every term is non-decreasing in S and in all that a step reads.
-
-Smooth maxima and tiles: the two bent curves that the roofline family is made of.
-
-pmax_p(x, y) = (x^p + y^p)^(1/p) for x, y >= 0: at least max(x, y), at most 2^(1/p) max(x, y), and in the limit of large
-p the maximum. Its slope in x is (x / pmax)^(p-1). Both are computed after division by the maximum, so nothing
-overflows.
-
-A kernel works on whole tiles of Q tokens, so its time follows Q ceil(S/Q); where the last tile's riser is spread over
-rho Q tokens, because parts of a tile start early: max(Q, Q (k + min((S/Q - k)/rho, 1))), k = floor(S/Q).
+The terms and their meaning: docs/theory/model.md.
 """
 
 from dataclasses import replace

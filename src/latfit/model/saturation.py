@@ -1,28 +1,8 @@
-"""The saturation model, and one whose work grows faster than its tokens.
+"""The saturation model, and its variant whose work grows faster than its tokens.
 
-T(B,S) = tau_0 + (w_0 + w_1 S) / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S
+T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S
 
-A step starts up (tau_0), does work w_0 + w_1 S at a rate that approaches P_max as batch and tokens fill the machine,
-and pays a little per request and per token. The saturation factor g_k(x) = 1/(1 - e^(-k x)) is how much slower a unit
-of work runs at size x than at full load. Computed as -1/expm1(-k x), which keeps full precision for k x -> 0, where g
--> 1/(k x) + 1/2. Its slopes are dg/dk = -x g(g-1) and dg/dx = -k g(g-1), with g(g-1) = e^(-k x) g^2: no overflow for
-large k x, no cancellation. With it:
-
-* T depends on w_0, w_1, P_max only through a = w_0/P_max and b = w_1/P_max, so (w_0, w_1, P_max) -> c (w_0, w_1, P_max)
-  changes nothing. The gauge w_1 = 1 removes the freedom and gives P_max in tokens/ms and w_0 in tokens.
-* Given (k_B, k_S), T = tau_0 + a gB gS + b S gB gS + tau_B B + tau_S S is linear in non-negative coefficients.
-* g and x g are convex in x and g decreases, so T is convex in S at fixed B, convex in B at fixed S, and convex along
-  rays S = r B; it is not jointly convex, and not monotone: T falls in B while the batch fills the machine, and in S
-  while w_0 > 0 dominates.
-
-With work that grows by gamma_B a request and gamma_S a token:
-
-T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S,
-v = 1 + gamma_B B + gamma_S S
-
-The columns are those above with g_B g_S v in place of g_B g_S. Written out there would be five columns from four
-parameters, so the gammas are searched like rates. T stays convex in S at fixed B and in B at fixed S: x g, x^2 g are
-products of non-negative increasing convex functions.
+with v = 1, or v = 1 + gamma_B B + gamma_S S. Properties: docs/theory/model.md.
 """
 
 from dataclasses import dataclass

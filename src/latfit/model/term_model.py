@@ -1,12 +1,8 @@
-"""Models as literal tables of terms: T = [saturation form] + sum_j c_j X_j(step; shapes), with c_j >= 0.
+"""Models as tables of terms: T = [base model] + sum_j c_j X_j(step; shapes), with c_j >= 0.
 
-A term is a coefficient and a column; the column may bend with shapes (a roofline's corner, an expert coverage rate),
-whose derivatives stand beside it. Latency, gradient, basis and assembly follow from the table:
-
-    dT/dc_j = X_j,    dT/dshape = sum_j c_j dX_j/dshape.
-
-Choices (a tile length, the sharpness of a smooth maximum) are parameters that are never searched continuously; they
-are stored as fixed ones, so that a record of values is enough to predict with.
+A term is a coefficient and a column, which shapes (a corner, a rate) may bend. Latency, gradient, basis and assembly
+follow from the table. Choices (a tile length, the sharpness of a corner) are parameters that are never searched
+continuously; they are stored as fixed ones.
 """
 
 from collections.abc import Callable, Mapping

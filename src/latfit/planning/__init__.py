@@ -12,8 +12,8 @@ if TYPE_CHECKING:
         latency_lines as latency_lines,
         rate_lines as rate_lines,
     )
-    from latfit.planning.load.promise import promised_by_batches as promised_by_batches
     from latfit.planning.load.strategies import Target as Target
+    from latfit.planning.load.uncertainty import promised_by_batches as promised_by_batches
     from latfit.planning.load.varying import load_of as load_of, read_load as read_load
     from latfit.planning.plan import make_plan as make_plan
     from latfit.planning.request import (

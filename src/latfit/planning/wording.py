@@ -322,14 +322,10 @@ def _wanted(plan: LoadPlan, sla_ms: float) -> str:
 def _by(plan: LoadPlan, row: Alternative) -> str:
     """What the percentile is from, and its interval."""
     if plan.laws_only:
-        return " (closed form only, without scatter; nothing was simulated)"
+        return " (for steps that take their mean time, without noise)"
     if row.source == "exact":
         return " (exact)"
     return interval_text(plan.interval_ms)
-
-
-def span_text(ends: Sequence[float]) -> str:
-    return " to ".join(format_ms(end, 4) for end in ends)
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -366,32 +362,6 @@ def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -
     return f"{most}; this rate needs {count}: --replicas {count}."
 
 
-def refuted(name: str, ends: Sequence[float]) -> str:
-    return f"the event simulation refutes it: {name} needs {span_text(ends)} (95 %)"
-
-
-def refuted_remedy(sla_ms: float) -> str:
-    return f"Ask for --sla {option_ms(sla_ms)}, or for a lower rate."
-
-
-def option_ms(value: float) -> str:
-    """A duration as an option takes it: `19.6ms`."""
-    return format_ms(value, 4).replace(" ", "")
-
-
-def at_the_edge(sla_ms: float, precision: float, inside: float | None, margin: float, aim_ms: float) -> str:
-    """inside: the T_cut that keeps the margin, None where there is none."""
-    stricter = f"plan for --sla {option_ms(aim_ms)} or a lower rate"
-    way_out = stricter
-    if inside is not None:
-        way_out = f"T_cut {format_ms(inside)} keeps {margin:.0%} of margin; or {stricter}".replace("%", " %")
-    near = f"{precision:.0%}".replace("%", " %")
-    return (
-        f"The plan is at the edge of {format_ms(sla_ms)}, nearer than the event simulation can tell (to {near})."
-        f" To be sure, {way_out}."
-    )
-
-
 def cannot_promise(doubt: str) -> str:
     return f"In doubt: {doubt}."
 
@@ -409,7 +379,7 @@ DECIDES = 0.25
 """Share of the mean square of a step's time due to the slowest hundredth of the steps from which their tail decides how
 long requests wait."""
 
-LAWS_ONLY_DOUBT = "closed forms leave out how steps scatter; without --laws-only the queue is simulated"
+LAWS_ONLY_DOUBT = "--laws-only leaves out the noise of steps and bursts of arrivals"
 BURSTS_TOO_LONG = "the recorded arrivals are too few to show how long their bursts last"
 NOT_SETTLED = "the load is so near its limit that the simulation was too short to settle"
 
@@ -528,10 +498,6 @@ def cutoff_found(
     if proved is not None:
         certain = ", none by proof" if proved[0] is None else f", by proof only up to {format_ms(proved[0])}"
     return f"the largest, computed exactly; {admitted}{certain}"
-
-
-def no_cutoff(sla_ms: float, asked: float, best_ms: float) -> str:
-    return f"no T_cut meets {format_ms(sla_ms)}: p{asked:g} is at least {format_ms(best_ms)}"
 
 
 def late_requests(gpu: str | None, cpu: str, busy: float) -> str:

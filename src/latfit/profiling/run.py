@@ -234,7 +234,7 @@ def _measure_path(
 def _run_cells(
     run: _Run, shape: ModelShape, devices: Sequence[Device], number: int, budget_s: float
 ) -> tuple[ProfileResult, dict[str, Any]]:
-    """Choose the cells and measure them; the pilot's time is part of the budget. Returns the grid's facts too."""
+    """Choose the cells and measure them; the pilot's time counts. Returns the grid's facts too."""
     request, device, journal = run.request, devices[0], run.journal
     start_s = device.now_s()
     record = journal.paths.get(number) if journal else None
@@ -251,7 +251,7 @@ def _run_cells(
     hooks = Hooks(
         progress=run.listeners.progress,
         load=LoadWatch(threads or sensible_threads()),
-        earlier=record.earlier,
+        earlier=replace(record.earlier, elapsed_s=record.elapsed_s + device.now_s() - start_s),
         keep=journal.keep(number) if journal else None,
         predict=(lambda result: left_out_error(result, refit)) if first and (refit := run.refit) else None,
     )
@@ -259,7 +259,7 @@ def _run_cells(
         result = run_profile(
             devices,
             record.cells,
-            budget_s=budget_s - (device.now_s() - start_s),
+            budget_s=budget_s,
             precision=request.precision,
             rounds=Rounds(request.seed, first),
             hooks=hooks,

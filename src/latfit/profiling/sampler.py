@@ -20,7 +20,7 @@ from latfit.profiling.shapes import StepShape
 from latfit.stats import median_interval
 
 SAMPLES_PER_VISIT = 4
-MAX_SAMPLES_PER_VISIT = 16  # where preparing a cell takes longer than the samples
+MAX_SAMPLES_PER_VISIT = 16  # of a later visit, where preparing the cell takes longer than the samples
 VISITS_AT_LEAST = 3
 MAX_WARMUP_STEPS = 8
 CONFIRMING_STEPS = 2  # one step alone may be quick by chance
@@ -180,7 +180,7 @@ class Visits:
 
     def _take_samples(self, index: int, process: int, prepare_ms: float) -> None:
         """Run steps until one is as fast as the CONFIRMING_STEPS after it: these are samples, those before are warm-up.
-        Then take more, for as long as preparing took. If the time ends first, only the last of several steps counts."""
+        Then take more. If the time ends first, only the last of several steps counts."""
         times: list[float] = []
         taken = 0
         while len(times) < MAX_WARMUP_STEPS and not taken:
@@ -193,7 +193,7 @@ class Visits:
                 if candidate <= max((1 + WARMUP_TOLERANCE) * sum(later) / len(later), later[-1]):
                     taken = 1 + CONFIRMING_STEPS
         self._record_last(taken)
-        worth = math.ceil(prepare_ms / self.quickest_ms[index])
+        worth = math.ceil(prepare_ms / self.quickest_ms[index]) if self.visits[index] else 0  # every cell once, first
         wanted = min(max(SAMPLES_PER_VISIT, worth), MAX_SAMPLES_PER_VISIT)
         while taken < wanted and self.left_ms() > self.quickest_ms[index]:
             self.step(index, process, warmup=False)

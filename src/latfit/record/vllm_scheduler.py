@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from latfit.record.recorder import Step, StepRecorder
+from latfit.record.recorder import Row, StepRecorder
 from latfit.record.vllm_plugin import draft_tokens, log, recorder_of, settings_from
 
 if TYPE_CHECKING:
@@ -115,24 +115,21 @@ class StepsInFlight:
                 return at_s, terms
         return 0.0, None
 
-    def _step(self, output: Any, terms: Terms, T_ms: float, waiting: int) -> Step:
-        stats, requests = self.latest, len(output.num_scheduled_tokens)
+    def _step(self, output: Any, terms: Terms, T_ms: float, waiting: int) -> Row:
+        """Return the values of a `Step`, which has no encoder inputs and is no dummy."""
+        stats, tokens = self.latest, output.total_num_scheduled_tokens
         prefix, drafts = getattr(stats, "prefix_cache_stats", None), getattr(stats, "spec_decoding_stats", None)
         if stats is not None:
             waiting = stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0)
-        return Step(
-            step=self._count,
-            T_ms=T_ms,
-            decode_requests=requests - terms.prefill_requests,
-            decode_tokens=output.total_num_scheduled_tokens - terms.prefill_tokens,
-            queued_requests=waiting,
-            kv_usage=getattr(stats, "kv_cache_usage", float("nan")),
-            preemptions=len(getattr(output, "preempted_req_ids", None) or ()),
-            prefix_queries=0 if prefix is None else prefix.queries,
-            prefix_hits=0 if prefix is None else prefix.hits,
-            draft_tokens=0 if drafts is None else drafts.num_draft_tokens,
-            accepted_tokens=0 if drafts is None else drafts.num_accepted_tokens,
-            **terms._asdict(),
+        prefill_requests, prefill_tokens, *by_request = terms
+        return (
+            *(self._count, T_ms, prefill_requests, prefill_tokens),
+            *(len(output.num_scheduled_tokens) - prefill_requests, tokens - prefill_tokens, waiting),
+            *(getattr(stats, "kv_cache_usage", float("nan")), 0, 0, False),
+            len(getattr(output, "preempted_req_ids", None) or ()),
+            *((0, 0) if prefix is None else (prefix.queries, prefix.hits)),
+            *((0, 0) if drafts is None else (drafts.num_draft_tokens, drafts.num_accepted_tokens)),
+            *by_request,
         )
 
 

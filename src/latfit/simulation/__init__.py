@@ -57,7 +57,11 @@ if TYPE_CHECKING:
         simulate_points as simulate_points,
     )
     from latfit.simulation.policies.estimate import Interval as Interval
-    from latfit.simulation.policies.replication import FEWEST as FEWEST, measured_run as measured_run
+    from latfit.simulation.policies.replication import (
+        FEWEST as FEWEST,
+        measured_run as measured_run,
+        serve_arrivals as serve_arrivals,
+    )
     from latfit.simulation.policies.result import (
         SimResult as SimResult,
         event_log as event_log,

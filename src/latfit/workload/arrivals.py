@@ -1,14 +1,4 @@
-"""When requests arrive: arrival processes, which draw arrival times in ms, each with a mean rate per ms.
-
-- Poisson: independent exponential gaps.
-- Piecewise: a Poisson process whose rate is linear between given moments. Unit-rate arrivals are mapped back through
-  the accumulated rate: exact, and no slower where the rate has a peak, for which thinning (Lewis and Shedler 1979)
-  throws nearly all candidates away.
-- Gamma: independent gamma gaps with coefficient of variation cv; cv 1 is Poisson, above 1 comes in bursts.
-- Dealt: those of another process that some of many servers get, of which each request goes to one.
-- Modulated: a Poisson process whose rate jumps between levels that each last an exponential time. Given the path of the
-  level, unit-rate arrivals are mapped back through the accumulated rate, which is exact.
-"""
+"""Arrival processes: sorted arrival times in ms, with a mean rate per ms."""
 
 import math
 from collections.abc import Sequence
@@ -21,12 +11,11 @@ from numpy.random import Generator
 from latfit.errors import WrongUsage
 from latfit.stats import FloatArray
 
-FAR = 1e100
-"""What no rate per ms and no time in ms reaches; nor its inverse, where it is above zero."""
+MAX_RATE = 1e100  # bounds rates per ms and times in ms, and their inverses
 
 
 class ArrivalProcess(Protocol):
-    """Draws arrival times."""
+    """A process that draws arrival times."""
 
     @property
     def rate(self) -> float:
@@ -34,11 +23,11 @@ class ArrivalProcess(Protocol):
         ...
 
     def times_ms(self, count: int, rng: Generator) -> FloatArray:
-        """Sorted arrival times in ms from 0 on; `count` of them, or fewer where the load ends."""
+        """Return sorted arrival times in ms from 0 on: `count`, or fewer if the process ends."""
         ...
 
     def at_rate(self, rate: float) -> "ArrivalProcess":
-        """The same pattern at another mean rate per ms."""
+        """Return the same pattern at another mean rate per ms."""
         ...
 
 
@@ -82,8 +71,11 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Piecewise:
-    """A rate that is linear between (moments_ms[i], rates[i]); with `repeats` it starts over at the end (a
-    day, for example), else arrivals end there. moments_ms starts at 0 and rises."""
+    """Poisson arrivals whose rate per ms is linear between (moments_ms[i], rates[i]).
+
+    moments_ms starts at 0 and rises. With `repeats` the rate starts over at the end, as for a day, else arrivals end.
+    Unit-rate arrivals are mapped back through the accumulated rate, which is exact.
+    """
 
     moments_ms: Sequence[float]
     rates: Sequence[float]
@@ -95,7 +87,7 @@ class Piecewise:
             raise WrongUsage("moments must start at 0 and rise, with one rate each", where="load", remedy="Sort them.")
         if not np.all(np.isfinite(load) & (load >= 0)) or load.max() <= 0:
             raise WrongUsage("rates must not be negative, nor all zero", where="load", remedy="Give rates per ms.")
-        if not (1 / FAR < load.max() < FAR and 1 / FAR < t[-1] < FAR and self.rate > 0):
+        if not (1 / MAX_RATE < load.max() < MAX_RATE and 1 / MAX_RATE < t[-1] < MAX_RATE and self.rate > 0):
             raise WrongUsage("a time or a rate is next to nothing or endless", where="load", remedy="Correct it.")
 
     @property
@@ -128,8 +120,10 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class Modulated:
-    """Poisson arrivals whose rate jumps between `rates` per ms; level i lasts an exponential time of mean
-    sojourns_ms[i], then the next in the row follows. Starts at a random moment of its course."""
+    """Markov-modulated Poisson arrivals: rates[i] per ms for an exponential time of mean sojourns_ms[i].
+
+    Levels follow in order; the process starts in steady state.
+    """
 
     rates: Sequence[float]
     sojourns_ms: Sequence[float]
@@ -159,16 +153,17 @@ class Modulated:
         return _inverse(work, np.concatenate(done), np.concatenate(moments))
 
     def at_rate(self, rate: float) -> "Modulated":
-        """Bursts as long as before, with more or fewer arrivals in each."""
+        """Return bursts of the same length, with more or fewer arrivals in each."""
         factor = _positive(rate, "rate") / self.rate
         return replace(self, rates=[factor * value for value in self.rates])
 
 
 @dataclass(frozen=True)
 class Dealt:
-    """Arrivals of a process that `kept` of `dealt` servers get: dealt in turn, the first of every `dealt`; else each by
-    chance. Sums of independent gamma gaps are gamma, and a Poisson process is thinned to one: nothing that others get
-    is drawn then."""
+    """Arrivals that `kept` of `dealt` servers receive of a process, round robin (`in_turn`) or at random.
+
+    Sums of gamma gaps are gamma and a thinned Poisson process is Poisson, so those are drawn directly.
+    """
 
     whole: ArrivalProcess
     kept: int
@@ -198,8 +193,7 @@ class Dealt:
 
 
 def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulated:
-    """Arrivals at `rate` per ms in the mean that come `times` as fast in bursts, which take `share` of the time and
-    last `length_ms` in the mean."""
+    """Return arrivals with bursts at `times` the mean rate, `share` of the time, of mean length `length_ms`."""
     if not (times > 1 and 0 < share < 1 and times * share <= 1 and length_ms > 0):
         raise WrongUsage(
             f"bursts of {times:g} times the rate for {share:g} of the time",
@@ -211,7 +205,7 @@ def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulat
 
 
 def _inverse(work: FloatArray, done: FloatArray, moments: FloatArray) -> FloatArray:
-    """Where the accumulated rate, flat while a level of rate 0 lasts, reaches `work`."""
+    """Return when the accumulated rate `done` at `moments` reaches `work`; it is flat at levels of rate 0."""
     place = np.searchsorted(done, work, side="left")
     low, high = done[place - 1], done[place]
     share = (work - low) / np.where(high > low, high - low, 1.0)

@@ -1,10 +1,4 @@
-"""A load: the requests that the simulators serve, known beforehand or reacting to the service.
-
-- OpenLoad: arrivals drawn from an arrival process, whatever the service does.
-- RecordedLoad: requests as they were logged; every replication is the same load.
-- ClosedLoad: each of `users` sends a request, waits for its end, thinks, and sends the next. Its arrivals depend on the
-  service, so it is a specification that a simulator drives: nothing can be drawn beforehand but the thinking.
-"""
+"""Loads that the simulators serve: drawn from distributions, recorded, or a closed loop that reacts to the service."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -21,8 +15,7 @@ from latfit.workload.requests import Requests, make_requests
 
 @dataclass(frozen=True)
 class RequestClass:
-    """A share of the requests that is served under its own promise; classes are listed the most urgent first.
-    deadline_ms: of the whole response; ttft_slo_ms, tpot_slo_ms: until the first token, and for each one after it."""
+    """A share of the requests with its own SLOs in ms; classes are listed by urgency, the most urgent first."""
 
     share: float = 1.0
     deadline_ms: float = math.inf
@@ -53,14 +46,14 @@ class OpenLoad:
         return replace(self, arrivals=self.arrivals.at_rate(rate))
 
     def sample(self, count: int, streams: Streams) -> Requests:
-        """`count` requests, or fewer where the load ends."""
+        """Return `count` requests, or fewer if the arrivals end."""
         arrival_ms = self.arrivals.times_ms(count, streams.generator(ARRIVALS))
         return _drawn(self, arrival_ms, streams)
 
 
 @dataclass(frozen=True)
 class RecordedLoad:
-    """Logged requests. notes: what should be known of how they were read."""
+    """Recorded requests, the same in every replication; notes: how they were read."""
 
     requests: Requests
     notes: tuple[str, ...] = ()
@@ -73,16 +66,15 @@ class RecordedLoad:
         return replace(self, requests=self.requests.at_rate(rate))
 
     def sample(self, count: int, streams: Streams) -> Requests:
-        """The first `count` requests, the same in every replication."""
+        """Return the first `count` requests."""
         return self.requests if count >= len(self.requests) else self.requests.select(slice(0, count))
 
 
 @dataclass(frozen=True)
 class ClosedLoad:
-    """`users` who send one request at a time and think in between.
+    """`users` who send one request at a time and think for a mean of `think_ms` in between, exponential or constant.
 
-    think_ms: mean time from the end of a request to the next one; exponential, or constant. All users start thinking at
-    time 0.
+    All users start thinking at time 0.
     """
 
     users: int
@@ -100,13 +92,12 @@ class ClosedLoad:
             )
 
     def sample(self, count: int, streams: Streams) -> Requests:
-        """`count` requests, numbered as they are sent: the first one of each user, then one for every answer. When they
-        arrive is for the service to say; here it is 0, and the users are those of the first requests, in turn."""
+        """Return `count` requests in the order sent. Arrivals are 0 here: they depend on the service."""
         found = _drawn(self, np.zeros(count), streams)
         return replace(found, user_id=np.arange(count, dtype=np.int32) % self.users)
 
     def thinking(self, count: int, streams: Streams) -> FloatArray:
-        """How long a user thinks before each request (count,), ms."""
+        """Return think times before each request (count,) in ms."""
         drawn = streams.generator(THINKING).standard_exponential(count) if self.exponential else np.ones(count)
         return np.asarray(self.think_ms * drawn)
 
@@ -115,7 +106,7 @@ Load = OpenLoad | RecordedLoad | ClosedLoad
 
 
 def _drawn(load: OpenLoad | ClosedLoad, arrival_ms: FloatArray, streams: Streams) -> Requests:
-    """Requests with these arrivals (n,), lengths, classes and users."""
+    """Return requests with these arrivals (n,), and lengths, classes and users drawn."""
     n = len(arrival_ms)
     prompt, output = load.lengths.lengths(n, streams.generator(LENGTHS))
     rng = streams.generator(CLASSES)
@@ -132,7 +123,7 @@ def _drawn(load: OpenLoad | ClosedLoad, arrival_ms: FloatArray, streams: Streams
 def draw_classes(
     classes: tuple[RequestClass, ...], count: int, rng: np.random.Generator
 ) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-    """Class of each request (count,), by the classes' shares."""
+    """Return the class of each request (count,), drawn by the classes' shares."""
     edges = np.cumsum([each.share for each in classes])
     drawn = np.searchsorted(edges / edges[-1], rng.random(count), side="right")
     return np.minimum(drawn, len(classes) - 1).astype(np.int32)

@@ -1,12 +1,8 @@
-"""Results of load generators that keep single requests: rows of (time sent, prompt, output, ms to the first and to the
-last token), and what was left out.
+"""Read results of genai-perf and inference-perf as rows (time sent, prompt, output, ms to first and last token).
 
-- genai-perf keeps what Perf Analyzer recorded in `profile_export.json`: moments in ns of each request and of each
-  response, and the responses as they came. Lengths are not among them; servers tell them in `usage`, when they are
-  asked to (`--extra-inputs '{"stream_options": {"include_usage": true}}'`). A response without text is no token.
-- inference-perf keeps `per_request_lifecycle_metrics.json`: moments in seconds on one clock, of each token too.
-
-https://github.com/triton-inference-server/perf_analyzer, https://github.com/kubernetes-sigs/inference-perf/docs/reports.md.
+genai-perf's `profile_export.json` has lengths only in the server's `usage`. inference-perf writes
+`per_request_lifecycle_metrics.json`. https://github.com/triton-inference-server/perf_analyzer,
+https://github.com/kubernetes-sigs/inference-perf/docs/reports.md
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Loads as people write them: `gamma:2`, `chat:0.3:50ms`, `512:128`."""
+"""Parse loads from options: `gamma:2`, `chat:0.3:50ms`, `512:128`."""
 
 import math
 

@@ -1,8 +1,6 @@
-"""Random numbers with a place for each use, so that two policies can be run on the very same load.
+"""Independent random streams by seed, replication and use, so that policies can be compared on the same load.
 
-Every stream is a PCG64 whose seed is spawned from (seed; replication, use): what one use draws never shifts another,
-the arrivals of replication 3 are the same whatever policy serves them and however many replications or workers there
-are. Comparing policies on common random numbers takes the load's own noise out of the difference.
+Each stream is a PCG64 with a seed spawned from (seed; replication, use): what one use draws never shifts another.
 """
 
 from dataclasses import dataclass

@@ -1,22 +1,9 @@
-"""Recorded requests, read from what serving engines and load generators write; the format is told from the content.
+"""Read recorded requests from tables and from what load generators write; the format is detected from the content.
 
-Times are counted from the first request. Requests that failed (an error, no output) and rows without a time or a length
-are left out and counted, unless they are the most. Tables must be in order of arrival; result files whose records come
-in order of completion (AIPerf, GuideLLM) are sorted.
-
-Where records name what their prompts consist of (`hash_ids` of Mooncake's and Qwen's traces), the names are kept; the
-size of a block is the one that fits the lengths.
-
-Where a file says when tokens came, the moments of each request's first and last token are kept too. A table says it by
-`first_token_s` and `last_token_s` (on the clock of the arrivals), or by `ttft_s` and `latency_s` (counted from the
-arrival; also `_ms`). Load generators write it by request, counted from when the client sent it, so that the network is
-in it:
-
-- vLLM's `bench serve --save-result --save-detailed`: `ttfts` and gaps `itls` in seconds.
-- AIPerf's `profile_export.jsonl`: `time_to_first_token` and `request_latency` in ms.
-- genai-perf's `profile_export.json` and inference-perf's `per_request_lifecycle_metrics.json`: see `load_generators`.
-- GuideLLM's JSON: `time_to_first_token_ms`, `request_latency` in seconds; of several benchmarks the one with the most
-  requests.
+Times are counted from the first request. Requests that failed, and rows without a time or a length, are left out and
+counted, unless they are the majority. Tables must be in order of arrival; results in order of completion (AIPerf,
+GuideLLM) are sorted. Moments of the first and last token are kept where a file has them; those of load generators are
+the client's, so they include the network. The formats: docs/formats.md.
 """
 
 import math
@@ -57,13 +44,10 @@ _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
 
 S, MS, NS = 1e3, 1.0, 1e-6
 """Units of time in ms."""
-OF_1970_S = 1e9
-"""Times above this count from 1970: no machine has been up for thirty years."""
+MIN_EPOCH_S = 1e9  # larger times count from 1970, smaller ones from boot
 
-BLOCK_TOKENS = tuple(2**k for k in range(13, 2, -1))
-"""Tokens that a recorded block may have: 512 in Mooncake's traces, 16 in Qwen's."""
-FITS = 0.9
-"""Share of the requests whose length says that blocks are of a size."""
+BLOCK_TOKENS = tuple(2**k for k in range(13, 2, -1))  # 512 in Mooncake's traces, 16 in Qwen's
+MIN_BLOCK_SHARE = 0.9  # of the requests whose length fits a block size
 
 LEFT_OUT = {
     "bad_lines": "{:,} lines cannot be read",
@@ -83,9 +67,10 @@ SPANS = (("ttft_s", "latency_s", S), ("ttft_ms", "latency_ms", MS))
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Requests from a file; what was left out, by reason; what else should be known. first_ms, last_ms (n,): moments of
-    the first and the last token on the clock of the arrivals, NaN where one is not told, None where none is.  began_s:
-    when the first request came, in seconds since 1970, None where the file does not tell.
+    """Requests from a file, counts of what was left out by reason, and notes.
+
+    first_ms, last_ms (n,): moments of the first and last token on the arrivals' clock, NaN where one is missing.
+    began_s: when the first request came, in seconds since 1970. None where the file does not say.
     """
 
     requests: Requests
@@ -99,8 +84,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Unchecked columns: time in ms, lengths; whether they are in order of arrival, optional columns, ms from the
-    arrival to the first and to the last token, lists of what the prompts consist of, and when it began."""
+    """Unchecked columns of a file. spans: ms from arrival to first and last token; sort: not in order of arrival."""
 
     time_ms: FloatArray
     prompt: FloatArray
@@ -115,18 +99,18 @@ class _Rows:
 
 
 def read_requests(source: str | Path | Source) -> Recording:
-    """Requests from a file, or from standard input for `-`. Raises BadInput that names the file and the row."""
+    """Return requests from a file, or from standard input for `-`. Raises BadInput that names the file and the row."""
     opened = source if isinstance(source, Source) else open_source(source)
     return _recording(_rows(opened), opened.name)
 
 
 def recorded_in(table: Trace, name: str = "the table") -> Recording:
-    """Requests in columns of a table, under any of the names that files have. Raises BadInput."""
+    """Return requests from columns of a table, under any known names. Raises BadInput."""
     return _recording(_columns(table, name), name)
 
 
 def _recording(rows: _Rows, name: str) -> Recording:
-    """Checked requests, their times counted from the first one."""
+    """Return checked requests, with times counted from the first one."""
     time_ms, dropped, notes = rows.time_ms, dict(rows.dropped), list(rows.notes)
     notes += [f"{LEFT_OUT[reason].format(count)} (left out)" for reason, count in dropped.items()]
     if not len(time_ms):
@@ -167,8 +151,7 @@ def _are_names(value: Any) -> bool:
 
 
 def _prefix(requests: Requests, contents: Sequence[Any]) -> PrefixBlocks | None:
-    """The blocks of prompts by their recorded names, of the size that fits the lengths of most; None where none does.
-    The last one may be a part, with a name of its own or none."""
+    """Return the blocks of prompts, of the size that fits most lengths; None if none does. The last may be partial."""
     lists = [each if _are_names(each) else [] for each in contents]
     counts, prompt = np.array([len(each) for each in lists]), requests.prompt_tokens
     fits = {
@@ -176,7 +159,7 @@ def _prefix(requests: Requests, contents: Sequence[Any]) -> PrefixBlocks | None:
         for tokens in BLOCK_TOKENS
     }
     tokens = max(fits, key=lambda each: fits[each])
-    if fits[tokens] < FITS:
+    if fits[tokens] < MIN_BLOCK_SHARE:
         return None
     numbers: dict[Any, int] = {}
     ids = [numbers.setdefault(each, len(numbers)) for names in lists for each in names]
@@ -188,7 +171,7 @@ def _is_length(tokens: FloatArray) -> NDArray[np.bool_]:
 
 
 def read_curve(source: str | Path) -> Piecewise:
-    """A Poisson process whose rate is that of a table (t_s, rate_per_s), again and again. Raises BadInput."""
+    """Return a repeating Poisson process with the rates of a table (t_s, rate_per_s). Raises BadInput."""
     table = read_columns(open_source(source), ("t_s", "rate_per_s"))
     try:
         return Piecewise((table.floats("t_s") * S).tolist(), (table.floats("rate_per_s") / S).tolist(), repeats=True)
@@ -206,14 +189,14 @@ def _rows(source: Source) -> _Rows:
 
 
 def _table(source: Source) -> _Rows:
-    """CSV, Parquet or JSON lines with one request a row, under any of the known column names."""
+    """Read CSV, Parquet or JSON lines with one request a row."""
     table = read_columns(source, ())
     rows = _columns(table, source.name)
     return replace(rows, dropped={**rows.dropped, **table.provenance})
 
 
 def _columns(table: Trace, source: str) -> _Rows:
-    """Columns by any of their known names."""
+    """Return the columns by any of their known names."""
     for columns in TABLES:
         if set(columns) <= set(table.columns):
             return _failed_out(table, *columns)
@@ -232,7 +215,7 @@ def _columns(table: Trace, source: str) -> _Rows:
 
 
 def _spans(table: Trace, time_ms: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-    """ms (n,) from the arrivals to the first and to the last tokens, where the table says so."""
+    """Return ms (n,) from arrival to the first and to the last token, if the table has them."""
     if all(name in table for name in MOMENTS):
         first, last = (numbers(table[name]) * S - time_ms for name in MOMENTS)
         return first, last
@@ -243,7 +226,7 @@ def _spans(table: Trace, time_ms: FloatArray) -> tuple[FloatArray, FloatArray] |
 
 
 def _failed_out(table: Trace, time: str, prompt: str, output: str) -> _Rows:
-    """Tables of production logs hold failures as requests without output."""
+    """Leave out requests without output: in production logs these failed."""
     answered = numbers(table[output]) >= 1
     kept = table.select(answered)
     dropped = {"no_output": int(np.count_nonzero(~answered))} if not answered.all() else {}
@@ -251,7 +234,7 @@ def _failed_out(table: Trace, time: str, prompt: str, output: str) -> _Rows:
 
 
 def moments_ms(table: Trace, name: str) -> FloatArray:
-    """ms (n,) of a column of seconds or of dates, NaN where there is neither."""
+    """Return ms (n,) of a column of seconds or of dates, NaN for other values."""
     found = _moments(table[name])
     return np.where(np.isfinite(found), found, np.nan)
 
@@ -268,7 +251,7 @@ def _moments(column: NDArray[Any]) -> FloatArray:
 
 
 def _without_zone(text: Any) -> np.datetime64:
-    """A point in time, NaT for what is none; all rows of a log share their zone, and only differences count."""
+    """Return a point in time without its zone, which all rows of a log share; NaT for what is none."""
     clock = _CLOCK.match(text) if isinstance(text, str) else None
     try:
         return np.datetime64(clock[0].strip().replace(" ", "T") if clock else "NaT", "ns")
@@ -316,7 +299,7 @@ def _aiperf(source: Source) -> _Rows:
 
 
 def _vllm_bench(source: Source) -> _Rows:
-    """One document with a list for each column; newer versions write `start_times` with --save-detailed."""
+    """Read a document with a list for each column; newer versions write `start_times` with --save-detailed."""
     for record in records(source, Tally()):
         names = ("start_times", "input_lens", "output_lens", "errors", "ttfts", "itls")
         starts, prompts, outputs, errors, ttfts, gaps = (record.get(name) for name in names)
@@ -346,7 +329,7 @@ def _vllm_bench(source: Source) -> _Rows:
 
 
 def _began_s(record: Mapping[str, Any]) -> float | None:
-    """When a benchmark began that ended at its `date`, which is in the zone of the client; taken for this machine's."""
+    """Return when a benchmark began, from its end `date` in the client's zone, taken for this machine's."""
     try:
         ended = datetime.strptime(record["date"], "%Y%m%d-%H%M%S")
         return ended.timestamp() - float(record["duration"])
@@ -355,12 +338,12 @@ def _began_s(record: Mapping[str, Any]) -> float | None:
 
 
 def _sum(gaps: Any) -> float:
-    """Of a list of numbers, NaN where it is none."""
+    """Return the sum of a list of numbers, NaN for what is no list."""
     return math.fsum(map(number, gaps)) if isinstance(gaps, list) else math.nan
 
 
 def _guidellm(source: Source) -> _Rows:
-    """The benchmark with the most requests, where a file holds a sweep of several."""
+    """Read the benchmark with the most requests of a sweep."""
     for record in records(source, Tally()):
         benchmarks = record.get("benchmarks")
         if not isinstance(benchmarks, list):
@@ -404,7 +387,7 @@ def _sorted_rows(
     finite = sent[np.isfinite(sent)]
     start = finite.min() if len(finite) else 0.0
     spans = None if np.isnan(ttft + latency).all() else (ttft, latency)
-    began_s = float(start * unit / S) if start * unit / S > OF_1970_S else None
+    began_s = float(start * unit / S) if start * unit / S > MIN_EPOCH_S else None
     return _Rows((sent - start) * unit, prompt, output, dropped, notes, spans=spans, sort=True, began_s=began_s)
 
 

@@ -1,4 +1,4 @@
-"""Requests as columns: when each arrives, how long it is, whose it is, and by when it should be done."""
+"""Requests as columns: arrival, lengths, class, user, deadline and SLOs, and the contents of prompts."""
 
 import math
 from collections.abc import Sequence
@@ -19,15 +19,17 @@ MOST_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class PrefixBlocks:
-    """What prompts consist of, by blocks of `tokens` tokens: ids[starts[r]:starts[r + 1]] name those of request r, the
-    first first. Blocks of one name are equal, and so is all that comes before them."""
+    """Contents of prompts in blocks of `tokens` tokens: ids[starts[r]:starts[r + 1]] are those of request r in order.
+
+    Equal ids mean equal contents, of the block and of all before it.
+    """
 
     tokens: int
     starts: IntArray
     ids: IntArray
 
     def select(self, rows: NDArray[Any] | slice) -> "PrefixBlocks":
-        """Of some of the requests."""
+        """Return the blocks of some requests."""
         kept = np.arange(len(self.starts) - 1)[rows]
         counts = np.diff(self.starts)[kept]
         starts = np.concatenate([[0], np.cumsum(counts)])
@@ -35,24 +37,22 @@ class PrefixBlocks:
         return PrefixBlocks(self.tokens, starts, self.ids[places])
 
     def apart(self, kinds: IntArray) -> "PrefixBlocks":
-        """The same requests, those of each kind (n,) with contents of their own."""
+        """Return the blocks with distinct contents for each kind of request (n,)."""
         other = int(self.ids.max(initial=0)) + 1
         return replace(self, ids=self.ids + np.repeat(kinds, np.diff(self.starts)) * other)
 
     def repeated(self, times: int) -> "PrefixBlocks":
-        """The same requests again and again, each time with contents of their own."""
+        """Return the blocks repeated, each time with distinct contents."""
         count = len(self.starts) - 1
         return self.select(np.tile(np.arange(count), times)).apart(np.repeat(np.arange(times), count))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Requests:
-    """Columns (n,), contiguous, in order of arrival. Make one with `make_requests`, which checks them.
+    """Contiguous columns (n,) in order of arrival, made and checked by `make_requests`.
 
-    arrival_ms: not decreasing.  prompt_tokens, output_tokens: 1 or more.  class_id: 0 for the most urgent class.
-    user_id: whose request it is.  deadline_ms: how long after its arrival it should be done.  ttft_slo_ms, tpot_slo_ms:
-    what is promised of its first token, and of each one after it. All three are infinite for none.  prefix: what their
-    prompts consist of, where that is known.
+    deadline_ms (from arrival), ttft_slo_ms and tpot_slo_ms are infinite for none; class 0 is the most urgent; prefix
+    holds the contents of prompts, if known.
     """
 
     arrival_ms: FloatArray
@@ -74,24 +74,24 @@ class Requests:
 
     @property
     def rate(self) -> float:
-        """Arrivals per ms between the first and the last; NaN where that cannot be said."""
+        """Arrivals per ms between the first and the last; NaN for fewer than two moments."""
         span = float(self.arrival_ms[-1] - self.arrival_ms[0]) if len(self) > 1 else 0.0
         return (len(self) - 1) / span if span > 0 else math.nan
 
     def select(self, rows: NDArray[Any] | slice) -> "Requests":
-        """The rows of a mask, of indices or of a slice."""
+        """Return the requests of a mask, of indices or of a slice."""
         columns: list[Any] = [np.ascontiguousarray(column[rows]) for column in self._columns()]
         return replace(Requests(*columns), prefix=None if self.prefix is None else self.prefix.select(rows))
 
     def scaled(self, factor: float) -> "Requests":
-        """The same requests `factor` times as fast, from the first arrival on."""
+        """Return the same requests `factor` times as fast, from the first arrival on."""
         if not math.isfinite(factor) or factor <= 0:
             raise WrongUsage(f"a rate cannot be scaled by {factor:g}", where="rate", remedy="Give a factor above zero.")
         start = self.arrival_ms[:1]
         return replace(self, arrival_ms=start + (self.arrival_ms - start) / factor)
 
     def at_rate(self, rate: float) -> "Requests":
-        """The same requests at another mean rate per ms; the pattern of bursts and lulls stays."""
+        """Return the same requests at another mean rate per ms, with the same pattern."""
         if not self.rate > 0:
             raise BadInput(
                 "the requests have no rate: they all arrive at once", remedy="Give two or more, at different times."
@@ -99,8 +99,10 @@ class Requests:
         return self.scaled(rate / self.rate)
 
     def repeated(self, times: float, rng: np.random.Generator) -> "Requests":
-        """`times` as many requests over the same time, each `times` times in the mean: once when it came, if at all,
-        then at random moments before the next one comes. What comes again is of other users and other contents."""
+        """Return `times` as many requests over the same time.
+
+        Copies arrive at random before the next request, from other users and with other contents.
+        """
         if not math.isfinite(times) or times <= 0:
             raise WrongUsage(f"a rate cannot be scaled by {times:g}", where="rate", remedy="Give a factor above zero.")
         copies = math.floor(times) + (rng.random(len(self)) < times - math.floor(times))
@@ -136,10 +138,13 @@ def make_requests(
     user_id: Any = 0,
     deadline_ms: Any = math.inf,
 ) -> Requests:
-    """Checked requests; every column but the first may be one number for all.
+    """Return checked requests; each column but the first may be one number for all.
 
-    Raises BadInput, which names the request, for arrivals that are not sorted, lengths below one, columns that differ
-    in length, and numbers that are not finite.
+    Raises
+    ------
+    BadInput
+        Names the request: arrivals not sorted, a length below one, a number that is not finite, columns of different
+        length.
     """
     arrivals = np.ascontiguousarray(arrival_ms, dtype=np.float64)
     n = len(arrivals)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import latfit
-from latfit.api.fits import Time
+from latfit.api.requests import Time
 from latfit.errors import BadInput
 from latfit.hardware import ExecutionPath
 from latfit.planning.support import inherited

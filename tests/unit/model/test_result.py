@@ -43,9 +43,7 @@ def test_the_contract_of_the_json(fit: FitResult) -> None:
     assert {"scheme", "folds", "mape_pct", "median_ape_pct", "rmse_ms"} <= set(document["cross_validation"])
     assert set(document["baselines"]) == {"constant", "linear"}
     assert {"mape_pct", "cv"} <= set(document["baselines"]["linear"])
-    assert set(document["diagnostics"]) >= {
-        "normality", "heteroscedasticity", "autocorrelation", "trend", "regimes", "lack_of_fit",
-    }  # fmt: skip
+    assert set(document["diagnostics"]) >= {"regimes", "lack_of_fit", "influence", "drift"}
 
 
 def test_every_status_says_what_to_do_unless_all_is_well() -> None:
@@ -62,7 +60,7 @@ def test_a_fit_keeps_the_ratios_of_every_phase(fit: FitResult) -> None:
     assert law is not None
     assert law.mean == pytest.approx(1, abs=0.02)
     steps = [limits.ratios.steps for limits in fit.limits.by_phase.values() if limits.ratios is not None]
-    assert sum(steps) == law.steps == fit.metrics.n
+    assert [sum(steps), law.steps] == pytest.approx([fit.metrics.n] * 2)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +98,8 @@ def test_broken_files_are_bad_input(content: str, tmp_path: Path) -> None:
         (("domain",), None),
         (("typical", "context_tokens"), 1e300),
         (("intervals", "ratio_quantiles", "0.95"), 1e300),
-        (("intervals", "ratios", "levels", "log_level", 0), 1e6),
-        (("intervals", "ratios", "levels", "error", 0), 1e-320),
+        (("intervals", "ratios", "levels"), {"sizes": [1.0], "log_level": [1e6], "error": [0.1]}),
+        (("intervals", "ratios", "levels"), {"sizes": [1.0], "log_level": [0.0], "error": [-0.1]}),
         (("intervals", "ratios", "values", -1), 1e300),
     ],
 )

@@ -1,8 +1,4 @@
-"""A plan against the event simulator: closed forms, the exact law with a cut-off, steps that vary, a refuted plan."""
-
-import re
-from dataclasses import replace
-from typing import Any
+"""Plans against the event simulator of `latfit simulate`, closed forms, and steps that vary."""
 
 import numpy as np
 import pytest
@@ -11,19 +7,13 @@ from scipy.stats import norm
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.model.noise.step_noise import noise_of
-from latfit.planning.load import evaluate
-from latfit.planning.load.strategies import Machine
 from latfit.planning.load.varying import load_from_arrivals
-from latfit.planning.load.verify import simulated
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Cutoff, Plan
-from latfit.policies.policy import Limits, cutoff
-from latfit.queueing import sampled
-from latfit.queueing.batch import batch_queue
-from latfit.queueing.overflow import feasible_cutoffs
-from latfit.queueing.service import linear_times, measured_times
-from latfit.simulation.policies.run import Checked, Options, check
+from latfit.policies.policy import Limits, cutoff, gpu_only
+from latfit.queueing import linear_times, simulate_batches
+from latfit.simulation.policies.run import Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
 from tests.unit.planning.test_plan import line, loaded, machine
 
@@ -43,7 +33,7 @@ WIDE = {"ratios": noise_of(np.linspace(0.5, 1.5, 2000), np.ones(2000)).to_json()
 STEADY = {"ratios": noise_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_json()}
 
 
-def checked(profile: HardwareProfile, sla: float, rate: float) -> Plan:
+def planned(profile: HardwareProfile, sla: float, rate: float) -> Plan:
     return make_plan(profile, sla, request=PlanRequest(rate=rate))
 
 
@@ -56,133 +46,72 @@ def told(plan: Plan) -> tuple[float, float]:
 
 def test_one_at_a_time_is_the_closed_form() -> None:
     """M/M/1 with mu 0.5 at 0.1 per ms: p99 = ln 100/0.4 = 11.513."""
-    plan = checked(NOMINAL, 20.0, 0.1)
+    plan = planned(NOMINAL, 20.0, 0.1)
     low, high = told(plan)
-    found = loaded(plan).checked
-    assert found is not None
-    assert found["percentile_ms"] == pytest.approx(np.log(100) / 0.4, abs=2 * (high - low))
+    assert low * 0.998 <= np.log(100) / 0.4 <= high * 1.002
     assert (plan.promise, plan.feasible) == ("yes", True)
-    assert "(exact)" in plan.answer
-    assert found["holds"] is True
 
 
-def test_the_cutoff_is_the_exact_law() -> None:
-    plan = checked(NOMINAL, 20.5, 0.4)
-    assert isinstance(plan.T_cut, Cutoff)
-    exact, simulated = plan.T_cut.bounds_ms["exact"], plan.T_cut.bounds_ms["event_simulation"]
-    low, high = told(plan)
-    assert simulated is not None
-    assert exact == pytest.approx(simulated, abs=2 * (high - low))
-
-
-def test_steps_that_scatter_are_in_the_plan_and_in_the_simulation() -> None:
-    """Two programs that share no code that serves: the percentile of the one lies in the interval of the other."""
-    plan = checked(machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED)), 100.0, 1.0)
+def test_noise_of_steps_is_in_the_plan() -> None:
+    """The event simulator serves the same steps by its own draws."""
+    noise = noise_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000))
+    plan = planned(machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED)), 100.0, 1.0)
     chosen = next(row for row in plan.alternatives if row.chosen)
     assert chosen.percentile_ms is not None
-    low, high = told(plan)
-    assert low * 0.99 <= chosen.percentile_ms <= high * 1.01
+    system = System(table_path("gpu", 4 + 0.1 * np.arange(1.0, 65), noise=noise))
+    found = check(gpu_only(Limits(64)), system, 1.0, 99.0, None, Options(seed=5)).percentile
+    assert found.low * 0.98 <= chosen.percentile_ms <= found.high * 1.02
     assert plan.promise == "yes"
-    without = make_plan(machine(gpu=line(4, 0.1, domain=SMALL)), 60.0, request=PlanRequest(rate=1.0))
-    steady = next(row for row in without.alternatives if row.chosen).percentile_ms
+    steady = planned(machine(gpu=line(4, 0.1, domain=SMALL)), 60.0, 1.0).alternatives[0].percentile_ms
     assert steady is not None
-    assert steady < 0.8 * low
+    assert steady < 0.8 * chosen.percentile_ms
 
 
-def test_a_plan_that_the_simulation_refutes_is_not_feasible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event simulation serves the same load with steps that take a tenth longer."""
-    profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED))
-    plan = make_plan(profile, 60.0, request=PlanRequest(rate=1.0))
-    just = 1.03 * told(plan)[1]
-    assert make_plan(profile, just, request=PlanRequest(rate=1.0)).feasible
-
-    def slower(each: Machine, *asked: Any) -> Checked | None:
-        assert each.gpu is not None
-        return simulated(replace(each, gpu=each.gpu.scaled(1.1)), *asked)
-
-    monkeypatch.setattr(evaluate, "simulated", slower)
-    refuted = make_plan(profile, just, request=PlanRequest(rate=1.0))
-    assert (refuted.promise, refuted.feasible) == ("no", False)
-    assert refuted.binding.startswith("the event simulation refutes it")
-    assert refuted.answer.startswith("1,000 req/s of 1 token each cannot be served")
-    assert "--sla" in refuted.remedy
-    assert not any(row.chosen for row in refuted.alternatives)
-
-
-def test_laws_only_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T = 4 + 0.1 b without its scatter is the batch queue's exact law."""
-
-    def never(*asked: Any) -> None:
-        raise AssertionError
-
-    for name in ("sampled_queue", "sampled_cutoff"):
-        monkeypatch.setattr(sampled, name, never)
-    monkeypatch.setattr(evaluate, "simulated", never)
+def test_laws_only_leaves_out_noise() -> None:
+    """T = 4 + 0.1 b without its noise."""
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=WIDE), cpu=line(0.01, 1.99, intervals=STEADY))
     plan = make_plan(profile, 20.0, request=PlanRequest(rate=1.0, laws_only=True))
     row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
-    assert row.percentile_ms == pytest.approx(batch_queue(1.0, linear_times(4, 0.1, 64)).percentile(0.99))
-    assert {row.source for row in plan.alternatives} <= {"exact", None}
-    assert loaded(plan).checked is None
+    assert row.percentile_ms == pytest.approx(
+        simulate_batches(1.0, linear_times(4, 0.1, 64)).percentile(0.99), rel=0.01
+    )
     assert plan.promise == "in doubt"
-    assert "closed form only" in plan.answer
 
 
 def test_bursts_are_simulated_as_they_were_recorded() -> None:
-    """Twenty at once, then a pause: what the plan says of it is what the event simulation says, and no Poisson load."""
+    """Twenty at once, then a pause of 20 ms: the last of them waits for 20 others, and T(20) = 4 ms."""
     gaps = np.tile(np.r_[np.full(19, 0.01), 20.0], 400)
     load = load_from_arrivals(np.cumsum(gaps), "bursts", float(gaps.sum() / 2))
     profile = machine(gpu=line(2, 0.1, domain=SMALL, intervals=STEADY))
-    bursts = make_plan(profile, 30.0, request=PlanRequest(load=load))
-    low, high = told(bursts)
-    late = bursts.alternatives[0].percentile_ms
-    assert late is not None
-    assert low * 0.98 <= late <= high * 1.02
+    late = make_plan(profile, 30.0, request=PlanRequest(load=load)).alternatives[0].percentile_ms
     poisson = make_plan(profile, 30.0, request=PlanRequest(rate=load.peak)).alternatives[0].percentile_ms
+    assert late is not None
     assert poisson is not None
+    # The first is served alone for 2.1 ms, the other nineteen wait for its end and take 3.9 ms.
+    assert late == pytest.approx(2.1 + 3.9, rel=0.05)
     assert abs(late / poisson - 1) > 0.1
 
 
-def test_what_the_cutoff_carries_is_its_own() -> None:
-    """At the rate that GPU and CPU are said to carry some T_cut meets the SLA by the exact law, a tenth above it none;
-    another way of running the load lends it nothing."""
-    profile = HardwareProfile(
-        {
-            "amx": nominal_path("amx", parse_nominal("p50=1.3862944ms,max_batch=64")),
-            "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
-        }
-    )
-    plan = make_plan(profile, 20.0, request=PlanRequest(rate=0.9))
-    row = next(each for each in plan.alternatives if "T_cut" in each.name)
+def test_a_cutoff_carries_what_the_simulator_confirms() -> None:
+    """At the capacity of GPU and CPU together the T_cut of a plan meets 20 ms; a tenth above no plan is feasible."""
+    row = next(each for each in planned(NOMINAL, 20.0, 0.9).alternatives if "T_cut" in each.name)
     assert row.sustainable_per_s is not None
-    times = measured_times(12 + 0.05 * np.arange(1.0, 65))
-    for factor, found in ((0.99, True), (1.1, False)):
-        ranges = feasible_cutoffs(factor * row.sustainable_per_s / 1e3, times, 0.5, 20.0)
-        assert bool(ranges.ranges) is found
+    system = System(linear_path("gpu", 12, 0.05, 64), table_path("amx", [2.0], exponential=True))
+    rate = row.sustainable_per_s / 1e3
+    at = planned(NOMINAL, 20.0, rate)
+    assert at.feasible
+    assert at.T_cut.value is not None
+    assert check(cutoff(at.T_cut.value, Limits(64, 1)), system, rate, 99.0, 20.0).percentile.low <= 20.0
+    assert not planned(NOMINAL, 20.0, 1.1 * rate).feasible
 
 
 @pytest.mark.parametrize(("rate", "feasible"), [(50.0, False), (1e-12, True)])
-def test_nothing_is_simulated_without_a_strategy_or_where_requests_never_meet(rate: float, feasible: bool) -> None:
-    plan = make_plan(NOMINAL, 20.0, request=PlanRequest(rate=rate))
-    assert loaded(plan).checked is None
-    assert plan.feasible is feasible
-
-
-def test_a_plan_at_the_edge_says_how_to_leave_it() -> None:
-    """T_cut is the largest that meets 20 ms, so no simulation can tell; the one that it names is sure."""
-    plan = checked(NOMINAL, 20.0, 0.4)
-    assert plan.promise == "in doubt"
-    way_out = next(reason for reason in plan.why_in_doubt if "at the edge" in reason)
-    found = re.search(r"T_cut ([\d.]+) ms keeps 2 %.* --sla 19\.6ms", way_out)
-    assert found is not None
-    amx, gpu = table_path("amx", [2.0], exponential=True), linear_path("gpu", 12, 0.05, 64)
-    surer = check(cutoff(float(found[1]), Limits(64, 1)), System(gpu, amx), 0.4, 99.0, 20.0)
-    assert surer.holds is True
-    assert make_plan(NOMINAL, 19.6, request=PlanRequest(rate=0.4)).feasible
+def test_too_many_requests_and_next_to_none(rate: float, feasible: bool) -> None:
+    assert planned(NOMINAL, 20.0, rate).feasible is feasible
 
 
 class TestSteadyService:
-    """A CPU that takes 2 ms every time queues less than an exponential one of that mean."""
+    """A CPU that takes 2 ms every time."""
 
     gpu = nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64"))
     profile = HardwareProfile({**machine(cpu=line(0.01, 1.99, domain=SMALL, intervals=STEADY)).paths, "gpu": gpu})
@@ -193,8 +122,7 @@ class TestSteadyService:
         found = check(cutoff(cutoff_ms, Limits(64, 1)), self.system, rate, 99.0, 20.0, Options(seed=5, replications=8))
         return found.percentile.low, found.percentile.high
 
-    def test_a_cutoff_that_the_exponential_law_denies(self) -> None:
-        assert not feasible_cutoffs(0.48, measured_times(12 + 0.05 * np.arange(1.0, 65)), 0.5, 20.0).ranges
+    def test_a_cutoff_is_the_largest_that_meets_the_sla(self) -> None:
         plan = make_plan(self.profile, 20.0, request=PlanRequest(rate=0.48))
         assert isinstance(plan.T_cut, Cutoff)
         assert (plan.feasible, plan.T_cut.bound) == (True, "simulated")
@@ -214,8 +142,6 @@ class TestSteadyService:
         assert low * 0.99 <= simulated <= high * 1.01
 
     def test_a_cpu_more_variable_than_exponential_gets_no_bound_of_one(self) -> None:
-        """cv 1.5: the exponential bound at its largest T_cut is broken by an own run; the plan's T_cut keeps the
-        SLA."""
         wild = noise_of(np.repeat([0.5, 5.5], [1800, 200]), np.ones(2000))
         cpu = line(0.01, 1.99, domain=SMALL, intervals={"ratios": wild.to_json()})
         profile = HardwareProfile({**machine(cpu=cpu).paths, "gpu": self.gpu})

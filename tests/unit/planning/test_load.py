@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.planning.load.promise import promised_by_batches
+from latfit.planning.load.uncertainty import promised_by_batches
 from latfit.planning.load.varying import load_from_arrivals, read_load, schedule
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Load, PlanRequest

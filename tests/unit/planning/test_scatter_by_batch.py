@@ -9,8 +9,8 @@ from latfit.fitting.problem import FitOptions
 from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
 from latfit.model.fit_result import FitResult
-from latfit.planning.load.promise import Promise, asked_of, promised
 from latfit.planning.load.strategies import Target, machine_of
+from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
 from latfit.trace.table import Trace
@@ -31,10 +31,10 @@ def measured(seed: int, steps: int = 4500) -> FitResult:
     return fit_trace(Trace({"B": B, "S": B, "T_ms": (4 + 0.5 * B) * factors(B, rng)}), FitOptions("linear"))
 
 
-def promise_of(fit: FitResult, rate: float, cap: int) -> Promise:
+def promise_of(fit: FitResult, rate: float, cap: int) -> PercentileEstimate:
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
     machine = machine_of(profile, 1, PlanRequest(rate=rate, max_batch=cap))
-    found = promised(asked_of(machine, Target(1e3, 0.99, 1), Strategy(Kind.GREEDY, ("gpu",)), rate))
+    found = estimate_percentile(machine, Strategy(Kind.GREEDY, ("gpu",)), Target(1e3, 0.99, 1), rate)
     assert found is not None
     return found
 

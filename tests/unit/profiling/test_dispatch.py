@@ -210,30 +210,30 @@ class TestRefusal:
             select.proved.__wrapped__("openvino", "bf16", "amx")
 
 
-@pytest.mark.parametrize("device", ["openvino", "torch-cpu"])
+@pytest.fixture(params=["openvino", "torch-cpu"])
+def device(request: pytest.FixtureRequest) -> str:
+    """A library that is installed, on a CPU with AVX-512-BF16."""
+    if find_spec(select.KINDS[request.param].library) is None:
+        pytest.skip(f"{select.KINDS[request.param].library} is not installed")
+    if "avx512_bf16" not in cpu_flags():
+        pytest.skip("this CPU has no AVX-512-BF16")
+    return str(request.param)
+
+
 class TestHere:
     """The probe itself, on this CPU: what ran can be no more than what the CPU has."""
 
-    def evidence(self, device: str, precision: str, isa: str) -> dict[str, Any]:
-        if find_spec(select.KINDS[device].library) is None:
-            pytest.skip(f"{select.KINDS[device].library} is not installed")
-        if "avx512_bf16" not in cpu_flags():
-            pytest.skip("this CPU has no AVX-512-BF16")
-        return executed_isa.probe(device, precision, isa)
-
     def test_bf16_runs_on_what_the_cpu_has(self, device: str) -> None:
         wanted = "amx" if "amx_bf16" in cpu_flags() else "avx512_bf16"
-        assert self.evidence(device, "bf16", "auto")["isa"] == wanted
+        assert executed_isa.probe(device, "bf16", "auto")["isa"] == wanted
 
     def test_a_cap_below_is_kept(self, device: str) -> None:
         """Capped at AVX2, bfloat16 leaves oneDNN or is computed in float32; it never runs on AVX-512."""
-        assert self.evidence(device, "fp32", "avx2")["isa"] in ("avx2", None)
+        assert executed_isa.probe(device, "fp32", "avx2")["isa"] in ("avx2", None)
 
+    @pytest.mark.skipif("amx_tile" in cpu_flags(), reason="this CPU has AMX")
     def test_asking_for_amx_gives_none(self, device: str) -> None:
         """What the option would do without our refusal: oneDNN takes the cap and runs AVX-512 without a word."""
-        if "amx_tile" in cpu_flags():
-            pytest.skip("this CPU has AMX")
-        self.evidence(device, "bf16", "auto")
         command = [sys.executable, "-m", "latfit.profiling.host.executed_isa", device, "bf16"]
         environment = {**os.environ, "ONEDNN_VERBOSE": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}
         assert executed_isa.run_probe(command, environment)["isa"] == "avx512_bf16"

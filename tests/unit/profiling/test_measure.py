@@ -166,7 +166,7 @@ class TestNumpyDevice:
     def test_end_to_end(self, tmp_path: Path) -> None:
         """A moment on a real CPU: every cell of a small grid is measured, stored, and read back."""
         request = ProfileRequest(
-            device="numpy", layers=1, grid=GRID, contexts=(16,), threads=1, budget_ms=4_000, precision=0.9
+            device="numpy", layers=1, grid=GRID, contexts=(16,), threads=1, budget_ms=10_000, precision=0.9
         )
         trace, (outcome,) = measure(request)
         write_trace(tmp_path / "trace.parquet", trace)

@@ -13,7 +13,7 @@ from latfit.warning import LatfitWarning
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 
-RUNS = 200
+RUNS = 100
 
 
 def only(result: ProfileResult) -> LatfitWarning:

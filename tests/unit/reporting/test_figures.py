@@ -202,9 +202,11 @@ class TestContext:
         return replace(
             fit,
             model="context",
-            parameters=extra
-            | dict(fit.parameters)
-            | {k: structs.replace(extra[k], value=1e-3) for k in ("tau_K", "tau_L")},
+            parameters={
+                **extra,
+                **fit.parameters,
+                **{k: structs.replace(extra[k], value=1e-3) for k in ("tau_K", "tau_L")},
+            },
             domain={**fit.domain, "context_tokens": [0.0, 32768.0]},
             typical={"context_tokens": 256.0, "prefill_context_tokens": 0.0},
         )

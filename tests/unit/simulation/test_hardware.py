@@ -9,7 +9,8 @@ import pytest
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, nominal_path as named_path
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.fit_parts import Estimate
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.noise.step_noise import noise_of
 from latfit.model.registry import FAMILY
 from latfit.simulation.policies.service import ServicePath, Serving, linear_path, system_of
@@ -57,13 +58,13 @@ class TestParts:
         """A measured GPU of 64, a CPU of 8 and a nominal median of one: T is each path's own at any tokens."""
         fits = {"gpu": fit_of(64), "cpu": fit_of(8)}
         known = HardwareProfile({name: ExecutionPath(name, fit) for name, fit in fits.items()})
-        table = system_of(known, Serving(tokens_per_request=20, most_tokens=100)).tables()
+        table = system_of(known, Serving(tokens_per_request=20, most_tokens=100)).tables
         S = np.array([10.0, 64.0, 500.0])
         for row, B in ((0, 8), (1, 8), (0, 64)):
             found = np.interp(S, table.grid, table.times[row, B])
             assert found == pytest.approx(fit_of().latency_ms(np.full(3, float(B)), np.maximum(S, B)), rel=0.02)
         with_median = known.with_path(named_path("amx", parse_nominal("p50=2ms")))
-        table = system_of(with_median, Serving(tokens_per_request=20, most_tokens=100)).tables()
+        table = system_of(with_median, Serving(tokens_per_request=20, most_tokens=100)).tables
         assert table.times[1, 1] == pytest.approx(2 / math.log(2))
 
     def test_servers_and_buckets(self) -> None:

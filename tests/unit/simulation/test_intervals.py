@@ -11,7 +11,7 @@ import pytest
 
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits
-from latfit.queueing.batch import batch_queue
+from latfit.queueing.sampled import Effort, simulate_batches
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.estimate import (
     MANY,
@@ -133,7 +133,7 @@ class TestCoverage:
     def test_batches_near_saturation(self) -> None:
         """Greedy batches of up to 64 at .95 of what they can carry, T = 8 + .05 b, by the exact law."""
         rate = 0.95 * 64 / (8 + 0.05 * 64)
-        law = batch_queue(rate, linear_times(8, 0.05, max_batch=64))
+        law = simulate_batches(rate, linear_times(8, 0.05, 64), effort=Effort(20, 400_000, 400_000))
         truth, held, confirmed = {"mean": law.mean_ms, "p99": law.percentile(0.99)}, {"mean": 0, "p99": 0}, 0
         system, policy = System(linear_path("gpu", 8, 0.05, 64)), policies.gpu_only(Limits(64))
         for seed in range(12):

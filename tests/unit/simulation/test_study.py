@@ -3,8 +3,8 @@
 import pytest
 
 from latfit.policies.policy import DispatchTable
-from latfit.queueing.batch import batch_queue
 from latfit.queueing.dispatch_mdp import optimal_rule
+from latfit.queueing.sampled import simulate_batches
 from latfit.queueing.service import linear_times, measured_times
 from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.run import Options
@@ -46,7 +46,7 @@ def test_two_paths() -> None:
     limit = 1000 * 64 / (8 + 0.05 * 64)
     greedy = best_run(runs, "gpu-only", LOADS[4] * limit)
     assert greedy is not None
-    law = batch_queue(LOADS[4] * limit / 1000, linear_times(8, 0.05, max_batch=64))
+    law = simulate_batches(LOADS[4] * limit / 1000, linear_times(8, 0.05, 64))
     assert greedy.latency["p99"].value == pytest.approx(law.percentile(0.99), rel=0.02)
     assert best_run(runs, "gpu-only", LOADS[-1] * limit) is None
     found = findings(runs, system)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from latfit.cli.app import run
-from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
+from latfit.model.fit_parts import Estimate
+from latfit.model.fit_result import FitResult, FitStatus, write_fit
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs

@@ -142,10 +142,12 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     at, length, count = T[paused], (observed - calm * T)[paused], weights[paused]
     order = np.argsort(length, kind="stable")
     at, length, count = at[order], length[order], count[order]
-    not_fixed = _growth(length, hidden * at, at, share * count) > REJECTED_Z
-    not_ratios = _growth(length / at, np.full(len(at), hidden), at, share * count) < -REJECTED_Z
-    if not_fixed and not not_ratios:
+    # Of two kinds that the data reject the less rejected one counts: lengths of a fixed time grow a little with noise.
+    against_fixed = _growth(length, hidden * at, at, share * count)
+    against_ratios = -_growth(length / at, np.full(len(at), hidden), at, share * count)
+    if against_fixed > max(REJECTED_Z, against_ratios):
         return none, None
+    fixed = against_ratios > max(REJECTED_Z, against_fixed)
     exposure = [_exposure(length, steps, hidden, power) for power in (0, 1)]
     # Pauses per step do not prefer longer steps; pauses per ms do, in proportion.
     trends = [_score(np.log(at), share * count, sums) for sums in exposure]
@@ -163,7 +165,7 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     ms, ratios = (np.add.reduceat(rate * each, starts) / weight for each in (length, length / at))
     return paused, Pauses(
         ms,
-        np.zeros(len(ms)) if not_ratios and not not_fixed else ratios,
+        np.zeros(len(ms)) if fixed else ratios,
         weight / weight.sum(),
         float(rates[0].sum()) if per_step else 0.0,
         float(rates[1].sum()) if per_ms else 0.0,

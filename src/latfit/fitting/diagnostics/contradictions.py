@@ -1,28 +1,10 @@
-"""Steps whose time is ten times from that of the steps beside them. Slow ones are named, fast ones left out of a fit.
+"""Detect impossible steps: about ten times away from comparable steps, as by a wrong unit or a clock that jumped.
 
-A wrong unit, a clock that jumped or a counter that wrapped puts a step far from all that is like it. No loss bounds
-what such rows do to the mean error of a fit, so they are looked for before anything is fitted, and without a model: one
-that is off by as much would accuse the steps.
-
-With x the logarithms of all that is known of a step, a trend of ln T is taken out: a quadratic in x by least absolute
-deviations (least squares with the weights 1/|r|, a few times over), which steps that are far off do not move. What is
-left of a cell (of the steps that agree in all that is known) is the median r of its rows. A cell is impossible where r
-lies by ln FACTOR and more from the median of the six cells nearest to it in x, and half as far or more, on the same
-side, from all but at most one of them. So
-
-* a latency that falls or bends is not accused: the cells beside fall with it, or lie between;
-* nor one that jumps, to however many times as much: of the cells behind a jump each has others behind it beside it. A
-  cell that lies alone beyond all others along some axis may stand behind a jump, so it has to be off by FACTOR twice;
-* nor are times that scatter by as much everywhere: a cell has to be off by DEVIATIONS of what cells differ by from
-  those beside them, too.
-
-Cells found are no neighbours any more, and the rest is looked at again until none is found: two that stand side by side
-do not vouch for each other.
-
-A row as far from the median of its own cell is named too, where at most one other is. Nothing lets a step take a tenth
-of its time, so fast rows are impossible. A slow one may have been paused, and the tail is what people plan for: it is
-named and kept. The loss bounds its pull on the formula, and the error of a step that took longer than predicted is at
-most 100 %.
+Without a model: a quadratic in the logarithms of all columns, fitted by least absolute deviations, takes out the trend
+of ln T. A cell is impossible if its median residual differs by ln FACTOR from the median of its six nearest cells, and
+by half as much from all but at most one of them on the same side. A row is, if it differs as much from its cell, where
+at most one other does. Slow steps are reported and kept: they may have been paused, and the tail is what people plan
+for. Fast ones are impossible and left out.
 """
 
 from dataclasses import dataclass
@@ -33,31 +15,24 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.influence import nearest
+from latfit.fitting.diagnostics.messages import message
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms, number
-from latfit.warning import NO_ACTION, LatfitWarning
+from latfit.warning import LatfitWarning
 
-FACTOR = 8.0
-"""Times the latency beside it: ten, less what noise and the trend may take from them."""
-
-DEVIATIONS, SOME = 5.0, 1000
-"""How many standard deviations from the cells beside a cell has to be; cells that tell that deviation."""
-
+FACTOR = 8.0  # ten, less what noise and the trend may take
 NEIGHBOURS = 6
-FEWEST_CELLS = 10
-FEWEST_ROWS = 3
-MOST_SHARE = 0.1
-"""Share of the rows beyond which they are no exceptions."""
-
-TREND_ROWS = 20_000
-PASSES = 8
-TOLD, STORED = 3, 50
+MIN_CELLS, MIN_CELL_ROWS = 10, 3
+MIN_DEVIATIONS = 5.0  # of the scatter between neighbouring cells
+MAX_SCATTER_CELLS = 1000  # cells that the scatter is computed from
+MAX_SHARE = 0.1  # of the rows; more are no exceptions
+MAX_TREND_ROWS, TREND_PASSES = 20_000, 8
+MAX_SHOWN, MAX_STORED = 3, 50
 
 
 @dataclass(frozen=True, eq=False)
 class Contradictions:
-    """Rows that contradict those beside them (k,), the time in ms that these suggest (k,), and which of them cannot be
-    right (k,): the others are slow."""
+    """Rows far from comparable ones (k,), the time in ms those suggest (k,), and which are impossible, not slow."""
 
     rows: NDArray[np.intp]
     expected: FloatArray
@@ -65,15 +40,15 @@ class Contradictions:
 
     @property
     def left_out(self) -> NDArray[np.intp]:
-        """The rows that no fit may use."""
+        """Row numbers that a fit must not use."""
         return self.rows[self.impossible]
 
     def without(self, data: FitData) -> FitData:
-        """The rows that a fit may use."""
+        """Return the rows that a fit may use."""
         return data.sample(np.delete(np.arange(len(data)), self.left_out)) if len(self.left_out) else data
 
     def to_json(self, data: FitData) -> dict[str, Any]:
-        """`contradictions` of the diagnostics: the steps, those farthest off first."""
+        """Return `contradictions` of the diagnostics, the steps farthest off first."""
         order = np.argsort(-np.abs(np.log(data.observed[self.rows] / self.expected)))
         steps = [
             {
@@ -82,7 +57,7 @@ class Contradictions:
                 "expected_ms": float(self.expected[i]),
                 "left_out": bool(self.impossible[i]),
             }
-            for i in order[:STORED].tolist()
+            for i in order[:MAX_STORED].tolist()
         ]
         return {
             "factor": FACTOR,
@@ -92,33 +67,25 @@ class Contradictions:
         }
 
     def warnings(self, data: FitData) -> list[LatfitWarning]:
-        """What a user should know of them."""
-        found = []
-        if self.impossible.any():
-            message = f"{_steps(self.impossible)} far from those beside: {_told(data, self, self.impossible)}."
-            remedy = "Left out of the fit. Check how they were recorded (unit, clock, counters), or measure again."
-            found.append(LatfitWarning("impossible_steps", message, remedy))
-        if not self.impossible.all():
-            message = f"{_steps(~self.impossible)} far slower than those beside: {_told(data, self, ~self.impossible)}."
-            remedy = (
-                "They count in the tail: where they should not, measure again, or leave them out with --drop outlier."
-            )
-            if data.in_time:
-                remedy = f"{NO_ACTION} They count in the tail, and the loss bounds what they do to the formula."
-            found.append(LatfitWarning("slow_steps", message, remedy))
-        return found
+        """Return the messages on them."""
+        slow = "slow_steps_of_log" if data.in_time else "slow_steps"
+        return [
+            message(code, steps=_count(some), which=_describe(data, self, some))
+            for code, some in (("impossible_steps", self.impossible), (slow, ~self.impossible))
+            if some.any()
+        ]
 
 
-def _steps(some: NDArray[np.bool_]) -> str:
+def _count(some: NDArray[np.bool_]) -> str:
     rows = int(some.sum())
     return f"{rows:,} steps are" if rows > 1 else "1 step is"
 
 
-def _told(data: FitData, found: Contradictions, some: NDArray[np.bool_]) -> str:
-    """The steps that are farthest off in words."""
+def _describe(data: FitData, found: Contradictions, some: NDArray[np.bool_]) -> str:
+    """Describe the steps that are farthest off."""
     off = np.where(some, np.abs(np.log(data.observed[found.rows] / found.expected)), -1.0)
     texts = []
-    for i in np.argsort(-off)[: min(TOLD, int(some.sum()))].tolist():
+    for i in np.argsort(-off)[: min(MAX_SHOWN, int(some.sum()))].tolist():
         row = found.rows[i]
         step = ", ".join(f"{name}={number(float(column[row]))}" for name, column in data.steps.items())
         texts.append(f"{step} took {format_ms(data.observed[row])} instead of about {format_ms(found.expected[i])}")
@@ -127,10 +94,10 @@ def _told(data: FitData, found: Contradictions, some: NDArray[np.bool_]) -> str:
 
 
 def contradictions(data: FitData) -> Contradictions | None:
-    """The rows of one system that lie ten times from the steps beside them; None where there is none."""
+    """Return the impossible and the slow rows of one system; None where there are none."""
     x, y = _coordinates(data), np.log(data.observed)
     cells = int(data.known_cell.max(initial=-1)) + 1
-    if cells < FEWEST_CELLS or x.shape[1] == 0 or np.ptp(y) < np.log(FACTOR):
+    if cells < MIN_CELLS or x.shape[1] == 0 or np.ptp(y) < np.log(FACTOR):
         return None
     r = y - _trend(x, y)
     if np.ptp(r) < np.log(FACTOR):
@@ -140,25 +107,25 @@ def contradictions(data: FitData) -> Contradictions | None:
     alone = _alone_in_cell(r, middle, data.known_cell, cells) & np.isnan(usual)
     usual[alone] = middle[data.known_cell[alone]]
     rows = np.flatnonzero(np.isfinite(usual))
-    if not 0 < len(rows) <= MOST_SHARE * len(data):
+    if not 0 < len(rows) <= MAX_SHARE * len(data):
         return None
     return Contradictions(rows, np.exp((y + usual - r)[rows]), (r < usual)[rows])
 
 
 def _coordinates(data: FitData) -> FloatArray:
-    """ln(1 + column) (n, k) of what is known of the steps and varies."""
+    """Return ln(1 + column) (n, k) of the columns that vary."""
     varying = [np.log1p(np.maximum(column, 0.0)) for column in data.steps.values() if np.ptp(column) > 0]
     return np.stack(varying, axis=1) if varying else np.empty((len(data), 0))
 
 
 def _trend(x: FloatArray, y: FloatArray) -> FloatArray:
-    """A quadratic (n,) in x (n, k) that follows y (n,) by least absolute deviations."""
+    """Return a quadratic (n,) in x (n, k), fitted to y (n,) by least absolute deviations."""
     z = (x - x.mean(axis=0)) / x.std(axis=0)
     pairs = [z[:, i] * z[:, j] for i in range(z.shape[1]) for j in range(i + 1)]
     X = np.stack([np.ones(len(z)), *z.T, *pairs], axis=1)
-    some = slice(None, None, len(z) // TREND_ROWS + 1)
+    some = slice(None, None, len(z) // MAX_TREND_ROWS + 1)
     part, target, weights = X[some], y[some], np.ones(len(y[some]))
-    for _ in range(PASSES):
+    for _ in range(TREND_PASSES):
         scaled = part * weights[:, None]
         square = scaled.T @ part
         c = np.linalg.solve(square + 1e-9 * np.trace(square) * np.eye(len(square)), scaled.T @ target)
@@ -168,7 +135,7 @@ def _trend(x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def _medians(r: FloatArray, cell: NDArray[np.intp], cells: int) -> tuple[FloatArray, NDArray[np.intp]]:
-    """Median of each cell (m,), and one of its rows."""
+    """Return the median of each cell (m,), and one of its rows."""
     order = np.lexsort((r, cell))
     rows = np.bincount(cell, minlength=cells)
     start = np.cumsum(rows) - rows
@@ -176,25 +143,25 @@ def _medians(r: FloatArray, cell: NDArray[np.intp], cells: int) -> tuple[FloatAr
 
 
 def _alone_in_cell(r: FloatArray, middle: FloatArray, cell: NDArray[np.intp], cells: int) -> NDArray[np.bool_]:
-    """Rows (n,) that are far from the median of their cell, where at most one other is."""
+    """Return rows (n,) far from the median of their cell, where at most one other is."""
     far = np.abs(r - middle[cell]) > np.log(FACTOR)
-    far &= (np.bincount(cell, minlength=cells) >= FEWEST_ROWS)[cell]
+    far &= (np.bincount(cell, minlength=cells) >= MIN_CELL_ROWS)[cell]
     return np.asarray(far & (np.bincount(cell, far, cells) <= 2)[cell])
 
 
 def _beside(x: FloatArray, r: FloatArray) -> FloatArray:
-    """What the cells beside say r (m,) should be, of cells that contradict them; NaN of all others."""
+    """Return the median residual of the nearest cells, for cells that contradict them; NaN for others."""
     # Where cells differ from those beside them by as much anyhow, none of them is an exception.
-    some = np.arange(0, len(r), len(r) // SOME + 1)
+    some = np.arange(0, len(r), len(r) // MAX_SCATTER_CELLS + 1)
     beside = np.median(r[nearest(x, some, NEIGHBOURS)], axis=1)
-    least_off = max(np.log(FACTOR), DEVIATIONS * mad_sigma(r[some] - beside))
+    least_off = max(np.log(FACTOR), MIN_DEVIATIONS * mad_sigma(r[some] - beside))
     found, limit = np.full(len(r), np.nan), least_off * np.where(_alone_at_an_end(x), 2.0, 1.0)
     # of two cells that differ by so much one is half as far from the middle of all
     far = np.abs(r - np.median(r)) > limit / 2
     while True:
         kept = np.flatnonzero(np.isnan(found))
         asked = np.flatnonzero(far[kept])
-        if len(kept) < FEWEST_CELLS or len(asked) == 0:
+        if len(kept) < MIN_CELLS or len(asked) == 0:
             return found
         near = r[kept][nearest(x[kept], asked, NEIGHBOURS)]
         off, usual, least = r[kept[asked], None] - near, np.median(near, axis=1), limit[kept[asked]]
@@ -207,7 +174,7 @@ def _beside(x: FloatArray, r: FloatArray) -> FloatArray:
 
 
 def _alone_at_an_end(x: FloatArray) -> NDArray[np.bool_]:
-    """Cells (m,) that lie alone beyond all others along some axis."""
+    """Return cells (m,) alone at an end of an axis: they may stand behind a jump, so they need twice the distance."""
     ends = np.zeros(len(x), dtype=bool)
     for column in x.T:
         for end in (column.min(), column.max()):

@@ -1,15 +1,7 @@
-"""Drift of the residuals: whether the machine changed during a run, by how much, and when.
+"""Detect a change of level of the residuals within a run, by how much, and when.
 
-For a series x_1..x_n with mean m let S_k = sum_{i<=k} (x_i - m). Without a change max_k |S_k| / (sigma sqrt n) tends to
-the largest excursion of a Brownian bridge, whose law is Kolmogorov's (CUSUM test; Csörgő & Horváth 1997). The change is
-dated where |S_k| is largest, and its size is the difference of the means on both sides.
-
-sigma^2 is the long-run variance: neighbours in time share their noise. The series is whitened by its lag-one
-correlation rho, what remains is added up with falling (Bartlett) weights, and the sum divided by (1 - rho)^2 (Andrews &
-Monahan 1992). It is taken after each side's own line is removed, or a large change would hide itself, and so would a
-steady rise; that lowers rho, five times as much as the removal of one mean does in simulation, (1 + 3 rho)/n, which is
-put back. A single heavy outlier is no change: the series is clipped at three robust standard deviations about its
-median, or a tick of the clock if that is more.
+CUSUM test: max_k |S_k| / (sigma sqrt n) of the centred cumulative sums against Kolmogorov's distribution (Csörgő &
+Horváth 1997), with the long-run variance sigma^2 after Andrews & Monahan (1992), whitened by the lag-one correlation.
 """
 
 import math
@@ -23,16 +15,16 @@ from latfit.fitting.data import FitData
 from latfit.model import Drift, LevelChange
 from latfit.stats import FloatArray
 
-LEAST_ROWS = 50
-CERTAIN = 0.01
-LEAST_SHIFT = 0.02
-_SHRINKS = 5.0
-_LEAST_PART = 0.3
+MIN_ROWS = 50
+CERTAIN = 0.01  # level of the test over all runs together
+LEAST_SHIFT = 0.02  # smaller changes are not reported
+TREND_BIAS = 5.0  # removing a line from both sides lowers rho by 5 (1 + 3 rho) / n in simulation
+MIN_VARIANCE_SHARE = 0.3  # floor of the long-run variance after whitening
 
 
 @dataclass(frozen=True)
 class ChangePoint:
-    """index: first element after the change.  shift: mean after minus mean before.  p_value: of there being none."""
+    """First element after the change, mean after minus mean before, and the p-value of no change."""
 
     index: int
     shift: float
@@ -40,10 +32,12 @@ class ChangePoint:
 
 
 def change_point(series: FloatArray, tick: FloatArray | float = 0.0) -> ChangePoint | None:
-    """The most likely change of level in a series (n,) in time order, of which a clock cannot tell ticks (n,); None
-    where it does not vary or is short."""
+    """Return the most likely change of level in a series (n,) in time order; None if it is short or does not vary.
+
+    tick: resolution of the clock (n,), in the unit of the series.
+    """
     n = len(series)
-    if n < LEAST_ROWS:
+    if n < MIN_ROWS:
         return None
     x = clipped(series, tick=tick)
     if float(np.ptp(x)) < 1e-12:
@@ -62,43 +56,41 @@ def change_point(series: FloatArray, tick: FloatArray | float = 0.0) -> ChangePo
 
 
 def _without_line(series: FloatArray) -> FloatArray:
-    """The series (n,) without its mean and its trend."""
+    """Return the series (n,) without its mean and its linear trend."""
     time = np.arange(len(series)) - (len(series) - 1) / 2
     level = series - series.mean()
     return np.asarray(level - time * (float(time @ level) / max(float(time @ time), 1.0)))
 
 
 def long_run_variance(series: FloatArray) -> float:
-    """n times the variance of the mean of an autocorrelated series (n,) of mean zero."""
+    """Return n times the variance of the mean of an autocorrelated series (n,) of mean zero."""
     n = len(series)
     square = float(series @ series)
     if square <= 0:
         return 0.0
     rho = float(series[1:] @ series[:-1]) / square
-    rho = min(max(rho + _SHRINKS * (1 + 3 * rho) / n, -0.97), 0.97)
+    rho = min(max(rho + TREND_BIAS * (1 + 3 * rho) / n, -0.97), 0.97)
     rest = series[1:] - rho * series[:-1]
     variance = float(rest @ rest) / n
     lags = max(1, int(4 * (n / 100) ** (2 / 9)))
     total = variance
     for k in range(1, min(lags, n - 2) + 1):
         total += 2 * (1 - k / (lags + 1)) * float(rest[k:] @ rest[:-k]) / n
-    return max(total, _LEAST_PART * variance) / (1 - rho) ** 2
+    return max(total, MIN_VARIANCE_SHARE * variance) / (1 - rho) ** 2
 
 
 def drift(data: FitData, log_ratio: FloatArray) -> Drift:
-    """The `drift` of the diagnostics from ln(observed/predicted) (n,) of rows: runs whose level changes by
-    2 % or more, each with the time of the change, at 1 % over all runs together (Bonferroni); `variance_share`: what
-    part of the residuals' variance within runs these changes are.
+    """Return the runs whose level of ln(observed/predicted) (n,) changes by 2 % or more, at 1 % over all runs.
 
-    Without times the change is dated by its row, where the rows' order is one of time (see `autocorrelation`).
+    Without times a change is dated by its row, if the order of rows is one of time (see `autocorrelation`).
     """
     order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs, tick=data.tick)
     series = order.series(np.arange(len(data)), log_ratio)
     if not series.rows:
         return Drift(reason="the trace has no column t_s, and its rows are sorted or not single steps")
-    long = [i for i, rows in enumerate(series.rows) if len(rows) >= LEAST_ROWS]
+    long = [i for i, rows in enumerate(series.rows) if len(rows) >= MIN_ROWS]
     if not long:
-        return Drift(reason=f"no run has {LEAST_ROWS} rows")
+        return Drift(reason=f"no run has {MIN_ROWS} rows")
     found: dict[str, LevelChange] = {}
     moved = 0.0
     for i in long:

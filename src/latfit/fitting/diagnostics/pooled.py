@@ -1,15 +1,8 @@
-"""Whether the rows of a trace come from several systems that a label tells apart.
+"""Detect that the rows of a trace come from several systems that a label column separates.
 
-A label is a column that latfit knows no meaning of, with few values: `device`, `gpu`, `tp_size`. On one system, rows
-with the same B, S and context take the same time, give or take noise; so rows are compared within such cells only, over
-the cells in which two values of the label occur or more. With y = ln T less the mean of its cell, of n rows in c cells
-and g values of the label, the share of the differences that the label explains is
-
-    R^2 = 1 - (SS_within / (n - c - g + 1)) / (SS / (n - c))
-
-with SS the squares of y and SS_within those about the means by value (the adjusted R^2 of a one-way analysis of
-variance). Where no cell holds two values, cells are half octaves of B and S; what size does within those is noise then,
-and only a larger difference is told.
+A label is a column without a meaning to latfit, with few values: `device`, `gpu`, `tp_size`. Rows are compared within
+cells of equal (B, S, context); where no cell holds two values of the label, within half octaves of B and S. The label
+separates systems if it explains at least half of the variance within cells (adjusted R^2).
 """
 
 from dataclasses import dataclass
@@ -18,30 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData, numbered
+from latfit.fitting.diagnostics.messages import POOLED, message
 from latfit.stats import FloatArray
 from latfit.trace import Trace
 from latfit.warning import LatfitWarning
 
-POOLED = "pooled_systems"
-"""Code of the warning."""
-
-EXPLAINS_AWAY = ("noise_floor", "large_error")
-"""Codes of warnings that only say again that several systems differ."""
-
-MOST_VALUES = 32
-MOST_NUMBERS = 8
-"""Values of a label that is text, and of one that is a number: a count with more is a measure of the step."""
-
-FEWEST_ROWS, FEWEST_CELLS = 20, 3
-EXPLAINS = 0.5
-LEAST_RATIO, LEAST_RATIO_COARSE = 1.1, 1.5
-PER_OCTAVE = 2
+MAX_LABEL_VALUES = 32
+MAX_NUMBER_VALUES = 8  # a number with more values is a measure of the step
+MIN_ROWS, MIN_CELLS = 20, 3
+MIN_EXPLAINED = 0.5
+MIN_RATIO, MIN_RATIO_COARSE = 1.1, 1.5  # slowest over fastest value, in equal cells and in half octaves
+CELLS_PER_OCTAVE = 2
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """A label, its values from the fastest to the slowest, the slowest over the fastest at equal steps, and the share
-    of the differences that it explains."""
+    """A label, its values from fastest to slowest, the ratio of the two, and the share of the variance it explains."""
 
     column: str
     values: tuple[str, ...]
@@ -49,30 +34,31 @@ class Pooled:
     explained: float
 
     def warning(self) -> LatfitWarning:
-        named = f"{self.values[0]} to {self.values[-1]}"
-        return LatfitWarning(
+        return message(
             POOLED,
-            f"These rows are of several systems: {self.column} ({len(self.values)} values, {named}) explains"
-            f" {100 * self.explained:.0f} % of the differences between steps of equal B and S, up to {self.ratio:.2g}"
-            " times.",
-            f"Fit each by itself: --map path={self.column}.",
+            column=self.column,
+            count=len(self.values),
+            first=self.values[0],
+            last=self.values[-1],
+            explained=100 * self.explained,
+            ratio=self.ratio,
         )
 
 
 def pooled_systems(trace: Trace, data: FitData) -> Pooled | None:
-    """The label that tells the systems of a trace apart, the one that explains most; None where none does."""
+    """Return the label that explains most of the differences between equal steps; None where none separates systems."""
     if len(trace) != len(data):  # rows that stand for no step were left out
         return None
     logs = np.log(data.observed)
-    coarse = [np.round(PER_OCTAVE * np.log2(data.B)), np.round(PER_OCTAVE * np.log2(data.S))]
+    coarse = [np.round(CELLS_PER_OCTAVE * np.log2(data.B)), np.round(CELLS_PER_OCTAVE * np.log2(data.S))]
     found = []
     for column, (label, names) in _labels(trace).items():
-        for cell, least in ((data.known_cell, LEAST_RATIO), (numbered(coarse), LEAST_RATIO_COARSE)):
+        for cell, least in ((data.known_cell, MIN_RATIO), (numbered(coarse), MIN_RATIO_COARSE)):
             told = _explained(logs, cell, label)
             if told is not None:
                 means, explained = told
                 ratio = float(np.exp(means.max() - means.min()))
-                if explained >= EXPLAINS and ratio >= least:
+                if explained >= MIN_EXPLAINED and ratio >= least:
                     ordered = tuple(names[i] for i in np.argsort(means))
                     found.append(Pooled(column, ordered, ratio, explained))
                 break
@@ -80,26 +66,26 @@ def pooled_systems(trace: Trace, data: FitData) -> Pooled | None:
 
 
 def _labels(trace: Trace) -> dict[str, tuple[NDArray[np.intp], list[str]]]:
-    """Columns of few values without a meaning of their own: number of each row's value (n,), and the values."""
+    """Return label columns: number of each row's value (n,), and the values."""
     found = {}
     for name, column in trace.labels().items():
         code, values = trace.coded(name)
         # the codes of selected rows are those of the whole table
         present, number = np.unique(code, return_inverse=True)
-        if 1 < len(present) <= (MOST_NUMBERS if column.dtype.kind in "iuf" else MOST_VALUES):
+        if 1 < len(present) <= (MAX_NUMBER_VALUES if column.dtype.kind in "iuf" else MAX_LABEL_VALUES):
             found[name] = number.ravel(), [values[i] for i in present]
     return found
 
 
 def _explained(logs: FloatArray, cell: NDArray[np.intp], label: NDArray[np.intp]) -> tuple[FloatArray, float] | None:
-    """(mean of y by value of the label (g,), adjusted R^2); None where too few rows can be compared."""
+    """Return the mean of y by value of the label (g,) and the adjusted R^2; None with too few comparable rows."""
     pairs = np.unique(np.stack([cell, label]), axis=1)
     shared = np.bincount(pairs[0], minlength=int(cell.max()) + 1) > 1
     rows = shared[cell]
     cells, which = np.unique(cell[rows], return_inverse=True)
     groups = np.unique(label[rows])
     freedom = int(rows.sum()) - len(cells) - len(groups) + 1
-    if rows.sum() < FEWEST_ROWS or len(cells) < FEWEST_CELLS or len(groups) <= label.max() or freedom < 1:
+    if rows.sum() < MIN_ROWS or len(cells) < MIN_CELLS or len(groups) <= label.max() or freedom < 1:
         return None
     y, which = logs[rows], which.ravel()
     y = y - (np.bincount(which, y) / np.bincount(which))[which]

@@ -1,21 +1,18 @@
 """What the pictures of a plan show, as numbers: latency over the batch, and the percentile over T_cut and over rate."""
 
-import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile, PathLatency
-from latfit.planning.load.strategies import Both, System, Target, law_or_none, machine_of, simple_systems
+from latfit.planning.load.cutoff import bounds_ms
+from latfit.planning.load.strategies import Target, cutoff_strategy, machine_of, single_path_strategies
 from latfit.planning.request import PlanRequest
-from latfit.queueing import COARSE, cutoff_queue
+from latfit.queueing import COARSE, QUICK
 from latfit.stats import FloatArray
 
 RATES, CUTOFFS, BATCHES = 16, 25, 200
-HIGHEST = 0.97
-"""Of the stability limit: up to here the percentile is drawn."""
+MAX_LOAD = 0.97  # of the stability limit, up to which the percentile is drawn
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Line:
 
 
 def latency_lines(profile: HardwareProfile, tokens: int, context: float | None = None) -> list[Line]:
-    """Typical latency over the batch, for every path, with the range that its data allow."""
+    """Return typical latency over the batch, for every path, with the range that its data allow."""
     lines = []
     for path in profile.paths.values():
         latency = PathLatency(path, tokens, context)
@@ -41,51 +38,28 @@ def latency_lines(profile: HardwareProfile, tokens: int, context: float | None =
 
 
 def cutoff_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
-    """The percentile over T_cut by method, at the plan's rate; none without two paths and a rate."""
-    both, rate = machine_of(profile, target.tokens, request).both, request.rate_each
-    if both is None or rate is None:
+    """Return the percentile over T_cut by method, at the plan's rate; none without two paths and a rate."""
+    machine, rate = machine_of(profile, target.tokens, request), request.rate_each
+    if len(machine.parts) < 2 or rate is None:
         return []
     cutoffs = np.linspace(target.sla_ms / 100, target.sla_ms, CUTOFFS)
-    found: dict[str, list[float]] = {}
-    for cutoff in cutoffs.tolist():
-        for name, value in _by_method(both, rate, cutoff, target.q).items():
-            found.setdefault(name, []).append(value)
-    return [Line(name, cutoffs, _finite(values)) for name, values in found.items()]
-
-
-def _by_method(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float]:
-    """The percentile at a T_cut by every method that describes the paths; NaN where it gives none."""
-    late = {"poisson": np.nan} | dict.fromkeys(("rigorous", "exact") if both.closed_form else ("simulated",), np.nan)
-    with contextlib.suppress(SlaOutOfReach):
-        queue = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate)
-        late["poisson"] = queue.textbook_percentile(q)
-        if both.closed_form:
-            late["rigorous"] = queue.proved_percentile(q)
-    with contextlib.suppress(SlaOutOfReach):
-        late["exact" if both.closed_form else "simulated"] = both.law(rate, cutoff_ms, COARSE).percentile(q)
-    return late
+    found: dict[str, FloatArray] = {}
+    for place, cutoff in enumerate(cutoffs.tolist()):
+        law = machine.simulate(cutoff_strategy(machine, cutoff), rate, QUICK)
+        if law is not None:
+            for name, value in bounds_ms(machine, rate, cutoff, target.q, law).items():
+                found.setdefault(name, np.full(CUTOFFS, np.nan))[place] = np.nan if value is None else value
+    return [Line(name, cutoffs, values) for name, values in found.items()]
 
 
 def rate_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
-    """The percentile over the rate, in requests/s, for every strategy on one path."""
-    machine = machine_of(profile, target.tokens, request)
-    rate = request.rate_each
-    systems = simple_systems(machine, rate if rate is not None else machine.main.times.rate_limit() / 2)
-    return [_over_rate(system, target, rate) for system in systems if np.isfinite(system.rate_limit)]
-
-
-def _over_rate(system: System, target: Target, rate: float | None) -> Line:
-    highest = HIGHEST * system.rate_limit
-    lowest = min(highest / 100, highest if rate is None else rate / 2)
-    rates = np.geomspace(lowest, highest, RATES)
-    laws = [law_or_none(system, rate, COARSE) for rate in rates.tolist()]
-    return Line(
-        system.strategy.name,
-        rates * 1e3,
-        _finite([np.nan if law is None else law.percentile(target.q) for law in laws]),
-    )
-
-
-def _finite(values: Sequence[float]) -> FloatArray:
-    y = np.array(values, dtype=np.float64)
-    return np.where(np.isfinite(y), y, np.nan)
+    """Return the percentile over the rate, in requests/s, for every strategy on one path."""
+    machine, asked = machine_of(profile, target.tokens, request), request.rate_each
+    lines = []
+    for strategy in single_path_strategies(machine, asked or machine.main.times.rate_limit() / 2):
+        highest = MAX_LOAD * machine.rate_limit(strategy)
+        rates = np.geomspace(min(highest / 100, highest if asked is None else asked / 2), highest, RATES)
+        laws = [machine.simulate(strategy, rate, COARSE) for rate in rates.tolist()]
+        late = [np.nan if law is None else law.percentile(target.q) for law in laws]
+        lines.append(Line(strategy.name, rates * 1e3, np.array(late)))
+    return lines

@@ -1,18 +1,12 @@
-"""T_cut: how long a request may wait for the GPU before it goes to the CPU's queue.
+"""T_cut: how long a request may wait for the GPU before it may go to the CPU. Theory: docs/theory/queueing.md.
 
-The overflow rate depends on T_cut, so this is a fixed point: which T_cut keep the q-quantile of all responses within
-the SLA (`queueing.overflow`), by the exact distribution, by the proved bound, and by the textbook formula, which admits
-what the system then misses and refuses what it could do. The answer is the largest T_cut, the most that the GPU may
-collect: by proof where that costs less than a tenth of what the exact distribution admits, else by the exact
-distribution; with an objective, the T_cut that is best for it among those that meet the SLA.
-
-Exact distribution and proof hold for Poisson arrivals, a GPU whose steps take T(b) and an exponential CPU service. That
-is what a path of nominal numbers is taken to be; where steps were measured, or arrivals come in bursts, T_cut is found
-by running the two queues with that scatter, and is called simulated: it is the largest that a long run keeps as well.
+T_cut is enumerated on a grid, each simulated under the dispatch rule on the same random numbers; the answer is the
+largest that a long run still confirms, or with an objective the best for it. A proved bound and the textbook formula
+are shown for comparison.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -20,234 +14,132 @@ import numpy as np
 
 from latfit.errors import SlaOutOfReach
 from latfit.planning import wording
-from latfit.planning.load.compare import cutoffs, keeps
-from latfit.planning.load.strategies import Both, Target
+from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy
 from latfit.planning.request import Objective
 from latfit.planning.result import Cutoff
 from latfit.queueing import (
     COARSE,
-    FINE,
-    OVERLOADED,
+    QUICK,
     SMALLEST_SHARE,
-    CutoffQueue,
+    USUAL,
     Effort,
-    Method,
-    Ranges,
     ResponseDistribution,
-    cutoff_queue,
-    feasible_cutoffs,
-    inner_ranges,
-    percentile_of,
+    cutoff_bound,
+    feasible_ranges,
 )
 
-METHODS: Mapping[str, Method] = {"poisson": "poisson", "rigorous": "rigorous", "exact": "exact"}
-"""Names in the result, and in `queueing`."""
-
-PROOF_IS_WORTH = 0.9
-PROBES = 24
-RUN, STEPS = 12, 5
-"""T_cut that are tried by simulation, and bisections of every end of a range."""
-
-INSIDE = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)
-"""Shares of the largest T_cut of short runs that a long run is asked about, in this order."""
+GRID = 12
+PRECISION = 5e-3  # of the ends of a range of T_cut
+SLA_SHARES = (0.1, 0.3)
+NEAR_LARGEST = (1.0, 0.97, 0.92)
+COLLECTED_SIGMA = 2.5  # of the requests that arrive within T_cut, for the batch that must end in time
+BACKOFF = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)  # of the largest T_cut of short runs, until a long run confirms
 
 Laws = Mapping[float, ResponseDistribution]
-"""T_cut in ms -> the response there."""
 
 
-def cutoff_plan(both: Both, rate: float, target: Target, objective: Objective | None = None) -> tuple[Cutoff, Laws]:
-    """The T_cut for a rate per ms, and the distributions over T_cut that it was found with. Raises SlaOutOfReach where
-    none can be judged."""
-    if not both.closed_form:
-        return _by_simulation(both, rate, target, objective)
-    times, mu = both.gpu.times, both.cpu_rate
-    found = {
-        name: feasible_cutoffs(rate, times, mu, target.sla_ms, target.q, method) for name, method in METHODS.items()
-    }
-    laws = {
-        cutoff: law
-        for cutoff in _probes(target.sla_ms, found["exact"])
-        if (law := _law_or_none(both, rate, cutoff, COARSE)) is not None
-    }
-    safest = _safest(laws, target)
-    value, bound, reason = _chosen(found, laws, target, objective, rate)
-    shown = safest if value is None else value
-    queue = cutoff_queue(rate, shown, times, mu)
-    law = laws.get(shown) or both.law(rate, shown)
-    late = _gpu_share(queue.gpu_tail, law, target)
-    plan = Cutoff(
-        value=value,
-        bound=bound,
-        reason=reason,
-        binding=wording.late_requests(both.gpu.label if late >= 0.5 else None, both.cpu.label, law.utilisation),
-        percentile=target.percentile,
-        bounds_ms=_bounds(queue, law, target.q),
-        holds=("rigorous", "exact"),
-        ranges={name: list(spans.ranges) for name, spans in found.items()},
-        safest_ms=safest,
-        overflow_share=queue.overflow_share,
-        mean_ms=law.mean_ms,
-        cpu_rate_per_s=mu * 1e3,
-        service=service_of(both),
-    )
-    return plan, laws
-
-
-def _by_simulation(both: Both, rate: float, target: Target, objective: Objective | None) -> tuple[Cutoff, Laws]:
-    """T_cut by running the two queues with the scatter that was measured, or arrivals as they were recorded: neither
-    the exact distribution nor the proved bounds describe those."""
+def plan_cutoff(
+    machine: Machine, rate: float, target: Target, objective: Objective | None = None
+) -> tuple[Cutoff, Laws]:
+    """Return the T_cut for a rate per ms, and the distributions by T_cut. Raises SlaOutOfReach if all are unstable."""
+    gpu, cpu = machine.parts
 
     @cache
-    def law_at(cutoff: float) -> ResponseDistribution | None:
-        return _law_or_none(both, rate, cutoff, COARSE)
+    def law_at(cutoff: float, effort: Effort = QUICK) -> ResponseDistribution | None:
+        return machine.simulate(cutoff_strategy(machine, cutoff), rate, effort)
 
-    def excess(cutoff: float) -> float:
-        law = law_at(cutoff)
-        return OVERLOADED if law is None else law.tail(target.sla_ms) - (1 - target.q)
-
-    tried = [cutoff for cutoff in cutoffs(both, target.sla_ms, rate) if cutoff < target.sla_ms]
-    grid = sorted({*np.linspace(SMALLEST_SHARE * target.sla_ms, target.sla_ms, RUN).tolist(), *tried})
-    spans = inner_ranges(excess, grid, STEPS)
-    probes = [*grid, *(end for span in spans for end in span)]
-    laws = {cutoff: law for cutoff in probes if (law := law_at(cutoff)) is not None}
-    safest = _safest(laws, target)
-    inside = [cutoff for cutoff in laws if any(low <= cutoff <= high for low, high in spans)]
+    grid = {*np.linspace(SMALLEST_SHARE * target.sla_ms, target.sla_ms, GRID).tolist()}
+    grid |= {cutoff for cutoff in likely_cutoffs(machine, rate, target) if cutoff < target.sla_ms}
+    laws = {cutoff: law for cutoff in sorted(grid) if (law := law_at(cutoff)) is not None}
+    if not laws:
+        raise SlaOutOfReach("GPU and CPU together are overloaded", where="rate", remedy="Lower the rate.")
+    ranges = feasible_ranges(
+        np.array(sorted(grid)),
+        lambda cutoff: target.is_met(law_at(cutoff)),
+        lambda cutoff: target.is_met(law_at(cutoff, COARSE)),
+        precision=PRECISION,
+    )
     value = None
-    if inside and objective is not None:
+    if ranges and objective is not None:
+        inside = [cutoff for cutoff in laws if any(low <= cutoff <= high for low, high in ranges)]
         value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
-    elif inside:
-        value = _kept(both, rate, target, spans)
-    reason = wording.cutoff_found(value is not None, "simulated", spans, target.sla_ms, objective is not None)
+    elif ranges:
+        low, high = ranges[-1]
+        tried = [share * high for share in BACKOFF if share * high >= low]
+        value = next((cutoff for cutoff in tried if is_surely_met(law_at(cutoff, USUAL), target)), None)
+        value = value or next((cutoff for cutoff in tried if target.is_met(law_at(cutoff, COARSE))), None)
+        ranges = ranges[:-1] + ([] if value is None else [(low, max(value, low))])
+    safest = min(laws, key=lambda cutoff: laws[cutoff].percentile(target.q))
     shown = safest if value is None else value
-    law, share = both.law(rate, shown), both.overflow_share(rate, shown)
-    by_gpu = share < 1 - target.q
+    law = law_at(shown, USUAL)
+    assert law is not None
+    reason = wording.cutoff_found(value is not None, "simulated", ranges, target.sla_ms, objective is not None)
+    late_on_gpu = law.overflow_share < 1 - target.q or law.utilisation < 0.5
+    bounds = bounds_ms(machine, rate, shown, target.q, law)
+    cutoffs, shares = list(laws), [law.overflow_share for law in laws.values()]
+    textbook = feasible_ranges(
+        np.array(cutoffs),
+        lambda c: textbook_ms(machine, rate, c, target.q, float(np.interp(c, cutoffs, shares))) <= target.sla_ms,
+        precision=PRECISION,
+    )
     plan = Cutoff(
         value=value,
         bound=None if value is None else "simulated",
         reason=reason,
-        binding=wording.late_requests(both.gpu.label if by_gpu else None, both.cpu.label, law.utilisation),
+        binding=wording.late_requests(gpu.label if late_on_gpu else None, cpu.label, law.utilisation),
         percentile=target.percentile,
-        bounds_ms={**_textbook(both, rate, shown, target.q), "simulated": law.percentile(target.q)},
-        holds=("simulated",),
-        ranges={"poisson": list(_textbook_ranges(both, rate, target)), "simulated": list(spans)},
+        bounds_ms=bounds,
+        holds=("simulated", *(["rigorous"] if "rigorous" in bounds else [])),
+        ranges={"poisson": textbook, "simulated": ranges},
         safest_ms=safest,
-        overflow_share=share,
+        overflow_share=law.overflow_share,
         mean_ms=law.mean_ms,
-        cpu_rate_per_s=both.cpu_rate * 1e3,
-        service=service_of(both),
+        cpu_rate_per_s=1e3 / cpu.mean_ms,
+        service=describe_service(cpu),
     )
     return plan, laws
 
 
-def _kept(both: Both, rate: float, target: Target, spans: Sequence[tuple[float, float]]) -> float:
-    """The largest T_cut that a long run keeps as well; that of the short runs where none of those tried is kept."""
-    low, high = spans[-1]
-    for share in INSIDE:
-        cutoff = share * high
-        if cutoff >= low and keeps(_law_or_none(both, rate, cutoff, FINE), target):
-            return cutoff
-    return high
+def likely_cutoffs(machine: Machine, rate: float, target: Target) -> Iterator[float]:
+    """Yield T_cut to try: near the largest that leaves time for the next batch, then shares of the SLA."""
+    gpu = machine.main
+    spare = target.sla_ms - gpu.mean_ms
+    if spare > 0:
+        collected = int(rate * spare + COLLECTED_SIGMA * math.sqrt(rate * spare)) + 1
+        largest = target.sla_ms - gpu.times(min(collected, gpu.times.max_batch))
+        yield from (near * largest for near in NEAR_LARGEST if largest > 0)
+    yield from (share * target.sla_ms for share in SLA_SHARES)
 
 
-def _textbook(both: Both, rate: float, cutoff_ms: float, q: float) -> dict[str, float | None]:
-    """The percentile by the formula in circulation, which knows no scatter."""
-    try:
-        value = cutoff_queue(rate, cutoff_ms, both.gpu.times, both.cpu_rate).textbook_percentile(q)
-    except SlaOutOfReach:
-        return {}
-    return {"poisson": value if math.isfinite(value) else None}
+def is_surely_met(law: ResponseDistribution | None, target: Target) -> bool:
+    """Whether the upper end of the simulation's interval is within the SLA."""
+    return law is not None and law.percentile_interval(target.q)[1] <= target.sla_ms * (1 + 1e-6)
 
 
-def _textbook_ranges(both: Both, rate: float, target: Target) -> Sequence[tuple[float, float]]:
-    """T_cut that the formula in circulation admits."""
-    return feasible_cutoffs(rate, both.gpu.times, both.cpu_rate, target.sla_ms, target.q, "poisson").ranges
+def bounds_ms(
+    machine: Machine, rate: float, cutoff_ms: float, q: float, law: ResponseDistribution
+) -> dict[str, float | None]:
+    """Return the percentile at a T_cut by method: simulated, textbook formula, and proved bound where it holds."""
+    gpu, cpu = machine.parts
+    textbook = textbook_ms(machine, rate, cutoff_ms, q, law.overflow_share)
+    found: dict[str, float | None] = {"poisson": textbook if math.isfinite(textbook) else None}
+    if gpu.times.noise is None and cpu.times.noise is None and machine.arrivals.poisson:
+        bound = cutoff_bound(rate, cutoff_ms, gpu.times, 1 / cpu.mean_ms)
+        found |= {} if bound is None else {"rigorous": bound.percentile(q)}
+    return found | {"simulated": law.percentile(q)}
 
 
-def _safest(laws: Laws, target: Target) -> float:
-    if not laws:
-        raise SlaOutOfReach(
-            "no T_cut can be judged: the overflow overloads the CPU, or the largest batch binds",
-            where="rate",
-            remedy="Lower the rate, or measure larger batches.",
-        )
-    return min(laws, key=lambda cutoff: laws[cutoff].percentile(target.q))
+def textbook_ms(machine: Machine, rate: float, cutoff_ms: float, q: float, overflow_share: float) -> float:
+    """Return T_cut + ln(1/(1 - q))/(mu - overflow rate): no bound in either direction, as overflow comes in bursts."""
+    spare = 1 / machine.parts[1].mean_ms - rate * overflow_share
+    return cutoff_ms - math.log1p(-q) / spare if spare > 0 else math.inf
 
 
-def service_of(both: Both) -> dict[str, Any]:
-    """What the CPU's service is taken to be, and how variable it was measured to be."""
-    cpu = both.cpu
+def describe_service(cpu: Part) -> dict[str, Any]:
+    """Return what the CPU's service is taken to be."""
     if cpu.times.noise is not None:
         cv = float(cpu.times.cv(1)[0])
         return {"assumed": "measured", "cv": cv, "sentence": wording.measured_service(cpu.label, cv)}
     given = cpu.path.nominal
     median = given.slope_ms if given is not None and given.median else None
     return {"assumed": "exponential", "cv": None, "sentence": wording.assumed_service(cpu.label, median)}
-
-
-def _chosen(
-    found: Mapping[str, Ranges],
-    laws: Laws,
-    target: Target,
-    objective: Objective | None,
-    rate: float,
-) -> tuple[float | None, str | None, str]:
-    """(T_cut, what vouches for it, why)."""
-    exact, proved = found["exact"], found["rigorous"]
-    if exact.largest is None:
-        best = min(law.percentile(target.q) for law in laws.values())
-        return None, None, wording.no_cutoff(target.sla_ms, target.percentile, best)
-    if objective is not None:
-        inside = [cutoff for cutoff in laws if cutoff in exact]
-        value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
-        return (
-            value,
-            "rigorous" if value in proved else "exact",
-            wording.cutoff_found(True, "exact", exact.ranges, target.sla_ms, True),
-        )
-    if proved.largest is not None and proved.largest >= PROOF_IS_WORTH * exact.largest:
-        return (
-            proved.largest,
-            "rigorous",
-            wording.cutoff_found(True, "rigorous", exact.ranges, target.sla_ms, False),
-        )
-    reason = wording.cutoff_found(True, "exact", exact.ranges, target.sla_ms, False, (proved.largest,))
-    return exact.largest, "exact", reason
-
-
-def _probes(sla_ms: float, exact: Ranges) -> list[float]:
-    grid = np.linspace(sla_ms / 1000, sla_ms, PROBES).tolist()
-    ends = [end for span in exact.ranges for end in span]
-    inside = [x for low, high in exact.ranges for x in np.linspace(low, high, 9).tolist()]
-    return sorted({*grid, *ends, *inside})
-
-
-def _law_or_none(both: Both, rate: float, cutoff_ms: float, effort: Effort) -> ResponseDistribution | None:
-    try:
-        return both.law(rate, cutoff_ms, effort)
-    except SlaOutOfReach:
-        return None
-
-
-def _bounds(queue: CutoffQueue, law: ResponseDistribution, q: float) -> dict[str, float | None]:
-    """The q-quantile by each method, in ms; None where a method gives none."""
-    share, spare = queue.overflow_share, queue.cpu_rate - queue.rate
-
-    def anyone(y: float) -> float:
-        """The bound that needs nothing of the batches, lambda < mu."""
-        return min(1.0, math.exp(-spare * y) / share) if spare > 0 and share > 0 else 1.0
-
-    ways: Mapping[str, Callable[[], float]] = {
-        "poisson": lambda: queue.textbook_percentile(q),
-        "poisson_with_gpu": lambda: percentile_of(queue.textbook_tail, q),
-        "rigorous": lambda: queue.proved_percentile(q),
-        "rigorous_any_batch": lambda: percentile_of(queue.with_cpu(anyone), q),
-        "exact": lambda: law.percentile(q),
-    }
-    found = {name: way() for name, way in ways.items()}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
-
-
-def _gpu_share(gpu_tail: Callable[[float], float], law: ResponseDistribution, target: Target) -> float:
-    """Share of the late requests that the GPU served, at the SLA or the percentile, whichever is earlier."""
-    moment = 0.999 * min(law.percentile(target.q), target.sla_ms)
-    return gpu_tail(moment) / max(law.tail(moment), 1e-300)

@@ -1,15 +1,12 @@
-"""The part of a plan that needs a rate: which strategy keeps the SLA on responses, how long a request may wait for the
-GPU, how much load fits, how sure that is, and what the event simulation says of it.
+"""The part of a plan that needs a rate: which strategy meets the SLA, T_cut, how much load fits, and how sure that is.
 
-The headline is what will happen: the percentile of the selected strategy is that of its queue, run with the scatter of
-the fit and the arrivals as they come; where nothing scatters (nominal numbers) the queue has an exact distribution,
-which is that number without the noise of a run. Exact distributions and bounds otherwise only screen and explain. What
-is selected is then simulated event by event, by other code, and is not feasible where that refutes it.
+All strategies are simulated on the same random numbers. Of those that meet the SLA the one with the least objective
+(else percentile) is selected; of two within a thousandth, the first listed. A longer run decides near the SLA.
 """
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,41 +14,74 @@ import numpy as np
 from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile
 from latfit.planning import wording
-from latfit.planning.load.capacity import Situation, Thresholds, best_rate, capacity_of, frontier, sensitivity
-from latfit.planning.load.compare import Judged, compared, cutoff_capacity, feasible, told
-from latfit.planning.load.cutoff import cutoff_plan
-from latfit.planning.load.promise import Asked, Promise, asked_of, promised, promised_rate, tail_warnings
-from latfit.planning.load.strategies import Machine, Part, Target, cutoff_system, machine_of, simple_systems
-from latfit.planning.load.verify import MARGIN, PRECISION, simulated
+from latfit.planning.load.capacity import (
+    RateRange,
+    capacity_of,
+    confirmed_end,
+    feasible_rates,
+    range_of,
+    replicas_within,
+    scaled_machine,
+    with_end,
+)
+from latfit.planning.load.cutoff import plan_cutoff
+from latfit.planning.load.strategies import (
+    Machine,
+    Part,
+    Target,
+    cutoff_strategy,
+    machine_of,
+    single_path_strategies,
+)
+from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile, robust_rate, tail_warnings
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import (
     FALLS_BACK,
     NEEDS_PATHS,
+    Alternative,
     Change,
     Cutoff,
     FrontierPoint,
     Kind,
     LoadPlan,
     RuleChoice,
+    Strategy,
     Threshold,
     Unknown,
 )
 from latfit.planning.steps.thresholds import gpu_threshold
 from latfit.policies import RULES, stopping_batch
-from latfit.queueing import ResponseDistribution, ServiceTimes, batch_response, rule_costs, scatters, settling_ms
-from latfit.simulation import Checked
+from latfit.queueing import (
+    COARSE,
+    FINE,
+    ResponseDistribution,
+    optimal_rule,
+    settling_ms,
+    simulate_batches,
+)
 from latfit.stats import FloatArray
 from latfit.warning import LatfitWarning
 
-FASTER = 0.9
-SLOW_START = 20.0
-"""Mean responses that a queue may take from empty to its stationary state before that is told."""
-
-DOUBT, NO = "in doubt", "no"
+NEAR_SLA = 0.05  # share of the SLA within which a longer run decides whether it is met
+TIE, CAPACITY_TIE = 1e-3, 0.01  # relative; within it the first strategy listed is taken
+ROUNDING = 1e-6
+FASTER = 0.9  # of a path's time: the improvement that sensitivity shows
+OBJECTIVE_RATES = 25
+MIN_SETTLING_RESPONSES = 20.0  # mean responses from empty to the stationary state, above which it is a warning
 
 
 @dataclass(frozen=True)
-class _Question:
+class Judged:
+    """A strategy, its responses at the rate (None: unstable), the rates that meet the target, and its row."""
+
+    strategy: Strategy
+    law: ResponseDistribution | None
+    ranges: Sequence[RateRange]
+    row: Alternative
+
+
+@dataclass(frozen=True)
+class LoadPlanner:
     """A load on a machine: rate per ms at one replica."""
 
     machine: Machine
@@ -59,253 +89,312 @@ class _Question:
     target: Target
     request: PlanRequest
 
+    def plan(self) -> LoadPlan:
+        """Return how to serve the rate."""
+        waiting, laws = self.plan_cutoff()
+        found = self.compare_strategies(waiting)
+        selected = next((each for each in found if each.row.chosen), None)
+        most, at_most = self.confirm_capacity(found)
+        found = [most if each.strategy == most.strategy else each for each in found]
+        shown = next((each for each in found if each.row.chosen), most)
+        estimate = None
+        if selected is not None:
+            estimate = estimate_percentile(self.machine, shown.strategy, self.target, self.rate, shown.law)
+        robust = None
+        if estimate is not None and not estimate.doubts and most.row.sustainable_per_s:
+            end = most.row.sustainable_per_s / 1e3
+            robust = robust_rate(self.machine, at_most, self.target, estimate.slowest, end)
+        capacity = capacity_of(most.row, self.request, None if robust is None else robust * 1e3)
+        plan = LoadPlan(
+            rate_per_s=self.rate * 1e3,
+            percentile=self.target.percentile,
+            alternatives=[each.row for each in found],
+            T_cut=waiting,
+            capacity=capacity or Unknown(wording.NO_STRATEGY),
+            B1=self.threshold(),
+            rules=self.rules(),
+            sensitivity=self.sensitivity(shown),
+            frontier=self.frontier(found, laws, shown),
+            binding=wording.load_binding(most.row),
+            remedy="" if selected else wording.remedy([each.row for each in found], most.row, self.rate * 1e3),
+            promise="no" if estimate is None else estimate.promise(self.target.sla_ms),
+            interval_ms=None if estimate is None else estimate.interval,
+            checked=None if selected is None else self.summarise(shown),
+            laws_only=self.request.laws_only,
+            notes=self.notes(waiting),
+            warnings=[*tail_warnings(self.machine), *self.warn_of_slow_start(shown)],
+        )
+        return replace(plan, why_in_doubt=self.why_in_doubt(estimate, plan.promise))
+
+    def plan_cutoff(self) -> tuple[Cutoff | Unknown, Mapping[float, ResponseDistribution]]:
+        """Return T_cut, and the responses over it."""
+        if len(self.machine.parts) < 2:
+            return Unknown(FALLS_BACK), {}
+        try:
+            return plan_cutoff(self.machine, self.rate, self.target, self.request.objective)
+        except SlaOutOfReach as error:
+            return Unknown(f"{error.found}. {error.remedy}"), {}
+
+    def compare_strategies(self, waiting: Cutoff | Unknown) -> list[Judged]:
+        """Return every strategy at the rate, the best marked as chosen where any meets the target."""
+        strategies = single_path_strategies(self.machine, self.rate)
+        ranges = [feasible_rates(self.machine, each, self.target) for each in strategies]
+        if isinstance(waiting, Cutoff):
+            alone = range_of(ranges[0], math.inf)[1]  # of the GPU, greedy: T_cut = SLA
+            start = max(alone, self.rate if waiting.value is not None else 0.0)
+            strategies.append(cutoff_strategy(self.machine, waiting.shown_ms))
+            ranges.append(feasible_rates(self.machine, strategies[-1], self.target, start))
+        found = [
+            self.judge(each, own, self.simulate_near_sla(each)) for each, own in zip(strategies, ranges, strict=True)
+        ]
+        while meeting := [each for each in found if each.row.margin is not None and each.row.margin >= -ROUNDING]:
+            best = self.best_of(meeting)
+            at, law = found.index(best), self.machine.simulate(best.strategy, self.rate, FINE)
+            found[at] = self.judge(best.strategy, best.ranges, law)
+            if law is not None and law.percentile(self.target.q) <= self.target.sla_ms * (1 + ROUNDING):
+                for i, each in enumerate(found):
+                    verdict = wording.SELECTED if i == at else each.row.verdict or wording.NOT_BETTER
+                    found[i] = replace(each, row=replace(each.row, chosen=i == at, verdict=verdict))
+                break
+        return found
+
+    def simulate_near_sla(self, strategy: Strategy) -> ResponseDistribution | None:
+        """Return the responses at the rate, from a longer run where a short one is too near the SLA."""
+        law = self.machine.simulate(strategy, self.rate)
+        if law is not None and abs(law.percentile(self.target.q) / self.target.sla_ms - 1) < NEAR_SLA:
+            return self.machine.simulate(strategy, self.rate, FINE)
+        return law
+
+    def best_of(self, found: Sequence[Judged]) -> Judged:
+        objective = self.request.objective
+
+        def cost(row: Alternative) -> float:
+            if row.percentile_ms is None or row.mean_ms is None:
+                return math.inf
+            return row.percentile_ms if objective is None else objective.of(row.percentile_ms, row.mean_ms, self.rate)
+
+        least = min(cost(each.row) for each in found)
+        return next(each for each in found if cost(each.row) <= least + TIE * abs(least))
+
+    def judge(self, strategy: Strategy, ranges: Sequence[RateRange], law: ResponseDistribution | None) -> Judged:
+        """Return a strategy with its row."""
+        rate, target, limit = self.rate, self.target, self.machine.rate_limit(strategy)
+        replicas, (_, capacity) = replicas_within(ranges, rate), range_of(ranges, rate)
+        price, late = self.machine.price_per_hour(strategy), None if law is None else law.percentile(target.q)
+        verdict = ""
+        if late is None:
+            verdict = wording.unstable(limit * 1e3 if rate >= limit else None)
+        elif late > target.sla_ms * (1 + ROUNDING):
+            verdict = wording.misses(late - target.sla_ms)
+        row = Alternative(
+            strategy=strategy,
+            percentile_ms=late,
+            mean_ms=None if law is None else law.mean_ms,
+            margin=None if late is None else 1 - late / target.sla_ms,
+            rate_limit_per_s=limit * 1e3,
+            sustainable_per_s=capacity * 1e3 if capacity > 0 else None,
+            utilisation=law.utilisation if law is not None and strategy.kind is Kind.CUTOFF else rate / limit,
+            goodput_per_s=None if law is None else rate * (1 - law.tail(target.sla_ms)) * 1e3,
+            replicas=replicas,
+            price_per_hour=None if price is None or replicas is None else price * replicas,
+            chosen=False,
+            verdict=verdict,
+            feasible_per_s=[(low * 1e3, high * 1e3) for low, high in ranges],
+            source=None if law is None else "simulated",
+        )
+        return Judged(strategy, law, ranges, row)
+
+    def confirm_capacity(self, found: Sequence[Judged]) -> tuple[Judged, Strategy]:
+        """Return the strategy that carries most, its end confirmed by a long run, and what it is at that rate."""
+        highest = max(range_of(each.ranges, self.rate)[1] for each in found)
+        most = next(each for each in found if range_of(each.ranges, self.rate)[1] >= (1 - CAPACITY_TIE) * highest)
+        ends = range_of(most.ranges, self.rate)
+        if ends[1] <= 0:
+            return most, most.strategy
+        floor = self.rate if most.row.chosen and ends[0] <= self.rate <= ends[1] else ends[0]
+        end, there = confirmed_end(self.machine, most.strategy, self.target, (floor, ends[1]))
+        again = self.judge(most.strategy, with_end(most.ranges, ends, end), most.law)
+        row = replace(again.row, chosen=most.row.chosen, verdict=most.row.verdict)
+        return replace(again, row=row), there
+
+    def extra_ms(self, gpu: Part, rate: float) -> float:
+        """Return what a request pays at the GPU before it begins: the transfer, and the mean wait at a rate.
+
+        Raises SlaOutOfReach.
+        """
+        wait = self.request.wait_ms
+        if wait is None:
+            law = simulate_batches(rate, gpu.times, 1, self.machine.arrivals, COARSE)
+            served = max(1, min(round(law.mean_batch), gpu.times.max_batch))
+            wait = max(0.0, law.mean_ms - gpu.times(served))
+        return wait + self.request.transfer_ms
+
+    def threshold(self) -> Threshold | Unknown:
+        """Return B1 with the wait at this rate."""
+        if len(self.machine.parts) < 2:
+            return Unknown(NEEDS_PATHS)
+        gpu, cpu = self.machine.parts
+        try:
+            extra = self.extra_ms(gpu, self.rate)
+        except SlaOutOfReach as error:
+            return Unknown(wording.gpu_overloaded(error.found))
+        found = gpu_threshold(cpu.latency, gpu.latency, extra_ms=extra)
+        return replace(found, reason=wording.with_wait(found.reason, extra))
+
+    def sensitivity(self, shown: Judged) -> list[Change]:
+        """Return what a path a tenth faster, and a doubled rate, change."""
+        machine, rows = self.machine, []
+        rows.append(self.change(wording.AS_IT_IS, machine, shown, self.rate))
+        for part in reversed(machine.parts):
+            faster = scaled_machine(machine, part.label, FASTER)
+            rows.append(self.change(wording.faster_path(part.label, 1 - FASTER), faster, shown, self.rate))
+        return [*rows, self.change(wording.TWICE, machine, shown, 2 * self.rate)]
+
+    def change(self, label: str, machine: Machine, shown: Judged, rate: float) -> Change:
+        """Return the shown strategy under a change, its T_cut unchanged; its capacity is with the best T_cut."""
+        strategy = shown.strategy
+        law, ends = machine.simulate(strategy, rate, COARSE), range_of(shown.ranges, self.rate)
+        if any(part not in self.machine.parts for part in machine.parts_of(strategy)):
+            ends = range_of(feasible_rates(machine, strategy, self.target, ends[1]), self.rate)
+        late, highest = None if law is None else law.percentile(self.target.q), ends[1]
+        needed = max(1, math.ceil(rate * self.request.replicas / highest * (1 - 1e-9))) if highest > 0 else None
+        if needed == 1 and (late is None or late > self.target.sla_ms):
+            needed = None  # the load is too low, where steps hold too few requests: more replicas make it lower
+        return Change(label, self.first_batch(machine, rate), late, highest * 1e3 if highest > 0 else None, needed)
+
+    def first_batch(self, machine: Machine, rate: float) -> int | None:
+        """Return B1 on a changed machine; None where no batch is worth the wait."""
+        if len(machine.parts) < 2:
+            return None
+        (gpu, cpu), (old_gpu, old_cpu) = machine.parts, self.machine.parts
+        B = min(cpu.latency.batches, gpu.latency.batches, key=len)
+        with suppress(SlaOutOfReach):
+            ours = cpu.latency.typical_ms(B) * (1.0 if cpu is old_cpu else FASTER)
+            theirs = gpu.latency.typical_ms(B) * (1.0 if gpu is old_gpu else FASTER)
+            wins = np.flatnonzero(theirs + self.extra_ms(gpu, rate) <= ours)
+            return int(B[wins[0]]) if len(wins) else None
+        return None
+
+    def rules(self) -> list[RuleChoice]:
+        """Return batching rules on the main path, and by how much each exceeds the optimal mean.
+
+        None where steps have noise, which the decision process leaves out.
+        """
+        times, label = self.machine.main.times, self.machine.main.label
+        if self.rate >= self.machine.main.best_times.rate_limit() or times.noise is not None:
+            return []
+        T = times.table(1, times.max_batch).tolist()
+        stops = {"greedy": 1} | {name: stopping_batch(name, T, self.rate) for name in RULES}
+        try:
+            best = optimal_rule(self.rate, times)
+            means = {stop: simulate_batches(self.rate, times, stop).mean_ms for stop in set(stops.values())}
+        except SlaOutOfReach:
+            return [RuleChoice(label, name, stop, None, None) for name, stop in stops.items() if name in RULES]
+        rows = [RuleChoice(label, "optimal", best.threshold, best.cost_ms, 0.0)]
+        for name, stop in stops.items():
+            rows.append(RuleChoice(label, name, stop, means[stop], max(0.0, means[stop] / best.cost_ms - 1)))
+        return rows
+
+    def frontier(
+        self, found: Sequence[Judged], laws: Mapping[float, ResponseDistribution], shown: Judged
+    ) -> list[FrontierPoint]:
+        """Return every strategy, and GPU + CPU over T_cut, those marked that nothing beats in percentile and mean.
+
+        With a weight on throughput, the objective over the rate follows, its least marked.
+        """
+        rows = [(each.strategy, each.law) for each in found if each.strategy.kind is not Kind.CUTOFF]
+        rows += [(cutoff_strategy(self.machine, cutoff), law) for cutoff, law in sorted(laws.items())]
+        points = [self.frontier_point(strategy, law, self.rate) for strategy, law in rows if law is not None]
+        own = [(point.percentile_ms, point.mean_ms) for point in points]
+        best = [not any(a <= x and b <= y and (a, b) != (x, y) for a, b in own) for x, y in own]
+        points = [replace(point, best=ok) for point, ok in zip(points, best, strict=True)]
+        objective = self.request.objective
+        if objective is None or objective.throughput <= 0 or shown.strategy.kind is Kind.CUTOFF:
+            return points
+        rates = (np.linspace(0.02, 0.98, OBJECTIVE_RATES) * self.machine.rate_limit(shown.strategy)).tolist()
+        tried = [(rate, self.machine.simulate(shown.strategy, rate, COARSE)) for rate in rates]
+        more = [self.frontier_point(shown.strategy, law, rate) for rate, law in tried if law is not None]
+        least = min(more, key=lambda point: point.cost or 0.0)
+        return points + [replace(point, best=point is least) for point in more]
+
+    def frontier_point(self, strategy: Strategy, law: ResponseDistribution, rate: float) -> FrontierPoint:
+        late, objective = law.percentile(self.target.q), self.request.objective
+        return FrontierPoint(
+            name=" + ".join(strategy.paths) if strategy.kind is Kind.CUTOFF else strategy.name,
+            rate_per_s=rate * 1e3,
+            T_cut_ms=strategy.T_cut_ms,
+            percentile_ms=late,
+            mean_ms=law.mean_ms,
+            goodput_per_s=rate * (1 - law.tail(self.target.sla_ms)) * 1e3,
+            cost=None if objective is None else objective.of(late, law.mean_ms, rate),
+            best=False,
+        )
+
+    def summarise(self, shown: Judged) -> dict[str, object]:
+        """Return the long run that the decision rests on."""
+        assert shown.law is not None
+        low, high = shown.law.percentile_interval(self.target.q)
+        return {
+            "strategy": shown.row.name,
+            "percentile_ms": shown.row.percentile_ms,
+            "ci": [low, high if math.isfinite(high) else None],
+            "level": 0.95,
+            "sla_ms": self.target.sla_ms,
+            "holds": True if high <= self.target.sla_ms else None,
+            "stable": True,
+            "requests": shown.law.pool.size,
+            "seed": self.request.seed,
+            "notes": [],
+        }
+
+    def notes(self, waiting: Cutoff | Unknown) -> list[str]:
+        """Return what the answer assumes, and where the textbook formula would have misled."""
+        machine = self.machine
+        steady = [part.label for part in machine.parts if part.times.noise is None]
+        cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.noise is None else None
+        scattered = len(steady) < len(machine.parts)
+        found = [wording.assumed(machine.arrivals.label, steady, scattered, None if cpu is None else cpu.label)]
+        if isinstance(waiting, Cutoff):
+            found.append(str(waiting.service["sentence"]))
+            if waiting.misled:
+                found.append(wording.textbook_note(waiting, self.target.sla_ms))
+        return found
+
+    def why_in_doubt(self, estimate: PercentileEstimate | None, promise: str) -> list[str]:
+        """Return why the percentile cannot be promised: steps to measure, tails that were not measured."""
+        if estimate is None:
+            return []
+        found, sla_ms = [wording.cannot_promise(doubt) for doubt in estimate.doubts], self.target.sla_ms
+        high = None if estimate.interval is None else estimate.interval[1]
+        if estimate.interval is not None and promise == "in doubt" and (high is None or high > sla_ms * (1 + ROUNDING)):
+            points = [self.least_known(part) for part in self.machine.parts if part.path.fit.draws.get("values")]
+            found.insert(0, wording.open_interval(sla_ms, self.target.percentile, estimate.interval, points))
+        return found
+
+    def least_known(self, part: Part) -> tuple[int, int, str]:
+        """Return the step to measure (B, S, path): the least known of the batches that this load is likely to make."""
+        top, reach = part.times.max_batch, 1
+        while reach < top and reach < 2 * self.rate * part.times(reach):
+            reach = min(2 * reach, top)
+        B: FloatArray = np.arange(1.0, reach + 1)
+        T, fast, slow = part.latency.range_ms(B)
+        batch = int(B[int(np.argmax((slow - fast) / T))])
+        return batch, batch * self.target.tokens, part.label
+
+    def warn_of_slow_start(self, shown: Judged) -> list[LatfitWarning]:
+        """Warn where a queue whose steps are quicker the more they hold takes long from empty."""
+        part, mean_ms = self.machine.parts_of(shown.strategy)[0], shown.row.mean_ms
+        if shown.strategy.kind is not Kind.GREEDY or not part.speeds_up or mean_ms is None:
+            return []
+        took = settling_ms(self.rate, part.best_times.steady())
+        return [wording.slow_start(shown.row.name, took)] if took > MIN_SETTLING_RESPONSES * mean_ms else []
+
 
 def load_plan(
     profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, request: PlanRequest
 ) -> LoadPlan:
-    """How to serve the requested rate within an SLA in ms, for `percentile` percent of the responses."""
+    """Return how to serve the requested rate within an SLA in ms, for `percentile` percent of the responses."""
     rate = request.rate_each
     assert rate is not None
     target = Target(sla_ms, percentile / 100, tokens)
-    ask = _Question(machine_of(profile, tokens, request), rate, target, request)
-    waiting, laws = _waiting(ask)
-    found = _strategies(ask, waiting)
-    selected = next((each for each in found if each.row.chosen), None)
-    shown = selected or told(max(found, key=lambda each: each.row.sustainable_per_s or 0.0), rate, target)
-    asked = asked_of(ask.machine, target, shown.row.strategy, rate, laws_only=request.laws_only)
-    promise = None if selected is None else promised(asked, selected.law)
-    checked = (
-        None
-        if selected is None or request.laws_only
-        else simulated(ask.machine, shown.row.strategy, rate, target, request.seed)
-    )
-    capacity = capacity_of(shown.row, request, _promised_per_s(asked, promise, shown))
-    plan = LoadPlan(
-        rate_per_s=rate * 1e3,
-        percentile=percentile,
-        alternatives=[shown.row if each.row.strategy == shown.row.strategy else each.row for each in found],
-        T_cut=_with_check(waiting, shown, checked),
-        capacity=capacity or Unknown(wording.NO_STRATEGY),
-        B1=_threshold(ask),
-        rules=_rules(ask.machine, rate),
-        sensitivity=_changes(ask, shown),
-        frontier=_frontier(ask, found, laws, shown),
-        binding=wording.load_binding(shown.row),
-        remedy="" if selected else wording.remedy([each.row for each in found], shown.row, rate * 1e3),
-        promise=NO if promise is None else promise.holds(sla_ms),
-        interval_ms=None if promise is None else promise.interval,
-        checked=None if checked is None else {"strategy": shown.row.name, **checked.to_json()},
-        laws_only=request.laws_only,
-        notes=(),
-    )
-    plan = replace(
-        plan,
-        notes=_notes(plan, ask),
-        warnings=[*tail_warnings(asked), *_after_restart(asked, shown)],
-        why_in_doubt=_doubts(promise, plan, asked),
-    )
-    return _verified(plan, ask, shown, checked)
-
-
-def _strategies(ask: _Question, waiting: Cutoff | Unknown) -> list[Judged]:
-    """Every strategy at the rate, one of them chosen where any meets the SLA."""
-    systems = simple_systems(ask.machine, ask.rate)
-    ranges = [feasible(system, ask.target) for system in systems]
-    both = ask.machine.both
-    if isinstance(waiting, Cutoff) and both is not None:
-        # A T_cut as long as the SLA carries what the GPU does alone, taking all that wait.
-        alone = [
-            max((high for _, high in own), default=0.0)
-            for system, own in zip(systems, ranges, strict=True)
-            if system.strategy.kind is Kind.GREEDY and system.strategy.paths == (both.gpu.label,)
-        ]
-        least = max(*alone, ask.rate) if waiting.value is not None else max(alone)
-        capacity = cutoff_capacity(both, ask.target, least)
-        systems.append(cutoff_system(both, waiting.shown_ms))
-        ranges.append([(0.0, capacity)] if capacity > 0 else [])
-    return compared(systems, ranges, ask.rate, ask.target, ask.request.objective)
-
-
-def _waiting(ask: _Question) -> tuple[Cutoff | Unknown, Mapping[float, ResponseDistribution]]:
-    """T_cut, and the distributions over it."""
-    if (both := ask.machine.both) is None:
-        return Unknown(FALLS_BACK), {}
-    try:
-        return cutoff_plan(both, ask.rate, ask.target, ask.request.objective)
-    except SlaOutOfReach as error:
-        return Unknown(f"{error.found}. {error.remedy}"), {}
-
-
-def _with_check(waiting: Cutoff | Unknown, shown: Judged, checked: Checked | None) -> Cutoff | Unknown:
-    """T_cut with what the event simulation gives for it, where it was simulated."""
-    if not isinstance(waiting, Cutoff) or checked is None or shown.row.strategy.kind is not Kind.CUTOFF:
-        return waiting
-    return replace(waiting, bounds_ms={**waiting.bounds_ms, "event_simulation": checked.percentile.value})
-
-
-def _promised_per_s(asked: Asked, promise: Promise | None, shown: Judged) -> float | None:
-    """The rate that is carried at the slow end of what is left open too."""
-    if promise is None or promise.interval is None or promise.doubts:
-        return None
-    sure = promised_rate(asked, promise, (shown.row.sustainable_per_s or asked.rate * 1e3) / 1e3)
-    return None if sure is None else sure * 1e3
-
-
-def _verified(plan: LoadPlan, ask: _Question, shown: Judged, checked: Checked | None) -> LoadPlan:
-    """The plan after its simulation: refuted, or in doubt with a way out, or as it was."""
-    if checked is None or checked.holds:
-        return plan
-    ends = (checked.percentile.low, checked.percentile.high)
-    if checked.holds is False:
-        wanted = checked.percentile.high * (1 + MARGIN)
-        return replace(
-            plan,
-            promise=NO,
-            binding=wording.refuted(shown.row.name, ends),
-            remedy=wording.refuted_remedy(wanted),
-            alternatives=[
-                replace(row, chosen=False, verdict=wording.refuted(row.name, ends)) if row.chosen else row
-                for row in plan.alternatives
-            ],
-        )
-    aim, both, inside = ask.target.sla_ms * (1 - MARGIN), ask.machine.both, None
-    if shown.row.strategy.kind is Kind.CUTOFF and both is not None:
-        with contextlib.suppress(SlaOutOfReach):
-            inside = cutoff_plan(both, ask.rate, replace(ask.target, sla_ms=aim), ask.request.objective)[0].value
-    note = wording.at_the_edge(ask.target.sla_ms, PRECISION, inside, MARGIN, aim)
-    return replace(plan, promise=DOUBT, why_in_doubt=[*plan.why_in_doubt, note])
-
-
-def _threshold(ask: _Question) -> Threshold | Unknown:
-    """B1 with what a request pays at the GPU at this rate before it begins."""
-    if (both := ask.machine.both) is None:
-        return Unknown(NEEDS_PATHS)
-    try:
-        extra = _extra_ms(ask, both.gpu, ask.rate)
-    except SlaOutOfReach as error:
-        return Unknown(wording.gpu_overloaded(error.found))
-    found = gpu_threshold(both.cpu.latency, both.gpu.latency, extra_ms=extra)
-    return replace(found, reason=wording.with_wait(found.reason, extra))
-
-
-def _extra_ms(ask: _Question, gpu: Part, rate: float) -> float:
-    """The transfer, and the wait: the one that was named, or what a request finds at that GPU on average at a rate per
-    ms. Raises SlaOutOfReach."""
-    wait = ask.request.wait_ms
-    if wait is None:
-        law = batch_response(rate, gpu.times, 1, ask.machine.arrivals)
-        served = max(1, min(round(getattr(law, "mean_batch", 1.0)), gpu.times.max_batch or 1))
-        wait = max(0.0, law.mean_ms - gpu.times(served))
-    return wait + ask.request.transfer_ms
-
-
-def _rules(machine: Machine, rate: float) -> list[RuleChoice]:
-    """Batching rules on the GPU (else the CPU) and how far each is from the optimum, which is left out where it cannot
-    be computed; none where steps scatter, which the decision process does not know."""
-    times, label = machine.main.times, machine.main.label
-    best = times.best_batch()
-    if rate >= best / times(best) or scatters(times):
-        return []
-    try:
-        costs = {name: cost for name, cost in rule_costs(rate, times).items() if math.isfinite(cost.mean_ms)}
-        return [RuleChoice(label, name, cost.threshold, cost.mean_ms, cost.excess) for name, cost in costs.items()]
-    except SlaOutOfReach:
-        T = times.table(1, times.max_batch or 1).tolist()
-        return [RuleChoice(label, name, stopping_batch(name, T, rate), None, None) for name in RULES]
-
-
-def _frontier(
-    ask: _Question, found: Sequence[Judged], laws: Mapping[float, ResponseDistribution], shown: Judged
-) -> list[FrontierPoint]:
-    objective = ask.request.objective
-    points = frontier(found, laws, ask.rate, ask.target, objective)
-    if objective is not None and objective.throughput > 0 and shown.system.strategy.kind is not Kind.CUTOFF:
-        points += best_rate(shown.system, ask.target, objective)
-    return points
-
-
-def _changes(ask: _Question, shown: Judged) -> list[Change]:
-    carried = (shown.row.sustainable_per_s or 0.0) / 1e3
-    now = Situation(ask.machine, ask.rate, ask.request.replicas, ask.target, shown.row, carried)
-    return sensitivity(now, _changed_thresholds(ask))
-
-
-def _changed_thresholds(ask: _Question) -> Thresholds:
-    """B1 as it is, with the CPU or the GPU at nine tenths of its time, and at twice the rate, each with the wait that
-    goes with it."""
-    if (both := ask.machine.both) is None:
-        return Thresholds()
-    cpu, gpu, rate = both.cpu, both.gpu, ask.rate
-    B = min(cpu.latency.batches, gpu.latency.batches, key=len)
-    slow, fast = cpu.latency.typical_ms(B), gpu.latency.typical_ms(B)
-
-    def first(ours: FloatArray, theirs: FloatArray, part: Part, load: float) -> int | None:
-        with contextlib.suppress(SlaOutOfReach):
-            wins = np.flatnonzero(theirs + _extra_ms(ask, part, load) <= ours)
-            return int(B[wins[0]]) if len(wins) else None
-        return None
-
-    return Thresholds(
-        first(slow, fast, gpu, rate),
-        first(FASTER * slow, fast, gpu, rate),
-        first(slow, FASTER * fast, gpu.scaled(FASTER), rate),
-        first(slow, fast, gpu, 2 * rate),
-    )
-
-
-def _notes(plan: LoadPlan, ask: _Question) -> list[str]:
-    """What the answer assumes, and where the textbook formula would have misled."""
-    machine = ask.machine
-    steady = [part.label for part in machine.parts if part.times.noise is None]
-    cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.noise is None else None
-    scattered = len(steady) < len(machine.parts)
-    found = [wording.assumed(machine.arrivals.label, steady, scattered, None if cpu is None else cpu.label)]
-    if isinstance(plan.T_cut, Cutoff):
-        found.append(str(plan.T_cut.service["sentence"]))
-        if plan.T_cut.misled:
-            found.append(wording.textbook_note(plan.T_cut, ask.target.sla_ms))
-    return found
-
-
-def _doubts(promise: Promise | None, plan: LoadPlan, asked: Asked) -> list[str]:
-    """Why the percentile cannot be promised: steps to measure, tails that were not seen."""
-    if promise is None:
-        return []
-    found, sla_ms = [], asked.target.sla_ms
-    slow = None if promise.interval is None else promise.interval[1]
-    if promise.interval is not None and plan.promise == DOUBT and (slow is None or slow > sla_ms * (1 + 1e-6)):
-        points = _least_known(asked)
-        found.append(wording.open_interval(sla_ms, plan.percentile, promise.interval, points))
-    return found + [wording.cannot_promise(doubt) for doubt in promise.doubts]
-
-
-def _least_known(asked: Asked) -> list[tuple[int, int, str]]:
-    """Batches to measure: of those that a step of this load is likely to hold, the least known (B, S, path)."""
-    points = []
-    for part in asked.machine.parts:
-        if part.path.fit.draws.get("values"):
-            B = _visited(part.times, asked.rate)
-            T, fast, slow = part.latency.range_ms(B)
-            batch = int(B[int(np.argmax((slow - fast) / T))])
-            points.append((batch, batch * asked.target.tokens, part.label))
-    return points
-
-
-def _visited(times: ServiceTimes, rate: float) -> FloatArray:
-    """1 up to twice the batch that arrives in a step."""
-    top = times.max_batch or 1
-    reach = 1
-    while reach < top and reach < 2 * rate * times(reach):
-        reach = min(2 * reach, top)
-    return np.arange(1.0, reach + 1)
-
-
-def _after_restart(asked: Asked, shown: Judged) -> list[LatfitWarning]:
-    """How long a queue whose steps are quicker the more they hold takes from empty, where that is long."""
-    system, mean_ms = shown.system, shown.row.mean_ms
-    if system.times is None or system.rises or mean_ms is None:
-        return []
-    took = settling_ms(asked.rate, system.times.steady())
-    if took is not None and took <= SLOW_START * mean_ms:
-        return []
-    return [wording.slow_start(shown.row.name, took)]
+    return LoadPlanner(machine_of(profile, tokens, request), rate, target, request).plan()

@@ -1,48 +1,41 @@
-"""Strategies to run a load on the paths there are, each with the distribution of its response at a rate.
+"""The machine of a plan, the strategies to run a load on it, and their simulation on common random numbers.
 
-- PATH, greedy batches: an idle machine takes all that wait;
-- PATH, amortised batches: it first waits for B requests, B by the amortised rule at the rate, where that is above 1;
+- PATH, greedy batches: an idle path takes all that wait;
+- PATH, amortised batches: it first waits for B requests, B by the amortised rule at the rate;
 - CPU, one at a time;
-- GPU + CPU: waiting cut off at T_cut, overflow to the CPU's queue.
+- GPU + CPU: the policy `cutoff`, by which a request that has waited for T_cut may go to the CPU.
 
-T(b) is the typical step, and single steps have the measured noise. Where nobody measured that (a path of nominal
-numbers), steps of batches take T(b) and a CPU that serves one at a time is taken as exponential. A batch is at most the
-largest measured one, in requests and in tokens, unless a smaller one is asked for. Where only closed forms are asked
-for, nothing scatters and arrivals are Poisson.
+Steps have the measured noise. A nominal path takes T(b), and one request at a time an exponential time.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from latfit.errors import SlaOutOfReach
 from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency
-from latfit.model import StepNoise
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
-from latfit.policies import stopping_batch
+from latfit.policies import Limits, cutoff, stopping_batch
 from latfit.queueing import (
     POISSON,
-    QUICK,
     USUAL,
     Arrivals,
     Effort,
-    OverflowDistribution,
     ResponseDistribution,
     ServiceTimes,
-    batch_response,
-    closed_form,
-    cutoff_response,
+    arrival_moments,
     measured_times,
-    run_batches,
-    scatters,
-    single_response,
+    run_length,
+    simulate_batches,
+    sketch_run,
 )
-from latfit.stats import FloatArray
+from latfit.simulation import ServicePath, System, serve_arrivals, table_path
+from latfit.workload import Streams
 
-MOST_WAITED_FOR = 256
-ROUNDING = 1e-9
+MAX_AMORTISED_BATCH = 256
+IDLE_LOAD = 1e-7  # of the stability limit, below which requests do not meet and clocks would round
 
 
 @dataclass(frozen=True)
@@ -57,14 +50,21 @@ class Target:
     def percentile(self) -> float:
         return round(100 * self.q, 6)
 
+    def is_met(self, law: ResponseDistribution | None) -> bool:
+        """Whether a distribution meets the target; None: an overloaded system."""
+        return law is not None and law.tail(self.sla_ms) <= 1 - self.q
+
 
 @dataclass(frozen=True)
 class Part:
-    """A path with the times of its batches, noise and, on the GPU, the transfer included."""
+    """A path with the times of its batches; on the GPU the transfer included.
+
+    slowdown: by what factor its steps take longer than fitted.
+    """
 
     latency: PathLatency
     times: ServiceTimes
-    transfer_ms: float = 0.0
+    slowdown: float = 1.0
 
     @property
     def path(self) -> ExecutionPath:
@@ -79,205 +79,164 @@ class Part:
         """Mean service of one request alone."""
         return self.times(1)
 
+    @cached_property
+    def best_times(self) -> ServiceTimes:
+        """The times up to the batch with the highest rate, the largest worth serving."""
+        return replace(self.times, max_batch=self.times.best_batch())
+
+    @property
+    def speeds_up(self) -> bool:
+        """Whether a larger batch is quicker than a smaller one anywhere, so that more load may mean shorter waits."""
+        return bool(np.any(np.diff(self.best_times.table(1, self.best_times.max_batch)) < 0))
+
     def scaled(self, factor: float) -> "Part":
-        return replace(self, times=replace(self.times, at=lambda b: factor * self.times.at(b)))
+        """Return the path with steps that take `factor` times as long."""
+        times = replace(self.times, at=lambda b: factor * self.times.at(b))
+        return replace(self, times=times, slowdown=factor * self.slowdown)
 
     def drawn(self, seed: int) -> "Part":
-        """The same path as the data allow it to be, by a seed."""
-        assert self.times.max_batch is not None
+        """Return the path with a curve and a noise that the data allow."""
         rng = np.random.default_rng([seed, *self.path.name.encode()])
-        T, law = self.latency.drawn_ms(np.arange(1.0, self.times.max_batch + 1), rng)
-        return replace(self, times=_times(T, law, self.transfer_ms))
-
-
-@dataclass(frozen=True)
-class Both:
-    """The two paths of a machine that has both."""
-
-    gpu: Part
-    cpu: Part
-    arrivals: Arrivals = POISSON
-
-    def law(self, rate: float, cutoff_ms: float, effort: Effort = USUAL) -> ResponseDistribution:
-        """The distribution at a rate per ms and a T_cut. Raises SlaOutOfReach where the CPU is overloaded."""
-        return cutoff_response(rate, cutoff_ms, self.gpu.times, self.cpu.times, self.arrivals, effort)
-
-    def overflow_share(self, rate: float, cutoff_ms: float) -> float:
-        """Share of the requests that the CPU serves."""
-        law = self.law(rate, cutoff_ms)
-        assert isinstance(law, OverflowDistribution)
-        return law.overflow_share
-
-    @property
-    def closed_form(self) -> bool:
-        """Whether the distribution is exact and the proved bounds hold: see `queueing.responses`."""
-        return closed_form(self.gpu.times, self.cpu.times, self.arrivals)
-
-    @property
-    def cpu_rate(self) -> float:
-        """Requests per ms of the CPU, one at a time."""
-        return 1 / self.cpu.mean_ms
-
-    @property
-    def rate_limit(self) -> float:
-        return self.gpu.times.rate_limit() + self.cpu_rate
-
-    def strategy(self, cutoff_ms: float) -> Strategy:
-        return Strategy(Kind.CUTOFF, (self.gpu.label, self.cpu.label), cutoff_ms)
+        T, noise = self.latency.drawn_ms(np.arange(1.0, self.times.max_batch + 1), rng)
+        noise = None if noise is None else noise.up_to(len(T))
+        return replace(self, times=measured_times(self.slowdown * T, noise, self.times.fixed_ms))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The paths of a plan by the part they play; there is at least one. runs: whether queues may be run."""
+    """The paths of a plan by the part they play; there is at least one.
+
+    Parameters
+    ----------
+    steady
+        Whether steps are taken to last their mean time, whatever was measured.
+    seed
+        Of everything that is drawn.
+    """
 
     cpu: Part | None
     gpu: Part | None
     arrivals: Arrivals = POISSON
-    runs: bool = True
-
-    @property
-    def both(self) -> Both | None:
-        return None if self.cpu is None or self.gpu is None else Both(self.gpu, self.cpu, self.arrivals)
-
-    @property
-    def main(self) -> Part:
-        """The GPU where there is one."""
-        part = self.gpu or self.cpu
-        assert part is not None
-        return part
+    steady: bool = False
+    seed: int = 0
 
     @property
     def parts(self) -> list[Part]:
         return [part for part in (self.gpu, self.cpu) if part is not None]
 
-    def part(self, label: str) -> Part:
-        return next(part for part in self.parts if part.label == label)
+    @property
+    def main(self) -> Part:
+        """The GPU where there is one."""
+        return self.parts[0]
+
+    def parts_of(self, strategy: Strategy) -> list[Part]:
+        """Return the paths that a strategy runs on, the GPU first."""
+        return [part for part in self.parts if part.label in strategy.paths]
 
     def drawn(self, seed: int) -> "Machine":
-        """A machine that the data allow, its arrivals drawn anew from the recording."""
+        """Return a machine that the data allow, its arrivals drawn anew from the recording."""
         cpu, gpu = (None if part is None else part.drawn(seed) for part in (self.cpu, self.gpu))
         return replace(self, cpu=cpu, gpu=gpu, arrivals=self.arrivals.drawn(np.random.default_rng(seed)))
 
+    def rate_limit(self, strategy: Strategy) -> float:
+        """Return the rate per ms from which a strategy is unstable."""
+        main = self.parts_of(strategy)[0]
+        if strategy.kind is Kind.CUTOFF:
+            return main.times.rate_limit() + 1 / self.parts_of(strategy)[1].mean_ms
+        return 1 / main.mean_ms if strategy.kind is Kind.ONE_AT_A_TIME else main.best_times.rate_limit()
 
-@dataclass(frozen=True)
-class System:
-    """A strategy on a machine. law: (rate per ms, effort) -> distribution; rate_limit: its stability limit per
-    ms.  rises: whether its responses can only take longer at a higher rate.  sampled: whether its distribution is read
-    off runs.  run_at: the distribution of batches at a rate by a short run, which is quicker than one in closed form.
-    times: of its batches, where it is greedy on one path.  both: the paths of a T_cut.
-    """
-
-    strategy: Strategy
-    parts: tuple[Part, ...]
-    law: Callable[[float, Effort], ResponseDistribution] = field(repr=False)
-    rate_limit: float
-    sampled: bool
-    rises: bool = True
-    run_at: Callable[[float], ResponseDistribution] | None = None
-    times: ServiceTimes | None = None
-    both: Both | None = None
-
-    @property
-    def price_per_hour(self) -> float | None:
-        """Of all its paths together; None where one has no price."""
-        prices = [part.path.price_per_hour for part in self.parts]
+    def price_per_hour(self, strategy: Strategy) -> float | None:
+        """Return the price of all paths of a strategy together; None where one has no price."""
+        prices = [part.path.price_per_hour for part in self.parts_of(strategy)]
         return None if None in prices else sum(price for price in prices if price is not None)
+
+    def simulate(self, strategy: Strategy, rate: float, effort: Effort = USUAL) -> ResponseDistribution | None:
+        """Return the responses at a rate per ms; None if the strategy is unstable there."""
+        limit = self.rate_limit(strategy)
+        if rate >= limit:
+            return None
+        rate = max(rate, IDLE_LOAD * limit)
+        effort = replace(effort, seed=effort.seed + self.seed)
+        main = self.parts_of(strategy)[0]
+        match strategy.kind:
+            case Kind.ONE_AT_A_TIME:
+                return simulate_batches(rate, main.times.alone(), 1, self.arrivals, effort)
+            case Kind.CUTOFF:
+                return self._simulate_cutoff(strategy, rate, effort)
+            case Kind.AMORTISED:
+                return simulate_batches(rate, main.best_times, amortised_batch(main, rate), self.arrivals, effort)
+            case Kind.GREEDY:
+                return simulate_batches(rate, main.best_times, 1, self.arrivals, effort)
+
+    def _simulate_cutoff(self, strategy: Strategy, rate: float, effort: Effort) -> ResponseDistribution:
+        """In the simulator of policies, under the dispatch rule of the live router."""
+        assert strategy.T_cut_ms is not None
+        gpu, cpu = self.parts_of(strategy)
+        largest, limit = gpu.times.max_batch, self.rate_limit(strategy)
+        system = System(_service_path(gpu, largest), _service_path(cpu, 1, alone=True))
+        policy = cutoff(strategy.T_cut_ms, Limits(largest, 1))
+        effort = replace(effort, runs=max(2, effort.runs // 2), longest=effort.longest // 2)  # each request costs more
+        start, n, settled = run_length(rate / limit, gpu.times, self.arrivals, 0.0, effort)
+        runs, overflow, busy = [], 0.0, 0.0
+        for run in range(effort.runs):
+            arrive = arrival_moments(self.arrivals, rate, n, effort.seed, run)
+            served = serve_arrivals(policy, system, arrive, start, Streams(effort.seed, run))
+            runs.append(sketch_run(served.response_ms, start))
+            overflow += float(served.path[start:].mean()) / effort.runs
+            busy += float(served.busy[1]) / effort.runs
+        return ResponseDistribution(tuple(runs), busy, math.nan, settled, overflow_share=overflow)
+
+
+def _service_path(part: Part, largest: int, *, alone: bool = False) -> ServicePath:
+    """alone: one request at a time, exponential where its noise is unknown."""
+    times = part.times
+    T, exponential = times.at(np.arange(1.0, largest + 1)), alone and times.noise is None
+    return table_path(part.path.name, T, noise=times.noise, fixed_ms=times.fixed_ms, exponential=exponential)
+
+
+def amortised_batch(part: Part, rate: float) -> int:
+    """Return the batch at which the amortised rule stops waiting, at a rate per ms."""
+    largest = min(part.best_times.max_batch, MAX_AMORTISED_BATCH)
+    return stopping_batch("amortised", part.best_times.table(1, largest).tolist(), rate)
 
 
 def machine_of(profile: HardwareProfile, tokens: int, request: PlanRequest) -> Machine:
-    """The CPU and the GPU of a profile; a path of another name plays the GPU where there is neither."""
+    """Return the CPU and the GPU of a profile; a path of another name plays the GPU where there is neither."""
     cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
     if cpu is None and gpu is None and profile.paths:
         gpu = next(iter(profile.paths.values()))
 
-    def part(path: ExecutionPath, transfer_ms: float, most: int | None) -> Part:
+    def part(path: ExecutionPath, transfer_ms: float, largest: int | None) -> Part:
         latency = PathLatency(path, tokens, request.context)
-        B = latency.batches[:most]
-        if request.laws_only:
-            return Part(latency, _times(latency.mean_ms(B), None, transfer_ms), transfer_ms)
-        return Part(latency, _times(latency.noisy_ms(B), latency.noise, transfer_ms), transfer_ms)
+        B = latency.batches[:largest]
+        noise = None if request.laws_only or latency.noise is None else latency.noise.up_to(len(B))
+        T = latency.mean_ms(B) if request.laws_only else latency.noisy_ms(B)
+        return Part(latency, measured_times(T, noise, transfer_ms))
 
     return Machine(
         None if cpu is None else part(cpu, 0.0, None),
         None if gpu is None else part(gpu, request.transfer_ms, request.max_batch),
         request.arrivals,
-        not request.laws_only,
+        request.laws_only,
+        request.seed,
     )
 
 
-def _times(T: FloatArray, noise: StepNoise | None, transfer_ms: float) -> ServiceTimes:
-    """Batches 1, 2, ... of typical times T (n,), transfer included."""
-    return measured_times(T, None if noise is None else noise.up_to(len(T)), transfer_ms)
-
-
-def simple_systems(machine: Machine, rate: float) -> list[System]:
-    """Every system of one path that differs from the others at a rate per ms."""
-    found = [] if machine.gpu is None else _batching(machine.gpu, rate, machine)
-    if machine.cpu is not None:
-        found.append(_one_at_a_time(machine.cpu, machine.arrivals))
-        # A nominal median, or mean of an exponential service, says nothing of batches.
-        given = machine.cpu.path.nominal
-        if given is None or not (given.median or given.exponential):
-            found += _batching(machine.cpu, rate, machine)
+def single_path_strategies(machine: Machine, rate: float) -> list[Strategy]:
+    """Return the strategies of one path; amortised batches only where they differ from greedy ones at some rate."""
+    found = []
+    for part in machine.parts:
+        if part is machine.cpu:
+            found.append(Strategy(Kind.ONE_AT_A_TIME, (part.label,)))
+            nominal = part.path.nominal
+            if nominal is not None and (nominal.median or nominal.exponential):
+                continue  # a nominal service of one request says nothing of batches
+        found.append(Strategy(Kind.GREEDY, (part.label,)))
+        if amortised_batch(part, part.best_times.rate_limit()) > 1:
+            found.append(Strategy(Kind.AMORTISED, (part.label,), batch=amortised_batch(part, rate)))
     return found
 
 
-def cutoff_system(both: Both, cutoff_ms: float) -> System:
-    """GPU + CPU at one T_cut."""
-
-    def law(rate: float, effort: Effort) -> ResponseDistribution:
-        return both.law(rate, cutoff_ms, effort)
-
-    return System(both.strategy(cutoff_ms), (both.gpu, both.cpu), law, both.rate_limit, not both.closed_form, both=both)
-
-
-def system_of(strategy: Strategy, machine: Machine, rate: float) -> System | None:
-    """A strategy on a machine at a rate per ms; None where it is none there."""
-    if strategy.T_cut_ms is not None:
-        return None if machine.both is None else cutoff_system(machine.both, strategy.T_cut_ms)
-    return next((system for system in simple_systems(machine, rate) if system.strategy == strategy), None)
-
-
-def _one_at_a_time(part: Part, arrivals: Arrivals) -> System:
-    def law(rate: float, effort: Effort) -> ResponseDistribution:
-        return single_response(rate, part.times, arrivals, effort)
-
-    sampled = part.times.noise is not None or not arrivals.poisson
-    return System(Strategy(Kind.ONE_AT_A_TIME, (part.label,)), (part,), law, 1 / part.mean_ms, sampled)
-
-
-def _batching(part: Part, rate: float, machine: Machine) -> list[System]:
-    arrivals = machine.arrivals
-    best = part.times.best_batch()
-    times = part.times if best == part.times.max_batch else replace(part.times, max_batch=best)
-    limit, sampled = times.rate_limit(), scatters(times) or not arrivals.poisson
-    whole = times.table(1, best)
-    T = whole[:MOST_WAITED_FOR].tolist()
-    # A batch that is quicker than a smaller one, or has less noise, makes more load the better load.
-    root_squares = whole * np.sqrt(1 + times.cv(best) ** 2)
-    rises = all(bool(np.all(np.diff(each) >= -ROUNDING * each[:-1])) for each in (whole, root_squares))
-
-    def system(kind: Kind, threshold: Callable[[float], int], batch: int | None = None) -> System:
-        def law(load: float, effort: Effort) -> ResponseDistribution:
-            return batch_response(load, times, threshold(load), arrivals, effort)
-
-        def run(load: float) -> ResponseDistribution:
-            return run_batches(load, times, threshold(load), arrivals, QUICK)
-
-        strategy = Strategy(kind, (part.label,), batch=batch)
-        greedy = times if kind is Kind.GREEDY else None
-        return System(strategy, (part,), law, limit, sampled, rises, run if machine.runs else None, greedy)
-
-    found = [system(Kind.GREEDY, lambda _: 1)]
-    stop = stopping_batch("amortised", T, rate)
-    if stop > 1:
-        found.append(system(Kind.AMORTISED, lambda load: stopping_batch("amortised", T, load), stop))
-    return found
-
-
-def law_or_none(system: System, rate: float, effort: Effort = USUAL) -> ResponseDistribution | None:
-    """The distribution at a rate per ms; None where the system cannot carry it or it cannot be computed."""
-    try:
-        return system.law(rate, effort)
-    except SlaOutOfReach:
-        return None
+def cutoff_strategy(machine: Machine, cutoff_ms: float) -> Strategy:
+    """Return GPU + CPU at a T_cut."""
+    return Strategy(Kind.CUTOFF, tuple(part.label for part in machine.parts), cutoff_ms)

@@ -119,7 +119,7 @@ class DecoderStep(ABC):
     """A step of one cell. Rows of activations (S, hidden) are the decode requests, then the chunks in order."""
 
     def __init__(self, weights: Weights, cell: StepShape) -> None:
-        self.weights, self.shape, self.cell = weights, weights.shape, cell
+        self.weights, self.shape, self.cell, self.groups = weights, weights.shape, cell, groups_of(cell)
 
     def run(self, tokens: Array) -> Array:
         """Return the logits (B, vocab) of each request's last token."""
@@ -157,33 +157,34 @@ class DecoderStep(ABC):
 
     @abstractmethod
     def filled(self, name: str, width: int) -> Array:
-        """Random numbers (S, width), the same in every run."""
+        """Return random numbers (S, width), the same in every run."""
 
     @abstractmethod
     def embed(self, tokens: Array) -> Array: ...
 
     @abstractmethod
     def last(self, x: Array) -> Array:
-        """Rows of each request's last token."""
+        """Return the rows of each request's last token."""
 
     @abstractmethod
     def norm(self, x: Array, weight: Array) -> Array:
-        """x / sqrt(mean(x^2) + EPS) * weight."""
+        """Return x / sqrt(mean(x^2) + EPS) * weight."""
 
     @abstractmethod
     def product(self, x: Array, matrix: Matrix) -> Array: ...
 
     @abstractmethod
     def swiglu(self, gate_up: Array) -> Array:
-        """silu(gate) * up of (S, 2n) with the gate first."""
+        """Return silu(gate) * up of (S, 2n) with the gate first."""
 
     @abstractmethod
     def attend(self, layer: int, heads: Array) -> Array:
-        """Attention (S, query_width) of queries, keys and values (S, qkv_width); the cache takes the new keys."""
+        """Return the attention (S, query_width) of queries, keys and values (S, qkv_width); write these into the
+        cache."""
 
     @abstractmethod
     def mixture(self, x: Array, layer: Layer) -> Array:
-        """Each token's experts, weighted by the softmax of their scores. An expert reads its weights once."""
+        """Return each token's experts, weighted by the softmax of their scores. An expert reads its weights once."""
 
 
 class EagerStep(DecoderStep):
@@ -195,14 +196,14 @@ class EagerStep(DecoderStep):
     cache: KvCache
 
     def attend(self, layer: int, heads: Array) -> Array:
-        shape, turning = self.shape, self.shape.heads + self.shape.kv_heads
+        shape, turning = self.shape, self.shape.heads + self.shape.kv_heads  # values are not rotated
         split = heads.reshape(len(heads), turning + shape.kv_heads, shape.head_dim)
         first, second = split[:, :turning, : shape.head_dim // 2], split[:, :turning, shape.head_dim // 2 :]
         turned = self.xp.concatenate(
             (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine), -1
         )
         parts, start = [], 0
-        for number, (requests, tokens, cached) in enumerate(groups_of(self.cell)):
+        for number, (requests, tokens, cached) in enumerate(self.groups):
             rows, start = slice(start, start + requests * tokens), start + requests * tokens
             seen = []
             for half, new in zip(self.cache[number], (turned[rows, shape.heads :], split[rows, turning:]), strict=True):

@@ -256,17 +256,19 @@ class OpenVinoDevice(CpuClock):
         self.check_room(self._shape, cell)
         request = self._compiled.create_infer_request()
         wanted = {port.any_name for port in self._compiled.inputs}
-        block = self._rng.standard_normal(1 << 18, dtype=np.float32)
         history = cell.history[0] if cell.history else 0
-        sizes = {"decode": (cell.decode_requests, cell.context), "prefill": (len(cell.prefill), history)}
+        groups = {"decode": (cell.decode_requests, cell.context), "prefill": (len(cell.prefill), history)}
         with memory_errors():
             for name, value in self._arrays(cell).items():
                 if name in wanted:
                     request.set_tensor(name, self._tensor(value))
-            for name in sorted(each for each in wanted if each.startswith(("decode_", "prefill_"))):
-                requests, tokens = sizes[name.partition("_")[0]]
-                size = (requests, self._shape.kv_heads, tokens, self._shape.head_dim)
-                request.set_tensor(name, stored(repeat_block(size, block), CACHE_TYPE[self._settings.precision]))
+            for group, sizes in groups.items():
+                cache = self._cache(*sizes)
+                for name in sorted(each for each in wanted if each.startswith(f"{group}_")):
+                    tensor = self._ov.Tensor(cache.element_type, cache.shape)
+                    if tensor.size:
+                        cache.copy_to(tensor)
+                    request.set_tensor(name, tensor)
         tokens_of = [self._rng.integers(0, self._shape.vocab, cell.S) for _ in range(INPUT_SETS)]
         self._inputs = [self._tensor(each) for each in tokens_of] if "tokens" in wanted else []
         self._request = request
@@ -299,6 +301,12 @@ class OpenVinoDevice(CpuClock):
         if array.size:
             tensor.data[...] = array
         return tensor
+
+    def _cache(self, requests: int, tokens: int) -> Any:
+        """Return random keys (or values) of one layer; converting them takes longer than a copy for each layer."""
+        block = self._rng.standard_normal(1 << 18, dtype=np.float32)
+        size = (requests, self._shape.kv_heads, tokens, self._shape.head_dim)
+        return stored(repeat_block(size, block), CACHE_TYPE[self._settings.precision])
 
     def _arrays(self, cell: StepShape) -> dict[str, Any]:
         """Return every input that the graph may have, except the caches."""

@@ -15,10 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from latfit.errors import LatfitError
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.shapes import StepShape
 
@@ -90,7 +88,7 @@ class RemoteDevice:
         self._ask("prepare", cell)
 
     def rest(self) -> None:
-        """Stop the child until it is asked something; nothing where it would outlive this process so."""
+        """Stop the child until it is asked something, unless it would then outlive this process."""
         if self._child is not None and self._about.get("ends_with_parent"):
             self._resting = True  # first: after Ctrl-C between the two a spare SIGCONT harms nobody
             self._child.send_signal(signal.SIGSTOP)
@@ -104,7 +102,7 @@ class RemoteDevice:
         return float(self._ask("step_ms"))
 
     def kv_transfer(self) -> list[dict[str, float]]:
-        """As the device's own; empty where its caches never move."""
+        """Return what the device's own does; nothing if its caches never move."""
         return list(self._ask("kv_transfer"))
 
     def now_s(self) -> float:
@@ -152,7 +150,7 @@ class RemoteDevice:
             raise
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """The child's answer. Raises what it raised; DeviceOutOfMemory where it is gone."""
+        """Return the child's answer. Raises what it raised; DeviceOutOfMemory if it is gone."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             raise DeviceOutOfMemory("its process is gone")
@@ -170,25 +168,12 @@ class RemoteDevice:
             why = "killed, most likely for memory" if code == -signal.SIGKILL else f"ended with exit code {code}"
             raise DeviceOutOfMemory(f"its process was {why}") from None
         if failed:
-            raise answer.error() if isinstance(answer, _Carried) else answer
+            raise answer
         return answer
 
 
-@dataclass(frozen=True)
-class _Carried:
-    """One of latfit's own errors, whose constructor pickle cannot call."""
-
-    kind: type[LatfitError]
-    found: str
-    remedy: str
-    where: str | None
-
-    def error(self) -> LatfitError:
-        return self.kind(self.found, remedy=self.remedy, where=self.where)
-
-
 def serve() -> None:
-    """The child's side: answer until the input ends."""
+    """Run the child: answer until the input ends."""
     ends_with_parent = _end_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -221,18 +206,15 @@ def serve() -> None:
 
 
 def _end_with_parent() -> bool:
-    """Have the kernel end this process with the thread that made it, even while it is stopped; False where it
-    cannot."""
+    """Have the kernel end this process with the thread that made it, even while stopped; False if it cannot."""
     if not sys.platform.startswith("linux"):
         return False
     done = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
     return bool(done)
 
 
-def _portable(error: Exception) -> Exception | _Carried:
-    """The error itself where it survives the pipe, else its words."""
-    if isinstance(error, LatfitError):
-        return _Carried(type(error), error.found, error.remedy, error.where)
+def _portable(error: Exception) -> Exception:
+    """Return the error if it survives the pipe, else its words."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - an error's constructor may be anything

@@ -16,7 +16,6 @@ from latfit.profiling.devices.decoder import (
     KvCache,
     Weights,
     build_weights,
-    groups_of,
     last_rows,
     make_cache,
     rotation,
@@ -58,7 +57,7 @@ class TorchStep(EagerStep):
             torch.from_numpy(each).to(**self._place) for each in rotation(cell, self.shape.head_dim)
         )
         self._last = torch.from_numpy(last_rows(cell)).to(self._place["device"])
-        self._masks = [_causal_mask(tokens, cached, self._place["device"]) for _, tokens, cached in groups_of(cell)]
+        self._masks = [_causal_mask(tokens, cached, self._place["device"]) for _, tokens, cached in self.groups]
         self._filled: dict[str, Tensor] = {}
 
     def filled(self, name: str, width: int) -> Tensor:
@@ -168,8 +167,14 @@ def random_torch_weights(shape: ModelShape, place: str, precision: str, seed: in
 
 
 def random_cache(weights: Weights, cell: StepShape) -> KvCache:
-    """Return a cache with random numbers in every slot that the step reads."""
-    return make_cache(weights.shape, cell, lambda size: weights.embedding.new_empty(size).normal_())
+    """Return a cache of random numbers, the same in every layer: drawing them takes longer than a copy."""
+
+    def filled(size: tuple[int, ...]) -> Tensor:
+        array = weights.embedding.new_empty(size)
+        array[1:] = array[:1].normal_()
+        return array
+
+    return make_cache(weights.shape, cell, filled)
 
 
 class CpuRuntime:
@@ -203,7 +208,6 @@ class CudaRuntime(CpuRuntime):
         self._torch, self._index = torch, index
         self.place = f"cuda:{index}"
         self.out_of_memory = (torch.cuda.OutOfMemoryError,)
-        self._pool = torch.cuda.graph_pool_handle()
 
     def facts(self) -> dict[str, Any]:
         found = self._torch.cuda.get_device_properties(self._index)
@@ -244,7 +248,7 @@ class CudaRuntime(CpuRuntime):
                 run()
         cuda.current_stream(self._index).wait_stream(side)
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self._pool):  # graphs run one after the other, so they share their workspace
+        with cuda.graph(graph):  # with memory of its own: a shared pool ends with its last graph
             run()
         replay: Callable[[], object] = graph.replay
         return replay

@@ -1,61 +1,21 @@
-"""What was checked of a fit, as tables: the residual tests, what the error consists of, errors on harder held-out rows,
+"""What was checked of a fit, as tables: what the error consists of, errors on harder held-out rows,
 what is known of parameters together, and the cells that the fit hangs on."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from latfit.model import FitResult
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.format import count
 from latfit.units import format_ms, format_percent, number
 
-SURE = 0.05
-"""A p-value below this rejects what a test asks."""
 MOST_CELLS = 5
 
 
 def check_tables(fit: FitResult) -> Iterator[Table]:
     """Every table that has rows."""
-    of_errors = (contradicting(fit), residual_tests(fit), error_parts(fit), held_out(fit))
+    of_errors = (contradicting(fit), error_parts(fit), held_out(fit))
     of_parameters = (together(fit), to_measure(fit), influential(fit))
     return (table for table in (*of_errors, *of_parameters) if table.rows)
-
-
-def residual_tests(fit: FitResult) -> Table:
-    """The four tests of ln(observed/predicted): what each supposes, and what came out."""
-    found = fit.diagnostics
-    asked = (
-        ("normality", "normally distributed", found.normality),
-        ("constant spread", "the same spread at every B and S", found.heteroscedasticity),
-        ("autocorrelation", "independent of the steps before", found.autocorrelation),
-        ("trend", "the same level from first to last", found.trend),
-    )
-    rows = [_test(name, hypothesis, test) for name, hypothesis, test in asked if test is not None]
-    columns = ("residuals", "hypothesis", "result", "test", "p-value", "size")
-    return Table("Residual tests", columns, rows, words=("hypothesis", "result", "test", "size")).without_empty()
-
-
-def _test(name: str, hypothesis: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    if "reason" in found:
-        return (name, hypothesis, f"not tested: {found['reason']}", "", "", "")
-    p = found.get("p_value")
-    answer = "not known" if p is None else "rejected" if p < SURE else "not rejected"
-    return (name, hypothesis, answer, str(found["test"]), _p_value(p), _size(found))
-
-
-def _p_value(p: float | None) -> str:
-    return "" if p is None else "below 0.001" if p < 1e-3 else number(p, 2)
-
-
-def _size(found: Mapping[str, Any]) -> str:
-    """How far off it is: with many rows every test rejects."""
-    if "excess_kurtosis" in found:
-        return f"skewness {number(found['skewness'], 2)}, excess kurtosis {number(found['excess_kurtosis'], 2)}"
-    if "durbin_watson" in found:
-        return f"Durbin-Watson {number(found['durbin_watson'], 2)} (2 without autocorrelation)"
-    if "relative_drift" in found:
-        return f"{format_percent(100 * found['relative_drift'], signed=True)} from first to last"
-    return ""
 
 
 _PARTS = {

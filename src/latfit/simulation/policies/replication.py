@@ -119,7 +119,7 @@ def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: S
 def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: bool = False) -> Replication:
     """Serve a drawn load under a policy. log: keep batches, starts and moves for the event log."""
     check_paths(policy, system)
-    machine, load = system.tables(), drawn.load
+    machine, load = system.tables, drawn.load
     n = len(load.arrive)
     kept = n if log else 0
     out = Out(
@@ -162,6 +162,13 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
         area / ended if ended > 0 else math.nan,
         out,
     )
+
+
+def serve_arrivals(policy: Policy, system: System, arrive_ms: FloatArray, warm: int, streams: Streams) -> Replication:
+    """Serve requests that are alike, of one class without deadlines. warm: the first that counts."""
+    deadlines = np.array([math.inf])
+    load = Load(arrive_ms, np.empty(0, np.int64), np.empty(0, np.int32), deadlines, np.empty(0), 0, warm)
+    return run(policy, system, Drawn(load, deadlines, 1), streams)
 
 
 def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Replication:

@@ -6,6 +6,7 @@ Paths come from a hardware profile, measured or by nominal numbers.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -114,6 +115,7 @@ class System:
         uses_side = policy.needs_side and self.side is not None
         return main + (self.side.rate_limit(policy.side_largest) if uses_side and self.side is not None else 0.0)
 
+    @cached_property
     def tables(self) -> Machine:
         """As the compiled core wants it: both paths on the tokens of either; one that has none takes any as it is."""
         largest = max(path.largest for path in self.paths)

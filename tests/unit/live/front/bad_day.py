@@ -13,7 +13,7 @@ AT_ONCE = 40
 REFUSED, PAUSE_S = (429, 503), 0.05
 """Answers after which a caller's place stays empty for so long: else all others come, and are refused at once, while
 both engines rest, as they do where the machine stalls."""
-TIMEOUTS = HttpTimeouts(connect_s=0.5, first_byte_s=0.15, between_s=0.15, probe_s=0.1)
+TIMEOUTS = HttpTimeouts(connect_s=0.5, first_byte_s=0.15, between_s=0.15)
 
 
 async def _echo(writer: asyncio.StreamWriter, asked: Asked) -> None:

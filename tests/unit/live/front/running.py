@@ -14,7 +14,7 @@ from latfit.policies.policy import gpu_only
 from tests.unit.live.front.engine import StandInEngine
 
 NAMES = ("gpu", "cpu")
-QUICK = HttpTimeouts(connect_s=1.0, first_byte_s=0.5, between_s=0.5, probe_s=0.2)
+QUICK = HttpTimeouts(connect_s=1.0, first_byte_s=0.5, between_s=0.5)
 
 
 @asynccontextmanager

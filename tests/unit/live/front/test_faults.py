@@ -368,7 +368,7 @@ def no_descriptors() -> Iterator[None]:
 async def test_a_front_without_descriptors_does_not_blame_its_engines(host: str) -> None:
     async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu:
         urls = [f"http://{host}:{each.port}" for each in (gpu, cpu)]
-        async with running(urls, probe_ms=1e6, timeouts=HttpTimeouts()) as server:  # a probe would hold descriptors
+        async with running(urls, probe_ms=1e6) as server:  # a probe would hold descriptors
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
 
             async def ask(raw: bytes) -> Reply:

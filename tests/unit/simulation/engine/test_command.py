@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from latfit.cli.app import run
-from latfit.model.fit_result import Estimate, FitResult, FitStatus, write_fit
+from latfit.model.fit_parts import Estimate
+from latfit.model.fit_result import FitResult, FitStatus, write_fit
 from latfit.model.noise.step_noise import noise_of
 
 Captured = pytest.CaptureFixture[str]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.fit_parts import Estimate
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.model.saturation import Saturation
 from latfit.simulation.engine.step_cost import Work, calibrated, linear_costs, step_costs, step_ms

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.model.fit_result import Estimate, FitResult, FitStatus
+from latfit.model.fit_parts import Estimate
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.noise.size_levels import SizeLevels
 from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_of
 from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas

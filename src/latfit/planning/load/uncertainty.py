@@ -1,0 +1,182 @@
+"""How sure a percentile is: what the simulation, the measured steps and the fitted curve leave open.
+
+The percentile is simulated again for DRAWS machines that the data allow (curve, noise and recording drawn anew), all on
+the random numbers of the machine as fitted. The 2.5 % and 97.5 % quantiles of the ratios are joined, in logarithms at
+right angles, with the interval of the simulation itself.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latfit.hardware import CERTAIN, HardwareProfile
+from latfit.planning import wording
+from latfit.planning.load.strategies import Machine, Target, machine_of
+from latfit.planning.request import PlanRequest
+from latfit.planning.result import Interval, Kind, Strategy
+from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, bisect
+from latfit.stats import FloatArray
+from latfit.warning import LatfitWarning
+
+DRAWS = 100
+SLOWEST = 6  # draws that a robust rate is searched with; the slow end is the third slowest of all
+MIN_SHARE = 0.2  # of the capacity of the fit: a robust rate below it is not searched
+PRECISION = 0.01
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class PercentileEstimate:
+    """A percentile of the response.
+
+    Parameters
+    ----------
+    interval
+        95 %; an end is None where there is none.
+    doubts
+        Sentences: why it is not to be promised whatever the interval.
+    slowest
+        Seeds of the drawn machines, the slowest first.
+    """
+
+    percentile_ms: float
+    interval: Interval | None
+    doubts: tuple[str, ...] = ()
+    slowest: tuple[int, ...] = ()
+
+    def promise(self, sla_ms: float) -> str:
+        """Return yes, no or in doubt."""
+        limit = sla_ms * (1 + ROUNDING)
+        if self.percentile_ms > limit:
+            return "no"
+        high = self.percentile_ms if self.interval is None else self.interval[1]
+        return "yes" if high is not None and high <= limit and not self.doubts else "in doubt"
+
+
+def estimate_percentile(
+    machine: Machine, strategy: Strategy, target: Target, rate: float, law: ResponseDistribution | None = None
+) -> PercentileEstimate | None:
+    """Return the percentile at a rate per ms; None if the load is more than the strategy carries.
+
+    law: the responses by a long run, where they are known.
+    """
+    law = law or machine.simulate(strategy, rate, FINE)
+    if law is None:
+        return None
+    value, own = law.percentile(target.q), law.percentile_interval(target.q)
+    doubts = tuple(_doubts(machine, strategy, target, law))
+    ratios = None if machine.steady else percentile_ratios(machine, strategy, target, rate, range(DRAWS))
+    if ratios is None:
+        return PercentileEstimate(value, (own[0], _finite(own[1])), doubts)
+    low, high = (_joined(value, *each) for each in zip(own, _ends(ratios), strict=True))
+    return PercentileEstimate(value, (low, high), doubts, tuple(np.argsort(-ratios, kind="stable").tolist()))
+
+
+def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float) -> PercentileEstimate | None:
+    """Return the percentile of greedy batches on the main path; None for more load than it carries.
+
+    slower: by how much every step takes longer than fitted.
+    """
+    fitted = machine_of(profile, 1, PlanRequest(rate=rate))
+    machine = replace(fitted, cpu=None, gpu=fitted.main.scaled(slower))
+    return estimate_percentile(machine, Strategy(Kind.GREEDY, (fitted.main.label,)), Target(math.inf, q, 1), rate)
+
+
+def robust_rate(
+    machine: Machine, strategy: Strategy, target: Target, slowest: Sequence[int], most: float
+) -> float | None:
+    """Return the rate per ms up to `most` that meets the target at the slow end of the interval too.
+
+    slowest: seeds of drawn machines, the slowest first. None if the rate is below MIN_SHARE of `most`, or in doubt.
+    """
+
+    def met(rate: float) -> bool:
+        law = machine.simulate(strategy, rate, USUAL)
+        if law is None or any(_doubts(machine, strategy, target, law)):
+            return False
+        value, own = law.percentile(target.q), law.percentile_interval(target.q)[1]
+        ratios = percentile_ratios(machine, strategy, target, rate, slowest[:SLOWEST])
+        ratio = 1.0 if ratios is None else max(1.0, float(np.sort(ratios)[-1 - int((1 - CERTAIN[1]) * DRAWS)]))
+        end = _joined(value, max(own, value), ratio)
+        return end is not None and end <= target.sla_ms * (1 + ROUNDING)
+
+    if not slowest or met(most):
+        return most
+    return bisect(met, MIN_SHARE * most, most, PRECISION) if met(MIN_SHARE * most) else None
+
+
+def percentile_ratios(
+    machine: Machine, strategy: Strategy, target: Target, rate: float, seeds: Sequence[int], effort: Effort = QUICK
+) -> FloatArray | None:
+    """Return the percentile of drawn machines over that of the machine as fitted (len(seeds),); None if none varies."""
+    parts = machine.parts_of(strategy)
+    if not any(part.path.fit.draws.get("values") or part.times.noise is not None for part in parts):
+        return None
+    found, base = np.full(len(seeds), math.inf), machine.simulate(strategy, rate, effort)
+    if base is None:
+        return found
+    for place, seed in enumerate(seeds):
+        law = machine.drawn(seed).simulate(strategy, rate, effort)
+        found[place] = math.inf if law is None else law.percentile(target.q) / base.percentile(target.q)
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _joined(value: float, end_ms: float, ratio: float) -> float | None:
+    """Two ends of intervals as one; None where either is infinite."""
+    if not math.isfinite(end_ms) or not math.isfinite(ratio):
+        return None
+    reach = math.hypot(math.log(end_ms / value), math.log(ratio))
+    return value * math.exp(math.copysign(reach, math.log(ratio) if ratio != 1 else math.log(end_ms / value)))
+
+
+def _ends(ratios: FloatArray) -> tuple[float, float]:
+    """2.5 % and 97.5 % quantiles of ratios."""
+    low, high = np.quantile(ratios, CERTAIN, method="closest_observation")
+    # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower,
+    # than the machine as fitted, the interval is that about their own median.
+    middle = float(np.quantile(ratios, 0.5, method="closest_observation"))
+    centre = middle if math.isfinite(middle) else 1.0
+    return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
+
+
+def _doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseDistribution) -> Iterator[str]:
+    """Why the percentile is not to be promised: a tail that was not measured, or runs that were too short."""
+    if machine.steady:
+        yield wording.LAWS_ONLY_DOUBT
+        return
+    for part in machine.parts_of(strategy):
+        noise = part.latency.noise
+        if noise is None:
+            if part.path.nominal is None:
+                yield wording.unknown_scatter(part.label)
+            continue
+        if few := wording.few_pauses(part.label, noise, float(part.times.at(np.ones(1))[0])):
+            yield few
+        noise = noise.up_to(1 if strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch)
+        if not noise.sees(target.q):
+            wanted = math.ceil(1 / (1 - target.q) - 1e-9)
+            fewest = min(each.independent for each in noise.groups)
+            steps = (part.label, part.latency.phase, len(noise.groups) > 1)
+            yield wording.tail_not_seen(steps, target.percentile, fewest, wanted)
+    if not machine.arrivals.poisson and machine.arrivals.grows:
+        yield wording.BURSTS_TOO_LONG
+    if not law.settled:
+        yield wording.NOT_SETTLED
+
+
+def tail_warnings(machine: Machine) -> list[LatfitWarning]:
+    """Return where a few slow steps decide how long requests wait, and where the kind of pauses is unclear."""
+    found = []
+    for part in machine.parts:
+        if (noise := part.times.noise) is not None:
+            share = noise.slow_share(float(part.times.at(np.ones(1))[0]))
+            if share > wording.DECIDES:
+                found.append(wording.slow_steps_decide(part.label, noise, share))
+            found += wording.unclear_pauses(part.label, noise.pauses)
+    return found

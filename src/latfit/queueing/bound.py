@@ -1,0 +1,129 @@
+"""A proved bound on the response with waiting cut off at T_cut. Derivation: docs/theory/queueing.md.
+
+It holds for Poisson arrivals, a GPU that takes T(b), an exponential CPU service, T_cut at most the fastest step, and
+overflow that stays in the CPU's queue. The `cutoff` policy leaves requests to the GPU that it ends sooner.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+
+from latfit.queueing.capacity import bisect, feasible_ranges
+from latfit.queueing.distribution import positive
+from latfit.queueing.service import ServiceTimes
+from latfit.stats import FloatArray
+
+SMALLEST_SHARE = 1e-3  # of the SLA: the shortest T_cut that is tried
+GRID = 41
+MAX_CHANCE_OF_FULL_BATCH = 1e-7  # above it the largest batch binds, and batches are not independent
+MIN_LOAD = 1e-10  # of the CPU, below which the decay rate cannot be told from mu
+PRECISION = 1e-12
+
+
+@dataclass(frozen=True)
+class CutoffBound:
+    """Upper bound on the tail of the response.
+
+    Parameters
+    ----------
+    weight, batch_ms
+        Requests that wait for a batch (n,) by its size: their share of all requests, and T of that batch.
+    idle_share, idle_ms
+        Share of the requests that find the GPU idle, and T(1).
+    decay, factor
+        P(CPU sojourn > y | overflow) <= factor e^(-decay y) + (1 - factor) e^(-cpu_rate y).
+    """
+
+    rate: float
+    cutoff_ms: float
+    cpu_rate: float
+    overflow_share: float
+    weight: FloatArray
+    batch_ms: FloatArray
+    idle_share: float
+    idle_ms: float
+    decay: float
+    factor: float
+
+    def tail(self, x: float) -> float:
+        """Return an upper bound on P(response > x)."""
+        waits = 1 - np.clip((x - self.batch_ms) / self.cutoff_ms, 0, 1)
+        gpu = float(self.weight @ waits) + (self.idle_share if x < self.idle_ms else 0.0)
+        y = max(x - self.cutoff_ms, 0.0)
+        sojourn = self.factor * math.exp(-self.decay * y) + (1 - self.factor) * math.exp(-self.cpu_rate * y)
+        late = self.overflow_share * min(sojourn, 1.0)
+        if self.cpu_rate > self.rate:  # as if every request went to the CPU
+            late = min(late, math.exp(-(self.cpu_rate - self.rate) * y))
+        return min(gpu + late, 1.0)
+
+    def percentile(self, q: float) -> float:
+        """Return an upper bound on the q-quantile of the response in ms."""
+        high = self.idle_ms
+        while self.tail(high) > 1 - q:
+            high *= 2
+        return bisect(lambda x: self.tail(x) <= 1 - q, high, 0.0, PRECISION)
+
+
+def cutoff_bound(rate: float, cutoff_ms: float, times: ServiceTimes, cpu_rate: float) -> CutoffBound | None:
+    """Return the bound, None where its conditions do not hold. rate, cpu_rate (1/mean service) per ms."""
+    rate, cutoff, mu = positive(rate, "rate"), positive(cutoff_ms, "T_cut", "in ms"), positive(cpu_rate, "CPU rate")
+    mean = rate * cutoff
+    top = min(int(mean + 9 * math.sqrt(mean) + 25), times.max_batch)
+    full = float(scipy.special.gammainc(top + 1, mean))
+    n = np.arange(top + 1.0)
+    T = np.concatenate([times.table(1, 1), times.table(1, top)])  # of the batch that n survivors make
+    if full > MAX_CHANCE_OF_FULL_BATCH or float(T.min()) < cutoff or rate < MIN_LOAD * mu:
+        return None
+    p = np.exp(scipy.special.xlogy(n, mean) - mean - scipy.special.gammaln(n + 1))
+    p /= p.sum()
+    requests = rate * float(p @ T) + float(p[0])  # of a cycle
+    overflow = rate * (float(p @ T) - cutoff) / requests
+    found = None if rate * overflow >= mu else _decay(rate, cutoff, mu, p, T - cutoff)
+    if found is None:
+        return None
+    return CutoffBound(
+        rate, cutoff, mu, overflow, n[1:] * p[1:] / requests, T[1:], float(p[0]) / requests, float(T[0]), *found
+    )
+
+
+def _decay(rate: float, cutoff: float, mu: float, p: FloatArray, on: FloatArray) -> tuple[float, float] | None:
+    """Decay rate and factor of the sojourn at the CPU. p, on (n,): chance of n survivors, and ms of overflow then."""
+    empty = np.arange(len(p)) == 0
+    log_p = np.log(np.maximum(p, 1e-300))
+
+    def kappa(theta: float) -> float:
+        return theta * (rate / (mu - theta) - 1)
+
+    def log_omega(theta: float) -> FloatArray:
+        return np.asarray(-theta * cutoff + np.where(empty, -math.log1p(theta / rate), 0.0))
+
+    def log_mean(theta: float) -> float:
+        return float(scipy.special.logsumexp(log_p + kappa(theta) * on + log_omega(theta)))
+
+    floor = max(0.0, mu - rate)
+    step, top = (mu - floor) / 2, mu * (1 - PRECISION)
+    while log_mean(floor + step) >= 0:
+        step /= 2
+        if step < 1e-9 * mu:
+            return None
+    if log_mean(top) <= 0:
+        return None
+    theta = bisect(lambda x: log_mean(x) <= 0, floor + step, top, PRECISION)
+    h = math.exp(-theta * cutoff - math.log1p(theta / rate))
+    scale = kappa(theta) * float(p @ on) * h
+    return (theta, (1 - float(p @ np.exp(log_omega(theta)))) / scale) if scale != 0 else None
+
+
+def largest_proved_cutoff(
+    rate: float, times: ServiceTimes, cpu_rate: float, sla_ms: float, q: float = 0.99
+) -> float | None:
+    """Return the largest T_cut in ms whose q-quantile is proved to be within the SLA; None if there is none."""
+
+    def proved(cutoff: float) -> bool:
+        bound = cutoff_bound(rate, cutoff, times, cpu_rate)
+        return bound is not None and bound.tail(sla_ms) <= 1 - q
+
+    ranges = feasible_ranges(np.linspace(SMALLEST_SHARE * sla_ms, sla_ms, GRID), proved, precision=1e-6)
+    return ranges[-1][1] if ranges else None
