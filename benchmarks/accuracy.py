@@ -11,6 +11,8 @@ Coverage: share of the steps within the intervals of 80, 90 and 98 %, by phase, 
 fifth of the cells in turn; of a log the third, fourth and last fifth of every run, by a fit of what is earlier. One
 part alone says little: a fifth of a table's cells is a few dozen independent steps, and one time is not like another.
 
+Cuts: the same beyond the 20th to 85th percentile of S, B and context, by fits that see what lies below.
+
 The floor is the error of each cell's median among its own rows, for cells of at least five rows: no function of what is
 known of a step does better there.
 """
@@ -18,7 +20,7 @@ known of a step does better there.
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.checking.crossval import assign_folds, parts_in_time
-from latfit.fitting.correction import learnt
+from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import corrected, select_model
 from latfit.fitting.prediction import predict
 from latfit.fitting.problem import FitOptions, formula_of, log_ratios
 from latfit.fitting.solver.solve import solved_once
-from latfit.model import SOURCES, decode_only
+from latfit.model import CONTEXT, SOURCES, decode_only
 from latfit.model.features import MIXED_FROM
 from latfit.stats import FloatArray
 from latfit.trace.read import ingest
@@ -47,6 +49,7 @@ BELOW = 0.7
 SMOKE_ROWS, SMOKE_FOLDS = 100, 2
 LATER = 2
 """Fifths of every run that are only learnt from."""
+CUTS = (0.2, 0.4, 0.55, 0.7, 0.85)
 COUNTED = 30
 """Rows from which a phase has a column."""
 
@@ -81,10 +84,9 @@ def by_formula(options: FitOptions, train: Trace, test: Trace) -> dict[str, Floa
         theta = problem.theta(end.z)
         found[name] = problem.model.latency_ms(theta, asked.steps)
     found[CORRECTED] = found[PHYSICS]
-    learns = corrected(data, options, "auto")[0].correction
-    if learns is not None:
-        off = log_ratios(problem, theta, data)
-        table = learnt(data, np.arange(len(data)), off, learns, formula_of(problem, theta))
+    strength = corrected(data, options, "auto", theta)[0].correction
+    if strength is not None:
+        table = fit_correction(data, log_ratios(problem, theta, data), strength, formula_of(problem, theta))
         found[CORRECTED] = found[PHYSICS] * np.exp(table.of_steps(asked.steps))
     return found
 
@@ -143,6 +145,34 @@ def beyond(rows: Trace, trees: bool) -> tuple[dict[str, float], int]:
     alone = decode_only({"B": train.floats("B"), "S": train.floats("S")})
     refused = int(np.sum(test.floats("S") > MIXED_FROM * test.floats("B"))) if alone else 0
     return {name: float(ape(T, test).mean()) for name, T in found.items()}, refused
+
+
+def print_cuts(rows: Trace, smoke: bool) -> None:
+    """Print errors and coverage beyond cuts in S, B and context: of `auto`, and of its parametric model alone.
+
+    The fit sees the rows up to a percentile of a column and predicts those above. Coverage is that of 90 % intervals,
+    over the steps that have one.
+    """
+    for column in ("S", "B", CONTEXT):
+        values = rows.floats(column) if column in rows else np.zeros(len(rows))
+        for share in CUTS[-1:] if smoke else CUTS:
+            limit = float(np.quantile(values, share))
+            train, test = rows.select(values <= limit), rows.select(values > limit)
+            if len(train) < COUNTED or len(test) < 10 or len(np.unique(values[values <= limit])) < 3:
+                continue
+            fit = fit_trace(train)
+            if not fit.status.ok:
+                continue
+            T, told = test.floats("T_ms"), predict(fit, test, 0.9)
+            known = np.isfinite(told.low) & np.isfinite(told.high)
+            held = float(np.mean(((told.low <= T) & (told.high >= T))[known])) if known.any() else float("nan")
+            plain = ape(predict(replace(fit, correction=None), test, 0.9).T_ms, test).mean()
+            print(
+                f"cut {column} <= {limit:g} ({100 * share:.0f} %), {fit.name}: parametric {plain:.1f} %, auto"
+                f" {ape(told.T_ms, test).mean():.1f} %, 90 % intervals hold {100 * held:.0f} %,"
+                f" {100 * known.mean():.0f} % of steps have one",
+                flush=True,
+            )
 
 
 def covered(rows: Trace, smoke: bool) -> dict[str, tuple[int, list[float]]]:
@@ -226,6 +256,7 @@ def main(smoke: bool = False, folder: Path = DEFAULT) -> None:
         print(table)
         if refused:
             print(f"beyond: {refused:,} steps refused")
+        print_cuts(rows, smoke)
         for phase, (steps, shares) in covered(rows, smoke).items():
             shown = ", ".join(
                 f"{100 * level:g} %: {100 * share:.1f}" for level, share in zip(LEVELS, shares, strict=True)

@@ -107,17 +107,6 @@ class FitData(Rows):
             rest &= ~found[name]
         return found
 
-    def visits(self, step: NDArray[np.intp]) -> NDArray[np.intp] | None:
-        """Number of the unbroken run of repeats that each row is in; None where rows have no time. step: number of the
-        step that each row repeats (n,)."""
-        if self.times is None:
-            return None
-        found, visits = np.zeros(len(self), dtype=np.intp), 0
-        for rows in self.runs:
-            found[rows] = visits + np.cumsum(np.diff(step[rows], prepend=step[rows[0]]) != 0)
-            visits = int(found[rows[-1]]) + 1
-        return found
-
     @property
     def ticks(self) -> bool:
         """Whether times are those of a coarse clock: a log whose steps mostly share theirs."""
@@ -150,6 +139,12 @@ class FitData(Rows):
             None if read is None else read[first],
             spot[self.known_cell],
         )
+
+    def draw(self, most: int, seed: int = 0) -> "FitData":
+        """Return at most so many rows in their order, drawn evenly."""
+        if len(self) <= most:
+            return self
+        return self.sample(np.sort(np.random.default_rng(seed).choice(len(self), most, replace=False)))
 
     def sample(self, rows: NDArray[np.intp]) -> "FitData":
         """Some of the rows, in rising order, with what belongs to them; cells are numbered anew."""

@@ -10,9 +10,9 @@ from msgspec import structs
 
 from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
-from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
+from latfit.fitting.checking.crossval import PHASE_ROWS, HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_noise import with_noise
-from latfit.fitting.correction import learnt
+from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data, rows_of
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
@@ -27,7 +27,7 @@ from latfit.fitting.diagnostics.messages import (
     floor_of,
 )
 from latfit.fitting.diagnostics.pooled import pooled_systems
-from latfit.fitting.model_selection import ROWS, corrected, is_auto, resolved, rival
+from latfit.fitting.model_selection import ROWS, corrected, correction_reason, is_auto, resolved, rival
 from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
@@ -160,10 +160,13 @@ def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bo
     options, notes = _supported(rows, options)
     problem = make_problem(rows, options)
     status = _unusable(problem)
+    held_out = None
     if status is None and steps:
-        options, corrects = corrected(rows, options, wanted.model)
-        if selection and corrects:
-            selection = {**selection, "reason": f"{selection['reason']} {corrects}"}
+        problem, solution = solved_once(rows, options)
+        options, chosen = corrected(rows, options, wanted.model, problem.theta(solution.z))
+        held_out = chosen.held_out if chosen else None
+        if selection and chosen:
+            selection = {**selection, "reason": f"{selection['reason']} {correction_reason(options.model, chosen)}"}
     facts: dict[str, Any] = {
         "domain": _domain(rows),
         "support": rows.spots.support(rows.weights),
@@ -172,7 +175,7 @@ def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bo
     if status:
         empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
         return FitResult(options.model, status, empty, Errors(problem.rows), **facts)
-    found = _fitted(rows, options, asked)
+    found = _fitted(rows, options, asked, held_out)
     if better := _beaten(found, wanted, len(rows)):
         notes = [*notes, better]
         options = _line(options)
@@ -236,9 +239,9 @@ def _beaten(found: FitResult, wanted: FitOptions, rows: int) -> LatfitWarning | 
     return LatfitWarning("model_replaced", f"{message} ({numbers}), so the line was fitted.", NO_ACTION, Severity.NOTE)
 
 
-def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResult:
-    """What is learnt from rows that can carry the model."""
-    best = _scored(data, options)
+def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions, held_out: HeldOut | None = None) -> FitResult:
+    """What is learnt from rows that can carry the model. held_out: rows as predicted while left out, where known."""
+    best = _scored(data, options, held_out)
     problem = best.problem
     theta = problem.theta(best.solution.z)
     left_open = doubts(problem, best.solution, data, asked)
@@ -264,14 +267,14 @@ def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions) -> FitResul
         identifiability=report,
         diagnostics=diagnostics,
         intervals=intervals,
-        warnings=[*warnings, *in_time, *_not_converged(best.solution)],
+        warnings=[*warnings, *_missing_intervals(intervals), *in_time, *_not_converged(best.solution)],
         bootstrap=left_open.bootstrap,
         draws=left_open.draws,
         correction=best.correction,
     )
 
 
-def _scored(data: FitData, options: FitOptions) -> _Scored:
+def _scored(data: FitData, options: FitOptions, held_out: HeldOut | None = None) -> _Scored:
     problem, solution = solved_once(data, options)
     theta = problem.theta(solution.z)
     correction = _correction(data, options, problem, theta)
@@ -281,7 +284,8 @@ def _scored(data: FitData, options: FitOptions) -> _Scored:
         metrics = error_metrics(data.observed, data.observed * np.exp(-log_ratio), data.weights)
     else:
         metrics = error_metrics(problem.observed, predicted, problem.weights)
-    return _Scored(problem, solution, Errors.from_json(metrics), cross_validate(data, options, theta), correction)
+    validated = cross_validate(data, options, theta, held_out)
+    return _Scored(problem, solution, Errors.from_json(metrics), validated, correction)
 
 
 def _correction(data: FitData, options: FitOptions, problem: FitProblem, theta: FloatArray) -> Correction | None:
@@ -290,7 +294,7 @@ def _correction(data: FitData, options: FitOptions, problem: FitProblem, theta: 
         return None
 
     log_ratio = log_ratios(problem, theta, data)
-    return learnt(data, np.arange(len(data)), log_ratio, options.correction, formula_of(problem, theta))
+    return fit_correction(data, log_ratio, options.correction, formula_of(problem, theta))
 
 
 def _log_ratios(problem: FitProblem, theta: FloatArray, data: FitData, correction: Correction | None) -> FloatArray:
@@ -337,6 +341,28 @@ def _not_converged(solution: Solution) -> list[LatfitWarning]:
     if solution.converged:
         return []
     return [LatfitWarning("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
+
+
+def _missing_intervals(intervals: Mapping[str, Any]) -> list[LatfitWarning]:
+    """Return a warning where single steps have no 90 % interval: of all, or of a phase with rows enough to count."""
+    if not intervals.get("by_phase"):
+        return [
+            LatfitWarning(
+                "no_interval",
+                "Predictions have no intervals: too few different steps to leave some out.",
+                "Measure at least four different (B, S) cells.",
+            )
+        ]
+    silent = [
+        f"{phase} ({found['reason']})"
+        for phase, found in intervals["by_phase"].items()
+        if found["n"] >= PHASE_ROWS and found["ratio_quantiles"]["0.95"] is None and "autocorrelated" not in found
+    ]
+    if not silent:
+        return []
+    return [
+        LatfitWarning("no_interval", f"No 90 % interval for single steps: {'; '.join(silent)}.", "Measure more steps.")
+    ]
 
 
 WORTH_A_LOOK_PCT = 3.0

@@ -38,6 +38,7 @@ times the measured latency on a small decode step. It is held at zero where a ph
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,20 +46,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
-from latfit.fitting.checking.crossval import EXACT, FOLDS, assign_folds, by_fold, error_by_phase, held_out
-from latfit.fitting.checking.roughness import KIND_ROWS, Chosen, chosen_correction
-from latfit.fitting.correction import KINDS, kinds
+from latfit.fitting.checking.correction_strength import ChosenCorrection, choose_correction
+from latfit.fitting.checking.crossval import (
+    COLUMN_NAMES,
+    EXACT,
+    FEWEST_OUTSIDE,
+    FOLDS,
+    Fold,
+    assign_folds,
+    beyond,
+    by_fold,
+    error_by_phase,
+    fold_rows,
+    held_out,
+    of_known_phases,
+)
 from latfit.fitting.data import FitData, Rows
-from latfit.fitting.diagnostics.diagnose import noise_floor
-from latfit.fitting.problem import FitOptions, FitProblem, log_ratios, make_problem
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.levenberg_marquardt import minimise
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
-from latfit.fitting.solver.solve import nearly_solved, solve, solved_once
+from latfit.fitting.solver.solve import nearly_solved, solve
 from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
 from latfit.stats import FloatArray
 from latfit.units import format_percent
 
-SAMPLE_ROWS = 2000
+SAMPLE_ROWS = 1000
 SHORT, LONG = 8, 60
 """Steps of a first look at a value, and of a polish."""
 
@@ -197,22 +209,22 @@ GIVEN_UP_SHARE = 0.05
 MANY_ROWS = 300
 """Rows from which the best of the candidates is best by more than luck."""
 
-REPEATED = 0.1
-"""Share of steps that have to be repeated to tell of noise."""
-
 ROWS_FOR_EXPERTS = 100
 FAR_BETTER = 0.7
+
+WORSE_BEYOND = 1.1
+"""Times the best candidate's error beyond the data, in S, B or context, that simplicity may cost."""
 
 NOT_WORSE = 0.05
 """Points within which an error counts as no worse."""
 
+OUTSIDE_SHARES = (0.4, 0.7)
+"""Shares of the rows, from the lowest S, B or context on, that folds beyond the data train on."""
+
 FEW_CELLS = 16
 """Of so few cells each is left out by itself."""
 
-AT_THE_NOISE = 1.1
-"""Times the scatter of repeated steps up to which no correction is looked for."""
-
-ROWS = 4000
+ROWS = 2000
 """Rows that are enough to choose on."""
 
 REFERENCE_MODELS = ("linear", "saturation")
@@ -227,6 +239,8 @@ class Score:
     mape_pct: float
     by_fold: FloatArray
     free: int
+    beyond: tuple[float, ...] = ()
+    outside: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,19 +273,15 @@ RIVAL_ROWS = 1000
 def rival(data: FitData, options: FitOptions) -> tuple[str, float] | None:
     """(name, its error as a share of that of the model of the options) of the model that predicts some of the rows
     best, by a quick look: choices as they stand, no second look for a better valley, one scheme of folds."""
-    few = data if len(data) <= RIVAL_ROWS else _sample(data, options.seed, RIVAL_ROWS)
-    scheme = assign_folds(few, options.seed)[1]
+    few = data.draw(RIVAL_ROWS, options.seed)
+    folds = SelectionFolds(list(by_fold(assign_folds(few, options.seed)[1])))
     scores = {}
     for name in set(RIVALS) & set(candidates_for(few)) - {options.model}:
         own = replace(options, model=name, fixed={}, bounds={}, priors={})
-        if (score := cross_validated(few, own, [scheme])) is not None:
+        if (score := cross_validated(few, own, folds)) is not None:
             scores[name] = score.mape_pct
-    best, named = min(scores, key=lambda name: scores[name], default=None), cross_validated(few, options, [scheme])
+    best, named = min(scores, key=lambda name: scores[name], default=None), cross_validated(few, options, folds)
     return (best, scores[best] / named.mape_pct) if best and named else None
-
-
-CORRECTED_ON = 10_000
-"""Rows that are enough to choose a correction on."""
 
 
 def is_auto(name: str) -> bool:
@@ -288,41 +298,29 @@ def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, 
     return selection.options, {"model": selection.name, "reason": selection.reason, "candidates": selection.table()}
 
 
-def corrected(data: FitData, options: FitOptions, wanted: str) -> tuple[FitOptions, str]:
-    """The options with a correction of what their formula misses, and why in a sentence; without one where the name
-    that was wanted asks for none, or held-out rows do not pay for it."""
+def corrected(
+    data: FitData, options: FitOptions, wanted: str, theta: FloatArray
+) -> tuple[FitOptions, ChosenCorrection | None]:
+    """Return the options with a correction of the parametric model fitted with theta, and how it was chosen.
+
+    The options come back unchanged, with None, where `wanted` allows no correction or held-out rows do not pay for one.
+    """
     asked = wanted.endswith(CORRECTION)
     left_out = options.candidates and CORRECTION not in options.candidates
     if not asked and (left_out or not is_auto(wanted)):
-        return options, ""
-    few = _sample(data, options.seed, CORRECTED_ON)
-    problem, found = solved_once(few, options)
-    if not asked and _at_the_floor(data, few, log_ratios(problem, problem.theta(found.z), few)):
-        return options, ""
-    chosen = chosen_correction(few, options, problem.theta(found.z), asked=asked, whole=data)
+        return options, None
+    chosen = choose_correction(data, options, theta, always=asked)
     if chosen is None or chosen.smoothing is None:
-        return options, ""
-    own = replace(options, correction=chosen.smoothing)
-    if few is data:
-        data.once(("corrected", repr(own)), lambda: chosen.held_out)
-    return own, _why(options.model, chosen)
+        return options, None
+    return replace(options, correction=chosen.smoothing), chosen
 
 
-def _why(model: str, chosen: Chosen) -> str:
-    """What a correction gains."""
-    assert chosen.smoothing is not None
-    told = []
-    if any(chosen.smoothing.roughness):
-        told.append(
-            f"What {model} misses is corrected by a table learnt from its residuals:"
-            f" {_instead(chosen.before, chosen.after)} on held-out steps, every phase counted alike."
-        )
-    if chosen.own is not None:
-        told.append(
-            "Steps that were measured several times keep what they have of their own:"
-            f" {_instead(*chosen.own)} on repeats left out."
-        )
-    return " ".join(told)
+def correction_reason(model: str, chosen: ChosenCorrection) -> str:
+    """Return what a correction gains, in a sentence."""
+    return (
+        f"What {model} misses is corrected by a table learnt from its residuals:"
+        f" {_instead(chosen.before, chosen.after)} on held-out steps, every phase counted alike."
+    )
 
 
 def _instead(before: float, after: float) -> str:
@@ -331,35 +329,13 @@ def _instead(before: float, after: float) -> str:
     return f"{new} instead of {old}" if old != new else f"{after:.2f} % instead of {before:.2f} %"
 
 
-def _at_the_floor(data: FitData, few: FitData, log_ratio: FloatArray) -> bool:
-    """Whether the formula is as near to every kind of steps as their repeats are to each other: few with prefill may be
-    far off, and less noisy, where most decode and are at the floor. log_ratio: of some of the rows (n,)."""
-    seen, ape = features_of(few.steps), 100 * np.abs(np.expm1(-log_ratio))
-    kind = kinds(seen["D"], seen["P"])
-    rows_of = [rows for rows in (np.flatnonzero(kind == number) for number in KINDS) if len(rows)]
-    counted = [rows for rows in rows_of if few.weights[rows].sum() >= KIND_ROWS]
-    for rows in counted or [np.arange(len(few))]:
-        error = float(np.average(ape[rows], weights=few.weights[rows]))
-        noise = scatter_of_repeats(few.sample(rows)) or noise_floor(data)
-        if error >= EXACT and not (noise and error < AT_THE_NOISE * noise):
-            return False
-    return True
+@dataclass(frozen=True)
+class SelectionFolds:
+    """Folds that candidates are judged on. folds: (train, test) row numbers.  direction: of the last ones, which test
+    beyond what they train on, the number of the column that they are cut in."""
 
-
-def scatter_of_repeats(data: FitData) -> float | None:
-    """Mean deviation in percent of steps from the median of those that agree with them in everything known, each by
-    sqrt(n/(n-1)) of its cell of n, which makes that of normal noise right; None where under a tenth are repeated. The
-    noise floor predicts a step from the others of its cell, so that of two each is off by their whole difference."""
-    order = np.lexsort((data.observed, data.known_cell))
-    cell, T = data.known_cell[order], data.observed[order]
-    start = np.flatnonzero(np.append(True, np.diff(cell) > 0))
-    n = np.diff(np.append(start, len(cell)))
-    median = np.repeat((T[start + (n - 1) // 2] + T[start + n // 2]) / 2, n)
-    size, several = np.repeat(n, n), np.repeat(n > 1, n)
-    if several.sum() < max(KIND_ROWS, REPEATED * len(T)):
-        return None
-    off = np.abs(median / T - 1) * np.sqrt(size / np.maximum(size - 1, 1))
-    return 100 * float(np.average(off[several], weights=data.weights[order][several]))
+    folds: Sequence[Fold]
+    direction: tuple[int, ...] = ()
 
 
 def candidates_for(data: Rows, experts: bool = False) -> list[str]:
@@ -373,11 +349,11 @@ def candidates_for(data: Rows, experts: bool = False) -> list[str]:
 
 def select_model(data: FitData, options: FitOptions) -> Selection:
     """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
-    sample = _sample(data, options.seed)
+    sample = data.draw(ROWS, options.seed)
     wanted = options.candidates
     carried = [name for name in candidates_for(data, options.model.endswith(MOE)) if not wanted or name in wanted]
     names = _possible(carried, options)
-    folds = fold_schemes(sample, options.seed)
+    folds = selection_folds(sample, options.seed)
     entries = _entered(sample, names, options, folds)
     if not entries or ("linear" in names and "linear" not in entries):
         return _of_few_steps(sample, names, options, folds)
@@ -401,13 +377,18 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
     return Selection(name, _reason(name, scores), entries[name].options, scores)
 
 
-def _of_few_steps(
-    data: FitData, names: Sequence[str], options: FitOptions, folds: Sequence[NDArray[np.int64]]
-) -> Selection:
+def _rows_only(data: FitData, seed: int) -> SelectionFolds:
+    """Return folds of single rows, for repeats of too few cells to leave any out."""
+    cells = int(data.known_cell.max(initial=-1)) + 1
+    repeated = not data.in_time and len(data) >= 2 * FOLDS and 2 * cells <= len(data)
+    return SelectionFolds(list(by_fold(fold_rows(data, seed))) if repeated else [])
+
+
+def _of_few_steps(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> Selection:
     """A line, or a constant where repeats of too few different steps to leave any out predict each other as well by
     that."""
     name = "linear" if "linear" in names else "saturation"
-    entries = _entered(data, [each for each in FLATTEST if each in names], options, folds[1:])
+    entries = _entered(data, [each for each in FLATTEST if each in names], options, _rows_only(data, options.seed))
     if set(entries) != set(FLATTEST):
         return Selection(name, "Too few different steps to compare models.", replace(options, model=name), {})
     scores = {each: entry.score for each, entry in entries.items()}
@@ -424,9 +405,7 @@ class _Entry:
     options: FitOptions
 
 
-def _entered(
-    data: FitData, names: Sequence[str], options: FitOptions, folds: Sequence[NDArray[np.int64]]
-) -> dict[str, _Entry]:
+def _entered(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> dict[str, _Entry]:
     """The candidates that the rows are enough for, by name."""
     found = {}
     for name in names:
@@ -446,21 +425,29 @@ def _pays(concave: Score, plain: Score) -> bool:
     return plain.mape_pct - concave.mape_pct > max(GIVEN_UP, paired_error(plain, concave))
 
 
-def fold_schemes(data: FitData, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Ways to leave rows out, each a fold number (n,): see the module's head."""
+def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
+    """Return folds within the data (cells or blocks of time, and rows of repeated cells) and beyond them in S, B and
+    context."""
     cells = int(data.known_cell.max(initial=-1)) + 1
     if not data.in_time and 4 <= cells <= FEW_CELLS:
-        return [np.asarray(data.known_cell)]
-    schemes = [assign_folds(data, seed)[1]]
+        return SelectionFolds(list(by_fold(data.known_cell)))
+    inside = list(by_fold(assign_folds(data, seed)[1]))
     if not data.in_time and len(data) >= 2 * FOLDS and 2 * cells <= len(data):
-        schemes.append(np.random.default_rng(seed).permutation(len(data)) % FOLDS)
-    return schemes
+        inside += by_fold(fold_rows(data, seed))
+    outside, direction = [], []
+    for number, name in enumerate(name for name in COLUMN_NAMES if name in data.steps):
+        for share in OUTSIDE_SHARES:
+            if (fold := beyond(data, name, share)) is not None:
+                train, test = of_known_phases(data, fold)
+                if len(train) >= len(data) / 4 and len(test) >= FEWEST_OUTSIDE:
+                    outside.append((train, test))
+                    direction.append(number)
+    return SelectionFolds([*inside, *outside], tuple(direction))
 
 
-def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArray[np.int64]]) -> Score | None:
-    """Score of one model over the folds of all schemes; None where a fold leaves fewer rows than free parameters."""
-    whole = make_problem(data, options)
-    folds = [fold for scheme in schemes for fold in by_fold(scheme)]
+def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) -> Score | None:
+    """Return the score of one model over the folds; None where a fold leaves fewer rows than free parameters."""
+    whole, folds = make_problem(data, options), held.folds
     if len(folds) < 2 or min(len(train) for train, _ in folds) <= len(whole.free):
         return None
     few, theta = _fewer_cells(data, options.seed), None
@@ -475,7 +462,19 @@ def cross_validated(data: FitData, options: FitOptions, schemes: Sequence[NDArra
     ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
     of_fold = [np.flatnonzero(left_out.fold == number) for number in range(len(folds))]
     errors = np.array([error_by_phase(data, left_out.rows[rows], ape[rows]) for rows in of_fold])
-    return Score(_mean(errors, len(left_out.rows) / len(folds)), errors, len(whole.free))
+    inside = len(folds) - len(held.direction)
+    error = _mean(errors[:inside], len(left_out.rows) / len(folds))
+    if not held.direction:
+        return Score(error, errors, len(whole.free))
+    outside = np.log(np.maximum(errors[inside:], EXACT))
+    by_direction = [float(np.exp(outside[np.array(held.direction) == each].mean())) for each in set(held.direction)]
+    return Score(
+        math.sqrt(error * float(np.exp(outside.mean()))),
+        errors,
+        len(whole.free),
+        tuple(by_direction),
+        len(held.direction),
+    )
 
 
 def _mean(errors: FloatArray, rows: float) -> float:
@@ -516,6 +515,7 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
         for name, score in scores.items()
         if score.mape_pct - best.mape_pct <= min(_luck(rows) * paired_error(score, best), most)
         and score.mape_pct <= ceiling
+        and all(own <= WORSE_BEYOND * least for own, least in zip(score.beyond, best.beyond, strict=True))
     ]
     names = good or [name for name, score in scores.items() if score is best]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
@@ -535,9 +535,12 @@ def _luck(rows: int) -> float:
 
 
 def paired_error(a: Score, b: Score) -> float:
-    """Standard error of the difference of two models' errors over the same folds, in points."""
-    difference = a.by_fold - b.by_fold
-    return float(np.std(difference, ddof=1) / np.sqrt(len(difference)))
+    """Return the standard error of the difference of two models' errors, in points: that of the logarithm of their
+    ratio over the same folds, times the smaller error."""
+    ratio = np.log(np.maximum(a.by_fold, EXACT) / np.maximum(b.by_fold, EXACT))
+    parts = [part for part in np.split(ratio, [len(ratio) - a.outside]) if len(part) > 1]
+    error = np.linalg.norm([np.std(part, ddof=1) / np.sqrt(len(part)) for part in parts]) / max(len(parts), 1)
+    return float(error) * min(a.mape_pct, b.mape_pct)
 
 
 def _reason(name: str, scores: Mapping[str, Score]) -> str:
@@ -562,10 +565,3 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
         f"{name} is the simplest model within one standard error of the best: {own.mape_pct:.1f} % with {own.free} "
         f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}.{passed}"
     )
-
-
-def _sample(data: FitData, seed: int, rows: int = ROWS) -> FitData:
-    """At most so many rows in their order, drawn evenly."""
-    if len(data) <= rows:
-        return data
-    return data.sample(np.sort(np.random.default_rng(seed).choice(len(data), rows, replace=False)))

@@ -64,34 +64,43 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         shown = ", ".join(f"{known:g}" for known in levels)
         raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
     T = typical_ms(fit, steps)
-    low, high, without = _interval(fit, steps, T, level)
+    low, high, without, narrower = _interval(fit, steps, T, level, widest=True)
     biased = [_bias(fit, phase) for phase in np.unique(_phases_of(steps)).tolist()]
     silent = [text for text in dict.fromkeys(without.tolist()) if text and NO_PREFILL not in text]
-    notes = (*outside_note(fit, steps), *taken(fit, steps), *filter(None, biased), *silent)
+    notes = (*outside_note(fit, steps), *taken(fit, steps), *filter(None, biased), *narrower, *silent)
     if np.any(np.isnan(fit.widening_unlike(**_read(fit, steps))) & np.isfinite(high)):
         notes = (*notes, UNTESTED)
     return Predictions(T, low, high, _why_outside(fit, steps), without, notes)
 
 
 def _interval(
-    fit: FitResult, steps: Trace, T: FloatArray, level: float
-) -> tuple[FloatArray, FloatArray, NDArray[np.object_]]:
-    """Ends of the interval in ms, NaN where the fit cannot tell, and why it cannot, in a sentence; each (n,)."""
+    fit: FitResult, steps: Trace, T: FloatArray, level: float, *, widest: bool = False
+) -> tuple[FloatArray, FloatArray, NDArray[np.object_], list[str]]:
+    """Return the ends of the interval in ms, NaN where the fit has none, why it has none, each (n,), and notes.
+
+    widest: where a phase has no interval at the level, take the widest that it has and note its level.
+    """
     low, high = (np.full(len(steps), np.nan) for _ in range(2))
     without = np.full(len(steps), "", dtype=object)
-    named = _phases_of(steps)
+    named, notes = _phases_of(steps), []
     for phase in map(str, np.unique(named)):
         rows = named == phase
-        lower, upper = _factors(fit, phase, round((1 + level) / 2, 9))
-        low[rows], high[rows] = T[rows] * lower, T[rows] * upper
-        if math.isnan(lower) or math.isnan(upper):
+        tried = [level, *sorted((each for each in known_levels(fit) if each < level), reverse=True)]
+        for each in tried if widest else tried[:1]:
+            lower, upper = _factors(fit, phase, round((1 + each) / 2, 9))
+            if math.isfinite(lower) and math.isfinite(upper):
+                low[rows], high[rows] = T[rows] * lower, T[rows] * upper
+                break
+        else:
             without[rows] = _why_silent(fit, phase, level)
+        if without[rows][0] == "" and each != level:
+            notes.append(f"Intervals of {phase} steps are at {100 * each:g} %. {_why_silent(fit, phase, level)}")
     blind = _blind(fit, steps)
     low[blind], high[blind] = np.nan, np.nan
     wider = fit.widening(**_read(fit, steps))
     without[np.isnan(wider) & (without == "")] = CANNOT_TELL
     without[blind] = f"No interval: {NO_PREFILL}."
-    return low / wider, high * wider, without
+    return low / wider, high * wider, without, notes
 
 
 def _blind(fit: FitResult, steps: Trace) -> NDArray[np.bool_]:
@@ -214,7 +223,7 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
     T = typical_ms(fit, trace)
     coverage, without = {}, []
     for level in known_levels(fit):
-        low, high, _ = _interval(fit, trace, T, level)
+        low, high, *_ = _interval(fit, trace, T, level)
         known = np.isfinite(low) & np.isfinite(high)
         if not known.all():
             steps = round(float(weights[~known].sum()))

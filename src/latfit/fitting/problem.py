@@ -38,7 +38,7 @@ from latfit.stats import FloatArray, by_group, weighted_quantile
 WEIGHTS = ("rows", "segment", "variance")
 """Every step counts the same; every doubling of S counts the same; cells count by the inverse of their variance."""
 
-COUNTED_FROM = 20_000
+COUNTED_FROM = 200_000
 """Rows from which counting is worth loading compiled code for."""
 
 FEW_KEYS = 4
@@ -342,6 +342,11 @@ class FitProblem:
     def chain(self, theta: FloatArray) -> FloatArray:
         """dtheta/dz (..., free) of the free parameters."""
         return np.where(self._positive, theta[..., self.free], self.scales[self.free])
+
+    def without(self, name: str) -> "FitProblem":
+        """The same problem with a cost held at zero."""
+        kept = [p.name != name for p in self.free_parameters]
+        return replace(self, fixed={**self.fixed, name: 0.0}, lower=self.lower[kept], upper=self.upper[kept])
 
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
         """The same problem on some of its rows."""

@@ -95,9 +95,16 @@ class Correction:
 
     @classmethod
     def from_json(cls, part: Mapping[str, Any] | None, axes: Sequence[str] = OF_STEPS) -> "Correction | None":
-        """The table in a decoded document, None where there is none. Raises ValueError, KeyError, TypeError."""
+        """Return the table in a decoded document, None where there is none. Raises ValueError for what is no table."""
         if not part:
             return None
+        try:
+            return cls._read(part, axes)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise ValueError(f"correction: {error}") from None
+
+    @classmethod
+    def _read(cls, part: Mapping[str, Any], axes: Sequence[str]) -> "Correction":
         nodes = {str(name): np.asarray(values, dtype=np.float64) for name, values in part["nodes"].items()}
         values = np.asarray(part["log_factor"], dtype=np.float64)
         unknown = [name for name in nodes if name not in axes]

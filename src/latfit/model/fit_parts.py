@@ -42,8 +42,8 @@ class HeldOutErrors(Record, frozen=True, omit_defaults=True):
     ----------
     regions, by_phase
         Mean error in percent by the region held out, and by phase.
-    trained_up_to_S, trained_up_to_B
-        Largest S or B of the training rows, where larger ones were held out.
+    trained_up_to_S, trained_up_to_B, trained_up_to_context
+        Largest S, B or cached context of the training rows, where larger ones were held out.
     distance
         Median distance of the held-out steps from the support of the training rows (see `model.support`).
     """
@@ -60,6 +60,7 @@ class HeldOutErrors(Record, frozen=True, omit_defaults=True):
     by_phase: Mapping[str, float] | None = None
     trained_up_to_S: float | None = None  # noqa: N815 - a key of the file
     trained_up_to_B: float | None = None  # noqa: N815 - a key of the file
+    trained_up_to_context: float | None = None
     distance: float | None = None
 
 
@@ -75,6 +76,7 @@ class CrossValidation(Record, frozen=True, omit_defaults=True):
     by_region: HeldOutErrors | None = None
     extrapolation_S: HeldOutErrors | None = None  # noqa: N815 - a key of the file
     extrapolation_B: HeldOutErrors | None = None  # noqa: N815 - a key of the file
+    extrapolation_context: HeldOutErrors | None = None
     outside_support: HeldOutErrors | None = None
     selection: JsonObject | None = None
 

@@ -228,11 +228,13 @@ class FitResult:
     def widening(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Return the factor (n,) >= 1 by which limits widen outside the measured steps; NaN if it is unknown."""
         tried = self.cross_validation
-        tokens, requests = tried.extrapolation_S, tried.extrapolation_B
+        tokens, requests, cached = tried.extrapolation_S, tried.extrapolation_B, tried.extrapolation_context
         wider = np.maximum(
             self._widened("S", S, tokens, tokens.trained_up_to_S if tokens else None),
             self._widened("B", B, requests, requests.trained_up_to_B if requests else None),
         )
+        if cached is not None and CONTEXT in context:
+            wider = np.maximum(wider, self._widened(CONTEXT, context[CONTEXT], cached, cached.trained_up_to_context))
         unlike = self.widening_unlike(B, S, **context)
         return np.where(np.isnan(unlike), wider, np.maximum(wider, unlike))
 
@@ -250,8 +252,8 @@ class FitResult:
         if not tried or not trained or not 0 < trained < measured:
             known[beyond] = np.nan
             return known
-        distance = np.log(np.asarray(values)[beyond] / measured) / math.log(measured / trained)
-        known[beyond] = (1 + tried.p90_ape_pct / 100) ** distance
+        distance = np.log(np.asarray(values)[beyond] / measured) / max(math.log(measured / trained), math.log(2))
+        known[beyond] = (1 + tried.p90_ape_pct / 100) ** (1 + distance)
         return known
 
     def times_outside(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> dict[str, FloatArray]:

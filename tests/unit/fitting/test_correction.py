@@ -1,12 +1,17 @@
 """What a formula misses: planted misfits, a second way to solve, brute force for what must rise."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from latfit.fitting.checking.roughness import chosen_correction
-from latfit.fitting.correction import NEARLY_ZERO, Smoothing, grid_of, kinds, learnt, least_squares, pooled, rising
+from latfit.fitting.checking.correction_strength import choose_correction
+from latfit.fitting.correction import (
+    Smoothing,
+    build_grids,
+    fit_correction,
+    kinds_of,
+    make_monotone,
+    pool_violators,
+)
 from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
@@ -69,7 +74,7 @@ def test_follows_a_planted_misfit_down_to_the_noise(corrected: FitResult) -> Non
 @pytest.mark.parametrize("seed", range(6))
 def test_noise_alone_is_not_followed(seed: int) -> None:
     data, options, theta = line(measured(600, seed, bump=0.0))
-    chosen = chosen_correction(data, options, theta)
+    chosen = choose_correction(data, options, theta)
     assert chosen is not None
     assert chosen.smoothing is None
     plain = np.abs(np.expm1(-chosen.held_out.log_ratio)).mean()
@@ -115,7 +120,7 @@ def test_repeated_cells_are_remembered_at_no_cost_to_their_neighbours(seed: int)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_noise_of_repeats_is_not_remembered(seed: int) -> None:
     data, options, theta = line(repeated(0.0, seed)[0])
-    chosen = chosen_correction(data, options, theta)
+    chosen = choose_correction(data, options, theta)
     assert chosen is not None
     assert chosen.smoothing is None
 
@@ -131,22 +136,6 @@ def test_far_from_the_measured_steps_the_formula_speaks_alone(corrected: FitResu
     formula = corrected.structure.latency_ms(corrected.theta, corrected.steps(**far))
     # an octave past the last measured step and further the table holds what keeps T from falling, and no more
     assert abs(np.log(corrected.latency_ms(**far) / formula))[0] < NOISE
-
-
-@pytest.mark.parametrize("most", [0, 4000])
-def test_the_table_is_the_minimiser_by_dense_algebra(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By elimination, and by conjugate gradients as on large grids."""
-    monkeypatch.setattr("latfit.fitting.correction.DIRECTLY", most)
-    monkeypatch.setattr("latfit.fitting.correction.MOST_STEPS", 5000)
-    monkeypatch.setattr("latfit.fitting.correction.RTOL", 1e-10)
-    data, _, _ = line(measured(200, 3))
-    grid, rows = grid_of(data), np.arange(len(data))
-    assert grid is not None
-    part, wanted = grid.part(rows), np.random.default_rng(0).normal(0, 0.1, len(data))
-    X = part.X.toarray()
-    A = X.T @ X + 0.1 * part.penalty.toarray() + NEARLY_ZERO * np.eye(X.shape[1])
-    expected = X @ np.linalg.solve(A, X.T @ wanted)
-    assert X @ least_squares(part, wanted, np.ones(len(rows)), 0.1) == pytest.approx(expected, abs=1e-6)
 
 
 def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
@@ -169,13 +158,8 @@ def test_latency_does_not_fall_as_work_grows_by_more_than_the_noise(seed: int) -
     data, options, theta = line(trace)
     problem, _ = solved_once(data, options)
     log_ratio = np.log(data.observed / problem.model.latency_ms(theta, data.steps))
-    table = learnt(
-        data,
-        np.arange(len(data)),
-        log_ratio,
-        Smoothing((1e-3, 1e-3, 1e-3), NOISE),
-        lambda columns: problem.model.latency_ms(theta, columns),
-    )
+    smoothing = Smoothing((6, 6, 6), NOISE)
+    table = fit_correction(data, log_ratio, smoothing, lambda columns: problem.model.latency_ms(theta, columns))
     P = np.arange(16.0, 4000.0)
     for D in (1.0, 8.0, 60.0, 150.0):
         columns = {"B": np.full(len(P), D + 1), "S": D + P, "prefill_requests": np.ones(len(P)), "prefill_tokens": P}
@@ -188,26 +172,10 @@ def test_rising_leaves_alone_what_rises_and_meets_every_edge() -> None:
     g = rng.normal(0, 1, (7, 5, 4))
     allowed = [rng.uniform(0, 0.3, (6, 5, 4)), rng.uniform(0, 0.3, (7, 4, 4)), rng.uniform(0, 0.3, (7, 5, 3))]
     support = rng.choice([0.0, 0.5, 3.0, 40.0, 1000.0], g.shape)
-    found = rising(g, allowed, support)
+    found = make_monotone(g, allowed, support)
     for axis, slack in enumerate(allowed):
         assert np.all(np.diff(found, axis=axis) >= -slack - 1e-12)
-    assert np.allclose(rising(found, allowed, support), found, atol=1e-12)
-
-
-def test_nodes_without_steps_do_not_drag_measured_ones_along() -> None:
-    g = np.array([0.0, 5.0, 0.1, 0.2, -5.0, 0.3])
-    found = rising(g, [np.zeros(5)], np.array([100.0, 0.0, 100.0, 100.0, 0.0, 100.0]))
-    assert found == pytest.approx([0.0, 0.1, 0.1, 0.2, 0.2, 0.3])
-
-
-def test_an_axis_of_two_values_leaves_the_other_as_fine_as_it_is_alone() -> None:
-    P = np.concatenate([np.arange(64.0, 4096.0, 32.0), [0.0]])
-    D = (P == 0).astype(float)
-    trace = Trace({"B": np.ones(len(P)), "S": D + P, "prefill_tokens": P, "T_ms": 1 + 0.01 * P})
-    with_one_decode, alone = (grid_of(fit_data(trace.select(rows))) for rows in (P >= 0, P > 0))
-    assert with_one_decode is not None
-    assert alone is not None
-    assert len(with_one_decode.nodes["prefill_tokens"]) >= len(alone.nodes["prefill_tokens"])
+    assert np.allclose(make_monotone(found, allowed, support), found, atol=1e-12)
 
 
 def test_steps_that_differ_in_one_thing_alone_have_a_correction_too() -> None:
@@ -236,7 +204,7 @@ def test_beyond_dense_steps_the_formula_speaks_soon() -> None:
 
 
 def test_kinds_of_steps() -> None:
-    assert kinds(np.array([3.0, 0.0, 2.0]), np.array([0.0, 7.0, 9.0])).tolist() == [0, 1, 2]
+    assert kinds_of(np.array([3.0, 0.0, 2.0]), np.array([0.0, 7.0, 9.0])).tolist() == [0, 1, 2]
 
 
 def test_is_stored_with_the_fit(corrected: FitResult) -> None:
@@ -270,13 +238,11 @@ def test_what_follows_from_other_axes_is_no_axis() -> None:
     columns = steps(300, np.random.default_rng(4))
     decoding = columns["B"] - columns["prefill_requests"]
     equal = {**columns, "context_tokens": 256 * decoding, "prefill_context_tokens": np.zeros(300)}
-    grid = grid_of(fit_data(Trace({**equal, "T_ms": truth(columns)})))
-    assert grid is not None
+    (grid,) = build_grids(fit_data(Trace({**equal, "T_ms": truth(columns)})))
     assert list(grid.nodes) == ["decode_requests", "prefill_tokens"]
     assert grid.constant["decode_context"] == pytest.approx(256)
     varied = {**equal, "context_tokens": decoding * np.random.default_rng(5).integers(1, 999, 300)}
-    grid = grid_of(fit_data(Trace({**varied, "T_ms": truth(columns)})))
-    assert grid is not None
+    (grid,) = build_grids(fit_data(Trace({**varied, "T_ms": truth(columns)})))
     assert "decode_context" in grid.nodes
 
 
@@ -284,7 +250,7 @@ def test_lines_are_pooled_as_an_isotonic_regression_is() -> None:
     """Against the minimax formula: the largest over begins of the least over ends of the mean between."""
     rng = np.random.default_rng(0)
     z, w = rng.normal(size=(5, 12)).cumsum(axis=1) * 0.3, rng.uniform(0.1, 3.0, (5, 12))
-    found = pooled(z, w)
+    found = pool_violators(z, w)
     for line in range(5):
         for i in range(12):
             means = [
@@ -292,21 +258,3 @@ def test_lines_are_pooled_as_an_isotonic_regression_is() -> None:
                 for a in range(i + 1)
             ]
             assert found[line, i] == pytest.approx(max(min(row) for row in means))
-
-
-def test_jumps_at_full_tiles_are_followed() -> None:
-    """Whole tiles of 64 tokens, each with a height of its own: steps left out are predicted like their tile."""
-    rng = np.random.default_rng(1)
-    S = np.arange(8.0, 2049.0, 8.0)
-    height = np.cumsum(rng.uniform(0.0, 1.2, 40))
-    truth = 5 + height[np.ceil(S / 64).astype(int) - 1]
-    T = truth * np.exp(rng.normal(0, 0.01, len(S)))
-    asked = np.zeros(len(S), dtype=bool)
-    asked[rng.choice(len(S), 50, replace=False)] = True
-    fit = fit_trace(Trace({"B": np.ones(len(S)), "S": S, "T_ms": T}).select(~asked), FitOptions("roofline+correction"))
-    error = np.abs(fit.latency_ms(np.ones(50), S[asked]) / truth[asked] - 1)
-    plain = replace(fit, correction=None).latency_ms(np.ones(50), S[asked])
-    assert np.mean(error) < 0.012
-    assert np.mean(error) < 0.6 * np.mean(np.abs(plain / truth[asked] - 1))
-    every = fit.latency_ms(np.ones(2041), np.arange(8.0, 2049.0))
-    assert np.all(np.diff(np.log(every)) > -0.03)

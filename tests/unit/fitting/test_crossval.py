@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from latfit.fitting.checking.conformal import later_rows
 from latfit.fitting.checking.crossval import (
     assign_folds,
     beyond,
@@ -83,8 +84,9 @@ class TestValidation:
     def test_each_scheme_reports_mean_and_spread(self) -> None:
         trace = log_trace(600)
         options = FitOptions(model="linear")
-        problem = make_problem(rows_of(trace), options)
-        found = further_validation(fit_data(trace), options, problem.theta(solve(problem).z))
+        problem, data = make_problem(rows_of(trace), options), fit_data(trace)
+        theta = problem.theta(solve(problem).z)
+        found = further_validation(data, options, theta, later=later_rows(data, options, theta))
         window, region, beyond = found.expanding_window, found.by_region, found.extrapolation_S
         assert window is not None
         assert region is not None

@@ -26,10 +26,10 @@ def asked(fit: FitResult, trained: float, p90: float) -> FitResult:
     return replace(fit, cross_validation=scores, domain={**fit.domain, "S": [1.0, 4000.0]})
 
 
-def test_as_far_outside_as_was_asked_the_error_found_there_counts_once(line: FitResult) -> None:
-    """Trained up to 1000 and asked up to 4000: 16000 is one such distance outside, 64000 two."""
+def test_limits_widen_by_the_error_beyond_the_data_and_once_more_at_its_distance(line: FitResult) -> None:
+    """Trained up to 1000 and tested up to 4000: 16000 is one such distance outside, 64000 two."""
     factors = asked(line, 1000.0, 20.0).widening(np.ones(4), np.array([10.0, 4000.0, 16000.0, 64000.0]))
-    assert factors == pytest.approx([1.0, 1.0, 1.2, 1.44])
+    assert factors == pytest.approx([1.0, 1.0, 1.44, 1.728])
 
 
 def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
@@ -43,8 +43,8 @@ def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
 def test_the_interval_of_a_prediction_widens(line: FitResult) -> None:
     fit = asked(line, 1000.0, 20.0)
     inside, outside = (predict(fit, Trace({"B": np.ones(1), "S": np.array([S])})) for S in (4000.0, 16000.0))
-    assert outside.high[0] / outside.T_ms[0] == pytest.approx(1.2 * inside.high[0] / inside.T_ms[0])
-    assert outside.T_ms[0] / outside.low[0] == pytest.approx(1.2 * inside.T_ms[0] / inside.low[0])
+    assert outside.high[0] / outside.T_ms[0] == pytest.approx(1.44 * inside.high[0] / inside.T_ms[0])
+    assert outside.T_ms[0] / outside.low[0] == pytest.approx(1.44 * inside.T_ms[0] / inside.low[0])
 
 
 def test_a_wrong_form_is_covered_beyond_its_data() -> None:
@@ -87,7 +87,7 @@ def test_requests_beyond_the_measured_ones_widen_as_tokens_do(line: FitResult) -
         line, cross_validation=CrossValidation(extrapolation_B=beyond), domain={"B": [1.0, 64.0], "S": [1.0, 4096.0]}
     )
     S = np.full(3, 512.0)
-    assert fit.widening(np.array([8.0, 64.0, 256.0]), S) == pytest.approx([1.0, 1.0, 1.2])
+    assert fit.widening(np.array([8.0, 64.0, 256.0]), S) == pytest.approx([1.0, 1.0, 1.44])
     silent = replace(fit, cross_validation=CrossValidation())
     assert np.isnan(silent.widening(np.array([8.0, 64.0, 65.0]), S)).tolist() == [False, False, True]
 

@@ -9,7 +9,6 @@ from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.bootstrap import bootstrap
 from latfit.fitting.uncertainty.covariance import uncertainty
-from latfit.fitting.uncertainty.profile_likelihood import profile_interval
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
@@ -52,16 +51,6 @@ def test_estimate_and_errors_are_the_posterior() -> None:
     for name, value, error in zip(("tau_0", "tau_B", "tau_S"), centre, spread, strict=True):
         assert estimates[name].value == pytest.approx(value, abs=0.15 * error)
         assert estimates[name].std_error == pytest.approx(error, rel=0.15)
-
-
-def test_the_profile_is_the_posterior() -> None:
-    trace, X = line()
-    interval = profile_interval(*solved(trace, OPTIONS), "tau_S")
-    centre, spread = posterior(trace, X, NOISE)
-    assert interval.low is not None
-    assert interval.high is not None
-    assert (interval.high - interval.low) / 2 == pytest.approx(1.96 * spread[2], rel=0.1)
-    assert (interval.high + interval.low) / 2 == pytest.approx(centre[2], abs=0.2 * spread[2])
 
 
 @pytest.mark.parametrize("scheme", ["rows", "residual"])

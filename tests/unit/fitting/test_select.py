@@ -15,9 +15,9 @@ from latfit.fitting.model_selection import (
     _mean,
     candidates_for,
     cross_validated,
-    fold_schemes,
     paired_error,
     select_model,
+    selection_folds,
     simplest,
 )
 from latfit.fitting.problem import FitOptions
@@ -52,10 +52,11 @@ def test_simplicity_costs_at_most_half_a_point_and_never_the_yardsticks() -> Non
     assert chosen <= min(selection.scores[name].mape_pct for name in ("linear", "saturation")) + 0.05
 
 
-def test_the_paired_error_is_that_of_the_differences() -> None:
-    """Folds that are hard for both models do not count: differences 1, 2, 3 have a standard error of 1/sqrt(3)."""
-    a, b = Score(0, np.array([11.0, 22.0, 33.0]), 1), Score(0, np.array([10.0, 20.0, 30.0]), 1)
-    assert paired_error(a, b) == pytest.approx(1 / np.sqrt(3))
+def test_the_paired_error_is_that_of_the_ratios() -> None:
+    """Folds that are hard for both models do not count: logarithms of the ratios 0, 1, 2 have a standard error of
+    1/sqrt(3)."""
+    a, b = Score(30.0, np.exp([3.0, 8.0, 5.0]), 1), Score(10.0, np.exp([3.0, 7.0, 3.0]), 1)
+    assert paired_error(a, b) == pytest.approx(10 / np.sqrt(3))
 
 
 def test_simplicity_costs_at_most_a_twentieth() -> None:
@@ -66,24 +67,36 @@ def test_simplicity_costs_at_most_a_twentieth() -> None:
     assert simplest({"roofline": rich, "hinge": Score(3.1, folds[::-1], 5)}, 1000) == "hinge"
 
 
-def test_one_fold_far_outside_does_not_decide() -> None:
-    trace = planted_trace(0.02, repeats=4)
-    score = cross_validated(fit_data(trace), FitOptions(model="linear"), fold_schemes(fit_data(trace)))
+def test_error_is_the_mean_of_that_within_and_that_beyond_the_data() -> None:
+    data = fit_data(planted_trace(0.02, repeats=4))
+    folds = selection_folds(data)
+    score = cross_validated(data, FitOptions(model="linear"), folds)
     assert score is not None
-    assert score.mape_pct == pytest.approx(np.prod(score.by_fold) ** (1 / len(score.by_fold)), rel=0.03)
-    assert score.mape_pct < score.by_fold.mean()
+    inside, outside = np.split(np.log(score.by_fold), [len(folds.folds) - len(folds.direction)])
+    assert score.mape_pct == pytest.approx(np.exp((inside.mean() + outside.mean()) / 2), rel=0.03)
+    assert len(score.beyond) == len(set(folds.direction)) == 2
 
 
-def test_repeated_cells_are_left_out_both_ways_and_a_log_in_time_only() -> None:
+def test_simplicity_gives_nothing_up_beyond_the_data() -> None:
+    folds = np.array([1.0, 2.0, 6.0])
+    rich = Score(3.0, folds, 12, (5.0, 5.0))
+    assert simplest({"roofline": rich, "context": Score(3.05, folds[::-1], 8, (5.0, 7.0))}, 1000) == "roofline"
+    assert simplest({"roofline": rich, "context": Score(3.05, folds[::-1], 8, (5.2, 4.0))}, 1000) == "context"
+
+
+def test_folds_leave_out_cells_rows_and_the_top_of_each_column() -> None:
     grid = planted_trace(0.02, repeats=4)
-    by_cell, by_row = fold_schemes(fit_data(grid))
-    for cell in {(b, s) for b, s in zip(grid["B"], grid["S"], strict=True)}:
-        rows = (grid["B"] == cell[0]) & (grid["S"] == cell[1])
-        assert len(set(by_cell[rows])) == 1
-    assert np.ptp(np.bincount(by_row)) <= 1
-    assert len(fold_schemes(fit_data(planted_trace(0.02, repeats=1)))) == 1
+    data = fit_data(grid)
+    found = selection_folds(data)
+    by_cell, by_row = found.folds[:5], found.folds[5:10]
+    assert all(not set(data.cell[train]) & set(data.cell[test]) for train, test in by_cell)
+    assert any(set(data.cell[train]) & set(data.cell[test]) for train, test in by_row)
+    for number, (train, test) in zip(found.direction, found.folds[10:], strict=True):
+        column = grid.floats(("S", "B")[number])
+        assert column[train].max() < column[test].min()
     log = Trace({name: grid[name] for name in ("B", "S", "T_ms")} | {"t_s": np.arange(float(len(grid)))})
-    assert len(fold_schemes(fit_data(log))) == 1
+    held = selection_folds(fit_data(log))
+    assert len(held.folds) - len(held.direction) == 5
 
 
 def test_decoding_alone_puts_its_cost_on_requests() -> None:

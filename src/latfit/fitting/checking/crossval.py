@@ -26,17 +26,21 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from latfit.fitting.correction import Formula, Smoothing, learnt
+from latfit.fitting.correction import Smoothing, smooth_residuals
 from latfit.fitting.data import FitData, Rows
-from latfit.fitting.problem import FitOptions, FitProblem, collapsed, formula_of, log_ratios, make_problem
+from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all, solve
-from latfit.model import Correction, CrossValidation, HeldOutErrors, Separable, StepTable
+from latfit.model import CONTEXT, CrossValidation, HeldOutErrors, Separable, StepTable
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 FOLDS = 5
-TRAIN_BELOW = 0.7
+HARDER_ROWS = 3_000
+"""Rows that are enough to answer harder questions on, drawn evenly."""
+CUTS = (0.4, 0.55, 0.7, 0.85)
+"""Shares of the rows, from the lowest value of a column on, that train where more is predicted."""
+COLUMN_NAMES = {"S": "S", "B": "B", CONTEXT: "context"}
 FEWEST_OUTSIDE = 10
 """Steps unlike those that trained from which their errors say something."""
 FEWEST_VALUES = 3
@@ -74,6 +78,11 @@ def assign_folds(data: FitData, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
     return BY_CELL, (np.random.default_rng(seed).permutation(cells) % folds)[data.cell]
 
 
+def fold_rows(data: FitData, seed: int = 0) -> NDArray[np.int64]:
+    """Return a fold number for each row (n,), drawn freely: repeats of a cell fall into different folds."""
+    return np.random.default_rng(seed).permutation(len(data)) % FOLDS
+
+
 def expanding_in_runs(data: FitData, windows: int = FOLDS) -> Iterator[Fold]:
     """The expanding window over all runs at once: the first half of every run trains, then equal parts follow."""
     part = parts_in_time(data, 2 * windows)
@@ -100,7 +109,7 @@ def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
                 yield f"{label_b}, {label_s}", (np.flatnonzero(~inside), np.flatnonzero(inside))
 
 
-def beyond(data: FitData, column: str, share: float = TRAIN_BELOW) -> Fold | None:
+def beyond(data: FitData, column: str, share: float = 0.7) -> Fold | None:
     """Train on rows up to the S (or B) that a share of the rows stays at or below, test on the rest; None where the
     former have too few different values to tell how the latency grows."""
     values = data.steps[column]
@@ -143,13 +152,17 @@ class Validated:
     held_out: HeldOut
 
 
-def cross_validate(data: FitData, options: FitOptions, theta: FloatArray) -> Validated | None:
-    """K-fold from the full fit's theta as start; None where too little would be left to fit or to test on."""
+def cross_validate(
+    data: FitData, options: FitOptions, theta: FloatArray, left_out: HeldOut | None = None
+) -> Validated | None:
+    """Cross-validate in K folds, starting from the full fit's theta.
+
+    left_out: the rows as predicted while left out, where they are known. Returns None where too little would be left to
+    fit or to test on.
+    """
     scheme, fold = assign_folds(data, options.seed)
-    if options.correction is not None:
-        left_out = data.found.get(("corrected", repr(options))) or held_out(data, options, theta, by_fold(fold))
-    else:
-        left_out = held_out(data, options, theta, by_fold(fold)) if int(fold.max()) > 0 else None
+    if left_out is None and int(fold.max()) > 0:
+        left_out = held_out(data, options, theta, by_fold(fold))
     if left_out is None or len(np.unique(left_out.fold)) <= int(fold.max()):
         return None
     return Validated(CrossValidation(scheme, scores_of(data, left_out)), left_out)
@@ -160,12 +173,7 @@ def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable
     few for the free parameters are passed over. None where no fold is left."""
     parts = left_out_parts(data, options.of_formula, theta, folds)
     if options.correction is not None:
-        # of steps that were left out nothing is known that they have of their own
-        smoothing = replace(options.correction, own=Smoothing.own)
-        parts = [
-            replace(part, log_ratio=part.log_ratio - part.learnt(data, smoothing).of_steps(data.steps.at(part.test)))
-            for part in parts
-        ]
+        parts = [part.corrected(data, options.correction) for part in parts]
     return joined_parts(data, parts)
 
 
@@ -189,18 +197,17 @@ class LeftOut:
     problem: FitProblem
     theta: FloatArray
 
-    @property
-    def formula(self) -> Formula:
-        """Latency in ms (n,) of the columns of steps, by the fit."""
-        return formula_of(self.problem, self.theta)
-
     def missed(self, data: Rows) -> FloatArray:
         """ln(observed/predicted) of the training rows."""
         return log_ratios(self.problem, self.theta, data.at(self.train))
 
-    def learnt(self, data: Rows, smoothing: Smoothing) -> Correction:
-        """What the training rows say that the formula misses."""
-        return learnt(data, self.train, self.missed(data), smoothing, self.formula)
+    def corrected(self, data: Rows, smoothing: Smoothing) -> "LeftOut":
+        """Return the fold with the smoothed residuals of its training rows taken off."""
+        log_ratio = self.log_ratio.copy()
+        for grid, table in smooth_residuals(data, self.train, self.missed(data), smoothing):
+            own = grid.rows[self.test]
+            log_ratio[own] -= grid.at(table, self.test[own])
+        return replace(self, log_ratio=log_ratio)
 
 
 def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
@@ -352,25 +359,28 @@ def further_validation(
     scores: CrossValidation | None = None,
     later: HeldOut | None = None,
 ) -> CrossValidation:
-    """The scores of the default scheme, and of those harder ones that the rows can answer. later: the expanding
-    window's rows, where they have been predicted already."""
-    window = region = None
-    if data.in_time:
-        later = later or held_out(data, options, theta, expanding_in_runs(data))
-        window = scores_of(data, later) if later is not None else None
+    """Add harder questions to the scores of the default scheme, as far as the rows can answer them.
+
+    Regions and rows beyond the others are predicted by the parametric model, which predicts alone where nothing was
+    measured. later: rows of the expanding window as predicted from earlier ones, for a log.
+    """
+    window = scores_of(data, later) if later is not None else None
+    plain, data = options.of_formula, data.draw(HARDER_ROWS, options.seed)
     named = list(regions(data))
-    if (apart := held_out(data, options, theta, [fold for _, fold in named])) is not None:
-        region = scores_of(data, apart)
+    region = unlike = None
+    if (apart := held_out(data, plain, theta, [fold for _, fold in named])) is not None:
         used = [named[number][0] for number in np.unique(apart.fold)]
+        region = scores_of(data, apart)
         region = structs.replace(region, regions=dict(zip(used, region.mape_pct_by_fold, strict=True)))
-    unlike = _unlike(data, [fold for _, fold in named], apart) if apart is not None else None
-    tokens, requests = (_beyond(data, options, theta, column) for column in ("S", "B"))
+        unlike = _unlike(data, [fold for _, fold in named], apart)
+    tokens, requests, context = (_beyond(data, plain, theta, column) for column in COLUMN_NAMES)
     return structs.replace(
         scores or CrossValidation(),
         expanding_window=window,
         by_region=region,
         extrapolation_S=tokens,
         extrapolation_B=requests,
+        extrapolation_context=context,
         outside_support=unlike,
     )
 
@@ -390,10 +400,26 @@ def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErro
 
 
 def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) -> HeldOutErrors | None:
-    """Errors on rows of more tokens (S), or requests (B), than trained."""
-    fold = beyond(data, column)
-    left_out = None if fold is None else held_out(data, options, theta, [fold])
-    if fold is None or left_out is None:
+    """Return the errors on rows with more of a column than trained, of the cut where they grow fastest."""
+    if column not in data.steps:
         return None
-    trained: dict[str, Any] = {f"trained_up_to_{column}": float(data.steps[column][fold[0]].max())}
-    return structs.replace(scores_of(data, left_out), **trained)
+    values = data.steps[column]
+    cuts = [of_known_phases(data, fold) for share in CUTS if (fold := beyond(data, column, share)) is not None]
+    left_out = held_out(data, options, theta, [fold for fold in cuts if len(fold[1])])
+    if left_out is None:
+        return None
+    found = []
+    for number in np.unique(left_out.fold):
+        errors = scores_of(data, left_out.among(left_out.fold == number))
+        trained = float(values[[fold for fold in cuts if len(fold[1])][number][0]].max())
+        distance = max(math.log(float(values.max()) / trained), math.log(2)) if trained > 0 else math.inf
+        told: dict[str, Any] = {f"trained_up_to_{COLUMN_NAMES[column]}": trained}
+        found.append((math.log1p(errors.p90_ape_pct / 100) / distance, structs.replace(errors, **told)))
+    return max(found, key=lambda each: each[0])[1]
+
+
+def of_known_phases(data: FitData, fold: Fold) -> Fold:
+    """Return the fold without test rows of phases that hardly any training row is of: predictions there are refused."""
+    train, test = fold
+    known = [inside for inside in data.by_phase.values() if data.weights[train[inside[train]]].sum() >= PHASE_ROWS]
+    return train, test[np.any([inside[test] for inside in known], axis=0)] if known else test[:0]

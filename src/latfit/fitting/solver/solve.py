@@ -25,14 +25,14 @@ from latfit.fitting.solver.variable_projection import naive_points, search, sear
 from latfit.stats import FloatArray
 
 SEARCH_ROWS = 256
-RACE_ROWS = 1500
+RACE_ROWS = 400
 RACERS = {0: 1, 1: 8, 2: 4}
-MANY_RACERS = 12
+MANY_RACERS = 6
 """Starts by the number of outer parameters that are searched; of more, many."""
 
 FEW_OUTER = 2
-MANY_PARAMETERS = 7
-"""Beyond this many free parameters the search's sample may mislead, and starts that know nothing race along."""
+NAIVE_STARTS = 2
+"""Starts that know nothing of the structure and race along, in case the search's sample misleads."""
 
 FINALISTS = 3
 WORTH = 0.5
@@ -60,7 +60,8 @@ RACE_STEPS, MANY_STEPS = 10, 30
 """Steps of a race after a search on a grid, which knows the valleys, and after one that does not."""
 
 MORE_SCALES = 2
-REFIT_STEPS = 60
+REFIT_STEPS, REFIT_GAINS = 25, (1e-3, 1e-5)
+"""Steps of a fold's fit, and the shares of the cost that its two passes may leave: far less than a fold shows."""
 WIDER = (8.0, 4.0, 2.0)
 
 
@@ -153,7 +154,7 @@ def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
 
 def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
     """SciPy's trust region from several starts, of which a sample chooses the best, as anyone would."""
-    few = _sample(problem, RACE_ROWS)
+    few = sample_rows(problem, RACE_ROWS)
     sample = rows if few is problem else by_cell(few)
     first = Objective(sample, _generous(problem))
     ends = sorted(
@@ -179,17 +180,17 @@ class _Samples:
 
 
 def _samples(problem: FitProblem, rows: CellProblem) -> _Samples:
-    few = _sample(problem, RACE_ROWS)
+    few = sample_rows(problem, RACE_ROWS)
     whole = few is problem
     raced = rows if whole else by_cell(few, rows.compiled)
-    return _Samples(remembered(_sample(few, SEARCH_ROWS)), remembered(few), raced, whole)
+    return _Samples(remembered(sample_rows(few, SEARCH_ROWS)), remembered(few), raced, whole)
 
 
 def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
     """Where several starts end, best first: each polished at the generous scale and again at the best one's own."""
     sample, first = samples.raced, _generous(problem)
     starts = searched_points(samples.searched, first, _racers(problem))
-    starts += naive_points(problem, TRF_STARTS if len(problem.free) > MANY_PARAMETERS else 2)
+    starts += naive_points(problem, NAIVE_STARTS)
     steps = RACE_STEPS if _searched(problem) <= FEW_OUTER else MANY_STEPS
     ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY, steps))
     scaled = Objective(sample, _scale(sample, ends[0].z))
@@ -286,7 +287,7 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
         for factor in WIDER:
             wider = minimise(Objective(objective.rows, factor * f_scale), wider).z
         starts.append(wider)
-        starts += searched_points(remembered(_sample(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
+        starts += searched_points(remembered(sample_rows(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
         starts += naive_points(problem, TRF_STARTS)
     return _at_the_edge(objective, min((minimise(objective, z) for z in starts), key=lambda end: end.cost))
 
@@ -333,7 +334,7 @@ def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper:
     lower = np.tile(problem.lower, (k, 1))
     descents = Descents(rows, weights, np.zeros(k), lower, np.maximum(upper, lower))
     found = np.clip(np.tile(z, (k, 1)), lower, descents.upper)
-    for gain in (ROUGHLY, FINELY):
+    for gain in REFIT_GAINS:
         descents = descents.at_own_scale(found, _least_scale(rows))
         found = np.array([end.z for end in minimise_all(descents, found, REFIT_STEPS, gain)])
     return found
@@ -353,7 +354,7 @@ def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
     return Solution(z, kept, objective.f_scale, end.converged)
 
 
-def _sample(problem: FitProblem, size: int) -> FitProblem:
+def sample_rows(problem: FitProblem, size: int) -> FitProblem:
     """About `size` rows, half by weight and half evenly, the extremes of every column always among them.
 
     Rows are taken in even steps of that share along their order, which is that of B, then S, then T. A row's weight is

@@ -40,6 +40,8 @@ CHI2_95 = 3.841458820694124
 """95 % point of chi^2 with one degree of freedom."""
 
 MATERIAL = 0.10
+MAX_LOG_ERROR = 0.4
+"""Standard error of ln(rate or peak) up to which it is identified: its interval spans a factor of 2.2 each way."""
 ALONE = 0.1
 """A row that keeps less of its residual than this all but fits itself, and shows nothing of the noise."""
 
@@ -166,7 +168,7 @@ def _identified(
     for i, parameter in enumerate(problem.free_parameters):
         if not known[i]:
             continue
-        size = 1.0 if parameter.positive else solution.z[i]
+        size = MAX_LOG_ERROR if parameter.positive else solution.z[i]
         moved = _steep(problem, J[:, i]) * errors[i]
         if problem.options.residuals == "absolute":
             moved /= float(np.median(problem.observed))

@@ -1,17 +1,9 @@
-"""How the intervals of parameters are made, and the parameter vectors that stay with a fit.
+"""Intervals of parameters, and the parameter vectors that are stored with a fit.
 
-`sandwich` is that of `covariance`: instant, and right where the cost is a parabola over the interval. `profile` follows
-the cost itself (see `profile_likelihood`): right for bent valleys and open ends, some forty refits a parameter.
-`bootstrap` takes quantiles of resampled fits (see `bootstrap`): it sees what neighbours in time share, which the other
-two do not. The quantiles lie a little outside 2.5 % and 97.5 % where rows are few, because resamples spread less than
-estimates do by sqrt((n-p)/n), and the spread itself is estimated (t for normal; Hesterberg 2015). What is not
-identified stays so whatever the method. A cost that ends at zero keeps the one-sided end of the covariance where
-resamples end below it: a bootstrap is not consistent at a boundary (Andrews 2000), and could say "0 to 0". A parameter
-whose resamples are spread over more than a fit could call known is not identified, together with those that move with
-it.
-
-A cost whose profile is open at zero begins there; another open end leaves the parameter without that end and not
-identified, because the data do not say where it stops.
+`sandwich` uses the covariance: instant, and right where the cost is a parabola over the interval. `bootstrap` uses
+quantiles of refits to resampled data, which include the noise that neighbours in time share; quantiles are widened for
+few rows (Hesterberg 2015). `profile` is an older name of `bootstrap`. A cost that ends at zero keeps the one-sided end
+of the covariance, because a bootstrap is not consistent at a boundary (Andrews 2000).
 """
 
 import math
@@ -29,8 +21,7 @@ from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.bootstrap import SCHEMES, ParameterDraws, Progress, bootstrap, from_covariance, kept
 from latfit.fitting.uncertainty.covariance import Uncertainty, uncertainty
 from latfit.fitting.uncertainty.identifiability import merge
-from latfit.fitting.uncertainty.profile_likelihood import profile_interval
-from latfit.fitting.uncertainty.report import tells, verified
+from latfit.fitting.uncertainty.report import check_shared_costs, tells
 from latfit.stats import FloatArray
 
 METHODS = ("sandwich", "profile", "bootstrap")
@@ -62,24 +53,16 @@ class Doubts:
 
 
 def doubts(problem: FitProblem, solution: Solution, data: FitData, options: DoubtOptions) -> Doubts:
-    """What the data leave open of a solved problem. Raises WrongUsage for options that cannot be met."""
+    """Return what the data leave open of a solved problem. Raises WrongUsage for options that cannot be met."""
     check(options)
-    found = verified(problem, solution, uncertainty(problem, solution))
-    if options.intervals == "profile":
-        found = _profiled(problem, solution, found, options.progress)
-    resamples = options.resamples or (RESAMPLES if options.intervals == "bootstrap" else 0)
+    found = check_shared_costs(problem, solution, uncertainty(problem, solution))
+    resampled = options.intervals != "sandwich"
+    resamples = options.resamples or (RESAMPLES if resampled else 0)
     if not resamples:
         return Doubts(found, draws=kept(problem, from_covariance(problem, solution, found), "covariance"))
     scheme = options.scheme if options.scheme != "auto" else "block" if data.in_time else "rows"
-    drawn = bootstrap(
-        problem,
-        solution,
-        data,
-        resamples=resamples,
-        scheme=scheme,
-        progress=options.progress if options.intervals != "profile" else None,
-    )
-    if options.intervals == "bootstrap":
+    drawn = bootstrap(problem, solution, data, resamples=resamples, scheme=scheme, progress=options.progress)
+    if resampled:
         found = _resampled(problem, found, drawn)
     return Doubts(found, drawn.to_json(), kept(problem, drawn.theta, f"bootstrap, {scheme}"))
 
@@ -98,21 +81,6 @@ def check(options: DoubtOptions) -> None:
             where="--bootstrap",
             remedy="Give 20 or more, 1000 for intervals.",
         )
-
-
-def _profiled(problem: FitProblem, solution: Solution, found: Uncertainty, progress: Progress | None) -> Uncertainty:
-    estimates, groups = dict(found.estimates), list(found.unidentified)
-    for done, parameter in enumerate(problem.free_parameters, start=1):
-        known = estimates[parameter.name]
-        if known.identified and known.low is not None:
-            interval = profile_interval(problem, solution, parameter.name)
-            low = 0.0 if interval.low is None and not parameter.positive else interval.low
-            told = low is not None and interval.high is not None
-            estimates[parameter.name] = structs.replace(known, low=low, high=interval.high, identified=told)
-            groups += [] if told else [[parameter.name]]
-        if progress:
-            progress(done, len(problem.free))
-    return replace(found, estimates=estimates, unidentified=groups)
 
 
 def _resampled(problem: FitProblem, found: Uncertainty, drawn: ParameterDraws) -> Uncertainty:

@@ -1,18 +1,8 @@
-"""What the data tell of the parameters: which are identified, which only in combination, and what to measure.
+"""What the data say about the parameters: identified, identified in combination, or neither, and what to measure.
 
-Intervals from the curvature are checked against the cost where the data are weak (`verified`), and against what a
-linear baseline predicts of held-out steps. Intervals take the model at its word: what it does not follow they take for
-noise that cells do not share. In a log the neighbours in B and in time share it, and over ten thousands of rows a
-valley then seems to have a bottom, which another day's log would put elsewhere. So a model that holds the line as a
-limit has to predict rows left out better than the line: with e_i and l_i the errors of both on fold i of K, the mean of
-ln(l_i/e_i) must exceed its standard error sd/sqrt(K). Where it does not, the line says the same as well:
-
-* what only bends (rates, peaks, the work before the first token) has any value, up to no bend at all: not identified;
-* a cost that both have is identified if its interval holds what the line says of it, and so is a combination of costs;
-* combinations with what only bends are not named.
-
-Parameters that a user fixed, bounded or knows something of keep what was said of them, and a model whose line a user
-took away has no such limit.
+Intervals take the model at its word: misfit that neighbours in B or time share counts as noise. So a model that
+contains the linear baseline as a limit must predict held-out rows better than it, by more than the standard error over
+folds. Otherwise parameters that only bend the curve are not identified, and shared costs only where the line agrees.
 """
 
 import math
@@ -23,15 +13,20 @@ import numpy as np
 from msgspec import structs
 
 from latfit.fitting.problem import FitProblem
-from latfit.fitting.solver.solve import Solution
+from latfit.fitting.solver.levenberg_marquardt import minimise
+from latfit.fitting.solver.loss import score_factor
+from latfit.fitting.solver.objective import Objective, by_cell, remembered
+from latfit.fitting.solver.solve import RACERS, SEARCH_ROWS, Solution, sample_rows
+from latfit.fitting.solver.variable_projection import searched_points
 from latfit.fitting.uncertainty.covariance import CHI2_95, Uncertainty
-from latfit.fitting.uncertainty.identifiability import ILL_CONDITIONED, combinations, log_condition
-from latfit.fitting.uncertainty.profile_likelihood import Held, deviance_unit, profile_interval
+from latfit.fitting.uncertainty.identifiability import combinations, log_condition
 from latfit.fitting.uncertainty.what_to_measure import measurements
 from latfit.model import Estimate, Identifiability, decode_only
 
 LINE = ("tau_0", "tau_B", "tau_S")
 WORK = "w_0"
+MIN_GAIN = 0.005
+"""Share of a line's error by which a model has to be better, at least: folds are fitted no more exactly."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ def as_good(problem: FitProblem, by_fold: Sequence[float], line: Line) -> bool:
     if not _holds_a_line(problem) or len(by_fold) != len(line.by_fold) or len(by_fold) < 2:
         return False
     gains = np.log(np.maximum(line.by_fold, 1e-9) / np.maximum(by_fold, 1e-9))
-    return float(gains.mean()) <= float(np.std(gains, ddof=1)) / math.sqrt(len(gains))
+    return float(gains.mean()) <= max(float(np.std(gains, ddof=1)) / math.sqrt(len(gains)), MIN_GAIN)
 
 
 def as_the_line_says(problem: FitProblem, doubt: Uncertainty, line: Line) -> Uncertainty:
@@ -110,10 +105,6 @@ def _of_line(expression: str, values: Mapping[str, float]) -> float | None:
     return total
 
 
-PROFILE_VALUES = 400_000
-"""A profile refits the model some twenty times an end, so problems with a larger Jacobian go without."""
-
-
 def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Identifiability:
     """What the data tell of the parameters of a solved problem."""
     prefill = not decode_only(problem.steps, problem.weights)
@@ -132,60 +123,41 @@ def identifiability_report(problem: FitProblem, solution: Solution, doubt: Uncer
     )
 
 
-def verified(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Uncertainty:
-    """The same doubt, its intervals checked against the cost where the data are weak.
+def check_shared_costs(problem: FitProblem, solution: Solution, doubt: Uncertainty) -> Uncertainty:
+    """Return the uncertainty with costs not identified that the fit can do without.
 
-    An interval from the curvature at the optimum is blind to a valley beyond it: tau_S seems certain where all its cost
-    could as well be w_1/P_max. So twice as far out as the interval reaches the cost must have risen; where it has not,
-    the profile decides. Rates that are not identified get the end that their profile has: "k_S is below 8e-5".
+    Where rates or peaks are not identified, the curvature misses bent valleys: all of tau_S can go into w_1/P_max, say.
+    So each cost that a line has is held at zero; if the others make up for it, within the 95 % likelihood ratio, it is
+    not identified, together with those.
     """
-    safe = not doubt.unidentified and doubt.condition_number < ILL_CONDITIONED
-    if (
-        doubt.directions is None
-        or doubt.root is None
-        or safe
-        or len(problem.observed) * len(problem.free) > PROFILE_VALUES
-    ):
+    weak = {name for group in doubt.unidentified for name in group}
+    if not weak & {name for name, _ in problem.model.rates}:
         return doubt
     estimates, groups = dict(doubt.estimates), [list(group) for group in doubt.unidentified]
-    rates = {rate for rate, _ in problem.model.rates}
-    for position, parameter in enumerate(problem.free_parameters):
-        known = estimates[parameter.name]
-        if not math.isfinite(known.value) or doubt.directions.lengths[position] == 0:
+    here = problem.theta(solution.z)
+    score = score_factor(problem.options.loss, problem.residuals(solution.z), solution.f_scale)
+    variance = float(problem.weights @ (score * problem.residuals(solution.z)) ** 2) / max(problem.rows - len(here), 1)
+    for name in LINE:
+        known = estimates[name]
+        if name in problem.fixed or not known.identified or known.value == 0:
             continue
-        moved = _beyond(problem, solution, doubt, position) if known.identified and known.std_error else None
-        if moved is None and (known.identified or parameter.name not in rates):
+        without = problem.without(name)
+        few = remembered(sample_rows(without, SEARCH_ROWS))
+        objective = Objective(by_cell(remembered(without)), solution.f_scale)
+        ends = [minimise(objective, start) for start in searched_points(few, solution.f_scale, RACERS[2])]
+        best = min(ends, key=lambda end: end.cost)
+        if 2 * (best.cost - solution.cost) > CHI2_95 * variance:
             continue
-        interval = profile_interval(problem, solution, parameter.name)
-        if moved is not None and tells(interval.low, interval.high, interval.value, parameter.positive):
-            estimates[parameter.name] = structs.replace(known, low=interval.low, high=interval.high)
-            continue
-        estimates[parameter.name] = structs.replace(
-            known, std_error=None, low=interval.low, high=interval.high, identified=False
-        )
-        if moved is not None:
-            _join(groups, parameter.name, moved)
+        estimates[name] = structs.replace(known, std_error=None, low=None, high=None, identified=False)
+        there = without.theta(best.z)
+        moved = np.abs(there - here) > 0.5 * np.maximum(np.abs(here), 1e-300)
+        names = {p.name for p, changed in zip(problem.model.parameters, moved, strict=True) if changed}
+        joined = next((group for group in groups if set(group) & names), None)
+        if joined is not None:
+            joined.append(name)
+        else:
+            groups.append([name])
     return replace(doubt, estimates=estimates, unidentified=groups)
-
-
-def _beyond(problem: FitProblem, solution: Solution, doubt: Uncertainty, position: int) -> list[str] | None:
-    """Parameters that make up for this one at twice the reach of its interval, where the cost hardly rises there."""
-    assert doubt.root is not None
-    reach = 2 * doubt.quantile * float(np.linalg.norm(doubt.root[:, position]))
-    unit = deviance_unit(problem, solution, position)
-    start = float(solution.z[position])
-    for x in (start - reach, start + reach):
-        inside = min(max(x, float(problem.lower[position])), float(problem.upper[position]))
-        if abs(inside - start) < 0.75 * reach:
-            continue  # the range ends before the interval could be wrong
-        held = Held(problem, solution, position)
-        if 2 * (held.cost(inside, solution.cost + 0.5 * CHI2_95 * unit) - solution.cost) <= CHI2_95 * unit:
-            there = problem.theta(held.full(inside))[problem.free]
-            here = problem.theta(solution.z)[problem.free]
-            names = [p.name for p in problem.free_parameters]
-            share = np.abs(there - here) > 0.5 * np.maximum(np.abs(here), 1e-300)
-            return [name for name, changed in zip(names, share, strict=True) if changed]
-    return None
 
 
 def tells(low: float | None, high: float | None, value: float, positive: bool) -> bool:
@@ -195,12 +167,3 @@ def tells(low: float | None, high: float | None, value: float, positive: bool) -
     if positive:
         return high <= low * math.exp(4)
     return high - low <= 4 * max(value, 1e-300)
-
-
-def _join(groups: list[list[str]], name: str, moved: Sequence[str]) -> None:
-    """Add a parameter to the group of those that make up for it, or as one of its own."""
-    for group in groups:
-        if set(group) & set(moved):
-            group.append(name)
-            return
-    groups.append([name])

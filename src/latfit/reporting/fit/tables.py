@@ -206,8 +206,19 @@ def verdict(fit: FitResult) -> str:
         own, simple = fit.metrics.mape_pct, line.mape_pct
     if own is None or simple is None or fit.model == "linear":
         return "usable"
-    as_good = simple <= own or any(warning.code == "line_as_good" for warning in fit.warnings)
-    return "no better than the linear baseline" if as_good else "better than the linear baseline"
+    if simple <= own or any(warning.code == "line_as_good" for warning in fit.warnings):
+        return "no better than the linear baseline"
+    lost = " and ".join(
+        name for name, (error, other) in errors_by_phase(fit).items() if other is not None and other < error
+    )
+    return "better than the linear baseline" + (f", but not for {lost}" if lost else "")
+
+
+def errors_by_phase(fit: FitResult) -> dict[str, tuple[float, float | None]]:
+    """Return the held-out MAPE of each phase, of the fit and of the linear baseline; empty where there is one phase."""
+    own, line = (each.errors for each in (fit.cross_validation, fit.baselines.get("linear", Baseline()).cv))
+    other = (line.by_phase if line else None) or {}
+    return {name: (error, other.get(name)) for name, error in ((own.by_phase if own else None) or {}).items()}
 
 
 def trust_sentence(fit: FitResult) -> str:
@@ -225,9 +236,9 @@ def trust_sentence(fit: FitResult) -> str:
         for name, plain in zip(_BASELINE_NAMES, _two_baselines(fit), strict=True)
         if plain.cv.mape_pct is not None
     ]
-    errors = fit.cross_validation.errors
     phases = [
-        f"{name} {format_percent(error)}" for name, error in ((errors.by_phase if errors else None) or {}).items()
+        f"{name} {format_percent(error)}" + (f" (linear {format_percent(other)})" if other is not None else "")
+        for name, (error, other) in errors_by_phase(fit).items()
     ]
     told = "; ".join(", ".join(each) for each in (phases, others) if each)
     against = f" ({told})" if told else ""

@@ -1,0 +1,143 @@
+"""Choice of a correction's strength: as many smoothing rounds as held-out rows pay for.
+
+The parametric model is fitted without the rows of each fold; its residuals are smoothed and predict the rows left out.
+Each kind of steps has its own number of rounds. Folds leave out cells of a grid or blocks of time; for grids with
+repeats also single rows, so that what repeats of a cell share can be learned.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from latfit.fitting.checking.crossval import (
+    EXACT,
+    HeldOut,
+    LeftOut,
+    assign_folds,
+    by_fold,
+    fold_rows,
+    joined_parts,
+    left_out_parts,
+)
+from latfit.fitting.correction import BANDWIDTHS, KINDS, Grid, Smoothing, build_grids, kinds_of, smooth_in_rounds
+from latfit.fitting.data import FitData
+from latfit.fitting.problem import FitOptions
+from latfit.model import features_of
+from latfit.stats import MAD_TO_SIGMA, FloatArray
+
+MIN_ROWS, MIN_CELLS = 60, 20
+MIN_KIND_ROWS = 30
+MIN_GAIN_PCT, MIN_GAIN_SHARE = 0.1, 0.02
+"""A correction has to lower the error by this many points, and by this share."""
+
+
+@dataclass(frozen=True)
+class ChosenCorrection:
+    """smoothing: None where no correction pays.  held_out: every row as predicted while left out.  before, after: error
+    in percent of the parametric model and of the corrected one."""
+
+    smoothing: Smoothing | None
+    held_out: HeldOut
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Path:
+    """A fold at every strength. log_ratio: ln(observed/predicted) of the rows left out (rounds + 1, m).  kind: of these
+    rows (m,).  errors: mean error in percent (rounds + 1, 3), NaN for kinds with too few rows."""
+
+    part: LeftOut
+    log_ratio: FloatArray
+    kind: NDArray[np.int64]
+    errors: FloatArray
+
+    def at(self, rounds: tuple[int, int, int]) -> FloatArray:
+        """Return ln(observed/predicted) (m,) at a strength."""
+        return np.asarray(self.log_ratio[np.array(rounds)[self.kind], np.arange(len(self.kind))])
+
+
+def choose_correction(
+    data: FitData, options: FitOptions, theta: FloatArray, *, always: bool = False
+) -> ChosenCorrection | None:
+    """Choose the strength of a correction on a parametric model fitted with theta.
+
+    always: take the best strength above zero whether it pays or not. Returns None where the rows are too few to judge.
+    """
+    fold = assign_folds(data, options.seed)[1]
+    cells = int(data.known_cell.max(initial=-1)) + 1
+    grids = data.once("correction grids", lambda: build_grids(data))
+    if not grids or len(data) < MIN_ROWS or cells < MIN_CELLS or int(fold.max()) == 0:
+        return None
+    features = features_of(data.steps)
+    kind = kinds_of(features["D"], features["P"])
+    blocks = list(by_fold(fold))
+    repeats = list(by_fold(fold_rows(data, options.seed))) if 2 * cells <= len(data) and not data.in_time else []
+    paths = [
+        _smooth_fold(data, grids, part, kind)
+        for part in left_out_parts(data, options.of_formula, theta, [*blocks, *repeats])
+    ]
+    if len(paths) < len(blocks) + len(repeats):
+        return None
+    rounds = _best_rounds(paths, always)
+    left_out, kinds = [path.part for path in paths[: len(blocks)]], [path.kind for path in paths[: len(blocks)]]
+    smoothing, found = None, left_out
+    if any(rounds):
+        off = np.concatenate([path.at(rounds) for path in paths])
+        smoothing = Smoothing(rounds, MAD_TO_SIGMA * float(np.median(np.abs(off))))
+        found = [replace(path.part, log_ratio=path.at(rounds)) for path in paths[: len(blocks)]]
+    before, after = (
+        _geometric_mean([_errors(data, part, part.log_ratio, kind) for part, kind in zip(parts, kinds, strict=True)])
+        for parts in (left_out, found)
+    )
+    held_out = joined_parts(data, found)
+    assert held_out is not None
+    return ChosenCorrection(smoothing, held_out, before, after)
+
+
+def _smooth_fold(data: FitData, grids: list[Grid], part: LeftOut, kind: NDArray[np.int64]) -> _Path:
+    missed = np.zeros(len(data))
+    missed[part.train] = part.missed(data)
+    log_ratio = np.tile(part.log_ratio, (len(BANDWIDTHS) + 1, 1))
+    for grid in grids:
+        train, test = part.train[grid.rows[part.train]], np.flatnonzero(grid.rows[part.test])
+        for number, table in enumerate(smooth_in_rounds(grid, train, missed, data.weights, len(BANDWIDTHS)), start=1):
+            log_ratio[number, test] -= grid.at(table, part.test[test])
+    own = kind[part.test]
+    return _Path(part, log_ratio, own, np.array([_errors(data, part, each, own) for each in log_ratio]))
+
+
+def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
+    """Return the mean error in percent of each kind of a fold's rows (3,), NaN where it has none."""
+    weights = data.weights[part.test]
+    ape = 100 * np.abs(np.expm1(-log_ratio))
+    with np.errstate(invalid="ignore"):
+        return np.maximum(np.bincount(kind, weights * ape, len(KINDS)) / np.bincount(kind, weights, len(KINDS)), EXACT)
+
+
+def _best_rounds(paths: list[_Path], always: bool) -> tuple[int, int, int]:
+    """Return the rounds of each kind of steps with the least error; kinds with few rows have those of the largest."""
+    count = np.bincount(np.concatenate([path.kind for path in paths]), minlength=len(KINDS))
+    found = [_best_of_kind(paths, number, always) if count[number] >= MIN_KIND_ROWS else None for number in KINDS]
+    common = found[int(np.argmax(count))] or 0
+    decode, prefill, mixed = (common if each is None else each for each in found)
+    return decode, prefill, mixed
+
+
+def _best_of_kind(paths: list[_Path], kind: int, always: bool) -> int | None:
+    errors = np.array([path.errors[:, kind] for path in paths])
+    errors = errors[np.isfinite(errors[:, 0])]
+    if len(errors) < 2:
+        return None
+    mean = np.exp(np.mean(np.log(errors), axis=0))
+    best = 1 + int(np.argmin(mean[1:]))
+    gain = errors[:, 0] - errors[:, best]
+    error = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
+    pays = mean[0] - mean[best] > max(MIN_GAIN_PCT, MIN_GAIN_SHARE * mean[0]) and float(np.mean(gain)) > error
+    return best if always or pays else 0
+
+
+def _geometric_mean(errors: list[FloatArray]) -> float:
+    found = np.concatenate(errors)
+    return float(np.exp(np.mean(np.log(found[np.isfinite(found)]))))
