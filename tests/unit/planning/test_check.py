@@ -56,13 +56,13 @@ def test_noise_of_steps_is_in_the_plan() -> None:
     """The event simulator serves the same steps by its own draws."""
     noise = noise_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000))
     plan = planned(machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED)), 100.0, 1.0)
-    chosen = next(row for row in plan.alternatives if row.chosen)
+    chosen = next(row for row in plan.strategies if row.chosen)
     assert chosen.percentile_ms is not None
     system = System(table_path("gpu", 4 + 0.1 * np.arange(1.0, 65), noise=noise))
     found = check(gpu_only(Limits(64)), system, 1.0, 99.0, None, Options(seed=5)).percentile
     assert found.low * 0.98 <= chosen.percentile_ms <= found.high * 1.02
     assert plan.promise == "yes"
-    steady = planned(machine(gpu=line(4, 0.1, domain=SMALL)), 60.0, 1.0).alternatives[0].percentile_ms
+    steady = planned(machine(gpu=line(4, 0.1, domain=SMALL)), 60.0, 1.0).strategies[0].percentile_ms
     assert steady is not None
     assert steady < 0.8 * chosen.percentile_ms
 
@@ -71,7 +71,7 @@ def test_laws_only_leaves_out_noise() -> None:
     """T = 4 + 0.1 b without its noise."""
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=WIDE), cpu=line(0.01, 1.99, intervals=STEADY))
     plan = make_plan(profile, 20.0, request=PlanRequest(rate=1.0, laws_only=True))
-    row = next(row for row in plan.alternatives if row.name == "gpu, greedy batches")
+    row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
     assert row.percentile_ms == pytest.approx(
         simulate_batches(1.0, linear_times(4, 0.1, 64)).percentile(0.99), rel=0.01
     )
@@ -83,8 +83,8 @@ def test_bursts_are_simulated_as_they_were_recorded() -> None:
     gaps = np.tile(np.r_[np.full(19, 0.01), 20.0], 400)
     load = load_from_arrivals(np.cumsum(gaps), "bursts", float(gaps.sum() / 2))
     profile = machine(gpu=line(2, 0.1, domain=SMALL, intervals=STEADY))
-    late = make_plan(profile, 30.0, request=PlanRequest(load=load)).alternatives[0].percentile_ms
-    poisson = make_plan(profile, 30.0, request=PlanRequest(rate=load.peak)).alternatives[0].percentile_ms
+    late = make_plan(profile, 30.0, request=PlanRequest(load=load)).strategies[0].percentile_ms
+    poisson = make_plan(profile, 30.0, request=PlanRequest(rate=load.peak)).strategies[0].percentile_ms
     assert late is not None
     assert poisson is not None
     # The first is served alone for 2.1 ms, the other nineteen wait for its end and take 3.9 ms.
@@ -94,12 +94,13 @@ def test_bursts_are_simulated_as_they_were_recorded() -> None:
 
 def test_a_cutoff_carries_what_the_simulator_confirms() -> None:
     """At the capacity of GPU and CPU together the T_cut of a plan meets 20 ms; a tenth above no plan is feasible."""
-    row = next(each for each in planned(NOMINAL, 20.0, 0.9).alternatives if "T_cut" in each.name)
+    row = next(each for each in planned(NOMINAL, 20.0, 0.9).strategies if "T_cut" in each.name)
     assert row.sustainable_per_s is not None
     system = System(linear_path("gpu", 12, 0.05, 64), table_path("amx", [2.0], exponential=True))
     rate = row.sustainable_per_s / 1e3
     at = planned(NOMINAL, 20.0, rate)
     assert at.feasible
+    assert at.T_cut is not None
     assert at.T_cut.value is not None
     assert check(cutoff(at.T_cut.value, Limits(64, 1)), system, rate, 99.0, 20.0).percentile.low <= 20.0
     assert not planned(NOMINAL, 20.0, 1.1 * rate).feasible

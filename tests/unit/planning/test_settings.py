@@ -98,11 +98,12 @@ class TestEngine:
         fit = fit_with(theta, "context", domain=WIDE)
         found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets(None, 20.0, 2000), context=500.0)
         assert isinstance(found, Settings)
-        assert found.max_num_batched_tokens is not None
+        budget = found.max_num_batched_tokens
+        assert budget is not None
 
         def slowest(sequences: int) -> float:
             D = np.arange(1.0, sequences)
-            P = found.max_num_batched_tokens - D
+            P = budget - D
             history = 2000 - P
             columns = {"B": D + 1, "S": D + P, "prefill_requests": np.ones_like(D), "prefill_tokens": P}
             cached = {"context_tokens": 500 * D + history, "prefill_context_tokens": history}

@@ -41,7 +41,7 @@ def test_published_replicas(sla: float, replicas: int) -> None:
 def test_published_rate_of_one_at_a_time() -> None:
     """theory J: M/M/1 with mu = 0.5 per ms keeps 20 ms up to 0.269741 per ms."""
     plan = make_plan(machine(amx=line(0, 2)), 20.0, request=PlanRequest(rate=0.1))
-    row = next(row for row in plan.alternatives if row.name == "amx, one at a time")
+    row = next(row for row in plan.strategies if row.name == "amx, one at a time")
     assert row.sustainable_per_s == pytest.approx(269.741, rel=0.02)
     assert row.percentile_ms == pytest.approx(np.log(100) / 0.4, rel=0.01)
 
@@ -83,11 +83,11 @@ def test_what_changes_bring_is_what_a_plan_of_the_change_says() -> None:
     plan = make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
     changes = {row.change: row for row in plan.sensitivity}
     faster = make_plan(machine(gpu=line(3.6, 0.09, domain=SIXTY_FOUR)), 15.0, request=PlanRequest(rate=2.0))
-    row = next(row for row in faster.alternatives if row.chosen)
+    row = next(row for row in faster.strategies if row.chosen)
     assert changes["gpu 10 % faster"].percentile_ms == pytest.approx(row.percentile_ms, rel=0.02)
     assert changes["gpu 10 % faster"].sustainable_per_s == pytest.approx(row.sustainable_per_s, rel=0.02)
     doubled = make_plan(GPU, 15.0, request=PlanRequest(rate=4.0))
-    row = next(row for row in doubled.alternatives if row.name == "gpu, greedy batches")
+    row = next(row for row in doubled.strategies if row.name == "gpu, greedy batches")
     assert changes["twice the rate"].percentile_ms == pytest.approx(row.percentile_ms, rel=0.02)
 
 

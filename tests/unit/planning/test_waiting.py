@@ -7,7 +7,7 @@ from latfit.planning.plan import make_plan
 from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Cutoff, Plan
 from latfit.queueing import Effort
-from tests.unit.planning.test_plan import line, loaded, machine
+from tests.unit.planning.test_plan import line, machine
 
 MACHINE = machine(amx=line(0, 2), gpu=line(12, 0.05))
 """theory G2: the AMX serves 0.5 per ms, GPU steps take 12 + 0.05 b."""
@@ -67,7 +67,7 @@ def test_a_case_that_the_textbook_formula_refuses() -> None:
     plan, found = planned(0.4)
     assert list(found.ranges["poisson"]) == []
     assert found.value == pytest.approx(7.792, rel=0.02)
-    chosen = next(row for row in plan.alternatives if row.chosen)
+    chosen = next(row for row in plan.strategies if row.chosen)
     assert chosen.name.startswith("gpu + amx")
     assert chosen.sustainable_per_s is not None
     assert chosen.sustainable_per_s >= 400
@@ -78,7 +78,7 @@ def test_an_objective_chooses_among_those_that_meet_the_sla() -> None:
     """The mean rises with T_cut: the least that is tried."""
     plan, found = planned(0.1, objective=Objective(p99=0.0, mean=1.0))
     assert found.value == pytest.approx(0.02)
-    assert any(point.cost is not None for point in loaded(plan).frontier)
+    assert any(point.cost is not None for point in plan.frontier)
 
 
 def test_nothing_on_the_frontier_is_beaten(light: tuple[Plan, Cutoff]) -> None:
