@@ -86,7 +86,14 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
 def to_builtins(value: Any) -> Any:
     """Return a record, or a dataclass or container of records, as dicts, lists, numbers and text."""
-    return msgspec.to_builtins(value, enc_hook=_encode, str_keys=True)
+    return _with_lists(msgspec.to_builtins(value, enc_hook=_encode, str_keys=True))
+
+
+def _with_lists(value: Any) -> Any:
+    """Turn tuples into lists, as they are read again."""
+    if isinstance(value, dict):
+        return {name: _with_lists(each) for name, each in value.items()}
+    return [_with_lists(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def convert(document: Any, kind: type[T]) -> T:

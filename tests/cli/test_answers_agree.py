@@ -106,13 +106,12 @@ def rows_end(folder: Path) -> float:
 def test_engines_are_told_one_largest_batch(percentile: int, fitted: tuple[str, Path], ask: Ask) -> None:
     sla = SLA_MS[fitted[0]] / 2
     plan = ask(f"plan --sla {sla}ms --percentile {percentile} --hardware alone.json")
-    engines, seqs = plan["engines"], plan["settings"]["max_num_seqs"]
-    assert engines["vllm"]["max_num_seqs"] == engines["sglang"]["max_running_requests"] == seqs
-    assert engines["trtllm"]["max_batch_size"] == seqs
-    batch = engines["triton"]["max_batch_size"]
+    engines, batch = plan["engines"], plan["engines"]["triton"]["max_batch_size"]
     assert engines["tensorrt"]["max_batch"] == batch
-    # Whole batches of decode; sequences of an engine decode beside prefill, too.
-    assert seqs <= batch
+    if seqs := plan["settings"].get("max_num_seqs"):  # none where no chunk fits beside decoding requests
+        assert engines["vllm"]["max_num_seqs"] == engines["sglang"]["max_running_requests"] == seqs
+        assert engines["trtllm"]["max_batch_size"] == seqs
+        assert seqs <= batch  # whole batches decode; an engine's sequences decode beside prefill, too
     within, beyond = limits(ask, percentile, batch, [batch]), limits(ask, percentile, batch + 1, [batch + 1])
     if within[0] is None:  # what predict cannot tell, the plan does not promise
         assert any(found["code"] == "too_few_samples" for found in plan["warnings"])

@@ -97,10 +97,8 @@ def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
         (["record", "127.0.0.1:1", "--out", "none/t.parquet"], 7, "folder does not exist"),
         (["doctor", "127.0.0.1:1"], 3, "cannot be reached"),
         (["doctor", "--max-num-seqs", "8"], 2, "without a server"),
-        (["doctor", "127.0.0.1:1", "--ttft", "1s"], 2, "nothing is simulated"),
         (["doctor", "127.0.0.1:1", "--duration", "10"], 2, "duration"),
         (["watch", "127.0.0.1:1", "--once"], 3, "cannot be reached"),
-        (["watch", "127.0.0.1:1", "--prefill-fit", "x.fit.json"], 2, "no fit of decode steps"),
     ],
 )
 def test_what_is_wrong_has_its_exit_code(

@@ -150,7 +150,7 @@ def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     """Real processes; whether others disturb it is no matter of the test, and nothing is repeated."""
     monkeypatch.setattr("latfit.live.replay.MAX_OTHERS", math.inf)
     monkeypatch.setattr("latfit.api.running.replays.LEAST_PROBE_S", 0.2)
-    typed = "replay --policy three-stage --load 30% --duration 1s --max-batch 4 --json"
+    typed = "replay --policy three-stage --load 30% --duration 1s --json"
     exit_code = run(typed.split(" "))
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert exit_code == (0 if found["agrees"] else 4)
@@ -164,7 +164,7 @@ def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     ("given", "says"),
     [
         ({"policy": "fastest"}, "policy 'fastest' is not known"),
-        ({"load": "70%", "rate": "10/s"}, "both a load and a rate"),
+        ({"load": "70%", "rate": "10/s"}, "load, rate: these contradict each other"),
         ({"load": "120%"}, "above 0 % and below 100 %"),
         ({"max_batch": 0}, "batches of up to 0"),
         ({"launch": "-1ms"}, "-1"),

@@ -1,6 +1,5 @@
 """Plans from fits with known parameters: published inverses, thresholds by enumeration, honest nulls."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -211,7 +210,7 @@ class TestProfileFile:
         add_path(target, ExecutionPath("cpu", line(1, 1)))
         add_path(target, ExecutionPath("gpu", line(2, 1)))
         profile = add_path(target, ExecutionPath("cpu", line(3, 1))).profile
-        assert read_hardware(target).to_json() == json.loads(json.dumps(profile.to_json()))
+        assert read_hardware(target).to_json() == profile.to_json()
         assert {name: path.fit.theta[0] for name, path in profile.paths.items()} == {"cpu": 3, "gpu": 2}
 
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "latfit.hardware/1", "paths": {"cpu": 3}}'])

@@ -225,7 +225,7 @@ class TestDoubt:
         assert found.promised_per_s < found.sustainable_per_s
         again = make_plan(
             machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few)), 40.0,
-            request=PlanRequest(rate=0.97 * found.promised_per_s / 1e3),
+            request=PlanRequest(rate=0.95 * found.promised_per_s / 1e3),
         )  # fmt: skip
         assert again.promise == "yes"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.planning.request import Load
-from latfit.queueing import POISSON, Arrivals, dispersions, fluid_backlog
+from latfit.queueing import POISSON, Arrivals, dispersions
 from latfit.stats import FloatArray
 from latfit.trace import OUTPUTS, PROMPTS, TABLES, TIMES, Trace, numbers, open_source, read_columns, request_format
 from latfit.workload import moments_ms, read_requests
@@ -105,6 +105,8 @@ def _replicas(rate: float, each: float) -> int:
 
 def _backlog(load: Load, capacity: float) -> dict[str, float]:
     """The fluid backlog of windows against a capacity per ms, their rates joined at the middles."""
+    from latfit.queueing import fluid_backlog  # brings the compiler, which other plans do without
+
     middles = np.asarray((np.arange(len(load.rates)) + 0.5) * load.window_ms, dtype=np.float64)
     if len(middles) < 2:
         return {"peak": 0.0, "extra_wait_s": 0.0}
