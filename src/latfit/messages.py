@@ -24,7 +24,7 @@ class Severity(StrEnum):
     """An assumption; no action is needed."""
 
 
-class Message(Record, frozen=True, omit_defaults=True):
+class Message(Record, frozen=True):
     """A message. code: key of the table, by which programs tell it.  message: what was found.  remedy: what to do."""
 
     code: str
