@@ -8,6 +8,7 @@ promised to keep a limit. The truth is simulated by a program that shares no cod
 half a percent or so.
 
 Of so many systems one gets a second engine and bursts, in which no policy may be slower than the first engine alone.
+Policies of two paths are held against a plain simulation, request by request, in `tests/oracle/test_two_paths.py`.
 
 Printed: how many were promised and how many were declined, with why; the share of promises whose truth lies above the
 interval (the harmful side, aim 2.5 %) and below it; the worst, in half widths; promised over true; and the share of
@@ -37,11 +38,11 @@ TRUTH = truth_of.Effort(tolerance=0.008, budget=10_000_000)
 COARSE = truth_of.Effort(tolerance=0.03, budget=1_500_000)
 BISECTIONS = 5
 RATES = 3
-"""Of so many systems one is asked for the rate it carries, one gets a CPU beside it, and one is met by
+"""Of so many systems one is asked for the rate it carries, and one is met by
 bursts and served by engines."""
 
 ONLY = os.environ.get("PROMISES_ONLY", "")
-"""`T_cut`, `one path` or `requests`: a part of the run."""
+"""`one path` or `requests`: a part of the run."""
 
 SLACK = 2.0
 """Standard errors of the truth that count for the promise."""
@@ -133,56 +134,6 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     if sure is None:
         return [first]
     return [first, _rate_outcome(planted.system, sure, sla, group, seed)]
-
-
-def cutoff_outcome(planted: Planted, seed: int) -> list[Outcome]:
-    """A GPU with a CPU beside it that serves one at a time, about half of the load, with a scatter of its own: the
-    T_cut that is planned, and the percentile that is promised with it."""
-    from latfit.errors import SlaOutOfReach
-    from latfit.fitting.fit import fit_trace
-    from latfit.fitting.problem import FitOptions
-    from latfit.hardware.profile import ExecutionPath, HardwareProfile
-    from latfit.planning.load.cutoff import plan_cutoff
-    from latfit.planning.load.strategies import Target, cutoff_strategy, machine_of
-    from latfit.planning.load.uncertainty import estimate_percentile
-    from latfit.planning.request import PlanRequest
-    from latfit.trace.table import Trace
-
-    began, rng = time.process_time(), np.random.default_rng([seed, 5])
-    system, rate = planted.system, planted.system.arrivals.rate
-    law = [
-        truth_of.exponential(),
-        truth_of.lognormal(0.5),
-        truth_of.lognormal(1.1),
-        truth_of.pauses(0.03, 0.01, 20, 40),
-    ]
-    which = int(rng.integers(len(law)))
-    side_ms = float(rng.uniform(0.8, 2.0)) / rate / law[which].moments[0]
-    group = f"{planted.shape}, {planted.noise}, CPU {('exponential', 'lognormal', 'cv 1.5', 'pauses')[which]}"
-    gpu = fit_trace(Trace(truth_of.measure(planted, planted.rows, seed)), FitOptions("auto"))
-    one = np.ones(5000)
-    cpu = fit_trace(Trace({"B": one, "S": one, "T_ms": side_ms * law[which].draw(5000, rng)}), FitOptions("constant"))
-    for fit in (gpu, cpu):
-        if not fit.status.ok:
-            return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, fit.status.code)]
-    profile = HardwareProfile({"gpu": ExecutionPath("gpu", gpu), "cpu": ExecutionPath("cpu", cpu)})
-    request, sla = PlanRequest(rate=rate, max_batch=system.cap), 6 * system.main.mean_ms(system.cap)
-    target, machine = Target(sla, Q, 1), machine_of(profile, 1, request)
-    try:
-        waiting, _ = plan_cutoff(machine, rate, target)
-    except SlaOutOfReach as error:
-        return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, error.found)]
-    found = estimate_percentile(machine, cutoff_strategy(machine, waiting.shown_ms), target, rate)
-    if found is None:
-        return [Outcome("T_cut", group, math.nan, 0, math.inf, math.nan, 0.0, "overloaded by the fit")]
-    spent = time.process_time() - began
-    side = truth_of.steps([side_ms], law[which])
-    beside = replace(system, arrivals=truth_of.poisson(rate), threshold=1, side=side, t_cut_ms=waiting.shown_ms)
-    exact = truth_of.truth(beside, TRUTH, seed=seed).quantile(Q)
-    low, high = found.interval or (found.percentile_ms, found.percentile_ms)
-    why = "; ".join(each.message for each in found.doubts) or ("no upper end" if high is None else "")
-    end = math.inf if high is None else high
-    return [Outcome("T_cut", group, found.percentile_ms, low or 0.0, end, exact.value, exact.error, why, spent)]
 
 
 def requests_outcome(noise: str, seed: int) -> list[Outcome]:
@@ -297,7 +248,6 @@ def faster(system: System, rate: float) -> System:
 def _one(job: tuple[Planted, int]) -> list[Outcome]:
     planted, seed = job
     found = outcomes(planted, seed) if ONLY in ("", "one path") else []
-    found += cutoff_outcome(planted, seed) if seed % RATES == 1 and ONLY in ("", "T_cut") else []
     engines = planted.noise in ("narrow", "pauses", *truth_of.STALLS) and seed % RATES == 2 and ONLY in ("", "requests")
     found += requests_outcome(planted.noise, seed) if engines else []
     found += burst_outcomes(seed) if seed % RATES == 2 and ONLY == "" else []
@@ -306,7 +256,7 @@ def _one(job: tuple[Planted, int]) -> list[Outcome]:
 
 def report(found: Sequence[Outcome]) -> None:
     """The table."""
-    for kind in ("percentile", "rate", "T_cut", "requests", "burst"):
+    for kind in ("percentile", "rate", "requests", "burst"):
         rows = [row for row in found if row.kind == kind]
         made = [row for row in rows if not row.declined]
         declined: dict[str, int] = {}
