@@ -57,6 +57,8 @@ def module(file: Path) -> str:
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {module(file): file for file in FILES}
 
+AT_MOST = {"lines": 66_600, "modules": 354, "functions and classes": 4_870, "module docstrings over 100 words": 70}
+
 LIGHT_API = ("latfit.api.request", "latfit.api.requests", "latfit.api.quantities")
 """What the command line is made from: these import nothing heavy."""
 
@@ -137,6 +139,22 @@ def test_folders_stay_small() -> None:
     count = Counter(file.parent for file in FILES if file.name != "__init__.py")
     many = {str(folder.relative_to(SOURCE)): n for folder, n in count.items() if n > MODULES_A_FOLDER}
     assert set(many) <= {"cli", "api", "."}  # one file a verb; what every package uses
+
+
+def test_the_source_does_not_grow() -> None:
+    """A change may lower these figures, and then lowers them here."""
+    words = [len((ast.get_docstring(parsed(file)) or "").split()) for file in FILES]
+    found = {
+        "lines": sum(file.read_text().count("\n") for file in FILES),
+        "modules": len(FILES),
+        "functions and classes": sum(
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            for file in FILES
+            for node in ast.walk(parsed(file))
+        ),
+        "module docstrings over 100 words": sum(count > 100 for count in words),
+    }
+    assert {name: value for name, value in found.items() if value > AT_MOST[name]} == {}
 
 
 def test_the_command_line_imports_nothing_heavy_at_start() -> None:
