@@ -1,17 +1,8 @@
-"""Response times of any number of requests in little memory: counts by bin, and by batch of consecutive requests.
+"""Store response times of many requests in little memory: counts by bin and by batch of consecutive requests.
 
-The simulator and the sampled queue keep their responses so. Bins are cut by the leading bits of a float64: the exponent
-and the first nine bits of the fraction give 512 bins an octave, each at most 0.2 % wide. Counts of several sketches add
-up, so that a percentile is that of all requests of all replications together, not an average of percentiles. Each bin
-knows its smallest value a, its largest b and their mean m. Requests are taken as evenly spread from a to b; where the
-mean says otherwise, but for a share of them at one end that makes it right, |2 (m - a)/(b - a) - 1|. So what an idle
-machine takes, the least of all times and that of many requests, stays exact. Each batch of consecutive requests is
-counted by itself, in bins up to eight times as wide where times range widely: what it holds at or below a time is its
-count below that bin and the same share f of the bin as of all requests together. What that leaves out is the chance of
-each of the bin's c requests to be at or below the time or not, f (1 - f) c in the variance of the count.
-
-Batches are numbered from the first request of a run on, whatever was left out as warm-up, so that the same number means
-the same requests under every policy.
+Bins follow the leading bits of a float64: 512 bins an octave, at most 0.2 % wide. Sketches add up, so percentiles are
+those of all requests of all replications. Batches are numbered from the start of a run, warm-up included, so that a
+number means the same requests under every policy. Interpolation and its error: docs/theory/simulation.md.
 """
 
 import math
@@ -26,20 +17,19 @@ from latfit.compiled import compiled
 from latfit.stats import FloatArray
 
 SHIFT = 43
-"""Bits of a float64 that a bin leaves out; nine of the fraction stay."""
+"""Low bits of a float64 that a bin drops; nine bits of the fraction stay."""
 
 LEAST = 2.0**-30
-"""ms; what is less falls into the lowest bin."""
+"""ms; shorter times go into the lowest bin."""
 
 WIDEST, MOST_BINS = 3, 2048
-"""Bins of a batch are up to 2^WIDEST bins wide, so that MOST_BINS will do."""
+"""Batches use bins up to 2^WIDEST wide, to need at most MOST_BINS of them."""
 
 PIECES = 16
-"""Pieces of a batch whose times are summed one by one: how far requests depend on each other shows in small pieces."""
+"""Pieces of a batch whose times are summed separately, because short pieces show autocorrelation best."""
 
 LEANS = 2.5
-"""Over the root of a bin's requests: how far its mean is off the middle where that is no accident (four standard errors
-of an even spread)."""
+"""Significant offset of a bin's mean from its middle, times √(requests): four standard errors of a uniform spread."""
 
 NEVER = -1
 LEAST_BITS = int(np.float64(LEAST).view(np.int64))
@@ -47,10 +37,23 @@ LEAST_BITS = int(np.float64(LEAST).view(np.int64))
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """length: requests in a batch, a multiple of PIECES.  started: number of the first batch.  first: number of the
-    first bin, a multiple of 2^WIDEST.  counts (k, bins / 2^wider): requests by batch and wide bin.  totals, low, high,
-    mass (bins,): requests in all, their smallest and largest time in ms (0 where there is none), and the sum of their
-    times.  sums, sizes (k * PIECES,): the sum of the times in ms in each piece, and how many they are."""
+    """Histogram of one run.
+
+    Attributes
+    ----------
+    length
+        Requests in a batch, a multiple of PIECES.
+    started
+        Number of the first batch.
+    first
+        Number of the first bin, a multiple of 2^WIDEST.
+    counts
+        Requests (k, bins / 2^wider) by batch and wide bin.
+    totals, low, high, mass
+        Count, smallest time, largest time and sum of times in each bin (bins,), in ms; 0 if empty.
+    sums, sizes
+        Sum of times in ms and count in each piece (k * PIECES,).
+    """
 
     length: int
     started: int
@@ -70,16 +73,16 @@ class Sketch:
 
     @property
     def batch_sums(self) -> FloatArray:
-        """Of the times in each batch (k,), ms."""
+        """Sum of times in each batch (k,), ms."""
         return np.asarray(self.sums.reshape(-1, PIECES).sum(axis=1))
 
     @property
     def batch_sizes(self) -> FloatArray:
-        """Requests that were counted in each batch (k,)."""
+        """Requests in each batch (k,)."""
         return np.asarray(self.sizes.reshape(-1, PIECES).sum(axis=1))
 
     def doubled(self) -> "Sketch":
-        """The same in batches of twice the length."""
+        """Merge pairs of batches into batches of twice the length."""
         before = self.started % 2
         after = (before + self.batches) % 2
         kept = np.unique([0, *range(before, self.batches, 2)])[: self.batches]
@@ -99,7 +102,7 @@ class Sketch:
 
 
 class Place(NamedTuple):
-    """A time among all: the number of its bin, and which share of the bin's requests is at or below it."""
+    """Position of a time in the distribution: its bin, and the share of the bin's requests at or below it."""
 
     bin: int
     share: float
@@ -107,7 +110,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All requests of several sketches. reached (bins,): how many are in a bin or below."""
+    """All requests of several sketches; `reached` (bins,) is the cumulative count."""
 
     first: int
     totals: NDArray[np.int64]
@@ -122,11 +125,11 @@ class Pool:
 
     @property
     def mean(self) -> float:
-        """Of all times, ms."""
+        """Mean of all times, ms."""
         return float(self.mass.sum()) / self.size
 
     def place(self, share: float) -> Place:
-        """Where the smallest time is that a share of the requests does not exceed."""
+        """Locate the smallest time that a share of the requests does not exceed."""
         column, inside = self._rank(share)
         count = int(self.totals[column])
         at_low, at_high = self._ends(column)
@@ -137,7 +140,7 @@ class Pool:
         return Place(self.first + column, inside / count)
 
     def place_of(self, time: float) -> Place:
-        """Where a time in ms is; at an end where it lies beyond all requests."""
+        """Locate a time in ms, clipped to the range of all requests."""
         bits = max(int(np.float64(time).view(np.int64)), LEAST_BITS) if time > 0 else LEAST_BITS
         column = (bits >> SHIFT) - self.first
         if not 0 <= column < len(self.totals):
@@ -152,14 +155,14 @@ class Pool:
         return Place(self.first + column, inside / count)
 
     def above(self, time: float) -> float:
-        """The share of all requests that take longer than a time in ms."""
+        """Return the share of requests that take longer than a time in ms."""
         place = self.place_of(time)
         column = place.bin - self.first
         rest = (1 - place.share) * int(self.totals[column])
         return (self.size - int(self.reached[column]) + rest) / self.size
 
     def value(self, share: float) -> float:
-        """The time in ms at the place of a share."""
+        """Return the quantile of a share in ms."""
         column, inside = self._rank(share)
         low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
         at_low, at_high = self._ends(column)
@@ -171,13 +174,13 @@ class Pool:
         return low + (high - low) * min(1.0, max(0.0, (inside - at_low - 1) / (between - 1)))
 
     def _rank(self, share: float) -> tuple[int, float]:
-        """(bin, which of its requests in rising order) of a share."""
+        """Return the bin of a share, and the rank within the bin."""
         rank = min(self.size, max(1, int(np.ceil(share * self.size - 1e-9))))
         column = int(np.searchsorted(self.reached, rank))
         return column, float(rank - (int(self.reached[column]) - int(self.totals[column])))
 
     def _ends(self, column: int) -> tuple[float, float]:
-        """How many requests of a bin have its smallest time, and its largest, beyond an even spread."""
+        """Return the requests with exactly the bin's smallest and largest time, in excess of a uniform spread."""
         low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
         if high <= low:
             return float(count), 0.0
@@ -187,7 +190,7 @@ class Pool:
         return count * max(0.0, -lean), count * max(0.0, lean)
 
     def wide_share(self, place: Place, wider: int) -> float:
-        """The share of the requests in the wide bin of a place that are at or below it."""
+        """Return the share of requests at or below a place within its wide bin."""
         column = place.bin - self.first
         start = column >> wider << wider
         below, own = int(self.totals[start:column].sum()), int(self.totals[column])
@@ -196,8 +199,17 @@ class Pool:
 
 
 def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
-    """times (n,) in ms of a run's requests in order of arrival, NaN where never served. warm: requests left out at
-    the start; length: of a batch, a multiple of PIECES."""
+    """Build the sketch of a run.
+
+    Parameters
+    ----------
+    times
+        Response times (n,) in ms in order of arrival; NaN for requests never served.
+    warm
+        Requests left out at the start.
+    length
+        Requests in a batch, a multiple of PIECES.
+    """
     times = np.ascontiguousarray(times)
     bits, started = times.view(np.int64), warm // length
     first, last = _span(times, bits, warm)
@@ -213,7 +225,7 @@ def sketch_of(times: FloatArray, warm: int, length: int) -> Sketch:
 
 
 def order_statistics(times: FloatArray, sketch: Sketch, warm: int, shares: Sequence[float]) -> FloatArray:
-    """The smallest times (p,) in ms that shares of the requests do not exceed, exact; NaN where there is none."""
+    """Return the exact smallest times (p,) in ms that shares of the requests do not exceed; NaN without requests."""
     pool = pooled([sketch])
     if not pool.size:
         return np.full(len(shares), np.nan)
@@ -232,7 +244,7 @@ def order_statistics(times: FloatArray, sketch: Sketch, warm: int, shares: Seque
 
 
 def pooled(sketches: Sequence[Sketch]) -> Pool:
-    """All requests of the sketches together."""
+    """Merge all requests of the sketches."""
     kept = [each for each in sketches if len(each.totals)]
     if not kept:
         none, empty = np.empty(0, np.int64), np.empty(0)
@@ -250,8 +262,7 @@ def pooled(sketches: Sequence[Sketch]) -> Pool:
 
 
 def at_most(sketch: Sketch, pool: Pool, place: Place) -> tuple[FloatArray, float]:
-    """(how many requests of each batch (k,) are at or below a place of the pool, as expected within its bin; the
-    variance of their sum that is left out so)."""
+    """Return the expected requests (k,) of each batch at or below a place, and the variance of their sum left out."""
     found = np.zeros(sketch.batches)
     column = (place.bin - sketch.first) >> sketch.wider
     if column < 0 or not sketch.batches:
@@ -262,7 +273,7 @@ def at_most(sketch: Sketch, pool: Pool, place: Place) -> tuple[FloatArray, float
 
 
 def _integers(most: int) -> type[np.unsignedinteger]:
-    """The smaller type that counts up to `most` fit into."""
+    """Return the smallest unsigned type that holds counts up to `most`."""
     return np.uint16 if most < 1 << 16 else np.uint32
 
 
@@ -273,7 +284,7 @@ def _bin(took: float, bits: int) -> int:
 
 @compiled
 def _span(times: Any, bits: Any, warm: int) -> tuple[int, int]:
-    """Bins of the smallest and the largest time."""
+    """Return the bins of the smallest and the largest time."""
     low, high = np.inf, -1.0
     least, most = NEVER, NEVER
     for i in range(warm, len(times)):
@@ -287,7 +298,7 @@ def _span(times: Any, bits: Any, warm: int) -> tuple[int, int]:
 
 @compiled
 def _count(times: Any, bits: Any, how: Any, counts: Any, by_bin: Any, by_piece: Any) -> None:
-    """by_bin: totals, low, high, mass; by_piece: sums, sizes (see `Sketch`)."""
+    """Fill by_bin (totals, low, high, mass) and by_piece (sums, sizes); see `Sketch`."""
     warm, length, started, first, wider = how
     totals, low, high, mass = by_bin
     sums, sizes = by_piece
@@ -316,7 +327,7 @@ def _count(times: Any, bits: Any, how: Any, counts: Any, by_bin: Any, by_piece: 
 
 @compiled
 def _members(times: Any, bits: Any, warm: int, first: int, wanted: Any, count: int) -> Any:
-    """The times (count,) in the bins that are wanted."""
+    """Return the times (count,) in the wanted bins."""
     found = np.empty(count)
     k = 0
     for i in range(warm, len(times)):
@@ -328,7 +339,7 @@ def _members(times: Any, bits: Any, warm: int, first: int, wanted: Any, count: i
 
 @compiled
 def _reach(counts: Any, column: int, share: float, found: Any) -> int:
-    """Requests of each batch (k,) in bins below a column, and a share of those in it; returns how many are in it."""
+    """Count requests (k,) below a column plus `share` of that column, into `found`; return the column's total."""
     inside = 0
     for k in range(len(counts)):
         total = 0

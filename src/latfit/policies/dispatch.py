@@ -1,25 +1,9 @@
-"""Every dispatch decision, compiled: (policy, parameters, service times, view) -> what to do now.
+"""Decide what a dispatch policy does now, in compiled code, without state or clock.
 
-`decide` returns (action, take, until, at). To serve: start a batch of `take` requests after skipping the first `at` of
-the queue. To wait: call again at time `until`, when `at` requests wait, or when a path becomes idle, whichever is
-first. It keeps no state and reads no clock. `times[path, b]` is the typical T(b) in ms, b = 0 (unused) to the largest
-batch.
-
-One rule governs the side path: a request goes there only if a server is idle and it is expected to end no later than on
-the main path, where it keeps its place until then. See docs/theory.md, "Two paths".
-
-- greedy: an idle main path takes all that wait, up to its largest batch.
-- fixed: exactly THRESHOLD requests at a time.
-- window: as soon as the largest batch waits, or the oldest has waited for PATIENCE.
-- marginal: wait for one more while the rule of `marginal_cost` says so (and the oldest has not waited for PATIENCE).
-- cutoff: greedy; once the oldest has waited for T_CUT, requests may overflow to the side path. An idle main path
-  leaves such requests to a busy side path that is expected to end them earlier.
-- three-stage: an idle main path serves THRESHOLD or more requests, or fewer once the oldest has waited for T_CUT.
-  Otherwise requests of any age may overflow to the side path. A busy side path is preferred as in cutoff.
-- optimal: as many as the table of `optimal` says for the number waiting; beyond its end as many as at its end.
-- split: with both paths idle, the queue is split where the sum of all delays is least; with one idle, as in
-  three-stage. A queue below THRESHOLD waits to be merged with what comes, for PATIENCE at most.
-- deadline: wait for the largest batch as long as every deadline can still be met.
+`decide` returns (action, take, until, at). To serve: start a batch of `take` requests after skipping the first `at` in
+the queue. To wait: ask again at time `until`, when `at` requests wait, or when a path becomes idle.
+`times[path, b]` is the typical T(b) in ms; b = 0 is unused. A request goes to the side path only if a server is idle
+and should finish it no later than the main path (docs/theory.md, "Two paths"). Policies: docs/simulation.md.
 """
 
 import math
@@ -60,7 +44,7 @@ from latfit.policies.codes import (
 )
 
 TIE = 1e-6
-"""Share of a service by which two ends may differ and still count as the same: sums of times differ by rounding."""
+"""Relative difference below which two completion times count as equal, because sums of times are rounded."""
 
 _literal = inner(marginal_cost.literal_waits)
 _amortised = inner(marginal_cost.amortised_waits)
@@ -71,7 +55,7 @@ _total_delay = inner(marginal_cost.total_delay_waits)
 def decide(code, p, times, view):  # type: ignore[no-untyped-def]
     """Return the decision of policy `code` with parameters `p`; see the module.
 
-    Each function has a single return, so that numba omits reference counting, which would cost more than the decision.
+    Each function has a single return, so that numba omits reference counting, which costs more than the decision.
     """
     if view[WAITING] < 1:
         found = (WAIT, 0, math.inf, 1)
@@ -105,7 +89,7 @@ def _serve(p, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _patient(p, view, enough):  # type: ignore[no-untyped-def]
-    """Wait until `enough` are there, or the oldest has waited for PATIENCE."""
+    """Wait until `enough` requests wait, or the oldest has waited for PATIENCE."""
     until = view[OLDEST] + p[PATIENCE]
     found = (WAIT, 0, until, enough)
     if view[WAITING] >= enough or view[NOW] >= until:
@@ -125,7 +109,7 @@ def _tabled(p, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _marginal(p, times, B):  # type: ignore[no-untyped-def]
-    """B where the rule dispatches B waiting requests, B + 1 where it waits for one more."""
+    """Return B if the rule dispatches B waiting requests, B + 1 if it waits for one more."""
     enough = B
     if int(p[MAIN_LARGEST]) > B:
         now, after, one = times[MAIN, B], times[MAIN, B + 1], times[MAIN, 1]
@@ -199,11 +183,11 @@ def _split(p, times, view):  # type: ignore[no-untyped-def]
 
 @inner
 def best_split(p, times, view):  # type: ignore[no-untyped-def]
-    """How many requests, behind how many, the side path takes so that the sum of all delays is least; both are idle."""
+    """Find the side batch with the least total delay, and the requests in front that stay; both paths are idle."""
     waiting, least, best, behind = int(view[WAITING]), math.inf, 0, 0
     for side in range(min(waiting, int(p[SIDE_LARGEST])) + 1):
         main = min(waiting - side, int(p[MAIN_LARGEST]))
-        # Requests that fit on neither path are counted with the main path's batch, behind which they wait.
+        # Requests that fit on neither path wait behind the main batch and count with it.
         delay = (waiting - side) * times[MAIN, main] + side * times[SIDE, side]
         passed = _ends_before(p, times, view, side) if side > 0 else 0
         if delay < least and passed + side <= waiting:
@@ -224,7 +208,7 @@ def _deadline(p, times, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _soonest(view, path):  # type: ignore[no-untyped-def]
-    """When a server of a path is next free."""
+    """Return when a server of a path is next free."""
     servers, soonest = (len(view) - VIEW) // 2, math.inf
     for place in range(VIEW + path * servers, VIEW + (path + 1) * servers):
         soonest = min(soonest, view[place])
@@ -233,7 +217,7 @@ def _soonest(view, path):  # type: ignore[no-untyped-def]
 
 @inner
 def _begun_before(view, path, moment, batch_ms):  # type: ignore[no-untyped-def]
-    """How many batches of `batch_ms`, one after another, the servers of a path can begin before a moment."""
+    """Count the batches of `batch_ms` each that the servers of a path can start before a moment."""
     servers = (len(view) - VIEW) // 2
     begun = 0
     for place in range(VIEW + path * servers, VIEW + (path + 1) * servers):
@@ -245,8 +229,7 @@ def _begun_before(view, path, moment, batch_ms):  # type: ignore[no-untyped-def]
 
 @inner
 def _ends_before(p, times, view, take):  # type: ignore[no-untyped-def]
-    """How many requests at the front of the queue the main path ends before the side path would end `take` that it is
-    given now."""
+    """Count the requests in front that the main path finishes before the side path finishes `take` started now."""
     waiting, largest = int(view[WAITING]), int(p[MAIN_LARGEST])
     ends, full = view[NOW] + (1 - TIE) * times[SIDE, take], times[MAIN, largest]
     batches = min(_begun_before(view, MAIN, ends - full, full), waiting // largest)
@@ -259,8 +242,10 @@ def _ends_before(p, times, view, take):  # type: ignore[no-untyped-def]
 
 @inner
 def _ended_no_later(p, times, view, most):  # type: ignore[no-untyped-def]
-    """The largest batch, up to `most`, that an idle side path ends no later than the main path would, and how many
-    requests in front of it stay."""
+    """Find the largest batch, up to `most`, that an idle side path finishes no later than the main path.
+
+    Returns its size and the number of requests in front of it that stay.
+    """
     waiting = int(view[WAITING])
     take, passed = min(waiting, most, int(p[SIDE_LARGEST])), 0
     while take > 0:
@@ -273,7 +258,7 @@ def _ended_no_later(p, times, view, most):  # type: ignore[no-untyped-def]
 
 @inner
 def _left_to_side(p, times, view):  # type: ignore[no-untyped-def]
-    """How many aged requests at the front the side path, idle or not, ends earlier than an idle main path would."""
+    """Count the aged requests in front that the side path, idle or busy, finishes before an idle main path."""
     waiting, largest, side = int(view[WAITING]), int(p[MAIN_LARGEST]), int(p[SIDE_LARGEST])
     left, most = 0, min(int(view[AGED]), waiting)
     while left < most:

@@ -1,15 +1,7 @@
-"""When to stop waiting for one more request: three readings of "marginal cost", as pure rules.
+"""Decide whether to wait for one more request, by three marginal-cost rules.
 
-With B requests waiting and the next expected in 1/rate ms:
-- literal, T(B) - T(B+1) > 1/rate: the gain is negative wherever T grows with B, so it always dispatches: it is greedy.
-  It waits only where a larger batch is faster.
-- amortised, T(B)/B - T(B+1)/(B+1) > 1/rate: the gain in time a request. For T = tau + alpha B it stops at the smallest
-  B with B (B+1) >= rate tau. Of the three the nearest to optimal for the mean (`queueing.dispatch_mdp` says by how
-  much).
-- total delay, T(B) + T(1) - T(B+1) > B/rate: what the batch saves against what its members wait. For a linear T
-  it stops at B >= rate tau.
-
-Scalars in, bool out; no state. T in ms, rate per ms, B >= 1. Ties dispatch.
+B requests wait and the next is expected in 1/rate ms. T in ms, rate per ms, B >= 1; ties dispatch. The amortised rule
+is the closest to the optimal mean. Formulas: docs/theory/simulation.md, "Dispatch policies".
 """
 
 import math
@@ -21,17 +13,17 @@ TIE = 1e-12
 
 
 def literal_waits(B: int, T_now: float, T_next: float, T_one: float, rate: float) -> bool:
-    """The rule as it circulates; greedy wherever T grows."""
+    """Wait while T(B) - T(B+1) > 1/rate; greedy where T grows with B."""
     return (T_now - T_next) * rate > 1 + TIE
 
 
 def amortised_waits(B: int, T_now: float, T_next: float, T_one: float, rate: float) -> bool:
-    """Wait while one more request lowers the time a request by more than its expected coming takes."""
+    """Wait while T(B)/B - T(B+1)/(B+1) > 1/rate: the gain in time per request exceeds the wait."""
     return (T_now / B - T_next / (B + 1)) * rate > 1 + TIE
 
 
 def total_delay_waits(B: int, T_now: float, T_next: float, T_one: float, rate: float) -> bool:
-    """Wait while taking one more along saves more than B requests lose by waiting for it."""
+    """Wait while T(B) + T(1) - T(B+1) > B/rate: the time saved exceeds the delay of the waiting requests."""
     return (T_now + T_one - T_next) * rate > B * (1 + TIE)
 
 
@@ -45,7 +37,7 @@ RULES: dict[str, Rule] = {
 
 
 def stopping_batch(rule: str, T_ms: Sequence[float], rate: float) -> int:
-    """Smallest B at which the rule dispatches, at most len(T_ms). T_ms: T(1), T(2), ..., in ms; rate per ms."""
+    """Return the smallest B, at most len(T_ms), at which a rule dispatches; T_ms is T(1), T(2), ... in ms."""
     if rule not in RULES:
         raise WrongUsage(f"rule {rule!r} is not known", where="rule", remedy=f"Take one of {', '.join(RULES)}.")
     if not len(T_ms) or not math.isfinite(rate) or rate <= 0:

@@ -1,12 +1,8 @@
-"""Policies: a code with its parameters, makers that check these, and the names and defaults that users know.
+"""Define batching policies as data: a code with parameters, constructors that check them, names and defaults.
 
-A policy is data; what it does is in `latfit.policies.dispatch`, which the simulator runs. `POLICIES` lists them all. A
-maker says in `needs_side` whether the policy cannot work without a second path. The optimal rule is a table: for each
-number waiting at an idle server, how many to serve; nothing here solves it.
-
-Defaults, each shown in the policy's settings: a fixed batch is the smallest that carries the rate at 80 % load; a
-window lasts as long as one request takes on the main path, T_cut as long as the batches take that greedy service forms
-at the rate; B1 is the smallest batch that the main path ends no later than the side path.
+`latfit.policies.dispatch` executes a policy, the simulator and the live router use it. `POLICIES` lists all of them;
+`needs_side` marks those that need a second path. Policies and defaults: docs/simulation.md and
+docs/theory/simulation.md, "Dispatch policies".
 """
 
 import math
@@ -24,8 +20,10 @@ from latfit.stats import FloatArray
 
 @dataclass(frozen=True)
 class DispatchTable:
-    """batches[q] of q waiting requests are served, 0 to wait, q = 0, 1, ...; beyond its end as many as at its end, the
-    batch for long queues. Solved for `rate` per ms and batches up to `max_batch`."""
+    """Table of the optimal rule: `batches[q]` of q waiting requests are served, 0 to wait.
+
+    A longer queue is served as the last entry says. Solved for `rate` per ms and batches up to `max_batch`.
+    """
 
     batches: tuple[int, ...]
     rate: float
@@ -46,15 +44,15 @@ class DispatchTable:
         return next(q for q, b in enumerate(self.batches) if b)
 
     def takes(self, waiting: int) -> int:
-        """How many to serve now; 0 to wait."""
+        """Return how many to serve now; 0 to wait."""
         return self.batches[min(waiting, len(self.batches) - 1)]
 
 
 @dataclass(frozen=True)
 class QueueOrder:
-    """Which request is next. Classes count from 0, the most urgent; within a class first come, first served.
+    """Order of waiting requests: by class from 0, the most urgent, then first come first served.
 
-    ageing_ms: waiting time worth one class; infinite: strict priority.
+    `ageing_ms` is the waiting time worth one class; infinite means strict priority.
     """
 
     ageing_ms: float = math.inf
@@ -68,7 +66,7 @@ class QueueOrder:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A rule as data: its name, code and parameters (see `codes`). Make one with the functions of this module."""
+    """A policy as data: name, code and parameters (see `codes`). Use the constructors of this module."""
 
     name: str
     code: int
@@ -83,7 +81,7 @@ class Policy:
 
     @property
     def long_queue_batch(self) -> int:
-        """Batch by which the main path serves a long queue; it decides what load is carried."""
+        """Batch by which the main path serves a long queue, which determines the capacity."""
         return self.main_largest if self.code != codes.OPTIMAL else min(self.main_largest, int(self.parameters[-1]))
 
     @property
@@ -93,7 +91,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest batches of the two paths; side 0 where there is no second path or it is not to be used."""
+    """Largest batches of the two paths; `side` is 0 if there is no second path or it is unused."""
 
     main: int
     side: int = 0
@@ -106,12 +104,12 @@ class Limits:
 
 
 def gpu_only(limits: Limits, order: QueueOrder = QueueOrder()) -> Policy:
-    """Greedy: an idle server takes all that wait."""
+    """Serve all waiting requests on an idle server (greedy)."""
     return Policy("gpu-only", codes.GREEDY, _parameters(limits), {"max_batch": limits.main}, order)
 
 
 def fixed(batch: int, limits: Limits) -> Policy:
-    """Exactly `batch` requests at a time."""
+    """Serve exactly `batch` requests at a time."""
     if not 1 <= batch <= limits.main:
         raise WrongUsage(
             f"a fixed batch of {batch}, where batches may hold 1 to {limits.main}",
@@ -123,15 +121,14 @@ def fixed(batch: int, limits: Limits) -> Policy:
 
 
 def window(window_ms: float, limits: Limits, order: QueueOrder = QueueOrder()) -> Policy:
-    """A batch starts when it is full or its oldest request has waited `window_ms`."""
+    """Start a batch when it is full or its oldest request has waited `window_ms`."""
     wait = _above_zero(window_ms, "--window", zero=True)
     settings = {"window_ms": wait, "max_batch": limits.main}
     return Policy("window", codes.WINDOW, _parameters(limits, {codes.PATIENCE: wait}), settings, order)
 
 
 def marginal_cost(rate: float, limits: Limits, rule: str = "amortised", longest_ms: float = math.inf) -> Policy:
-    """Wait for one more request while that pays, by one of the rules in `marginal_cost`, at `rate` per ms; no request
-    waits longer than `longest_ms` for others."""
+    """Wait for one more request while a rule of `marginal_cost` says so at `rate` per ms, for `longest_ms` at most."""
     if rule not in RULES:
         raise WrongUsage(f"rule {rule!r} is not known", where="--rule", remedy=f"Take one of {', '.join(RULES)}.")
     values = {
@@ -144,15 +141,17 @@ def marginal_cost(rate: float, limits: Limits, rule: str = "amortised", longest_
 
 
 def cutoff(cutoff_ms: float, limits: Limits) -> Policy:
-    """Greedy; once a request has waited for `cutoff_ms`, an idle side path takes what it ends no later."""
+    """Serve greedily; after `cutoff_ms` a request may go to an idle side path that finishes it no later."""
     wait = _above_zero(cutoff_ms, "--t-cut")
     parameters = _parameters(_with_side(limits, "cutoff"), {codes.T_CUT: wait})
     return Policy("cutoff", codes.CUTOFF, parameters, {"t_cut_ms": wait}, needs_side=True)
 
 
 def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
-    """`threshold` (B1) or more go to the main path, what it ends no later to an idle side path; the rest waits for
-    more, for `cutoff_ms` at most."""
+    """Send `threshold` (B1) or more requests to the main path, and to an idle side path what it finishes no later.
+
+    Other requests wait for a larger batch, for `cutoff_ms` at most.
+    """
     wait = _above_zero(cutoff_ms, "--t-cut")
     if threshold < 1:
         raise WrongUsage(f"a threshold of {threshold}", where="B1", remedy="Give 1 or more.")
@@ -162,7 +161,7 @@ def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
 
 
 def optimal(table: DispatchTable, limits: Limits) -> Policy:
-    """The table that `queueing.dispatch_mdp` solved for a rate: how many to serve of each number waiting."""
+    """Serve by a table solved for a rate: how many to serve for each number waiting."""
     header = _parameters(Limits(min(limits.main, table.max_batch), limits.side))
     batches = np.array(table.batches, dtype=np.float64)
     settings = {"threshold": table.threshold, "rate_per_ms": table.rate, "max_batch": int(header[codes.MAIN_LARGEST])}
@@ -170,8 +169,10 @@ def optimal(table: DispatchTable, limits: Limits) -> Policy:
 
 
 def split(limits: Limits, merge_below: int = 1, longest_ms: float = 0.0) -> Policy:
-    """The queue is split over both paths where that is fastest; fewer than `merge_below` requests wait for others, for
-    `longest_ms` at most."""
+    """Split the queue over both paths with the least total delay.
+
+    Fewer than `merge_below` requests wait for more, for `longest_ms` at most.
+    """
     values = {codes.THRESHOLD: merge_below, codes.PATIENCE: _above_zero(longest_ms, "window", zero=True)}
     parameters = _parameters(_with_side(limits, "split"), values)
     settings = {"merge_below": merge_below, "longest_ms": longest_ms}
@@ -179,7 +180,7 @@ def split(limits: Limits, merge_below: int = 1, longest_ms: float = 0.0) -> Poli
 
 
 def deadline(limits: Limits, order: QueueOrder = QueueOrder()) -> Policy:
-    """Batches as full as the deadlines of the waiting requests allow."""
+    """Serve batches as full as the deadlines of the waiting requests allow."""
     return Policy("deadline", codes.DEADLINE, _parameters(limits), {"max_batch": limits.main}, order)
 
 
@@ -212,13 +213,15 @@ DEFAULT_LOAD = 0.8
 TIE = 1e-9
 
 Solve = Callable[[float, FloatArray], DispatchTable]
-"""The optimal table for a rate per ms and T(1), T(2), ... (n,) in ms; `queueing.dispatch_mdp` has one."""
+"""Solver of the optimal table, from a rate per ms and T(1), T(2), ... (n,) in ms; `queueing.dispatch_mdp` has one."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user may set; None for the default. max_batch and ageing_ms are for every policy, the others for those
-    that name them in POLICIES."""
+    """Settings of a user; None for the default.
+
+    `max_batch` and `ageing_ms` apply to every policy, the others to policies that list them in POLICIES.
+    """
 
     batch: int | None = None
     window_ms: float | None = None
@@ -233,7 +236,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class PathTimes:
-    """T(1), T(2), ... in ms on the main and the side path, to their largest batches; how many servers the main has."""
+    """T(1), T(2), ... in ms on the main and the side path, up to their largest batches; servers of the main path."""
 
     main: FloatArray
     side: FloatArray = field(default_factory=lambda: np.empty(0))
@@ -241,7 +244,7 @@ class PathTimes:
 
 
 def default_batch(rate: float, times: PathTimes) -> int:
-    """The smallest batch that carries the rate at 80 % load, or the one that carries most."""
+    """Return the smallest batch with capacity for the rate at 80 % load, else the one with the largest capacity."""
     sizes = np.arange(1, len(times.main) + 1)
     carried = times.servers * sizes / times.main
     enough = np.flatnonzero(carried >= rate / DEFAULT_LOAD)
@@ -249,7 +252,7 @@ def default_batch(rate: float, times: PathTimes) -> int:
 
 
 def default_cutoff_ms(rate: float, times: PathTimes) -> float:
-    """T of the batch that forms while such a batch is served, b = rate T(b) of each server; T(1) at least."""
+    """Return T of the batch that forms while one like it is served, b = rate T(b) per server; at least T(1)."""
     share, batch = rate / times.servers, 1
     for _ in range(len(times.main)):
         formed = min(len(times.main), max(1, math.ceil(share * float(times.main[batch - 1]) - TIE)))
@@ -260,8 +263,10 @@ def default_cutoff_ms(rate: float, times: PathTimes) -> float:
 
 
 def default_threshold(times: PathTimes) -> int:
-    """B1: the smallest batch that the main path ends no later than the side path; one more than the side path takes
-    where there is none."""
+    """Return B1, the smallest batch that the main path finishes no later than the side path.
+
+    One more than the largest side batch if there is none.
+    """
     both = min(len(times.main), len(times.side))
     at = np.flatnonzero(times.main[:both] <= times.side[:both])
     return int(at[0]) + 1 if len(at) else both + 1
@@ -269,8 +274,7 @@ def default_threshold(times: PathTimes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What a policy by name is made from: arrivals per ms, the paths' times, settings and largest batches, and what
-    solves the optimal rule."""
+    """Inputs of a named policy: rate per ms, times of the paths, settings, largest batches, and a solver."""
 
     arrivals: float
     times: PathTimes
@@ -280,7 +284,13 @@ class Asked:
 
     @property
     def rate(self) -> float:
-        """The arrivals per ms that defaults go by. Raises WrongUsage where a load has none."""
+        """Arrival rate per ms for the defaults.
+
+        Raises
+        ------
+        WrongUsage
+            If the load has no rate.
+        """
         if not (math.isfinite(self.arrivals) and self.arrivals > 0):
             raise WrongUsage(
                 "the requests have no rate (one alone, or all at once), and the policy's default goes by it",
@@ -291,7 +301,7 @@ class Asked:
 
     @property
     def one_ms(self) -> float:
-        """Of one request on the main path."""
+        """T(1) on the main path, ms."""
         return float(self.times.main[0])
 
     @property
@@ -313,7 +323,7 @@ class Asked:
 
     @property
     def merge_wait_ms(self) -> float:
-        """How long split holds requests back to merge them with later ones."""
+        """Longest time that `split` holds requests back to merge them with later ones, ms."""
         longest = self.settings.longest_ms
         if self.settings.merge_below <= 1:
             return 0.0
@@ -328,7 +338,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Named:
-    """A policy that users know by name. settings: those that only it and few others have."""
+    """A policy with a public name; `settings` are the ones that few other policies have."""
 
     make: Callable[[Asked], Policy]
     settings: tuple[str, ...] = ()
@@ -357,12 +367,19 @@ POLICIES: dict[str, Named] = {
 }
 
 SPECIAL = frozenset(name for each in POLICIES.values() for name in each.settings)
-"""Settings that only some policies have; varying one makes no more points of the others."""
+"""Settings of single policies; varying one adds no points to policies without it."""
 
 
 def add_policy(name: str, policy: Named) -> None:
-    """Simulate and run a policy of your own by its name: one that a `Policy` with a code that is there can say, such as
-    a table of how many to serve of each number waiting (`optimal`). Raises WrongUsage for a name that is taken."""
+    """Register a policy under a name, for simulation and the live router.
+
+    The policy uses an existing code, e.g. `optimal` with a table of how many to serve for each number waiting.
+
+    Raises
+    ------
+    WrongUsage
+        If the name is taken.
+    """
     refuse_taken(name, POLICIES, "policy")
     POLICIES[name] = policy
 
@@ -370,7 +387,13 @@ def add_policy(name: str, policy: Named) -> None:
 def named_policy(
     name: str, rate: float, times: PathTimes, settings: Settings = Settings(), solve: Solve | None = None
 ) -> Policy:
-    """The policy called `name` for arrivals at `rate` per ms. Raises WrongUsage."""
+    """Return the policy called `name` for arrivals at `rate` per ms.
+
+    Raises
+    ------
+    WrongUsage
+        If the name is unknown or the settings do not fit the policy.
+    """
     if name not in POLICIES:
         known = ", ".join(POLICIES)
         raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=f"Take one of {known}.")
@@ -380,7 +403,7 @@ def named_policy(
 
 
 def _limits(times: PathTimes, settings: Settings) -> Limits:
-    """Batches as large as the paths take, or as asked on the main path."""
+    """Return the largest batches, limited by the paths and, on the main path, by the settings."""
     asked = settings.max_batch
     if asked is not None and not 1 <= asked <= len(times.main):
         raise WrongUsage(

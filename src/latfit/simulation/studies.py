@@ -1,15 +1,8 @@
-"""The literature's claims put to the test on a given machine: batching over two paths, and serving engines.
+"""Test claims of the literature on a given machine: batching policies on two paths, and serving engines.
 
-Batching: all policies meet the same Poisson arrivals, at rates from a hundredth of what the main path alone serves to
-above it. A limit on p99 of SLA_FACTOR times its time for one request says how much load each policy carries. Where
-there is only one path the policies that need two are left out, and the study says so.
-
-Engines: static against continuous batching, and the orders of waiting requests. A step with S tokens takes
-tau + alpha S, the line through the main path's T(1) and its T of the largest batch. Prompts are log-normal,
-outputs geometric, as language-model traffic roughly is. Batching is compared on requests that are all there from the
-start, so that throughput is what the engine can do; orders at LOAD of that throughput, above it so that somebody has to
-wait, where one of USERS users sends half of the requests and three in ten requests are promised PROMISE times the
-engine's own time for a typical one.
+Policies meet the same Poisson arrivals at several loads; a p99 limit of SLA_FACTOR × T(1) determines the capacity of
+each. Engines compare static with continuous batching, and scheduling policies above capacity. Usage and results:
+docs/simulation.md; settings: docs/theory/simulation.md, "Settings of the study".
 """
 
 import math
@@ -34,7 +27,7 @@ from latfit.workload import OpenLoad, Poisson, Requests, make_requests
 
 STUDIED = ("gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "split", "optimal")
 LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)
-"""Shares of what the main path alone serves with its largest batch."""
+"""Arrival rates as shares of the main path's capacity."""
 
 SLA_FACTOR = 2.5
 
@@ -44,7 +37,7 @@ ONE_PATH_BRIEF = "needs a second path"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is claimed, and what came out here; brief: both in a few words, for a row of a table."""
+    """A claim and the result on this machine; `brief` has both in a few words, for a table."""
 
     claim: str
     found: str
@@ -52,7 +45,7 @@ class Finding:
 
 
 def policy_points(system: System, options: Options, solve: Solve) -> list[Point]:
-    """Every policy at every load; three-stage and cutoff also with half and twice their T_cut."""
+    """Return all policies at all loads; policies with a T_cut also at half and twice the default."""
     names = [name for name in STUDIED if system.side is not None or not POLICIES[name].needs_side]
     limit = system.main.rate_limit(system.main.largest)
     sla_ms = options.sla_ms if math.isfinite(options.sla_ms) else study_sla_ms(system)
@@ -64,18 +57,18 @@ def policy_points(system: System, options: Options, solve: Solve) -> list[Point]
         for name in names:
             varied = {"t_cut_ms": (cutoff / 2, cutoff, 2 * cutoff)} if "t_cut_ms" in POLICIES[name].settings else {}
             grid, load = Grid((name,), (rate,), varied), OpenLoad(Poisson(rate))
-            # Near and above capacity there is no optimal table: every rule is as good, or none is.
+            # Near and above capacity no optimal table exists: skip these points.
             points += points_of(grid, system, load, asked, solve=solve, skipped=[])
     return points
 
 
 def study_sla_ms(system: System) -> float:
-    """The limit on p99 where none is given."""
+    """Return the default limit on p99, in ms."""
     return SLA_FACTOR * float(system.main.typical_ms[1])
 
 
 def findings(runs: Sequence[SimResult], system: System, sla_ms: float | None = None) -> list[Finding]:
-    """The claims of the literature, each with what these runs say."""
+    """Return the claims of the literature with the results of these runs."""
     limit_ms = study_sla_ms(system) if sla_ms is None or math.isinf(sla_ms) else sla_ms
     there = {run.policy for run in runs}
     carried = {name: carried_rate(runs, name, limit_ms) for name in STUDIED if name in there}
@@ -95,7 +88,7 @@ def findings(runs: Sequence[SimResult], system: System, sla_ms: float | None = N
 
 
 def best_run(runs: Sequence[SimResult], policy: str, rate_per_s: float) -> SimResult | None:
-    """The stable run of a policy at a rate with the least p99."""
+    """Return the stable run of a policy at a rate with the lowest p99."""
     own = [
         run
         for run in runs
@@ -105,8 +98,10 @@ def best_run(runs: Sequence[SimResult], policy: str, rate_per_s: float) -> SimRe
 
 
 def carried_rate(runs: Sequence[SimResult], policy: str, limit_ms: float) -> float:
-    """The rate per second up to which the policy's p99 stays within the limit, interpolated between the rates of the
-    runs; 0 where it never does, the highest stable rate where it always does."""
+    """Return the capacity of a policy under a p99 limit, per second.
+
+    Interpolates between the rates of the runs; 0 if the limit is never met, the highest stable rate if it always is.
+    """
     carried, tail = 0.0, 0.0
     for rate in _rates(runs):
         run = best_run(runs, policy, rate)
@@ -114,7 +109,7 @@ def carried_rate(runs: Sequence[SimResult], policy: str, limit_ms: float) -> flo
             break
         p99 = run.latency["p99"].value
         if p99 > limit_ms:
-            # Little load may be what is slow: a fixed batch waits to fill.
+            # p99 may be too long at low load only: a fixed batch waits to fill.
             if carried:
                 return carried + (rate - carried) * (limit_ms - tail) / (p99 - tail)
             continue
@@ -127,7 +122,7 @@ def _rates(runs: Sequence[SimResult]) -> list[float]:
 
 
 def _ratios(runs: Sequence[SimResult], slow: str, fast: str) -> list[tuple[float, float, float]]:
-    """(p99 of `slow` over that of `fast`, both in ms the first of them) by rate, where both are stable."""
+    """Return the ratio of p99 of `slow` to `fast`, with both p99 in ms, at each rate where both are stable."""
     found = []
     for rate in _rates(runs):
         a, b = best_run(runs, slow, rate), best_run(runs, fast, rate)
@@ -233,8 +228,15 @@ ORDERS = (Order("fcfs"), Order("sjf"), Order("sjf", length_error=0.8), Order("sl
 
 @dataclass(frozen=True)
 class StudyRun:
-    """An engine of the study. rate_per_s: None where all requests are there from the start.  heavy_ms, others_ms: mean
-    latency of the user who sends half of the requests, and of all others; None where there is one user."""
+    """An engine of the study.
+
+    Attributes
+    ----------
+    rate_per_s
+        Arrival rate; None if all requests are present at the start.
+    heavy_ms, others_ms
+        Mean latency of the user who sends half of the requests, and of the others; None with one user.
+    """
 
     name: str
     rate_per_s: float | None
@@ -262,14 +264,14 @@ class StudyRun:
 
 @dataclass(frozen=True, eq=False)
 class ServingStudy:
-    """Engines, and what they say of the claims."""
+    """Engine runs and the claims they test."""
 
     runs: Sequence[StudyRun]
     findings: Sequence[Finding]
 
 
 def serving_study(path: ServicePath, seed: int = 0) -> ServingStudy:
-    """Run engines whose steps cost what the path's batches do."""
+    """Run engines whose steps cost as much as the path's batches."""
     times = path.typical_ms
     alpha = max(0.0, float(times[-1] - times[1]) / max(1, path.largest - 1))
     costs = linear_costs(max(float(times[1]) - alpha, 1e-6), 0.0, alpha)
@@ -293,7 +295,7 @@ def serving_study(path: ServicePath, seed: int = 0) -> ServingStudy:
 
 
 def _requests(arrivals: FloatArray, seed: int, promise_ms: float) -> Requests:
-    """The same lengths, users and classes whatever the arrivals."""
+    """Make requests with the same lengths, users and classes for any arrivals."""
     n, rng = len(arrivals), np.random.default_rng([seed, 1])
     prompt = np.maximum(1, np.rint(np.exp(rng.normal(PROMPT_LOG_MEAN, PROMPT_LOG_SD, n)))).astype(np.int64)
     output = rng.geometric(1 / OUTPUT_MEAN, n)
@@ -304,7 +306,7 @@ def _requests(arrivals: FloatArray, seed: int, promise_ms: float) -> Requests:
 
 
 def _settings(batching: str) -> EngineSettings:
-    """Memory for all, so that only the batching differs."""
+    """Make settings with enough KV cache for all requests, so that only batching differs."""
     return EngineSettings(batching=batching, max_num_seqs=SEQUENCES, kv_blocks=200_000, padded_graphs=False)
 
 
@@ -388,7 +390,7 @@ def _met(run: StudyRun) -> str:
 
 
 def _others(*runs: StudyRun) -> str:
-    """Mean latency in s of all but the heavy user, run after run."""
+    """Format the mean latency in s of all but the heavy user, run by run."""
     return " to ".join(f"{(run.others_ms or math.nan) / 1e3:.2f}" for run in runs)
 
 

@@ -1,17 +1,9 @@
-"""The engine's loop, step by step, and the short cut over steps in which nothing is admitted and nothing ends.
+"""Run an engine step by step, with a short cut over pure decoding.
 
-A step is planned at NOW, begins when the one before it has ended, and gives its tokens when it ends. A synchronous
-engine plans after the end of the step before. An asynchronous one plans step n+1 when step n begins: it knows that a
-request ends in n and leaves it out, but its slot and blocks are free only for n+2, and what arrives during n is in n+2
-at the earliest.
-
-A step whose cost is its period ends when the next one may begin. What the host does behind the computing (it handles
-the output, then schedules the next step) is in that, and the step's tokens are out `host_ms` before it ends. The step
-that runs when a request comes delays it by all of its period.
-
-Decoding alone repeats itself: until a request ends, a block is missing or something could be admitted, each step is the
-same but for one more cached token a request. The short cut (`fast`) makes these steps in one loop over steps, with the
-same operations on the clock in the same order, so that not one bit differs; requests are touched once at its end.
+A synchronous engine plans a step after the end of the one before; an asynchronous engine plans step n+1 when step n
+begins. If costs are step periods, a step's tokens appear `host_ms` before its end. `fast_forward` repeats decode steps
+until a request ends, a block is missing or an admission is possible, with identical results to the last bit.
+Details: docs/theory/simulation.md, "Engine loop".
 """
 
 import numpy as np
@@ -74,9 +66,11 @@ from latfit.simulation.engine.step_cost import (
 
 @shared
 def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
-    """Plan and make every step that is planned before `until`. 0 when all that was pushed is done, 1 when `until` came
-    first, 2 when something waits that can never run. Where engines share a source, `until` comes forward to the first
-    request that is sent meanwhile."""
+    """Run every step that is planned before `until`.
+
+    Returns 0 when all requests sent are done, 1 if `until` came first, 2 if a waiting request can never run. With a
+    shared source `until` moves forward to the first request that is sent meanwhile.
+    """
     while True:
         answer = _steps(o, load, costs, s, until)
         if answer != ENDED:
@@ -86,7 +80,7 @@ def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> 
 
 @inner
 def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
-    """As `advance`, but ENDED after a step in which requests of users who wait for them have ended."""
+    """Run steps as `advance` does, but return ENDED after a step that ended requests of a closed loop."""
     stuck = 0
     while s.f[NOW] < until:
         release(o, load, s)
@@ -116,7 +110,7 @@ def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> i
 
 @inner
 def release(o: Limits, load: Load, s: State) -> None:
-    """Free the slots and blocks of requests that have ended and whose end the planner has seen."""
+    """Free the slots and blocks of ended requests whose end the planner has seen."""
     to, count = 0, s.i[COUNT]
     first = 0
     while first < count and s.fin[first] == 0:
@@ -137,7 +131,7 @@ def release(o: Limits, load: Load, s: State) -> None:
 
 @inner
 def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> None:
-    """Make the planned step: its time, its tokens, and who ends with it."""
+    """Run the planned step: its time, its tokens, and the requests that end."""
     begin = max(s.f[NOW], s.f[BUSY_UNTIL])
     duration = drawn_ms(costs, s, padded(o, work)) + s.f[EXTRA]
     if o.draft > 0 and work.n < work.B:
@@ -170,7 +164,7 @@ def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> No
 
 @inner
 def captured(B: float) -> float:
-    """The batch of the captured graph that runs a decode step: 1, 2, 4, then multiples of 8, up to 512."""
+    """Return the captured graph's batch that runs a decode step: 1, 2, 4, then multiples of 8, up to 512."""
     if B <= 2.0 or B > 512.0:
         return B
     return 4.0 if B <= 4.0 else float(8.0 * np.ceil(B / 8.0))
@@ -178,7 +172,7 @@ def captured(B: float) -> float:
 
 @inner
 def padded(o: Limits, w: Work) -> Work:
-    """The work as it is computed: a step of single tokens is padded to the next captured graph."""
+    """Pad a step of single tokens to the next captured graph."""
     if o.graphs == 0 or w.P > 0.0 or w.S > w.B:
         return w
     B = captured(w.B)
@@ -187,8 +181,10 @@ def padded(o: Limits, w: Work) -> Work:
 
 @inner
 def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float) -> tuple[int, int]:
-    """One request's part of a step, whose tokens appear at `out`: how many, and how many of them follow on the step
-    before."""
+    """Advance one request by a step whose tokens appear at `out`.
+
+    Returns its new tokens, and how many of them directly follow the step before.
+    """
     r, chunk = s.rid[i], s.chunk[i]
     if np.isnan(s.start[r]):
         s.start[r] = begin
@@ -230,7 +226,7 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float)
 
 @inner
 def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
-    """Make steps of pure decoding until something could change; how many were made."""
+    """Run steps of pure decoding until something may change; return how many."""
     stops = _stops_on_arrival(o, load, s)
     if stops < 0:
         return 0
@@ -262,7 +258,7 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
 
 @inner
 def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int, int, float, float]) -> int:
-    """The loop over steps. bounds: most steps, whether an arrival stops it, cached tokens now, `until`."""
+    """Run repeated decode steps; bounds: (most steps, whether an arrival stops, cached tokens now, `until`)."""
     steps, stops, cached, until = bounds
     B = float(s.i[COUNT])
     computed = captured(B) if o.graphs == 1 else B
@@ -297,7 +293,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
 
 @inner
 def _stops_on_arrival(o: Limits, load: Load, s: State) -> int:
-    """1 where an arrival may be admitted, 0 where nothing can be until a request ends, -1 where something may be."""
+    """Return 1 if an arrival may be admitted, 0 if nothing may until a request ends, -1 if a waiting request may."""
     if s.i[COUNT] >= o.max_num_seqs:
         return 0
     if s.i[WAITING] == 0:

@@ -1,15 +1,8 @@
-"""Contents of prompts that an engine finds in its KV cache, where recorded requests name the contents of their blocks.
+"""Prefix cache of an engine, for loads that record the contents of prompt blocks.
 
-A unit is as many tokens as recorded blocks and KV blocks come out even on. The name of a unit stands for all that comes
-before it, too, so that a prompt is found as far as its units are, one after the other from the first (vLLM's prefix
-caching: blocks by the hash of their tokens and of all before them). At least the last token is computed. A unit is
-there from the step on that computes it; requests that have the same hold it together, and it takes its blocks once.
-Where two compute the same at a time, the second keeps its own blocks and they are named by nobody.
-
-When the last request that holds a unit is gone its blocks are free but stay named: they wait among all other free
-blocks to be taken, the oldest first, the end of a request before its front. That is vLLM's rule (least recently used),
-in units instead of blocks: a unit of which one block is taken is none any more. Only whole units of prompts have names;
-generated tokens have none, as no record says what they were.
+A unit is the smallest whole number of recorded blocks and of KV blocks; its name includes all contents before it. A
+prompt hits as far as its units are cached and computes at least its last token. Freed units stay cached until a block
+of theirs is taken, least recently used first, as in vLLM. Details: docs/theory/simulation.md, "Engine loop".
 """
 
 from latfit.compiled import inner, rare
@@ -18,14 +11,14 @@ from latfit.simulation.engine.state import COUNT, FREE, NEWEST, OLDEST, Limits, 
 
 @inner
 def _is_there(o: Limits, load: Load, s: State, c: int) -> bool:
-    """Whether a unit is held, or free and whole."""
+    """Return whether a unit is in use, or free and complete."""
     at = s.unit_at[c]
     return bool(s.unit_uses[c] > 0 or (at >= 0 and s.seg_count[at] == load.unit // o.block_size))
 
 
 @inner
 def units_there(o: Limits, load: Load, s: State, r: int) -> int:
-    """Units at the front of a request that need not be computed: none where contents are not known."""
+    """Return the cached units at the front of a request; 0 if contents are unknown."""
     if len(load.known) == 0 or (o.swap == 1 and s.preempted[r] > 0):
         return 0
     return int(_found(o, load, s, r, load.prompt[r] + s.gen_of[r]))
@@ -43,7 +36,7 @@ def _found(o: Limits, load: Load, s: State, r: int, known: int) -> int:
 
 @inner
 def blocks_shared(o: Limits, load: Load, s: State, r: int) -> int:
-    """Blocks of units that are found and held by others, for which none has to be free."""
+    """Return the blocks of cached units that other requests hold, which need no free block."""
     if len(load.known) == 0:
         return 0
     return int(_in_use(load, s, r, units_there(o, load, s, r)) * (load.unit // o.block_size))
@@ -59,7 +52,7 @@ def _in_use(load: Load, s: State, r: int, units: int) -> int:
 
 @rare
 def hold_units(o: Limits, load: Load, s: State, r: int, units: int) -> None:
-    """A request that starts holds the units that are found."""
+    """Let a request that starts hold its cached units."""
     first, blocks = load.unit_start[r], load.unit // o.block_size
     for k in range(first, first + units):
         c = load.unit_id[k]
@@ -74,7 +67,7 @@ def hold_units(o: Limits, load: Load, s: State, r: int, units: int) -> None:
 
 @rare
 def name_planned(o: Limits, load: Load, s: State) -> None:
-    """The units that the running requests complete in the step that is planned."""
+    """Name the units that running requests complete in the planned step."""
     for i in range(s.i[COUNT]):
         if s.chunk[i] > 0 and s.comp[i] < load.prompt[s.rid[i]]:
             name_units(o, load, s, s.rid[i], s.comp[i], s.comp[i] + s.chunk[i])
@@ -82,7 +75,7 @@ def name_planned(o: Limits, load: Load, s: State) -> None:
 
 @rare
 def name_units(o: Limits, load: Load, s: State, r: int, computed: int, then: int) -> None:
-    """The units that a request's step completes, which had `computed` tokens and has `then`, are there from now on."""
+    """Name the units that a request completes between `computed` and `then` computed tokens."""
     first = load.unit_start[r]
     for k in range(computed // load.unit, min(then // load.unit, load.unit_start[r + 1] - first)):
         c = load.unit_id[first + k]
@@ -95,7 +88,7 @@ def name_units(o: Limits, load: Load, s: State, r: int, computed: int, then: int
 
 @inner
 def give_back(o: Limits, load: Load, s: State, r: int, blocks: int) -> None:
-    """Free all the blocks that a request holds."""
+    """Free all blocks of a request."""
     if len(load.known) == 0:
         put_back(s, -1, blocks)
     else:
@@ -104,8 +97,7 @@ def give_back(o: Limits, load: Load, s: State, r: int, blocks: int) -> None:
 
 @rare
 def give_back_units(o: Limits, load: Load, s: State, r: int, blocks: int, owner: int) -> None:
-    """Free the blocks of a request: those behind its units as the segment of `owner`, then its units, the last one
-    first."""
+    """Free the blocks behind a request's units as a segment of `owner`, then its units, the last one first."""
     of_unit, first, last = load.unit // o.block_size, load.unit_start[r], load.unit_start[r + 1]
     for k in range(first, last):
         blocks -= of_unit * s.held[k]
@@ -121,7 +113,7 @@ def give_back_units(o: Limits, load: Load, s: State, r: int, blocks: int, owner:
 
 @rare
 def behind_units(o: Limits, load: Load, s: State, r: int, computed: int) -> int:
-    """Full blocks that a request holds behind its units; 0 where it does not hold all of these."""
+    """Return the full blocks that a request holds behind its units; 0 if it does not hold all of these units."""
     first, last = load.unit_start[r], load.unit_start[r + 1]
     for k in range(first, last):
         if s.held[k] == 0:
@@ -131,7 +123,7 @@ def behind_units(o: Limits, load: Load, s: State, r: int, computed: int) -> int:
 
 @rare
 def forget(s: State) -> None:
-    """Nothing of what the free blocks hold is known any more: the engine starts."""
+    """Drop all names of free blocks, as a starting engine does."""
     for at in range(s.i[OLDEST], s.i[NEWEST]):
         if s.seg_owner[at] < -1:
             disown(s, at)

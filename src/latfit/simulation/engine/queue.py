@@ -1,13 +1,8 @@
-"""The requests that wait: preempted ones in front, then first come first served, by a key, by user, or by two keys.
+"""Queue of waiting requests: preempted ones first, the last one preempted in front, then by the scheduling policy.
 
-Preempted requests stand before all others, the last one preempted first. Ageing at one rate for everybody changes no
-order, so priority with ageing is a fixed key, arrival - (levels above the lowest) * (wait that a level is worth).
-In fair order the next request is the oldest of the user who was served least (Sheng et al., Fairness in Serving Large
-Language Models, 2024); a user who comes back after an absence starts level with the least served of those who wait.
-Two keys: below `switch_at` waiting requests the first decides, from there on the second.
-By deadline: the earliest first (earliest deadline first, Liu and Layland 1973). Whose deadline has passed is before all
-others already, and of these the earliest deadline says nothing any more: where many are late it would be first come
-first served. So of the late ones the most urgent class goes first, and within it the one that came first.
+Policies: first come first served, a key (shortest job, priority with ageing), fair by user, earliest deadline, or two
+keys (the first below `switch_at` waiting requests, the second from there on). With deadlines, late requests come
+first, by class. Details: docs/theory/simulation.md, "Scheduling of waiting requests".
 """
 
 from latfit.compiled import inner, rare
@@ -35,7 +30,7 @@ from latfit.stats import FloatArray, IntArray
 
 @inner
 def absorb(o: Limits, load: Load, s: State, now: float) -> int:
-    """Let requests that have arrived by `now` wait; how many they were."""
+    """Queue the requests that have arrived by `now`; return their number."""
     before = s.i[SEEN]
     while s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= now:
         r = s.inbox[s.i[SEEN]]
@@ -55,7 +50,7 @@ def absorb(o: Limits, load: Load, s: State, now: float) -> int:
 
 @inner
 def peek(o: Limits, load: Load, s: State) -> int:
-    """The request that is next, or -1."""
+    """Return the next request, or -1."""
     if s.i[WAITING] == 0:
         return -1
     if s.i[STACK] > 0:
@@ -81,7 +76,7 @@ def peek(o: Limits, load: Load, s: State) -> int:
 
 @inner
 def pop(o: Limits, load: Load, s: State, r: int) -> None:
-    """Take the request that `peek` named out of the waiting ones."""
+    """Remove the request that `peek` returned."""
     s.i[WAITING] -= 1
     if s.i[STACK] > 0:
         s.i[STACK] -= 1
@@ -102,7 +97,7 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
 
 @inner
 def push_front(s: State, r: int) -> None:
-    """A preempted request goes before all that wait."""
+    """Put a preempted request in front of all that wait."""
     s.stack[s.i[STACK]] = r
     s.i[STACK] += 1
     s.i[WAITING] += 1
@@ -124,7 +119,7 @@ def _queue(load: Load, s: State, r: int) -> None:
 
 @inner
 def _least_served(s: State) -> int:
-    """The user who waits and was served least, the lower number where two are level; -1 where none waits."""
+    """Return the waiting user with the least service (ties: the lowest number), or -1."""
     best = -1
     for user in range(len(s.served)):
         if s.user_head[user] >= 0 and (best < 0 or s.served[user] < s.served[best]):

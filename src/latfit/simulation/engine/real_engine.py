@@ -1,11 +1,8 @@
-"""Settings of a simulated engine from what a real one's traces say of it.
+"""Derive settings of a simulated engine from the traces of a real one.
 
-The cache holds as many blocks as its tokens make of the block size. vLLM's log prints no block size: where only a log
-speaks, it is vLLM's default (16 tokens, 128 on a CPU), which is said.
-
-Drafts are simulated as k tokens a step, each accepted with probability a if all before it were: a request gains
-a + a^2 + ... + a^k tokens a step. Of recorded drafts the mean gain m = accepted tokens / requests that decoded is
-known; a is where the sum equals m (it rises from 0 at a = 0 to k at a = 1), found by halving.
+The KV cache has as many blocks as fit its tokens. Logs print no block size, so it defaults to vLLM's (16 tokens, 128
+on a CPU), and the result says so. The acceptance probability of draft tokens follows from the mean accepted number:
+docs/theory/simulation.md, "Draft tokens".
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +16,7 @@ SEQUENCES, SEQUENCES_ON_CPU, BUDGET = 256, 128, 2048
 HALVINGS = 50
 
 SAYS_NOTHING = ("model", "data_parallel_size", "max_model_len")
-"""Facts that traces of other origin may hold too, and that settle no setting."""
+"""Facts that traces of other tools may contain, too, and that determine no setting."""
 
 OPTIONS: Mapping[str, str] = {
     "block_size": "--block-size",
@@ -31,18 +28,29 @@ OPTIONS: Mapping[str, str] = {
     "num_speculative_tokens": "--draft-tokens",
     "async_scheduling": "--synchronous",
 }
-"""The option that sets a fact."""
+"""Option that sets a fact."""
 
 DEFAULT, ASSUMED = "vLLM's default", "assumed"
-"""Where a value comes from that no source told."""
+"""Origins of a value that no source reports."""
 
 
 @dataclass(frozen=True)
 class KnownSettings:
-    """values: parameters of an engine by the names of its options (`kv_blocks`, `max_num_seqs`, `synchronous`, ...).
-    origin: where each comes from: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`.  files: all
-    that said something.  notes: what should be known.  padded_graphs: whether steps of decoding are to be padded to the
-    batches of captured graphs; where an engine made the measured steps, their times hold what its padding costs."""
+    """Settings of an engine and their origin.
+
+    Attributes
+    ----------
+    values
+        Parameters by option name (`kv_blocks`, `max_num_seqs`, `synchronous`, ...).
+    origin
+        Source of each: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`.
+    files
+        Files that contributed a value.
+    notes
+        Remarks for the user.
+    padded_graphs
+        Whether to pad decode steps to captured graphs; False if the measured steps include the padding.
+    """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
@@ -52,8 +60,10 @@ class KnownSettings:
 
 
 def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSettings:
-    """What can be known of an engine's settings, and the rest as vLLM has it; without `kv_blocks` where no source says
-    how large the cache is. block_size: of who knows better than the sources."""
+    """Collect the settings that traces report, with vLLM's defaults for the rest.
+
+    `kv_blocks` is missing if no source reports the cache size. `block_size` overrides the sources.
+    """
     if not {*facts.values, *facts.differing} - set(SAYS_NOTHING):
         return KnownSettings(padded_graphs=not facts.as_served)
     told: dict[str, Any] = {**facts.values, **({} if block_size is None else {"block_size": block_size})}
@@ -91,7 +101,8 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
     if "async_scheduling" in told:
         take("synchronous", "async_scheduling", not told["async_scheduling"])
     elif told.get("device_type") == "cpu":
-        values["synchronous"], origin["synchronous"] = True, DEFAULT  # its CPU backend switches asynchronous off
+        # vLLM's CPU backend disables asynchronous scheduling.
+        values["synchronous"], origin["synchronous"] = True, DEFAULT
     else:
         origin["synchronous"] = ASSUMED
         notes.append("No source tells how steps are scheduled: asynchronous assumed; --synchronous sets it.")
@@ -104,13 +115,13 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
 
 
 def _hint(fact: str) -> str:
-    """The option that sets a fact, as the end of a sentence; empty where there is none."""
+    """Name the option that sets a fact, as the end of a sentence; empty if there is none."""
     option = OPTIONS.get(fact)
     return f"; {option} sets it" if option else ""
 
 
 def _with_defaults(values: dict[str, Any], origin: dict[str, str], device: str) -> None:
-    """On GPUs vLLM's `max_num_seqs` depends on their memory and on its version."""
+    """Fill in vLLM's defaults; on GPUs `max_num_seqs` depends on memory and version."""
     cpu = device == "cpu"
     fits = values.get("max_num_batched_tokens", BUDGET)
     usual = {
@@ -124,7 +135,7 @@ def _with_defaults(values: dict[str, Any], origin: dict[str, str], device: str) 
 
 
 def _take_observed(facts: EngineFacts, values: dict[str, Any], origin: dict[str, str]) -> None:
-    """The share of prompts that was cached, and drafts with their acceptance."""
+    """Take the cached share of prompts, and the drafts with their acceptance, from the observed steps."""
     did = facts.did
     queries, hits = did.get("prefix_queries", 0.0), did.get("prefix_hits", 0.0)
     if queries > 0 and 0 < hits < queries and facts.values.get("enable_prefix_caching", True):
@@ -138,7 +149,7 @@ def _take_observed(facts: EngineFacts, values: dict[str, Any], origin: dict[str,
 
 
 def acceptance_of(gain: float, k: int) -> float:
-    """The probability a with a + a^2 + ... + a^k = gain, the mean number of accepted tokens of a request and step."""
+    """Solve a + a² + … + a^k = gain for a, by bisection; `gain` is the mean of accepted tokens per request and step."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = 0.5 * (low + high)

@@ -1,10 +1,8 @@
-"""`simulate_engine`: replications of a serving engine, or of several together, under a load.
+"""Run replications of a serving engine, or of several engines together, under a load.
 
-Replication r draws its load from (seed, r) alone, so that engines with one seed meet the same requests. Recorded
-requests are run once. The start of a run is left out of the statistics of a steady load until it is forgotten, as in
-simulations of policies; recorded requests, a load that varies, and replicas that come and go have a course of their
-own, of which the start is a part. Of users who wait for their answers the rate is what they sent, and the end of a run,
-where some have no further request to send, counts no more than its start.
+Replication r draws its load from (seed, r) only, so engines with one seed meet the same requests; recorded requests run
+once. Statistics of a steady load leave out the start; recorded or varying loads and changing fleets include it. For
+a closed loop the rate is the rate sent, and the end of a run, when some users have stopped, is left out.
 """
 
 import math
@@ -31,16 +29,19 @@ from latfit.stats import FloatArray
 from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, Streams
 
 REQUESTS = 100_000
-"""Of each replication by default."""
+"""Requests of each replication by default."""
 
 SENT_LEAST, SENT_FIRST = 5, 2
-"""Requests of each user in a closed loop, and how many of them the start counts, at least."""
+"""Smallest number of requests per user in a closed loop, and of these in the warm-up."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Engines that serve together: equal ones behind a router; or prefill_replicas that prefill, with step costs of
-    their own, and send the keys and values to those that decode."""
+    """Engines that serve together.
+
+    Either equal engines behind a router, or `prefill_replicas` engines with separate step costs that prefill and send
+    the KV cache to the others.
+    """
 
     routing: Routing = field(default_factory=Routing)
     prefill: StepCosts | None = None
@@ -61,7 +62,7 @@ class Cluster:
         seed: int = 0,
         think_ms: FloatArray | None = None,
     ) -> EngineRun:
-        """One run of all engines; think_ms and errors as in `serve`."""
+        """Run all engines once; `think_ms` and errors as in `serve`."""
         if self.prefill is None:
             return serve_replicas(requests, costs, settings, self.routing, seed, think_ms)
         if think_ms is not None:
@@ -73,21 +74,21 @@ class Cluster:
 
 @dataclass(frozen=True, eq=False)
 class Replications:
-    """Runs of an engine at a load. warmup: share of each that is left out of the statistics."""
+    """Runs of an engine under a load; statistics leave out the share `warmup` of each."""
 
     load: Load
     runs: Sequence[EngineRun]
     warmup: float
 
     def summary(self, promise: Promise = Promise()) -> EngineSummary:
-        """Statistics over the replications."""
+        """Return statistics over the replications."""
         names = [] if isinstance(self.load, RecordedLoad) else [each.name for each in self.load.classes]
         found = summarise(self.runs, promise, self.warmup, names)
         return structs.replace(found, stable=found.stable and self.carried)
 
     @property
     def carried(self) -> bool:
-        """False where requests pile up until the last one comes, which those of users who wait for answers do not."""
+        """Whether the engine serves the load: no backlog at the last arrival, or a closed loop."""
         return isinstance(self.load, ClosedLoad) or not (
             self.load.rate > 0 and math.isfinite(self.load.rate) and backlogged(self.runs)
         )
@@ -101,8 +102,15 @@ def replicate(
     cluster: Cluster = Cluster(),
     numbers: Sequence[int] = (),
 ) -> Replications:
-    """Run the replications of these numbers; without them as many as the options say, of recorded requests one. Raises
-    BadInput for a request that is larger than the KV cache."""
+    """Run the replications with these numbers.
+
+    By default as many as the options say, for recorded requests one.
+
+    Raises
+    ------
+    BadInput
+        If a request is larger than the KV cache.
+    """
     recorded = isinstance(load, RecordedLoad)
     count = _count(load, options)
     runs = []
@@ -124,7 +132,13 @@ def replicate(
 
 
 def _count(load: Load, options: Options) -> int:
-    """Requests of a replication. Raises WrongUsage where users would be left without one."""
+    """Return the requests of a replication.
+
+    Raises
+    ------
+    WrongUsage
+        If the requested number is below SENT_LEAST per user.
+    """
     if isinstance(load, RecordedLoad):
         return len(load.requests)
     if not isinstance(load, ClosedLoad):
@@ -146,7 +160,13 @@ def simulate_engine(
     promise: Promise = Promise(),
     cluster: Cluster = Cluster(),
 ) -> EngineResult:
-    """Run the replications. Raises BadInput for a request that is larger than the KV cache."""
+    """Run the replications and return their result.
+
+    Raises
+    ------
+    BadInput
+        If a request is larger than the KV cache.
+    """
     found = replicate(load, costs, settings, options, cluster)
     return replace(result_of(load, found.summary(promise), settings, options, cluster), first=found.runs[0])
 
@@ -154,7 +174,7 @@ def simulate_engine(
 def result_of(
     load: Load, summary: EngineSummary, settings: EngineSettings, options: Options, cluster: Cluster
 ) -> EngineResult:
-    """What came of the replications, without any of them."""
+    """Make the result from the statistics of replications, without any single run."""
     growing = "Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
     return EngineResult(
         settings=settings,

@@ -1,22 +1,9 @@
-"""Results of engine simulations: statistics over requests and replications, as records with their JSON.
+"""Summarise engine simulations over requests and replications, as records with their JSON.
 
-Times to first token, per output token and latencies are taken over requests, gaps between tokens (ITL) over tokens.
-Jain's index of n users is (sum x)^2 / (n sum x^2), x being a user's mean tokens per ms of latency: 1 where all are
-served alike, 1/n where one gets everything. Goodput counts requests that met all that was promised.
-
-Means and percentiles are those of all requests of all replications together. Intervals come from what the independent
-replications add to their error (Student's t): of a percentile x, with s the standard error of the share of requests at
-or below x, they are read off at the shares p -+ t s. One replication has none.
-
-Where replications differ so much that p + t s is above 1, the interval has no upper end. How far off it may be at most
-can be told still: of an endless number of replications the share of times above x is at most q + P(v > x), v being the
-time that all but a share q of a replication's stay within. With q = (1 - p) / 2 and Cantelli's inequality,
-P(v > m + c s) <= 1 / (1 + c^2), the percentile is below m + c s at c^2 = 2 / (1 - p) - 1: m, s the mean and the
-standard deviation of v over the replications, taken to be those that were found. That is far above the estimate (c = 14
-at p99), so it tells that a limit is kept which lies far above all that was seen, and nothing finer.
-
-Users who wait for their answers are all there until one of them has sent the last request there is. Rates of a closed
-loop are those of the requests that ended between the end of the warm-up and that moment.
+TTFT, TPOT and latency are statistics over requests, token gaps (ITL) over tokens; replications are pooled. Intervals
+use the spread between replications (Student's t), read off the distribution for percentiles; one replication has
+none. Goodput counts requests that met every limit, fairness is Jain's index over users. Formulas:
+docs/theory/simulation.md, "Statistics of engine runs".
 """
 
 import math
@@ -44,7 +31,7 @@ from latfit.simulation.summary import (
 from latfit.stats import FloatArray
 
 LEAST_BOUNDED = 8
-"""Replications from which on their scatter bounds what it is of."""
+"""Replications that a Cantelli bound needs: with fewer their standard deviation is unusable."""
 
 MEANS = (
     "throughput_per_s",
@@ -61,21 +48,21 @@ MEANS = (
 """Numbers of a run that are averaged over replications."""
 
 COUNTERS = ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")
-"""Numbers of a run that are added up."""
+"""Numbers of a run that are summed over replications."""
 FULL = 0.9
-"""Share of the KV cache in use, or of the time spent in steps, from which it is what limits an engine."""
+"""Share of KV cache or busy time from which that resource is the bottleneck."""
 
 FEWEST = 30
-"""Requests of a run that says something of what the engine carries."""
+"""Requests of a run below which it shows nothing about capacity."""
 BACKLOG = 0.25
 HOUR_MS = 3.6e6
 STRETCHES = 60
-"""Of a run, over which waits are averaged to see whether they rise."""
+"""Stretches of a run over which waits are averaged to detect growth."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a request is promised, ms; infinite for nothing. What its class is promised counts, too."""
+    """Limits for every request in ms, infinite for none; the limits of a request's class apply as well."""
 
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
@@ -88,9 +75,21 @@ class Promise:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
-    """An engine at a load. rate_per_s: arrivals, NaN where they all come at once.  prefill_replicas: engines
-    that prefilled for the others, 0 for none.  first: the first replication, which a sweep does not keep.  users: of a
-    closed loop, who send what is served, else 0.  labels: what a sweep varied."""
+    """Results of an engine under a load.
+
+    Attributes
+    ----------
+    rate_per_s
+        Arrival rate; NaN if all requests arrive at once.
+    prefill_replicas
+        Engines that only prefill; 0 for none.
+    first
+        First replication; None in a sweep.
+    users
+        Users of a closed loop, else 0.
+    labels
+        Settings that a sweep varied.
+    """
 
     settings: EngineSettings
     routing: Routing
@@ -113,8 +112,11 @@ class EngineResult:
 
     @property
     def bottleneck(self) -> str | None:
-        """What keeps the engine from serving more: a limit that is reached, else its steps where it cannot serve what
-        comes; None where none is reached. An engine that is always busy may serve more in larger batches."""
+        """Name the resource that limits throughput, or None.
+
+        A resource counts if its limit is reached, steps count if the engine cannot serve the load. An engine that is
+        always busy may still serve more in larger batches.
+        """
         found, settings = self.summary, self.settings
         if found.preemptions or found.kv_usage > FULL:
             preempted = f", {found.preemptions:,} preemptions"
@@ -125,7 +127,7 @@ class EngineResult:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What the engine was set to, by the names that serving engines use."""
+        """Return the engine's settings under the names that serving engines use."""
         scaling = self.routing.scaling
         start_up = {} if scaling is None else {**scaling.to_json(), "start_up_s": self.routing.start_up_ms / 1e3}
         return {
@@ -140,7 +142,7 @@ class EngineResult:
         }
 
     def row(self) -> dict[str, Any]:
-        """The run as a flat row: times in ms, rates per second, shares from 0 to 1."""
+        """Return the run as a flat row: times in ms, rates per second, shares from 0 to 1."""
         found = self.summary
         row: dict[str, Any] = {"engine": self.engine, "order": self.order, "rate_per_s": self.rate_per_s}
         for metric in ("ttft", "tpot", "latency"):
@@ -159,7 +161,7 @@ class EngineResult:
         return f"EngineResult({self.engine}, {self.order}, {self.rate_per_s:.4g} req/s, p99 in ms: {p99}{state})"
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `simulate engine --json`."""
+        """Return an entry of `simulate engine --json`."""
         changes = None
         if self.first is not None and self.first.scaled is not None:
             changes = [{"t_s": t / 1e3, "serving": int(n), "asked_for": int(m)} for t, n, m in self.first.scaled.T]
@@ -184,8 +186,15 @@ def summarise(
     warmup: float = 0.0,
     classes: Sequence[str] = (),
 ) -> EngineSummary:
-    """Statistics of replications of one engine. warmup: share of the requests at the start of each run that is left out
-    of what is said of requests.  classes: their names, as far as they have any."""
+    """Summarise replications of one engine.
+
+    Parameters
+    ----------
+    warmup
+        Share of the requests at the start of each run that request statistics leave out.
+    classes
+        Names of the classes, if any.
+    """
     counted = [counted_in(run, warmup) for run in runs]
     met = [meets(run, promise) for run in runs]
     kept = [
@@ -215,8 +224,7 @@ def summarise(
 
 
 def counted_in(run: EngineRun, warmup: float) -> slice:
-    """The requests, in order of arrival, after the share of the warm-up; of a closed loop those that were sent while
-    all users were there."""
+    """Select the requests after the warm-up; of a closed loop those sent while all users were active."""
     end = len(run.requests)
     if run.users:
         end = max(int(np.searchsorted(run.requests.arrival_ms, _all_there_until(run), side="right")), 1)
@@ -224,14 +232,14 @@ def counted_in(run: EngineRun, warmup: float) -> slice:
 
 
 def _all_there_until(run: EngineRun) -> float:
-    """When the first user of a closed loop had an answer and nothing more to send, ms."""
+    """Return when the first user of a closed loop has no request left to send, in ms."""
     last = np.full(run.users, -math.inf)
     np.maximum.at(last, run.requests.user_id, run.last_ms)
     return float(last.min())
 
 
 def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised: bool) -> dict[str, float]:
-    """Numbers of a run. met (n,): who got what was promised."""
+    """Compute the numbers of a run; `met` (n,) marks requests that met their limits."""
     span_s, ended = run.makespan_ms / 1e3, np.ones(len(run.requests), dtype=bool)
     if run.users:
         start, end = float(run.requests.arrival_ms[counted.start]), _all_there_until(run)
@@ -255,7 +263,7 @@ def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised:
 
 
 def _shortest(run: EngineRun) -> FloatArray:
-    """The shortest time that each request (n,) is promised for anything."""
+    """Return the tightest limit of each request (n,), in ms."""
     own = run.requests
     return np.asarray(np.minimum(np.minimum(own.deadline_ms, own.ttft_slo_ms), own.tpot_slo_ms))
 
@@ -263,7 +271,7 @@ def _shortest(run: EngineRun) -> FloatArray:
 def _by_class(
     runs: Sequence[EngineRun], met: Sequence[FloatArray], counted: Sequence[slice], names: Sequence[str]
 ) -> list[ClassOutcome]:
-    """Each class over all replications; nothing where there is one class. met: NaN where nothing was promised."""
+    """Summarise each class over all replications; empty with one class. `met` is NaN for requests without limits."""
 
     def of_all(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
         return np.concatenate([column[rows] for column, rows in zip(columns, counted, strict=True)])
@@ -288,7 +296,7 @@ def _by_class(
 
 
 def meets(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
-    """True (n,) where a request got what it was promised, and what its class was."""
+    """Mark the requests (n,) that met the limits, those of their class included."""
     asked = run.requests
     on_time = run.latency_ms <= np.minimum(asked.deadline_ms, promise.latency_ms)
     paced = ~(run.tpot_ms > np.minimum(asked.tpot_slo_ms, promise.tpot_ms))
@@ -296,7 +304,7 @@ def meets(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
 
 
 def jain(run: EngineRun) -> float:
-    """Jain's index over users; NaN where there is only one."""
+    """Return Jain's fairness index over users; NaN for one user."""
     users, where = np.unique(run.requests.user_id, return_inverse=True)
     if len(users) < 2:
         return math.nan
@@ -306,7 +314,7 @@ def jain(run: EngineRun) -> float:
 
 
 def grows(runs: Sequence[EngineRun]) -> bool:
-    """Whether requests wait longer and longer, as they do where more come than the engine serves."""
+    """Return whether waits grow without bound, as they do if the load exceeds capacity."""
     series = []
     for run in runs:
         if len(run.requests) < STRETCHES:
@@ -317,8 +325,10 @@ def grows(runs: Sequence[EngineRun]) -> bool:
 
 
 def backlogged(runs: Sequence[EngineRun]) -> bool:
-    """Whether so many requests have not begun when the last one comes that the engine serves fewer than come, which
-    shows in runs too short for waits to rise straight: above capacity by a ratio of r, 1 - 1/r of them wait."""
+    """Return whether the queue at the last arrival shows a load above capacity.
+
+    Above capacity by a ratio r, a share 1 - 1/r of the requests waits then. Works for runs too short to show growth.
+    """
     shares = [
         float(np.mean(run.served_from_ms > run.requests.arrival_ms.max()))
         for run in runs
@@ -328,7 +338,7 @@ def backlogged(runs: Sequence[EngineRun]) -> bool:
 
 
 def statistics(values: FloatArray) -> dict[str, float]:
-    """Mean and percentiles of the finite values; NaN where there is none."""
+    """Return mean and percentiles of the finite values; NaN without any."""
     kept = values[np.isfinite(values)]
     if not len(kept):
         return dict.fromkeys(STATISTICS, math.nan)
@@ -337,7 +347,7 @@ def statistics(values: FloatArray) -> dict[str, float]:
 
 
 def _joined(times: Sequence[FloatArray]) -> Times:
-    """Statistics of all replications' times with their intervals."""
+    """Return statistics of the pooled times of all replications, with intervals."""
     kept = [each[np.isfinite(each)] for each in times]
     found = {name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS}
     spans: dict[str, Any] = {n: None if math.isnan(each.low) else (each.low, each.high) for n, each in found.items()}
@@ -345,8 +355,7 @@ def _joined(times: Sequence[FloatArray]) -> Times:
 
 
 def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:
-    """Mean, or the quantile below which a share lies, of finite numbers of all replications together, with its
-    interval; NaN ends for one replication."""
+    """Return the mean, or the quantile `share`, of pooled finite numbers with its interval, NaN for one run."""
     from scipy.special import stdtrit
 
     together, k = np.concatenate(times), len(times)
@@ -366,8 +375,10 @@ def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Inte
 
 
 def bound_of(times: Sequence[FloatArray], share: float) -> float:
-    """What the quantile below which a share lies is below, by Cantelli's inequality over the replications; NaN where
-    there are fewer than LEAST_BOUNDED of them with a time."""
+    """Bound the quantile `share` from above by Cantelli's inequality over replications.
+
+    NaN if fewer than LEAST_BOUNDED replications have a time. Derivation: docs/theory/simulation.md.
+    """
     kept = [each for each in times if len(each)]
     if len(kept) < LEAST_BOUNDED:
         return math.nan
@@ -376,7 +387,7 @@ def bound_of(times: Sequence[FloatArray], share: float) -> float:
 
 
 def _over_time(run: EngineRun, name: str) -> float:
-    """The time average, over the time of steps, of a number of all replicas together."""
+    """Average a number over the time of steps, summed over replicas."""
     total = 0.0
     for line in run.timelines:
         weights = line.busy * line.slice_ms
@@ -386,7 +397,7 @@ def _over_time(run: EngineRun, name: str) -> float:
 
 
 def _kv_usage(run: EngineRun) -> float:
-    """The share of the KV cache in use, of a replica in the mean; of those that come and go while they make steps."""
+    """Return the mean share of KV cache in use per replica; replicas that come and go count while they make steps."""
     if run.scaled is None:
         return _over_time(run, "kv_usage") / len(run.timelines)
     weights = [line.busy * line.slice_ms for line in run.timelines]

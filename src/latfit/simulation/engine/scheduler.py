@@ -1,18 +1,8 @@
-"""What the next step does: which requests run in it, with how many tokens each.
+"""Plan the next step of an engine: which requests run, with how many tokens each.
 
-Chunked: running requests first, in order of admission; the waiting ones get what is left of the token budget, the last
-of them a part of its prompt. Where blocks run out the running request admitted last gives up its own, which may be the
-one that asked; a step that preempts admits nobody. A request is admitted if all its known tokens would fit, though it
-takes blocks only for its first chunk; if not, the queue stops: nobody is passed over.
-Selective: whole prompts beside decoding, with room for the whole output set aside, so nothing is ever preempted. A
-prompt that is longer than the budget is the only one of its step, there and in continuous batching.
-Continuous: a step either prefills whole prompts or decodes. Prefill first: as soon as `start_at` requests wait, or
-nothing runs. Decode first: when nothing runs any more.
-Static: a batch starts together, is padded to its longest prompt, and ends with its longest output. Every row of it
-computes as many prompt tokens as the longest one, and takes part in every step of decoding until the last one is done:
-of n (max prompt + max output - 1) computed tokens, sum (prompt + output - 1) are of use. A batch starts when the one
-before it has ended and `start_at` requests wait, or no more come; it takes as many as fit, first come first served,
-with blocks for the longest prompt and output in every row.
+Four schedulers: chunked prefill (vLLM V1), selective (whole prompts with decoding, output space reserved), continuous
+(a step prefills or decodes) and static batches. In selective and continuous batching a prompt longer than the token
+budget gets a step of its own. Rules: docs/engine.md, "What is simulated".
 """
 
 import numpy as np
@@ -67,7 +57,7 @@ from latfit.simulation.engine.step_cost import StepCosts, Work, drawn_ms, phase_
 
 @entry
 def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
-    """Serve all requests of the inbox in batches; 0 as `advance` answers when all is done."""
+    """Serve all requests of the inbox in static batches; returns 0 as `advance` does when all are done."""
     head = 0
     while head < s.i[PUSHED]:
         n = s.i[PUSHED]
@@ -89,7 +79,7 @@ def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
 
 @inner
 def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[int, int, int]:
-    """How many of the waiting ones from `head` on fit into one batch; its longest prompt and output."""
+    """Return how many waiting requests from `head` on fit into a batch, with their longest prompt and output."""
     size, prompt, output = 0, 0, 0
     while head + size < arrived and size < o.max_num_seqs:
         r = s.inbox[head + size]
@@ -102,7 +92,7 @@ def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[
 
 @inner
 def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[int, int, int, int]) -> None:
-    """batch: its first place in the inbox, its size, its longest prompt and output."""
+    """Run a static batch, given as (first place in the inbox, size, longest prompt, longest output)."""
     head, size, prompt, output = batch
     B, p = float(size), float(prompt)
     left = size
@@ -142,7 +132,7 @@ NOTHING = Work(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 @inner
 def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
-    """The work of a step with one more request that computes `chunk` tokens behind `comp` cached ones."""
+    """Add a request that computes `chunk` tokens behind `comp` cached ones to the work of a step."""
     p, k = float(chunk), float(comp)
     if decodes:
         return Work(w.B + 1.0, w.S + p, w.n, w.P, w.KP, w.KD + k, w.A, w.L)
@@ -153,7 +143,7 @@ def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
 
 @inner
 def plan(o: Limits, load: Load, s: State) -> Work:
-    """Fill `chunk` of every slot and take the blocks for it; the work of the step, with B = 0 where there is none."""
+    """Set the chunk of every slot and take its blocks; return the work, with B = 0 if there is nothing to do."""
     if o.batching == CONTINUOUS and _prefills_now(o, s):
         for i in range(s.i[COUNT]):
             s.chunk[i] = 0
@@ -178,7 +168,7 @@ def _prefills_now(o: Limits, s: State) -> bool:
 
 @inner
 def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
-    """Plan the running requests; the work, and the tokens that are left of the budget."""
+    """Plan the running requests; return the work and the rest of the token budget."""
     work, budget, i = NOTHING, o.budget, 0
     while i < s.i[COUNT]:
         left = s.known[i] - s.comp[i]
@@ -202,7 +192,7 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
 
 @inner
 def _make_room(o: Limits, load: Load, s: State, i: int, tokens: int) -> bool:
-    """Blocks for `tokens` of slot i, preempting from the end while there are too few; False once i itself is out."""
+    """Get blocks for `tokens` of slot i, preempting from the end; return False if slot i itself is preempted."""
     while tokens > s.cap[i]:
         need = blocks_for(tokens - s.cap[i], o.block_size)
         if need <= s.i[FREE]:
@@ -218,7 +208,7 @@ def _make_room(o: Limits, load: Load, s: State, i: int, tokens: int) -> bool:
 
 @rare
 def preempt(o: Limits, load: Load, s: State, i: int) -> None:
-    """Take the last slot's blocks and put its request in front of the waiting ones, unless it has just finished."""
+    """Preempt the last slot: free its blocks and requeue its request in front, unless the request has just finished."""
     r = s.rid[i]
     held = s.cap[i] // o.block_size
     s.i[COUNT] -= 1
@@ -247,7 +237,7 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
 
 @inner
 def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Work, int]:
-    """Admit waiting requests while there are slots, tokens and blocks; the work with them, and the tokens left."""
+    """Admit waiting requests while slots, tokens and blocks last; return the new work and the rest of the budget."""
     whole = o.batching != CHUNKED
     while budget > 0 and s.i[COUNT] < o.max_num_seqs:
         r = peek(o, load, s)
@@ -293,7 +283,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
 
 @inner
 def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
-    """Blocks that must be free before a request may start: for its known tokens, or for all it will ever have."""
+    """Return the free blocks a request needs to start: for its known tokens, or for all tokens if space is reserved."""
     return int(_blocks_of(o, load, s, r) - blocks_shared(o, load, s, r))
 
 
@@ -306,7 +296,7 @@ def _blocks_of(o: Limits, load: Load, s: State, r: int) -> int:
 
 @inner
 def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) -> int:
-    """Tokens whose keys and values are there when the request starts or resumes."""
+    """Return the tokens that are already cached when a request starts or resumes."""
     if s.preempted[r] > 0:
         if o.swap == 1:
             s.f[EXTRA] += o.swap_ms * s.kept[r]

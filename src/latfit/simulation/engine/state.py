@@ -1,20 +1,9 @@
-"""What the engine's core reads and what it changes, as flat arrays that compiled code shares without copies: requests,
-running ones in slots, and the KV cache's free blocks.
+"""Hold the engine's inputs and mutable state as flat arrays that compiled code shares without copies.
 
-A running request lives in a slot; slots are in order of admission. `known` tokens are its prompt and what it has
-generated, `comp` of them are computed and in the cache, `cap` tokens fit into the blocks it holds. A request that
-decodes has known = comp + 1. Everything that must survive preemption is kept by request.
-
-Free blocks are a queue of segments, oldest first, without a name for any single block. A freed request puts its blocks
-at the young end, its last ones in front: they are taken first. What matters of a free block is only whose it was, so a
-segment (owner, count) stands for a row of them. While a preempted request waits, the blocks of its segment that are
-still there hold the front of its sequence, and it takes them back when it resumes. Segments without an owner that lie
-next to each other are one. Where contents of prompts are known, a free unit of them is a segment, too: see
-`prefix_cache`.
-
-Requests that users send one after the other have no arrival until the one before has ended: then the user thinks, and
-the next request takes its place in the source, a queue of requests that will come in order of arrival. The source is
-the engine's own inbox, or that of a router which several engines share.
+Running requests live in slots, in order of admission. A slot has `known` tokens (prompt and output), of which `comp`
+are in the KV cache, and blocks for `cap` tokens; a decoding request has known = comp + 1. Data that must survive
+preemption is stored by request. Free blocks are a queue of segments (owner, count), oldest first. A closed loop pushes
+its next requests to a source. Details: docs/theory/simulation.md, "Engine loop".
 """
 
 from typing import Any, NamedTuple
@@ -35,33 +24,36 @@ FCFS, KEYED, FAIR, SWITCH, DEADLINE = range(5)
     STEADY, PREFILL_STEPS, PREFILL_TOKENS, TOKENS, REUSED, DRAFTED, ACCEPTED, FULLEST, COMPUTED, QUEUED, ISSUED, STRIDE,
     SHARED, CACHED, COUNTERS,
 ) = range(29)  # fmt: skip
-"""Counters in `State.i`. FREE blocks; PUSHED, SEEN, HEAD: how far the inbox is filled, arrived, and taken (FCFS).
-QUEUED: tokens that wait, counted in by a router. CACHED: tokens of prompts that were there when their requests were
-first admitted. Of the source: the request that is sent next is number ISSUED, the one after it STRIDE further on;
-SHARED is 1 where several engines fill it."""
+"""Counters in `State.i`.
+
+FREE: blocks. PUSHED, SEEN, HEAD: requests of the inbox that were sent, have arrived, were taken (FCFS). QUEUED: tokens
+waiting, kept by a router. CACHED: prompt tokens found in the cache at first admission. Source: ISSUED is the next
+request to send, STRIDE the step to the one after it; SHARED is 1 if several engines push to it.
+"""
 
 NOW, BUSY_UNTIL, BUSY, LAST_TOKENS, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN, TIMES = range(10)
-"""Times in `State.f`, ms. NOW: when the next step is planned. LAST_TOKENS: when those of the last step appeared.
-EXTRA: swapping to add to the step being planned."""
+"""Times in `State.f`, ms. NOW: when the next step is planned. LAST_TOKENS: when the last step's tokens appeared. EXTRA:
+swap time to add to the step being planned.
+"""
 
 GAP_SHIFT = 45
-"""Token gaps are counted in bins of 2^-7 of an octave: the float's bits without its last 45."""
+"""Low bits of a float64 dropped to bin token gaps: bins of 2^-7 octave."""
 GAP_LOWEST = (1023 - 14) << (52 - GAP_SHIFT)
 GAP_BINS = (1023 + 30 << (52 - GAP_SHIFT)) - GAP_LOWEST
 
 SLICES = 512
 SPENT, RUN, WAIT, USED, MADE = range(5)
-"""Rows of the timeline, each weighted by the time of the steps that begin in a slice; MADE counts generated tokens."""
+"""Rows of the timeline, weighted by the time of steps that begin in a slice; MADE counts generated tokens."""
 
 STUCK, ENDED = 2, 3
-"""What the core answers where something waits that can never run, and after a step in which a user got an answer."""
+"""Status of the core: a waiting request can never run; a step ended in which a user got an answer."""
 
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
-"""Service of a user in fair order: a token generated counts as two of the prompt."""
+"""Weights of service in fair order: an output token counts as two prompt tokens."""
 
 
 class Limits(NamedTuple):
-    """Settings as numbers; see `EngineSettings`. timed: 1 where the order's key counts from the arrival."""
+    """Numeric settings, see `EngineSettings`; `timed` is 1 if the priority key counts from the arrival."""
 
     batching: int
     order: int
@@ -88,13 +80,27 @@ class Limits(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The requests, each (n,). cached: tokens at the front whose cache is shared; given: tokens generated elsewhere.
-    key, key_2: empty where the order asks for none.  think: time before each is sent, empty where arrivals are known;
-    users: who send them, 0 where arrivals are known.  unit: tokens of a known content, 0 where none are known;
-    unit_id[unit_start[r]:unit_start[r + 1]]: the contents of request r's prompt, the first first.  known: nothing where
-    no contents are, else a number; its length is known when code is compiled, so that code for requests without
-    contents holds nothing of what those with them need. Of requests that users have not sent, arrival, user and
-    key are written down when they are."""
+    """Requests, a row each (n,).
+
+    Attributes
+    ----------
+    cached, given
+        Prompt tokens in a shared cache; output tokens generated by another engine.
+    key, key_2
+        Priority keys; empty if the scheduling policy has none.
+    think, users
+        Think time before each request and number of users of a closed loop; empty and 0 with known arrivals.
+    unit
+        Tokens of a prefix-cache unit, 0 if contents are unknown.
+    unit_start, unit_id
+        `unit_id[unit_start[r]:unit_start[r + 1]]` are the contents of request r's prompt, in order.
+    known
+        Empty tuple if contents are unknown, so that code compiled for such loads omits the prefix cache.
+
+    Notes
+    -----
+    In a closed loop `arrival`, `user` and `key` are filled in when a request is sent.
+    """
 
     arrival: FloatArray
     prompt: IntArray
@@ -113,11 +119,13 @@ class Load(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that changes. Slots: rid, known, comp, gen, cap, fin, chunk, token_at. By request: gen_of, segment,
-    kept, preempted, first, last, start, seen, and what the order of waiting needs.  stream (1,): of the steps' ratios.
-    source, source_i: requests that users will send, and its counters.  By content of a unit: unit_at, its segment of
-    the free blocks (-1 for none), and unit_uses, requests that hold it.  held: 1 for each unit of a request that it
-    holds."""
+    """Mutable state of an engine.
+
+    By slot: rid, known, comp, gen, cap, fin, chunk, token_at. By request: gen_of, segment, kept, preempted, first,
+    last, start, seen, and the arrays of the waiting queue. `stream` (1,) is the random state of step noise. `source`,
+    `source_i`: requests that users will send, and its counters. By cache unit: `unit_at`, its segment of the free
+    blocks (-1 for none), and `unit_uses`, requests that hold it. `held` is 1 for each unit that a request holds.
+    """
 
     i: IntArray
     f: FloatArray
@@ -161,8 +169,10 @@ class State(NamedTuple):
 
 
 def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None, engine: int = 0) -> State:
-    """An idle engine. inbox: the requests that will come, in order of arrival; None for one that is filled later.
-    engine: which one of several, each of which has random numbers of its own."""
+    """Make an idle engine.
+
+    `inbox` holds the requests in order of arrival, None if it is filled later; `engine` selects the random stream.
+    """
     own = _of_engine(limits, load, engine)
     if inbox is not None:
         own["inbox"][: len(inbox)] = inbox
@@ -171,15 +181,14 @@ def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None, en
 
 
 def new_states(limits: Limits, load: Load, engines: range, source: SmallIntArray, source_i: IntArray) -> State:
-    """Idle engines, by number, with one source: what belongs to an engine is a row (engines, ...), what belongs to a
-    request is shared by all, as each request is in one of them."""
+    """Make idle engines with a shared source: arrays of engines are rows (engines, ...), arrays of requests shared."""
     rows = {name: _rows(column, len(engines)) for name, column in _of_engine(limits, load, 0).items()}
     rows["stream"] = np.stack([_stream(limits, engine) for engine in engines])
     return State(**rows, **_of_requests(limits, load), source=source, source_i=source_i)
 
 
 def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
-    """Arrays of one engine."""
+    """Make the arrays of one engine."""
     n = len(load.arrival)
     slots = max(min(limits.max_num_seqs, n), 1) + 1
     fair, two = limits.order == FAIR, limits.order in (SWITCH, DEADLINE)
@@ -224,7 +233,7 @@ def _stream(limits: Limits, engine: int) -> NDArray[np.uint64]:
 
 
 def _rows(column: NDArray[Any], count: int) -> NDArray[Any]:
-    """The column so many times; where it is nothing but zeros, memory that is taken when it is written to."""
+    """Repeat a column `count` times; all-zero columns allocate memory only when written."""
     found = np.zeros((count, *column.shape), dtype=column.dtype)
     if column.any():
         found[:] = column
@@ -232,7 +241,7 @@ def _rows(column: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def _of_requests(limits: Limits, load: Load) -> dict[str, Any]:
-    """Arrays by request."""
+    """Make the arrays by request."""
     n = len(load.arrival)
     return {
         "taken": np.zeros(n if limits.order == SWITCH else 1, dtype=np.int8),
@@ -254,7 +263,7 @@ def _ints(size: int, value: int = 0) -> IntArray:
 
 
 def engines_of(states: State) -> list[State]:
-    """The engines that are made by `new_states`, each with the source that all share."""
+    """Split the arrays of `new_states` into engines that share the source."""
     columns: dict[str, Any] = states._asdict()
     own = [name for name, column in columns.items() if column.ndim > 1]
     return [states._replace(**{name: columns[name][k] for name in own}) for k in range(len(states.i))]
@@ -262,7 +271,7 @@ def engines_of(states: State) -> list[State]:
 
 @inner
 def one_of(states: State, k: int) -> State:
-    """Engine k of `engines_of`, in compiled code."""
+    """Return engine k as `engines_of` does, in compiled code."""
     a = states
     return State(
         a.i[k], a.f[k], a.rid[k], a.known[k], a.comp[k], a.gen[k], a.cap[k], a.fin[k], a.chunk[k], a.token_at[k],
@@ -275,7 +284,7 @@ def one_of(states: State, k: int) -> State:
 
 @rare
 def send_next(o: Limits, load: Load, s: State, r: int, end: float) -> None:
-    """The user whose request r has ended thinks, and sends the next one, if there is one."""
+    """Let the user of the finished request r think and send the next request, if any."""
     i = s.source_i
     q = i[ISSUED]
     if q >= len(load.arrival):
@@ -297,8 +306,10 @@ def send_next(o: Limits, load: Load, s: State, r: int, end: float) -> None:
 
 @rare
 def send_all(o: Limits, load: Load, s: State) -> float:
-    """The users whose requests have ended in the last step think, and send their next ones. When the next request comes
-    to a source that is shared, infinite for one that is not."""
+    """Send the next requests of users whose requests ended in the last step.
+
+    Returns the next arrival at a shared source, infinity for a source of one engine.
+    """
     for i in range(s.i[COUNT]):
         if s.chunk[i] > 0 and s.fin[i] == 1 + o.asynchronous:
             send_next(o, load, s, s.rid[i], s.f[LAST_TOKENS])
@@ -315,7 +326,7 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 @inner
 def take(s: State, count: int) -> None:
-    """Take the oldest free blocks; there must be as many."""
+    """Take the oldest `count` free blocks; there must be as many."""
     s.i[FREE] -= count
     at = s.i[OLDEST]
     while count > 0:
@@ -335,7 +346,7 @@ def take(s: State, count: int) -> None:
 
 @rare
 def disown(s: State, at: int) -> None:
-    """The segment is nobody's from now on."""
+    """Remove the owner of a segment."""
     owner = s.seg_owner[at]
     if owner >= 0:
         s.segment[owner] = -1
@@ -346,7 +357,7 @@ def disown(s: State, at: int) -> None:
 
 @inner
 def put_back(s: State, owner: int, count: int) -> None:
-    """Free blocks, as the segment of `owner`, of nobody (-1), or of content c (-2 - c)."""
+    """Free blocks as a segment of `owner`: a request, nobody (-1) or cache unit c (-2 - c)."""
     s.i[FREE] += count
     if count == 0:
         return
@@ -367,13 +378,13 @@ def put_back(s: State, owner: int, count: int) -> None:
 
 @inner
 def surviving(s: State, r: int) -> int:
-    """Full blocks at the front of a preempted request's sequence that nobody has taken yet."""
+    """Return the full blocks at the front of a preempted request that nobody has taken."""
     return min(s.seg_count[s.segment[r]], s.kept[r]) if s.segment[r] >= 0 else 0
 
 
 @inner
 def reclaim(s: State, r: int, hits: int) -> None:
-    """Take `hits` surviving blocks back; what is left of the segment belongs to nobody."""
+    """Take back `hits` surviving blocks; the rest of the segment loses its owner."""
     at = s.segment[r]
     if at < 0:
         return
@@ -385,7 +396,7 @@ def reclaim(s: State, r: int, hits: int) -> None:
 
 @rare
 def _compact(s: State) -> None:
-    """Move the segments to the front of their arrays; empty ones go, neighbours without an owner merge."""
+    """Compact the segments: drop empty ones, merge neighbours without an owner."""
     to = 0
     s_old = s.i[OLDEST]
     for at in range(s_old, s.i[NEWEST]):

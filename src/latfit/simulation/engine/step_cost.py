@@ -1,26 +1,8 @@
-"""Step costs in compiled code: every family of `latfit.model` as one formula, and the noise of single steps about it.
+"""Compute the cost of an engine step in compiled code, for every model family, with the noise of single steps.
 
-The families are sums of the same few terms (see their modules), so one sum with a vector of coefficients holds them
-all, with zeros for the terms that a family lacks. A kernel that sees n, P, KP and A of a step as they are, and the
-longest prefill, need not put averages in their place: A = sum p (k + p/2) over the prefill chunks p behind k cached
-tokens, L = max(k + p).
-
-Decode steps and steps that contain prefill may have a fit each: kernels for sequences of one token and kernels
-for sequences of many lengths are different programs, and a fit of both together pays for it in both.
-
-A formula gives the typical step. Where steps have noise, each lasts its cost times the level of its size, with the
-noise that the fit keeps for the step's phase and batch (see `model.noise`), so that the mean step and its tail are
-the measured ones.
-
-The level is that of the steps of S tokens in the trace, whatever context they had, so it counts where a cost is one of
-B and S alone. Steps of an engine come with other contexts than those of a trace, and a cost that knows the context is
-nearer to them without the level: on the measured run of `docs/engine.md` it is off by 0.3 % in the mean time to the
-first token, with the levels by 2.9 %. The level depends on ln S and is smooth; it is kept at the edges of a 128th of an
-octave, which a float's leading bits number, straight between them, exact for up to 256 tokens.
-
-The uniform numbers are a sequence of the engine's own (splitmix64), one a step: neither the requests nor anything else
-that is drawn depends on it, and two settings of an engine meet the same numbers in their steps. What else is random in
-the core is a function of what it is for, so that no order of events changes it.
+All families are sums of the same terms (`latfit.model`), so one vector of coefficients covers them. Decode steps and
+steps with prefill may have separate fits. A step lasts typical cost × level of its size × noise of its phase and
+batch. Theory: docs/theory/simulation.md, "Step cost".
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +30,7 @@ from latfit.trace import DECODE, MIXED, PERIOD, PREFILL
 
 @inner
 def uniform(seed: int, request: int, token: int, place: int) -> float:
-    """A number in [0, 1) for one place of one draft (splitmix64's mixing of the three in turn)."""
+    """Return a number in [0, 1) for one place of one draft: a splitmix64 hash of all four arguments."""
     x = np.uint64(seed)
     for part in (request, token, place):
         x = mixed(x + np.uint64(part) + np.uint64(0x9E3779B97F4A7C15))
@@ -57,14 +39,14 @@ def uniform(seed: int, request: int, token: int, place: int) -> float:
 
 @inner
 def sequence(stream: NDArray[np.uint64]) -> float:
-    """The next number in [0, 1) of a stream (1,) (splitmix64)."""
+    """Return the next number in [0, 1) of a splitmix64 stream (1,)."""
     stream[0] += np.uint64(0x9E3779B97F4A7C15)
     return float((mixed(stream[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
 
 @rare
 def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> int:
-    """Draft tokens that the model accepts in a row, each with probability `rate`."""
+    """Return the number of leading draft tokens accepted, each with probability `rate`."""
     for place in range(drafted):
         if uniform(seed, request, token, place) >= rate:
             return place
@@ -72,20 +54,30 @@ def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> 
 
 
 OF_DECODE, OF_PREFILL, OF_MIXED = range(3)
-"""Phases, in the order of `Scatter`."""
+"""Phases, in the row order of `Scatter`."""
 
 BATCHES = 1025
 SIZE_SHIFT = 45
-"""A size is numbered by the bits of its float64 without the last 45."""
+"""Low bits of a float64 dropped to number a size: 128 sizes an octave."""
 SIZE_LOWEST = 1023 << (52 - SIZE_SHIFT)
 SIZES = 24 << (52 - SIZE_SHIFT)
-"""Up to 2^24 tokens."""
+"""Sizes up to 2^24 tokens."""
 _BELOW = (1 << SIZE_SHIFT) - 1
 _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
 
 class Scatter(NamedTuple):
-    """Noise of steps: level (3, SIZES + 1) of each phase; noise of each phase. `on` is False where no step has any."""
+    """Step noise by phase.
+
+    Attributes
+    ----------
+    level
+        Ratios to the typical cost (3, SIZES + 1) by phase and size.
+    noise
+        Noise tables of the phases.
+    on
+        False if no phase has noise.
+    """
 
     level: FloatArray
     noise: NoiseTable
@@ -93,12 +85,12 @@ class Scatter(NamedTuple):
 
 
 def scatter_of(decode: FitResult, with_prefill: FitResult) -> Scatter:
-    """The noise that the fits keep; a phase without one takes its cost."""
+    """Return the noise stored in the fits; a phase without noise is deterministic."""
     return scatter_from(decode.step_noise(DECODE), with_prefill.step_noise(PREFILL), with_prefill.step_noise(MIXED))
 
 
 def scatter_from(decode: StepNoise | None, prefill: StepNoise | None, mixed: StepNoise | None) -> Scatter:
-    """Noise by phase, None for a phase that takes its cost."""
+    """Build the noise by phase; None makes a phase deterministic."""
     phases = (decode, prefill, mixed)
     sizes = _edges()
     level = np.stack([np.ones(SIZES + 1) if each is None else each.levels.factors(sizes) for each in phases])
@@ -106,7 +98,7 @@ def scatter_from(decode: StepNoise | None, prefill: StepNoise | None, mixed: Ste
 
 
 def _edges() -> FloatArray:
-    """The sizes (SIZES + 1,) in tokens between which levels are straight."""
+    """Return the sizes (SIZES + 1,) in tokens at which levels are tabulated."""
     bits = np.arange(SIZES + 1, dtype=np.int64) + SIZE_LOWEST << SIZE_SHIFT
     return np.asarray(bits.view(np.float64))
 
@@ -116,13 +108,13 @@ NONE = scatter_from(None, None, None)
 
 @inner
 def phase_row(P: float, S: float) -> int:
-    """The row of a step of S tokens, P of them of prefill."""
+    """Return the phase of a step with S tokens, P of them prefill."""
     return OF_DECODE if P <= 0.0 else OF_PREFILL if P >= S else OF_MIXED
 
 
 @inner
 def level_of(c: Scatter, phase: int, S: float) -> float:
-    """The measured level of steps of S >= 1 tokens over their cost."""
+    """Interpolate the level of steps of S >= 1 tokens: measured latency over typical cost."""
     if not c.on:
         return 1.0
     bits = np.float64(S).view(np.int64)
@@ -135,13 +127,13 @@ def level_of(c: Scatter, phase: int, S: float) -> float:
 
 @inner
 def noise_group(c: Scatter, phase: int, B: float) -> int:
-    """The group of steps of B requests."""
+    """Return the noise group of a batch of B requests."""
     return int(c.noise.group[phase, min(int(B), BATCHES - 1)])
 
 
 @inner
 def noisy_ms(c: Scatter, s: State, group: int, T: float) -> float:
-    """Milliseconds of the next step, T at its level."""
+    """Draw the latency in ms of the next step from T, its typical cost times its level."""
     return float(drawn_step_ms(c.noise, group, T, sequence(s.stream))) if c.on else T
 
 
@@ -150,7 +142,7 @@ ATTENTION, P_0, Q_S, TAU_X, K_0, TAU_E, K_E, P_NORM, GEMM, GEMM_S0, HINGE, HINGE
 SAT_W0, SAT_W1, SAT_KB, SAT_KS, GAMMA_B, GAMMA_S = range(25, 31)
 TAU_H, S_1, TAU_V, V, TAU_C, B_1, GEMM_B, P_ATTENTION = range(31, 39)
 WIDTH = 39
-"""Places of the coefficients."""
+"""Number of coefficients."""
 
 _PLACES: Mapping[str, int] = {
     "tau_0": TAU_0, "tau_B": TAU_B, "tau_S": TAU_S, "tau_Q": TAU_Q, "Q": Q, "rho": RHO, "tau_K": TAU_K,
@@ -163,8 +155,11 @@ _SPECIAL = ("b", "S_0", "w_0", "w_1", "P_max")
 
 
 class Work(NamedTuple):
-    """What a step does: B requests, S tokens; n of them prefill, P tokens behind KP cached ones, A pairs, the longest
-    of them L; KD cached tokens read by the others."""
+    """Features of a step.
+
+    B requests, S tokens; n requests prefill P tokens behind KP cached ones, with attention work A = Σ p(k + p/2) over
+    chunks and longest sequence L = max(k + p); decode attends to KD cached tokens.
+    """
 
     B: float
     S: float
@@ -177,13 +172,21 @@ class Work(NamedTuple):
 
 
 PREFILL_ALONE = 2
-"""Row of the table of steps that are nothing but prefill."""
+"""Row of the correction table for steps with prefill only."""
 
 
 class Table(NamedTuple):
-    """Corrections of two formulas (see `model.correction`), and of steps that are nothing but prefill: counts (3, 4)
-    nodes of each axis, 0 where a table does not have it; nodes (3, 4, k), padded; values (3, m), the axes in their
-    order, m = 0 where neither formula has one."""
+    """Smooth corrections (`model.correction`) of decode steps, mixed steps and prefill-only steps, a row each.
+
+    Attributes
+    ----------
+    counts
+        Nodes on each axis (3, 4); 0 if the table lacks the axis.
+    nodes
+        Node positions (3, 4, k), padded.
+    values
+        Log factors (3, m) in axis order; m = 0 if no fit has a correction.
+    """
 
     counts: IntArray
     nodes: FloatArray
@@ -191,9 +194,19 @@ class Table(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """typical (2, WIDTH): coefficients of decode steps, and of steps that contain prefill.  scatter: the noise of
-    single steps.  table: corrections of both.  host_ms (3,): the part of a step's cost, by phase, in which its
-    tokens are there already; see `loop`."""
+    """Step costs of an engine.
+
+    Attributes
+    ----------
+    typical
+        Coefficients (2, WIDTH) of decode steps and of steps with prefill.
+    scatter
+        Noise of single steps.
+    table
+        Smooth corrections.
+    host_ms
+        Host time (3,) by phase at the end of a step, after its tokens appear; see `loop`.
+    """
 
     typical: FloatArray
     scatter: Scatter = NONE
@@ -202,10 +215,19 @@ class StepCosts(NamedTuple):
 
 
 def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
-    """The costs of a fit, or of one for decode steps and one for steps that contain prefill. scatter: whether
-    single steps lie about them as the measured steps of their phase did.
+    """Make step costs from one fit, or from a decode fit and a fit of steps with prefill.
 
-    Raises FitNotUsable for a fit without values, WrongUsage for a family that the engine does not know.
+    Parameters
+    ----------
+    scatter
+        Whether single steps vary as the measured steps of their phase did.
+
+    Raises
+    ------
+    FitNotUsable
+        If a fit has no values.
+    WrongUsage
+        If the engine does not know the model family.
     """
     of_prefill = with_prefill or fit
     typical = np.stack([_coefficients(fit), _coefficients(of_prefill)])
@@ -215,13 +237,14 @@ def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter
 
 
 AFTER_TOKENS = 0.5
-"""Share of the host's time that passes when a step's tokens are out: handling the output comes before, scheduling the
-next step after, and no record tells them apart. By a half the moment is wrong by half of that time at most."""
+"""Share of the host time after a step's tokens appear.
+
+Output handling comes before the tokens, scheduling after; records do not separate the two, so each counts as half.
+"""
 
 
 def _host_ms(fit: FitResult, phase: str) -> float:
-    """By how much the period of a fit's steps exceeds their own time in the mean; 0 where it was not fitted to periods,
-    or its file does not say."""
+    """Return the mean period minus the mean step time; 0 if the fit uses no periods or its file lacks these means."""
     if fit.data.more.get("time") != PERIOD:
         return 0.0
     try:
@@ -233,7 +256,7 @@ def _host_ms(fit: FitResult, phase: str) -> float:
 
 
 def _table(*fits: FitResult) -> Table:
-    """The corrections of a fit of decode steps and of one of the others."""
+    """Build the correction table of a decode fit and of a fit of steps with prefill."""
     found = [fit.correction for fit in fits]
     found.append(found[-1].alone if found[-1] is not None else None)
     counts = np.array([[len(_nodes(each, axis)) for axis in range(len(OF_STEPS))] for each in found])
@@ -248,8 +271,7 @@ def _table(*fits: FitResult) -> Table:
 
 
 def _nodes(table: Correction | None, axis: int) -> Sequence[float]:
-    """The nodes of an axis by its number. Where nothing decodes, the requests in prefill take the place of those that
-    decode."""
+    """Return the nodes of an axis; prefill-only tables have requests in prefill on the first axis."""
     if table is None:
         return ()
     names = [OF_STEPS[axis], *OF_PREFILL_ALONE[:1]] if axis == 0 else [OF_STEPS[axis]]
@@ -257,7 +279,7 @@ def _nodes(table: Correction | None, axis: int) -> Sequence[float]:
 
 
 def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
-    """T = tau_0 + tau_B B + tau_S S in every step (ms)."""
+    """Make costs T = tau_0 + tau_B B + tau_S S for every step, in ms."""
     c = np.zeros((2, WIDTH))
     c[:, TAU_0], c[:, TAU_B], c[:, TAU_S] = tau_0, tau_B, tau_S
     return StepCosts(c)
@@ -267,18 +289,18 @@ OF_TIME = (
     TAU_0, TAU_B, TAU_S, TAU_Q, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y, ATTENTION, TAU_X, TAU_E, GEMM, HINGE,
     SAT_W0, SAT_W1, TAU_H, TAU_V, TAU_C, GEMM_B,
 )  # fmt: skip
-"""Coefficients that a cost is proportional to, all together."""
+"""Coefficients that the cost is linear in."""
 
 
 def scaled_costs(costs: StepCosts, decode: float, with_prefill: float) -> StepCosts:
-    """The same costs, those of decode steps and those of steps with prefill each times a factor."""
+    """Scale the costs of decode steps and of steps with prefill."""
     changed = costs.typical.copy()
     changed[np.ix_([0, 1], OF_TIME)] *= np.array([[decode], [with_prefill]])
     return costs._replace(typical=changed)
 
 
 def calibrated(costs: StepCosts, step_ms: float, token_ms: float) -> StepCosts:
-    """The same costs with a constant for every step and one for every token (ms) on top."""
+    """Add a constant for every step and one for every token, in ms."""
     changed = costs.typical.copy()
     changed[:, TAU_0] += step_ms
     changed[:, TAU_S] += token_ms
@@ -334,7 +356,7 @@ def _tiles(S: float, tile: float, rho: float) -> float:
 
 @inner
 def of_tokens(c: FloatArray, B: float, S: float) -> float:
-    """The part of a step's cost that its requests and tokens decide."""
+    """Return the part of a step's cost that depends on B and S."""
     T = c[TAU_0] + c[TAU_B] * B + c[TAU_S] * S
     if c[SAT_W1] > 0.0 or c[SAT_W0] > 0.0:
         g = 1.0 / (np.expm1(-c[SAT_KB] * B) * np.expm1(-c[SAT_KS] * S))
@@ -358,7 +380,7 @@ def of_tokens(c: FloatArray, B: float, S: float) -> float:
 
 @inner
 def _of_prefill(c: FloatArray, w: Work) -> float:
-    """What a step with prefill pays beside it: attention over sequences of many lengths, and for every prefill."""
+    """Return the extra cost of a step with prefill: attention over mixed lengths, and fixed costs of prefill."""
     D = max(w.B - w.n, 0.0)
     T = c[TAU_L] * w.KD + c[TAU_R] * w.KP + c[TAU_A] * w.A + c[TAU_N] * w.n + c[TAU_M] + c[TAU_Y] * D
     if c[ATTENTION] > 0.0:
@@ -371,7 +393,7 @@ def _of_prefill(c: FloatArray, w: Work) -> float:
 
 @inner
 def _along(t: Table, row: int, axis: int, amount: float) -> tuple[int, float]:
-    """(the node below, the share of the one above) of an amount on an axis."""
+    """Return the node below an amount on an axis, and the weight of the node above."""
     count = t.counts[row, axis]
     if count == 0:
         return 0, 0.0
@@ -389,8 +411,10 @@ def _along(t: Table, row: int, axis: int, amount: float) -> tuple[int, float]:
 
 @rare
 def correction(t: Table, row: int, D: float, P: float, held: tuple[float, float]) -> float:
-    """The factor that the table of a formula puts on a step that decodes D requests and computes P prefill tokens;
-    held: tokens of a request that decodes and of one in prefill. See `model.correction`."""
+    """Interpolate the correction factor of a step that decodes D requests and computes P prefill tokens.
+
+    `held` are the tokens of a decoding request and of one in prefill. See `model.correction`.
+    """
     i, a = _along(t, row, 0, D)
     j, b = _along(t, row, 1, P)
     k, c = _along(t, row, 2, held[0])
@@ -412,13 +436,13 @@ def correction(t: Table, row: int, D: float, P: float, held: tuple[float, float]
 
 @inner
 def of_decoding(t: Table, B: float, cached: float) -> float:
-    """The factor on a step that decodes B requests with so many cached tokens."""
+    """Return the correction factor of a step that decodes B requests with `cached` tokens in all."""
     return 1.0 if t.values.shape[1] == 0 else float(correction(t, 0, B, 0.0, (cached / max(B, 1.0), 0.0)))
 
 
 @entry
 def step_ms(costs: StepCosts, w: Work) -> float:
-    """Milliseconds of a typical step."""
+    """Return the typical latency of a step in ms."""
     c, t = costs.typical, costs.table
     if w.P <= 0.0:
         D = max(w.B - w.n, 0.0)
@@ -435,7 +459,7 @@ def step_ms(costs: StepCosts, w: Work) -> float:
 
 @inner
 def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
-    """Milliseconds of the next step of an engine."""
+    """Draw the latency of the next step of an engine in ms."""
     phase = phase_row(w.P, w.S)
     T = step_ms(costs, w) * level_of(costs.scatter, phase, w.S)
     return float(noisy_ms(costs.scatter, s, noise_group(costs.scatter, phase, w.B), T))
@@ -443,5 +467,5 @@ def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
 
 @inner
 def of_decode(c: FloatArray, B: float, S: float) -> float:
-    """The part of a step without prefill that its requests and tokens decide."""
+    """Return the part of a decode step's cost that depends on B and S."""
     return float(of_tokens(c, B, S) + c[TAU_C] * max(B - c[B_1], 0.0))

@@ -1,47 +1,8 @@
-"""Means and percentiles of simulated response times, with intervals that allow for correlation, and the lengths of
-runs.
+"""Estimate means and percentiles of simulated response times, with confidence intervals, and choose run lengths.
 
-Estimates. A percentile x is that of all requests of all replications together (`latfit.histogram`). Near saturation the
-average of each run's own percentile is too low: the few runs that meet a long queue have most of the slow requests, and
-an average gives them the weight of one run.
-
-Errors. Response times of neighbours are alike, so that n requests know less than n independent ones. A run is cut into
-batches of consecutive requests; what batch i adds to the error of an estimate is
-
-    e_i = sum over batch i of (R - mean)/N          for the mean,
-    e_i = sum over batch i of (1{R <= x} - F(x))/N  for the share F(x) of requests at or below x,
-
-and with m batches long enough to be independent the standard error s of the sum is sqrt(m/(m - 1) sum e_i^2). With
-Student's t the mean's interval is mean -+ t s. A percentile's is read off the responses at the shares p -+ t s, which
-makes it as lopsided as the tail is; no density is needed, and a time that many requests share keeps an interval of no
-width. A batch must hold EXCEEDANCES requests beyond a percentile; where that leaves fewer than SPREAD[0] batches, there
-is no interval.
-
-How long batches must be is measured. Batches of L requests with autocorrelations rho_k between single ones have, once L
-is beyond these, the lag-one correlation
-
-    r(L) = C/L,   C = sum k rho_k / (1 + 2 sum rho_k) requests,
-
-half the relaxation time where correlations decay exponentially. C, called the reach, is r(L) L of the finest batches
-with an r below SATURATED, unless coarser ones (RESOLVED or more of them) show more correlation than that by SURE
-standard errors. Batches are then APART times as long as C, SPREAD[1] of them at most and SPREAD[0] at least; what is
-left of the correlation enlarges the squared error by 1 + 2 r.
-
-An interval is not to be trusted where SPREAD[0] batches of APART C are more than was run: the correlations are over,
-but an estimate over so few long queues is still skewed. (Of M/M/1 at load .95, 95 % intervals of p99 from runs of
-1,600 C held the truth in 89 % of 300 seeds, from 6,500 C in 94 %.) Nor is it where the start from empty still counts:
-its share of the standard error is about exp(-w/2C) sqrt(C R/n) with w requests left out and n counted in each of R
-runs.
-
-Loads that vary in a course of their own (a day) have batches that differ by that course: there each replication is one
-batch. Replications of one recorded load share their arrivals: there a batch is the same requests of all replications.
-Two policies on the same random numbers are compared by the differences of what the same requests add to the errors, in
-which the noise of the load cancels; a share turns into ms by the slope of the percentile over its interval.
-
-Lengths. The reach is measured on a pilot, a run made anew and longer until it has PILOT_REACHES reaches. It rises with
-the load, for M/M/1 about as (1 + rho)/(1 - rho)^2; service times, batching and burstiness of arrivals all show in it.
-Runs then have REACHES reaches in all, MANY requests at the least, and leave out WARM reaches each, in which a start
-from empty fades to exp(-WARM/2) of what it was. Runs that turn out too short are made anew, longer.
+The standard error comes from batch means, with batches much longer than the measured autocorrelation. The interval of
+a percentile is read off the pooled distribution at the shares p ± t·s. The "reach" is the correlation length C in
+requests, measured on a pilot run. Derivation: docs/theory/simulation.md, "Statistics of response times".
 """
 
 import math
@@ -58,23 +19,37 @@ from latfit.simulation.summary import Interval
 from latfit.stats import FloatArray
 
 SPREAD = (20, 60)
-"""Batches that an error is made from."""
+"""Smallest and largest number of batches for a standard error."""
 
 EXCEEDANCES = 100
 APART = 150
-"""Length of a batch over the reach of correlation."""
+"""Batch length over the reach of correlation."""
 
 RESOLVED = 100
 SURE = 3.0
 SATURATED = 0.35
-"""Correlation of neighbours that are too short to show how far correlation reaches."""
+"""Lag-one correlation from which batches are too short to show the reach."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What batches of `length` requests add to the error of an estimate. rows: (k,) for each series of consecutive
-    ones, from batch `started` on.  requests: that count.  beyond: those beyond the percentile, infinite for a mean.
-    unseen: variance of the error that the rows do not show."""
+    """Contributions of batches to the error of an estimate.
+
+    Attributes
+    ----------
+    length
+        Requests in a batch.
+    started
+        Number of the first batch of every row.
+    rows
+        Contributions (k,) of consecutive batches, a row for each independent series, in the unit of the estimate.
+    requests
+        Requests that count.
+    beyond
+        Requests beyond the percentile; infinite for a mean.
+    unseen
+        Variance of the error that the rows do not contain.
+    """
 
     length: int
     started: int
@@ -84,7 +59,7 @@ class Parts:
     unseen: float = 0.0
 
     def doubled(self) -> "Parts":
-        """In batches of twice the length."""
+        """Merge pairs of batches into batches of twice the length."""
         pad = self.started % 2
         rows = [np.concatenate([np.zeros(pad), row, np.zeros((pad + len(row)) % 2)]) for row in self.rows]
         return replace(
@@ -95,7 +70,7 @@ class Parts:
         )
 
     def minus(self, other: "Parts") -> "Parts":
-        """The parts of a difference of two estimates on the same requests."""
+        """Return the contributions to the difference of two estimates on the same requests."""
         if self.length < other.length:
             return self.doubled().minus(other)
         if self.length > other.length:
@@ -110,7 +85,7 @@ class Parts:
             row[: len(b)] -= b
             found.append(row)
         requests, beyond = min(self.requests, other.requests), min(self.beyond, other.beyond)
-        # Of the same requests under the same policy nothing differs.
+        # The same requests under the same policy: the difference is exactly zero.
         unseen = self.unseen + other.unseen if any(row.any() for row in found) else 0.0
         return Parts(self.length, started, tuple(found), requests, beyond, unseen)
 
@@ -128,8 +103,19 @@ class Parts:
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard error of an estimate; from how many batches; the reach of correlation in requests; how many requests
-    count, and how many ought to."""
+    """Standard error of an estimate.
+
+    Attributes
+    ----------
+    error
+        Standard error, in the unit of the estimate; NaN without batches.
+    batches
+        Batches that the error comes from.
+    reach
+        Correlation length in requests.
+    requests, needed
+        Requests that count, and requests that a trusted interval needs.
+    """
 
     error: float
     batches: int
@@ -148,8 +134,10 @@ class Spread:
 
 
 def spread_of(parts: Parts, reach: float = 0.0) -> Spread:
-    """The error that the parts of an estimate add up to; no batches where percentiles have too few beyond them. reach:
-    that is known already, in requests."""
+    """Return the standard error of an estimate; without batches if too few requests lie beyond the percentile.
+
+    `reach` is a lower bound of the correlation length, in requests, that is known already.
+    """
     rows = [row for row in parts.rows if len(row)]
     whole, requests, reach = sum(map(len, rows)), parts.requests, reach_of(parts, reach)
     scarce = SPREAD[0] * EXCEEDANCES / parts.beyond
@@ -169,7 +157,7 @@ def spread_of(parts: Parts, reach: float = 0.0) -> Spread:
 
 
 def reach_of(parts: Parts, found: float = 0.0) -> float:
-    """C in requests: how far correlation reaches, not less than what was `found` already."""
+    """Measure the correlation length C in requests; at least `found`."""
     while True:
         rows = [row for row in parts.rows if len(row) > 1]
         count, pairs = sum(map(len, rows)), sum(len(row) - 1 for row in rows)
@@ -177,7 +165,7 @@ def reach_of(parts: Parts, found: float = 0.0) -> float:
         if square <= 0 or not math.isfinite(square):
             return found
         products = np.concatenate([row[1:] * row[:-1] for row in rows]) / square
-        # The error is that of products as they are: two batches with one long queue in common prove little.
+        # Empirical error instead of 1/sqrt(pairs): two batches that share one long queue are weak evidence.
         error = math.sqrt(float(products @ products)) / pairs
         r = float(products.sum()) / pairs + 1 / count
         expected = found / parts.length
@@ -190,22 +178,39 @@ def reach_of(parts: Parts, found: float = 0.0) -> float:
 
 PERCENTILES = (0.5, 0.9, 0.99)
 START = 0.1
-"""Bias of the start over the standard error, at the most."""
+"""Largest accepted bias of the empty start, over the standard error."""
 
 GROWTH = 0.75
-"""Between a rise as the root of time, 1/2, and one in proportion to it, 1."""
+"""Exponent of growth over time: between 1/2 (at capacity) and 1 (above capacity)."""
 
 STEADY, VARYING, RECORDED = "steady", "varying", "recorded"
-"""Loads: the same throughout; with a course of its own, drawn anew; the same requests in every replication."""
+"""Loads: stationary; varying over time and drawn anew for each replication; the same requests in every replication."""
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What is kept of a replication. whole (1 + p,): its mean and percentiles.  sketch: of its response times.
-    by_class: sketches of each class.
+    """Statistics of one replication.
 
-    load: STEADY, VARYING or RECORDED.  warm: requests left out.  met: how many ended by their deadline, where one was
-    promised.  sizes (2, largest + 1), busy (2,), served (2,) by path.
+    Attributes
+    ----------
+    percentiles
+        Shares p, 0 to 1.
+    whole
+        Mean and percentiles (1 + p,), ms.
+    sketch
+        Histogram of the response times.
+    by_class
+        Histogram of each class; empty with one class.
+    load
+        STEADY, VARYING or RECORDED.
+    warm
+        Requests left out at the start.
+    met
+        Requests that met their deadline.
+    promised
+        Whether there is any deadline.
+    sizes, busy, served
+        Batches by size (2, largest + 1), busy time in ms (2,) and requests (2,) by path.
     """
 
     percentiles: tuple[float, ...]
@@ -241,7 +246,7 @@ def summarise(
     percentiles: Sequence[float] = PERCENTILES,
     load: str = STEADY,
 ) -> Summary:
-    """The numbers of a run in batches of `length`; without the warm-up and requests that were never served."""
+    """Summarise a run in batches of `length` requests, without the warm-up and requests that were never served."""
     warm = min(run.drawn.warm, len(run.response_ms))
     times, path = run.response_ms, run.path[warm:]
     sketch = sketch_of(times, warm, length)
@@ -275,12 +280,12 @@ def summarise(
 
 
 def statistics(percentiles: Sequence[float]) -> tuple[str, ...]:
-    """Names of the mean and of percentiles: `mean`, `p50`, `p99.9`."""
+    """Return the names of the mean and of percentiles: `mean`, `p50`, `p99.9`."""
     return ("mean", *(f"p{100 * p:g}" for p in percentiles))
 
 
 def describe(sketches: Sequence[Sketch], percentiles: Sequence[float] = PERCENTILES) -> FloatArray:
-    """Mean and percentiles (1 + p,) of all requests of sketches: the smallest time that a share p does not exceed."""
+    """Return mean and percentiles (1 + p,) of all requests: the smallest times that a share p does not exceed."""
     pool = pooled(sketches)
     if not pool.size:
         return np.full(1 + len(percentiles), math.nan)
@@ -289,7 +294,7 @@ def describe(sketches: Sequence[Sketch], percentiles: Sequence[float] = PERCENTI
 
 
 def interval(summaries: Sequence[Summary], statistic: str, level: float = 0.95) -> Interval:
-    """The interval of `mean`, `p50`, `p90` or `p99` over replications."""
+    """Return the confidence interval of `mean`, `p50`, `p90` or `p99` over replications."""
     pool = pooled([each.sketch for each in summaries])
     if not pool.size:
         return Interval(math.nan, math.nan, math.nan, 0, False)
@@ -305,13 +310,13 @@ def interval(summaries: Sequence[Summary], statistic: str, level: float = 0.95) 
 
 
 def difference(first: Sequence[Summary], other: Sequence[Summary], statistic: str, level: float = 0.95) -> Interval:
-    """other - first in ms, from runs of two policies on the same random numbers."""
+    """Return the interval of other - first in ms, for two policies on the same random numbers."""
     a, b = (error_parts(each, statistic, level) for each in (first, other))
     return paired(a, b, level)
 
 
 def error_parts(summaries: Sequence[Summary], statistic: str, level: float = 0.95) -> tuple[float, Parts]:
-    """(an estimate in ms, what batches add to its error in ms), to be compared with that of another policy."""
+    """Return an estimate in ms and the contributions of batches to its error in ms, for `paired`."""
     pool = pooled([each.sketch for each in summaries])
     if not pool.size:
         return math.nan, Parts(1, 0, (), 0.0)
@@ -321,20 +326,20 @@ def error_parts(summaries: Sequence[Summary], statistic: str, level: float = 0.9
     half = spread_of(estimate.parts, _reach_of_mean(summaries, pool)).half_width(level)
     low, high = _ends(pool, estimate.share, half) if math.isfinite(half) else (math.nan, math.nan)
     slope = (high - low) / (2 * half) if half != 0 else 0.0
-    # The more requests are at or below a time, the earlier the percentile is reached.
+    # A larger share at or below a time means a smaller percentile, hence the sign.
     rows = tuple(-slope * row for row in estimate.parts.rows)
     return estimate.value, replace(estimate.parts, rows=rows, unseen=slope**2 * estimate.parts.unseen)
 
 
 def paired(first: tuple[float, Parts], other: tuple[float, Parts], level: float = 0.95) -> Interval:
-    """other - first with its interval, from what `error_parts` gives of both."""
+    """Return the interval of other - first from the `error_parts` of both."""
     value, spread = other[0] - first[0], spread_of(other[1].minus(first[1]))
     half = spread.half_width(level)
     return Interval(value, value - half, value + half, spread.batches, spread.enough, math.ceil(spread.needed))
 
 
 def reach(summaries: Sequence[Summary]) -> float:
-    """The farthest of any statistic, in requests."""
+    """Return the largest correlation length of any statistic, in requests."""
     pool = pooled([each.sketch for each in summaries])
     if not pool.size:
         return 0.0
@@ -343,7 +348,7 @@ def reach(summaries: Sequence[Summary]) -> float:
 
 
 def forgotten(spread: Spread, summaries: Sequence[Summary]) -> bool:
-    """Whether the start from empty is less than START of the standard error. Of other loads it is a part."""
+    """Return whether the bias of the empty start is below START standard errors; always true for loads that vary."""
     if spread.reach <= 0 or summaries[0].load != STEADY:
         return True
     left = math.exp(-summaries[0].warm / (2 * spread.reach))
@@ -351,11 +356,11 @@ def forgotten(spread: Spread, summaries: Sequence[Summary]) -> bool:
 
 
 def grows(summaries: Sequence[Summary]) -> bool:
-    """Whether response times rise through the runs of a steady load without end, as they do above capacity.
+    """Return whether response times of a steady load grow without bound.
 
-    A queue with more load than capacity rises in proportion to time, one at capacity as its root. So it is without end
-    if the last third is above the first by more than the ratio between these two, and in most runs never comes down
-    again to what the first third was on average, as every stable queue does in time.
+    Above capacity a queue grows in proportion to time, at capacity as its square root. Growth is unbounded if the last
+    third exceeds the first third by more than the ratio at exponent GROWTH and, in most runs, never falls back to the
+    mean of the first third.
     """
     if summaries[0].load != STEADY:
         return False
@@ -367,7 +372,7 @@ def grows(summaries: Sequence[Summary]) -> bool:
 
 
 def rises(series: Sequence[FloatArray], start: float) -> bool:
-    """Whether times averaged over stretches (k,) of each run rise as above capacity. start: share of a run left out."""
+    """Return whether the averages (k,) over stretches of each run grow without bound; `start` is the share left out."""
     early_sum, late_sum, stays = 0.0, 0.0, 0
     for means in series:
         third = len(means) // 3
@@ -381,7 +386,7 @@ def rises(series: Sequence[FloatArray], start: float) -> bool:
 
 
 def reach_in(times: FloatArray) -> float:
-    """The reach in requests of the times (n,) of one run, in order."""
+    """Measure the correlation length in requests of the times (n,) of one run, in order."""
     sketch = sketch_of(times, 0, PIECES * max(1, len(times) // (PIECES * PIECES * RESOLVED)))
     if not sketch.sizes.sum():
         return 0.0
@@ -391,7 +396,7 @@ def reach_in(times: FloatArray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Estimate:
-    """value in ms; parts of its error, in ms for a mean, in shares for a percentile; share: of the percentile."""
+    """An estimate in ms with its error: in ms for a mean, in shares for the percentile `share`."""
 
     value: float
     parts: Parts
@@ -399,7 +404,7 @@ class _Estimate:
 
 
 def _reach_of_mean(summaries: Sequence[Summary], pool: Pool) -> float:
-    """It is known the best, from small pieces of batches, and percentiles forget no faster."""
+    """Measure the reach of the mean: small pieces of batches show it best; percentiles decorrelate at least as fast."""
     return reach_of(_estimate(summaries, pool, "mean").parts)
 
 
@@ -421,7 +426,7 @@ def _estimate(summaries: Sequence[Summary], pool: Pool, statistic: str) -> _Esti
 
 
 def _series(summaries: Sequence[Summary], rows: Sequence[FloatArray], pieces: int, beyond: float) -> Parts:
-    """Rows (k * pieces,) of replications, in pieces of a batch, as series that are independent of each other."""
+    """Group rows (k * pieces,) of replications, in pieces of a batch, into independent series."""
     first, requests = summaries[0], float(sum(each.counted for each in summaries))
     if first.load == VARYING:
         return Parts(first.requests, 0, tuple(np.array([row.sum()]) for row in rows), requests, beyond)
@@ -435,7 +440,7 @@ def _series(summaries: Sequence[Summary], rows: Sequence[FloatArray], pieces: in
 
 
 def _ends(pool: Pool, share: float, half: float) -> tuple[float, float]:
-    """The times at the ends of an interval of shares; NaN where it goes beyond all requests."""
+    """Return the times at the ends of an interval of shares; NaN beyond all requests."""
     low = pool.value(share - half) if share - half > 0 else 0.0
     return low, pool.value(share + half) if share + half < 1 else math.nan
 
@@ -448,8 +453,10 @@ def _column(summary: Summary, statistic: str) -> int:
 
 
 def _met(run: Replication, times: FloatArray, sla_ms: float) -> tuple[int, bool]:
-    """How many of the served ended by their deadline, and whether there was any promise. times (n,): of those that
-    count, NaN for requests that were never served."""
+    """Count the served requests that met their deadline; return whether there is any deadline, too.
+
+    `times` (n,) are those that count, NaN for requests that were never served.
+    """
     deadlines, ids, warm = run.drawn.deadline_ms, run.drawn.load.class_id, run.drawn.warm
     if not np.isfinite(deadlines).any():
         return int(np.count_nonzero(times <= sla_ms)), math.isfinite(sla_ms)
@@ -467,27 +474,27 @@ REACHES = 128 * APART
 PILOT, PILOT_REACHES = 50_000, 1500
 WARM = 20
 WARM_SHARE = 0.02
-"""Of a run, at the least; half of it at the most."""
+"""Smallest share of a run that is left out at its start; the largest is one half."""
 
 LONGEST = 2_000_000
-"""Requests that count in a replication, so that a few at a time fit into memory; else there are more replications."""
+"""Requests that count in one replication, limited by memory; longer runs are split into replications."""
 
 MOST = 100_000_000
-"""Requests in all, unless they are asked for: some seconds."""
+"""Requests in all unless the user sets a number; takes some seconds."""
 
 BATCHES = 1024
-"""Batches that are kept of all replications, at the least."""
+"""Smallest number of batches stored over all replications."""
 
 STEP = 8
-"""Times as long as before that runs become at the most, where they were too short."""
+"""Largest factor by which a run that is too short is lengthened."""
 
 SURELY_GROWING = 4_000_000
-"""Requests in all from which a queue that still grows is taken to have no end."""
+"""Requests in all from which a queue that still grows counts as unstable."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """requests of each of so many replications; warm of them are left out."""
+    """Length of runs: requests of each replication, of which `warm` are left out."""
 
     requests: int
     warm: int
@@ -499,24 +506,24 @@ class Length:
 
     @property
     def batch(self) -> int:
-        """Requests in a batch: a power of two, so that runs of any two lengths can be compared."""
+        """Requests in a batch: a power of two, so that runs of any two lengths are comparable."""
         return int(max(PIECES, 2 ** math.floor(math.log2(max(1.0, self.in_all / BATCHES)))))
 
 
 def length_of(requests: int, replications: int, warmup: float | None, far: float = 0.0) -> Length:
-    """Runs of so many requests. warmup: share that is left out; None for as much as the reach `far` asks."""
+    """Return runs of `requests` each. `warmup` is the share left out; None derives it from the reach `far`."""
     forgotten = min(max(WARM_SHARE * requests, WARM * far), requests / 2)
     return Length(requests, int(forgotten if warmup is None else warmup * requests), replications)
 
 
 def wanted(percentiles: Sequence[float], far: float) -> int:
-    """Requests in all that are wanted for percentiles where correlation reaches `far`, as far as the budget goes."""
+    """Return the requests in all that the percentiles need at the reach `far`, limited by MOST."""
     beyond = max(1.1 * SPREAD[0] * EXCEEDANCES / min(share, 1 - share) for share in percentiles or (0.5,))
     return math.ceil(min(MOST, max(MANY, beyond, REACHES * far)))
 
 
 def divided(in_all: int, replications: int, warmup: float | None, far: float) -> Length:
-    """Runs with so many requests in all that count."""
+    """Split `in_all` counted requests into replications."""
     replications = max(replications, math.ceil(in_all / LONGEST))
     each = math.ceil(in_all / replications)
     if warmup is not None:
@@ -525,7 +532,7 @@ def divided(in_all: int, replications: int, warmup: float | None, far: float) ->
 
 
 def measured_reach(pilot: Callable[[Length], Summary], most: int) -> float:
-    """The reach in requests, from runs of `pilot` with up to `most` requests; 0 where the queue seems to grow."""
+    """Measure the reach on runs of `pilot` of up to `most` requests; 0 if the queue grows without bound."""
     requests = min(PILOT, most)
     while True:
         found = [pilot(Length(requests, 0, 1))]
@@ -540,7 +547,7 @@ def measured_reach(pilot: Callable[[Length], Summary], most: int) -> float:
 
 
 def longer(summaries: Sequence[Summary], length: Length, warmup: float | None) -> Length | None:
-    """The length with which too short runs are to be made anew; None where they are long enough, or it is no use."""
+    """Return a longer length for runs that are too short; None if they are long enough or more requests cannot help."""
     if length.in_all >= MOST:
         return None
     if grows(summaries):

@@ -1,19 +1,9 @@
-"""The simulation of requests, compiled: they arrive, a policy forms batches of them, and two paths serve the batches.
+"""Simulate requests that arrive, are batched by a policy and served on two paths, in compiled code.
 
-One loop over the moments at which something may be decided: a server becomes free, a policy's time limit runs out, or
-as many wait as the policy asked for. Arrivals in between are only counted, so that a batch costs the same however many
-requests it takes in. At one moment, services end first, then requests arrive, then the policy is asked, until it waits.
-
-The queue is the stretch [HEAD, TAIL) of `line`, in order of arrival, where there is one class; with several, each class
-is a linked list and whoever comes first by class and age is taken. A batch may pass over the front of the queue. A
-closed loop keeps the requests that its users think about in a heap by the moment at which they send them, and writes
-arrivals down as they happen.
-
-N(t), the number in the system, is integrated over the run from the counts alone, and the response times are written
-down one by one: that the two agree is Little's law, checked after every run.
-
-Compiled functions share plain tuples of arrays: a queue (line, following, lists), the paths' servers
-(servers, free), the counters q and the clocks t, which go by the numbers below.
+Events are decisions: a server becomes free, a time limit ends, or the requested number waits. With one class the queue
+is the slice [HEAD, TAIL) of `line`; several classes are linked lists, merged by class and age. A closed loop keeps the
+next requests in a heap. Functions share tuples: queue (line, following, lists), paths (servers, free), counters q and
+clocks t. Details: docs/theory/simulation.md, "Dispatch policies".
 """
 
 from typing import Any, NamedTuple
@@ -43,15 +33,32 @@ HEAD, TAIL, QUEUED, KNOWN, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = r
 CLOCK, LAST, AREA, CLOCKS = range(4)
 
 DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)
-"""Distributions of the service time given its typical value."""
+"""Distributions of the service time around its typical value."""
 
 WARMING, MEASURING, DRAINING = range(3)
 NOBODY = -1
 
 
 class Load(NamedTuple):
-    """arrive (n,) ms; tokens (n,) or empty where all are alike; class_id (n,) or empty for one class; deadlines
-    (classes,) ms; think (n,) ms, empty for an open load; users of a closed one; warm: the first that counts."""
+    """Requests of a run.
+
+    Attributes
+    ----------
+    arrive
+        Arrival times (n,), ms.
+    tokens
+        Tokens (n,); empty if all requests are alike.
+    class_id
+        Classes (n,); empty with one class.
+    deadlines
+        Deadlines (classes,), ms.
+    think
+        Think times (n,), ms; empty for an open load.
+    users
+        Users of a closed loop.
+    warm
+        First request that counts.
+    """
 
     arrive: Any
     tokens: Any
@@ -63,10 +70,23 @@ class Load(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """times (2, Bmax + 1, grid) ms by path, batch and tokens in it; grid of tokens; typical (2, Bmax + 1) ms, for the
-    policy; servers (2,); kind (2,) of the service-time distribution; fixed (2,) ms added to those
-    that are drawn; the noise of both
-    paths where it is empirical."""
+    """Service times of both paths.
+
+    Attributes
+    ----------
+    times
+        T (2, Bmax + 1, grid) in ms by path, batch and tokens.
+    grid
+        Tokens at which `times` is given.
+    typical
+        T (2, Bmax + 1) in ms that the policy sees.
+    servers, kind
+        Servers and service-time distribution (2,) by path.
+    fixed
+        Constant (2,) added to drawn times, ms.
+    noise
+        Noise of both paths if empirical.
+    """
 
     times: Any
     grid: Any
@@ -78,7 +98,7 @@ class Machine(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A policy: code, parameters, and the ms of waiting that make up for a class."""
+    """A policy: code, parameters, and the wait in ms worth one class."""
 
     code: int
     parameters: Any
@@ -86,12 +106,24 @@ class Rule(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What the core works on.
+    """Working memory of the loop.
 
-    free (2, servers): when each server is free.  members (Bmax + 1,).  seen (VIEW + 2 servers,).  line (n,): requests
-    in order of arrival, for one class; following (n,): the next of its class behind a request, for several.  lists (4,
-    classes): first and last of each class, and two places of a walk.  returns (users,): heap of the requests that
-    users will send.  sent (n,): when, once that is known, before that how long they think.
+    Attributes
+    ----------
+    free
+        When each server (2, servers) is free.
+    members
+        Requests of the current batch (Bmax + 1,).
+    seen
+        View of the policy (VIEW + 2 servers,).
+    line, following
+        Queue in order of arrival (n,) for one class; next request of the same class (n,) for several.
+    lists
+        First and last request of each class and two cursors (4, classes).
+    returns
+        Heap (users,) of the requests that users will send.
+    sent
+        Think time of each request (n,), then its sending time.
     """
 
     free: Any
@@ -105,9 +137,21 @@ class Scratch(NamedTuple):
 
 
 class Out(NamedTuple):
-    """response (n,) ms, NaN until served; path (n,), -1 until served; sizes (2, Bmax + 1): batches by size; busy (3,
-    2): ms of service begun, in all, up to the first and up to the last arrival that count; batch (n,) and start
-    (n,): number and start of the batch, empty where not wanted; counters and clocks at the end."""
+    """Results of a run.
+
+    Attributes
+    ----------
+    response
+        Response times (n,), ms; NaN if not served.
+    path
+        Path (n,); -1 if not served.
+    sizes
+        Batches by size (2, Bmax + 1).
+    busy
+        Service begun in ms (3, 2): in all, up to the first and up to the last arrival that counts.
+    batch, start
+        Number and start of each request's batch (n,); empty if not requested.
+    """
 
     response: Any
     path: Any
@@ -121,7 +165,7 @@ class Out(NamedTuple):
 
 @inner
 def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
-    """Queue the arrivals up to `moment`, but stop once `at` requests wait. Returns the moment it went up to."""
+    """Queue arrivals up to `moment`, or until `at` requests wait; return the time reached."""
     tail, waiting, n = q[TAIL], q[QUEUED], q[KNOWN]
     last, area = t[LAST], t[AREA]
     while tail < n and arrive[tail] <= moment:
@@ -138,7 +182,7 @@ def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
 
 @inner
 def admit_by_class(arrive, class_id, queue, sending, clocks, limits):  # type: ignore[no-untyped-def]
-    """As `admit`, for several classes and for a closed loop; sending: its users' next requests, a heap by time."""
+    """Do the same as `admit` for several classes and for a closed loop; `sending` is the heap of its next requests."""
     _, following, lists = queue
     returns, sent = sending
     q, t = clocks
@@ -183,7 +227,7 @@ def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
 
 @inner
 def observe(arrive, deadlines, queue, paths, q, view):  # type: ignore[no-untyped-def]
-    """Fill the policy's view, all but the time and how many requests are aged."""
+    """Fill the policy's view, except for the time and the number of aged requests."""
     line, _, lists = queue
     _, free = paths
     view[WAITING] = q[QUEUED]
@@ -204,7 +248,7 @@ def observe(arrive, deadlines, queue, paths, q, view):  # type: ignore[no-untype
 
 @inner
 def count_aged(arrive, queue, q, now, cutoff):  # type: ignore[no-untyped-def]
-    """How many requests have waited for `cutoff`, up to MOST_AGED: whoever is behind one that has not, has not."""
+    """Count the requests that have waited for `cutoff`, up to MOST_AGED; the queue is in order of age."""
     line, following, lists = queue
     aged = 0
     if len(following) == 0:
@@ -221,7 +265,7 @@ def count_aged(arrive, queue, q, now, cutoff):  # type: ignore[no-untyped-def]
 
 @inner
 def take_next(members, arrive, queue, q, how):  # type: ignore[no-untyped-def]
-    """Take the `take` requests behind the first `passed` out of the queue: by class less age/ageing."""
+    """Take `take` requests behind the first `passed` out of the queue, by class less age/ageing."""
     line, following, lists = queue
     take, passed, ageing, moment = how
     q[QUEUED] -= take
@@ -258,7 +302,7 @@ def take_next(members, arrive, queue, q, how):  # type: ignore[no-untyped-def]
 
 @inner
 def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
-    """Schedule the next request of a user whose last one ended at `idle_from`, after the thinking time."""
+    """Schedule the next request of a user whose last one ended at `idle_from`, after the think time."""
     i = q[ISSUED]
     sent[i] += idle_from
     push(returns, q[RETURNING], sent, i)
@@ -268,8 +312,8 @@ def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
 
 @entry
 def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-untyped-def]
-    """Run until everybody is served or the policy waits for ever. rngs: a generator a path."""
-    # Taken out of the tuples once: in the loop each access would count a reference.
+    """Run until all requests are served or the policy waits forever; `rngs` has a generator for each path."""
+    # Unpacked once: each tuple access in the loop would count a reference.
     arrive, class_id, deadlines, warm = load.arrive, load.class_id, load.deadlines, load.warm
     typical, kind, fixed, noise = machine.typical, machine.kind, machine.fixed, machine.noise
     times, grid, tokens = machine.times, machine.grid, load.tokens
@@ -322,7 +366,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
 
 @inner
 def _next_free(paths, now):  # type: ignore[no-untyped-def]
-    """When the next busy server ends."""
+    """Return when the next busy server ends."""
     servers, free = paths
     soonest = np.inf
     for path in range(2):
@@ -334,7 +378,7 @@ def _next_free(paths, now):  # type: ignore[no-untyped-def]
 
 @inner
 def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-untyped-def]
-    """Typical T of the batch, interpolated linearly between the tokens of the grid."""
+    """Return the typical T of a batch, interpolated linearly over tokens."""
     lasts = times[path, take, 0]
     if len(grid) > 1:
         total = 0
@@ -351,13 +395,13 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
 
 @inner
 def _drawn_ms(kind, noise, group, T, u):  # type: ignore[no-untyped-def]
-    """By one uniform number a batch, so that runs can share their random numbers."""
+    """Draw a service time from one uniform number per batch, so that runs can share random numbers."""
     return -T * np.log1p(-u) if kind == EXPONENTIAL else drawn_step_ms(noise, group, T, u)
 
 
 @inner
 def _occupy(paths, busy, path, now, lasts):  # type: ignore[no-untyped-def]
-    """Serve on the server of the path that became free first; returns when that ends."""
+    """Serve on the server of a path that became free first; return when the service ends."""
     servers, free = paths
     server = 0
     for other in range(1, servers[path]):
@@ -370,7 +414,7 @@ def _occupy(paths, busy, path, now, lasts):  # type: ignore[no-untyped-def]
 
 @inner
 def _answer(arrive, served, members, take, how):  # type: ignore[no-untyped-def]
-    """Write down the responses of a batch and the path that served it."""
+    """Store the responses and the path of a batch."""
     response, served_on = served
     path, ends = how
     for k in range(take):
@@ -381,14 +425,14 @@ def _answer(arrive, served, members, take, how):  # type: ignore[no-untyped-def]
 
 @inner
 def _log(column, members, take, value):  # type: ignore[no-untyped-def]
-    """Note a value of each member of a batch; an empty column is not wanted."""
+    """Store a value for each member of a batch; an empty column is skipped."""
     for k in range(take if len(column) > 0 else 0):
         column[members[k]] = value
 
 
 @inner
 def _mark(arrive, warm, paths, q, busy):  # type: ignore[no-untyped-def]
-    """Note the service done by the first and the last arrival that count, once these have come."""
+    """Store the service begun at the first and at the last arrival that counts."""
     servers, free = paths
     while q[PHASE] < DRAINING:
         mark = warm if q[PHASE] == WARMING else len(arrive) - 1

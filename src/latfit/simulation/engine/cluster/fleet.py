@@ -1,14 +1,8 @@
-"""Replicas that come and go: by a schedule, or by a rule that looks at the load, compiled.
+"""Change the number of replicas by a schedule or an autoscaling rule, in compiled code.
 
-A replica is asked for, starts for a fixed time, and then is routed to. One that is sent away is routed to no more, ends
-the requests that it has, and is gone; its place is taken again only when it has. Those that still start are sent away
-first, then the youngest. A replica is paid for from when it is asked for until it is gone.
-
-The rule is that of Kubernetes' horizontal autoscaler for a metric that is shared out among replicas (its defaults:
-every 15 s, a tolerance of 0.1, a window of 300 s). Every so often the metric is added up over the replicas that are
-routed to, and total / target, rounded up, is what is recommended, between the least and the most; within the tolerance
-of what was asked for, that stays. More replicas are asked for at once, fewer only as many as the highest recommendation
-within the window. Metrics: requests that wait or run, those that wait, or the share of KV blocks in use.
+A new replica starts for a fixed time, then receives requests. A removed replica finishes its requests first; replicas
+still starting are removed before the youngest one. The rule is Kubernetes' horizontal autoscaler for requests in the
+system, waiting requests, or KV usage. Details: docs/theory/simulation.md, "Router and replicas".
 """
 
 import math
@@ -39,18 +33,22 @@ METRICS = {"requests": 0, "waiting": 1, "kv": 2}
 TOLERANCE = 0.1
 
 ABSENT, STARTING, UP, DRAINING = range(4)
-"""What a place for a replica holds."""
+"""Phases of a place for a replica."""
 
 ASKED, NEXT, TICK, BORN, LOGGED, TURN, CROWDED = range(7)
-"""Counters in `Fleet.i`. ASKED: replicas that start or are routed to.  NEXT: row of the schedule.  TICK: looks of the
-rule.  BORN: replicas that were ever asked for.  LOGGED: rows of the log.  TURN: the place that was routed to last.
-CROWDED: 1 once no place was free."""
+"""Counters in `Fleet.i`.
+
+ASKED: replicas that start or serve. NEXT: row of the schedule. TICK: evaluations of the rule. BORN: replicas ever
+started. LOGGED: rows of the log. TURN: last place routed to. CROWDED: 1 once no place was free.
+"""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`replicas[i]` are asked for from moments_ms[i] on, counted from the first arrival; the first ones are there from
-    the start."""
+    """Scheduled replicas: `replicas[i]` from moments_ms[i] on, counted from the first arrival.
+
+    The first entry is present from the start.
+    """
 
     moments_ms: tuple[float, ...]
     replicas: tuple[int, ...]
@@ -71,18 +69,18 @@ class Schedule:
         return max(self.replicas)
 
     def to_json(self) -> dict[str, Any]:
-        """Moments in s, counted from the first arrival."""
+        """Return moments in s, counted from the first arrival."""
         return {"replicas_at": self.steps_s}
 
     @property
     def steps_s(self) -> list[tuple[float, int]]:
-        """(from when on, replicas)."""
+        """Steps of the schedule as (start in s, replicas)."""
         return [(at / 1e3, count) for at, count in zip(self.moments_ms, self.replicas, strict=True)]
 
 
 @dataclass(frozen=True)
 class Autoscaler:
-    """The rule: `target` of a metric for each replica, between `least` and `most` of them."""
+    """Autoscaling rule: keep a metric at `target` per replica, with `least` to `most` replicas."""
 
     metric: str
     target: float
@@ -108,7 +106,7 @@ class Autoscaler:
             raise WrongUsage("a time below zero", where="--autoscale", remedy="Write requests:20:1..8:15s:5min.")
 
     def to_json(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the rule as text, as `parse_autoscaler` reads it."""
         times = f"{self.every_ms / 1e3:g}s:{self.cool_down_ms / 1e3:g}s"
         return {"autoscale": f"{self.metric}:{self.target:g}:{self.least}..{self.most}:{times}"}
 
@@ -119,8 +117,16 @@ RULE = re.compile(r"(\w+):([^:]+):(\d+)\.\.(\d+)(?::([^:]+))?(?::([^:]+))?")
 
 
 def parse_autoscaler(text: str) -> Autoscaler:
-    """`requests:20:1..8`, a metric, its target and the replicas allowed; more: how often it looks, and for how long the
-    highest recommendation counts, `kv:70%:1..8:15s:5min`. Raises WrongUsage."""
+    """Parse `requests:20:1..8`: a metric, its target per replica and the range of replicas.
+
+    Optional fields are the interval between evaluations and the window of the highest recommendation:
+    `kv:70%:1..8:15s:5min`.
+
+    Raises
+    ------
+    WrongUsage
+        If the text is no such rule.
+    """
     found = RULE.fullmatch(text.strip())
     if found is None:
         raise WrongUsage(
@@ -138,9 +144,23 @@ def _is_number(text: str) -> bool:
 
 
 class Fleet(NamedTuple):
-    """rule (5,): metric (-1 for none), target, least, most, ms between looks.  start_ms: from asking to serving.
-    moments, counts: the schedule.  recent: the last recommendations.  By place: phase, born, since (asked for),
-    ready, ended (sent away), paid ms.  log (3, c): moments, replicas that are routed to, and asked for."""
+    """State of the fleet.
+
+    Attributes
+    ----------
+    rule
+        (5,): metric (-1 for none), target, least, most, ms between evaluations.
+    start_ms
+        Time from request to service, ms.
+    moments, counts
+        Schedule.
+    recent
+        Last recommendations.
+    phase, born, since, ready, ended, paid
+        By place: phase, number, time of request, of readiness and of removal, paid ms.
+    log
+        (3, c): time, replicas serving, replicas requested.
+    """
 
     i: IntArray
     rule: FloatArray
@@ -158,7 +178,7 @@ class Fleet(NamedTuple):
 
 
 def new_fleet(scaling: Scaling | None, start_ms: float, first: int, places: int, span: tuple[float, float]) -> Fleet:
-    """`first` replicas that are there, in `places`. span: the first and the last arrival, ms."""
+    """Make a fleet of `first` running replicas in `places`; `span` holds the first and the last arrival in ms."""
     rule, looks = np.array([-1.0, 0.0, 0.0, 0.0, np.inf]), 0
     moments, counts, recent = np.empty(0), np.empty(0, dtype=np.int64), 1
     if isinstance(scaling, Schedule):
@@ -183,7 +203,7 @@ def new_fleet(scaling: Scaling | None, start_ms: float, first: int, places: int,
 
 @inner
 def next_change(f: Fleet) -> float:
-    """When replicas are asked for, are ready, or the rule looks; infinite for never."""
+    """Return when the fleet changes next; infinity for never."""
     found = (f.i[TICK] + 1) * f.rule[4] if f.rule[0] >= 0 else np.inf
     if f.i[NEXT] < len(f.moments):
         found = min(found, f.moments[f.i[NEXT]])
@@ -195,7 +215,7 @@ def next_change(f: Fleet) -> float:
 
 @rare
 def change(o: Limits, f: Fleet, states: State, now: float) -> None:
-    """What happens at `now`; the engines are brought up to it."""
+    """Apply the changes at `now`; all engines have advanced to it."""
     asked = f.i[ASKED]
     if f.i[NEXT] < len(f.moments) and f.moments[f.i[NEXT]] <= now:
         asked = f.counts[f.i[NEXT]]
@@ -223,7 +243,7 @@ def change(o: Limits, f: Fleet, states: State, now: float) -> None:
 
 @inner
 def _recommended(o: Limits, f: Fleet, states: State) -> int:
-    """What the rule asks for."""
+    """Return the replicas that the rule recommends."""
     total, asked = 0.0, f.i[ASKED]
     for k in range(len(f.phase)):
         if f.phase[k] == UP:
@@ -247,7 +267,7 @@ def _recommended(o: Limits, f: Fleet, states: State) -> int:
 
 @inner
 def _send_away(f: Fleet, now: float) -> None:
-    """One replica less: one that starts, else the youngest."""
+    """Remove one replica: one that still starts, else the youngest."""
     chosen = -1
     for k in range(len(f.phase)):
         if f.phase[k] == STARTING or f.phase[k] == UP:
@@ -265,7 +285,7 @@ def _send_away(f: Fleet, now: float) -> None:
 
 @inner
 def _start(f: Fleet, states: State, now: float) -> None:
-    """One replica more, in a place that is free."""
+    """Start one replica in a free place."""
     for k in range(len(f.phase)):
         if f.phase[k] == DRAINING and _drained(states, k, now):
             f.phase[k] = ABSENT
@@ -289,7 +309,7 @@ def _drained(states: State, k: int, now: float) -> bool:
 
 @inner
 def in_turn(f: Fleet) -> int:
-    """The place after the last one that is routed to."""
+    """Return the next serving place in round-robin order."""
     k = f.i[TURN]
     while True:
         k = k + 1 if k + 1 < len(f.phase) else 0
@@ -299,7 +319,7 @@ def in_turn(f: Fleet) -> int:
 
 
 def paid_ms(fleet: Fleet, states: State, end_ms: float) -> float:
-    """Time of all replicas together until the end of a run."""
+    """Return the paid time of all replicas until the end of a run, in ms."""
     total = fleet.paid.copy()
     for k, phase in enumerate(fleet.phase):
         if phase == DRAINING:

@@ -1,16 +1,9 @@
-"""Several engines: replicas behind a router, and prefill apart from decoding.
+"""Run several engines: replicas behind a router, or prefill on separate engines.
 
-Replicas are equal and independent between arrivals. round-robin: in turn. Other routes look at the replicas when a
-request comes (see `router`). prefix: the one that a request's user last went to, whose cache holds the start of the
-prompt, unless that one has `slack` requests more than the least loaded (then that one, which has the prefix from then
-on). Users who wait for their answers keep to one replica in round-robin, and are routed anew with every request else.
-Replicas may come and go (see `fleet`).
-
-Apart: some engines prefill and give the first token; the keys and values travel, a fixed time and one for each token
-of the prompt; others decode the rest. Each kind stands behind a router of its own. A decoding engine knows the request
-from the moment its cache has arrived. This is also how a CPU prefills for a GPU: only the step costs of the engines
-that prefill differ. Where a rule by length sends only some prompts to be prefilled apart, the engines that decode
-prefill the others themselves, from when they come.
+Replicas are equal and independent between arrivals (routes: `router`; changing numbers: `fleet`). In round-robin, users
+of a closed loop stay on one replica. With separate prefill, one group of engines computes the prompt and the first
+token, the KV cache travels (fixed time plus time per token), and another group decodes. A length rule may leave some
+prompts to the decoding engines. Usage: docs/engine.md.
 """
 
 import math
@@ -64,8 +57,17 @@ ROUTES = {
 
 @dataclass(frozen=True)
 class Routing:
-    """replicas behind a route; prefix_share: of a prompt that a replica holds which served the user before.  scaling:
-    how replicas come and go, `replicas` being those at the start; start_up_ms: from asking for one until it serves."""
+    """Replicas behind a route.
+
+    Attributes
+    ----------
+    prefix_share
+        Share of a prompt cached on a replica that served the user before.
+    scaling
+        Schedule or rule that changes the number of replicas; `replicas` is the number at the start.
+    start_up_ms
+        Time from requesting a replica until it serves.
+    """
 
     replicas: int = 1
     route: str = "round-robin"
@@ -100,7 +102,7 @@ def serve_replicas(
     seed: int = 0,
     think_ms: FloatArray | None = None,
 ) -> EngineRun:
-    """Run equal engines behind a router until every request is done; think_ms and errors as in `serve`."""
+    """Run equal engines behind a router until all requests are done; `think_ms` and errors as in `serve`."""
     if routing.replicas == 1 and routing.route != "prefix" and routing.scaling is None:
         return serve(requests, costs, settings, seed, think_ms)
     check_fits(requests, settings)
@@ -119,7 +121,7 @@ def serve_replicas(
 def _served(
     requests: Requests, load: Load, costs: StepCosts, limits: Limits, routing: Routing, before: int = 0
 ) -> EngineRun:
-    """Run engines that are always there. before: engines that have taken random numbers already."""
+    """Run a constant number of engines; `before` engines have used the first random streams."""
     first = coming(load)
     in_turn = routing.route == "round-robin" or (routing.replicas == 1 and routing.route != "prefix")
     _check_routed(limits, in_turn=in_turn)
@@ -141,7 +143,7 @@ def _check_routed(limits: Limits, *, in_turn: bool) -> None:
 
 
 def _idle(limits: Limits, load: Load, engines: int, first: SmallIntArray, before: int = 0) -> State:
-    """Engines that share a source, which holds the requests whose arrival is known."""
+    """Make engines with a shared source of the requests whose arrival is known."""
     source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(COUNTERS, dtype=np.int64)
     source[: len(first)] = first
     counts[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
@@ -151,7 +153,7 @@ def _idle(limits: Limits, load: Load, engines: int, first: SmallIntArray, before
 def _serve_scaled(
     requests: Requests, costs: StepCosts, settings: EngineSettings, routing: Routing, seed: int
 ) -> EngineRun:
-    """Replicas that come and go. Places for them are as many as replicas at a time, and more where some still drain."""
+    """Run a changing number of replicas; there are more places than replicas, because some still drain."""
     assert routing.scaling is not None
     limits, places, answer = settings.limits(seed), routing.scaling.most, FULL
     _check_routed(limits, in_turn=False)
@@ -173,8 +175,10 @@ def _serve_scaled(
 
 
 def _in_turn(limits: Limits, load: Load, costs: StepCosts, engines: Sequence[State], first: SmallIntArray) -> IntArray:
-    """Serve request r on engine r modulo the number of engines, which is how users, too, are spread over them: each
-    stays where it is. first: the requests whose arrival is known. Returns the engine (n,) of each."""
+    """Serve request r on engine r modulo the number of engines, so that users stay on one engine.
+
+    `first` are the requests whose arrival is known. Returns the engine (n,) of each request.
+    """
     spread = min(len(engines), load.users) if load.users else len(engines)
     for k, state in enumerate(engines[:spread]):
         own = first[first % spread == k]
@@ -205,8 +209,10 @@ ALL_PROMPTS = (0.0, math.inf)
 
 @dataclass(frozen=True)
 class Transfer:
-    """Keys and values on their way from the engine that prefilled: fixed, and by token of the prompt. prompts: the
-    shortest and the longest that are prefilled apart; engines that decode prefill the others."""
+    """Transfer of the KV cache from prefill to decode: a fixed time plus a time per prompt token.
+
+    Only prompts whose length is within `prompts` (shortest, longest) are prefilled apart.
+    """
 
     fixed_ms: float = 0.0
     ms_per_token: float = 0.0
@@ -217,15 +223,14 @@ class Transfer:
             raise WrongUsage("a transfer below zero", where="--transfer", remedy="Give a time that is not negative.")
 
     def prefilled_apart(self, prompt_tokens: IntArray) -> NDArray[np.bool_]:
-        """Which prompts (n,) are."""
+        """Mark the prompts (n,) that are prefilled apart."""
         shortest, longest = self.prompts
         return np.asarray((prompt_tokens >= shortest) & (prompt_tokens <= longest))
 
 
 @dataclass(frozen=True, eq=False)
 class Apart:
-    """What came of prefill and decoding apart: the runs of both kinds of engines (None where no request went there),
-    and the requests (n,) from end to end, as in `EngineRun`."""
+    """Result of separate prefill: runs of both groups (None if unused), and end-to-end request times (n,)."""
 
     prefill: EngineRun | None
     decode: EngineRun | None
@@ -237,7 +242,7 @@ class Apart:
     replica: IntArray
 
     def whole(self, requests: Requests) -> EngineRun:
-        """All engines as one run of the requests; gaps between tokens are those of the engines that decode."""
+        """Merge all engines into one run of the requests; token gaps are those of the decoding engines."""
         runs = [run for run in (self.prefill, self.decode) if run is not None]
         sizes = np.zeros(max(len(run.batch_sizes) for run in runs), dtype=np.int64)
         for run in runs:
@@ -268,7 +273,7 @@ def serve_apart(
     seed: int = 0,
     routing: tuple[Routing, Routing] = (Routing(), Routing()),
 ) -> Apart:
-    """Run the engines that prefill, then those that decode; costs, settings and routing: (of prefill, of decode)."""
+    """Run the prefill engines, then the decode engines; costs, settings and routing are pairs in that order."""
     apart = transfer.prefilled_apart(requests.prompt_tokens)
     seen, start, first, last, begun = np.full((5, len(requests)), np.nan)
     arrived, replica = requests.arrival_ms.copy(), np.zeros(len(requests), dtype=np.int64)
@@ -297,7 +302,7 @@ def serve_apart(
 
 
 def _given(requests: Requests, settings: EngineSettings, seed: int, apart: NDArray[np.bool_]) -> Load:
-    """Requests of which those apart (n,) have their prompt computed and their first token."""
+    """Make the load of the decode engines: requests in `apart` (n,) have their prompt and first token already."""
     load = load_of(requests, replace(settings, prefix_cache=False), seed)
     cached = np.where(apart, requests.prompt_tokens, load.cached).astype(np.int32)
     return load._replace(cached=cached, given=apart.astype(np.int32))

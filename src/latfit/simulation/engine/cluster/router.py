@@ -1,22 +1,9 @@
-"""The router in front of several engines: who gets the request that has come, compiled.
+"""Route arriving requests to engines, in compiled code.
 
-At each arrival every engine is brought up to that moment, then the router chooses; of equals the first. It knows what
-an engine knows: requests that wait and run, their prompts, the tokens computed, free slots and blocks. It does not know
-how long an output will be, only their mean.
-
-least-loaded: the fewest requests.  shortest-queue: the fewest tokens to be computed, which are the prompts that wait,
-what is left of those that run, and one for each request that decodes.  prefix: see `replicas`; where contents of
-prompts are known, the engine that finds most of the prompt, of those within `slack` requests of the least loaded; one
-that finds less than half of it is not worth that, and the least loaded one is taken (as in SGLang's router).
-predicted-latency: the least time to the first token. With D requests that decode over K cached tokens, P prompt tokens
-to be computed before this request's own p, and a budget of b tokens a step, that takes n = ceil((P + p) / (b - D))
-steps after the one that runs, each as long as the costs say of D single tokens and (P + p) / n of prefill. If slots or
-blocks are lacking, it waits for e requests to end: for the slots, e is how many more wait than slots are free; for the
-blocks, what is lacking over what a running request holds. Of R running requests with m output tokens on the mean, one
-ends every m / R steps, so that is e m / R steps of decoding.
-
-Users who wait for their answers send the next request when one has ended, whichever engine ends it. So engines must not
-run ahead of one another: the one that plans next makes a step, and only as long as no request has come before.
+At each arrival all engines advance to that moment, then the route picks one; ties go to the first. Routes see queues,
+running requests, computed tokens, free slots and blocks, but only the mean output length. Closed loop: engines advance
+in step, because a request may follow from any engine's answer. Routes: docs/engine.md; predicted latency:
+docs/theory/simulation.md, "Router and replicas".
 """
 
 from typing import NamedTuple
@@ -51,17 +38,34 @@ from latfit.stats import IntArray
 ROUND_ROBIN, LEAST_LOADED, SHORTEST_QUEUE, PREFIX, PREDICTED = range(5)
 
 WORTH = 0.5
-"""Share of a prompt from which on an engine is chosen because it has it."""
+"""Smallest cached share of a prompt for which the prefix decides the route, as in SGLang."""
 
 FULL = 4
-"""What the router answers where replicas that come and go find no place."""
+"""Status if a changing fleet has no place for a replica."""
 
 
 class Router(NamedTuple):
-    """route: its number.  slack: requests that an engine with the prefix may have more than the least loaded one.
-    share: of a prompt that such an engine holds.  output: mean output tokens.  replica (n,): where each request went.
-    last (users,): the engine that a user went to last, -1 for none; home (users, engines): 1 where it has been.
-    fleet: which engines are there."""
+    """State of the router.
+
+    Attributes
+    ----------
+    route
+        Number of the route.
+    slack
+        Requests that an engine with the prefix may have beyond the least loaded one.
+    share
+        Share of a prompt that such an engine has cached.
+    output
+        Mean output tokens.
+    replica
+        Engine (n,) of each request.
+    last
+        Last engine (users,) of each user, -1 for none.
+    home
+        1 where a user has been served before (users, engines).
+    fleet
+        Replicas present.
+    """
 
     route: int
     slack: int
@@ -75,8 +79,10 @@ class Router(NamedTuple):
 
 @entry
 def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router: Router) -> int:
-    """Route and serve all requests of the source; 0 when all is done, 2 when something waits that can never run, 4 when
-    the fleet has no place for a replica that is asked for."""
+    """Route and serve all requests of the source.
+
+    Returns 0 when all are done, 2 if a waiting request can never run, 4 if the fleet has no place for a new replica.
+    """
     source, counts, fleet = states.source, states.source_i, router.fleet
     while True:
         moment = np.inf
@@ -118,8 +124,7 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
 
 @inner
 def _plans_next(load: Load, states: State) -> tuple[int, tuple[float, float]]:
-    """The engine that plans the next step, -1 where none has anything to do; when it does, and until when it is the
-    only one."""
+    """Return the engine that plans the next step (-1 if all are idle), when it plans, and when the next engine does."""
     best, first, second = -1, np.inf, np.inf
     for k in range(states.i.shape[0]):
         at = states.f[k, NOW]
@@ -136,7 +141,7 @@ def _plans_next(load: Load, states: State) -> tuple[int, tuple[float, float]]:
 
 @rare
 def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Router, r: int) -> int:
-    """The engine for request r, which from then on knows the request's prefix."""
+    """Choose the engine for request r and record that it has the request's prefix."""
     chosen, least = 0, np.inf
     for k in range(states.i.shape[0]):
         if router.fleet.phase[k] != UP:
@@ -168,8 +173,10 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
 
 @rare
 def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, most: float) -> int:
-    """The engine that finds most of a request's prompt, of those that have at most so many requests, where that is
-    worth it; else the least loaded one. Of equals the one that is better by the other."""
+    """Return the engine with most of the prompt cached, among those with at most `most` requests.
+
+    Falls back to the least loaded engine if the cached share is below WORTH; ties go by the other criterion.
+    """
     chosen, found, fewest = 0, -1, np.inf
     idlest, there, least = 0, -1, np.inf
     for k in range(states.i.shape[0]):
@@ -187,13 +194,13 @@ def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, m
 
 @inner
 def _in_system(s: State) -> int:
-    """Requests that wait or run, those that are pushed but not seen yet included."""
+    """Count requests that wait or run, including those sent but not yet seen by the scheduler."""
     return int(s.i[WAITING] + s.i[COUNT] + s.i[PUSHED] - s.i[SEEN])
 
 
 @inner
 def _outstanding(s: State) -> int:
-    """Tokens to be computed of requests that wait or run."""
+    """Count the tokens still to compute of requests that wait or run."""
     total = s.i[QUEUED]
     for i in range(s.i[COUNT]):
         if s.fin[i] == 0:
@@ -203,7 +210,7 @@ def _outstanding(s: State) -> int:
 
 @inner
 def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, output: float) -> float:
-    """Time until the first token of a request that comes now."""
+    """Predict the time to the first token of a request that arrives now, in ms."""
     cached = load.unit * units_there(o, load, s, r) if len(load.known) > 0 else min(load.cached[r], load.prompt[r] - 1)
     waiting = s.i[QUEUED] + load.prompt[r] - cached
     D, K, tokens = 0.0, 0.0, float(waiting)
