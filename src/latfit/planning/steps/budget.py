@@ -51,7 +51,8 @@ class StepBudget:
     contexts
         Cached tokens of the whole step, in rising order.
     most
-        most[k][B]: largest S of a step of B = 0, 1, ... requests with up to contexts[k] cached tokens; -1 if none is feasible.
+        most[k][B]: largest S of a step of B = 0, 1, ... requests with up to contexts[k] cached tokens; -1 if no step
+        is feasible.
     fewest
         Smallest S from which all steps up to `most` are feasible; above B if smaller steps take longer.
     shown
