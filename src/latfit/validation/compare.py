@@ -471,7 +471,7 @@ def _figures(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> l
 def metrics(
     measured: Measured, first_ms: FloatArray, last_ms: FloatArray, since_ms: FloatArray | None = None
 ) -> dict[str, FloatArray]:
-    """Return each metric of `DEFINITIONS` by request (n,), NaN if undefined. since_ms (n,): start instead of arrival."""
+    """Return each metric of `DEFINITIONS` by request (n,), NaN if undefined. since_ms (n,): replaces the arrivals."""
     arrival, output = measured.requests.arrival_ms if since_ms is None else since_ms, measured.requests.output_tokens
     more = np.where(output > 1, output - 1, np.nan)
     return {
