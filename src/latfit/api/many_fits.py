@@ -61,7 +61,7 @@ class FitTask:
                 if self.shortlist.holds(found):
                     return found
             return fit_trace(self.rows, self.options, **facts)
-        except Exception as error:  # noqa: BLE001  whatever it is, it ends this fit and not the others
+        except Exception as error:  # noqa: BLE001  any error ends this fit only
             return error
 
 
@@ -125,7 +125,7 @@ def _asked(process: "Popen[bytes]", task: FitTask) -> Outcome:
 def serve() -> None:
     """Run a fitting process: answer tasks from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # keep library output out of the answers
     while True:
         try:
             task: FitTask = pickle.load(sys.stdin.buffer)
@@ -139,7 +139,7 @@ def _pickled(found: Outcome) -> bytes:
     """Pickle an outcome; an error that cannot be unpickled becomes a RuntimeError."""
     try:
         pickle.loads(content := pickle.dumps(found, protocol=5))
-    except Exception as error:  # noqa: BLE001  what an error of another library is made from, nobody knows
+    except Exception as error:  # noqa: BLE001  unpickling runs another library's constructor
         return pickle.dumps(RuntimeError(f"{type(found).__name__}: {first_line(error)}"), protocol=5)
     return content
 
@@ -198,7 +198,7 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
     try:
         with on_threads(workers) as threads:
             while True:
-                # one more than are at work, so that none of them waits
+                # submit one more than are working, so that none idles
                 while len(running) <= workers and (number := next(waiting, None)) is not None:
                     running[threads.submit(started.fit, task(number))] = number
                 if not running:

@@ -178,8 +178,10 @@ class Visits:
         return replace(result, warnings=find_warnings(result, load))
 
     def _take_samples(self, index: int, process: int, prepare_ms: float) -> None:
-        """Run steps until one is as fast as the CONFIRMING_STEPS after it: these are samples, those before are warm-up.
-        Then take more. If the time ends first, only the last of several steps counts."""
+        """Warm up until a step is as fast as the CONFIRMING_STEPS after it; these are samples. Then take more.
+
+        If the time ends first, only the last of several steps counts.
+        """
         times: list[float] = []
         taken = 0
         while len(times) < MAX_WARMUP_STEPS and not taken:

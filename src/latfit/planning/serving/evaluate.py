@@ -231,8 +231,8 @@ class Evaluator:
         return self.side_by_side(lambda setup: self.measure(setup, scale), setups)
 
     def _decided(self, setup: Setup, load: Load, scale: float, slower: float, most: int) -> Measured:
-        # A recorded course of events differs by the noise of single steps alone, of which there are many. What is not
-        # carried is decided, and run to be shown.
+        # Replications of a recording differ only by the noise of many steps, so one is enough. An unstable load is
+        # missed without simulation; one run is made for the report.
         once = isinstance(load, RecordedLoad) and most == MOST
         if once or not self.carries(setup, scale * slower):
             most = 1
@@ -251,7 +251,7 @@ class Evaluator:
 
     def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
         summary = _of_all(done.summary(self.targets.promise), setup.replicas / self._simulated(setup))
-        # A run ends before a load that is a little too large has piled up.
+        # A finite run can end before the queue of a slight overload has grown.
         carried = self.lead is not None or (summary.stable and self.carries(setup, scale * slower))
         return Measured(
             setup,
@@ -350,7 +350,7 @@ class Evaluator:
             found = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
             if not CROWDED < found < 1 / CROWDED or not isinstance(self.load, OpenLoad):
                 return found
-            # Lengths with a heavy tail leave a few percent open in as few requests as tell elsewhere.
+            # With heavy-tailed lengths FLOOD requests leave an error of a few percent.
             return offered / (setup.most * self.saturated(setup.settings, LONG_FLOOD).requests_per_s)
         prefill, decode = self.of_kinds(setup.settings)
         return offered / min(setup.prefill * prefill, setup.replicas * decode)

@@ -100,7 +100,7 @@ class Room:
 
     def _batchings(self, at: EngineSettings) -> Iterator[EngineSettings]:
         yield replace(at, batching="chunked-prefill")
-        # Without chunks engines ask that a whole sequence fits into a step.
+        # Without chunked prefill engines require that a whole sequence fits into a step.
         if at.max_num_batched_tokens >= self.longest_sequence:
             yield replace(at, batching="continuous", long_prefill_token_threshold=0)
 
@@ -255,7 +255,7 @@ class Search:
             met = [each for each in self._tried(left, asked) if each.met]
             if not met:
                 break
-            # Of several the one with most room goes on; the others are asked again at what it carries.
+            # Continue with the candidate of most slack; retry the others at its feasible load.
             best = min(met, key=lambda each: each.ratio)
             at, load = best.setup.settings, self.highest(best.setup, asked)
             left = [each.setup for each in met if each is not best]
