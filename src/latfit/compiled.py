@@ -1,16 +1,9 @@
-"""How hot loops are compiled: by numba, cached on disk, without the interpreter's lock, dividing as NumPy does.
+"""Numba decorators for hot loops: compiled without the GIL, cached on disk, dividing as NumPy does.
 
-The simulators' cores make no arrays, so that nothing in them needs to count references, and their functions are inlined
-into one: both would cost more than the work itself, since a call passes every array's bounds and an access counts its
-owners. Making every function callable from Python would take most of the compiling.
-
-What was compiled is kept in the package's own `__pycache__`, or in the user's cache folder (`$XDG_CACHE_HOME/latfit`)
-where that is not writable; where neither is, it is compiled anew in every process. Each function knows the sources of
-all modules that take part in compiled code (MODULES) by their hash: numba looks at a function's own file alone, but
-what is inlined into it, and the constants it reads, may stand in another.
-
-A function that is found in the cache is loaded without numba's registries of what it could compile, whose import takes
-longer than everything else that numba does then.
+The cache lies in the package's `__pycache__`, else in the user's cache folder, and depends on the sources of all
+MODULES: numba's own cache misses changes in inlined functions and constants. Simulator cores use no arrays of their own
+and inline their helpers, since reference counting and calls cost more than the work. Loading from the cache skips
+numba's registries, whose import takes most of the time.
 """
 
 import os
@@ -61,7 +54,7 @@ MODULES = (
     "simulation/policies/event_loop",
     "simulation/policies/replication",
 )
-"""Modules with compiled functions, or with constants that those read."""
+"""Modules with compiled functions, or with constants that these read."""
 
 ONCE = "Compiling once for this machine, which may take half a minute."
 EVERY_TIME = "Compiling, for this command alone: no cache folder can be written; XDG_CACHE_HOME may name one."
@@ -69,7 +62,7 @@ EVERY_TIME = "Compiling, for this command alone: no cache folder can be written;
 
 @cache
 def sources() -> str:
-    """Hash of everything that compiled code is made from, and of what it is compiled by."""
+    """Hash the sources of compiled code, and the versions of numba and Python."""
     found = sha256(f"{numba.__version__} {sys.version}".encode())
     for module in MODULES:
         found.update((PACKAGE / f"{module}.py").read_bytes())
@@ -78,7 +71,7 @@ def sources() -> str:
 
 @cache
 def folder() -> Path | None:
-    """Where compiled code is kept; None where no folder can be written."""
+    """Return the cache folder; None if no folder is writable."""
     own = sha256(str(PACKAGE).encode()).hexdigest()[:16]
     chosen = settings.CACHE_DIR
     users = Path(chosen or folders.AppDirs("latfit", appauthor=False).user_cache_dir) / f"compiled-{own}"
@@ -92,12 +85,12 @@ def folder() -> Path | None:
 
 @cache
 def _announce() -> None:
-    """Said once a process, on stderr; a progress bar of the command goes on below it."""
+    """Announce the compilation on stderr, once per process."""
     tell(ONCE if folder() else EVERY_TIME)
 
 
 class _Place:
-    """Where a function is kept and what it depends on, as numba asks for it."""
+    """numba's cache locator: file name, folder and source stamp of a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name = f"{function.__module__}-"
@@ -124,7 +117,7 @@ class _Implementation(parts.CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Cache(parts.FunctionCache):  # type: ignore[misc]
-    """Compiled code on disk. A cache that cannot be read or written is none."""
+    """numba's on-disk cache; a file that cannot be read or written counts as missing."""
 
     _impl_class = _Implementation
 
@@ -148,7 +141,7 @@ class _Cache(parts.FunctionCache):  # type: ignore[misc]
 
 
 def cached(**options: Any) -> Callable[..., Any]:
-    """Compiles a function by numba's `njit` with `options`, kept as the module says."""
+    """Return a decorator that compiles with numba's `njit(**options)` and this module's cache."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         made = njit(**options)(function)
@@ -164,25 +157,26 @@ _WITHOUT_ARRAYS: Any = {**_COMMON, "_nrt": False}
 _INNER: Any = {**_WITHOUT_ARRAYS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 compiled: Callable[..., Any] = cached(**_COMMON)
-"""For a loop that stands alone and may make arrays."""
+"""For a self-contained loop that may allocate arrays."""
 
 entry: Callable[..., Any] = cached(**_WITHOUT_ARRAYS, forceinline=True)
-"""For the function of a core that Python calls."""
+"""For a core's function that Python calls."""
 
 shared: Callable[..., Any] = cached(**_WITHOUT_ARRAYS)
-"""The same for one that another core calls, too: it is linked to that one, not copied into it."""
+"""For a core's function that another core calls, too: linked there, not copied."""
 
 inner: Callable[..., Any] = cached(**_INNER, forceinline=True)
-"""For what only other functions of a core call."""
+"""For functions that only a core calls: inlined."""
 
 rare: Callable[..., Any] = cached(**_INNER)
-"""The same for what runs seldom: a call then costs less than one more copy to compile."""
+"""For inner functions that run seldom: a call costs less than compiling another copy."""
 
 
 @inner
 def first_beyond(reached, low, high, u):  # type: ignore[no-untyped-def]
-    """The first place in low..high whose cumulated share is above u, high where none is: a draw from a discrete law
-    by a uniform number."""
+    """Return the first index in low..high whose cumulative share exceeds u, else high: a draw from a discrete
+    distribution.
+    """
     while low < high:
         middle = (low + high) // 2
         if reached[middle] > u:
@@ -194,7 +188,7 @@ def first_beyond(reached, low, high, u):  # type: ignore[no-untyped-def]
 
 @inner
 def mixed(x):  # type: ignore[no-untyped-def]
-    """The finaliser of splitmix64: neighbouring integers (uint64) become unrelated ones."""
+    """Apply the finaliser of splitmix64: decorrelates neighbouring integers (uint64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

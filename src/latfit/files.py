@@ -1,9 +1,8 @@
-"""Files that appear whole or not at all, and errors of the file system in a user's words.
+"""Write files atomically, and report file system errors in the user's terms.
 
-A file is written beside its place and moved there in one step: after a full disk or a `kill -9` at any moment it holds
-the old content or the new. A file that is read, changed and written back goes through `rewrite`: writers take turns by
-a lock of the system, which ends with its holder, and write only what was made of the content that is still there. On
-file systems without locks the turn is the file that says whose it is.
+A file is written under a temporary name and renamed: after a full disk or a crash it has the old content or the new.
+`rewrite` serves read-modify-write: writers take turns by a lock file, and retry if the content changed meanwhile. On
+file systems without locks the lock file's existence is the lock.
 """
 
 import errno
@@ -34,19 +33,19 @@ os.umask(_UMASK)
 """Read once, while the program has one thread: reading it means setting it for an instant."""
 
 TEMPORARY = (".latfit-", ".part")
-"""How the names of files begin and end that are not in their place yet."""
+"""Prefix and suffix of temporary files."""
 STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n\w]")
 """Characters that may control a terminal: all but printable ASCII, letters and digits."""
 ABANDONED_S, ABANDONED_WITHOUT_LOCKS_S = 60.0, 86_400.0
 LOCK = ".latfit.lock"
-"""Beside a file while it is rewritten; says who does it."""
+"""Lock file of a folder during `rewrite`; names its owner."""
 SAID_AFTER_S, GIVEN_UP_AFTER_S, POLL_S = 2.0, 60.0, 0.005
 TRIES = 100
 
 
 def check_writable(target: Path) -> None:
-    """Fail now, before a long run, where `target` could not be written at its end."""
+    """Raise TargetNotWritable before a long run if `target` cannot be written at its end."""
     if str(target) == "-":
         raise TargetNotWritable(
             "is no file's name", where=str(target), remedy="Name a file; standard output is /dev/stdout."
@@ -69,10 +68,10 @@ def check_writable(target: Path) -> None:
 
 
 def write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Let `write` fill a temporary neighbour of `target`, then move it into place in one step.
+    """Let `write` fill a temporary file next to `target`, then rename it.
 
-    Whatever goes wrong on the way, `target` keeps its old content and no half file stays behind. A file keeps its mode,
-    a link stays one and its target is replaced. A device or a pipe gets the content when all of it is there.
+    On any error `target` keeps its content and the temporary file is removed. Mode and links are preserved. A device or
+    a pipe gets the content once it is complete.
     """
     check_writable(target)
     with file_system_errors(target):
@@ -80,10 +79,15 @@ def write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 def rewrite(target: Path, content: Callable[[], str]) -> None:
-    """Replace the text in `target` by `content()`, which reads it, so that no other writer's change in between is lost.
+    """Replace the text in `target` by `content()`, which reads it, without losing another writer's change.
 
-    Writers in one folder take turns. What was changed by others all the same (an editor, a file system without locks)
-    is seen before the new content takes its place, and `content` is called again.
+    Writers in one folder take turns. If other programs changed the file meanwhile (an editor, a file system without
+    locks), `content` is called again.
+
+    Raises
+    ------
+    TargetNotWritable
+        If the file keeps changing, or its lock stays taken.
     """
     check_writable(target)
     with file_system_errors(target):
@@ -101,10 +105,7 @@ def rewrite(target: Path, content: Callable[[], str]) -> None:
 
 
 def lock(descriptor: int) -> bool | None:
-    """Whether this process alone holds the open file from now on, until it closes it or dies.
-
-    None where the file system has no locks.
-    """
+    """Lock an open file until it is closed; return whether that succeeded, None on file systems without locks."""
     if sys.platform == "win32":
         return None
     try:
@@ -117,10 +118,9 @@ def lock(descriptor: int) -> bool | None:
 
 
 def open_own(file: Path, flags: int) -> int:
-    """Open a file that latfit keeps beside a user's, such as a lock or a journal, and return its descriptor.
+    """Open a lock or journal that latfit keeps next to a user's file, and return its descriptor.
 
-    Raises TargetNotWritable unless it is a regular file with one name: another user may have put a link to a victim
-    there, or a pipe that never ends.
+    Raises TargetNotWritable unless it is a regular file with one link: another user may have placed a link or a pipe.
     """
     try:
         descriptor = os.open(file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -140,8 +140,7 @@ def open_own(file: Path, flags: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk: before that, a loss of power may bring back what a file was moved over.
-    Some file systems cannot."""
+    """Flush a folder's entries to disk, where possible: a rename is not durable before."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -151,7 +150,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _place(target: Path) -> Path:
-    """Where the content of `target` lies: at the end of its links, or an open stream of this process."""
+    """Resolve links of `target`; an open stream of this process stays."""
     if str(target).startswith(STREAMS):
         return target
     place = Path(os.path.realpath(target))
@@ -161,12 +160,12 @@ def _place(target: Path) -> Path:
 
 
 def _is_special(place: Path) -> bool:
-    """Whether it is there and cannot be replaced: a device, a pipe, an open stream."""
+    """Whether it exists and cannot be replaced: a device, a pipe, an open stream."""
     return place.exists() and (not place.is_file() or str(place).startswith(STREAMS))
 
 
 def _replace(place: Path, write: Callable[[BinaryIO], None], allowed: Callable[[], bool] = lambda: True) -> bool:
-    """Put what `write` writes in the place, if that is still allowed once it is written; whether it was."""
+    """Write to a temporary file and rename it if `allowed()`; return whether it was."""
     if _is_special(place):
         whole = BytesIO()
         write(whole)
@@ -187,7 +186,7 @@ def _replace(place: Path, write: Callable[[BinaryIO], None], allowed: Callable[[
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A new file, locked while its writer lives, and gone at the end unless it was moved."""
+    """Create a file that is locked while open and deleted at the end unless renamed."""
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY[0], suffix=TEMPORARY[1])
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -199,7 +198,7 @@ def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 @functools.cache
 def _remove_abandoned(folder: Path) -> None:
-    """Temporaries whose writers were killed, once a process: nobody holds them, nobody has written them for a while."""
+    """Delete stale temporary files that nobody locks, once per process."""
     for left in folder.glob("*".join(TEMPORARY)):
         with suppress(OSError, TargetNotWritable), os.fdopen(open_own(left, os.O_RDWR), "rb") as stream:
             free = lock(stream.fileno())
@@ -209,7 +208,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _take_after(place: Path, partial: Path) -> None:
-    """Mode and, as far as the system allows it, owner and group of the file that is replaced."""
+    """Copy mode and, if permitted, owner and group of the replaced file."""
     try:
         before = place.stat()
     except FileNotFoundError:
@@ -223,7 +222,7 @@ def _take_after(place: Path, partial: Path) -> None:
 
 
 def _version(place: Path) -> tuple[int, int, int] | None:
-    """What differs once somebody has written the file; None where there is none."""
+    """Return what changes whenever the file is written; None if it does not exist."""
     try:
         found = place.stat()
     except FileNotFoundError:
@@ -233,13 +232,13 @@ def _version(place: Path) -> tuple[int, int, int] | None:
 
 @contextmanager
 def _turn(place: Path) -> Iterator[None]:
-    """This process alone rewrites files in the folder of `place`."""
+    """Hold the lock for rewriting files in the folder of `place`."""
     sidecar = place.with_name(LOCK)
     descriptor = _wait_for(sidecar, place)
     try:
         yield
     finally:
-        # Gone before it is free: who waits for this file sees that it is not the one in the folder any more.
+        # Unlink before unlocking: waiters see that their file is no longer the one in the folder.
         with suppress(OSError):
             sidecar.unlink()
         os.close(descriptor)
@@ -273,7 +272,7 @@ def _wait_for(sidecar: Path, place: Path) -> int:
 
 
 def _open_lock(sidecar: Path) -> tuple[int, bool]:
-    """Make the lock file, or open it where it exists; return the descriptor and whether this process made it."""
+    """Create or open the lock file; return the descriptor and whether this process created it."""
     with suppress(FileExistsError):
         return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
     try:
@@ -283,10 +282,10 @@ def _open_lock(sidecar: Path) -> tuple[int, bool]:
 
 
 def _take_lock(descriptor: int, sidecar: Path, made: bool) -> bool:
-    """Lock the file if this process made it and it is still in the folder; remove it if its maker was killed.
+    """Lock the file if this process created it and it is still in the folder; remove it if its creator was killed.
 
-    Only the maker writes into the file, so nothing that another process put there changes. On a file system without
-    locks the maker owns the file until its age shows that the maker was killed.
+    Only the creator writes into the file, so nothing that another process put there changes. Without file locks the
+    creator owns the file until its age shows that the creator was killed.
     """
     free = lock(descriptor)
     try:
@@ -321,7 +320,7 @@ def write_json(target: Path, document: Any) -> None:
 
 
 def dumps(document: Any) -> str:
-    """Strict JSON: a number that is not finite becomes null, because `NaN` is not JSON. Only printable characters."""
+    """Return strict JSON of printable characters; a number that is not finite becomes null."""
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
     return MAYBE_UNPRINTABLE.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)
 
@@ -349,7 +348,7 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def file_system_errors(target: Path) -> Iterator[None]:
-    """Errors of the system while `target` is written, as TargetNotWritable."""
+    """Convert OSError while `target` is written to TargetNotWritable."""
     try:
         yield
     except OSError as error:

@@ -1,14 +1,8 @@
-"""Fits of many systems, each on a processor core of its own.
+"""Fit many systems in parallel, one process per processor core.
 
-A fit is thousands of short NumPy calls, which threads of one interpreter would make one after another. So processes
-make them: they are sent the rows of a system through a pipe, send back its fit, and end when their pipe does. They are
-started as programs of their own and in a session of their own: they do not import the user's script again, inherit no
-locks, and a Ctrl-C reaches this process alone, which has then kept what is done.
-
-With `auto`, most systems of one source have the same model, and most of the work is to try others. So the first
-`PROBED` systems, drawn from all, are fitted with every candidate. For the others only those remain that won some of
-these, and the references (see `fitting.shortlist`). A system whose held-out error is then above those of the first ones
-is fitted with every candidate too.
+Processes, not threads, since a fit is many short NumPy calls under the GIL. They receive rows and return fits by
+pickles over pipes, and never import the user's script. With the model `auto`, the first PROBED systems try every
+candidate; the others try only models that often won there, unless their held-out error is larger.
 """
 
 import os
@@ -32,21 +26,21 @@ if TYPE_CHECKING:
 
 SERVE = "from latfit.api.many_fits import serve; serve()"
 SEVERAL = 8
-"""Systems from which it pays to start processes, which takes each half a second."""
+"""Systems from which processes pay; each takes half a second to start."""
 
 PROBED, MANY = 32, 100
-"""Systems that are fitted with every candidate, and from how many systems on the others are not."""
+"""Systems fitted with every candidate, and number of systems above which the others use a shortlist."""
 
 
 Outcome = FitResult | Exception
-"""A fit, or what ended it."""
+"""A fit, or the error that ended it."""
 Outcomes = Generator[tuple[int, Outcome]]
-"""Number of a system and what became of it, as it does."""
+"""(number of a system, its outcome), in order of completion."""
 
 
 @dataclass(frozen=True)
 class FitTask:
-    """What a process needs to know to fit one system. shortlist: the models to try, None for every one."""
+    """Everything needed to fit one system. shortlist: models to try, None for all."""
 
     rows: Trace
     options: "FitOptions"
@@ -56,7 +50,7 @@ class FitTask:
     shortlist: "Shortlist | None" = None
 
     def done(self) -> Outcome:
-        """The fit, or the error that ended it."""
+        """Return the fit, or the error that ended it."""
         from latfit.fitting import fit_trace
 
         facts: dict[str, Any] = {"doubt": self.doubt, "data": self.data, "provenance": self.provenance}
@@ -67,12 +61,12 @@ class FitTask:
                 if self.shortlist.holds(found):
                     return found
             return fit_trace(self.rows, self.options, **facts)
-        except Exception as error:  # noqa: BLE001  whatever it is, it ends this fit and not the others
+        except Exception as error:  # noqa: BLE001  any error ends this fit only
             return error
 
 
 def failed(model: str, error: Exception) -> FitResult:
-    """The record of a fit that an error ended."""
+    """Return the fit record of an error."""
     told, remedy = f"{type(error).__name__}: {first_line(error)}", FitStatus.FAILED.remedy
     if isinstance(error, LatfitError):
         told, remedy = error.found, error.remedy
@@ -81,7 +75,7 @@ def failed(model: str, error: Exception) -> FitResult:
 
 @dataclass
 class _Workers:
-    """Processes that make fits, as many as are waited for at once."""
+    """A pool of fitting processes that grows to the number of concurrent fits."""
 
     free: SimpleQueue["Popen[bytes]"] = field(default_factory=SimpleQueue)
     running: list["Popen[bytes]"] = field(default_factory=list)
@@ -113,7 +107,7 @@ class _Workers:
         return process
 
     def end(self) -> None:
-        """Kill them: who waits for an answer is told so by the end of the pipe."""
+        """Kill the processes; callers waiting for an answer see the end of the pipe."""
         for process in self.running:
             process.kill()
             process.wait()
@@ -129,9 +123,9 @@ def _asked(process: "Popen[bytes]", task: FitTask) -> Outcome:
 
 
 def serve() -> None:
-    """Make the fits that come in on standard input, until it ends."""
+    """Run a fitting process: answer tasks from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # keep library output out of the answers
     while True:
         try:
             task: FitTask = pickle.load(sys.stdin.buffer)
@@ -142,25 +136,30 @@ def serve() -> None:
 
 
 def _pickled(found: Outcome) -> bytes:
-    """What another process can read, also of errors that do not say how they are made again."""
+    """Pickle an outcome; an error that cannot be unpickled becomes a RuntimeError."""
     try:
         pickle.loads(content := pickle.dumps(found, protocol=5))
-    except Exception as error:  # noqa: BLE001  what an error of another library is made from, nobody knows
+    except Exception as error:  # noqa: BLE001  unpickling runs another library's constructor
         return pickle.dumps(RuntimeError(f"{type(found).__name__}: {first_line(error)}"), protocol=5)
     return content
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the processor cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def all_done(task: Callable[[int], FitTask], systems: int, workers: int | None = None) -> Outcomes:
-    """What becomes of each system, as it is done. task: what is to be fitted, made when its turn comes.
+    """Yield the outcome of each system on completion.
 
-    workers: processes that fit; without it one a core where the systems are several, else none.
+    Parameters
+    ----------
+    task
+        Makes a system's task when its turn comes.
+    workers
+        Processes; None takes one per core for SEVERAL or more systems, else fits in this process.
     """
     workers = (cores() if systems >= SEVERAL else 1) if workers is None else workers
     first = _spread(systems) if systems >= MANY and _chooses(task(0)) else []
@@ -179,7 +178,7 @@ def _chooses(task: FitTask) -> bool:
 
 
 def _spread(systems: int) -> list[int]:
-    """Numbers of the systems that are fitted first, evenly from all."""
+    """Return PROBED systems, evenly spread."""
     return [(2 * i + 1) * systems // (2 * PROBED) for i in range(PROBED)]
 
 
@@ -199,7 +198,7 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
     try:
         with on_threads(workers) as threads:
             while True:
-                # one more than are at work, so that none of them waits
+                # submit one more than are working, so that none idles
                 while len(running) <= workers and (number := next(waiting, None)) is not None:
                     running[threads.submit(started.fit, task(number))] = number
                 if not running:

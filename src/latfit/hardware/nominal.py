@@ -1,10 +1,8 @@
-"""Nominal numbers of a path that was not measured, such as those of a data sheet: flagged wherever they are used.
+"""Parse nominal latencies of an unmeasured path, such as those of a data sheet. Their use always adds a warning.
 
-They are a linear latency T(B, S) = launch + slope B + per_token S, in ms, or short `8ms+0.05ms*256`: launch, slope and
-largest batch. `exp:2ms` is the mean of an exponential service. `p50=2ms` is a median of one request, served one at a
-time, so that B of them take B times as long. What a median says of the mean depends on the distribution of the service:
-an exponential one of median m has mean m/ln 2 = 1.44 m and serves ln 2/m requests per ms, not 1/m (that holds only if
-every service takes the same time). Nominal numbers say nothing about spread, so there are no intervals.
+Formats: `launch=8ms,slope=0.05ms` (linear in B and S), short `8ms+0.05ms*256` (with the largest batch), `exp:2ms` (mean
+of an exponential service), `p50=2ms` (median of one request served at a time). They have no intervals. Median and mean:
+docs/theory/planning.md, "Nominal paths".
 """
 
 import math
@@ -29,10 +27,16 @@ _SHORT = re.compile(r"(?=exp:|.*[+*])(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+
 
 @dataclass(frozen=True)
 class Nominal:
-    """A linear latency in ms and the sizes it is taken to hold for; text: as it was given.
+    """A linear latency in ms and the sizes it applies to.
 
-    median: whether it is the median of one request at a time, with nothing said about the mean.  exponential: whether
-    it is the mean of an exponential service.
+    Attributes
+    ----------
+    text
+        As given.
+    median
+        Whether it is the median of one request at a time; the mean is then unknown.
+    exponential
+        Whether it is the mean of an exponential service.
     """
 
     text: str
@@ -45,11 +49,11 @@ class Nominal:
     exponential: bool = False
 
     def mean_factor(self) -> float:
-        """Mean over median, 1/ln 2 for an exponential service; 1 where no median was given."""
+        """Return mean over median: 1/ln 2 of an exponential service, 1 unless a median was given."""
         return 1 / math.log(2) if self.median else 1.0
 
     def as_fit(self) -> FitResult:
-        """The same as a fit of the linear model, with a warning that says that nothing was measured."""
+        """Return the latency as a linear fit, with a warning that nothing was measured."""
         line = {
             "tau_0": (self.launch_ms, "ms"),
             "tau_B": (self.slope_ms, "ms/request"),
@@ -73,7 +77,7 @@ class Nominal:
 
 
 def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
-    """The numbers in `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
+    """Parse `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
     if short := _SHORT.fullmatch(text.strip()):
         launch, slope = (parse_duration_ms(short[name] or "0", option=where, zero=True) for name in ("launch", "slope"))
         if launch == slope == 0:

@@ -1,13 +1,13 @@
-"""What binds a running engine, as its counters show, and what would help.
+"""Diagnose which limit binds a running engine from its counters, and which settings would help.
 
 - **idle**: nothing ran.
-- **sequences**: requests wait although the KV cache has room, and as many run as the limit allows, known or shown.
 - **kv_cache**: requests are preempted, or wait while the cache is full.
-- **token_budget**: requests wait while the mean step is nearly as large as the budget, where it is known.
-- **steps**: hardly any request waits; latency is the time of steps, and raising limits does nothing.
+- **steps**: hardly any request waits; step times determine latency.
+- **sequences**: requests wait at the sequence limit, known or inferred.
+- **token_budget**: requests wait and the mean step nearly fills a known budget.
 - **unknown**: requests wait, and the counters do not show why.
 
-How much a setting helps is what a fit knows: a limit that moves changes batch sizes.
+Only a fit quantifies how much a setting helps.
 """
 
 import math
@@ -103,14 +103,16 @@ def diagnose(readings: Sequence[Reading], limits: Mapping[str, int] | None = Non
 
 
 def limit_shown(running: Sequence[float]) -> float | None:
-    """Return the sequence limit that readings with waiting requests and room in the KV cache show: the most that ran in
-    any, if nearly as many ran in nearly all."""
+    """Infer the sequence limit from readings with waiting requests and free KV cache.
+
+    It is the largest running count, if nearly all readings are close to it; else None.
+    """
     most = max(running, default=0.0)
     return most if most > 0 and _reach(running, most, FLAT_SHARE) else None
 
 
 def _reach(running: Sequence[float], limit: float, short: float) -> bool:
-    """Whether as many run as a limit allows, within one or a share of it, in nearly all readings."""
+    """Whether running counts reach a limit, within one or the share `short` of it, in nearly all readings."""
     return sum(n >= limit - max(1.0, short * limit) for n in running) >= NEARLY_ALL * len(running)
 
 
@@ -132,7 +134,7 @@ class _Readings:
         return bool(waiting) and sum(value > 0 for value in waiting) >= MIN_WAITING_SHARE * len(waiting)
 
     def growing(self) -> float:
-        """Requests per second by which the queue clearly grew, else 0."""
+        """Return the requests per second by which the queue clearly grew, else 0."""
         waiting = self.gauge("waiting")
         more = waiting[-1] - waiting[0] if self.waits else 0.0
         return more / self.seen.seconds if more >= max(MIN_GROWTH, 0.2 * waiting[0]) else 0.0
@@ -247,7 +249,7 @@ class _Readings:
 
 
 def tpot_ms(seen: Interval) -> float:
-    """Mean time per output token: over requests, else over tokens."""
+    """Return the mean time per output token: over requests, else over tokens."""
     found = seen.mean("tpot")
     return seen.mean("itl") if math.isnan(found) else found
 

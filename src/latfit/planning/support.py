@@ -1,14 +1,8 @@
-"""What a plan cannot support: answers that a fit's warnings forbid, and steps that its data cannot judge.
+"""Decide whether a fit supports a plan, and find the steps that the fit cannot classify against the SLA.
 
-Some warnings decide a plan: then the answer is not supported by these data, and says so first. A machine that changed
-while it was measured decides every plan whose margin is smaller than the change. Limits of single steps hold whatever
-the model misses, for they are made of its errors on steps left out; but they say nothing where B and S say nothing, nor
-of steps that nobody measured. Responses go by the mean steps that were measured, size by size, so there an error of the
-curve is in the interval, and does not decide.
-
-A step meets the SLA at a percentile when its typical latency times the factor is within it. Over the fit's draws that
-has a chance; between 2.5 % and 97.5 % it is neither promised nor refused. Such steps, the least certain first and apart
-from each other, are the ones to measure: each decides a part of the boundary.
+Fit warnings decide a plan only where its margin or its kind of answer depends on them. Steps whose probability of
+meeting the SLA lies between 2.5 and 97.5 % over the fit's draws are reported as the ones to measure next. Rules:
+docs/theory/planning.md, "Support by the data".
 """
 
 import math
@@ -24,13 +18,13 @@ from latfit.stats import FloatArray
 
 MOST = 6
 APART = 1.6
-"""Steps within this factor of each other, in B and in S, say the same."""
+"""Steps within this factor of each other, in B and in S, count as duplicates."""
 
 GRID = 24
 
 
 def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> list[Doubt]:
-    """Steps (B, S) inside the measured box that the fit cannot judge; empty where it keeps no draws."""
+    """Return measured-range steps (B, S) that the fit cannot classify; empty if it has no draws."""
     B, S = _grid(path)
     if not len(B):
         return []
@@ -65,23 +59,23 @@ def _grid(path: ExecutionPath) -> tuple[FloatArray, ...]:
 
 
 TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
-"""Warnings of a fit that a plan repeats."""
+"""Fit warnings that a plan repeats."""
 
 
 def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:
-    """What the fits warn of, with the path's name."""
+    """Return the fits' warnings with the name of their path."""
     told = [warning.about(path.name) for path in paths for warning in path.fit.warnings if warning.code in TOLD]
     kernels = [path.name for path in paths if path.fit.data.more.get("host_time") == "none"]
     return [*told, *(message("no_host_time", path=name) for name in kernels)]
 
 
 def unsupported(steps: StepPlan, load: LoadPlan | None, paths: Sequence[ExecutionPath]) -> list[Message]:
-    """Why the plan's answer is not supported by the data of the paths it rests on; empty where it is."""
+    """Return why the data of its paths do not support a plan's answer; empty if they do."""
     return [reason for path in paths for reason in _reasons(steps, load, path)]
 
 
 def blind(path: ExecutionPath) -> bool:
-    """Whether the fit knows nothing of what the size of a step does."""
+    """Whether the fit has no dependence on the size of a step."""
     return path.fit.model == "constant" or any(w.code == "no_better_than_constant" for w in path.fit.warnings)
 
 
@@ -103,20 +97,20 @@ def _reasons(steps: StepPlan, load: LoadPlan | None, path: ExecutionPath) -> Ite
 
 
 def how_far(path: ExecutionPath, step: TokenRange) -> str:
-    """How far the largest step of a range lies outside what was measured, in B or in S; empty where it does not."""
+    """Describe how far the largest step of a range lies beyond the measured B or S; empty if inside."""
     if step.S_max is None:
         return f"S without an end, measured up to {path.fit.domain['S'][1]:,.0f}"
     return path.fit.farthest(np.array([float(step.B)]), np.array([float(step.S_max)]))
 
 
 def outside(paths: Iterable[ExecutionPath], tokens: float, context: float | None) -> list[Message]:
-    """What batches of a load need that nobody measured."""
+    """Return messages on batches of a load that lie outside the measurements."""
     told = [PathLatency(path, tokens, context).outside for path in paths]
     return [message("outside_measured", what=text) for text in told if text]
 
 
 def drift_of(path: ExecutionPath) -> float | None:
-    """The largest relative shift of a path's steps within its trace; None where none was found."""
+    """Return the largest relative drift of a path's steps within its trace; None if none was found."""
     if not any(warning.code == "drift" for warning in path.fit.warnings):
         return None
     by_phase = path.fit.intervals.get("by_phase", {}).values()

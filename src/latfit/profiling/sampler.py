@@ -1,9 +1,9 @@
-"""A run: visits of cells in rounds over the grid until every cell is known well enough or the time is spent.
+"""Measure a grid of cells in rounds until the medians are precise or the time budget is spent.
 
-A visit prepares a cell, warms it up and takes a few samples. The warm-up ends with the first step that the next steps
-do not beat. Rounds in shuffled order, instead of one long visit per cell, let slow changes of the machine hit all cells
-alike. A cell is done when it was visited in three rounds and the 95 % interval of its median is within the precision.
-Two anchor cells are visited in every round to the end, so that drift shows even when few cells are left."""
+A visit prepares a cell, warms it up and takes a few samples. Rounds are shuffled so that slow drift affects all cells
+alike. A cell is done after three visits if its median's 95 % interval is within the precision. Two anchor cells are
+visited in every round so that drift stays visible.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an interrupted run had found of the same cells; limits are (cell, message)."""
+    """Results of an interrupted run of the same cells; limits are (cell, message)."""
 
     samples: tuple[Sample, ...] = ()
     limits: tuple[tuple[int, str], ...] = ()
@@ -51,19 +51,19 @@ class Earlier:
 
 
 Keep = Callable[[Sequence[Sample], Sequence[tuple[int, str]], float], None]
-"""Takes the samples of a visit, (cell, message) if the cell was too large, and the seconds used so far."""
+"""Called with a visit's samples, (cell, message) if the cell was too large, and the seconds used so far."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a run is connected to.
+    """Callbacks of a run.
 
     Attributes
     ----------
     progress
         Called after every visit.
     load
-        Called at the end: what others used of the machine.
+        Called at the end: the machine's use by others.
     earlier, keep
         The continuation of an interrupted run, and its journal.
     predict
@@ -79,14 +79,14 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The order of visits: `first` in the first round if given; other rounds are shuffled, each anew."""
+    """The order of visits: `first` in the first round if given; each other round is shuffled anew."""
 
     seed: int = 0
     first: Sequence[int] = ()
 
 
 class Visits:
-    """All state of a run over `cells` on `devices`, which take turns. Times are on the first device's clock."""
+    """State of a run over `cells` on `devices`, which take turns. Times are on the first device's clock."""
 
     def __init__(
         self,
@@ -120,11 +120,11 @@ class Visits:
         return (self.budget_s - self.elapsed_s()) * 1e3
 
     def is_affordable(self, index: int) -> bool:
-        """Whether a warm-up step and one sample fit in the time left; the time of a new cell is not known yet."""
+        """Whether a warm-up step and a sample fit in the time left; an unmeasured cell always fits."""
         return self.left_ms() > 2 * self.quickest_ms[index]
 
     def visit(self, index: int) -> None:
-        """Visit a cell once, on the device whose turn it is there."""
+        """Visit a cell once, on the device whose turn it is."""
         self.current = index
         process = (self.visits[index] + index) % len(self.devices)
         first, started_s, found = len(self.samples), self.elapsed_s(), []
@@ -156,8 +156,7 @@ class Visits:
             )
 
     def anchors(self) -> list[int]:
-        """Return the quickest cell and the one at the median of the cells' times: cheap to repeat, unlike each
-        other."""
+        """Return the quickest cell and the cell of median time: two different cells that are cheap to repeat."""
         known = sorted((ms, index) for index, ms in enumerate(self.quickest_ms) if ms > 0 and index not in self.limits)
         return [known[at][1] for at in (0, len(known) // 2)[:ANCHORS]] if known else []
 
@@ -179,8 +178,10 @@ class Visits:
         return replace(result, warnings=find_warnings(result, load))
 
     def _take_samples(self, index: int, process: int, prepare_ms: float) -> None:
-        """Run steps until one is as fast as the CONFIRMING_STEPS after it: these are samples, those before are warm-up.
-        Then take more. If the time ends first, only the last of several steps counts."""
+        """Warm up until a step is as fast as the CONFIRMING_STEPS after it; these are samples. Then take more.
+
+        If the time ends first, only the last of several steps counts.
+        """
         times: list[float] = []
         taken = 0
         while len(times) < MAX_WARMUP_STEPS and not taken:
@@ -279,7 +280,7 @@ def _failure(run: Visits, error: Exception) -> DeviceFailed:
 
 
 def visit_in_rounds(run: Visits, rounds: Rounds) -> bool:
-    """Visit the cells until all are known (True) or the time is spent (False)."""
+    """Visit the cells until all are precise (True) or the time is spent (False)."""
     rng, anchors = np.random.default_rng(rounds.seed), list[int]()
     unvisited = [index for index in rounds.first if not run.visits[index] and index not in run.limits]
     ordered = _with_anchors(run, unvisited) if unvisited else None
@@ -296,7 +297,7 @@ def visit_in_rounds(run: Visits, rounds: Rounds) -> bool:
 
 
 def _with_anchors(run: Visits, order: Sequence[int]) -> Iterator[int]:
-    """Yield the cells of an ordered round, and the quickest one again and again: drift must show in this round too."""
+    """Yield the cells of an ordered round, with the quickest one interspersed so that drift shows in this round."""
     for number, index in enumerate(order, start=1):
         yield index
         if number % VISITS_BETWEEN_ANCHORS == 0:

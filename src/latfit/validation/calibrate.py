@@ -1,13 +1,7 @@
-"""Two non-negative constants on top of a fit's step costs, so that a simulated run meets the start of a measured one.
+"""Calibrate two non-negative constants on top of a fit's step costs, per step and per token, to the start of a run.
 
-What an engine does between steps (scheduling, sampling, copying tokens to the host) is in no kernel's time; this host
-time costs a constant for each step, and where several devices exchange activations a constant for each token. Both
-are searched where the squared relative errors of the mean TTFT, TPOT and latency are smallest. All
-requests are simulated, since later arrivals slow earlier ones, but only the given ones are compared.
-
-The error has small jumps, where a step more or less changes who is preempted, so the search compares values and uses no
-slopes: a grid, then Nelder and Mead's simplex from its best points. (0, 0) is among the points, so calibrating never
-makes the given requests worse.
+They stand for host time outside kernels and for communication between devices. A grid and Nelder-Mead minimise the
+squared relative errors of mean TTFT, TPOT and latency. Method: docs/theory/planning.md, "Validation".
 """
 
 from collections.abc import Callable
@@ -21,15 +15,15 @@ from latfit.stats import FloatArray
 from latfit.validation.measured import Measured
 
 GRID = (0.0, 0.01, 0.03, 0.1, 0.3)
-"""Points of the grid, as a share of the mean time of a step, spread over steps or over tokens."""
+"""Grid points, as a share of the mean time of a step or token."""
 
 STARTS, DESCENT = 3, 40
-"""Points of the grid to search from, and simulations of a search."""
+"""Grid points to search from, and simulations per search."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """ms on top of every step (the host time) and of every token in it; runs: simulations that the search took."""
+    """ms added to each step (host time) and to each of its tokens. runs: simulations used."""
 
     step_ms: float
     token_ms: float
@@ -44,7 +38,7 @@ def calibrate(
     seed: int = 0,
     routing: Routing = Routing(),
 ) -> Constants:
-    """The constants that fit the given requests (n,) best."""
+    """Return the constants that fit the given requests (n,) best."""
     bare = serve_replicas(measured.requests, costs, settings, routing, seed)
     scale = bare.busy_ms / np.array([bare.counters.steps, max(bare.counters.computed_tokens, 1)])
     target = _means(measured, measured.first_ms, measured.last_ms, given)
@@ -68,7 +62,7 @@ def calibrate(
 
 
 def _descend(error: Callable[[FloatArray], float], start: FloatArray, size: float) -> None:
-    """Nelder and Mead's search from a triangle of this relative size."""
+    """Run Nelder-Mead from a simplex of this relative size."""
     from scipy.optimize import minimize
 
     edge = np.maximum(size * start, 0.01 * size)
@@ -77,7 +71,7 @@ def _descend(error: Callable[[FloatArray], float], start: FloatArray, size: floa
 
 
 def _means(measured: Measured, first_ms: FloatArray, last_ms: FloatArray, given: NDArray[np.bool_]) -> FloatArray:
-    """Mean TTFT, latency and TPOT (3,) of the given requests; those of one token have no TPOT."""
+    """Return the mean TTFT, latency and TPOT (3,) of the given requests; one-token requests have no TPOT."""
     arrival, output = measured.requests.arrival_ms, measured.requests.output_tokens
     several = given & (output > 1)
     columns = [(first_ms - arrival)[given], (last_ms - arrival)[given]]

@@ -1,19 +1,8 @@
-"""A measured serving run against its simulation: the same arrivals, the engine's limits, step costs from a fit.
+"""Compare a measured serving run with its simulation: same arrivals, engine limits, and step costs from a fit.
 
-Definitions, from the arrival of a request (the engine's queue time) on:
-
-- TTFT: arrival to first token.
-- TPOT: (last - first token) / (output - 1), so without the first token; requests of one token have none.
-- TPOT with the first token: latency / output, as some load generators report it.
-- latency: arrival to last token.
-
-Every figure is taken over requests, measured and simulated alike; the error is simulated / measured - 1. The verdict
-holds each mean to 2 % and each 90th and 99th percentile to 4 %. Warnings say what in a fit biases the simulation.
-
-Where the server's own counts of the run are given (`server.py`), the verdict holds the means to what its engine
-counted, to 2 % too: what a client measures has the network, HTTP and the load generator in it besides. The engine
-counts a request from when its scheduler has it, behind the step that ran when it came, and so is it simulated there.
-Of a watched server (`watch.py`) nothing but these counts is known.
+TTFT, TPOT and latency count from a request's arrival and are taken over requests (`DEFINITIONS`). The verdict allows 2
+% for means and 4 % for p90 and p99 (`LIMITS`). With the server's own counts it judges the means against the engine's
+clock. Definitions and clocks: docs/theory/planning.md, "Validation".
 """
 
 import math
@@ -36,15 +25,23 @@ from latfit.warning import LatfitWarning
 
 CONTEXT = "context_tokens"
 RARE = 1e-3
-"""Share of steps that may have more requests than any measured one: no percentile that is told depends on so few."""
+"""Largest share of steps that may exceed the measured B without a warning; no reported percentile depends on so few."""
 FAR = 1.5
-"""Rows with this many times the context that the cache holds pull a fit away from where the engine is."""
+"""Multiple of the cache's tokens beyond which rows with more context bias a fit."""
 
 
 def cautions_about(
     fit: FitResult, with_prefill: FitResult | None, run: EngineRun, settings: EngineSettings
 ) -> Sequence[LatfitWarning]:
-    """Cautions about the fits (of decoding, and of steps with prefill where it is another) for this run."""
+    """Return warnings about what in the fits biases this simulation.
+
+    Parameters
+    ----------
+    fit
+        Of decode steps, and of all others unless `with_prefill` is given.
+    with_prefill
+        Of steps with prefill.
+    """
     fits = [fit] if with_prefill is None else [fit, with_prefill]
     found = []
     if without := [each for each in fits if CONTEXT not in each.columns]:
@@ -74,9 +71,10 @@ def cautions_about(
 
 
 def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> LatfitWarning | None:
-    """How far the simulated steps go beyond what the fits together measured; None where they do not. Of B what fewer
-    than `RARE` of the steps exceed: more steps than were measured reach further by chance. A prompt that is computed at
-    once makes a step of at least as many tokens."""
+    """Warn if the simulated steps exceed the range that the fits measured together; None if they do not.
+
+    B counts up to its 1 - RARE quantile over steps. S is at least the longest prompt that is computed in one step.
+    """
     prompt = int(run.requests.prompt_tokens.max(initial=0))
     at_least = run.batch_sizes[::-1].cumsum()[::-1]
     reached = {
@@ -98,7 +96,7 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
 
 
 def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:
-    """For the fit that gives the cost of steps with prefill; None where it has data on them."""
+    """Warn if the fit that costs steps with prefill has no data on them; else None."""
     if fit.knows_prefill:
         return None
     return LatfitWarning(
@@ -109,14 +107,14 @@ def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:
 
 
 WIDEST = (0.99, 0.95, 0.9)
-"""One-sided levels of the limits of single steps, of which the first counts that a fit knows."""
+"""One-sided levels of single-step limits, in order of preference."""
 
 
 def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
-    """Why a measured run is not of the machine that fits are of, in a sentence; empty where it may be.
+    """Explain in a sentence why a run cannot be of the fitted machine; empty if it can be.
 
-    The time per output token is the mean of a request's steps. Where its median over requests is off by more than the
-    limits of single steps allow in every phase, steps take another time, not the queue. A watch tells no such median.
+    TPOT is the mean of a request's steps. If its median over requests lies outside the single-step limits of every
+    phase, the step times differ, not the queue. A watched run has no such median.
     """
     if found.watched:
         return ""
@@ -136,7 +134,7 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
 
 
 def _widest_limits(fit: FitResult) -> list[tuple[float, float]]:
-    """The limits of single steps, of every phase that has some."""
+    """Return the (lower, upper) factors of single steps of every phase that has them."""
     found = []
     for phase in fit.limits.by_phase:
         known = [(fit.limits.lower_factor(phase, level), fit.limits.factor(phase, level)) for level in WIDEST]
@@ -145,7 +143,7 @@ def _widest_limits(fit: FitResult) -> list[tuple[float, float]]:
 
 
 def _highest(fit: FitResult, column: str) -> float:
-    """The end of what was measured; 0 where that is not known."""
+    """Return the upper end of the measured range; 0 if unknown."""
     return float(fit.domain[column][1]) if column in fit.domain else 0.0
 
 
@@ -175,7 +173,7 @@ DEFINITIONS: Mapping[str, str] = {
 }
 STATISTICS = ("mean", "p50", "p90", "p99")
 LIMITS: Mapping[str, float] = {"mean": 2.0, "p90": 4.0, "p99": 4.0}
-"""Tolerance of each figure in percent; the median is reported, not judged."""
+"""Tolerance of each statistic in percent; the median is reported, not judged."""
 
 NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency"}
 JUDGED = ("ttft_ms", "tpot_ms", "latency_ms")
@@ -196,7 +194,7 @@ class Figure:
 
     @property
     def limit_pct(self) -> float | None:
-        """Percent that it may be off; None where it is not judged."""
+        """Tolerance in percent; None if the figure is not judged."""
         return LIMITS.get(self.statistic) if self.metric in JUDGED else None
 
     @property
@@ -206,8 +204,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Clocks:
-    """The mean of one metric in ms as the client, the server and its engine have it, and simulated on the engine's
-    clock; see `server.py`.  quantiles, simulated on the server's: {name: (edges of the server's bucket, simulated)}."""
+    """Mean of one metric in ms on the clocks of client, server and engine, and simulated on the engine's.
+
+    quantiles: {name: (edges of the server's histogram bucket, simulated on the server's clock)}.
+    """
 
     metric: str
     client: float
@@ -218,7 +218,7 @@ class Clocks:
 
     @property
     def error_pct(self) -> float:
-        """Simulated against the engine's own."""
+        """Relative error of the simulation against the engine's clock."""
         return 100.0 * (self.simulated / self.engine - 1.0) if self.engine > 0 else math.nan
 
     @property
@@ -236,8 +236,15 @@ class Clocks:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Validation:
-    """The comparison. scored (n,): the requests it is over, all of them or those after the calibrated third.  server:
-    what the server counted, and clocks: each judged metric beside it, where that is known."""
+    """The comparison.
+
+    Attributes
+    ----------
+    scored
+        Requests (n,) that are compared: all, or those after the calibration third.
+    server, clocks
+        The server's counts, and each judged metric against them, if given.
+    """
 
     measured: Measured
     run: EngineRun
@@ -253,7 +260,7 @@ class Validation:
 
     @property
     def watched(self) -> bool:
-        """Whether only the server's counts are known, and no single request."""
+        """Whether only the server's counts are known and no single request."""
         return self.measured.watched_ms is not None
 
     @property
@@ -262,7 +269,7 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """One sentence; two where the server's counts are known."""
+        """One sentence; two with the server's counts."""
         if self.clocks:
             return self._against_server()
         off = [each for each in self.figures if not each.holds]
@@ -295,7 +302,7 @@ class Validation:
 
     @property
     def _unseen(self) -> str:
-        """What of that is not the API process, but the engine's steps."""
+        """Describe the part of the difference due to the engine's steps, not its API process."""
         if self.server is None or not self.server.has_engine:
             return ""
         rest = float(np.mean(self.run.seen_ms - self.measured.requests.arrival_ms))
@@ -348,8 +355,17 @@ def _longer(ms: float) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """calibration: fit two constants on the first third, score the rest.  routing: among equal engines.  server: what
-    the server counted of the run."""
+    """Options of a validation.
+
+    Attributes
+    ----------
+    calibration
+        Fit two constants on the first third of the requests and score the rest.
+    routing
+        Among equal engines.
+    server
+        The server's counts of the run.
+    """
 
     calibration: bool = False
     seed: int = 0
@@ -363,8 +379,13 @@ def validate(
     settings: EngineSettings,
     how: Asked = Asked(),
 ) -> Validation:
-    """Simulate the measured arrivals and compare. Raises BadInput for a request that is larger than the KV
-    cache, or too few requests to calibrate with."""
+    """Simulate the measured arrivals and compare.
+
+    Raises
+    ------
+    BadInput
+        If a request exceeds the KV cache, or too few requests remain to calibrate.
+    """
     scored = np.ones(len(measured), dtype=bool)
     constants = None
     if how.calibration:
@@ -415,8 +436,10 @@ def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clock
 
 
 def _counted(measured: Measured, run: EngineRun) -> dict[str, NDArray[np.bool_]]:
-    """Whose metrics a server counts (n,): of a watch what ended in it, the first token for TTFT, the last for all else;
-    simulated requests that came before it were made up."""
+    """Return the requests (n,) whose metrics a server counts.
+
+    In a watched run these arrived and ended within it: TTFT by the first token, all else by the last.
+    """
     if measured.watched_ms is None:
         return dict.fromkeys(DEFINITIONS, np.ones(len(measured), dtype=bool))
     begin_ms, end_ms = measured.watched_ms
@@ -448,8 +471,7 @@ def _figures(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> l
 def metrics(
     measured: Measured, first_ms: FloatArray, last_ms: FloatArray, since_ms: FloatArray | None = None
 ) -> dict[str, FloatArray]:
-    """Each metric of `DEFINITIONS` by request (n,), NaN where a request has none. since_ms (n,): counted from then on
-    and not from the arrivals."""
+    """Return each metric of `DEFINITIONS` by request (n,), NaN if undefined. since_ms (n,): replaces the arrivals."""
     arrival, output = measured.requests.arrival_ms if since_ms is None else since_ms, measured.requests.output_tokens
     more = np.where(output > 1, output - 1, np.nan)
     return {

@@ -1,12 +1,8 @@
 """Simulate the window in which a running server was read, and compare with what the server measured.
 
-A window of seconds is no steady state: the queue at its start decides most of its waits. So the simulation begins with
-the state of the first reading, and takes the arrivals that the readings show. Running requests have a random part of
-their outputs left; waiting ones came evenly over the time in which the queue forms at this rate. Replications differ in
-the arrivals within readings, the lengths (from the server's histograms), and the speed of the machine within its error.
-
-A measured mean agrees within TOLERANCE of the range that LEVEL of the replications span; the length of a step, or one
-request, is no difference.
+The simulation starts from the first reading's running and waiting requests and takes the readings' arrivals. A measured
+mean agrees if it lies within TOLERANCE of the range that LEVEL of the replications span. Details:
+docs/theory/planning.md, "Watched servers".
 """
 
 import math
@@ -25,17 +21,18 @@ from latfit.validation.watch import spread_arrivals
 from latfit.workload import Requests, make_requests
 
 TOLERANCE = 0.25
-"""Relative distance from the simulated range at which a mean still agrees: about the error of a fit near capacity."""
+"""Relative distance outside the simulated range that still agrees: about a fit's error near capacity."""
 LEVEL = 0.9
 """Share of the replications that the range spans."""
 MIN_REPLICATIONS, MAX_REPLICATIONS, REQUESTS_IN_ALL = 10, 40, 200_000
-"""Replications, as many as so many requests allow."""
+"""Limits on replications, and on simulated requests over all replications."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A mean of the window, measured and as the range of its simulations. slack: distance that counts for nothing, a
-    step or a request."""
+    """A mean of the window, measured and as a simulated range. slack: absolute distance that is ignored, a step or a
+    request.
+    """
 
     metric: str
     measured: float
@@ -75,15 +72,14 @@ def check_window(
     Parameters
     ----------
     settings
-        Of the engine; of each, where the server sums up several.
+        Of one engine; each of several engines has them.
     costs_of
         Draws step costs at the speed of the window, within its error.
 
     Returns
     -------
     list of Check
-        One for each metric that both have: running, waiting, TTFT, queue, TPOT. Empty where no lengths of requests are
-        known.
+        One for each metric that both have: running, waiting, TTFT, queue, TPOT. Empty if request lengths are unknown.
     """
     seen = between(readings[0], readings[-1])
     measured = _measured(readings, seen)
@@ -106,7 +102,7 @@ def check_window(
 
 
 def _measured(readings: Sequence[Reading], seen: Interval) -> dict[str, float]:
-    """Return the means that the server published, by metric; NaN for those that it does not publish."""
+    """Return the means that the server published, by metric; NaN if not published."""
     engines = seen.last.engines
     tpot = seen.mean("tpot")
     return {
@@ -119,7 +115,7 @@ def _measured(readings: Sequence[Reading], seen: Interval) -> dict[str, float]:
 
 
 def _of_engine(seen: Interval) -> bool:
-    """Whether the server publishes the engine's own times, which hold no tokenising and no HTTP."""
+    """Whether the server publishes the engine's own times, without tokenising and HTTP."""
     return math.isfinite(seen.mean("queue") + seen.mean("prefill"))
 
 
@@ -130,7 +126,7 @@ def _simulated(
     costs_of: Callable[[np.random.Generator], StepCosts],
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """Return the means of one simulation of the window; empty where the load is not known."""
+    """Return the means of one simulation of the window; empty if the load is unknown."""
     edges = np.array([each.t_s - readings[0].t_s for each in readings])
     counts = [between(a, b).arrived / seen.last.engines for a, b in pairwise(readings)]
     came_s = spread_arrivals(edges, np.array(counts), rng)
@@ -162,9 +158,17 @@ def _means(
     running: int,
     window: tuple[FloatArray, bool, bool],
 ) -> dict[str, float]:
-    """Return what a server would have published of a simulated window. age_ms (n,): how long requests had waited at
-    its start; running: how many, the first ones, ran by then; window: moments of the readings, whether times are the
-    engine's own, whether TPOT is a mean over tokens."""
+    """Return what a server would publish of a simulated window.
+
+    Parameters
+    ----------
+    age_ms
+        Time (n,) that requests had waited at its start.
+    running
+        How many requests, from the first on, ran by then.
+    window
+        Moments of the readings; whether times are the engine's own; whether TPOT is a mean over tokens.
+    """
     at_ms, of_engine, of_tokens = window
     arrival, end = requests.arrival_ms, at_ms[-1]
     since = run.seen_ms if of_engine else arrival

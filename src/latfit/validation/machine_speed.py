@@ -1,17 +1,7 @@
-"""Measure how fast a machine runs, compared with when a fit was made.
+"""Measure a machine's speed relative to when a fit was made.
 
-Clock frequency, temperature and other jobs change the speed of a machine, and the error of a simulation grows by as
-much, although its model is right. The speed factor of a phase is the ratio estimate
-
-    r = sum T_i / sum m_i
-
-over steps, T_i the time of each and m_i the mean that the fit gives a step like it. Steps that follow each other are
-disturbed alike, so its error is that of batch means: the steps in order of time, cut into BLOCKS parts with sums T_j
-and m_j, give r a variance of k/(k - 1) sum (T_j - r m_j)^2 / (sum m_j)^2 (Cochran 1977, section 6.4).
-
-Recorded steps give r directly. A running server gives windows: the mean gap between tokens is the mean of T over steps,
-weighted by the requests that decode; m is that of a step that decodes and of one that takes a prompt besides, in the
-shares that the counters show. r depends on no setting of the engine, since both are at the batches that were measured.
+The speed factor of a phase is the ratio estimate of measured over fitted step time, with a standard error from batch
+means. Steps come from a trace or from windows of a running server. Formula: docs/theory/planning.md, "Machine speed".
 """
 
 import math
@@ -33,18 +23,18 @@ from latfit.validation.measured import Measured
 
 BLOCKS = 20
 CHANGED = 0.1
-"""Smallest relative change of speed that counts as one; the error of most fits is of this size."""
+"""Smallest relative change that counts, about the error of most fits."""
 WINDOW_COLUMNS = ("B", "S", "prefill_requests", "context_tokens")
 SURE = 2.0
-"""Standard errors that make a change of speed certain."""
+"""Standard errors beyond which a change is significant."""
 OF_DECODE, WITH_PREFILL, ALL_STEPS = "decode", "prefill", "all"
-"""Steps that decode only, and those that contain prefill."""
+"""Decode steps, and steps that contain prefill."""
 SAID: Mapping[str, str] = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with prefill", ALL_STEPS: "all steps"}
 
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """The speed factor of `steps` steps: measured time over the fit's time. Above 1 the machine is slower.
+    """Speed factor of `steps` steps: measured over fitted time, above 1 for a slower machine.
 
     error: standard error of the factor, NaN for fewer than two steps. Without steps the factor is 1.
     """
@@ -56,13 +46,13 @@ class PhaseSpeed:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the machine runs at another speed than when the fit was made, beyond errors of both."""
+        """Whether the factor differs from 1 beyond the errors of fit and measurement."""
         error = self.error if math.isfinite(self.error) else 0.0
         return abs(self.factor - 1) > max(CHANGED, SURE * error)
 
     @property
     def sentence(self) -> str:
-        """The speed as an answer of its own."""
+        """The speed as a sentence."""
         return f"Steps take {self.times}."
 
     @property
@@ -75,13 +65,13 @@ class PhaseSpeed:
 
     @property
     def said(self) -> str:
-        """As part of a sentence."""
+        """The speed as part of a sentence."""
         error = f" (± {format_percent(100 * self.error)})" if np.isfinite(self.error) else ""
         return f"{SAID[self.phase]} {format_percent(100 * (self.factor - 1), signed=True)}{error}"
 
 
 def window_speed(windows: Sequence[Interval], fits: Sequence[FitResult]) -> PhaseSpeed | None:
-    """Return the speed factor of all steps in windows of a server; None where no window shows how long steps take.
+    """Return the speed factor of all steps in windows of a server; None if no window shows step times.
 
     Parameters
     ----------
@@ -98,7 +88,7 @@ def window_speed(windows: Sequence[Interval], fits: Sequence[FitResult]) -> Phas
 
 
 def _window_times(window: Interval, fits: Sequence[FitResult]) -> tuple[float, float, float] | None:
-    """Return (measured ms of a step, the fit's ms, weight) of a window; None where it shows no time of steps."""
+    """Return (measured ms of a step, the fit's ms, weight) of a window; None if it shows no step times."""
     step, gaps = window.mean_step(), window.histogram("itl")
     if step is None:
         return None
@@ -122,7 +112,7 @@ def recorded_window_speed(trace: Trace, fits: Sequence[FitResult]) -> PhaseSpeed
 
 
 def _expected_ms(step: Mapping[str, float], fits: Sequence[FitResult]) -> float:
-    """Return the fit's mean time of the steps that a window's mean step stands for."""
+    """Return the fit's mean step time for a window's mean step, as a mix of decode and prefill steps."""
     B, S, prompts = step["B"], step["S"], step.get("prefill_requests", math.nan)
     if not math.isfinite(prompts):  # the engine counts no first tokens: the mean step stands for all
         return float(mean_ms(fits[0], _steps(step, [B], [S]))[0])
@@ -136,7 +126,7 @@ def _expected_ms(step: Mapping[str, float], fits: Sequence[FitResult]) -> float:
 
 
 def _steps(step: Mapping[str, float], B: Sequence[float], S: Sequence[float], prefill: float = 0.0) -> Trace:
-    """One step as columns that a fit reads."""
+    """Return one step as the columns of a fit."""
     columns = {"B": np.array(B), "S": np.array(S), "prefill_tokens": np.array([prefill])}
     if math.isfinite(step.get("context_tokens", math.nan)):
         columns["context_tokens"] = np.array([step["context_tokens"]])
@@ -144,7 +134,7 @@ def _steps(step: Mapping[str, float], B: Sequence[float], S: Sequence[float], pr
 
 
 def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed:
-    """The speed of a phase's steps, in order of time: what they took and what a fit has for each, (n,) ms."""
+    """Estimate the speed factor of a phase's steps in order of time: measured and fitted times, (n,) ms."""
     n = len(T_ms)
     if not n:
         return PhaseSpeed(phase, 0, 1.0, np.nan)
@@ -158,8 +148,10 @@ def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed
 
 @dataclass(frozen=True, eq=False)
 class RunSpeed:
-    """The speed of the machine during a run, and the comparison at this speed. whole: of all steps.  speeds: of decode
-    steps and of steps with prefill, where single steps are known."""
+    """Machine speed during a run, and the comparison at this speed.
+
+    whole: of all steps.  speeds: of decode steps and of steps with prefill, if single steps are known.
+    """
 
     whole: PhaseSpeed
     speeds: Sequence[PhaseSpeed]
@@ -167,7 +159,7 @@ class RunSpeed:
 
     @property
     def sentence(self) -> str:
-        """How fast the machine was, and the errors of the means at that speed."""
+        """The machine's speed, and the errors of the means at this speed."""
         phases = " and ".join(each.said for each in self.speeds if each.steps)
         by_phase = f": {phases}" if phases else ""
         errors = [f"{NAMES[name]} {format_percent(off, signed=True)}" for name, off in self._means.items()]
@@ -209,7 +201,7 @@ def run_speed(
     how: Asked,
     speeds: tuple[PhaseSpeed, Sequence[PhaseSpeed]],
 ) -> RunSpeed:
-    """Simulate the run once more at the speed of all steps, or of decode steps and steps with prefill."""
+    """Simulate the run again at the speed of decode and prefill steps, or else of all steps."""
     whole, phases = speeds
     factors = {each.phase: each.factor for each in phases}
     decode, prefill = (factors.get(phase, whole.factor) for phase in (OF_DECODE, WITH_PREFILL))

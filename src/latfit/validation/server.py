@@ -1,18 +1,7 @@
-"""What a server says of the requests that it served: its `/metrics` texts from before and after a run.
+"""Read what a server counted of a run from its Prometheus `/metrics` texts before and after it.
 
-Counters and histograms of Prometheus only grow, so a run is the difference of two texts; without the first it is all
-since the server started (`latfit.metrics`).
-
-Three clocks tell of a request:
-
-- the client's (a load generator's result): from sending it to receiving its tokens.
-- the server's: TTFT, TPOT and latency from the moment that its API process has the request, tokenising it included.
-- the engine's: queue, prefill and decode time, from when the scheduler has it to when a step gave its token. What the
-  engine makes of a request, and what a simulation of its steps is held against: TTFT = queue + prefill, latency =
-  queue + inference, TPOT as the server has it, whose distances of tokens are the engine's own. vLLM's scheduler takes
-  requests between two steps, so that the rest of the step that runs when one comes is in none of these.
-
-Client - server is the network and the load generator; server - engine is tokenising, passing on, and that rest.
+Counters only grow, so the run is the difference of the texts; without the first it is all since the server started.
+Client, server and engine measure a request on three clocks: docs/theory/planning.md, "Validation".
 """
 
 import re
@@ -28,16 +17,26 @@ from latfit.metrics import Buckets, Interval, ServerState, read_state
 from latfit.trace import open_source
 
 TPOT = ("tpot", "itl")
-"""The first that a version has; gaps between tokens are a mean over tokens, not over requests."""
+"""In order of preference: `itl`, the gap between tokens, is a mean over tokens, not requests."""
 TIMES = ("ttft", "latency", *TPOT, "queue", "prefill", "inference")
 COUNTS = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
 
 
 @dataclass(frozen=True, repr=False)
 class ServerRun:
-    """What a server says of a run. times: histograms in ms, by `TIMES`; counts: by `COUNTS`; facts: settings, by the
-    names of a recorder's provenance.  started_s: when its counters were made, in seconds since 1970, None where it does
-    not tell."""
+    """A run as a server counted it.
+
+    Attributes
+    ----------
+    times
+        Histograms in ms, by `TIMES`.
+    counts
+        Counters, by `COUNTS`.
+    facts
+        Engine settings, by the names of a recorder's provenance.
+    started_s
+        When the counters were created, in seconds since 1970; None if not published.
+    """
 
     times: Mapping[str, Buckets]
     counts: Mapping[str, float]
@@ -55,21 +54,21 @@ class ServerRun:
 
     @property
     def of_tokens(self) -> bool:
-        """Whether its TPOT is a mean over tokens and not over requests."""
+        """Whether TPOT is a mean over tokens, not requests."""
         return TPOT[0] not in self.times
 
     def server_ms(self) -> dict[str, float]:
-        """Mean TTFT, TPOT and latency as the server counts them."""
+        """Return mean TTFT, TPOT and latency on the server's clock."""
         means = {"ttft_ms": self.times["ttft"].mean, "tpot_ms": self.tpot.mean}
         return {**means, "latency_ms": self.times["latency"].mean}
 
     @property
     def has_engine(self) -> bool:
-        """Whether it tells the engine's own times."""
+        """Whether the server publishes the engine's own times."""
         return all(name in self.times for name in ("queue", "prefill", "inference"))
 
     def engine_ms(self) -> dict[str, float]:
-        """Mean TTFT, TPOT and latency of the engine alone; of the server where it does not tell the engine's."""
+        """Return mean TTFT, TPOT and latency on the engine's clock, else on the server's."""
         found = self.server_ms()
         if self.has_engine:
             queue, prefill, inference = (self.times[name].mean for name in ("queue", "prefill", "inference"))
@@ -77,14 +76,19 @@ class ServerRun:
         return found
 
     def quantile_ms(self, metric: str, q: float) -> tuple[float, float]:
-        """The bucket in ms that the server's quantile of a metric lies in."""
+        """Return the edges in ms of the bucket with a metric's quantile."""
         found = {"ttft_ms": self.times["ttft"], "tpot_ms": self.tpot, "latency_ms": self.times["latency"]}[metric]
         return found.bucket(q)
 
 
 def read_server(after: str | Path, before: str | Path | None = None) -> ServerRun:
-    """A run from a server's `/metrics` texts. Raises BadInput where one is no such text, where a time is missing, and
-    where counters fell, so that the server started again in between."""
+    """Read a run from a server's `/metrics` texts.
+
+    Raises
+    ------
+    BadInput
+        If a text is not of this format, a time is missing, or counters fell (the server restarted in between).
+    """
     last = read_state(open_source(after))
     first = ServerState(last.engine) if before is None else read_state(open_source(before))
     if last.fell_below(first):
@@ -117,7 +121,7 @@ MOST_LINES = 1_000_000
 
 
 def _started_s(source: str | Path) -> float | None:
-    """The first moment at which a counter of vLLM was made."""
+    """Return the earliest creation time of vLLM's counters."""
     with open_source(source).open() as stream:
         found = [float(told[1]) for line in islice(stream, MOST_LINES) if (told := _CREATED.fullmatch(line))]
     return min(found, default=None)

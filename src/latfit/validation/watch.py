@@ -1,14 +1,8 @@
-"""A watched run: the load that a recording of `/metrics` tells, to be simulated beside the server's own histograms.
+"""Reconstruct the load of a watched server from a recording of its `/metrics`, to simulate it.
 
-No single request is known. The recording's windows tell how many came in each, so that a load that changes is one that
-changes here; within a window, and over the time of windows that were left out, they are spread evenly by chance. How
-long prompts and outputs are is drawn from the histograms of the whole watch.
-
-Those that were there when it began came before. By Little's law as many are under way as come within one latency, so
-the rate `under way / mean latency` over `BEFORE` latencies is what leads to them.
-
-A server counts a TTFT when the first token comes and the other times when the last one does, within the watch. So are
-the simulated requests counted, but for those that came before it, of which the server counts the ends.
+Arrivals are spread uniformly within each window by its count; lengths are drawn from the server's histograms. Earlier
+arrivals that explain the requests running at the start follow from Little's law. Details: docs/theory/planning.md,
+"Watched servers".
 """
 
 from collections.abc import Mapping
@@ -29,13 +23,18 @@ MOST_BEFORE = 100_000
 
 
 def is_watched(provenance: Mapping[str, Any]) -> bool:
-    """Whether a trace is one of windows that `latfit record` took from a server."""
+    """Whether `latfit record` took the trace from a server as windows."""
     return provenance.get("source") == WATCHED and "texts_at_s" in provenance
 
 
 def watched(trace: Trace, before: str | Path, after: str | Path, source: str, seed: int = 0) -> Measured:
-    """The load between two texts of `/metrics`, as a trace of windows tells it; no times of tokens, which the server's
-    histograms know. Raises BadInput where nobody tells how many requests came, or how long they are."""
+    """Reconstruct the load between two `/metrics` texts from a trace of windows; token times are NaN.
+
+    Raises
+    ------
+    BadInput
+        If no source has the number or the lengths of requests.
+    """
     begin_s, end_s = _texts_at(trace, source)
     seen = Interval(read_state(open_source(before)), read_state(open_source(after)), max(end_s - begin_s, 1e-3))
     rng = np.random.default_rng(seed)
@@ -59,7 +58,7 @@ def watched(trace: Trace, before: str | Path, after: str | Path, source: str, se
 
 
 def _texts_at(trace: Trace, source: str) -> tuple[float, float]:
-    """When the two texts were taken, on the clock of the windows. Raises BadInput."""
+    """Return when the two texts were taken, on the windows' clock. Raises BadInput."""
     try:
         begin_s, end_s = (float(each) for each in trace.provenance["texts_at_s"])
     except (KeyError, TypeError, ValueError):
@@ -74,7 +73,7 @@ def _texts_at(trace: Trace, source: str) -> tuple[float, float]:
 
 
 def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Generator) -> FloatArray:
-    """Moments at which requests came, in seconds from the first text, sorted."""
+    """Return arrival times in seconds from the first text, sorted."""
     t_s, length_s = trace.floats("t_s") - begin_s, trace.floats("window_ms") / 1e3
     inside = (t_s > -1e-6) & (t_s + length_s <= seen.seconds * (1 + 1e-6)) & (length_s > 0)
     order = np.argsort(t_s[inside], kind="stable")
@@ -91,7 +90,7 @@ def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Gener
 
 
 def spread_arrivals(edges: FloatArray, counts: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Draw arrival times, sorted, of so many requests (k,) within each window between edges (k + 1,)."""
+    """Draw sorted arrival times of `counts` (k,) requests between `edges` (k + 1,)."""
     total = np.maximum.accumulate(np.concatenate([[0.0], np.cumsum(counts)]))  # requests that vanish never came
     whole = np.diff(np.rint(total)).astype(np.int64)
     which = np.repeat(np.arange(len(whole)), whole)

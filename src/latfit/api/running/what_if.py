@@ -1,16 +1,8 @@
-"""Simulate a running engine with a setting moved, under the load that was just read.
+"""Simulate a running engine with one setting changed, under the load of its readings, to advise its operator.
 
-The load: Poisson arrivals at the rate of the readings, with lengths drawn from the server's histograms (each bucket
-evenly, then scaled to the server's mean). The engine: step costs of a fit at the speed that the readings show, the KV
-cache and limits as options, the server or the fit's trace have them; where no source names the sequence limit and the
-readings show one, that one.
-
-Before any advice the window that was read is simulated as it was, and running, waiting, TTFT, queue and TPOT are
-compared with what the server measured (`latfit.validation.check_window`).
-
-Every figure is a range over replications: each draws its arrivals, the rate within its Poisson error, and the speed of
-the machine. A machine that changed its speed by a factor f since the fit was made may do so again: ln f is the
-difference of two draws, so its variance is taken as (ln f)^2 / 2, besides that of the measurement.
+Arrivals are Poisson at the measured rate, with lengths from the server's histograms. Step costs come from a fit, scaled
+to the measured speed. First the readings' own window is simulated; advice is given only if it agrees. Every figure is a
+range over replications. Assumptions: docs/theory/planning.md, "What-if on a running engine".
 """
 
 import math
@@ -32,32 +24,39 @@ from latfit.validation import TOLERANCE, Check, PhaseSpeed, check_window, window
 from latfit.workload import Requests, make_requests
 
 MAX_SPEED_CHANGE = 1.2
-"""Factor of the machine's speed, either way, up to which advice needs no consent: about the error of a fit."""
+"""Largest speed factor, either way, at which advice needs no consent: about the error of a fit."""
 MAX_DRIFT = math.log(1.5)
-"""Change of ln speed since the fit that counts as drift; a larger one is another machine."""
+"""Largest change of ln speed since the fit that counts as drift; more is another machine."""
 UNNAMED = (ASSUMED, "vLLM's default")
-"""Origins of settings that no source named, as `engine_settings_of` calls them."""
+"""Origins of settings that no source names (`engine_settings_of`)."""
 ENOUGH_S = 30.0
-"""Length of readings from which chance seldom makes the means differ."""
+"""Length of readings beyond which sampling noise seldom moves the means."""
 REQUESTS, REPLICATIONS = 1000, 20
 WARM_UP = 0.2
 MIN_FINISHED = 5
-"""Requests that must end within the readings to show the load."""
+"""Requests that must end within the readings to determine the load."""
 MIN_CHANGE = 0.03
-"""Relative change below which a setting does nothing."""
+"""Relative change that is ignored."""
 MIN_SHARE = 0.8
-"""Share of the replications in which a figure has to change in one direction."""
+"""Share of replications in which a figure must change in one direction."""
 LEVEL = 0.9
-"""Share of the replications that a range spans."""
+"""Share of replications that a range spans."""
 CARRIED = 0.95
-"""Share of the offered rate below which an engine is past its capacity."""
+"""Completed share of the offered rate below which an engine is overloaded."""
 BISECTIONS = 12
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated engine under the load: medians over the replications. setting, value: what is moved, empty where
-    nothing is.  runs: figures by replication."""
+    """A simulated engine under the load: medians over the replications.
+
+    Attributes
+    ----------
+    setting, value
+        The changed setting; empty for the current engine.
+    runs
+        Figures by replication.
+    """
 
     setting: str
     value: float
@@ -75,7 +74,7 @@ class Outcome:
         return found | {"range": {name: self.range(name) for name in FIGURES if name in self.runs}}
 
     def range(self, name: str) -> tuple[float, float]:
-        """The ends between which LEVEL of the replications lie; infinite above where they do not carry the load."""
+        """Return the ends of the central LEVEL of the replications; the upper TTFT is infinite under overload."""
         values = np.where(self.runs["carried"], self.runs[name], math.inf) if name in TTFT else self.runs[name]
         values = values[~np.isnan(values)]
         if not len(values):
@@ -84,11 +83,11 @@ class Outcome:
         return float(ends[0]), float(ends[1])
 
     def _shown(self, name: str) -> str:
-        """The median of a time."""
+        """Format the median of a time."""
         return "growing" if name in TTFT and not self.carried else format_ms(getattr(self, name))
 
     def compared(self, now: "Outcome") -> str:
-        """The change from the engine as it is, with the range of what it leads to."""
+        """Describe the change from the current engine, with the range of the new figures."""
         parts = []
         for title, name in (("TTFT p99", "ttft_p99_ms"), ("TPOT p99", "tpot_p99_ms")):
             low, high = (format_ms(end) if math.isfinite(end) else "growing" for end in self.range(name))
@@ -101,7 +100,7 @@ class Outcome:
         return ", ".join(parts)
 
     def effect(self, now: "Outcome") -> str:
-        """helps, nothing, trades (one for the other) or hurts."""
+        """Return helps, nothing, trades (one figure for another) or hurts."""
         if math.isfinite(self.meets):
             gained = self._direction(now, "meets", relative=False)
             if gained:
@@ -114,7 +113,7 @@ class Outcome:
         return "helps" if min(better) >= 0 else "hurts" if max(better) <= 0 else "trades"
 
     def _direction(self, now: "Outcome", name: str, *, relative: bool = True) -> int:
-        """1 where a figure is larger in MIN_SHARE of the replications, -1 where it is smaller."""
+        """Return 1 if a figure grows in MIN_SHARE of the replications, -1 if it falls, else 0."""
         new, old = self.runs[name], now.runs[name]
         least = MIN_CHANGE * np.abs(old) if relative else 0.005
         return int(np.mean(new > old + least) >= MIN_SHARE) - int(np.mean(new < old - least) >= MIN_SHARE)
@@ -126,7 +125,7 @@ FIGURES = (*TTFT, "tpot_ms", "tpot_p99_ms", "tokens_per_s", "meets")
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """An engine as a fit has it. impossible: why its sequence limit cannot be the engine's, empty where it can."""
+    """An engine with the costs of a fit. impossible: why its sequence limit must be wrong, else empty."""
 
     costs: StepCosts
     setup: EngineSetup
@@ -139,15 +138,27 @@ class Fitted:
         return self.setup.settings[0]
 
     def is_known(self, setting: str) -> bool:
-        """Whether some source names a setting, so that it can be said to move."""
+        """Whether some source names a setting, so that a change of it is meaningful."""
         return self.setup.origin.get(setting, UNNAMED[0]) not in UNNAMED
 
 
 def fitted_engine(
     fit: Any, prefill_fit: Any, hardware: Any, diagnosis: Diagnosis, facts: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Fitted:
-    """The engine of a diagnosis. facts: what the server says; given: settings that options name. Raises BadInput,
-    FitNotUsable, WrongUsage."""
+    """Return the engine of a diagnosis.
+
+    Parameters
+    ----------
+    facts
+        Settings that the server publishes.
+    given
+        Settings that options name.
+
+    Raises
+    ------
+    BadInput, FitNotUsable, WrongUsage
+        If the fits or settings cannot be used.
+    """
     costs, unmeasured, _, fits = engine_costs(fit, prefill_fit, None, hardware, scatter=True)
     server = dict(facts)
     if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
@@ -165,8 +176,15 @@ def fitted_engine(
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """The load of some readings on a fitted engine. slo_ms: limits of TTFT and TPOT, infinite without.
-    at_measured_speed: simulate at the speed that was measured, however far it is from the fit's."""
+    """The load of some readings on a fitted engine.
+
+    Attributes
+    ----------
+    slo_ms
+        Limits of p99 TTFT and TPOT; infinite if not given.
+    at_measured_speed
+        Simulate at the measured speed however far it is from the fit's.
+    """
 
     engine: Fitted
     readings: Sequence[Reading]
@@ -180,7 +198,7 @@ class WhatIf:
 
     @cached_property
     def speed(self) -> PhaseSpeed | None:
-        """How long steps take, compared with when the fit was made; None where the readings do not show it."""
+        """Speed factor relative to the fit; None if the readings do not show step times."""
         if not self.engine.fits:
             return None
         windows = [between(a, b) for a, b in pairwise(self.readings)]
@@ -191,8 +209,7 @@ class WhatIf:
         return 1.0 if self.speed is None else self.speed.factor
 
     def costs_now(self, rng: np.random.Generator, drift: float = 0.0) -> StepCosts:
-        """Draw step costs at the speed of the readings, within its error. drift: standard deviation of ln of what the
-        speed may change by."""
+        """Draw step costs at the measured speed within its error. drift: standard deviation of ln speed."""
         error = 0.0 if self.speed is None or math.isnan(self.speed.error) else self.speed.error / self.factor
         factor = self.factor * math.exp(math.hypot(error, drift) * rng.normal())
         return scaled_costs(self.engine.costs, factor, factor)
@@ -203,7 +220,7 @@ class WhatIf:
 
     @cached_property
     def checks(self) -> list[Check]:
-        """What was measured, compared with simulations of the same window."""
+        """Measured means, compared with simulations of the same window."""
         return [] if self.load is None else check_window(self.readings, self.engine.settings, self.costs_now, self.seed)
 
     @property
@@ -216,7 +233,7 @@ class WhatIf:
 
     @cached_property
     def refusal(self) -> str:
-        """Why no advice is given, and what to do about it; empty where the simulation is this engine."""
+        """Why no advice is given, and what to do about it; empty if the simulation matches this engine."""
         if self.no_load:
             longer = "" if math.isnan(self.seen.finished) else "; look for longer (--duration 1min)"
             return f"{self.no_load}{longer}"
@@ -234,7 +251,7 @@ class WhatIf:
 
     @property
     def _hint(self) -> str:
-        """What to look at, by what differs."""
+        """What to check, by the metrics that differ."""
         longer = "" if self.seen.seconds >= ENOUGH_S else ", or look for longer (--duration 1min)"
         if {each.metric for each in self.differing} <= {"TPOT", "running"}:
             return f"; record again for a fit of this load{longer}"
@@ -242,7 +259,7 @@ class WhatIf:
 
     @property
     def no_load(self) -> str:
-        """Why the load is not known; empty where it is."""
+        """Why the load is unknown; empty if it is known."""
         if self.load is not None:
             return ""
         if math.isnan(self.seen.finished):
@@ -251,7 +268,7 @@ class WhatIf:
 
     @cached_property
     def load(self) -> Requests | None:
-        """Requests as long as those that were read, a thousand a second; None where too few ended to know them."""
+        """Requests with the measured lengths at one per ms; None if too few ended."""
         if not self.seen.finished >= MIN_FINISHED or not self.seen.arrived > 0:
             return None
         rng = np.random.default_rng(self.seed)
@@ -260,17 +277,17 @@ class WhatIf:
 
     @property
     def rate_per_ms(self) -> float:
-        """Requests that come to one engine."""
+        """Arrival rate per engine."""
         return self.seen.arrived / self.seen.seconds / 1e3 / self.seen.last.engines
 
     @cached_property
     def now(self) -> Outcome:
-        """The engine as it is."""
+        """The current engine."""
         return self._outcome("", 0, self.engine.settings)
 
     @cached_property
     def changes(self) -> list[Outcome]:
-        """With known settings doubled and halved, and a quarter more KV cache."""
+        """Engines with known limits doubled and halved, and with a quarter more KV cache."""
         now = self.engine.settings
         moved: list[tuple[str, int]] = []
         for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -289,7 +306,7 @@ class WhatIf:
         return found
 
     def capacity_per_s(self) -> float:
-        """The highest rate of such requests at which p99 meets the limits; NaN where no rate does."""
+        """Return the highest rate at which p99 meets the SLO; NaN if none does."""
         if self.load is None or not min(self.slo_ms) < math.inf:
             return math.nan
         low, high = 0.0, 1.0
@@ -310,7 +327,7 @@ class WhatIf:
         )
 
     def _outcome(self, name: str, value: float, settings: EngineSettings) -> Outcome:
-        """The same replications for every setting, so that differences are of settings alone."""
+        """Simulate settings with common random numbers, so that differences are due to settings."""
         found = []
         for stream in np.random.default_rng([self.seed, 1]).spawn(REPLICATIONS):
             rate = self.rate_per_ms * stream.gamma(self.seen.arrived) / self.seen.arrived
@@ -324,7 +341,7 @@ class WhatIf:
         return Outcome(name, value, **middle, carried=carried, runs=runs)
 
     def _figures(self, run: EngineRun) -> dict[str, float]:
-        """Figures of one replication, of the requests after the warm-up."""
+        """Return the figures of one replication after its warm-up."""
         n = len(run.requests)
         counted = np.arange(n) >= WARM_UP * n
         ttft, tpot = run.ttft_ms[counted], run.tpot_ms[counted]

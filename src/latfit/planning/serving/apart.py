@@ -1,10 +1,7 @@
-"""Prefill and decoding on engines of their own: the least of both kinds that keep the targets.
+"""Find the smallest pair of prefill and decode fleets that meets the targets (disaggregated prefill).
 
-Engines that prefill know nothing of those that decode. So the least that prefill are those that keep the targets beside
-as many that decode as help at all, and the other way round; no pair below these two keeps them. From there on pairs are
-tried by their sum, the least first, up to the pair of the least that prefill with those that it takes then. Settings
-are the same for both kinds and searched as for engines that do both, at the pair that the first settings need: how many
-requests and tokens a step may hold. Engines of both kinds cost the same.
+Each fleet's minimum is found by bisection with the other fleet large; no pair below both minima is feasible. Pairs are
+then tried by rising total. Both fleets share settings and cost. Derivation: docs/theory/planning.md, "Prefill apart".
 """
 
 import math
@@ -17,19 +14,18 @@ from latfit.planning.serving.search import Room, Search
 from latfit.simulation import EngineSettings, StepCosts, Transfer
 
 AMPLE = 4
-"""Times the engines of a kind without which the load is not carried, and as many more, that are taken as others than
-too few at first; then twice as many, again and again."""
+"""First size of an ample fleet, relative to the smallest that sustains the load plus one; doubled as needed."""
 
 MOST_APART = 64
-"""Engines of both kinds together, beyond which no pair is looked for."""
+"""Largest total of both fleets that is searched."""
 
 TRIED_AGAIN = 8
-"""Engines that are added where the last verification of a pair does not agree."""
+"""Engines added while verification rejects a pair."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrefillApart:
-    """Step costs of engines that prefill and of those that decode, and how keys and values get to the latter."""
+    """Step costs of prefill and of decode engines, and the KV transfer between them."""
 
     prefill: StepCosts
     decode: StepCosts
@@ -38,8 +34,17 @@ class PrefillApart:
 
 @dataclass(eq=False)
 class Pairs:
-    """A search for the least pair. evaluator: of engines apart.  together: engines that do both, None where no number
-    keeps the targets.  contents: whether recorded contents of prompts say what is cached."""
+    """Search for the smallest pair.
+
+    Attributes
+    ----------
+    evaluator
+        Of separate prefill and decode engines.
+    together
+        Engines needed if each does both; None if no number meets the targets.
+    contents
+        Whether recorded prompt contents determine what is cached.
+    """
 
     evaluator: Evaluator
     room: Room
@@ -47,7 +52,7 @@ class Pairs:
     contents: bool = False
 
     def run(self, start: EngineSettings, transfer: Transfer) -> ApartPlan:
-        """The least pair with the best settings; one that is more than `together` is not looked for."""
+        """Find the smallest pair with the best settings, at most `together` engines in all."""
         if not self.evaluator.alone(start).met:
             return _no_pair((0, 0), transfer)
         lower, found = self._least(start)
@@ -79,7 +84,7 @@ class Pairs:
         return MOST_APART if self.together is None else min(self.together, MOST_APART)
 
     def _least(self, settings: EngineSettings) -> tuple[tuple[int, int], Measured | None]:
-        """What no pair may go below, and the least pair; None where that is too many, or none does."""
+        """Return the minimum of each fleet, and the smallest feasible pair or None."""
         rates = self.evaluator.of_kinds(settings)
         lower = [max(1, math.ceil(self.evaluator.rate_per_s / each)) for each in rates]
         if sum(lower) > self._most:
@@ -107,7 +112,7 @@ class Pairs:
         return (prefill, decode), last if last.setup.total <= self._most else None
 
     def _verified(self, setup: Setup) -> Measured | None:
-        """The pair with more replications, or one with an engine more."""
+        """Verify a pair with more replications; add an engine where that rejects it."""
         asked = [setup]
         for _ in range(TRIED_AGAIN):
             found = min((self.evaluator.measure(each, verify=True) for each in asked), key=_by_engines)
@@ -121,7 +126,7 @@ class Pairs:
 
 
 def _no_pair(lower: tuple[int, int], transfer: Transfer) -> ApartPlan:
-    """lower: what no pair may go below."""
+    """Return an infeasible plan. lower: minimum of each fleet."""
     return ApartPlan(
         feasible=False,
         prefill_replicas=lower[0],
@@ -134,5 +139,5 @@ def _no_pair(lower: tuple[int, int], transfer: Transfer) -> ApartPlan:
 
 
 def _by_engines(found: Measured) -> tuple[bool, int, float]:
-    """The fewest that keep the targets first, of equals those with most room."""
+    """Sort key: feasible first, then fewest engines, then most slack."""
     return not found.met, found.setup.total, found.ratio

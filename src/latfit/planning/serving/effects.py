@@ -1,9 +1,7 @@
-"""What would help engines that are planned, what they bear, and what they trade: one simulation a question.
+"""Quantify what would help a planned setup, its margin for slower steps, and its throughput-latency trade-off.
 
-Each change is made alone, at the planned load, and said by what it does to the figure that is nearest to its limit.
-Throughput and speed are traded by how many requests share the steps: with more of them an engine makes more tokens per
-second and each request gets fewer. The front holds the settings of which no other is better in both, each with an
-engine that always has enough to do, and so without its waiting for a place.
+Each change is simulated alone at the planned load and reported by its effect on the tightest target. The front holds
+the Pareto-optimal settings of a saturated engine: tokens/s per engine against tokens/s per request.
 """
 
 import math
@@ -20,18 +18,25 @@ from latfit.stats import IntArray
 from latfit.workload import LengthDistribution, Load, RecordedLoad
 
 FASTER = 0.8
-"""Time of the steps that a change makes faster."""
+"""Relative duration of steps that a change accelerates."""
 
 MORE_CACHE = 1.5
 CACHED = 0.3
-"""Share of every prompt that is found in the cache, where prefixes are shared."""
+"""Cached share of each prompt, for shared prefixes."""
 
 MOST_SLOWER, FINE = 4.0, 1.02
 
 
 def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: bool = True) -> list[Effect]:
-    """What changes do to the tightest figure of a setup, the most helpful first. cache: whether the size of the KV
-    cache is known; replicas: whether one more may be had."""
+    """Simulate changes and return their effect on the tightest target, the most helpful first.
+
+    Parameters
+    ----------
+    cache
+        Whether the size of the KV cache is known.
+    replicas
+        Whether a replica may be added.
+    """
     setup, settings, load = best.setup, best.setup.settings, evaluator.load
     count = setup.replicas
     changed: list[tuple[str, Evaluator, Setup]] = []
@@ -59,7 +64,7 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
 
 @dataclass(frozen=True)
 class Shorter:
-    """Lengths of which the prompts are a share."""
+    """Request lengths with shortened prompts."""
 
     lengths_of: LengthDistribution
     share: float
@@ -71,7 +76,7 @@ class Shorter:
 
 
 def shorter(load: Load, share: float) -> Load:
-    """The same requests with prompts of a share of their length."""
+    """Return the load with prompts of `share` of their length."""
     if not isinstance(load, RecordedLoad):
         return replace(load, lengths=Shorter(load.lengths, share))
     requests = load.requests
@@ -83,7 +88,7 @@ def _shortened(tokens: IntArray, share: float) -> IntArray:
 
 
 def bears(evaluator: Evaluator, best: Measured) -> float:
-    """How much longer all steps may take until a target is missed, as a ratio: what a fit may be off."""
+    """Return the largest factor on all step times at which every target is still met."""
     low, high = 1.0, 1.05
     while evaluator.measure(best.setup, slower=high).met:
         if high > MOST_SLOWER:
@@ -96,7 +101,7 @@ def bears(evaluator: Evaluator, best: Measured) -> float:
 
 
 def front(evaluator: Evaluator, best: EngineSettings, room: Room) -> list[Trade]:
-    """The settings of which no other gives more of both, by rising throughput; the planned ones always."""
+    """Return the Pareto-optimal settings and the planned ones, by rising throughput."""
     asked = {best}
     for sequences in [best, *room.alternatives(best, "max_num_seqs")]:
         asked |= {sequences, *room.alternatives(sequences, "max_num_batched_tokens")}
@@ -110,7 +115,7 @@ def front(evaluator: Evaluator, best: EngineSettings, room: Room) -> list[Trade]
 
 
 def undominated(trades: Sequence[Trade]) -> list[Trade]:
-    """Those than which none is better in both, and the planned one, by rising throughput."""
+    """Return the Pareto-optimal trades and the planned one, by rising throughput."""
     kept: list[Trade] = []
     fastest = -math.inf
     for each in sorted(trades, key=lambda trade: (-trade.throughput_per_s, -trade.speed_per_s)):

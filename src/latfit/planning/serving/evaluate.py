@@ -1,28 +1,9 @@
-"""How a number of engines with certain settings keeps the targets under a load: simulated until that is decided.
+"""Simulate engine configurations under a load until each target is clearly met or missed.
 
-A configuration is simulated in replications, each with requests of its own. All configurations meet the same requests
-and the same noise (common random numbers), so that they differ by what they are. Replications are added until every
-target lies outside its interval, or one is missed for certain, or `most` are made; then the estimate itself decides. A
-load that the engines do not carry is missed for certain, whatever the figures of a finite run say.
-
-Near the most that engines serve, what waits takes long to settle: a queue forgets its start in a time that grows with
-1/(1 - rho)^2. So the requests of a replication grow by that from CROWDED on; with as few as elsewhere an empty start
-would look like a load that piles up.
-
-Recorded requests are one course of events, so only the noise of the steps is drawn anew; its intervals say how much of
-a figure is chance of the steps, not how another day would be.
-
-A step that lasts c times as long is a clock that runs c times slower: engines with such steps serve a load of rate r as
-the engines at hand serve a rate of c r, and every time is then c times as long. So one set of step costs answers for
-slower machines, too.
-
-Of more than TOGETHER engines some are simulated, with the requests that they get. In turn, what a number of them get is
-exactly the first of every so many requests, and engines that are dealt to in turn know nothing of one another, so that
-the requests of SAMPLED are a sample of all, over so long a time as one engine is simulated for. Routers that look at
-their replicas are taken to stand each before TOGETHER of them, and requests to come to these by chance.
-
-Where engines prefill for others, each kind serves at most so many requests as it does when it always has enough to do;
-of those that decode that is found with prefill and transfer that take no time.
+Every configuration sees the same requests and step noise (common random numbers). Replications are added until each
+target lies outside its confidence interval. A configuration whose offered load exceeds its saturated throughput counts
+as missed. Large fleets are simulated by a sample of their engines. Derivation: docs/theory/planning.md, "Evaluating a
+configuration".
 """
 
 import math
@@ -67,24 +48,24 @@ from latfit.workload import (
 )
 
 FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 16
-"""Replications: at first, added at a time, at most in a search, at most of the final answer."""
+"""Replications: at first, per extension, at most in a search, at most to verify the final answer."""
 
 TOGETHER, SAMPLED = 64, 16
-"""Engines up to which all are simulated, and how many of more where they are dealt to in turn."""
+"""Largest fleet that is simulated whole, and engines simulated of a larger one under round-robin routing."""
 
 FEWEST_REQUESTS, MOST_REQUESTS = 3_000, 100_000
 TIMES_HELD = 20
-"""Requests of a replication for every one that is served at a time."""
+"""Requests of a replication per concurrently served request."""
 
 FEW = 10
 CROWDED, MOST_LONGER = 0.9, 12.0
-"""Share of what engines serve from which on replications are longer, and times as long as they get."""
+"""Utilisation above which replications get longer, and the largest factor by which they do."""
 
 ALONE, FLOOD, LONG_FLOOD = 1_000, 4_000, 60_000
-"""Requests that tell how one is served that has an engine to itself, and what an engine serves at most."""
+"""Requests to measure an engine without contention, its saturated throughput, and the latter near saturation."""
 
 RARE = 1e-9
-"""Requests a ms that never meet."""
+"""Arrival rate per ms at which requests never overlap."""
 
 FREE = linear_costs(0.0, 0.0, 0.0)
 RATES = ("throughput_per_s", "output_tokens_per_s", "goodput_per_s", "queue", "replica_hours")
@@ -93,8 +74,17 @@ RATES = ("throughput_per_s", "output_tokens_per_s", "goodput_per_s", "queue", "r
 
 @dataclass(frozen=True)
 class Setup:
-    """Engines that are run: their settings, and how many; with a schedule those at its start, and how long one takes to
-    start.  prefill: engines beside these that prefill for them."""
+    """Engine settings and replica count of one configuration.
+
+    Attributes
+    ----------
+    replicas
+        Engines that decode and, if `prefill` is 0, prefill; with a schedule, those at its start.
+    schedule, start_up_ms
+        Replica count over time, and how long one takes to start.
+    prefill
+        Additional engines that only prefill.
+    """
 
     settings: EngineSettings
     replicas: int = 1
@@ -104,19 +94,30 @@ class Setup:
 
     @property
     def most(self) -> int:
-        """At a time."""
+        """The largest number of replicas at any time."""
         return self.replicas if self.schedule is None else self.schedule.most
 
     @property
     def total(self) -> int:
-        """Of both kinds."""
+        """Replicas plus prefill engines."""
         return self.replicas + self.prefill
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a setup makes of a load. scale: of the load that is planned for.  reached: the targets.  carried: False
-    where requests pile up.  first: the first run."""
+    """Result of simulating a setup.
+
+    Attributes
+    ----------
+    scale
+        Load, relative to the planned one.
+    reached
+        Value and interval of each target.
+    carried
+        Whether the setup sustains the load; False if the queue grows without bound.
+    first
+        The first replication.
+    """
 
     setup: Setup
     scale: float
@@ -131,7 +132,7 @@ class Measured:
 
     @property
     def certain(self) -> bool:
-        """Whether chance does not decide."""
+        """Whether the intervals decide that all targets are met, or that one is missed."""
         if not self.carried:
             return True
         if self.met:
@@ -140,12 +141,12 @@ class Measured:
 
     @property
     def tightest(self) -> Reached:
-        """The figure that is nearest to its limit, or farthest above it."""
+        """The target with the largest ratio of its value to its limit."""
         return max(self.reached, key=lambda each: each.ratio)
 
     @property
     def ratio(self) -> float:
-        """Of the tightest figure to its limit; infinite where the load is not carried."""
+        """Value over limit of the tightest target; infinite if the load is not sustained."""
         return self.tightest.ratio if self.carried else math.inf
 
 
@@ -155,7 +156,7 @@ B = TypeVar("B")
 
 @dataclass
 class Work:
-    """Setups simulated, and engine steps made."""
+    """Counters: setups and engine steps simulated."""
 
     setups: int = 0
     steps: int = 0
@@ -163,10 +164,23 @@ class Work:
 
 @dataclass(eq=False)
 class Evaluator:
-    """Simulates setups under a load, each once. route: how requests find their replica.  requests: of a replication.
-    alone_ms: latency of a request that is alone.  apart: step costs of engines that prefill for others, and how keys
-    and values get to these.  lead: where the load is a part of another, the share of its requests that are there for
-    those behind them alone.  work: what was done, shared with evaluators of other worlds."""
+    """Simulate setups under one load and cache the results.
+
+    Attributes
+    ----------
+    route
+        Routing policy of the requests.
+    requests
+        Requests per replication.
+    alone_ms
+        Latency of a request without contention.
+    lead
+        For a part of a longer load: share of its requests that only warm up the engines.
+    apart
+        Step costs of engines that only prefill, and the KV transfer from them.
+    work
+        Counters, shared with evaluators of other loads.
+    """
 
     load: Load
     costs: StepCosts
@@ -185,13 +199,23 @@ class Evaluator:
 
     @cached_property
     def rate_per_s(self) -> float:
-        """Requests that come; of users who wait for answers those that they would send if nobody else did."""
+        """Offered request rate; for a closed load, the rate at which its users would send without contention."""
         if isinstance(self.load, ClosedLoad):
             return 1e3 * self.load.users / (self.load.think_ms + self.alone_ms)
         return self.load.rate * 1e3
 
     def measure(self, setup: Setup, scale: float = 1.0, *, slower: float = 1.0, verify: bool = False) -> Measured:
-        """Simulate until decided; verify: with more replications, as a final answer needs them."""
+        """Simulate a setup until the targets are decided.
+
+        Parameters
+        ----------
+        scale
+            Load, relative to the planned one.
+        slower
+            Factor on all step times.
+        verify
+            Allow more replications, as for a final answer.
+        """
         key = (setup, scale, slower, verify)
         if key not in self.known:
             load = scaled(self.load, scale, slower)
@@ -199,16 +223,16 @@ class Evaluator:
         return self.known[key]
 
     def elsewhere(self, load: Load, costs: StepCosts, apart: tuple[StepCosts, Transfer] | None = None) -> "Evaluator":
-        """An evaluator of another load or other step costs."""
+        """Return an evaluator of another load or other step costs."""
         return replace(self, load=load, costs=costs, apart=apart, known={}, floods={}, kinds={})
 
     def each(self, setups: Sequence[Setup], scale: float = 1.0) -> list[Measured]:
-        """Simulate several, side by side."""
+        """Simulate several setups in parallel."""
         return self.side_by_side(lambda setup: self.measure(setup, scale), setups)
 
     def _decided(self, setup: Setup, load: Load, scale: float, slower: float, most: int) -> Measured:
-        # A recorded course of events differs by the noise of single steps alone, of which there are many. What is not
-        # carried is decided, and run to be shown.
+        # Replications of a recording differ only by the noise of many steps, so one is enough. An unstable load is
+        # missed without simulation; one run is made for the report.
         once = isinstance(load, RecordedLoad) and most == MOST
         if once or not self.carries(setup, scale * slower):
             most = 1
@@ -227,7 +251,7 @@ class Evaluator:
 
     def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
         summary = _of_all(done.summary(self.targets.promise), setup.replicas / self._simulated(setup))
-        # A run ends before a load that is a little too large has piled up.
+        # A finite run can end before the queue of a slight overload has grown.
         carried = self.lead is not None or (summary.stable and self.carries(setup, scale * slower))
         return Measured(
             setup,
@@ -239,7 +263,7 @@ class Evaluator:
         )
 
     def _requests(self, setup: Setup, scale: float) -> int:
-        """Of a replication."""
+        """Return the number of requests per replication."""
         most = self.requests or FEWEST_REQUESTS
         if not isinstance(self.load, OpenLoad) or setup.schedule is not None:
             return most
@@ -251,7 +275,7 @@ class Evaluator:
         return max(most, min(int(most * np.clip(longer, 1.0, MOST_LONGER)), MOST_REQUESTS))
 
     def _runs(self, setup: Setup, load: Load, which: range, requests: int) -> Replications:
-        """Replications by number."""
+        """Simulate the replications with these numbers."""
         together = self._simulated(setup)
         routing = Routing(together, self.route, scaling=setup.schedule, start_up_ms=setup.start_up_ms)
         cluster = self._cluster(routing, setup.prefill)
@@ -266,7 +290,7 @@ class Evaluator:
         return replace(found[0], runs=[each.runs[0] for each in found])
 
     def _simulated(self, setup: Setup) -> int:
-        """Engines of a setup that are simulated. What is recorded is served as a whole."""
+        """Return how many engines of a setup are simulated. Recorded loads are served by all."""
         whole = isinstance(self.load, RecordedLoad) or setup.schedule is not None or setup.prefill > 0
         if whole or setup.replicas <= TOGETHER:
             return setup.replicas
@@ -276,7 +300,7 @@ class Evaluator:
         return Cluster(routing) if self.apart is None else Cluster(routing, *self.apart, prefill)
 
     def side_by_side(self, work: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """The compiled simulators run without the interpreter's lock."""
+        """Map `work` over the items on threads; the compiled simulators release the GIL."""
         workers = min(len(items), os.cpu_count() or 1)
         if workers < 2:
             return [work(item) for item in items]
@@ -284,7 +308,7 @@ class Evaluator:
             return list(pool.map(work, items))
 
     def alone(self, settings: EngineSettings) -> Measured:
-        """A request that has an engine to itself: nothing is ever better than this."""
+        """Simulate requests without contention: a lower bound on every latency."""
         key = (Setup(settings, prefill=0 if self.apart is None else 1), 0.0, 1.0, False)
         if key not in self.known:
             options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
@@ -294,7 +318,7 @@ class Evaluator:
         return self.known[key]
 
     def _rare(self) -> Load:
-        """Requests so far apart that none meets another."""
+        """Return the load with requests so far apart that none overlap."""
         if not isinstance(self.load, RecordedLoad):
             return OpenLoad(Poisson(RARE), self.load.lengths, self.load.classes)
         count = len(self.load.requests)
@@ -303,7 +327,7 @@ class Evaluator:
         return replace(self.load, requests=apart)
 
     def saturated(self, settings: EngineSettings, least: int = FLOOD) -> "Saturated":
-        """One engine with always enough to do, by so many requests or more."""
+        """Simulate one engine that never runs out of work, with at least `least` requests."""
         if (settings, least) in self.floods:
             return self.floods[settings, least]
         count = max(least, 6 * settings.max_num_seqs)
@@ -316,23 +340,23 @@ class Evaluator:
         return self.floods[settings, least]
 
     def carries(self, setup: Setup, scale: float = 1.0) -> bool:
-        """Whether the engines could serve as many requests as come, late or not; users wait until they do."""
+        """Whether the engines sustain the load. A closed load always is sustained: its users wait."""
         return isinstance(self.load, ClosedLoad) or self.lead is not None or self.used(setup, scale) < 1
 
     def used(self, setup: Setup, scale: float = 1.0) -> float:
-        """The load, as a share of what the engines serve that always have enough to do."""
+        """Return the utilisation: offered load over saturated throughput."""
         offered = self.rate_per_s * scale
         if self.apart is None:
             found = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
             if not CROWDED < found < 1 / CROWDED or not isinstance(self.load, OpenLoad):
                 return found
-            # Lengths with a heavy tail leave a few percent open in as few requests as tell elsewhere.
+            # With heavy-tailed lengths FLOOD requests leave an error of a few percent.
             return offered / (setup.most * self.saturated(setup.settings, LONG_FLOOD).requests_per_s)
         prefill, decode = self.of_kinds(setup.settings)
         return offered / min(setup.prefill * prefill, setup.replicas * decode)
 
     def of_kinds(self, settings: EngineSettings) -> tuple[float, float]:
-        """Requests/s for which one engine prefills at most, and which one decodes."""
+        """Return the saturated requests/s of one prefill engine and of one decode engine."""
         assert self.apart is not None
         if settings not in self.kinds:
             prefill = self.elsewhere(first_tokens(self.load), self.apart[0]).saturated(settings).requests_per_s
@@ -348,7 +372,7 @@ class Evaluator:
 
 
 def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
-    """So many of these requests, nearly at once, in their order: what prompts share is known of these alone."""
+    """Repeat recorded requests in order up to `count`, nearly all at once; only recordings have shared prefixes."""
     rows = np.arange(len(requests) * math.ceil(count / len(requests))) % len(requests)
     many = replace(requests, prefix=None).select(rows)
     repeated = prefix.repeated(len(rows) // len(requests))
@@ -358,8 +382,7 @@ def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
 
 @dataclass(frozen=True)
 class Saturated:
-    """What an engine does that always has enough to do, in the middle of a run, where neither its start nor its end
-    shows. tpot_ms: mean."""
+    """Throughput of a saturated engine in the middle half of a run, and its mean TPOT."""
 
     requests_per_s: float
     output_tokens_per_s: float
@@ -367,7 +390,7 @@ class Saturated:
 
 
 def saturated_in(run: EngineRun, rows: IntArray | None = None) -> Saturated:
-    """Of a run in which all requests come at once; rows: those that count."""
+    """Measure saturated throughput in a run whose requests all arrive at once. rows: requests that count."""
     counted = np.arange(len(run.requests)) if rows is None else rows
     order = counted[np.argsort(run.last_ms[counted], kind="stable")]
     kept = order[len(order) // 4 : 3 * len(order) // 4]
@@ -379,7 +402,7 @@ def saturated_in(run: EngineRun, rows: IntArray | None = None) -> Saturated:
 
 
 def lengths_of(load: Load) -> LengthDistribution:
-    """What the lengths of requests are drawn from; recorded ones, with replacement."""
+    """Return the distribution of request lengths; recorded lengths are resampled."""
     if isinstance(load, RecordedLoad):
         return Resampled(load.requests.prompt_tokens, load.requests.output_tokens)
     return load.lengths
@@ -387,7 +410,7 @@ def lengths_of(load: Load) -> LengthDistribution:
 
 @dataclass(frozen=True)
 class FirstTokens:
-    """The same prompts, with answers of one token."""
+    """The same prompts with outputs of one token."""
 
     lengths_of: LengthDistribution
 
@@ -398,7 +421,7 @@ class FirstTokens:
 
 
 def first_tokens(load: Load) -> Load:
-    """What engines that prefill for others are asked for."""
+    """Return the load of prefill engines: the same requests with outputs of one token."""
     if not isinstance(load, RecordedLoad):
         return replace(load, lengths=FirstTokens(load.lengths))
     requests = load.requests
@@ -406,7 +429,7 @@ def first_tokens(load: Load) -> Load:
 
 
 def dealt(load: Load, kept: int, among: int, *, in_turn: bool) -> Load:
-    """What so many engines get of a load that is dealt among more."""
+    """Return the load of `kept` engines when it is routed among `among`."""
     if isinstance(load, ClosedLoad):
         return replace(load, users=max(round(load.users * kept / among), 1))
     assert isinstance(load, OpenLoad)
@@ -414,14 +437,14 @@ def dealt(load: Load, kept: int, among: int, *, in_turn: bool) -> Load:
 
 
 def _of_all(summary: EngineSummary, times: float) -> EngineSummary:
-    """Of all engines, where a share of them was simulated."""
+    """Scale additive figures from the simulated engines to all."""
     return (
         structs.replace(summary, **{name: times * getattr(summary, name) for name in RATES}) if times != 1 else summary
     )
 
 
 def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:
-    """The load times `scale`, on a clock that runs slower: more users or requests, and less time between them."""
+    """Return the load times `scale`, with time compressed by `slower` instead of longer steps."""
     if scale * slower == 1.0:
         return load
     if isinstance(load, ClosedLoad):
@@ -430,7 +453,7 @@ def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:
 
 
 def requests_for(load: Load, latency_ms: float) -> int:
-    """Requests of a replication, so that what is served at a time changes often in it."""
+    """Return the requests per replication, enough for many turnovers of the concurrently served ones."""
     if isinstance(load, RecordedLoad):
         return len(load.requests)
     held = load.users if isinstance(load, ClosedLoad) else load.rate * latency_ms

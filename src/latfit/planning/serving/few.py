@@ -1,13 +1,8 @@
-"""What of a plan for recorded requests rests on few of them.
+"""Warn where a plan for recorded requests depends on few of them.
 
-A recording is served as it is, and the simulation's interval says how much of a figure is chance of the steps. How much
-is chance of which requests came is another question. The 99th percentile of 400 requests is decided by the 4 slowest;
-of n requests that are drawn anew the number above the true percentile p is binomial with n and 1 - p, so that between
-the order statistics of its 2.5 % and 97.5 % ends the true percentile lies with 95 % (a distribution-free interval;
-Conover, Practical Nonparametric Statistics, 3.2). Requests that wait for one another depend on each other, so the
-interval is rather too narrow. In the same way a share of k requests of n has Clopper and Pearson's interval.
-
-With few requests it is also chance who meets whom: one replica more deals them out anew, and may miss what fewer keep.
+A percentile gets a distribution-free binomial interval, a share Clopper and Pearson's, both as if other requests of the
+same kind had been recorded. A warning also names larger replica counts that miss a target. Derivation:
+docs/theory/planning.md, "Recorded requests".
 """
 
 from collections.abc import Sequence
@@ -27,11 +22,11 @@ FEW_REQUESTS = "few_requests"
 LEVEL = 0.95
 
 MORE = 3
-"""Replicas more than the planned ones, each of which should keep the targets, too."""
+"""Replicas beyond the plan that should meet the targets, too."""
 
 
 def few_requests(evaluator: Evaluator, best: Measured, *, given: bool) -> list[Message]:
-    """What recorded requests leave open of a setup that keeps the targets. given: whether its replicas were."""
+    """Return warnings on a setup that meets the targets. given: whether its replica count was requested."""
     if not isinstance(evaluator.load, RecordedLoad):
         return []
     found = [_warning(text, evaluator) for each in best.reached if (text := _open(evaluator, best, each))]
@@ -50,7 +45,7 @@ def _warning(text: str, evaluator: Evaluator) -> Message:
 
 
 def _open(evaluator: Evaluator, best: Measured, each: Reached) -> str:
-    """What is not certain of a figure, were other requests like these to come; empty where its limit is."""
+    """Describe the sampling uncertainty of a figure; empty if its interval stays within the limit."""
     run = best.first
     if each.unit == "pct":
         n = len(run.requests)
@@ -75,7 +70,7 @@ def _target(targets: Sequence[RequestTarget], name: str) -> RequestTarget:
 
 
 def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:
-    """The 95 % interval of the percentile that sorted times (n,) are a sample of; the largest where it has no end."""
+    """Return the 95 % interval of the percentile of sorted times (n,); an open end is the largest time."""
     n = len(times)
     low, high = (_binomial_end(n, share, tail) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return float(times[max(low - 1, 0)]), float(times[min(high, n - 1)])
@@ -89,7 +84,7 @@ def _binomial_end(n: int, share: float, tail: float) -> int:
 
 
 def share_interval(share: float, n: int) -> tuple[float, float]:
-    """Clopper and Pearson's 95 % interval of a share that was found of n."""
+    """Return Clopper and Pearson's 95 % interval of a share observed in n."""
     from scipy.special import betaincinv
 
     k, tail = round(share * n), (1 - LEVEL) / 2

@@ -1,25 +1,8 @@
-"""How many KV blocks an engine has: from its log, as given, or from memory.
+"""Compute the number of KV blocks of an engine: from its log, as given, or from GPU memory.
 
-vLLM divides what is left of a GPU's memory by the bytes of a block, and rounds down:
-
-    blocks = floor(memory for the KV cache / (block size · bytes per token)),
-    memory for the KV cache = GPU memory · utilisation − weights / tp − all else
-
-(`get_num_blocks` in v1/core/kv_cache_utils.py, `determine_available_memory` in v1/worker/gpu_worker.py). Where the
-memory for the KV cache is given itself (`--kv-cache-memory-bytes`, VLLM_CPU_KVCACHE_SPACE), the first line is exact.
-
-**All else** is what vLLM measures by running a step of `max_num_batched_tokens` tokens before it divides: activations,
-the sampler's copies of the logits, CUDA's context and communication buffers, in newer versions the CUDA graphs too.
-That depends on version, attention kernels and driver, and only a log tells it. The estimate here is
-
-    activations = max_num_batched_tokens · (4 · hidden + 3 · intermediate / tp) · 2 bytes,
-    sampling = max_num_seqs · vocabulary · 16 bytes (four copies in 32 bits),
-    all else = activations + sampling + 0.5 GiB, and 1 GiB more where GPUs communicate,
-
-with a range from max(activations, sampling) + 0.1 GiB to 2 (activations + sampling) + 2 GiB, 4 GiB where GPUs
-communicate. The range was drawn around five published starts of language models of 0.5 to 8 billion parameters, where
-all else took 0.7 to 4.8 GiB and the estimated blocks are off by 4 % at most; it promises nothing. A model that sees
-images can need ten times as much. On a GPU that the weights nearly fill, all else decides: give what a log says of it.
+From memory, it follows vLLM: what utilisation, weights and other allocations leave, divided by the bytes of a block.
+Activations and other allocations are estimated with a range unless given. Formula and accuracy:
+docs/theory/planning.md, "KV blocks".
 """
 
 from dataclasses import asdict, dataclass
@@ -53,9 +36,16 @@ SAMPLING_BYTES = 16
 class KvCache:
     """The KV cache of one engine.
 
-    blocks: as the engine resolves them at its start, its null block included.  how: where the number comes from, a
-    sentence.  bytes_per_token: on one GPU, None where nobody said.  least, most: blocks within the range of what is not
-    known beforehand; None where the number is exact.
+    Attributes
+    ----------
+    blocks
+        As the engine reports them at its start, its null block included.
+    how
+        Source of the number, as a sentence.
+    bytes_per_token
+        On one GPU; None if unknown.
+    least, most
+        Blocks at the ends of the estimated range; None if the number is exact.
     """
 
     blocks: int
@@ -75,7 +65,7 @@ class KvCache:
 
 @dataclass(frozen=True)
 class Served:
-    """How an engine runs a model. dtype: of its weights.  kv_dtype: of its KV cache; None is the model's own."""
+    """How an engine serves a model. dtype: of its weights.  kv_dtype: of its KV cache, None for the model's."""
 
     dtype: str | None = None
     kv_dtype: str | None = None
@@ -86,16 +76,26 @@ class Served:
 
     @property
     def cache_dtype(self) -> str | None:
-        """The KV cache follows the model's numbers, not those that its weights are squeezed into."""
+        """The KV cache's number type: the model's, not that of quantised weights."""
         plain = self.dtype not in AUTO and number_bytes(self.dtype) >= 2
         return self.dtype if self.kv_dtype in AUTO and plain else self.kv_dtype
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Memory in bytes. gpu: of one GPU, as nvidia-smi or the engine says it (one sold as 80 GB has some 79.6 GiB).
-    weights: of the whole model, counted from its config where None.  other: activations, graphs and all else on one
-    GPU, estimated where None.  kv: for the KV cache of one GPU, in place of all others."""
+    """Memory in bytes.
+
+    Attributes
+    ----------
+    gpu
+        Of one GPU, as nvidia-smi reports it (an "80 GB" GPU has some 79.6 GiB).
+    weights
+        Of the whole model; None computes it from the config.
+    other
+        Activations, CUDA graphs and all else on one GPU; None estimates it.
+    kv
+        For the KV cache of one GPU, instead of all others.
+    """
 
     gpu: float | None = None
     utilisation: float = UTILISATION
@@ -119,15 +119,22 @@ class GpuMemory:
 
 
 def kv_cache_given(blocks: int, block_size: int = BLOCK_SIZE) -> KvCache:
-    """A KV cache of a size that somebody gave."""
+    """Return a KV cache of a given size."""
     return KvCache(blocks, block_size, "KV blocks as given")
 
 
 def kv_cache_in_log(log: str | Path, block_size: int | None = None) -> KvCache:
-    """The KV cache that a vLLM log names at the engine's start; the log need not hold steps.
+    """Read the size of the KV cache from a vLLM log, which need not contain steps.
 
-    block_size: tokens of a block, for the logs that do not say; vLLM's default where it is None. Raises BadInput where
-    no line tells the size.
+    Parameters
+    ----------
+    block_size
+        Tokens per block, for logs that do not name it; None takes vLLM's default.
+
+    Raises
+    ------
+    BadInput
+        If no line names the size.
     """
     source = open_source(log)
     facts = engine_facts([(source.name, start_facts(source))])
@@ -146,9 +153,14 @@ def kv_cache_in_log(log: str | Path, block_size: int | None = None) -> KvCache:
 
 
 def kv_cache_of(config: Config, memory: GpuMemory, served: Served | None = None) -> KvCache:
-    """The KV cache that an engine makes of a GPU's memory.
+    """Compute the KV cache that fits in a GPU's memory.
 
-    Raises BadInput where the config tells too little, WrongUsage where no memory is left or none was given.
+    Raises
+    ------
+    BadInput
+        If the config lacks a size.
+    WrongUsage
+        If no memory is given or none is left.
     """
     served = served or Served()
     per_token = kv_bytes_per_token(config, served.cache_dtype, served.tensor_parallel)
@@ -187,7 +199,7 @@ def _blocks(free: float, block_bytes: float, found: str) -> int:
 
 
 def _usable(memory: GpuMemory) -> float:
-    """Bytes of a GPU that the engine may use."""
+    """Return the bytes of a GPU that the engine may use."""
     if memory.gpu is None:
         raise WrongUsage(
             "neither GPU memory nor that of the KV cache is given",
@@ -198,7 +210,7 @@ def _usable(memory: GpuMemory) -> float:
 
 
 def other_bytes(config: Config, served: Served) -> tuple[float, float, float]:
-    """(least, estimate, most) of what a GPU holds beside weights and KV cache, in bytes: see the module's head."""
+    """Estimate (low, estimate, high) the bytes on a GPU besides weights and KV cache: docs/theory/planning.md."""
     hidden, intermediate = step_widths(config)
     activations = 2 * served.max_num_batched_tokens * (4 * hidden + 3 * intermediate / served.tensor_parallel)
     sampling = SAMPLING_BYTES * served.max_num_seqs * int(config.get("vocab_size") or 0)
@@ -211,5 +223,5 @@ def other_bytes(config: Config, served: Served) -> tuple[float, float, float]:
 
 
 def model_config(path: Path) -> Config:
-    """The config.json at `path`, or in the folder there. Raises BadInput."""
+    """Read a config.json, or the one in a folder. Raises BadInput."""
     return read_config(path / "config.json" if path.is_dir() else path)

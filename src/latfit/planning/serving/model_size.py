@@ -1,19 +1,7 @@
-"""Bytes of a model's weights, and of a token in its KV cache, from its Hugging Face config.json.
+"""Compute the size of a model's weights and of a token in its KV cache from its Hugging Face config.json.
 
-**KV cache.** Every layer keeps a key and a value of each token: `head_dim` numbers for each KV head. A GPU of `tp`
-holds the KV heads that its query heads read, one at least: with fewer KV heads than GPUs, several hold the same. So
-
-    bytes per token = 2 · layers · max(1, KV heads / tp) · head_dim · bytes of a number,
-
-which is vLLM's page size over its block size, times the layers. Latent attention (MLA) keeps one vector of
-`kv_lora_rank + qk_rope_head_dim` numbers instead, whole on every GPU. A layer with a sliding window is counted like one
-without: where an engine frees what lies behind the window, more requests fit than these bytes say.
-
-**Weights.** A layer has hidden x heads x head_dim weights for Q and as many for the output, hidden x KV heads x
-head_dim each for K and V, and an MLP of three (gated) or two matrices of hidden x intermediate; with experts, as many
-for each of them, and a router. Beside the layers: the embedding, positions that were learned, and the head where it is
-not the embedding. Norms and biases are counted too, so that the published numbers of parameters come out for the
-families of `FAMILIES`. Quantised are the matrices of the layers; the rest keeps 16 bits.
+Covers the decoder-only families of `FAMILIES`, grouped-query and latent attention (MLA), experts and quantised weights.
+A layer with a sliding window counts as full attention. Formulas: docs/theory/planning.md, "KV blocks".
 """
 
 from collections.abc import Mapping
@@ -23,7 +11,7 @@ from typing import Any
 from latfit.errors import BadInput, WrongUsage
 
 Config = Mapping[str, Any]
-"""A config.json as read, with `text_config` unfolded (`profiling.read_config`)."""
+"""A config.json with `text_config` unfolded (`profiling.read_config`)."""
 
 WHERE = "config.json"
 AUTO = (None, "auto", "")
@@ -56,9 +44,21 @@ WITH_KV_CACHE = ("full_attention", "sliding_attention", "chunked_attention")
 
 @dataclass(frozen=True)
 class Family:
-    """How models of one kind are built. gated: an MLP of three matrices.  biased: every matrix has a bias, every norm
-    too.  tied: the embedding serves as head, unless the config says.  positions: learned ones beyond those that the
-    config names, -1 where none are.  norms: of a layer."""
+    """Architecture of a model family.
+
+    Attributes
+    ----------
+    gated
+        The MLP has three matrices instead of two.
+    biased
+        Every matrix and norm has a bias.
+    tied
+        The embedding serves as output head unless the config denies it.
+    positions
+        Learned positions beyond those that the config names; -1 for none.
+    norms
+        Norms per layer.
+    """
 
     gated: bool = True
     biased: bool = False
@@ -86,15 +86,25 @@ FAMILIES: Mapping[str, Family] = {
     "phi": Family(gated=False, biased=True, norms=1),
     "falcon": Family(gated=False, tied=True, norms=1),
 }  # fmt: skip
-"""By `model_type`. Where a model is of another kind, the size of its weights has to be given."""
+"""By `model_type`. For any other type the size of the weights has to be given."""
 
 
 def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel: int = 1) -> int:
-    """Bytes that a token takes in the KV cache of one GPU.
+    """Return the bytes of a token in the KV cache of one GPU.
 
-    dtype: of the cache (`fp8`, `bfloat16`, …); that of the model where it is None or `auto`.  tensor_parallel: GPUs
-    that share the model. Raises BadInput where a size is missing or the model keeps more than keys and values,
-    WrongUsage for a number type that is unknown or GPUs that cannot share the heads.
+    Parameters
+    ----------
+    dtype
+        Of the cache (`fp8`, `bfloat16`, …); None or `auto` takes the model's.
+    tensor_parallel
+        GPUs that share the model.
+
+    Raises
+    ------
+    BadInput
+        If a size is missing or the model stores more than keys and values.
+    WrongUsage
+        If the number type is unknown or the GPUs cannot share the heads.
     """
     check_attention(config)
     width = number_bytes(model_dtype(config) if dtype in AUTO else dtype)
@@ -105,7 +115,7 @@ def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel
 
 
 def check_attention(config: Config) -> None:
-    """Raise BadInput for a model whose memory of a request is not one of keys and values in every layer."""
+    """Raise BadInput if some layer stores anything but keys and values for a request."""
     kinds = config.get("layer_types")
     others = sorted({str(kind) for kind in kinds} - set(WITH_KV_CACHE)) if isinstance(kinds, list) else []
     found = next((what for key, what in WITHOUT_FORMULA.items() if config.get(key)), ", ".join(others))
@@ -118,7 +128,7 @@ def check_attention(config: Config) -> None:
 
 
 def has_sliding_window(config: Config) -> bool:
-    """Whether some layers forget what is further back than their window."""
+    """Whether some layers attend only to a window of recent tokens."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         return any(kind != "full_attention" for kind in kinds)
@@ -126,7 +136,7 @@ def has_sliding_window(config: Config) -> bool:
 
 
 def _kv_heads_of_one(config: Config, tensor_parallel: int) -> int:
-    """KV heads on one GPU."""
+    """Return the KV heads on one GPU."""
     heads, kv_heads = _size(config, "num_attention_heads"), _kv_heads(config)
     more, less = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
     if tensor_parallel < 1 or heads % tensor_parallel or more % less:
@@ -149,13 +159,13 @@ def _head_dim(config: Config) -> int:
 
 
 def model_dtype(config: Config) -> str:
-    """The number type in which an engine serves the model unless told: that of the config, float16 for float32."""
+    """Return the number type an engine serves the model in by default: the config's, but float16 for float32."""
     said = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     return "float16" if said == "float32" else said
 
 
 def number_bytes(dtype: str | None) -> float:
-    """Bytes of a number. Raises WrongUsage for a type that is unknown."""
+    """Return the bytes of a number. Raises WrongUsage if the type is unknown."""
     name = str(dtype).removeprefix("torch.").lower()
     if name not in BYTES:
         raise WrongUsage(f"{dtype!r} is no number type", where="dtype", remedy=f"One of {', '.join(BYTES)}.")
@@ -163,10 +173,19 @@ def number_bytes(dtype: str | None) -> float:
 
 
 def weight_bytes(config: Config, dtype: str | None = None) -> float:
-    """Bytes of all weights of the model, over all GPUs.
+    """Return the bytes of all weights, over all GPUs.
 
-    dtype: of the layers' matrices; where it is None or `auto`, what the config says of its quantisation, else of its
-    numbers. Raises BadInput for a model of a family that is not in `FAMILIES`, WrongUsage for an unknown number type.
+    Parameters
+    ----------
+    dtype
+        Of the layers' matrices; None or `auto` takes the config's quantisation, else its number type.
+
+    Raises
+    ------
+    BadInput
+        If the family is not in `FAMILIES`.
+    WrongUsage
+        If the number type is unknown.
     """
     layers, rest = _parameters(config)
     if dtype not in AUTO:
@@ -178,12 +197,12 @@ def weight_bytes(config: Config, dtype: str | None = None) -> float:
 
 
 def parameter_count(config: Config) -> int:
-    """Parameters of the model, all experts included. Raises BadInput as `weight_bytes`."""
+    """Return the number of parameters, all experts included. Raises BadInput as `weight_bytes`."""
     return sum(_parameters(config))
 
 
 def _quantised_bytes(said: Mapping[str, Any]) -> float:
-    """Bytes of a quantised weight, with its share of the scale (16 bits) and zero point of its group."""
+    """Return the bytes of a quantised weight, with its share of its group's scale (16 bits) and zero point."""
     bits = said.get("bits") or said.get("w_bit")
     for group in (said.get("config_groups") or {}).values():
         bits = bits or (group.get("weights") or {}).get("num_bits")
@@ -202,7 +221,7 @@ def _quantised_bytes(said: Mapping[str, Any]) -> float:
 
 
 def _parameters(config: Config) -> tuple[int, int]:
-    """(those of the layers' matrices, all others)."""
+    """Count the parameters of the layers' matrices, and all others."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise BadInput(
@@ -224,7 +243,7 @@ def _parameters(config: Config) -> tuple[int, int]:
 
 
 def _attention(config: Config) -> int:
-    """Parameters of the attention's matrices in a layer."""
+    """Count the parameters of a layer's attention matrices."""
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     if not config.get("kv_lora_rank"):
         return 2 * hidden * (heads + _kv_heads(config)) * _head_dim(config)
@@ -237,7 +256,7 @@ def _attention(config: Config) -> int:
 
 
 def _small(config: Config, family: Family) -> int:
-    """Parameters of a layer's norms and biases."""
+    """Count the parameters of a layer's norms and biases."""
     hidden = _size(config, "hidden_size")
     outputs = (_size(config, "num_attention_heads") + 2 * _kv_heads(config)) * _head_dim(config)
     if config.get("kv_lora_rank"):
@@ -251,7 +270,7 @@ def _small(config: Config, family: Family) -> int:
 
 
 def _embeddings(config: Config, family: Family) -> int:
-    """Parameters of the embedding, the learned positions and the head."""
+    """Count the parameters of embedding, learned positions and head."""
     hidden, vocab = _size(config, "hidden_size"), _size(config, "vocab_size")
     width = _size(config, "word_embed_proj_dim", hidden)
     count = vocab * width + (2 * width * hidden if width != hidden else 0)
@@ -264,7 +283,7 @@ def _embeddings(config: Config, family: Family) -> int:
 
 
 def _sparse_layers(config: Config, layers: int) -> int:
-    """Layers with routed experts."""
+    """Count the layers with routed experts."""
     if not _experts(config):
         return 0
     dense = config.get("mlp_only_layers") or []
@@ -281,7 +300,7 @@ def _experts(config: Config) -> int:
 
 
 def step_widths(config: Config) -> tuple[int, int]:
-    """(hidden, numbers between the matrices of the MLPs that a token passes)."""
+    """Return the hidden size and the MLP width that a token passes (of all its active experts)."""
     hidden, active = _size(config, "hidden_size"), config.get("num_experts_per_tok")
     if not _experts(config) or not isinstance(active, int):
         return hidden, _intermediate(config)
@@ -293,7 +312,7 @@ def _intermediate(config: Config) -> int:
 
 
 def _size(config: Config, name: str, default: int | None = None) -> int:
-    """A size of the model, under any name that it has. Raises BadInput where it is missing or no size."""
+    """Return a size of the model by any of its names. Raises BadInput if it is missing or invalid."""
     value = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key) is not None), default)
     if isinstance(value, bool) or not isinstance(value, int) or value < (0 if value == default else 1):
         found = f"has no {name}" if value is None else f"{name} = {value!r} is not a whole number above zero"

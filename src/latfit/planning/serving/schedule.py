@@ -1,11 +1,8 @@
-"""A schedule of engines for a recorded day, beside a number of them that is always there.
+"""Plan a replica schedule for a recorded day and compare it with a fixed replica count.
 
-The recording is cut into windows. Each is given the least engines with which the requests that come in it keep the
-targets, simulated with those that came shortly before it, and never more than the number that keeps them all the time.
-An engine is asked for its start-up time ahead of the window that needs it: at any moment as many as the windows need
-that begin within the start-up time. Then the whole recording is run so, and every window that misses a target, because
-of what the one before left over, is given one engine more, until the targets are kept. A constant number is such a
-schedule, so there always is one.
+Each window gets the fewest engines that meet the targets for its requests, started their start-up time ahead. The whole
+recording is then simulated, and windows that miss a target get one engine more until all meet them. Details:
+docs/theory/planning.md, "Schedules".
 """
 
 import bisect
@@ -23,7 +20,7 @@ from latfit.stats import FloatArray
 from latfit.workload import RecordedLoad
 
 LEAD = 5.0
-"""Latencies of a request alone before a window, of whose requests it begins with."""
+"""Warm-up before a window, in latencies of a request without contention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +37,7 @@ class Day:
         return len(self.rows) - 1
 
     def part(self, window: int, lead_ms: float) -> tuple[RecordedLoad, float]:
-        """The requests of a window with those shortly before it; the share that these are."""
+        """Return the requests of a window with their warm-up, and the warm-up's share."""
         arrival = self.load.requests.arrival_ms
         first, last = self.rows[window], self.rows[window + 1]
         begin = int(np.searchsorted(arrival, self.edges[window] - lead_ms))
@@ -49,7 +46,7 @@ class Day:
         return RecordedLoad(self.load.requests.select(slice(begin, last))), share
 
     def asked(self, counts: Sequence[int]) -> Schedule:
-        """From when on how many are asked for, that each window has its number from its beginning on."""
+        """Return the schedule that has each window's count ready at its start."""
         # Engines are there from the beginning, though the first request may come later.
         begins = [0.0, *self.edges[1:-1].tolist()]
         moments = sorted({0.0, *(max(each - self.start_up_ms, 0.0) for each in begins), *begins[1:]})
@@ -63,7 +60,7 @@ class Day:
 
 
 def day_of(load: RecordedLoad, window_ms: float, start_up_ms: float) -> Day:
-    """The recording in windows; what is left at its end is part of the last one."""
+    """Cut a recording into windows; the remainder belongs to the last."""
     arrival = load.requests.arrival_ms
     count = max(math.floor(float(arrival[-1] - arrival[0]) / window_ms), 1)
     edges = arrival[0] + window_ms * np.arange(count + 1)
@@ -73,7 +70,7 @@ def day_of(load: RecordedLoad, window_ms: float, start_up_ms: float) -> Day:
 
 
 def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_hour: float | None) -> SchedulePlan:
-    """The schedule beside the planned number, which is `best`."""
+    """Plan a schedule with at most the fixed replica count of `best`."""
     settings, most = best.setup.settings, best.setup.replicas
     counts = evaluator.side_by_side(lambda k: _least(evaluator, settings, day, k, most), range(day.windows))
     found = _measured(evaluator, settings, day, counts)
@@ -114,7 +111,7 @@ def _tokens(found: Measured) -> float:
 
 
 def _least(evaluator: Evaluator, settings: EngineSettings, day: Day, window: int, most: int) -> int:
-    """The least engines with which a window's requests keep the targets; `most` where none less do."""
+    """Return the fewest engines that meet the targets for a window; `most` if no fewer do."""
     if day.rows[window + 1] == day.rows[window]:
         return 1
     part, lead = day.part(window, LEAD * evaluator.alone_ms)
@@ -132,14 +129,14 @@ def _measured(evaluator: Evaluator, settings: EngineSettings, day: Day, counts: 
 
 
 def _kept(evaluator: Evaluator, found: Measured, day: Day, counts: Sequence[int], most: int) -> bool:
-    """Whether the targets are kept over all, and in every window that could have more engines."""
+    """Whether the targets are met overall, and in every window below `most` engines."""
     if min(counts) >= most:
         return True
     return found.met and all(counts[k] >= most or _window_met(evaluator, found, day, k) for k in range(day.windows))
 
 
 def _window_met(evaluator: Evaluator, found: Measured, day: Day, window: int) -> bool:
-    """Whether a window's requests keep the targets in a run of all."""
+    """Whether a window's requests meet the targets in a run of the whole recording."""
     rows = slice(day.rows[window], day.rows[window + 1])
     if rows.start == rows.stop:
         return True
@@ -147,6 +144,6 @@ def _window_met(evaluator: Evaluator, found: Measured, day: Day, window: int) ->
 
 
 def _part_of(run: EngineRun, rows: slice) -> EngineRun:
-    """A run's requests in a row, with what became of them."""
+    """Return a run restricted to these requests."""
     times = {name: getattr(run, name)[rows] for name in ("start_ms", "seen_ms", "first_ms", "last_ms", "replica")}
     return replace(run, requests=run.requests.select(rows), **times)

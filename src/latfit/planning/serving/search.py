@@ -1,12 +1,8 @@
-"""The least engines that keep the targets, and the settings with which they do.
+"""Find the fewest engines that meet the targets, and the best engine settings.
 
-More engines never keep less, so the least number is found by bisection, from what an engine does that always has enough
-to do: fewer than rate / throughput cannot carry the load. Settings are compared at one number of engines by the load
-that they could carry: a setting takes the place of the one at hand where it keeps the targets at a load that is higher
-by more than GAIN. So a candidate costs one simulation where it is no better, which is nearly always, and the settings
-change for a reason only. One setting is varied at a time, again and again until none changes (coordinate ascent); the
-order is that in which settings matter. What the steps of an engine cost is measured up to so many requests and tokens;
-settings that would make larger ones are not tried.
+The replica count is found by bisection from rate / saturated throughput. Settings are found by coordinate ascent on the
+highest feasible load at a fixed replica count. Settings beyond the measured steps are not tried. Derivation:
+docs/theory/planning.md, "Searching replicas and settings".
 """
 
 import math
@@ -20,36 +16,48 @@ from latfit.units import format_rate
 from latfit.workload import RecordedLoad
 
 GAIN = 1.03
-"""Load that a setting has to carry more than the one at hand for certain does not, as a ratio."""
+"""Ratio by which a setting's feasible load must exceed a load that the current setting misses."""
 
 PRECISION = 1.03
-"""Of the highest load that is carried, as a ratio."""
+"""Ratio between the ends of the bracket of the highest feasible load."""
 
 GALLOP = 1.15
-"""First step of a search for a number, as a ratio."""
+"""First step of an exponential search, as a ratio."""
 
 LEAST_SCALE = 1e-6
-"""Of the planned load, below which no load is looked for, nor above its inverse."""
+"""Smallest load searched, relative to the planned one; its inverse is the largest."""
 
 MOST_REPLICAS, USUAL_MOST, IDLE = 4096, 256, 64
-"""Engines of a plan at most; those that are tried at most where a quarter of them would carry the load; and times those
-without which it is not carried: then they are idle, and more of them change nothing."""
+"""Replicas tried at most: in any plan; beyond four times the number that sustains the load; and as a multiple of that
+number, above which replicas idle.
+"""
 
 FINE = 256
-"""Engines from which on the last search for a number goes by more than one."""
+"""Verification adds replicas in steps of 1/FINE of them, at least one."""
 
 ROUNDS = 3
 
 SEQUENCES = tuple(2**k for k in range(2, 13))
 BUDGETS = tuple(2**k for k in range(8, 15))
 CHUNKS = (0, 256, 512, 1024, 2048)
-"""Of a prompt, while others prefill; 0 for no limit."""
+"""Tokens of a long prompt per step; 0 for no limit."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What may be tried. fixed: settings that are given.  most_requests, most_tokens: of a measured step.  longest: the
-    longest prompt.  longest_sequence: prompt and output.  classes: whether requests are of several."""
+    """Engine settings that the search may vary.
+
+    Attributes
+    ----------
+    fixed
+        Settings given by the user.
+    most_requests, most_tokens
+        Largest measured step.
+    longest, longest_sequence
+        Longest prompt, and longest prompt plus output, in tokens.
+    classes
+        Whether requests have several priority classes.
+    """
 
     fixed: frozenset[str] = frozenset()
     most_requests: float = math.inf
@@ -59,7 +67,7 @@ class Room:
     classes: bool = False
 
     def alternatives(self, at: EngineSettings, axis: str) -> list[EngineSettings]:
-        """Settings that differ in one axis."""
+        """Return the settings that differ from `at` along one axis."""
         if axis in self.fixed:
             return []
         found: Iterator[EngineSettings] = {
@@ -92,7 +100,7 @@ class Room:
 
     def _batchings(self, at: EngineSettings) -> Iterator[EngineSettings]:
         yield replace(at, batching="chunked-prefill")
-        # Without chunks engines ask that a whole sequence fits into a step.
+        # Without chunked prefill engines require that a whole sequence fits into a step.
         if at.max_num_batched_tokens >= self.longest_sequence:
             yield replace(at, batching="continuous", long_prefill_token_threshold=0)
 
@@ -106,10 +114,22 @@ AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search ends with. best: the setup that keeps the targets, as it was verified; None where none does.
-    fewer: one engine less, where there was more than one.  usual: the least engines with the settings that the search
-    began with; None where no number does.  alone: the best that a request by itself gets.  carries: loads, as ratios of
-    the planned one: up to the first best keeps the targets for certain, beyond the second it misses one."""
+    """Result of a search.
+
+    Attributes
+    ----------
+    best
+        The verified setup; None if no setup is feasible.
+    alone
+        The best result of a request without contention.
+    fewer
+        The setup with one replica less, if there is one.
+    usual
+        Replicas needed with the initial settings; None if no number is enough.
+    carries
+        Loads, relative to the planned one: the targets are met up to the first and missed beyond the second, both by
+        their intervals.
+    """
 
     best: Measured | None
     alone: Measured
@@ -120,7 +140,7 @@ class Found:
 
 @dataclass(eq=False)
 class Search:
-    """A search for the least engines. start: the settings that it begins with."""
+    """A search for the fewest engines. start: initial settings.  replicas: a fixed number of them."""
 
     evaluator: Evaluator
     start: EngineSettings
@@ -128,7 +148,7 @@ class Search:
     replicas: int | None = None
 
     def run(self) -> Found:
-        """Search; at a given number of engines for settings alone."""
+        """Search replicas and settings; with fixed replicas, settings only."""
         alone = self._best_alone()
         if not alone.met:
             return Found(None, alone)
@@ -148,7 +168,7 @@ class Search:
         return Found(best, alone, fewer, _count(usual), self.spare(best.setup))
 
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
-        """The least engines with these settings; None where more of them do not help."""
+        """Return the fewest engines that meet the targets with these settings; None if more do not help."""
         at = guess or self._guess(settings)
         most = min(MOST_REPLICAS, max(USUAL_MOST, 4 * at), IDLE * at)
         found, step, low = self._at(settings, at), max(1, round(at * (GALLOP - 1))), 0
@@ -176,12 +196,14 @@ class Search:
         return found
 
     def highest(self, setup: Setup, known: float) -> float:
-        """The highest load, as a ratio of the planned one, at which the targets are kept; `known` is tried first."""
+        """Return the highest feasible load, relative to the planned one; `known` is tried first."""
         return self._bracket(setup, known)[0]
 
     def spare(self, setup: Setup) -> tuple[float, float]:
-        """The load up to which the targets are kept, and the one from which on they are missed, each for certain. Of
-        recorded requests, which are one course of events, as it is estimated."""
+        """Return the load up to which the targets are met and the one from which on one is missed.
+
+        Both are confirmed by intervals; for recorded requests, a single course of events, by the estimate.
+        """
         low, high = self._bracket(setup, 1.0)
         if isinstance(self.evaluator.load, RecordedLoad):
             return low, high
@@ -199,7 +221,7 @@ class Search:
         return found.certain and found.met == met
 
     def _bracket(self, setup: Setup, known: float) -> tuple[float, float]:
-        """Loads at which the targets are kept and missed, PRECISION apart."""
+        """Return a feasible and an infeasible load, PRECISION apart."""
         low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
             if not LEAST_SCALE < at < 1 / LEAST_SCALE:
@@ -215,7 +237,7 @@ class Search:
         return low, high
 
     def ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
-        """The settings that carry most at this number of engines, and the load that they carry."""
+        """Return the settings with the highest feasible load at this replica count, and that load."""
         at, load = begun.settings, self.highest(begun, carried)
         for _ in range(ROUNDS):
             before = at
@@ -226,14 +248,14 @@ class Search:
         return at, load
 
     def _better(self, at: EngineSettings, load: float, axis: str, begun: Setup) -> tuple[EngineSettings, float]:
-        """The best along one axis."""
+        """Return the best settings along one axis, and their feasible load."""
         left = [replace(begun, settings=each) for each in self.room.alternatives(at, axis)]
         while left:
             asked = load * PRECISION * GAIN
             met = [each for each in self._tried(left, asked) if each.met]
             if not met:
                 break
-            # Of several the one with most room goes on; the others are asked again at what it carries.
+            # Continue with the candidate of most slack; retry the others at its feasible load.
             best = min(met, key=lambda each: each.ratio)
             at, load = best.setup.settings, self.highest(best.setup, asked)
             left = [each.setup for each in met if each is not best]
@@ -243,7 +265,7 @@ class Search:
         return self.evaluator.each([each for each in setups if self.evaluator.carries(each, scale)], scale)
 
     def _best_alone(self) -> Measured:
-        """How a request does alone with the first settings that keep the targets then, else with the best ones."""
+        """Simulate without contention: the initial settings, then others until one meets the targets, else the best."""
         best = self.evaluator.alone(self.start)
         settings = [each for axis in AXES for each in self.room.alternatives(self.start, axis)]
         for each in settings if not best.met else ():
@@ -254,7 +276,7 @@ class Search:
         return best
 
     def _verified(self, settings: EngineSettings, guess: int) -> Measured | None:
-        """The least engines for which the verification agrees."""
+        """Return the fewest engines that pass verification."""
         found = self.least(settings, guess)
         if found is None:
             return None
@@ -266,7 +288,7 @@ class Search:
         return found
 
     def _guess(self, settings: EngineSettings) -> int:
-        """Engines without which the load is not carried."""
+        """Return the fewest engines that sustain the load."""
         rate = self.evaluator.rate_per_s
         found = max(1, math.ceil(rate / self.evaluator.saturated(settings).requests_per_s))
         if found > MOST_REPLICAS:

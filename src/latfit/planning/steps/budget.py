@@ -1,13 +1,7 @@
-"""Cut a candidate batch to what a step may hold: which requests, how many tokens each, in microseconds.
+"""Trim a candidate batch to the tokens that a step may hold within an SLA, in microseconds.
 
-Everything that depends on the model is tabulated once (`step_budget`): for each number of requests B the most tokens
-S_max[B] with T(B, S) within the SLA at the percentile; for fits that read cached context, on a geometric grid of it, a
-context between two points counting as the larger one. So a cut is integer arithmetic on a table.
-
-Requests come in order of priority. Each has tokens it needs at least to take part (1 for decode, a first piece of a
-prefill) and tokens it would take at most. The largest n whose first n requests fit with their least tokens is taken,
-searched from above since S_max may grow with B at first; what is left of the budget goes to them in order. Nobody is
-skipped, so no large request starves behind small ones.
+`step_budget` tabulates the largest S for each B (and each cached context) once. `StepBudget.trim` then admits requests
+in priority order by integer arithmetic. Algorithm: docs/theory/planning.md, "Step budgets".
 """
 
 from bisect import bisect_left
@@ -31,7 +25,17 @@ CONTEXTS = 24
 
 @dataclass(frozen=True)
 class Trimmed:
-    """tokens: for each candidate, 0 where it is left out. requests: how many take part, the first ones."""
+    """Result of `StepBudget.trim`.
+
+    Attributes
+    ----------
+    requests
+        How many candidates take part, from the first on.
+    tokens
+        Tokens of each candidate; 0 if it is left out.
+    total
+        Tokens of the step.
+    """
 
     requests: int
     tokens: tuple[int, ...]
@@ -40,9 +44,20 @@ class Trimmed:
 
 @dataclass(frozen=True, repr=False)
 class StepBudget:
-    """most[k][B]: tokens of a step of B requests, B = 0, 1, ..., with cached tokens up to contexts[k] for the whole
-    step; -1 where no step of B requests meets the SLA. fewest: from so many tokens on it is met up to `most`; more
-    than B where small steps take longer than larger ones. shown: the B of the table; None takes 1, 2, 4, ..."""
+    """Token limits of a step by number of requests.
+
+    Attributes
+    ----------
+    contexts
+        Cached tokens of the whole step, in rising order.
+    most
+        most[k][B]: largest S of a step of B = 0, 1, ... requests with up to contexts[k] cached tokens; -1 if no step
+        is feasible.
+    fewest
+        Smallest S from which all steps up to `most` are feasible; above B if smaller steps take longer.
+    shown
+        The B of the table; None for 1, 2, 4, ...
+    """
 
     contexts: tuple[float, ...]
     most: tuple[tuple[int, ...], ...]
@@ -50,7 +65,7 @@ class StepBudget:
     shown: tuple[int, ...] | None = None
 
     def at(self, B: int | Sequence[int]) -> "StepBudget":
-        """The same, with these numbers of requests in its table. Raises WrongUsage."""
+        """Return the same limits with these numbers of requests in the table. Raises WrongUsage."""
         top, B = len(self.most[0]) - 1, [B] if isinstance(B, int) else B
         if not B or min(B) < 1 or max(B) > top:
             raise WrongUsage(f"B of {list(B)}", where="B", remedy=f"Give whole numbers from 1 to {top:,}.")
@@ -58,8 +73,9 @@ class StepBudget:
 
     @property
     def table(self) -> "DataFrame":
-        """DataFrame: B, S_max (missing where no step of B requests meets the SLA), and where the fit reads cached
-        context the context_tokens of the whole step."""
+        """DataFrame of B, S_max (missing if no step of B requests is feasible), and context_tokens if the fit uses
+        them.
+        """
         from pandas import DataFrame
 
         top = len(self.most[0]) - 1
@@ -76,9 +92,16 @@ class StepBudget:
         return f"StepBudget(up to {max(max(row) for row in self.most):,} tokens, {len(self.most[0]) - 1:,} requests)"
 
     def trim(self, least: Sequence[int], wanted: Sequence[int], context_tokens: float = 0.0) -> Trimmed:
-        """Cut candidates in order of priority: tokens each needs at least (1 or more) and would take at most.
+        """Trim candidates, given in priority order, to one step.
 
-        context_tokens: cached tokens of all candidates together; a fit that does not read them ignores it.
+        Parameters
+        ----------
+        least
+            Tokens that each candidate needs to take part, at least 1.
+        wanted
+            Tokens that each candidate takes at most.
+        context_tokens
+            Cached tokens of all candidates together; ignored by a fit without them.
         """
         k = bisect_left(self.contexts, context_tokens)
         if k == len(self.contexts):
@@ -107,9 +130,14 @@ class StepBudget:
 def step_budget(
     path: ExecutionPath, sla_ms: float, percentile: float = 99.0, *, max_requests: int | None = None
 ) -> StepBudget:
-    """The table of a path for steps within `sla_ms` at a percentile, up to the largest measured batch and step.
+    """Tabulate the steps of a path within `sla_ms` at a percentile, up to the largest measured batch and step.
 
-    Raises SlaOutOfReach where no step meets it, WrongUsage.
+    Raises
+    ------
+    SlaOutOfReach
+        If no step meets the SLA.
+    WrongUsage
+        If the SLA is not positive.
     """
     if not sla_ms > 0:
         raise WrongUsage(f"an SLA of {sla_ms:g} ms", where="SLA", remedy="Give one above zero.")
@@ -132,8 +160,7 @@ def step_budget(
 def _fewest_and_most(
     path: ExecutionPath, wanted: tuple[float, StepLevels], tops: tuple[int, int], context: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The last range of S within the SLA for B = 0, 1, ..., up to the first of `tops`, S up to the second; -1 where
-    there is none."""
+    """Return the last feasible range of S for B = 0, 1, ..., up to the `tops` of B and S; -1 if there is none."""
     fewest, most = [0], [0]
     for B in range(1, tops[0] + 1):
         each = None if context == float("inf") else context / B

@@ -1,23 +1,8 @@
-"""Inverse SLA: the steps that one execution path finishes in time.
+"""Invert the latency model: find the steps (B, S) that one execution path finishes within an SLA.
 
-A step meets the SLA at a percentile when its typical latency times the upper factor of its phase stays below it, so the
-point inverse is asked with the limit divided by that factor: one for steps that only decode (S = B), another for those
-that contain prefill (S > B). Every request brings a token, so 1 <= B <= S.
-
-For the convex models {S : T(B,S) <= limit} and {B : T(B,S) <= limit} are intervals of integers (possibly empty),
-because T restricted to a line is convex (see `saturation`). Neither T nor |T - limit| is monotone, so both ends are
-searched (`feasible_range`):
-
-1. the minimiser m on [low, high] is where the forward difference T(x+1) - T(x), non-decreasing by convexity, turns
-   non-negative: a bisection over integers;
-2. if T(m) > limit nothing is feasible; else T falls on [low, m] and rises on [m, high], and each end is a bisection.
-
-All steps work on integers, so there is no rounding to mend. A search range without an end is grown by doubling until T
-exceeds the limit.
-
-A model that is not convex (experts that tokens touch make T concave in S at first) may have two intervals: there T is
-taken on a geometric grid of whole numbers and each change of sign is bisected, so that all intervals are found that the
-grid separates, and their ends are exact.
+A step meets the SLA at a percentile if its typical latency times the upper factor of its phase stays within the limit.
+Convex models give one integer range by bisection, others a list of ranges from a grid scan. Derivation:
+docs/theory/planning.md, "Steps within an SLA".
 """
 
 import math
@@ -33,22 +18,22 @@ from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
 
 SCANNED = 400
-"""Points of the grid on which a model that is not convex is scanned."""
+"""Grid points of the scan of a non-convex model."""
 
 SURE = 0.975
 
 Curve = Callable[[FloatArray], FloatArray]
-"""Whole numbers (n,) -> latency in ms (n,)."""
+"""Integers (n,) -> latency in ms (n,)."""
 
 IntegerLatency = Callable[[int], float]
 
 UNBOUNDED = 1 << 40
-"""Where the search for an upper end gives up and calls the range unbounded."""
+"""Above this the search for an upper end stops and the range counts as unbounded."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """All integers from `low` to `high`, both included; `high` is None where the limit is never reached."""
+    """Integers from `low` to `high`, both included; `high` is None if the limit is never reached."""
 
     low: int
     high: int | None
@@ -56,14 +41,14 @@ class Range:
 
 @dataclass(frozen=True)
 class Level:
-    """The percentile a phase is asked for, and its upper factor.
+    """Percentile requested for a phase, and its upper factor.
 
     Parameters
     ----------
     percentile
         Share of steps in percent; None for the typical step.
     measured
-        The highest percentile that the phase's own steps tell, if the factor is extrapolated from there.
+        Highest percentile supported by the phase's own steps, if the factor is extrapolated from there.
     """
 
     percentile: float | None
@@ -73,8 +58,7 @@ class Level:
 
 @dataclass(frozen=True)
 class StepLevels:
-    """Levels of a path's steps: of those that only decode, of one that is nothing but a prefill, and of any other that
-    contains prefill."""
+    """Levels of a path's steps: of decode steps, of single-prompt prefills, and of other steps with prefill."""
 
     decode: Level
     alone: Level
@@ -82,44 +66,47 @@ class StepLevels:
     fit: FitResult | None = None
 
     def wider(self, B: FloatArray, S: FloatArray) -> FloatArray:
-        """Factor (n,) on the limits of steps: beyond the measured ones, and among few, errors grow, as `latfit predict`
-        has it. One for typical steps, and where the data cannot tell, which a range says by being called
-        extrapolated."""
+        """Return the factor (n,) on step latencies for the fit's larger errors beyond and among sparse measurements.
+
+        It is the one of `latfit predict`; 1 for typical steps, and where the data do not determine it (the range is
+        then marked as extrapolated).
+        """
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
         return np.nan_to_num(self.fit.widening(B, S), nan=1.0)
 
     @property
     def even(self) -> bool:
-        """Whether that factor never falls in B or S, so that a convex latency times it has one range within a limit."""
+        """Whether `wider` never falls in B or S, so that a convex latency still has one range within a limit."""
         return self.fit is None or self.percentile is None or not self.fit.support
 
     @property
     def percentile(self) -> float | None:
-        """The percentile that every phase can give; None where one only knows its typical step."""
+        """The lowest percentile of all phases; None if a phase has only its typical step."""
         known = [level.percentile for level in (self.decode, self.alone, self.prefill)]
         return None if None in known else min(p for p in known if p is not None)
 
     @property
     def extrapolated(self) -> dict[str, float]:
-        """The highest measured percentile by kind of step, of the kinds whose factor is extrapolated."""
+        """Highest measured percentile by kind of step, for the kinds with an extrapolated factor."""
         kinds = {"that decode": self.decode, "of one prompt alone": self.alone, "with prefill": self.prefill}
         return {kind: level.measured for kind, level in kinds.items() if level.measured is not None}
 
     def of(self, B: float) -> Level:
-        """Of steps with prefill that hold so many requests."""
+        """Return the level of steps with prefill and B requests."""
         return self.alone if B == 1 else self.prefill
 
     def factors(self, B: FloatArray, S: FloatArray) -> FloatArray:
-        """Upper factor of each step (n,) by what it must hold: S = B is decode."""
+        """Return the upper factor (n,) of each step; S = B is decode."""
         some = np.where(B == 1, self.alone.factor, self.prefill.factor)
         return np.asarray(np.where(S == B, self.decode.factor, some))
 
 
 def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
-    """Return the upper factor of a phase's steps at a percentile; the typical step if the fit has no limits at all.
+    """Return the upper factor of a phase's steps at a percentile.
 
-    A phase with too few steps for the percentile has its highest known factor carried on, see `_extrapolated`.
+    A phase with too few steps for the percentile has its highest known factor extrapolated. A phase without limits gets
+    the typical step.
     """
     limits, share = path.fit.limits, percentile / 100
     higher = [level for level in limits.levels if level >= share - 1e-12 and limits.factor(phase, level) is not None]
@@ -132,11 +119,10 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
 
 
 def _extrapolated(fit: FitResult, phase: str, known: float, share: float) -> float:
-    """Return a phase's upper factor at a share of steps above the highest that its own steps can tell.
+    """Extrapolate a phase's upper factor from level `known` to `share`.
 
-    The tail is that of all steps together, scaled to the phase: ln factor grows beyond `known` as theirs does. If they
-    cannot tell either, it grows as ln 1 / (1 - share), an exponential tail of ln(observed / predicted), which is wider
-    than a log-normal one.
+    The tail is that of all steps, scaled to the phase; without one, ln factor grows as an exponential tail, ln 1/(1 -
+    share), which is wider than a log-normal one.
     """
     limits = fit.limits
     own = math.log(max(limits.factor(phase, known) or 1.0, 1.0))
@@ -150,7 +136,7 @@ def _extrapolated(fit: FitResult, phase: str, known: float, share: float) -> flo
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
-    """The levels of a path's phases; a fit of decode steps alone has no others."""
+    """Return the levels of a path's phases; a decode-only fit uses one for all."""
     decode = level_for(path, percentile, DECODE)
     fit = None if path.nominal is not None else path.fit
     if not path.fit.knows_prefill:
@@ -161,8 +147,11 @@ def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
 def token_ranges(
     path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
 ) -> list[TokenRange]:
-    """S_min..S_max for B = 1, 2, 4, ... up to the largest measured B; batches without any are left out, and those with
-    two ranges stand twice. context: cached tokens of a request, None for the trace's."""
+    """Return S_min..S_max for B = 1, 2, 4, ... up to the largest measured B.
+
+    A batch without feasible steps is left out; one with several ranges has a row each. context: cached tokens per
+    request; None for the trace's.
+    """
     found = []
     for B in _doubling(path, "B"):
 
@@ -180,8 +169,13 @@ def token_ranges(
 def tokens_within(
     at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None, convex: bool
 ) -> list[Range]:
-    """Ranges of S from B up to `top` whose steps of B requests meet the SLA; at: S (n,) -> typical ms (n,). A step of
-    S = B is decode, and any other contains prefill."""
+    """Return the ranges of S from B up to `top` whose steps of B requests meet the SLA.
+
+    Parameters
+    ----------
+    at
+        S (n,) -> typical latency in ms (n,). S = B is a decode step, a larger S contains prefill.
+    """
     limit = sla_ms / levels.of(B).factor
 
     def widened(S: FloatArray) -> FloatArray:
@@ -199,7 +193,7 @@ def tokens_within(
 def _promised(
     path: ExecutionPath, B: int, span: Range, wanted: tuple[float, StepLevels], context: float | None
 ) -> int | None:
-    """Largest S of a range whose latency stays within the SLA on 97.5 % of the curves that the data allow."""
+    """Return the largest S of a range that meets the SLA on 97.5 % of the fit's parameter draws."""
     draws = parameter_draws(path.fit)
     if draws is None or span.high is None:
         return None
@@ -216,7 +210,7 @@ def _promised(
 def batch_ranges(
     path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
 ) -> list[BatchRange]:
-    """B_min..B_max for S = 1, 2, 4, ... up to the largest measured S; every request brings a token, so B <= S."""
+    """Return B_min..B_max for S = 1, 2, 4, ... up to the largest measured S, with B <= S."""
     found = []
     for S in _doubling(path, "S"):
 
@@ -237,7 +231,7 @@ def batch_ranges(
 
 
 def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, convex: bool) -> list[Range]:
-    """All ranges of whole numbers in [low, high] with at(x) <= limit_ms, in order; a last end of None: no upper end."""
+    """Return all integer ranges in [low, high] with at(x) <= limit_ms, in order; a last end of None is unbounded."""
     if convex:
         span = feasible_range(lambda x: _one(at, x), limit_ms, low, high)
         return [] if span is None else [span]
@@ -256,9 +250,9 @@ def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, c
 
 
 def feasible_range(latency_ms: IntegerLatency, limit_ms: float, low: int, high: int | None = None) -> Range | None:
-    """Integers x in [low, high] with latency_ms(x) <= limit_ms for a convex latency; None where there are none.
+    """Return the integers in [low, high] within the limit for a convex latency; None if there are none.
 
-    high=None searches upwards without an end. Source: convexity, see the head of this module.
+    `high=None` searches without an upper bound.
     """
     top = high if high is not None else _grow(latency_ms, limit_ms, low)
     best = _first(lambda x: x >= top or latency_ms(x + 1) >= latency_ms(x), low, top)
@@ -271,7 +265,7 @@ def feasible_range(latency_ms: IntegerLatency, limit_ms: float, low: int, high: 
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Smallest integer in [low, high] from which on `holds` is true, given that it is true at `high`."""
+    """Return the smallest integer in [low, high] from which `holds` is true, given that it is true at `high`."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):
@@ -282,7 +276,7 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _grow(latency_ms: IntegerLatency, limit_ms: float, low: int) -> int:
-    """An integer beyond the minimiser where T exceeds the limit, or UNBOUNDED where there is none below it."""
+    """Return an integer beyond the minimum where the latency exceeds the limit, else UNBOUNDED."""
     top = max(2 * low, low + 1)
     while top < UNBOUNDED and (latency_ms(top) <= limit_ms or latency_ms(top + 1) < latency_ms(top)):
         top *= 2
@@ -290,7 +284,7 @@ def _grow(latency_ms: IntegerLatency, limit_ms: float, low: int) -> int:
 
 
 def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None = None) -> tuple[float, int, int]:
-    """(ms at the levels, B, S) of the fastest step within the measured box, S >= B, on a geometric grid."""
+    """Return (ms at the levels, B, S) of the fastest measured-range step with S >= B, on a geometric grid."""
     B_top, S_top = (int(path.fit.domain[name][1]) for name in ("B", "S"))
     B = np.unique(np.geomspace(1, B_top, 200).astype(int))
     S = np.unique(np.concatenate([np.geomspace(1, max(S_top, B_top), 400).astype(int), B]))
@@ -308,7 +302,7 @@ def _one(at: Curve, x: int) -> float:
 
 
 def _far(at: Curve, limit_ms: float, low: int) -> int:
-    """A number above the limit with none within it at its doubles, or UNBOUNDED where there is none."""
+    """Return a number above the limit none of whose doubles are within it, else UNBOUNDED."""
     doubles = np.asarray(low * 2.0 ** np.arange(1.0, 41.0), dtype=np.float64)
     doubles = doubles[doubles <= UNBOUNDED]
     within = np.flatnonzero(at(doubles) <= limit_ms)
@@ -318,7 +312,7 @@ def _far(at: Curve, limit_ms: float, low: int) -> int:
 
 
 def _edge(at: Curve, limit_ms: float, low: int, high: int, *, enters: bool) -> int:
-    """The first number within the limit in (low, high] (enters), or the last one in [low, high)."""
+    """Return the first number within the limit in (low, high] (enters), else the last in [low, high)."""
     while high - low > 1:
         middle = (low + high) // 2
         inside = _one(at, middle) <= limit_ms
@@ -327,7 +321,7 @@ def _edge(at: Curve, limit_ms: float, low: int, high: int, *, enters: bool) -> i
 
 
 def _doubling(path: ExecutionPath, column: str) -> list[int]:
-    """1, 2, 4, ... and the largest measured value."""
+    """Return 1, 2, 4, ... and the largest measured value."""
     top = max(1, int(path.fit.domain[column][1]))
     return sorted({*(1 << i for i in range(top.bit_length())), top})
 

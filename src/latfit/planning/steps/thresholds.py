@@ -1,16 +1,7 @@
-"""B1 and B2: from which batch the GPU beats the CPU, and from which batch a path reaches half of its best throughput.
+"""Batch thresholds: B1, from which the GPU beats the CPU; B2, which reaches a share of the best throughput; the knee.
 
-B1 is the smallest batch with T_gpu(B) + wait + transfer <= T_cpu(B). The two curves may cross never, once or several
-times, so every batch is compared and all winning stretches are returned. Over the tokens of a single prompt the same
-comparison gives the prefill threshold: from how many tokens on the GPU is worth going to.
-
-B2 is the smallest batch whose throughput reaches a share 1 - eps of the best there is, B/T(B) >= (1 - eps) max_b
-b/T(b); for T = tau + alpha B without a limit on B this is ceil(tau (1/eps - 1)/alpha), the batch at which the launch
-cost tau is the share eps of the step. The knee maximises throughput over latency, B/T(B)^2 (Kleinrock's power); for a
-straight line it is tau/alpha, the B2 of eps = 1/2.
-
-Intervals: the same answer from each of the curves that a fit's data allow (`model.fit_result`), 2.5 % to 97.5 % of
-them.
+All batches are compared, since the latency curves may cross several times. Intervals are the 95 % quantiles of each
+answer over the fit's parameter draws. Formulas: docs/theory/planning.md, "Thresholds".
 """
 
 from collections.abc import Callable
@@ -25,14 +16,13 @@ from latfit.planning.result import Interval, Reach, Threshold
 from latfit.stats import FloatArray
 
 AMORTISED_SHARE = 0.5
-"""eps of B2: half of the best throughput."""
+"""Throughput loss eps accepted at B2: half of the best throughput."""
 
 MOST_PROMPT_TOKENS = 1 << 17
 
 
 def gpu_threshold(cpu: PathLatency, gpu: PathLatency, *, extra_ms: float = 0.0) -> Threshold:
-    """B1, within the batches that both paths have measured. extra_ms: what a request pays before the GPU begins
-    (expected wait, transfer)."""
+    """Return B1 within the batches that both paths measured. extra_ms: wait and transfer before the GPU begins."""
     B = min(cpu.batches, gpu.batches, key=len)
     wins = gpu.typical_ms(B) + extra_ms <= cpu.typical_ms(B)
     found = _first_win(B, wins, cpu.label, gpu.label, "batch")
@@ -40,7 +30,7 @@ def gpu_threshold(cpu: PathLatency, gpu: PathLatency, *, extra_ms: float = 0.0) 
 
 
 def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float = 0.0) -> Threshold:
-    """Prompt tokens from which the GPU is at least as fast for a single request, as far as both paths have measured."""
+    """Return the prompt length from which the GPU is as fast for one request, within the measured lengths."""
     blind = [path.label for path in (cpu, gpu) if not path.fit.knows_prefill]
     if blind:
         return Threshold(None, wording.no_prefill(blind), reach=Reach.UNKNOWN)
@@ -56,7 +46,7 @@ def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float
 
 
 def amortised_batch(latency: PathLatency, share: float = AMORTISED_SHARE) -> Threshold:
-    """B2, within the batches that were measured; share is eps."""
+    """Return B2 within the measured batches. share: accepted throughput loss eps."""
     B = latency.batches
 
     def reached(T: FloatArray) -> int:
@@ -69,7 +59,7 @@ def amortised_batch(latency: PathLatency, share: float = AMORTISED_SHARE) -> Thr
 
 
 def knee_batch(latency: PathLatency) -> Threshold:
-    """The batch with the highest throughput over latency, B/T(B)^2."""
+    """Return the batch that maximises throughput over latency, B/T(B)^2."""
     B = latency.batches
 
     def knee(T: FloatArray) -> int:
@@ -95,8 +85,7 @@ def _with_interval(
     steps: dict[str, FloatArray],
     extra_ms: float,
 ) -> Threshold:
-    """Its interval in x over the draws of both fits, the CPU's first; a fit without draws (a nominal one) stands still
-    while the other varies."""
+    """Add the interval in x over both fits' draws; a fit without draws (nominal) stays fixed."""
     drawn = [step_draws(path, steps, seed) for seed, path in enumerate(paths)]
     if all(T is None for T in drawn):
         return found
@@ -115,7 +104,7 @@ def _interval_of(latency: PathLatency, answer: Callable[[FloatArray], int]) -> I
 
 
 def _quantiles(values: FloatArray) -> Interval:
-    """Whole numbers that hold 95 % of the values; an infinite one is None."""
+    """Return the interval of integers that contains 95 % of the values; an infinite end is None."""
     low, high = np.quantile(values, CERTAIN, method="inverted_cdf")
     return (_end(float(low)), _end(float(high)))
 

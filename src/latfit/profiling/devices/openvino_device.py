@@ -1,10 +1,9 @@
-"""The `openvino` device: decoder steps through OpenVINO and the oneDNN inside it, on the CPU.
+"""The `openvino` device: decoder steps on the CPU through OpenVINO and oneDNN.
 
-One graph with open sizes serves every cell, so that weights are packed once. Decode requests and prefill chunks are two
-groups, either of which may be empty; all chunks of a cell have one length and one history. A query attends to its cache
-and to the step's own tokens by two products whose scores meet in one softmax, so the cache is read where it lies; new
-keys and values leave the graph as results. With experts, the rows that chose an expert are gathered, sent through its
-MLP and scattered back.
+One graph with dynamic sizes serves every cell, so weights are packed once. Decode requests and prefill chunks are two
+groups, either may be empty; chunks of a cell share length and history. Cached and new keys are scored by two products
+with one softmax, so the cache is never copied. With experts, rows are gathered by expert, multiplied and scattered
+back.
 """
 
 import time
@@ -35,11 +34,11 @@ INT8_GROUP = 32  # activations are quantised in groups of so many beside 8-bit w
 CACHE_TYPE = {"bf16": "bf16", "fp32": "f32", "int8": "bf16"}
 HINT = {"bf16": "bf16", "fp32": "f32", "int8": "bf16"}
 BUILD_BYTES = {"bf16": 8, "fp32": 12, "int8": 7}
-"""Bytes a weight takes at the peak: as made, as a constant, and packed for the kernels."""
+"""Peak bytes per weight: as generated, as a constant, and packed for the kernels."""
 
 
 class OpenVinoStep(DecoderStep):
-    """Builds the graph. Sizes: S tokens, D decode requests, N chunks of n tokens."""
+    """Builder of the graph. Sizes: S tokens, D decode requests, N chunks of n tokens."""
 
     def __init__(self, shape: ModelShape, precision: str, seed: int) -> None:
         from openvino import opset14
@@ -52,8 +51,11 @@ class OpenVinoStep(DecoderStep):
         super().__init__(weights, StepShape(1))
 
     def model(self, part: Part) -> Any:
-        """Return the graph as an `openvino.Model`. Its inputs are those of `OpenVinoDevice._arrays`, and
-        `GROUP_keys_LAYER`, `GROUP_values_LAYER` for the groups decode and prefill."""
+        """Return the graph as an `openvino.Model`.
+
+        Its inputs are those of `OpenVinoDevice._arrays`, and `GROUP_keys_LAYER`, `GROUP_values_LAYER` for the groups
+        decode and prefill.
+        """
         import openvino as ov
 
         outputs = list(self.outputs(part, self.input("tokens", [-1], "i64") if part == "step" else None))
@@ -86,7 +88,7 @@ class OpenVinoStep(DecoderStep):
         return x / op.sqrt(mean_square + op.constant(np.float32(EPS))) * op.constant(weight)
 
     def matrix(self, array: Any) -> Node:
-        """Weights (out, in) in their precision, as the f32 matrix that they stand for."""
+        """Return weights (out, in), stored in their precision, as an f32 matrix."""
         op = self.op
         if self.precision == "fp32":
             return op.constant(stored(array, "f32"))
@@ -147,7 +149,7 @@ class OpenVinoStep(DecoderStep):
         return op.reshape(attended, op.constant([0, shape.query_width]), True)
 
     def _prefill(self, layer: int, queries: Node, keys: Node, values: Node) -> Node:
-        """Queries (N n, heads, head_dim) are grouped by key head into (N, kv_heads, group n, head_dim)."""
+        """Attend in prefill: queries (N n, heads, head_dim) as (N, kv_heads, group n, head_dim), by key head."""
         op, shape = self.op, self.shape
         group, chunk = shape.heads // shape.kv_heads, self.input("chunk", [2], "i64")
 
@@ -173,7 +175,7 @@ class OpenVinoStep(DecoderStep):
         return shaped(by_token, rows, shape.query_width)
 
     def _softmax_over(self, queries: Node, cache: str, keys: Node, values: Node, mask: Node | None) -> Node:
-        """Attend to the cached and the new keys; the new ones become results."""
+        """Attend to the cached and the new keys; the new keys and values become results."""
         op, shape = self.op, self.shape
         self.results += [keys, values]
         size = [-1, shape.kv_heads, -1, shape.head_dim]
@@ -206,8 +208,8 @@ def stored(array: Any, kind: str) -> Any:
 class OpenVinoDevice(CpuClock):
     """A compiled model with random weights, and the prepared step.
 
-    `counted` keeps the counters that tell what was executed, which costs time. Raises WrongUsage if the weights do not
-    fit in memory, or the CPU has no bfloat16 kernels.
+    `counted` enables execution counters, which cost time. Raises WrongUsage if the weights do not fit in memory or the
+    CPU has no bfloat16 kernels.
     """
 
     name = "openvino"
@@ -289,7 +291,7 @@ class OpenVinoDevice(CpuClock):
         return self._request.get_output_tensor(0).data.copy()
 
     def execution_types(self) -> list[str]:
-        """Return what the products of the last step were executed as; empty without counters."""
+        """Return the kernel types of the last step's products; empty without counters."""
         kinds = ("FullyConnected", "MatMul", "Subgraph")
         return sorted({entry.exec_type for entry in self._request.profiling_info if entry.node_type.startswith(kinds)})
 

@@ -1,10 +1,10 @@
-"""A device in a process of its own, driven over a pipe.
+"""Run a device in a child process, driven over a pipe.
 
-Several of them take turns, which shows how far a median moves between processes; a library can be capped at an
-instruction set there; and a process that the kernel ends for want of memory is a limit of that cell. The child reads
-pickled (number, method, arguments) and answers on what was its standard output; what libraries print goes to standard
-error. A process whose turn is over is stopped: threads of a library spin after their last product (OpenBLAS's for 0.1
-s) and would slow the next process's first steps up to three times."""
+Several children take turns to show the variance between processes. A child can be capped at an instruction set, and an
+out-of-memory kill becomes a limit of its cell. The child reads pickled (number, method, arguments) and answers on its
+original standard output. A waiting child is stopped: spinning library threads (OpenBLAS: 0.1 s) would slow the next
+child's first steps up to three times.
+"""
 
 import contextlib
 import ctypes
@@ -24,13 +24,13 @@ _PR_SET_PDEATHSIG = 1  # prctl's option: the signal that a process gets when the
 
 
 class Turns:
-    """Which of the devices that share a machine may run."""
+    """Let one of the devices that share a machine run at a time."""
 
     def __init__(self) -> None:
         self._holder: RemoteDevice | None = None
 
     def take(self, device: "RemoteDevice") -> None:
-        """Give the turn to `device`, and stop the one that had it."""
+        """Give the turn to `device`, and stop its previous holder."""
         if self._holder is not None and self._holder is not device:
             self._holder.rest()
         self._holder = device
@@ -44,7 +44,7 @@ class RemoteDevice:
     opener, arguments
         Picklable: a function of a module.
     environment
-        Variables for the child beside this process's own.
+        Variables for the child in addition to this process's.
     turns
         Shared by devices that must not disturb each other; a turn begins with `prepare`.
     """
@@ -88,7 +88,7 @@ class RemoteDevice:
         self._ask("prepare", cell)
 
     def rest(self) -> None:
-        """Stop the child until it is asked something, unless it would then outlive this process."""
+        """Stop the child until its next call, unless it would then outlive this process."""
         if self._child is not None and self._about.get("ends_with_parent"):
             self._resting = True  # first: after Ctrl-C between the two a spare SIGCONT harms nobody
             self._child.send_signal(signal.SIGSTOP)
@@ -102,7 +102,7 @@ class RemoteDevice:
         return float(self._ask("step_ms"))
 
     def kv_transfer(self) -> list[dict[str, float]]:
-        """Return what the device's own does; nothing if its caches never move."""
+        """Return the device's KV transfer times; empty if its caches never move."""
         return list(self._ask("kv_transfer"))
 
     def now_s(self) -> float:
@@ -150,7 +150,7 @@ class RemoteDevice:
             raise
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Return the child's answer. Raises what it raised; DeviceOutOfMemory if it is gone."""
+        """Return the child's answer. Raises the child's error; DeviceOutOfMemory if the child is gone."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             raise DeviceOutOfMemory("its process is gone")
@@ -173,7 +173,7 @@ class RemoteDevice:
 
 
 def serve() -> None:
-    """Run the child: answer until the input ends."""
+    """Run the child: answer calls until the input ends."""
     ends_with_parent = _end_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -206,7 +206,7 @@ def serve() -> None:
 
 
 def _end_with_parent() -> bool:
-    """Have the kernel end this process with the thread that made it, even while stopped; False if it cannot."""
+    """Ask the kernel to kill this process when its parent thread ends, even while stopped; False if impossible."""
     if not sys.platform.startswith("linux"):
         return False
     done = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
@@ -214,7 +214,7 @@ def _end_with_parent() -> bool:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error if it survives the pipe, else its words."""
+    """Return the error if it can be pickled, else one with its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - an error's constructor may be anything
