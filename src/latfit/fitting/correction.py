@@ -31,7 +31,7 @@ BANDWIDTHS = (2.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.06, 0.03)
 PRIOR_STEPS = 0.5
 """Steps with residual zero that every kernel mean includes."""
 OUTLIER = 4.5
-"""Residuals count up to so many times the median absolute residual: three standard deviations of normal noise."""
+"""Residuals count up to so many times their kind's median absolute residual: three deviations of normal noise."""
 
 MAX_NODES = 30_000
 NODE_DISTANCE = OCTAVE / 64
@@ -198,20 +198,24 @@ def smooth_in_rounds(
     node, shape, dimensions = grid.nearest[rows], grid.shape, range(len(grid.shape))
     residual, weight = log_ratio[rows], weights[rows]
     count = np.bincount(node, weight, int(np.prod(shape))).reshape(shape)
-    weight_at, table = fade(grid, count > 0), np.zeros(shape)
+    weight_at, table, kind = fade(grid, count > 0), np.zeros(shape), grid.kinds().ravel()[node]
     for bandwidth in BANDWIDTHS[:rounds]:
         kernels = [np.exp(-np.abs(x[:, None] - x) / (bandwidth * OCTAVE)) for x in grid.nodes.values()]
         for size in range(1, len(shape) + 1):
             for axes in itertools.combinations(dimensions, size):
                 others = tuple(axis for axis in dimensions if axis not in axes)
                 rest = residual - table.ravel()[node]
-                limit = OUTLIER * float(np.median(np.abs(rest))) if len(rest) else 0.0
+                limit = np.array([OUTLIER * _median(np.abs(rest[kind == each])) for each in KINDS])[kind]
                 total = np.bincount(node, weight * np.clip(rest, -limit, limit), table.size).reshape(shape)
                 mean, steps = (each.sum(axis=others, keepdims=True) for each in (total, count))
                 for axis in axes:
                     mean, steps = (_smooth(kernels[axis], each, axis) for each in (mean, steps))
                 table = table + mean / (steps + PRIOR_STEPS)
         yield table * weight_at
+
+
+def _median(values: FloatArray) -> float:
+    return float(np.median(values)) if len(values) else 0.0
 
 
 def _smooth(kernel: FloatArray, table: FloatArray, axis: int) -> FloatArray:

@@ -1,8 +1,8 @@
 """Choice of a correction's strength: as many smoothing rounds as held-out rows pay for.
 
 The parametric model is fitted without the rows of each fold; its residuals are smoothed and predict the rows left out.
-Each kind of steps has its own number of rounds. Folds leave out cells of a grid or blocks of time; for grids with
-repeats also single rows, so that what repeats of a cell share can be learned.
+Each kind of steps has its own number of rounds. Folds leave out cells of a grid or blocks of time. For kinds with
+several rows of a B and S other folds leave out single rows, so that what steps of one size share can be learned.
 """
 
 from dataclasses import dataclass, replace
@@ -73,11 +73,14 @@ def choose_correction(
     features = features_of(data.steps)
     kind = kinds_of(features["D"], features["P"])
     blocks = list(by_fold(fold))
-    repeats = list(by_fold(fold_rows(data, options.seed))) if 2 * cells <= len(data) and not data.in_time else []
+    repeated = _repeated_kinds(data, kind) & (not data.in_time)
+    repeats = list(by_fold(fold_rows(data, options.seed))) if repeated.any() else []
     paths = [
         _smooth_fold(data, grids, part, kind)
         for part in left_out_parts(data, options.of_formula, theta, [*blocks, *repeats])
     ]
+    for path in paths[len(blocks) :]:
+        path.errors[:, ~repeated] = np.nan
     if len(paths) < len(blocks) + len(repeats):
         return None
     rounds = _best_rounds(paths, always)
@@ -94,6 +97,13 @@ def choose_correction(
     held_out = joined_parts(data, found)
     assert held_out is not None
     return ChosenCorrection(smoothing, held_out, before, after)
+
+
+def _repeated_kinds(data: FitData, kind: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which kinds of steps have two rows or more of each B and S, on average (3,)."""
+    size = data.steps["B"] + 1j * data.steps["S"]
+    cells = [np.unique(size[kind == each]).size for each in KINDS]
+    return np.bincount(kind, minlength=len(KINDS)) >= np.maximum(2 * np.array(cells), MIN_KIND_ROWS)
 
 
 def _smooth_fold(data: FitData, grids: list[Grid], part: LeftOut, kind: NDArray[np.int64]) -> _Path:
