@@ -1,9 +1,9 @@
 """Detect impossible steps: about ten times away from comparable ones, e.g. from a wrong unit or a clock jump.
 
 A quadratic in the logarithms of all columns, fitted by least absolute deviations, removes the trend of ln T. A cell
-is impossible if its median residual differs by ln FACTOR from the median of its six nearest cells, and by half of that,
-on the same side, from at least five of them. A row is, if it and at most one other differ by ln FACTOR from their cell.
-Slow steps are reported but kept, since they belong to the tail; fast ones are left out.
+stands out if its median differs by ln FACTOR from that of its six nearest cells, and by half, on the same side, from
+five of them. A row stands out if it and at most one other differ by ln FACTOR from their cell. Fast ones are left out.
+Slow ones belong to the tail: reported, but kept.
 """
 
 from dataclasses import dataclass

@@ -355,7 +355,7 @@ class _Reweighted:
         return len(self.counts)
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """z (count, p) of so many resamples."""
+        """Draw `count` resamples and return their z (count, p)."""
         known = self.refit.prior_errors(count, rng)
         weights = rng.poisson(self.counts, (count, len(self.counts))).astype(np.float64)
         weights *= self.counts.sum() / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
@@ -390,7 +390,7 @@ class _Redrawn:
         return len(self.rows)
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """z (count, p) of so many resamples."""
+        """Draw `count` resamples and return their z (count, p)."""
         known = self.refit.prior_errors(count, rng)
         if self.values > FEW_ROWS:
             return self.refit.one_step(self._sums(count, rng), known)

@@ -45,14 +45,14 @@ class Directions:
         return self.right[self.singular < FLAT * max(float(self.singular[0]), 1e-300)]
 
     def root(self) -> FloatArray:
-        """R (k, p) with R'R = (J'WJ)^-1 in the columns' own units, flat directions left out."""
+        """Return R (k, p) with R'R = (J'WJ)^-1 in the columns' units, without flat directions."""
         keep = self.singular >= FLAT * max(float(self.singular[0]), 1e-300)
         return np.asarray(
             self.right[keep] / self.singular[keep][:, None] / np.where(self.lengths > 0, self.lengths, 1.0)
         )
 
     def inverse(self) -> FloatArray:
-        """(J'WJ)^-1 (p, p) in the columns' own units, flat directions left out."""
+        """Return (J'WJ)^-1 (p, p) in the columns' units, without flat directions."""
         root = self.root()
         return root.T @ root
 
