@@ -207,7 +207,7 @@ def quantile(values: FloatArray, q: float, weights: FloatArray) -> float:
         return weighted_quantile(values, q, weights)
     from latfit.fitting.solver import compiled
 
-    # rows with gaps between them would be compiled for once more
+    # strided arrays would trigger a second compilation
     return float(compiled.weighted_quantile(np.ascontiguousarray(values), np.ascontiguousarray(weights), q))
 
 
@@ -309,7 +309,7 @@ class FitProblem:
 
     def coordinates(self, theta: FloatArray) -> FloatArray:
         """Return the free coordinates of theta, clipped to the box."""
-        with np.errstate(over="ignore"):  # what is beyond all numbers ends at the box
+        with np.errstate(over="ignore"):  # overflow is clipped to the box
             z = [
                 np.log(theta[i] / self.scales[i]) if self.model.parameters[i].positive else theta[i] / self.scales[i]
                 for i in self.free

@@ -27,7 +27,7 @@ State = Literal["same", "shifted", "other", "unknown"]
 
 Z_99 = 2.5758
 LEVELS: Mapping[float, float] = {0.99: 1.0, 0.95: 2.326 / 1.645, 0.9: 2.326 / 1.282}
-"""One-sided levels of the limits, the first that a fit has counts, and the normal distribution's ratio to 99 %."""
+"""One-sided levels in order of preference, and the normal quantile at 99 % over that at the level."""
 FEWEST = 2.0
 """Independent steps needed for a verdict: two outside the limits by chance have probability 0.02² = 0.04 %."""
 MATERIAL, CLOSE = math.log(1.05), 1.1

@@ -142,7 +142,7 @@ def _medians(r: FloatArray, cell: NDArray[np.intp], cells: int) -> tuple[FloatAr
 
 
 def _alone_in_cell(r: FloatArray, middle: FloatArray, cell: NDArray[np.intp], cells: int) -> NDArray[np.bool_]:
-    """Return rows (n,) far from the median of their cell, where at most one other is."""
+    """Return rows (n,) that differ by ln FACTOR from their cell's median, with at most one other such row."""
     far = np.abs(r - middle[cell]) > np.log(FACTOR)
     far &= (np.bincount(cell, minlength=cells) >= MIN_CELL_ROWS)[cell]
     return np.asarray(far & (np.bincount(cell, far, cells) <= 2)[cell])

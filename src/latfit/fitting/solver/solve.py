@@ -304,7 +304,7 @@ def trust_region(objective: Objective, start: FloatArray, gain: float) -> Minimu
     problem = objective.problem
     rows = objective.rows
     inside = np.clip(start, problem.lower, problem.upper)
-    with np.errstate(all="ignore"):  # columns that are not distinguishable divide by zero inside SciPy's subproblem
+    with np.errstate(all="ignore"):  # aliased columns cause division by zero in SciPy's subproblem
         result = least_squares(
             lambda z: rows.by_row(rows.predicted(z)) - rows.y,
             inside,

@@ -197,7 +197,7 @@ def _best(
     for candidate in _candidates(problem, theta, members):
         error = _error(candidate.gradient, root, null, sizes)
         if error is not None and error <= _NONE * candidate.value:
-            continue  # it moves along what was left out as flat, and only seems to be without error
+            continue  # it moves along a flat direction, which `root` leaves out
         certain = error is not None and error <= CERTAIN * candidate.value
         if error is None or candidate.value <= 0 or not (certain or candidate.members <= aliased):
             continue
