@@ -1,40 +1,8 @@
-"""Choosing a model by what it predicts of held-out steps (`--model auto`), and settling what a model leaves open.
+"""Model selection by cross-validation (`--model auto`), and the choice of discrete parameters.
 
-Every candidate that the columns can carry is cross-validated on the same folds: cells of a grid (each by itself where
-there are few), blocks of time of a log, and where steps of a grid are repeated also rows drawn freely, because the few
-cells of a small grid that are left out lie mostly at its ends. A candidate's error is the geometric mean over its
-folds, so that one fold that asks far outside what was left to fit does not decide for all, and within a fold over the
-phases with 30 rows and more of their MAPE, so that few steps with prefill count as much as many that decode. Of many
-rows some are enough to choose on; whether a line does better on all of them is looked at after the fit.
-
-Errors on one fold are alike for all models, so candidates are compared by their paired differences: with d_i the
-difference of a candidate's and the best one's error on fold i of K, its standard error is sd(d)/sqrt(K). Of all
-candidates within one standard error of the best the one with the fewest free parameters wins (Breiman et al. 1984), but
-it never gives up more than 0.5 points of error, nor a twentieth of it, and is never worse than the better of line and
-saturation model. The best of many candidates on few rows is best by luck: of n < 300 rows it is two standard errors,
-and 300/n times as much may be given up. A constant is no such candidate: it says that batches may grow for nothing, so
-it is chosen only where a line predicts held-out steps worse than it by more than those standard errors.
-
-Steps that only decode cannot tell a token from a request (S = B). There only models are compared that put what a step
-costs on its requests, as the line does with tau_S = 0, so that what the fit says of prefill, which it does not claim to
-know, is a lower bound and not a guess. The saturation model takes their place where it predicts far better: a batch
-whose latency falls as it fills has no other.
-
-The expert-coverage term is a candidate like any other only where the user says `auto+moe`: on dense models it would
-win by a little, for a concavity at few tokens that has nothing to do with experts. Elsewhere it is added to the chosen
-model where that gains more than 0.5 points and more than the standard error; and to one as near as simplicity may cost,
-where that gains as much again.
-
-Some parameters take one of a few values: sharpness of a smooth maximum, length of a tile. They are properties of a
-machine's kernels, not of a load, so they are settled once, on a sample of the rows, and held from then on. In turn each
-gets its best value with the others as they are: all values are tried with a short polish from the best end so far, and
-the most promising with a long one. A value other than the nominal one must earn its place: with n rows and v values a
-trial's cost c' replaces c where n/2 ln(c/c') > ln n + ln v, as in the extended Bayesian information criterion (Chen &
-Chen 2008) for one parameter more and its coefficient.
-
-The work before the first token, w_0, makes a step dearer the fewer tokens it has. In a model that prices decode and
-prefill apart it may follow steps of one phase at the expense of the other: with mixed steps in plenty it can put ten
-times the measured latency on a small decode step. It is held at zero where a phase is predicted much better without it.
+Every candidate is cross-validated on the same folds. The simplest candidate within one standard error of the best wins
+(one-standard-error rule of Breiman et al.). Sharpness of corners and tile lengths are chosen by an extended BIC.
+Derivation: docs/theory/fitting.md, "Model selection".
 """
 
 import itertools
@@ -72,19 +40,19 @@ from latfit.units import format_percent
 
 SAMPLE_ROWS = 1000
 SHORT, LONG = 8, 60
-"""Steps of a first look at a value, and of a polish."""
+"""Solver steps of a first trial of a value, and of its polish."""
 
 FINALISTS = 2
 MUCH = 1.5
 OFFSET = "w_0"
 TILES = ("Q", "V")
 ORDER = (("p",), ("p_A",), ("Q", "rho"), ("V",), ("p",), ("p_A",))
-"""Choices that are settled together, in turn; each sharpness once more when the tiles are known."""
+"""Discrete parameters chosen together, in this order; sharpness again after the tile lengths."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """Choices as they are held, the optimum there, and its cost."""
+    """Options with the current discrete values, the optimum for them, and its cost."""
 
     options: FitOptions
     theta: FloatArray
@@ -93,7 +61,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The rows that choices are settled on, how many steps they stand for, and the scale of the loss."""
+    """Rows on which discrete values are compared, the number of steps they represent, and the scale of the loss."""
 
     data: Rows
     rows: int
@@ -101,7 +69,10 @@ class _Sample:
 
 
 def settled(data: Rows, options: FitOptions) -> FitOptions:
-    """The options with a value fixed for every choice of the model that the user left open."""
+    """Return the options with every discrete parameter that the user left open fixed at its best value.
+
+    If prefill has terms of its own and no discrete parameter is open, w_0 may be fixed at zero instead.
+    """
     model = model_named(options.model)
     if not isinstance(model, Separable):
         return options
@@ -125,7 +96,7 @@ def settled(data: Rows, options: FitOptions) -> FitOptions:
 
 
 def _without_offset(few: Rows, options: FitOptions) -> FitOptions:
-    """The options with w_0 held at zero, where that predicts a phase much better."""
+    """Return the options with w_0 fixed at zero if that predicts a phase much better."""
     names = {parameter.name for parameter in model_named(options.model).parameters}
     spoken = {*options.fixed, *options.bounds, *options.priors}
     if not {OFFSET, "tau_M"} <= names or OFFSET in spoken:
@@ -145,13 +116,13 @@ def _without_offset(few: Rows, options: FitOptions) -> FitOptions:
 
 
 def _errors_by_phase(problem: FitProblem, z: FloatArray, holds: NDArray[np.bool_]) -> FloatArray:
-    """Mean absolute residuals of steps that only decode and of those that contain prefill (2,)."""
+    """Return the mean absolute residual of decode steps and of steps with prefill (2,)."""
     size = np.abs(problem.residuals(z))
     return np.array([np.average(size[rows], weights=problem.weights[rows]) for rows in (~holds, holds)])
 
 
 def _improved(sample: _Sample, choices: Sequence[Choice], state: _State, longest: float) -> _State:
-    """The state with the best values of some choices, where others than those held earn their place."""
+    """Return the state with the best values of some discrete parameters, if the BIC prefers them."""
     settings = _worth_trying(choices, state.options.fixed, longest)
     trials = [replace(state.options, fixed={**state.options.fixed, **setting}) for setting in settings]
     looks = sorted((_tried(sample, trial, state.theta, SHORT) for trial in trials), key=lambda end: end.cost)
@@ -162,7 +133,7 @@ def _improved(sample: _Sample, choices: Sequence[Choice], state: _State, longest
 
 
 def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest: float) -> list[dict[str, float]]:
-    """Settings other than the one held, of tiles that the steps reach beyond and that differ from each other."""
+    """Return settings other than the current one, with distinct tile lengths below the longest step."""
     names = [choice.parameter.name for choice in choices]
     if "V" in names and held.get("Q", 0.0) == 0:
         return []
@@ -177,7 +148,7 @@ def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest:
 
 
 def _tried(sample: _Sample, options: FitOptions, theta: FloatArray, steps: int) -> _State:
-    """The optimum, at the first fit's scale, that a start in theta leads to within some steps."""
+    """Minimise from theta for a number of steps, at the scale of the first fit."""
     problem = remembered(make_problem(sample.data, options))
     start = theta.copy()
     for i, parameter in enumerate(problem.model.parameters):
@@ -188,7 +159,7 @@ def _tried(sample: _Sample, options: FitOptions, theta: FloatArray, steps: int) 
 
 
 def _fewer_cells(data: Rows, seed: int) -> Rows:
-    """Rows, half drawn evenly and half spread evenly over the order of S."""
+    """Return up to SAMPLE_ROWS rows: half random, half spread evenly over the order of S."""
     return data if len(data) <= SAMPLE_ROWS else data.once(("fewer", seed), lambda: _drawn(data, seed))
 
 
@@ -201,31 +172,31 @@ def _drawn(data: Rows, seed: int) -> Rows:
 
 AUTO = "auto"
 GIVEN_UP = 0.5
-"""Points of error that simplicity may cost at most."""
+"""Percentage points of error that a simpler model may cost at most."""
 
 GIVEN_UP_SHARE = 0.05
-"""Share of the best error that simplicity may cost at most."""
+"""Share of the best error that a simpler model may cost at most."""
 
 MANY_ROWS = 300
-"""Rows from which the best of the candidates is best by more than luck."""
+"""From this many rows on, the best of the candidates is best by more than chance."""
 
 ROWS_FOR_EXPERTS = 100
 FAR_BETTER = 0.7
 
 WORSE_BEYOND = 1.1
-"""Times the best candidate's error beyond the data, in S, B or context, that simplicity may cost."""
+"""Largest ratio of a simpler model's error beyond the training range, in S, B or context, to the best one's."""
 
 NOT_WORSE = 0.05
-"""Points within which an error counts as no worse."""
+"""Percentage points within which an error counts as no worse than that of a reference model."""
 
 OUTSIDE_SHARES = (0.4, 0.7)
-"""Shares of the rows, from the lowest S, B or context on, that folds beyond the data train on."""
+"""Shares of the rows, lowest S, B or context first, on which extrapolation folds train."""
 
 FEW_CELLS = 16
-"""Of so few cells each is left out by itself."""
+"""Up to this many cells, each one is a fold of its own."""
 
 ROWS = 2000
-"""Rows that are enough to choose on."""
+"""Rows drawn for model selection; more would not change the choice."""
 
 REFERENCE_MODELS = ("linear", "saturation")
 FLATTEST = ("constant", "linear")
@@ -233,8 +204,21 @@ FLATTEST = ("constant", "linear")
 
 @dataclass(frozen=True)
 class Score:
-    """Cross-validated error of one candidate: MAPE in percent in the mean of the folds (see the module's head), by fold
-    (K,), and its free parameters."""
+    """Cross-validated error of one candidate.
+
+    Attributes
+    ----------
+    mape_pct
+        Mean over the folds and phases, in percent.
+    by_fold
+        Error of each fold (K,), in percent; extrapolation folds last.
+    free
+        Number of free parameters.
+    beyond
+        Error beyond the training range, in percent, one value per column (S, B, context).
+    outside
+        Number of extrapolation folds.
+    """
 
     mape_pct: float
     by_fold: FloatArray
@@ -245,7 +229,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen model, why in a sentence, the options to fit it with, and every candidate's score by name."""
+    """The chosen model, the reason in a sentence, its fit options, and every candidate's score by name."""
 
     name: str
     reason: str
@@ -253,7 +237,7 @@ class Selection:
     scores: Mapping[str, Score]
 
     def table(self) -> dict[str, dict[str, object]]:
-        """The scores as they are stored with a fit."""
+        """Return the scores as stored with a fit."""
         return {
             name: {
                 "mape_pct": score.mape_pct,
@@ -265,14 +249,17 @@ class Selection:
 
 
 RIVALS = ("hinge", "quadratic", "context", "roofline")
-"""Models of auto that a fit is not compared with anyway."""
+"""Candidates of auto besides the reference models, which every fit is compared with."""
 
 RIVAL_ROWS = 1000
 
 
 def rival(data: FitData, options: FitOptions) -> tuple[str, float] | None:
-    """(name, its error as a share of that of the model of the options) of the model that predicts some of the rows
-    best, by a quick look: choices as they stand, no second look for a better valley, one scheme of folds."""
+    """Return (name, error ratio) of the rival model that predicts a sample of the rows best; None if there is none.
+
+    The comparison is quick: nominal discrete values, no second search, one scheme of folds. The ratio is the rival's
+    error over that of the model in the options.
+    """
     few = data.draw(RIVAL_ROWS, options.seed)
     folds = SelectionFolds(list(by_fold(assign_folds(few, options.seed)[1])))
     scores = {}
@@ -289,8 +276,7 @@ def is_auto(name: str) -> bool:
 
 
 def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
-    """Options that name one model with its choices held; for `auto` also why that one: its reason and the candidates'
-    scores."""
+    """Return options that name one model with fixed discrete values; for `auto` also the reason and all scores."""
     named = replace(options, model=options.model.removesuffix(CORRECTION))
     if not is_auto(options.model):
         return settled(data, named), {}
@@ -301,9 +287,9 @@ def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, 
 def corrected(
     data: FitData, options: FitOptions, wanted: str, theta: FloatArray
 ) -> tuple[FitOptions, ChosenCorrection | None]:
-    """Return the options with a correction of the parametric model fitted with theta, and how it was chosen.
+    """Return the options with a correction of the parametric model with parameters theta, and how it was chosen.
 
-    The options come back unchanged, with None, where `wanted` allows no correction or held-out rows do not pay for one.
+    Returns the options unchanged and None if `wanted` excludes a correction or held-out rows show no gain.
     """
     asked = wanted.endswith(CORRECTION)
     left_out = options.candidates and CORRECTION not in options.candidates
@@ -316,7 +302,7 @@ def corrected(
 
 
 def correction_reason(model: str, chosen: ChosenCorrection) -> str:
-    """Return what a correction gains, in a sentence."""
+    """Return the gain of a correction in a sentence."""
     return (
         f"What {model} misses is corrected by a table learnt from its residuals:"
         f" {_instead(chosen.before, chosen.after)} on held-out steps, every phase counted alike."
@@ -324,22 +310,29 @@ def correction_reason(model: str, chosen: ChosenCorrection) -> str:
 
 
 def _instead(before: float, after: float) -> str:
-    """Two errors in percent, with one digit more where they would read alike."""
+    """Format two errors in percent, with one more digit if they would look equal."""
     old, new = format_percent(before), format_percent(after)
     return f"{new} instead of {old}" if old != new else f"{after:.2f} % instead of {before:.2f} %"
 
 
 @dataclass(frozen=True)
 class SelectionFolds:
-    """Folds that candidates are judged on. folds: (train, test) row numbers.  direction: of the last ones, which test
-    beyond what they train on, the number of the column that they are cut in."""
+    """Folds for comparing candidates.
+
+    Attributes
+    ----------
+    folds
+        (train, test) row numbers; extrapolation folds last.
+    direction
+        Column number of each extrapolation fold.
+    """
 
     folds: Sequence[Fold]
     direction: tuple[int, ...] = ()
 
 
 def candidates_for(data: Rows, experts: bool = False) -> list[str]:
-    """Names of the models that the columns of a trace can carry, simple ones first."""
+    """Return the names of the models that the columns of a trace can identify, simple ones first."""
     if decode_only(data.steps):
         names = ["constant", "linear", "roofline"]
     else:
@@ -348,7 +341,13 @@ def candidates_for(data: Rows, experts: bool = False) -> list[str]:
 
 
 def select_model(data: FitData, options: FitOptions) -> Selection:
-    """The candidate to use for a clean trace of one system. Raises WrongUsage for parameters that no candidate has."""
+    """Select the model for a clean trace of one system.
+
+    Raises
+    ------
+    WrongUsage
+        If no candidate has all parameters that the user fixed, bounded or gave a prior.
+    """
     sample = data.draw(ROWS, options.seed)
     wanted = options.candidates
     carried = [name for name in candidates_for(data, options.model.endswith(MOE)) if not wanted or name in wanted]
@@ -378,15 +377,14 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
 
 
 def _rows_only(data: FitData, seed: int) -> SelectionFolds:
-    """Return folds of single rows, for repeats of too few cells to leave any out."""
+    """Return folds of random rows for repeated cells that are too few to leave out; no folds otherwise."""
     cells = int(data.known_cell.max(initial=-1)) + 1
     repeated = not data.in_time and len(data) >= 2 * FOLDS and 2 * cells <= len(data)
     return SelectionFolds(list(by_fold(fold_rows(data, seed))) if repeated else [])
 
 
 def _of_few_steps(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> Selection:
-    """A line, or a constant where repeats of too few different steps to leave any out predict each other as well by
-    that."""
+    """Select between a line and a constant when the trace has too few different steps to compare more models."""
     name = "linear" if "linear" in names else "saturation"
     entries = _entered(data, [each for each in FLATTEST if each in names], options, _rows_only(data, options.seed))
     if set(entries) != set(FLATTEST):
@@ -399,14 +397,14 @@ def _of_few_steps(data: FitData, names: Sequence[str], options: FitOptions, fold
 
 @dataclass(frozen=True)
 class _Entry:
-    """A candidate's score and the options it has it with."""
+    """A candidate's score and its fit options."""
 
     score: Score
     options: FitOptions
 
 
 def _entered(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> dict[str, _Entry]:
-    """The candidates that the rows are enough for, by name."""
+    """Return the candidates that have enough rows for cross-validation, by name."""
     found = {}
     for name in names:
         own = settled(data, _of_requests(data, replace(options, model=name)))
@@ -417,7 +415,7 @@ def _entered(data: FitData, names: Sequence[str], options: FitOptions, folds: Se
 
 
 def _near(score: Score, chosen: Score) -> bool:
-    """Whether a candidate is so near to the chosen one that the better may be the other with one term more."""
+    """Return whether a candidate is close enough to the chosen one that an added `+moe` term may decide."""
     return score.mape_pct - chosen.mape_pct <= min(GIVEN_UP, GIVEN_UP_SHARE * chosen.mape_pct)
 
 
@@ -426,8 +424,10 @@ def _pays(concave: Score, plain: Score) -> bool:
 
 
 def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
-    """Return folds within the data (cells or blocks of time, and rows of repeated cells) and beyond them in S, B and
-    context."""
+    """Return folds within the data and extrapolation folds in S, B and context.
+
+    Folds within the data are cells or blocks of time, plus random rows if cells repeat.
+    """
     cells = int(data.known_cell.max(initial=-1)) + 1
     if not data.in_time and 4 <= cells <= FEW_CELLS:
         return SelectionFolds(list(by_fold(data.known_cell)))
@@ -446,7 +446,7 @@ def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
 
 
 def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) -> Score | None:
-    """Return the score of one model over the folds; None where a fold leaves fewer rows than free parameters."""
+    """Return the score of one model over the folds; None if a fold has too few training rows for its parameters."""
     whole, folds = make_problem(data, options), held.folds
     if len(folds) < 2 or min(len(train) for train, _ in folds) <= len(whole.free):
         return None
@@ -478,14 +478,14 @@ def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) ->
 
 
 def _mean(errors: FloatArray, rows: float) -> float:
-    """Of the errors (K,) of folds of so many rows: see the module's head."""
+    """Return the geometric mean of the errors (K,) of folds, offset by their sampling error for `rows` rows each."""
     errors = np.maximum(errors, EXACT)
     luck = float(np.median(errors)) / rows
     return max(float(np.exp(np.mean(np.log(errors + luck)))) - luck, EXACT)
 
 
 def _of_requests(data: Rows, options: FitOptions) -> FitOptions:
-    """The options, for a line through steps that only decode with no cost of a token beside that of a request."""
+    """Return the options, with tau_S fixed at zero for a line through decode steps only (S = B)."""
     spoken = {*options.fixed, *options.bounds, *options.priors}
     if not options.model.startswith("linear") or "tau_S" in spoken or not decode_only(data.steps):
         return options
@@ -493,7 +493,7 @@ def _of_requests(data: Rows, options: FitOptions) -> FitOptions:
 
 
 def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
-    """Candidates that have every parameter the user speaks of."""
+    """Return the candidates that have every parameter the user fixed, bounded or gave a prior."""
     spoken = {*options.fixed, *options.bounds, *options.priors}
     kept = [name for name in names if spoken <= {p.name for p in FAMILY[name].parameters}]
     if not kept:
@@ -506,7 +506,7 @@ def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
 
 
 def simplest(scores: Mapping[str, Score], rows: int) -> str:
-    """The candidate to choose; see the module's head."""
+    """Return the simplest candidate within the tolerance of the best (docs/theory/fitting.md, "Model selection")."""
     best = min(scores.values(), key=lambda score: score.mape_pct)
     ceiling = min([scores[name].mape_pct + NOT_WORSE for name in REFERENCE_MODELS if name in scores], default=np.inf)
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
@@ -522,7 +522,7 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
 
 
 def _without_constant(scores: Mapping[str, Score], rows: int) -> Mapping[str, Score]:
-    """The candidates, without a constant where a line is worse by no more than luck; see the module's head."""
+    """Drop the constant unless a line is significantly worse."""
     line, flat = scores.get("linear"), scores.get("constant")
     if line is None or flat is None or line.mape_pct - flat.mape_pct > _luck(rows) * paired_error(line, flat):
         return scores
@@ -530,13 +530,15 @@ def _without_constant(scores: Mapping[str, Score], rows: int) -> Mapping[str, Sc
 
 
 def _luck(rows: int) -> float:
-    """Standard errors by which candidates differ by luck."""
+    """Return the number of standard errors within which candidates count as equal."""
     return 1.0 if rows >= MANY_ROWS else 2.0
 
 
 def paired_error(a: Score, b: Score) -> float:
-    """Return the standard error of the difference of two models' errors, in points: that of the logarithm of their
-    ratio over the same folds, times the smaller error."""
+    """Return the standard error of the difference of two models' errors, in percentage points.
+
+    It is the paired standard error of the log ratio over the same folds, times the smaller error.
+    """
     ratio = np.log(np.maximum(a.by_fold, EXACT) / np.maximum(b.by_fold, EXACT))
     parts = [part for part in np.split(ratio, [len(ratio) - a.outside]) if len(part) > 1]
     error = np.linalg.norm([np.std(part, ddof=1) / np.sqrt(len(part)) for part in parts]) / max(len(parts), 1)

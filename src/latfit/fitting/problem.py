@@ -1,23 +1,8 @@
-"""What is to be fitted: rows, residuals, free parameters, their coordinates and the box they are searched in.
+"""The fit problem: rows, residuals, free parameters, their coordinates and search box.
 
-Residuals are relative by default, r = ln(predicted/observed): to first order the relative error, and its fit is not
-biased by multiplicative noise, as (predicted - observed)/observed is (by e^(-1.5 s^2) for log-normal noise s). Absolute
-residuals r = predicted - observed, in ms, are an option.
-
-Identical rows count once with their number as weight, so that the cost of a fit is the same though real logs repeat
-themselves; rows of a trace made from cells stand for many steps already. They are sorted by what the model reads of
-them, then by latency, so that the rows of one cell (same step, any latency) lie together in order of their latency;
-many rows of whole numbers are sorted by counting (see `solver.compiled`).
-
-The solver works on z: ln(theta/scale) for parameters that are positive by nature, theta/scale for those that may be
-zero. A scale follows from the parameter's unit and the medians of B, S and T, or for the coefficient of a term from the
-mean of its column, so that z is of order one for any machine. The box is the range in which data could show a
-parameter, narrowed by the user's bounds.
-
-Attention per pair of tokens and the dense price of a token are both arithmetic of one machine: their ratio is that of
-their operation counts, 2e-5 to 1.3e-4 for models from 70 billion to 3 billion active weights. Every term is
-non-negative, so the dense price is at most T/S of any step; hence tau_A <= 2e-4 T/S, which keeps a quadratic from
-explaining noise at short prompts and exploding at long ones.
+Identical rows are merged and sorted by cell. Residuals are ln(predicted/observed) by default. The solver searches
+coordinates z: logarithms for rates and peaks, scaled values for costs that may be zero. Derivation:
+docs/theory/fitting.md, "Problem".
 """
 
 import math
@@ -36,22 +21,31 @@ from latfit.model import LatencyModel, Parameter, Separable, Steps, StepTable, m
 from latfit.stats import FloatArray, by_group, weighted_quantile
 
 WEIGHTS = ("rows", "segment", "variance")
-"""Every step counts the same; every doubling of S counts the same; cells count by the inverse of their variance."""
+"""Equal weight per step; equal weight per doubling of S; cells weighted by inverse variance."""
 
 COUNTED_FROM = 200_000
-"""Rows from which counting is worth loading compiled code for."""
+"""From this many rows on, counting sort pays for loading compiled code."""
 
 FEW_KEYS = 4
-"""Keys a row up to which they are counted at once."""
+"""Up to this many possible keys per row, one counting sort; above, a radix sort."""
 
 VARIANCE_FLOOR = 0.1
-"""A cell's variance counts as at least this share of the typical one: a few equal rows are luck, not certainty."""
+"""Lower bound of a cell's variance, as a share of the typical one: a few equal rows may be chance."""
 
 
 @dataclass(frozen=True)
 class Collapsed:
-    """Different rows: columns that the model reads, T in ms, how many steps each stands for, its cell; each (n,).
-    row_of: which of them each row of the data became (rows,); None where they were counted."""
+    """Distinct rows, sorted by cell and T.
+
+    Attributes
+    ----------
+    steps, observed
+        Columns that the model uses, and T in ms, (n,) each.
+    counts, cells
+        Steps that each row represents, and its cell number (n,).
+    row_of
+        Distinct row of each row of the data (rows,); None after a counting sort.
+    """
 
     steps: StepTable
     observed: FloatArray
@@ -60,7 +54,7 @@ class Collapsed:
     row_of: NDArray[np.int64] | None = None
 
     def counted(self, counts: FloatArray, scheme: str) -> FloatArray:
-        """Weights (n,) under a scheme of WEIGHTS where other numbers of steps, maybe none, count."""
+        """Return weights (n,) under a scheme of WEIGHTS for other step counts (n,), which may be zero."""
         some = np.flatnonzero(counts > 0)
         cells = np.unique(self.cells[some], return_inverse=True)[1].ravel()
         part = Collapsed(self.steps.at(some), self.observed[some], counts[some], cells)
@@ -70,7 +64,7 @@ class Collapsed:
 
 
 def collapse(rows: Rows, names: Sequence[str]) -> Collapsed:
-    """The different rows by the columns `names`."""
+    """Merge rows that are equal in the columns `names` and T."""
     columns, T = {name: rows.steps[name] for name in names}, rows.observed
     if rows.single and len(T) >= COUNTED_FROM and (counted := _counted(columns, T)) is not None:
         return counted
@@ -90,13 +84,13 @@ def collapse(rows: Rows, names: Sequence[str]) -> Collapsed:
 
 
 def collapsed(data: Rows, model: LatencyModel) -> Collapsed:
-    """The different rows by what a model reads, found once."""
+    """Merge rows that are equal in the columns of a model; cached with the data."""
     read = ("B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S")))
     return data.once(("collapsed", read), lambda: collapse(data, read))
 
 
 def _counted(columns: Mapping[str, FloatArray], T: FloatArray) -> Collapsed | None:
-    """The same by counting; None where a column holds fractions, or too many values for one key."""
+    """Merge rows by counting sort; None if a column has fractions or too many values for one key."""
     from latfit.fitting.solver import compiled
 
     spans = [compiled.whole_span(column) for column in columns.values()]
@@ -125,7 +119,7 @@ def _counted(columns: Mapping[str, FloatArray], T: FloatArray) -> Collapsed | No
 
 
 def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
-    """Weights (n,) of the rows under a scheme of WEIGHTS, with the same total as their counts."""
+    """Return weights (n,) under a scheme of WEIGHTS, with the same total as the counts."""
     counts = rows.counts
     if scheme == "rows":
         return counts
@@ -140,7 +134,7 @@ def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
 
 
 def _cell_variance(rows: Collapsed) -> FloatArray:
-    """Variance of ln T in each row's cell (n,), drawn to the typical one as if four more rows had it."""
+    """Return the variance of ln T in each row's cell (n,), shrunk to the typical one with the weight of four rows."""
     found = by_group(np.log(rows.observed), rows.cells, rows.counts)
     freedom = np.maximum(found.size - 1, 0)
     typical = float(found.squares.sum()) / max(float(freedom.sum()), 1.0)
@@ -148,10 +142,10 @@ def _cell_variance(rows: Collapsed) -> FloatArray:
 
 
 RATE_SPAN = (1e-3, 30.0)
-"""A rate k is searched while k x_max >= the first and k x_min <= the second: beyond, its factor no longer changes."""
+"""Search range of a rate: k x_max >= the first, k x_min <= the second; outside, its factor is constant."""
 
 SPAN = 1e6
-"""Other parameters are searched up to this many times (peaks also down to this part of) their scale."""
+"""Search range of other parameters: up to this multiple of their scale, peaks also down to its inverse."""
 
 ATTENTION_PER_TOKEN = 2e-4
 SORTED_BELOW = 20_000
@@ -174,7 +168,7 @@ _POWERS: Mapping[str, tuple[int, int, int]] = {
 def scales(
     model: LatencyModel, steps: Steps, observed: FloatArray, weights: FloatArray, given: Mapping[str, float]
 ) -> FloatArray:
-    """Scale of each parameter (p,), above zero; given: parameters that a user fixed."""
+    """Return the scale of each parameter (p,), positive. given: parameters fixed by the user."""
     some = slice(None, None, max(len(observed) // SORTED_BELOW, 1))
     medians = [quantile(column[some], 0.5, weights[some]) for column in (steps["B"], steps["S"], observed)]
     means = model.column_means(steps, weights, given) if isinstance(model, Separable) else {}
@@ -195,7 +189,7 @@ def scales(
 def natural_range(
     model: LatencyModel, parameter: Parameter, scale: float, steps: Steps, observed: FloatArray, weights: FloatArray
 ) -> tuple[float, float]:
-    """(low, high) within which a parameter is searched, in its unit."""
+    """Return the search range (low, high) of a parameter, in its unit."""
     column = dict(model.rates).get(parameter.name)
     if column:
         x = steps[column]
@@ -208,12 +202,12 @@ def natural_range(
 
 
 def quantile(values: FloatArray, q: float, weights: FloatArray) -> float:
-    """`weighted_quantile`, without a sort where there are rows enough to load compiled code for."""
+    """Return `weighted_quantile`; for many rows compiled, without a sort."""
     if len(values) < SORTED_BELOW:
         return weighted_quantile(values, q, weights)
     from latfit.fitting.solver import compiled
 
-    # rows with gaps between them would be compiled for once more
+    # strided arrays would trigger a second compilation
     return float(compiled.weighted_quantile(np.ascontiguousarray(values), np.ascontiguousarray(weights), q))
 
 
@@ -224,11 +218,27 @@ SOLVERS = ("separable", "trf")
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a user may choose. model: a name, or auto (see `model_selection`); fixed: {parameter: value}; bounds:
-    {parameter: (low, high)}, priors: {parameter: (mean, standard deviation)}, each in the parameter's unit; solver: see
-    SOLVERS; weights: see WEIGHTS; candidates: the models that auto compares, without any all that the columns can
-    carry; window_means: whether the rows are means over windows though no column says so (see `windows`); correction:
-    how what the formula misses is learnt (see `correction`)."""
+    """Options of a fit.
+
+    Attributes
+    ----------
+    model
+        A model's name, or `auto`.
+    loss, residuals
+        Robust loss, and `relative` or `absolute` residuals.
+    fixed, bounds, priors
+        {parameter: value}, {parameter: (low, high)}, {parameter: (mean, standard deviation)}, in the parameter's unit.
+    starts, seed
+        Number of starts of the solver, and the random seed.
+    solver, weights
+        See SOLVERS and WEIGHTS.
+    candidates
+        Models that `auto` compares; empty for all that the columns can identify.
+    window_means
+        Whether the rows are means over windows although no column says so.
+    correction
+        Smoothing of the correction table; None for no correction.
+    """
 
     model: str = "auto"
     loss: str = "huber"
@@ -246,13 +256,13 @@ class FitOptions:
 
     @property
     def of_formula(self) -> "FitOptions":
-        """The same without a correction on top of the formula."""
+        """The options without a correction."""
         return self if self.correction is None else replace(self, correction=None)
 
 
 @dataclass(frozen=True)
 class FitProblem:
-    """Rows (steps, observed T in ms, weights; each (n,)), structure, and the box of the free parameters in z."""
+    """Rows (steps, observed T in ms, weights; (n,) each), the model, and the box of the free parameters in z."""
 
     model: LatencyModel
     steps: Steps
@@ -267,7 +277,7 @@ class FitProblem:
 
     @cached_property
     def free(self) -> list[int]:
-        """Indices of the parameters that are searched."""
+        """Indices of the free parameters."""
         return [i for i, p in enumerate(self.model.parameters) if p.name not in self.fixed]
 
     @cached_property
@@ -280,16 +290,16 @@ class FitProblem:
 
     @cached_property
     def _positive(self) -> NDArray[np.bool_]:
-        """Which free parameters (free,) are searched by their logarithm."""
+        """Whether each free parameter (free,) has a logarithmic coordinate."""
         return np.array([p.positive for p in self.free_parameters], dtype=bool)
 
     @cached_property
     def _held(self) -> FloatArray:
-        """All parameters (p,), zero where they are free."""
+        """Fixed values of all parameters (p,), zero for free ones."""
         return np.array([self.fixed.get(p.name, 0.0) for p in self.model.parameters])
 
     def theta(self, z: FloatArray) -> FloatArray:
-        """All parameters (..., p) from the free coordinates (..., free)."""
+        """Return all parameters (..., p) at the free coordinates (..., free)."""
         own = np.array(z, dtype=np.float64)
         own[..., self._positive] = np.exp(own[..., self._positive])
         full = np.empty((*own.shape[:-1], len(self._held)))
@@ -298,8 +308,8 @@ class FitProblem:
         return full
 
     def coordinates(self, theta: FloatArray) -> FloatArray:
-        """Free coordinates of theta, moved into the box."""
-        with np.errstate(over="ignore"):  # what is beyond all numbers ends at the box
+        """Return the free coordinates of theta, clipped to the box."""
+        with np.errstate(over="ignore"):  # overflow is clipped to the box
             z = [
                 np.log(theta[i] / self.scales[i]) if self.model.parameters[i].positive else theta[i] / self.scales[i]
                 for i in self.free
@@ -315,7 +325,7 @@ class FitProblem:
         return np.asarray(np.log(np.maximum(predicted, 1e-300) / self.observed))
 
     def jacobian(self, z: FloatArray) -> FloatArray:
-        """dr/dz (n, free)."""
+        """Return dr/dz (n, free)."""
         firsts = self.firsts
         if 2 * len(firsts) > len(self.cells):
             return self.residual_slopes(self.theta(z), self.steps)
@@ -324,32 +334,32 @@ class FitProblem:
 
     @cached_property
     def firsts(self) -> NDArray[np.int64]:
-        """The first row of each run of rows of one cell (m,)."""
+        """First row of each cell (m,)."""
         return np.flatnonzero(np.diff(self.cells, prepend=-1))
 
     def residual_slopes(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        """dr/dz (n, free) of any steps."""
+        """Return dr/dz (n, free) of any steps."""
         slopes = self.slopes(theta, steps)
         if self.options.residuals == "absolute":
             return slopes
         return slopes / np.maximum(self.model.latency_ms(theta, steps), 1e-300)[:, None]
 
     def slopes(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        """dT/dz (n, free) of any steps."""
+        """Return dT/dz (n, free) of any steps."""
         by_parameter = self.model.gradient(theta, steps).T[self.free]
         return np.asarray((by_parameter * self.chain(theta)[:, None]).T)
 
     def chain(self, theta: FloatArray) -> FloatArray:
-        """dtheta/dz (..., free) of the free parameters."""
+        """Return dtheta/dz (..., free) of the free parameters."""
         return np.where(self._positive, theta[..., self.free], self.scales[self.free])
 
     def without(self, name: str) -> "FitProblem":
-        """The same problem with a cost held at zero."""
+        """Return the problem with a cost fixed at zero."""
         kept = [p.name != name for p in self.free_parameters]
         return replace(self, fixed={**self.fixed, name: 0.0}, lower=self.lower[kept], upper=self.upper[kept])
 
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
-        """The same problem on some of its rows."""
+        """Return the problem on some of its rows."""
         steps = StepTable(self.steps).at(rows)
         return replace(
             self, steps=steps, observed=self.observed[rows], weights=self.weights[rows], cells=self.cells[rows]
@@ -357,7 +367,13 @@ class FitProblem:
 
 
 def make_problem(data: Rows, options: FitOptions) -> FitProblem:
-    """The problem of fitting `options.model` to rows. Raises WrongUsage for options that cannot be met."""
+    """Return the problem of fitting `options.model` to rows.
+
+    Raises
+    ------
+    WrongUsage
+        If the options name unknown parameters, contradict each other, or have values out of range.
+    """
     model = model_named(options.model)
     _check_options(model, options)
     rows = collapsed(data, model)
@@ -420,7 +436,7 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
 
 
 def _box(problem: FitProblem, index: int) -> tuple[float, float]:
-    """Search range of a parameter in z: what the data could show, narrowed by the user's bounds."""
+    """Return the search range of a parameter in z: its natural range, narrowed by the user's bounds."""
     parameter, scale = problem.model.parameters[index], problem.scales[index]
     low, high = natural_range(problem.model, parameter, scale, problem.steps, problem.observed, problem.weights)
     user = problem.options.bounds.get(parameter.name)
@@ -433,19 +449,19 @@ def _box(problem: FitProblem, index: int) -> tuple[float, float]:
 
 
 def steps_by_row(problem: FitProblem, rows: Rows) -> StepTable:
-    """The columns that the problem's model reads, each (n,)."""
+    """Return the columns that the problem's model uses, (n,) each."""
     return StepTable({name: rows.steps[name] for name in problem.steps})
 
 
 def log_ratios(problem: FitProblem, theta: FloatArray, rows: Rows) -> FloatArray:
-    """ln(observed/predicted) (n,) of rows for parameters theta (p,)."""
+    """Return ln(observed/predicted) (n,) of rows at parameters theta (p,)."""
     predicted = np.maximum(problem.model.latency_ms(theta, steps_by_row(problem, rows)), 1e-300)
     # logarithms first: a latency over a prediction of nothing overflows
     return np.asarray(np.log(rows.observed) - np.log(predicted))
 
 
 def formula_of(problem: FitProblem, theta: FloatArray) -> Formula:
-    """Latency in ms (n,) of the columns of steps, by parameters theta (p,)."""
+    """Return the function from columns of steps to latency in ms (n,) at parameters theta (p,)."""
 
     def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
         return problem.model.latency_ms(theta, StepTable(steps))
@@ -454,7 +470,7 @@ def formula_of(problem: FitProblem, theta: FloatArray) -> Formula:
 
 
 def by_row(problem: FitProblem, rows: Rows) -> FitProblem:
-    """The same problem with one row for each of the rows, in their order."""
+    """Return the problem with one row for each of the rows, in their order."""
     steps = steps_by_row(problem, rows)
     return replace(
         problem, steps=steps, observed=rows.observed, weights=rows.weights, cells=numbered(list(steps.values()))

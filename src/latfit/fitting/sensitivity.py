@@ -1,17 +1,7 @@
-"""How the latency answers to B and S, and which term it consists of where.
+"""Slopes of the latency in B and S, and the dominant term of each step.
 
-Slopes are central differences of the model's own formula in the logarithm of B or S, dT/dx = (dT/dln x)/x with steps of
-h = 1e-4, so that they hold for every model (error h^2/6 of the third derivative); the elasticity is dlnT/dlnx: by how
-many percent T grows for one percent more. A step keeps its phase while it is moved, and a further request brings its
-cached context with it. A fit of decode steps alone tells only what a request costs together with its token: its slopes
-in B move S along, and it has none in S.
-
-Terms: a cost that may be zero enters the latency by T(theta) - T(theta with it at zero), which is its own term where T
-is linear in it; what remains when all of them are zero is the work that rates and peaks describe. A term dominates
-where it is the largest.
-
-A correction multiplies the formula by a factor, which is taken as constant about a step: T, slopes in ms and terms have
-it, elasticities are those of the formula.
+Slopes are central differences in ln B and ln S, so they work for every model. A term is what the latency loses if its
+cost is zero. Definition: docs/theory/fitting.md, "Sensitivity".
 """
 
 from collections.abc import Mapping
@@ -31,9 +21,19 @@ IN_MS = ("dT_dB", "dT_dS")
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """On a grid of B (b,) and S (s,), NaN where S < B: T in ms (b, s); slopes by name (b, s), dT_dB and dT_dS in
-    ms/request and ms/token, elasticity_B and elasticity_S; terms in ms (b, s) by name, and the name of the largest
-    (b, s), empty where S < B."""
+    """Slopes and terms on a grid of B (b,) and S (s,); NaN or empty where S < B.
+
+    Attributes
+    ----------
+    T_ms
+        Latency in ms (b, s).
+    slopes
+        dT_dB in ms/request, dT_dS in ms/token, elasticity_B and elasticity_S, (b, s) each.
+    terms
+        Terms in ms (b, s), by name.
+    dominant
+        Name of the largest term (b, s).
+    """
 
     B: FloatArray
     S: FloatArray
@@ -43,7 +43,7 @@ class Sensitivity:
     dominant: NDArray[np.object_]
 
     def regions(self) -> dict[str, dict[str, Any]]:
-        """Where each term dominates: share of the grid, and the spans of B and S."""
+        """Return where each term dominates: share of the grid, and spans of B and S."""
         valid = self.dominant != ""
         found = {}
         for name in self.terms:
@@ -58,7 +58,7 @@ class Sensitivity:
 
     @property
     def frame(self) -> Any:
-        """A pandas DataFrame, one row a step: B, S, T_ms, slopes in ms, elasticities, the largest term."""
+        """A pandas DataFrame, one row per step: B, S, T_ms, slopes in ms, elasticities, the largest term."""
         import pandas as pd
 
         rows, columns = np.nonzero(self.dominant != "")
@@ -80,8 +80,10 @@ class Sensitivity:
 
 
 def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mapping[str, float]) -> Sensitivity:
-    """Slopes and terms of a fit on a grid, where its data reach. typical: cached tokens a request (see
-    `model.features`)."""
+    """Return slopes and terms of a fit on a grid, within its measured range.
+
+    typical: cached tokens per request (see `model.features`).
+    """
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     inside = ~fit.outside_domain(grid_B, grid_S)
     found = sensitivity(fit.structure, fit.theta, Grid(B, S, typical, inside, together=not fit.knows_prefill))
@@ -97,9 +99,17 @@ def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mappin
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Steps to ask about: every pair of B (b,) and S (s,) with S >= B. typical: cached tokens a request (see
-    `model.features`).  among: the pairs (b, s) that are wanted, else all.  together: slopes in B with a token a
-    request, none in S."""
+    """Grid of steps: every pair of B (b,) and S (s,) with S >= B.
+
+    Attributes
+    ----------
+    typical
+        Cached tokens per request (see `model.features`).
+    among
+        Mask of the requested pairs (b, s); None for all.
+    together
+        Move S with B, and return no slopes in S.
+    """
 
     B: FloatArray
     S: FloatArray
@@ -109,7 +119,7 @@ class Grid:
 
 
 def sensitivity(model: LatencyModel, theta: FloatArray, grid: Grid) -> Sensitivity:
-    """Slopes and terms of a fitted model on a grid."""
+    """Return slopes and terms of a model at parameters theta (p,) on a grid."""
     B, S, typical, together = grid.B, grid.S, grid.typical, grid.together
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     valid = grid_S >= grid_B
@@ -144,14 +154,16 @@ def steps_at(
     typical: Mapping[str, float] | None = None,
     holds: NDArray[np.bool_] | None = None,
 ) -> StepTable:
-    """Steps of B requests and S tokens (n,), with so many cached tokens a request. holds: whether one of the requests
-    is in prefill (n,); where it is not given, those with S > B."""
+    """Return steps of B requests and S tokens (n,), with `typical` cached tokens per request.
+
+    holds: whether one request is in prefill (n,), by default S > B.
+    """
     prefill = np.asarray(S > B if holds is None else holds).astype(np.float64)
     return StepTable(with_typical_context({"B": B, "S": S, "prefill_requests": prefill}, typical or {}))
 
 
 def terms_of(model: LatencyModel, theta: FloatArray, steps: Steps) -> dict[str, FloatArray]:
-    """Terms of the latency in ms (n,) by the name of their cost, and `work`; those that are zero are left out."""
+    """Return the nonzero terms of the latency in ms (n,), by the name of their cost, and `work` for the rest."""
     T = model.latency_ms(theta, steps)
     terms: dict[str, FloatArray] = {}
     rest = T.copy()

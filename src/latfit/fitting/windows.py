@@ -1,35 +1,8 @@
-"""Rows that are means over the steps of a window: from dashboards, counters, or lines that a server logs now and then.
+"""Fits to window means: rows from dashboards, counters or periodic log lines.
 
-With x = (B, S, ...) of a step and T = f(x), a row tells the means of x and T over its steps, and E f(x) is not f(E x)
-where f bends:
-
-    E f(x) = f(mu) + 1/2 sum_ij f_ij(mu) cov(x_i, x_j) + ...,
-
-so a curve through the means is off by half its curvature times the variance within windows, and at a sharp corner by
-0.4 standard deviations times the change of slope: a tenth for max(16, B) and batches that scatter like Poisson's. Let
-q = E f(x) / f(mu), by the f that was fitted so far. Then T/q is what a step of mean size takes, and rows of T/q are
-fitted as steps are. At the fixed point of doing so again the residual is ln T - ln E f(x), which is zero in the mean at
-the truth: the fit is consistent, and means of what is linear stay as they are.
-
-E f is a sum over points. For one variable of mean mu and standard deviation s, with c = s/mu, two points
-
-    mu (1 + c^2/2 -+ c sqrt(1 + c^2/4)), the upper one with the weight 1/2 - c/4 / sqrt(1 + c^2/4),
-
-have that mean, that variance and the skewness c of Poisson's; the lower one stays above zero. (Evaluating f there needs
-no derivatives, which a corner does not have, and is exact to third order.) Requests that decode and prefill tokens are
-taken to scatter independently of each other, so that cov(B, S) = var B, and what prefill tokens scatter by follows from
-`S_sd`. Most steps hold none, some hold many: where prefill_requests are known, a share of the steps holds prefill, one
-request each as far as that goes, and `S_sd` tells how these differ; where they are not, and the tokens scatter by more
-than their mean, the share 1/(1 + c^2), which has their mean and variance.
-
-The points are also what a fit of windows has measured: steps with a whole prompt are in them, though in no mean. A
-source may know the largest step besides: requests that ran at a moment, tokens that no step exceeded.
-
-Where a row tells neither, no data can say how much of a bend is the machine's and how much the windows': then `auto`
-fits what is linear in B and S, for which it makes no difference, and the warning says so. A model that was named is
-fitted to the means as they are, and the warning says that.
-
-The scatter of single steps is not in the means of many, so intervals are those of windows.
+The mean of f over a window is not f of the mean where f bends. Each window is replaced by two points per variable that
+match its mean and variance, and rows are fitted as T/q with q = E f(x)/f(E x). Without standard deviations only models
+linear in B and S are identifiable. Derivation: docs/theory/fitting.md, "Window means".
 """
 
 import math
@@ -47,16 +20,26 @@ from latfit.units import format_percent
 from latfit.warning import LatfitWarning
 
 LINEAR = ("constant", "linear")
-"""Models whose mean over a window is that of its mean step."""
-
+"""Models whose mean over a window equals the latency of its mean step."""
 
 LEAST_BENT = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """steps: mean step of each row, B_sd, S_sd: standard deviations within its window, (n,) each; None where nobody
-    tells.  most_requests: of a step that was seen; most_tokens: that no step exceeded."""
+    """Windows behind the rows of a trace.
+
+    Attributes
+    ----------
+    steps
+        Mean step of each row (n,).
+    B_sd, S_sd
+        Standard deviations within each window (n,); None if unknown.
+    most_requests
+        Largest number of requests seen in a step.
+    most_tokens
+        Upper bound of the tokens of a step.
+    """
 
     steps: Mapping[str, FloatArray]
     B_sd: FloatArray | None
@@ -66,19 +49,18 @@ class Windows:
 
     @property
     def known(self) -> bool:
-        """Whether the rows tell how the steps of a window differ."""
+        """Whether the variation within windows is known."""
         prefill = np.any(self.steps["S"] > self.steps["B"])
         counted = {"prefill_requests", "prefill_tokens"} <= set(self.steps)
         return self.B_sd is not None and (self.S_sd is not None or counted or not prefill)
 
     def at(self, rows: NDArray[np.intp]) -> "Windows":
-        """Some of the rows."""
+        """Return some of the rows."""
         B_sd, S_sd = (None if spread is None else spread[rows] for spread in (self.B_sd, self.S_sd))
         return replace(self, steps={name: column[rows] for name, column in self.steps.items()}, B_sd=B_sd, S_sd=S_sd)
 
     def reached(self) -> dict[str, list[float]]:
-        """{column: [least, most]} of B and S over the steps that stand for those of the windows; empty where these are
-        not known."""
+        """Return {column: [low, high]} of B and S over the points of the windows; empty if the variation is unknown."""
         if not self.known:
             return {}
         points = [(steps["B"][weight > 0], steps["S"][weight > 0]) for weight, steps in self._points()]
@@ -89,14 +71,14 @@ class Windows:
         }
 
     def log_excess(self, formula: Formula) -> FloatArray:
-        """ln q (n,): of the mean over each window's steps over the latency of its mean step."""
+        """Return ln q (n,): the mean latency over each window relative to the latency of its mean step."""
         total = np.zeros(len(self.steps["B"]))
         for weight, steps in self._points():
             total += weight * formula(steps)
         return np.asarray(np.log(total / formula(self.steps)))
 
     def _points(self) -> list[tuple[FloatArray, dict[str, FloatArray]]]:
-        """(weights (n,), steps) that stand for those of each window."""
+        """Return the points of each window as (weights (n,), steps)."""
         assert self.B_sd is not None
         B, S = self.steps["B"], self.steps["S"]
         n = self.steps.get("prefill_requests", np.zeros_like(B))
@@ -108,7 +90,7 @@ class Windows:
         return found
 
     def _prefill_points(self, P: FloatArray, n: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
-        """(weights (n,), prefill tokens (n,)) from the means of prefill tokens and prefill requests."""
+        """Return points (weights (n,), prefill tokens (n,)) for means P of prefill tokens and n of prefill requests."""
         assert self.B_sd is not None
         spread = None if self.S_sd is None else np.maximum(self.S_sd**2 - self.B_sd**2, 0.0)
         if "prefill_requests" in self.steps:
@@ -125,7 +107,7 @@ class Windows:
     def _step(
         self, decode: FloatArray, prefill: FloatArray, means: tuple[FloatArray, FloatArray, FloatArray]
     ) -> dict[str, FloatArray]:
-        """The steps with so many times the mean requests that decode, and so many prefill tokens."""
+        """Return steps with `decode` times the mean decode requests and `prefill` tokens. means: D, P, n, (n,) each."""
         D, P, n = means
         part = prefill / np.where(P > 0, P, 1)
         n_here, D_here = n * part, D * decode
@@ -143,7 +125,7 @@ class Windows:
         return {name: every[name] for name in self.steps}
 
     def warning(self, model: str, log_excess: FloatArray) -> LatfitWarning:
-        """What a user should know. log_excess: as the fit took it (n,)."""
+        """Return the warning for a fit of window means. log_excess: ln q of the fit (n,)."""
         told = "The rows are means over windows"
         tails = "how single steps scatter is not in them, so intervals are those of windows"
         if self.known:
@@ -160,7 +142,7 @@ class Windows:
 
 
 def _two_points(mean: FloatArray, spread: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
-    """(weights (n,), values (n,)) of two points with a mean, a standard deviation, and the skewness of Poisson's."""
+    """Return two points (weights (n,), values (n,)) with given mean and standard deviation and Poisson skewness."""
     c = np.where(mean > 0, spread / np.where(mean > 0, mean, 1.0), 0.0)
     root = np.sqrt(1 + c**2 / 4)
     upper = 0.5 - c / (4 * root)
@@ -168,8 +150,7 @@ def _two_points(mean: FloatArray, spread: FloatArray) -> list[tuple[FloatArray, 
 
 
 def windows_of(trace: Trace, data: FitData, asked: bool) -> Windows | None:
-    """What the rows of a trace tell of their windows; None where they are steps. asked: whether a user said that they
-    are means."""
+    """Return the windows of a trace; None if its rows are steps. asked: the user declared the rows to be means."""
     if not (asked or are_window_means(trace)) or len(trace) != len(data):
         return None
     B_sd, S_sd = (_told(trace, name) for name in ("B_sd", "S_sd"))
@@ -178,7 +159,7 @@ def windows_of(trace: Trace, data: FitData, asked: bool) -> Windows | None:
 
 
 def _largest(trace: Trace, name: str) -> list[float]:
-    """What each file of a trace says of its largest step; nothing where one of them is silent."""
+    """Return the largest step that each file of a trace states; empty if a file states none."""
     parts = trace.provenance.get("parts")
     files = list(parts.values()) if isinstance(parts, Mapping) else [trace.provenance]
     told = [each.get(name) for each in files if isinstance(each, Mapping)]
@@ -187,7 +168,7 @@ def _largest(trace: Trace, name: str) -> list[float]:
 
 
 def _told(trace: Trace, name: str) -> FloatArray | None:
-    """A standard deviation (n,), zero where a row tells none; None where no row does."""
+    """Return a column of standard deviations (n,), zero where missing; None if no row has one."""
     if name not in trace:
         return None
     found = trace.floats(name)

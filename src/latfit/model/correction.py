@@ -1,18 +1,8 @@
-"""What a formula misses of a machine: a table over what a step holds, and the factor that it puts on the formula.
+"""The correction table of a fit: T = formula * exp(g(x)), g multilinear on a grid in ln(1 + x).
 
-    T = T_formula(step) * exp(g(x)),
-
-where g is known at the nodes of a grid and multilinear between them. The axes are those of AXES along which the steps
-of the trace differ, each in ln(1 + x): between two nodes g is a weighted mean of at most 2^d of them,
-
-    g(x) = sum over corners of g_corner * prod_a (w_a or 1 - w_a),    w_a = (x_a - low_a)/(high_a - low_a).
-
-Steps that are nothing but prefill, where some of them hold several requests, have a table of their own, over how many
-requests they are and their tokens: kernels for sequences of many lengths run there alone, and a batch of prompts takes
-another time than one prompt of as many tokens.
-
-The outermost nodes hold about zero and a step beyond them takes theirs, so that far from the measured steps only the
-formula speaks. How the nodes are found: `latfit.fitting.correction`.
+The axes are what a step contains (AXES). Steps of prefill alone may have a table of their own. The outermost nodes are
+about zero and clamp, so the formula decides far from the data. Definition: docs/theory/fitting.md, "Correction table";
+estimation: `latfit.fitting.correction`.
 """
 
 import itertools
@@ -36,11 +26,11 @@ AXES: Mapping[str, Callable[[Features], FloatArray]] = {
     LENGTH: lambda f: (f["KP"] + f["P"]) / np.maximum(f["n"], 1.0),
     REQUESTS: lambda f: f["n"],
 }
-"""What a step holds, by axis: requests that decode, prefill tokens, cached tokens of a request that decodes, cached and
-new tokens of one in prefill, requests in prefill. Growing any of them alone adds work."""
+"""Axes: decode requests, prefill tokens, cached tokens per decode request, cached and new tokens per prefill request,
+prefill requests. More of any of them adds work."""
 
 OF_STEPS, OF_PREFILL_ALONE = (DECODING, PREFILL, CONTEXT, LENGTH), (REQUESTS, PREFILL, LENGTH)
-"""Axes of the table of all steps, and of that of steps that are nothing but prefill, in their order."""
+"""Axes of the table of all steps, and of the table of steps of prefill alone, in order."""
 
 _READS = {
     DECODING: ("B", "prefill_requests"),
@@ -52,22 +42,31 @@ _READS = {
 
 DECIMALS = 5
 MOST = 20.0
-"""No formula is off by more than e to it."""
+"""Upper bound of |g| in a valid file."""
 CORRECTION = "+correction"
-"""What follows the name of a model that has one."""
+"""Suffix of the name of a model with a correction."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Correction:
-    """nodes: rising values of ln(1 + x) by axis, (m_a,) each.  values: g, shaped by the axes in their order.  alone:
-    the table of steps that are nothing but prefill, where they have their own."""
+    """Correction table.
+
+    Attributes
+    ----------
+    nodes
+        Rising values of ln(1 + x) by axis, (m_a,) each.
+    values
+        g at the nodes, one dimension per axis.
+    alone
+        Table of steps of prefill alone; None if they have none.
+    """
 
     nodes: Mapping[str, FloatArray]
     values: FloatArray
     alone: "Correction | None" = None
 
     def log_factor(self, features: Features) -> FloatArray:
-        """g (n,) of steps with these features."""
+        """Return g (n,) of steps with the given features."""
         corners, shares = corners_of(self.nodes, coordinates(self.nodes, features))
         g = np.asarray((self.values.ravel()[corners] * shares).sum(axis=1))
         if self.alone is None or not (only := prefill_only(features)).any():
@@ -75,17 +74,17 @@ class Correction:
         return np.where(only, self.alone.log_factor(features), g)
 
     def of_steps(self, steps: Mapping[str, FloatArray]) -> FloatArray:
-        """g (n,) of steps in the columns of a trace."""
+        """Return g (n,) of steps given as columns of a trace."""
         return self.log_factor(features_of(steps))
 
     @property
     def all(self) -> tuple["Correction", ...]:
-        """Itself, and the table of steps that are nothing but prefill."""
+        """This table, and that of steps of prefill alone."""
         return (self,) if self.alone is None else (self, self.alone)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of a trace that the table reads."""
+        """Columns of a trace that the table uses."""
         return tuple(name for table in self.all for axis in table.nodes for name in _READS[axis])
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +94,7 @@ class Correction:
 
     @classmethod
     def from_json(cls, part: Mapping[str, Any] | None, axes: Sequence[str] = OF_STEPS) -> "Correction | None":
-        """Return the table in a decoded document, None where there is none. Raises ValueError for what is no table."""
+        """Read the table of a decoded document; None if there is none. Raises ValueError for an invalid table."""
         if not part:
             return None
         try:
@@ -119,17 +118,17 @@ class Correction:
 
 
 def prefill_only(features: Features) -> NDArray[np.bool_]:
-    """Whether steps (n,) are nothing but prefill."""
+    """Return whether steps (n,) consist of prefill alone."""
     return np.asarray((features["P"] > 0) & (features["D"] == 0))
 
 
 def coordinates(names: Iterable[str], features: Features) -> list[FloatArray]:
-    """ln(1 + x) of steps (n,) along each axis."""
+    """Return ln(1 + x) of steps (n,) along each axis."""
     return [np.log1p(np.maximum(AXES[name](features), 0.0)) for name in names]
 
 
 def corners_of(nodes: Mapping[str, FloatArray], at: list[FloatArray]) -> tuple[IntArray, FloatArray]:
-    """(numbers of the nodes around each point, their shares), (n, 2^d) each; at: coordinates (n,) by axis."""
+    """Return (indices of the nodes around each point, their weights), (n, 2^d) each. at: coordinates (n,) by axis."""
     lengths = [len(each) for each in nodes.values()]
     strides = [int(np.prod(lengths[a + 1 :])) for a in range(len(lengths))]
     low, part = [], []

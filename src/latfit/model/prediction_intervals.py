@@ -1,16 +1,8 @@
-"""The limits of single steps that a fit holds, by phase, and the one rule by which they are looked up.
+"""Prediction limits of single steps stored with a fit, by phase.
 
-A phase has limits of its own: over all steps together a limit can hold and fail in every phase (2 % noise in decode and
-15 % in prefill: "95 % of steps" of both together is kept by 76 % of the prefill steps). So a step is judged by the
-limits of its phase, and where the fit has none under that name, by those of the phase that holds what it holds:
-
-- a step that computes prefill beside decode (`mixed`), or nothing but prefill (`prefill`): the trace may not have told
-  the two apart (`prefill or mixed`), or hold only the other one;
-- `prefill or mixed`: the wider of the two, where the trace told them apart;
-- anything else: the limits of all steps together.
-
-A limit that the measured steps of the phase cannot tell is None; it is not taken from another phase, nor from a lower
-level.
+Limits of all steps together can hold overall and fail in each phase, so each step uses the limits of its phase. A phase
+without limits uses those of the phase that contains it (STANDS_FOR); any other phase uses those of all steps. Method:
+docs/theory/fitting.md, "Prediction intervals".
 """
 
 import math
@@ -27,15 +19,22 @@ STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {
     PREFILL: ((PREFILL,), (UNKNOWN,), (MIXED,)),
     UNKNOWN: ((UNKNOWN,), (MIXED, PREFILL), (MIXED,), (PREFILL,)),
 }
-"""Groups of phases, the first that a fit knows whole: its limits stand for the phase's, the widest of a group."""
+"""Groups of phases whose limits a phase uses: the first group the fit has in full, its widest limits."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the steps of one phase, or of all: factors on the typical latency by level in (0, 1).
+    """Limits of the steps of one phase, or of all steps, as factors on the typical latency.
 
-    upper: a new step stays below with that probability.  lower: stays above with it.  None where the steps cannot tell;
-    reason: why not, with what could.  ratios: the law of observed over typical, None where the fit keeps none.
+    Attributes
+    ----------
+    upper, lower
+        Factor by one-sided level in (0, 1): a new step stays below (above) it with that probability. None if there are
+        too few samples; the limit is not replaced by that of another phase or level.
+    ratios
+        Distribution of observed over typical latency; None if not stored.
+    reason
+        Why limits are missing and what to measure.
     """
 
     upper: Mapping[float, float | None] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class Limits:
 
 @dataclass(frozen=True, repr=False)
 class PredictionIntervals:
-    """Limits of all steps together and by phase. levels: those that were asked of the steps."""
+    """Limits of all steps together and by phase. levels: the one-sided levels that were requested."""
 
     levels: tuple[float, ...] = ()
     all: Limits = field(default_factory=Limits)
@@ -58,26 +57,28 @@ class PredictionIntervals:
         )
 
     def phases(self, phase: str) -> tuple[str, ...]:
-        """The phases whose limits stand for a phase's; empty for all steps together."""
+        """Return the phases whose limits a phase uses; empty if it uses those of all steps."""
         groups = STANDS_FOR.get(phase, ((phase,),))
         return next((group for group in groups if all(name in self.by_phase for name in group)), ())
 
     def of(self, phase: str) -> Limits:
-        """The limits that stand for a phase's; of several those with the widest noise."""
+        """Return the limits that a phase uses; of several those with the widest noise."""
         found = [self.by_phase[name] for name in self.phases(phase)]
         return max(found, key=lambda limits: limits.ratios.width if limits.ratios else 0.0, default=self.all)
 
     def factor(self, phase: str, level: float) -> float | None:
-        """What to multiply a typical step of a phase with so that a share `level` of such steps stays below; None where
-        the measured steps cannot tell."""
+        """Return the factor on the typical latency below which a share `level` of a phase's steps stays.
+
+        None if there are too few samples.
+        """
         return self._widest(phase, "upper", level)
 
     def lower_factor(self, phase: str, level: float) -> float | None:
-        """The same for staying above."""
+        """Return the factor above which a share `level` of a phase's steps stays; None if there are too few samples."""
         return self._widest(phase, "lower", level)
 
     def highest_level(self, phase: str, level: float) -> float | None:
-        """The highest level up to `level` at which a phase has an upper limit; None where it has none."""
+        """Return the highest level up to `level` with an upper limit for the phase; None if there is none."""
         known = [known for known in self.levels if known <= level + 1e-12 and self.factor(phase, known) is not None]
         return max(known, default=None)
 
@@ -90,7 +91,7 @@ class PredictionIntervals:
 
 
 def intervals_from_json(document: Mapping[str, Any]) -> PredictionIntervals:
-    """The record of the `intervals` of a fit's JSON. Raises ValueError, TypeError, KeyError for what is none."""
+    """Read the `intervals` section of a fit's JSON. Raises ValueError, TypeError or KeyError if it is invalid."""
     everything = _limits(document)
     by_phase = {str(name): _limits(entry) for name, entry in document.get("by_phase", {}).items()}
     levels = sorted({*everything.upper, *(level for limits in by_phase.values() for level in limits.upper)})

@@ -1,20 +1,8 @@
-"""Where steps were measured: convex regions of ln B and ln S, of steps that decode, that prefill, and that do both, and
-where their cached tokens are known of ln B and these.
+"""The measured region: convex hulls of the measured steps in (ln B, ln S), one per kind of step.
 
-The smallest and largest B and S say little of a log: one step of a single request among batches of ten makes both ends
-of B, and nothing is known of single requests. With x = (ln B, ln S) and unit vectors u_j all around, the region is
-
-    u_j . x <= h_j,    h_j the k-th largest u_j . x of the measured steps, k = 1 + 1.5 % of them, 10 at most:
-
-the convex hull of the steps without the few that lie farthest in each direction. Of fewer than 67 steps and of grids,
-whose outermost values were measured at several places, all count. A kind of steps that was not measured has no region.
-Where nobody tells which requests of a step are in prefill, its kind is `prefill` whether others decode or not; a step
-that does not say it of a fit whose steps do lies inside where it does as one or the other.
-
-Small batches of a load that ends are old ones: B requests with much context tell nothing of B requests with little. So
-where steps say what they read, there is such a region of x = (ln B, ln(1 + c)), too, c the cached tokens a request that
-decodes (of one that prefills, where none does), to a sixteenth in the logarithm. A step lies outside where it lies
-outside either; one that does not say what it reads is asked for B and S alone.
+Each region is bounded in 16 directions and leaves out up to 1.5 % of the steps per direction, so that one odd step does
+not extend it. With known cached tokens there is a second region in (ln B, ln(1 + cached tokens per request)).
+Definition: docs/theory/fitting.md, "Measured region".
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,27 +16,27 @@ from latfit.stats import FloatArray
 DECODE, PREFILL, MIXED, ANY_PREFILL = "decode", "prefill", "mixed", "prefill or mixed"
 DIRECTIONS = 16
 SHARE, MOST = 0.015, 9.0
-"""Share of the steps, and their number, that may lie beyond the region in one direction."""
+"""Largest share and number of steps beyond the region in one direction."""
 DECIMALS = 6
 ROUNDING = 1e-5
-"""Distance up to which a step lies inside."""
+"""A step up to this far outside, in logarithms, counts as inside."""
 
 PARTS = 16
-"""Of a unit of ln(1 + c) that are told apart."""
+"""Resolution of ln(1 + c): steps per unit."""
 
 Support = Mapping[str, Sequence[float]]
-"""h by kind of steps: (16,), or (32,) with those of cached tokens behind."""
+"""Bounds h by kind of step: (16,), or (32,) with those of the region of cached tokens last."""
 
 
 def kinds_of(B: FloatArray, prefill: NDArray[np.bool_], prefill_requests: FloatArray | None) -> NDArray[np.str_]:
-    """The kind of each step (n,). prefill: which contain some."""
+    """Return the kind of each step (n,). prefill: whether a step contains prefill (n,)."""
     if prefill_requests is None:
         return np.where(prefill, ANY_PREFILL, DECODE)
     return np.where(~prefill, DECODE, np.where(prefill_requests < B, MIXED, PREFILL))
 
 
 def read_by(steps: Mapping[str, FloatArray]) -> FloatArray | None:
-    """ln(1 + cached tokens a request) of steps (n,), rounded; None where they do not say what they read."""
+    """Return ln(1 + cached tokens per request) of steps (n,), rounded; None if the trace has no context."""
     if CONTEXT not in steps:
         return None
     seen = features_of(steps)
@@ -60,13 +48,23 @@ def read_by(steps: Mapping[str, FloatArray]) -> FloatArray | None:
 def support_of(
     B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], weights: FloatArray, read: FloatArray | None = None
 ) -> dict[str, list[float]]:
-    """The regions of measured steps (n,). weights: how many steps each stands for.  read: see `read_by`."""
+    """Return the bounds of the measured region of each kind of step.
+
+    Parameters
+    ----------
+    B, S, kinds
+        Requests, tokens and kind of each row (n,).
+    weights
+        Steps that each row represents (n,).
+    read
+        Result of `read_by` (n,), if the context is known.
+    """
     found = {}
     for kind in (DECODE, PREFILL, MIXED, ANY_PREFILL):
         if (rows := kinds == kind).any():
             w = weights[rows]
             beyond = np.floor(min(SHARE * float(w.sum()), MOST))
-            most = min(len(w), int(MOST) + 1)  # of rows that stand for a step or more, no more can matter
+            most = min(len(w), int(MOST) + 1)  # if each row represents a step or more, no other row matters
             ends = []
             for along in _along(B[rows], S[rows], None if read is None else read[rows]):
                 top = np.argpartition(along, len(along) - most)[len(along) - most :]
@@ -79,8 +77,11 @@ def support_of(
 def outside_by(
     support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], read: FloatArray | None = None
 ) -> FloatArray:
-    """How far (n,) steps lie outside the region of their kind, in logarithms: max_j (u_j . x - h_j), at least 0;
-    infinite for a kind that has none, 0 where nobody knows. read: see `read_by`."""
+    """Return the distance of steps (n,) from the region of their kind, in logarithms; 0 inside.
+
+    Infinite for a kind without a region, 0 if `support` is empty. A step of unknown kind of prefill may lie in either
+    region. read: result of `read_by` (n,).
+    """
     if not support:
         return np.zeros(len(B))
     far = np.full(len(B), np.inf)
@@ -95,14 +96,14 @@ def outside_by(
 
 
 def check_support(support: Support) -> None:
-    """Raises ValueError for what is no region."""
+    """Check the shape of regions read from a file. Raises ValueError for invalid ones."""
     for kind, ends in support.items():
         if np.shape(ends) not in ((DIRECTIONS,), (2 * DIRECTIONS,)) or not np.all(np.isfinite(ends)):
             raise ValueError(f"support of {kind} is not {DIRECTIONS} numbers, nor {2 * DIRECTIONS}")
 
 
 def _along(B: FloatArray, S: FloatArray, read: FloatArray | None) -> FloatArray:
-    """u_j . x of steps (n,): (16, n), or (32, n) with those of cached tokens behind."""
+    """Return u_j . x of steps (n,): (16, n), or (32, n) with those of cached tokens last."""
     angle = 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS
     x, y = (np.log(np.maximum(each, 1e-9)) for each in (B, S))
     planes = [np.cos(angle)[:, None] * x + np.sin(angle)[:, None] * other for other in (y, read) if other is not None]

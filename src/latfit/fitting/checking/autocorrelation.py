@@ -1,36 +1,8 @@
-"""How many independent steps the steps of a run are worth.
+"""Effective sample size of autocorrelated steps.
 
-A series of n values with variance v and autocovariance c_k has a mean whose variance is L/n with the long-run variance
-L = v + 2 sum_k c_k, not v/n: neighbours in time that share their noise repeat one another. So n values in a row are
-worth n v/L independent ones; for an autoregression of lag-one correlation r that is n (1-r)/(1+r).
-
-L is taken from an autoregression fitted to the autocovariances by Levinson's recursion, of an order up to 10 log10 n:
-with innovations of variance s^2 and coefficients that add up to a, L = s^2/(1-a)^2 (the spectrum at frequency zero;
-Heidelberger & Welch 1981, Thompson 2010). BIC says whether neighbours tell anything at all: where it takes order 0,
-L = v exactly, as for white noise. Where it takes another, L is the larger one of its order and of that which AIC takes,
-since slow noise under fast noise needs a long one. Taking the mean off a series lowers a by about (1 + 3a)/n, which is
-put back. A few heavy outliers would hide what all others share, so the series is clipped at three robust standard
-deviations about its median, and at a tick of the clock if that is more: where most steps have one time, what the others
-have would be outliers, and what is left is how fits differ. The variance is that of a clock's rounding at least, a
-twelfth of its tick's square, for the same reason. Several runs count together, each about its own mean: runs are
-independent of one another, so n steps are worth as many as there are runs at least.
-
-The number is known to one part in its root, as that of independent steps would be, and what is not known is not
-promised: of n v/L it is the lower end, n v/L less its root, that counts.
-
-Which order is that of time: the rows of a log by their times, and where it has none (nor repeats, `rep`) those of a
-table as they stand, but a table may be sorted. In one that is sorted by size, neighbours resemble each other because
-the model is wrong for them in the same way. So without times the order is one of time
-
-* where most steps have others of the same cell (equal in all that is known of them) and cells are returned to: 1.5
-  visits each or more on average;
-* where few have, if no known column is sorted: if ranks of neighbours differ as random ones do (von Neumann's ratio of
-  1 or more; 2 is random, 0 sorted).
-
-Else nothing is said of it, nor of cells, as statistics of many rows. Where most steps have others of the same cell, the
-series is what each deviates from its own cell's mean, so that the model's lack of fit is gone from it. Of m steps of a
-cell that leaves each 1 - 1/m of its own deviation and of the variance, and L/v - 1 is seen as so much less, which is
-put back.
+n steps with variance v and long-run variance L are worth n v/L independent ones. L comes from an autoregression fitted
+by Levinson's recursion; BIC and AIC choose the order. `TimeOrder` decides whether the order of rows is one of time.
+Derivation: docs/theory/fitting.md, "Independent samples".
 """
 
 import math
@@ -44,7 +16,7 @@ from latfit.fitting.data import FitData
 from latfit.stats import FloatArray, distinct, mad_sigma, weighted_quantile
 
 FEWEST = 8
-"""Steps below which nothing is said of their correlation."""
+"""Below this many steps the autocorrelation is not estimated."""
 CLIP = 3.0
 VISITS = 1.5
 SORTED_BELOW = 1.0
@@ -52,9 +24,17 @@ SORTED_BELOW = 1.0
 
 @dataclass(frozen=True)
 class Series:
-    """What neighbours in time may share. rows: row numbers of a trace by run, each (m,), in the order of time.  values:
-    the same of the series.  ticks: the same of what a clock cannot tell of them.  own: the share of each step's own
-    deviation that is in it.  visit: steps of a cell in a row, on average, where cells are returned to."""
+    """Time series of a trace, one per run.
+
+    Attributes
+    ----------
+    rows, values, ticks
+        Row numbers, values and clock resolution of each run (m,), in time order.
+    own
+        Share of a step's own deviation left after its cell's mean is removed.
+    visit
+        Mean number of consecutive steps of one cell; 1 if cells do not repeat.
+    """
 
     rows: Sequence[NDArray[np.intp]] = ()
     values: Sequence[FloatArray] = ()
@@ -65,9 +45,21 @@ class Series:
 
 @dataclass(frozen=True)
 class Persistence:
-    """lag_one: correlation of neighbours.  likely: how many steps in a row are worth an independent one, 1 or more.
-    steps_for_one: the same with what is not known of it, to count by.  in_visit: how many of the likely ones a visit to
-    a cell holds, at most.  runs: that it was seen in."""
+    """Autocorrelation of steps.
+
+    Attributes
+    ----------
+    lag_one
+        Correlation of neighbouring steps.
+    likely
+        Consecutive steps per independent sample, at least 1.
+    steps_for_one
+        Upper end of the same, with its estimation error; used for counting.
+    in_visit
+        The smaller of `likely` and the steps of one visit to a cell.
+    runs
+        Number of runs.
+    """
 
     lag_one: float = 0.0
     likely: float = 1.0
@@ -77,7 +69,7 @@ class Persistence:
 
     @property
     def why(self) -> str:
-        """Why steps in a row are worth fewer: what neighbours tell, or, where that explains less than half, more."""
+        """Reason for the loss of samples: lag-one correlation, or slow changes if that explains less than half."""
         by_neighbours = (1 + self.lag_one) / max(1 - self.lag_one, 1e-9)
         if 2 * by_neighbours >= self.likely:
             return f"autocorrelation {self.lag_one:.3g}"
@@ -86,9 +78,17 @@ class Persistence:
 
 @dataclass(frozen=True)
 class TimeOrder:
-    """The order in which the rows of a trace were measured. runs: row numbers by run, none where the order tells
-    nothing of time.  cell: of each row (n,), whose lack of fit is to be taken off; None where times are known.  tick:
-    what a clock cannot tell of each row (n,), in ln T; None where times are unknown."""
+    """Order in which the rows of a trace were measured.
+
+    Attributes
+    ----------
+    runs
+        Row numbers of each run; empty if the order of rows is not one of time.
+    cell
+        Cell of each row (n,), whose mean is removed from a series; None if times are known.
+    tick
+        Clock resolution of each row (n,), in ln T; None if times are unknown.
+    """
 
     runs: Sequence[NDArray[np.intp]]
     cell: NDArray[np.intp] | None = None
@@ -108,7 +108,7 @@ class TimeOrder:
         return TimeOrder(runs if visits >= VISITS * len(np.unique(cell[shared])) else [], cell)
 
     def series(self, rows: NDArray[np.intp], values: FloatArray) -> Series:
-        """The series of values (m,) that belong to rows (m,) of the trace."""
+        """Return the series of values (m,) at rows (m,) of the trace."""
         if not self.runs or not len(rows):
             return Series()
         n = sum(len(run) for run in self.runs)
@@ -128,7 +128,7 @@ class TimeOrder:
 
 
 def persistence(series: Series) -> Persistence:
-    """How far neighbours in time repeat one another."""
+    """Estimate the autocorrelation of a series."""
     told = [(values, tick) for values, tick in zip(series.values, series.ticks, strict=True) if len(values) > 1]
     parts = [clipped(values, tick=tick) for values, tick in told]
     parts = [part - part.mean() for part in parts]
@@ -150,25 +150,27 @@ def persistence(series: Series) -> Persistence:
 
 
 def clipped(series: FloatArray, weights: FloatArray | None = None, tick: FloatArray | float = 0.0) -> FloatArray:
-    """The series (n,) with its outliers moved to three robust standard deviations from its median, or to the tick (n,)
-    of the clock where that is more. weights: how many steps each value stands for (n,)."""
+    """Clip a series (n,) at three robust standard deviations from its median, or at one clock tick if that is more.
+
+    weights: steps that each value represents (n,).
+    """
     middle = weighted_quantile(series, 0.5, weights)
     reach = np.maximum(CLIP * mad_sigma(series - middle, weights), tick)
     return np.clip(series, middle - reach, middle + reach) if np.any(reach > 0) else series
 
 
 def _shared(cell: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Whether another row is of the same cell (n,)."""
+    """Return whether another row has the same cell (n,)."""
     return np.asarray(np.bincount(cell)[cell] > 1)
 
 
 def _visits(cells: Sequence[NDArray[np.intp]]) -> int:
-    """How often a cell is come to, in runs whose steps are in these cells."""
+    """Count the visits to cells (blocks of consecutive steps of one cell) over all runs."""
     return sum(1 + int(np.count_nonzero(np.diff(run))) for run in cells if len(run))
 
 
 def _by_size(data: FitData) -> bool:
-    """Whether a known column of the rows of runs is sorted, up or down or in loops."""
+    """Return whether a column is sorted within the runs (von Neumann's ratio of ranks below SORTED_BELOW)."""
     for column in data.steps.values():
         ranks = [distinct(column[run])[1].astype(np.float64) for run in data.runs if len(run) > 1]
         spread = sum(float(np.sum((rank - rank.mean()) ** 2)) for rank in ranks)
@@ -178,7 +180,7 @@ def _by_size(data: FitData) -> bool:
 
 
 def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
-    """Of lags 0 to `most`, over runs of mean zero together (most + 1,)."""
+    """Return the autocovariance at lags 0 to `most` (most + 1,), pooled over runs of mean zero."""
     n = sum(len(part) for part in parts)
     return np.array(
         [sum(float(part[k:] @ part[: len(part) - k]) for part in parts if len(part) > k) / n for k in range(most + 1)]
@@ -186,8 +188,10 @@ def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
 
 
 def _autoregression(covariance: FloatArray, n: int) -> tuple[float, float]:
-    """(variance of the innovations, sum of the coefficients) of the order that BIC or AIC chooses for n values, the one
-    with the larger long-run variance; of order 0 where BIC chooses that."""
+    """Return (innovation variance, sum of the coefficients) of the autoregression for n values.
+
+    Order 0 if BIC selects it, else BIC's or AIC's order, whichever has the larger long-run variance.
+    """
     coefficients, variance = np.zeros(0), float(covariance[0])
     fits = [(variance, 0.0)]
     for order in range(1, len(covariance)):

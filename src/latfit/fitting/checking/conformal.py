@@ -1,41 +1,9 @@
-"""Prediction intervals for single steps by split conformal prediction, phase by phase.
+"""Prediction intervals for single steps: split conformal prediction, phase by phase.
 
-The score of a step is s = ln(observed/predicted) where the prediction comes from rows that are not its own: earlier
-rows of the run for a log in time order, other cells for a designed grid. With n scores and k = ceil((n+1) level), the
-k-th smallest is not exceeded by a new step with probability at least `level`, and at most 1/(n+1) more, whatever the
-model and the noise, while steps are exchangeable (Vovk et al. 2005). Given the scores, the coverage is Beta(k, n+1-k).
-Where k > n the data cannot tell that level. Below, the k-th largest does the same. A two-sided interval at level c
-takes the lower and the upper factor at (1+c)/2.
-
-The repeats of a cell of a grid share what the model misses there: five repeats of seven cells are not 35 scores. With r
-the intraclass correlation of the scores (analysis of variance), m repeats of a cell are worth m/(1 + (m-1) r)
-independent scores (Kish 1965): each counts 1/(1 + (m-1) r), and n is what they count together. So where the noise of
-single steps decides (r = 0) every step counts, and where the cell decides (r = 1) every cell.
-
-Neighbours in time share their noise too: f steps in a row are worth one (see `autocorrelation`), and each counts 1/f.
-In a grid only the share 1 - r of the variance that is a step's own can be shared in time. The variance of the mean of
-all scores is the sum of both parts, so a step of a cell counts 1/(r m + (1 - r) f). Steps of one visit to a cell share
-both: time alone makes cells differ as if v of their steps were one, v being f, or the steps of a visit where these are
-fewer. So v times the variance within cells is taken off that between them before r is found. f is the likely one here;
-all steps together count at most what they count without regard to cells, by the f that allows for its error.
-
-The number of independent scores is n in every rank and every band; where it is too small for a level, there is no
-limit. New steps are those of a fresh run: the next few of the same run resemble its last ones.
-
-Phases have limits of their own: over all steps together a limit can hold and fail in every phase. Time order breaks
-exchangeability, so the promise is checked as it would have been used: the limit for each part of a log comes from the
-parts before it (for a grid: from the other folds), and the share of steps below it is reported, beside the band in
-which it lies 99 times of 100.
-
-Clocks of whole milliseconds record many steps with the same time. A limit that lies on such a time by one fold's fit
-may leave all of them out by the final one, a thousandth away, so limits hold for the same steps about the final fit
-too. Nor can the share below a limit be told more exactly than the clock tells times: it lies outside its band only
-where the share below a limit half a tick lower, or higher, does so too.
-
-A phase of a log is said to drift where the share at 90 % lies outside its band, where the scores' level changes, or
-where later steps are further from what earlier ones say than steps are from what all others say. Later steps then tell
-what became slower and nothing of how it was, so the limits of such a phase are the outer ones of two sets: of later
-steps predicted from earlier ones, and of blocks of time predicted from all the others.
+The score of a step is ln(observed/predicted) on held-out rows: later rows of a log, other cells of a grid. Ranks count
+independent samples only, because repeats of a cell and neighbours in time share noise. Coverage is checked on later
+rows, and phases that drift get wider limits. Derivation: docs/theory/fitting.md, "Prediction intervals" and
+"Independent samples".
 """
 
 import math
@@ -56,28 +24,44 @@ from latfit.stats import FloatArray, by_group, distinct
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
 ROUNDING = 1e-9
-"""Of a limit in ln T: a step on it is within."""
+"""Added to a limit in ln T, so that a step exactly on the limit lies inside."""
 BY_TIME = "split conformal by phase, each part of the time predicted from earlier parts, observed/predicted"
 BY_CELL = "split conformal by phase on cells left out, observed/predicted"
 
 REACH = 30
-"""Standard deviations of a count about its mean beyond which nothing lies."""
+"""Standard deviations about the mean beyond which the probability of a count is negligible."""
 
 STANDARD_ERRORS = 3.0
-"""Further than that, later steps differ from earlier ones."""
+"""Later steps that differ from earlier ones by more standard errors have drifted."""
 MATERIAL = 3.0
-"""So many steps for one that would be independent but for time are worth a word, where intervals suffer."""
+"""Report autocorrelation if it reduces the independent samples by more than this factor and intervals suffer."""
 WIDER = 1.1
-"""How much wider an interval must become to suffer."""
+"""An interval suffers if it widens by more than this factor."""
 
 Factors = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores (m,) in rising order, with what the clock cannot tell of each (tick), its row, its fold and how many
-    independent ones it is worth, with regard to what neighbours in time share (weight) and without (by_cell); steps and
-    (B,S) cells that they come from; in_time: what was found of neighbours in time."""
+    """Held-out scores (m,) in rising order.
+
+    Attributes
+    ----------
+    score
+        ln(observed/predicted) (m,).
+    tick
+        Clock resolution of each score (m,), in ln T.
+    row, fold
+        Row number in the trace and fold number (m,).
+    weight
+        Independent samples that each score is worth (m,), with autocorrelation.
+    by_cell
+        The same without autocorrelation (m,).
+    steps, cells
+        Number of steps and of (B, S) cells.
+    in_time
+        Autocorrelation of the scores.
+    """
 
     score: FloatArray
     tick: FloatArray
@@ -91,7 +75,7 @@ class Scores:
 
     @staticmethod
     def of(data: FitData, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
-        """Of rows of a trace that were left out. ordered: they are rows of a log rather than cells of a grid."""
+        """Score held-out rows of a trace. ordered: the rows are in time order (a log), not cells of a grid."""
         cell = distinct(data.cell[left_out.rows])[1]
         score, weight, tick = left_out.log_ratio, left_out.weights, data.tick[left_out.rows]
         told = persistence(order.series(left_out.rows, score))
@@ -105,7 +89,7 @@ class Scores:
         return Scores(score[rising], tick[rising], rows, fold, counts[rising], by_cell[rising], steps, cells, told)
 
     def among(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "Scores":
-        """Those of the scores (m,) that are true, or have these places."""
+        """Return the scores selected by a mask or by positions."""
         return replace(
             self,
             score=self.score[rows],
@@ -117,27 +101,27 @@ class Scores:
         )
 
     def about(self, log_ratio: FloatArray) -> "Scores":
-        """The same steps about a fit of all of them. log_ratio: ln(observed/predicted) (n,) of all rows."""
+        """Return the same steps scored by the final fit. log_ratio: ln(observed/predicted) (n,) of all rows."""
         score = log_ratio[self.row]
         rising = np.argsort(score, kind="stable")
         return replace(self.among(rising), score=score[rising])
 
     def without_time(self) -> "Scores":
-        """The same as if steps shared nothing with their neighbours in time."""
+        """Return the scores as if steps were not autocorrelated."""
         return replace(self, weight=self.by_cell, in_time=Persistence())
 
     @property
     def independent(self) -> float:
-        """How many independent scores they are worth."""
+        """Number of independent samples."""
         return float(self.weight.sum())
 
     @cached_property
     def _sides(self) -> Mapping[int, tuple[FloatArray, FloatArray]]:
-        """By side: side times the scores (m,) in order, and how many independent ones there are up to each (m,)."""
+        """By side: side times the scores (m,) in rising order, and the cumulative independent samples (m,)."""
         return {1: (self.score, np.cumsum(self.weight)), -1: (-self.score[::-1], np.cumsum(self.weight[::-1]))}
 
     def limit(self, level: float, side: int = 1) -> float | None:
-        """The limit that side times a new score stays below."""
+        """Return the limit of side times a new score at a one-sided level; None if there are too few samples."""
         return _limit_of(*self._sides[side], level)
 
 
@@ -148,10 +132,20 @@ def worth(
     in_time: Persistence | None = None,
     tick: FloatArray | float = 0.0,
 ) -> FloatArray:
-    """How many independent scores one of the steps in each row (m,) is worth, at most 1.
+    """Return the independent samples that one step of each row is worth (m,), at most 1.
 
-    score (m,) of rows that stand for weight steps each (m,), in cells (m,).  in_time: what of a step's own part of the
-    score its neighbours in time share.  tick: what a clock cannot tell of each (m,).
+    Parameters
+    ----------
+    score
+        ln(observed/predicted) of each row (m,).
+    weight
+        Steps that each row represents (m,).
+    cell
+        Cell number of each row (m,).
+    in_time
+        Autocorrelation of the scores; None for none.
+    tick
+        Clock resolution of each row (m,), in ln T.
     """
     told = in_time or Persistence()
     x = clipped(score, weight, tick)
@@ -167,16 +161,15 @@ def worth(
 
 
 def conformal_rank(n: int, level: float) -> int | None:
-    """k = ceil((n+1) level), the rank among n scores that a new one stays below with that probability; None where n is
-    too small to tell."""
+    """Return k = ceil((n+1) level), the rank of the conformal limit among n scores; None if n is too small."""
     k = math.ceil((n + 1) * level - 1e-9)
     return k if 1 <= k <= n else None
 
 
 def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
-    """The score (n,) that a new one stays below with probability `level`; None where n cannot tell.
+    """Return the upper conformal limit of scores (n,) at a one-sided level; None if there are too few samples.
 
-    weights: how many independent scores each stands for (n,).
+    weights: independent samples that each score is worth (n,), by default 1.
     """
     weights = np.ones(len(scores)) if weights is None else weights
     order = np.argsort(scores, kind="stable")
@@ -184,7 +177,7 @@ def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = N
 
 
 def _limit_of(rising: FloatArray, reached: FloatArray, level: float) -> float | None:
-    """The same of scores (n,) that are in order, with the sum of weights up to each (n,)."""
+    """Return the conformal limit of scores (n,) in rising order, with the cumulative weights (n,)."""
     n = float(reached[-1]) if len(reached) else 0.0
     rank = (n + 1) * level
     if n <= 0 or rank > n + 1e-9:
@@ -193,7 +186,7 @@ def _limit_of(rising: FloatArray, reached: FloatArray, level: float) -> float | 
 
 
 def later_rows(data: FitData, options: FitOptions, theta: FloatArray) -> HeldOut | None:
-    """The second half of every run, in parts predicted from all that is earlier; None for a trace without time."""
+    """Predict the second half of every run, part by part, from all earlier rows; None for a trace without time."""
     return held_out(data, options, theta, expanding_in_runs(data)) if data.in_time else None
 
 
@@ -205,11 +198,18 @@ def prediction_intervals(
     blocks: HeldOut | None = None,
     fitted: FloatArray | None = None,
 ) -> dict[str, Any]:
-    """The `intervals` of the JSON contract from rows that were predicted while left out.
+    """Return the `intervals` section of a fit's JSON from held-out rows.
 
-    ordered: the folds follow each other in time, so that limits are checked with earlier folds only.  blocks: rows of
-    the whole time, each block predicted from all others; the limits of phases that drift hold for them too.  fitted:
-    ln(observed/predicted) (n,) of all rows by the final fit, whose limits hold where a clock's ticks show.
+    Parameters
+    ----------
+    data, left_out
+        The rows, and those predicted while left out.
+    ordered
+        Whether folds follow each other in time; limits are then checked against earlier folds only.
+    blocks
+        Rows of the whole time range, each block predicted from all others; limits of drifting phases cover them too.
+    fitted
+        ln(observed/predicted) (n,) of all rows by the final fit; used if the clock is coarse.
     """
     fitted = fitted if data.ticks else None
     order, by_phase = TimeOrder.of(data), {}
@@ -234,8 +234,11 @@ def prediction_intervals(
 
 
 def _limits(scores: Scores, wider: Scores | None, ordered: bool, fitted: FloatArray | None) -> dict[str, Any]:
-    """What a phase's scores, or all, say. wider: scores for which the limits hold as well, and for these steps about
-    the final fit, of which fitted is ln(observed/predicted) (n,)."""
+    """Return limits, independent shares and checked coverage of one phase, or of all steps.
+
+    wider: further scores that the limits must cover. fitted: ln(observed/predicted) (n,) of all rows by the final fit;
+    if given, the limits also cover the same steps under that fit.
+    """
     left_out = [scores] if wider is None else [scores, wider]
     fewest = min(left_out, key=lambda known: known.independent / max(known.steps, 1))
     found: dict[str, Any] = {
@@ -263,9 +266,9 @@ def _factors(known: Sequence[Scores]) -> dict[str, Factors]:
 
 
 def _drift(data: FitData, scores: Scores, later: HeldOut, blocks: HeldOut | None) -> dict[str, Any]:
-    """Whether a phase drifts, and by how much where the level of its later steps changes.
+    """Return whether a phase drifts, and the relative shift if its level changes.
 
-    scores: of its later steps, which are in the order of time.  blocks: its steps of the whole time.
+    scores, later: the later steps, in time order. blocks: steps of the whole time range.
     """
     change = change_point(later.log_ratio, data.tick[later.rows])
     if change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT):
@@ -275,8 +278,7 @@ def _drift(data: FitData, scores: Scores, later: HeldOut, blocks: HeldOut | None
 
 
 def _outside_band(scores: Scores, level: float) -> bool:
-    """Whether the share of scores below their limit, in the order of time, is too large or too small however the clock
-    rounded."""
+    """Return whether the share of scores below their limit leaves its band, however the clock rounded."""
     parts = _parts(scores, ordered=True)
     fewest, most = (_hits(parts, level, half) for half in (-0.5, 0.5))
     if not fewest.seen:
@@ -286,22 +288,24 @@ def _outside_band(scores: Scores, level: float) -> bool:
 
 
 def _later_differ(scores: Scores, blocks: HeldOut, tick: FloatArray) -> bool:
-    """Whether later steps are further from what earlier ones say than steps are from what all others say, of which a
-    clock cannot tell ticks (m,)."""
+    """Return whether later steps deviate more from predictions by earlier ones than steps from those by all others.
+
+    tick: clock resolution of the rows of `blocks` (m,), in ln T.
+    """
     later, whole = clipped(scores.score, tick=scores.tick), clipped(blocks.log_ratio, tick=tick)
     shift = abs(float(later.mean() - whole.mean()))
     return shift > max(math.log1p(LEAST_SHIFT), STANDARD_ERRORS * float(later.std()) / math.sqrt(scores.independent))
 
 
 def _silent(scores: Scores) -> list[float]:
-    """One-sided levels of the two-sided intervals that the scores cannot tell."""
+    """Return the one-sided levels of the two-sided intervals for which there are too few samples."""
     return [
         level for level in LEVELS if level > 0.5 and (scores.limit(level) is None or scores.limit(level, -1) is None)
     ]
 
 
 def _too_few(scores: Scores) -> str:
-    """Which two-sided levels the scores cannot tell, and what could; empty where they tell all."""
+    """Return which two-sided levels lack samples and what to measure; empty if none does."""
     silent = _silent(scores)
     if not silent:
         return ""
@@ -327,7 +331,7 @@ def _in_a_row(scores: Scores) -> str:
 
 
 def _autocorrelated(scores: Scores) -> str:
-    """What the intervals lose by what steps share with their neighbours in time; empty where that is little."""
+    """Return what autocorrelation costs the intervals, in a sentence; empty if that is little."""
     alone = scores.without_time()
     if MATERIAL * scores.independent >= alone.independent:
         return ""
@@ -340,13 +344,13 @@ def _autocorrelated(scores: Scores) -> str:
 
 
 def _width(scores: Scores, level: float) -> float:
-    """Of the two-sided interval, in ln T; 0 where there is none."""
+    """Return the width of the two-sided interval in ln T; 0 if there is none."""
     high, low = scores.limit(level), scores.limit(level, -1)
     return max(high + low, 0.0) if level > 0.5 and high is not None and low is not None else 0.0
 
 
 def _checked(scores: Scores, ordered: bool) -> dict[str, Any]:
-    """Share of scores below their limit by level, how many steps were checked, the 99 % band of a calibrated limit."""
+    """Return the share of scores below their limit by level, its 99 % band, and the number of checked steps."""
     coverage: dict[str, float] = {}
     band: dict[str, tuple[float, float]] = {}
     two_sided: dict[str, float] = {}
@@ -365,7 +369,7 @@ def _checked(scores: Scores, ordered: bool) -> dict[str, Any]:
 
 
 def _parts(scores: Scores, ordered: bool) -> list[tuple[Scores, Scores]]:
-    """(scores of the other folds, or of earlier ones; scores of the fold) for each fold."""
+    """Return (calibration scores, test scores) of each fold: earlier folds calibrate if ordered, else all others."""
     folds = np.unique(scores.fold)
     others = [scores.fold < number if ordered else scores.fold != number for number in folds]
     return [
@@ -374,8 +378,10 @@ def _parts(scores: Scores, ordered: bool) -> list[tuple[Scores, Scores]]:
 
 
 class Hits(NamedTuple):
-    """How many scores are at or below their upper limit, below their lower limit, and checked; calibrated: mean number
-    of scores that limits are made of. All counted as independent ones."""
+    """Independent samples at or below their upper limit, below their lower limit, and checked.
+
+    calibrated: mean number of samples behind a limit.
+    """
 
     below: float
     above: float
@@ -384,7 +390,7 @@ class Hits(NamedTuple):
 
 
 def _hits(parts: Sequence[tuple[Scores, Scores]], level: float, ticks: float = 0.0) -> Hits:
-    """How the limits from some scores hold for others. ticks: how many are added to the limits."""
+    """Count how limits from calibration scores hold for test scores. ticks: clock ticks added to the limits."""
     below = above = seen = calibrated = 0.0
     for others, test in parts:
         high, low = others.limit(level), others.limit(level, -1)
@@ -400,7 +406,7 @@ def _hits(parts: Sequence[tuple[Scores, Scores]], level: float, ticks: float = 0
 
 
 def _band(level: float, seen: float, calibrated: float) -> tuple[float, float]:
-    """99 % range of the share below a limit: binomial given the limit, whose own coverage is Beta (beta-binomial)."""
+    """Return the 99 % range of the share below a limit (beta-binomial: the limit's own coverage is Beta)."""
     n, m = max(round(seen), 1), max(round(calibrated), 1)
     k = min(max(conformal_rank(m, level) or m, 1), m)
     low, high = beta_binomial_quantiles((0.005, 0.995), n, k, m + 1 - k)
@@ -408,10 +414,10 @@ def _band(level: float, seen: float, calibrated: float) -> tuple[float, float]:
 
 
 def beta_binomial_quantiles(levels: Sequence[float], n: int, a: float, b: float) -> list[int]:
-    """The smallest counts of n that the given probabilities are reached at, for a share that is Beta(a, b), a, b >= 1.
+    """Return quantiles of the beta-binomial count among n with a share that is Beta(a, b), a, b >= 1.
 
-    The probabilities of counts are summed within 30 standard deviations of the mean: such a law is log-concave, and
-    less than e^(1-30) lies beyond.
+    Probabilities are summed within 30 standard deviations of the mean: the distribution is log-concave, so less than
+    e^(1-30) lies beyond.
     """
     from scipy.special import betaln, gammaln
 

@@ -1,19 +1,8 @@
-"""Cross-validation: errors on held-out rows, left out in the way the data were gathered.
+"""Cross-validation: errors on held-out rows.
 
-Which rows are left out together: the default scheme is one of the first two, the others are harder questions.
-
-* Cells: a designed grid (no time, or repetitions of cells) is split by cells, so that a repeat never predicts itself.
-* Blocks of time: a log in time order is split into contiguous blocks, because neighbours in time share their noise.
-* Expanding window: the first half of every run trains, then equal parts of the rest are each predicted from all that
-  is earlier.
-* Regions: the plane of ln B and ln S is cut at weighted thirds, and each of the up to nine regions is left out in turn.
-* Extrapolation: rows with few tokens train, rows with many test; and the same for requests. Rows of fewer than three
-  different values tell no slope, so then nothing is said.
-
-A fold is a pair of index arrays (train, test) into the rows. The loss's scale and every parameter are found anew in
-each fold; only the start and the ranges that parameters are searched in come from the full fit, which saves the search
-and cannot leak, because the optimum does not depend on them. Every scheme gives the mean over rows and the spread over
-folds, and the ratios observed/predicted of the held-out rows, from which `conformal` makes prediction limits.
+Grids are split by cells, logs by contiguous blocks of time, so that a row never predicts rows that share its noise.
+Harder schemes are an expanding window, regions of the (ln B, ln S) plane, and extrapolation in S, B and context.
+Derivation: docs/theory/fitting.md, "Cross-validation".
 """
 
 import itertools
@@ -37,27 +26,26 @@ Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 FOLDS = 5
 HARDER_ROWS = 3_000
-"""Rows that are enough to answer harder questions on, drawn evenly."""
+"""Rows drawn for the harder schemes."""
 CUTS = (0.4, 0.55, 0.7, 0.85)
-"""Shares of the rows, from the lowest value of a column on, that train where more is predicted."""
+"""Shares of the rows, lowest values of a column first, on which extrapolation trains."""
 COLUMN_NAMES = {"S": "S", "B": "B", CONTEXT: "context"}
 FEWEST_OUTSIDE = 10
-"""Steps unlike those that trained from which their errors say something."""
+"""Fewest steps outside the training region for which an error is reported."""
 FEWEST_VALUES = 3
-"""Different values from which rows tell a slope, and one more by which to doubt it."""
+"""Fewest distinct values in training: two determine a slope, a third checks it."""
 TRAINED = 50_000
-"""Rows that are enough to train on, drawn evenly: what they leave open is far below what a fold shows."""
+"""Rows drawn for training: their uncertainty is far below the error of a fold."""
 
 TESTED, TOGETHER = 40_000, 1000
-"""Rows of a fold, in the mean over folds, that are enough to test on, and how many of them stay neighbours, so that it
-is still seen what those share."""
+"""Mean number of test rows per fold, and the length of the pieces kept, which preserve autocorrelation."""
 
 BY_CELL = "K-fold over (B,S) cells"
 BY_TIME = "K-fold over contiguous blocks of time"
 
 
 def parts_in_time(data: FitData, parts: int) -> NDArray[np.int64]:
-    """Number of the part 0..parts-1 that each row (n,) is in: every run is cut into equal parts in its time order."""
+    """Return the part 0..parts-1 of each row (n,): every run is cut into equal parts in time order."""
     part = np.zeros(len(data), dtype=np.int64)
     for rows in data.runs:
         part[rows] = np.arange(len(rows)) * parts // len(rows)
@@ -65,7 +53,7 @@ def parts_in_time(data: FitData, parts: int) -> NDArray[np.int64]:
 
 
 def assign_folds(data: FitData, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
-    """(scheme, fold number of each row (n,)); a single fold where there are fewer than four cells or rows."""
+    """Return (scheme, fold number of each row (n,)); a single fold if there are too few cells or rows."""
     if data.in_time and data.times is not None:
         run = np.zeros(len(data)) if data.run is None else np.unique(data.run, return_inverse=True)[1]
         order = np.lexsort((data.times, run))
@@ -79,12 +67,12 @@ def assign_folds(data: FitData, seed: int = 0) -> tuple[str, NDArray[np.int64]]:
 
 
 def fold_rows(data: FitData, seed: int = 0) -> NDArray[np.int64]:
-    """Return a fold number for each row (n,), drawn freely: repeats of a cell fall into different folds."""
+    """Return a random fold number for each row (n,): repeats of a cell fall into different folds."""
     return np.random.default_rng(seed).permutation(len(data)) % FOLDS
 
 
 def expanding_in_runs(data: FitData, windows: int = FOLDS) -> Iterator[Fold]:
-    """The expanding window over all runs at once: the first half of every run trains, then equal parts follow."""
+    """Yield the folds of an expanding window: the first half of every run trains, then equal parts follow."""
     part = parts_in_time(data, 2 * windows)
     for i in range(windows, 2 * windows):
         train, test = np.flatnonzero(part < i), np.flatnonzero(part == i)
@@ -93,7 +81,7 @@ def expanding_in_runs(data: FitData, windows: int = FOLDS) -> Iterator[Fold]:
 
 
 def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
-    """(name, fold) with one region of the (B,S) plane left out at a time; regions without rows are passed over."""
+    """Yield (name, fold) with one region of the (B,S) plane left out at a time; empty regions are skipped."""
     labels, numbers = [], []
     for name in ("B", "S"):
         column = data.steps[name]
@@ -110,8 +98,10 @@ def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
 
 
 def beyond(data: FitData, column: str, share: float = 0.7) -> Fold | None:
-    """Train on rows up to the S (or B) that a share of the rows stays at or below, test on the rest; None where the
-    former have too few different values to tell how the latency grows."""
+    """Return the fold that trains on the lowest share of a column and tests on the rest.
+
+    None if the training rows have fewer than FEWEST_VALUES distinct values.
+    """
     values = data.steps[column]
     limit = weighted_quantile(values, share, data.weights)
     if limit >= values.max():
@@ -121,17 +111,25 @@ def beyond(data: FitData, column: str, share: float = 0.7) -> Fold | None:
 
 
 def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
-    """(train, test) for each number in an assignment of rows to folds (n,)."""
+    """Yield (train, test) for each fold number (n,)."""
     for i in range(int(fold.max()) + 1):
         yield np.flatnonzero(fold != i), np.flatnonzero(fold == i)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Rows of a trace as they were predicted while left out, in the order of the folds.
+    """Predictions of held-out rows, in the order of the folds.
 
-    rows: their numbers in the trace (m,).  fold: number of the fold (m,), in time order where the folds are.
-    log_ratio: ln(observed/predicted) (m,).  weights: how many steps each stands for (m,).
+    Attributes
+    ----------
+    rows
+        Row numbers in the trace (m,).
+    fold
+        Fold number of each row (m,), in time order for folds in time.
+    log_ratio
+        ln(observed/predicted) (m,).
+    weights
+        Steps that each row represents (m,).
     """
 
     rows: NDArray[np.intp]
@@ -140,13 +138,13 @@ class HeldOut:
     weights: FloatArray
 
     def among(self, rows: NDArray[np.bool_]) -> "HeldOut":
-        """Those of the rows (m,) that are true."""
+        """Return the rows selected by a mask (m,)."""
         return HeldOut(self.rows[rows], self.fold[rows], self.log_ratio[rows], self.weights[rows])
 
 
 @dataclass(frozen=True)
 class Validated:
-    """Errors of the default scheme, and the rows as they were predicted while left out."""
+    """Errors of the default scheme, and the held-out predictions."""
 
     scores: CrossValidation
     held_out: HeldOut
@@ -157,8 +155,7 @@ def cross_validate(
 ) -> Validated | None:
     """Cross-validate in K folds, starting from the full fit's theta.
 
-    left_out: the rows as predicted while left out, where they are known. Returns None where too little would be left to
-    fit or to test on.
+    left_out: held-out predictions, if known. Returns None if there are too few rows to fit or to test.
     """
     scheme, fold = assign_folds(data, options.seed)
     if left_out is None and int(fold.max()) > 0:
@@ -169,8 +166,10 @@ def cross_validate(
 
 
 def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
-    """Fit each fold's training rows from theta as start and predict its test rows; folds whose training rows are too
-    few for the free parameters are passed over. None where no fold is left."""
+    """Fit each fold's training rows from the start theta and predict its test rows.
+
+    Folds with too few training rows for the free parameters are skipped; None if no fold is left.
+    """
     parts = left_out_parts(data, options.of_formula, theta, folds)
     if options.correction is not None:
         parts = [part.corrected(data, options.correction) for part in parts]
@@ -178,7 +177,7 @@ def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable
 
 
 def joined_parts(data: Rows, parts: Sequence["LeftOut"]) -> HeldOut | None:
-    """The rows of all folds; None where there are none."""
+    """Join the rows of all folds; None if there are none."""
     if not parts:
         return None
     left_out = np.concatenate([part.test for part in parts])
@@ -198,11 +197,11 @@ class LeftOut:
     theta: FloatArray
 
     def missed(self, data: Rows) -> FloatArray:
-        """ln(observed/predicted) of the training rows."""
+        """Return ln(observed/predicted) of the training rows."""
         return log_ratios(self.problem, self.theta, data.at(self.train))
 
     def corrected(self, data: Rows, smoothing: Smoothing) -> "LeftOut":
-        """Return the fold with the smoothed residuals of its training rows taken off."""
+        """Return the fold with predictions corrected by the smoothed residuals of its training rows."""
         log_ratio = self.log_ratio.copy()
         for grid, table in smooth_residuals(data, self.train, self.missed(data), smoothing):
             own = grid.rows[self.test]
@@ -211,7 +210,7 @@ class LeftOut:
 
 
 def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
-    """Every fold that its training rows are enough for, with the fit of them."""
+    """Fit every fold that has enough training rows."""
     numbered_folds = _with_enough([(number, *fold) for number, fold in enumerate(folds)])
     whole = make_problem(data, options)
     rows = collapsed(data, whole.model)
@@ -226,8 +225,10 @@ _Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]
 
 
 def _with_enough(folds: Sequence[_Numbered]) -> list[_Numbered]:
-    """The folds with all their test rows, or where these are more than enough, with the same share of each fold's in
-    pieces that are spread evenly: a mean over rows weighs the folds as before."""
+    """Return the folds with at most TESTED test rows on average, in evenly spread pieces.
+
+    Every fold keeps the same share, so their weights in a mean over rows do not change.
+    """
     most, rows = TESTED * len(folds), sum(len(test) for _, _, test in folds)
     if rows <= most:
         return list(folds)
@@ -241,7 +242,7 @@ def _with_enough(folds: Sequence[_Numbered]) -> list[_Numbered]:
 
 
 def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) -> LeftOut | None:
-    """A fold by a problem of its own."""
+    """Fit one fold as a problem of its own."""
     number, train, test = fold
     if len(train) > TRAINED:
         train = train[np.linspace(0, len(train) - 1, TRAINED).astype(np.int64)]
@@ -253,7 +254,7 @@ def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) 
 
 
 def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[_Numbered]) -> list[LeftOut | None]:
-    """The same of several folds at once, in the coordinates and search ranges of all rows."""
+    """Fit several folds together, in the coordinates and search ranges of the full problem."""
     rows, parts = collapsed(data, whole.model), dict[int, LeftOut | None]()
     assert rows.row_of is not None
     weights, upper, kept = [], [], []
@@ -283,8 +284,7 @@ def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[
 
 
 def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str] | None:
-    """Costs that the training rows cannot tell although all rows can; None where the rows tell other things than all
-    rows do."""
+    """Return the costs identified by all rows but not by the training rows; None if training rows identify others."""
     if not isinstance(whole.model, Separable):
         return set()
     options = whole.options
@@ -298,17 +298,19 @@ def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str] | 
 
 
 PHASE_ROWS = 30
-"""Steps from which a phase counts by itself."""
+"""Fewest steps of a phase that is judged separately."""
 
 
 def counted_phases(data: FitData) -> dict[str, NDArray[np.bool_]]:
-    """Whether each row (n,) is of a phase, of those with rows enough to count by themselves."""
+    """Return a row mask (n,) for each phase with at least PHASE_ROWS steps."""
     return {name: rows for name, rows in data.by_phase.items() if data.weights[rows].sum() >= PHASE_ROWS}
 
 
 def error_by_phase(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> float:
-    """Geometric mean over the phases of the mean error of rows (k,), ape (k,): so that a few steps with prefill count
-    as much as many that decode."""
+    """Return the geometric mean over phases of the mean error ape (k,) of rows (k,), in percent.
+
+    A few steps with prefill count as much as many decode steps.
+    """
     weights = data.weights[rows]
     held = [inside[rows] for inside in counted_phases(data).values()]
     some = [inside for inside in held if inside.any()] or [np.ones(len(rows), dtype=bool)]
@@ -321,7 +323,7 @@ EXACT = 1e-6
 
 
 def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:
-    """The errors of a cross-validation: over all rows left out, by fold, by phase, and their spread."""
+    """Return the errors of a cross-validation: overall, by fold, by phase, and their spread."""
     observed = data.observed[left_out.rows]
     predicted = observed * np.exp(-left_out.log_ratio)
     whole = error_metrics(observed, predicted, left_out.weights)
@@ -343,7 +345,7 @@ def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:
 
 
 def _by_phase(data: Rows, left_out: HeldOut) -> dict[str, float] | None:
-    """Mean error in percent of the rows left out of each phase; None where all are of one."""
+    """Return the mean held-out error of each phase in percent; None if there is only one."""
     phases = counted_phases(data) if isinstance(data, FitData) else {}
     ape, found = 100 * np.abs(np.expm1(-left_out.log_ratio)), {}
     for name, inside in phases.items():
@@ -359,10 +361,10 @@ def further_validation(
     scores: CrossValidation | None = None,
     later: HeldOut | None = None,
 ) -> CrossValidation:
-    """Add harder questions to the scores of the default scheme, as far as the rows can answer them.
+    """Add the harder schemes to the scores of the default one, where the rows suffice.
 
-    Regions and rows beyond the others are predicted by the parametric model, which predicts alone where nothing was
-    measured. later: rows of the expanding window as predicted from earlier ones, for a log.
+    Regions and extrapolation use the parametric model without its correction, as predictions outside the data do.
+    later: held-out predictions of the expanding window, for a log.
     """
     window = scores_of(data, later) if later is not None else None
     plain, data = options.of_formula, data.draw(HARDER_ROWS, options.seed)
@@ -386,8 +388,7 @@ def further_validation(
 
 
 def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErrors | None:
-    """Errors of those rows of left-out regions that lie where few or none of their kind trained; None where these are
-    too few to tell."""
+    """Return the errors of held-out rows outside the training rows' region; None if there are too few."""
     far = np.zeros(len(data))
     for number in np.unique(apart.fold):
         train, test = folds[number][0], apart.rows[apart.fold == number]
@@ -400,7 +401,7 @@ def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErro
 
 
 def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) -> HeldOutErrors | None:
-    """Return the errors on rows with more of a column than trained, of the cut where they grow fastest."""
+    """Return the errors of extrapolation in a column, for the cut where they grow fastest."""
     if column not in data.steps:
         return None
     values = data.steps[column]
@@ -419,7 +420,7 @@ def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) 
 
 
 def of_known_phases(data: FitData, fold: Fold) -> Fold:
-    """Return the fold without test rows of phases that hardly any training row is of: predictions there are refused."""
+    """Return the fold without test rows of phases that are rare in training, where a fit refuses to predict."""
     train, test = fold
     known = [inside for inside in data.by_phase.values() if data.weights[train[inside[train]]].sum() >= PHASE_ROWS]
     return train, test[np.any([inside[test] for inside in known], axis=0)] if known else test[:0]

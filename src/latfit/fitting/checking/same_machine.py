@@ -1,38 +1,8 @@
-"""Whether measured steps are of the machine that a fit is of: by what both say of it, and by how long the steps take.
+"""Check whether measured steps come from the machine that a fit describes.
 
-What is said. Hardware, model, parallelism, number type, quantisation and engine are compared name by name, each the
-same, different, or unknown where one side does not say it. Names are compared without case, marks and makers: "NVIDIA
-A100-SXM4-80GB" is an "a100", and "A10" is not (see `trace.identity`).
-
-What is measured. A step's ratio is s = ln(observed/predicted), and the fit knows how its ratios were on steps left out,
-phase by phase: their median c, and the limits l and u that 98 % of single steps lie between; where it only knows 90 or
-80 % of them, these are moved out from c as those of a normal distribution would be. Only steps inside the measured
-range of every column decide: another load on the same machine extrapolates, which is no other machine. Of the steps of
-a phase, m is the median of s. Its interval comes from order statistics of the n independent steps that they are worth:
-neighbours in time repeat one another (see `autocorrelation`), and so do repeats of a cell (see `conformal`). How many
-of n values lie below the true median has mean n/2 and standard deviation sqrt(n)/2, so with z for 99 % it is
-
-    [q(1/2 - z/(2 sqrt n)), q(1/2 + z/(2 sqrt n))],
-
-of fewer than 7 the range of all. What the data leave open of the fit's parameters moves all steps together: z times the
-standard deviation of m over the fit's draws is added to both sides as independent errors are. The steps are
-
-    off        where that whole interval lies beyond u, or below l, and n >= 2: the median step is further from the
-               prediction than 98 % of single steps of the fitted machine were;
-    scattered  where more than a quarter of the steps lie beyond u or l by more than 10 %, as sure as 99 % of n steps:
-               a median says nothing of steps half of which take twice as long, or of some slower and others faster;
-    shifted    where it lies within, but not about c, and m differs from c by 5 % or more;
-    as fitted  else.
-
-A load of other sizes weighs the model's lack of fit differently: it moves the median by as much as cells differ. That
-is why being off is measured by limits of single steps, which hold for a step whose error is all of its cell, and not by
-the error of the mean: n steps of one cell may all be at the edge of the limits, and beyond it with 2 % probability.
-Where the steps name no cached context and the fit reads it, the limits reach from the latency without any to that with
-the most that was measured.
-
-The verdict. Steps that are off or scattered are not of this machine, whatever is said. Where what is said differs,
-they are not of it either, unless they are as fitted, to 10 % for sure, in every phase. Where no phase has steps enough
-inside the measured range, what is said decides, and where that is unknown the answer is that it cannot be told.
+Two kinds of evidence: facts (hardware, model, engine, ...) compared by name, and the median of ln(observed/predicted)
+per phase compared with the fit's 98 % limits of single steps. Only steps inside the measured range count. Method and
+verdicts: docs/theory/fitting.md, "Same machine".
 """
 
 import math
@@ -57,26 +27,35 @@ State = Literal["same", "shifted", "other", "unknown"]
 
 Z_99 = 2.5758
 LEVELS: Mapping[float, float] = {0.99: 1.0, 0.95: 2.326 / 1.645, 0.9: 2.326 / 1.282}
-"""One-sided levels of the limits, of which the first counts that a fit knows, and by how much a normal distribution
-reaches further to 99 %."""
+"""One-sided levels in order of preference, and the normal quantile at 99 % over that at the level."""
 FEWEST = 2.0
-"""Independent steps from which all of them outside the limits are no chance: 0.02 squared is 0.04 %."""
+"""Independent steps needed for a verdict: two outside the limits by chance have probability 0.02² = 0.04 %."""
 MATERIAL, CLOSE = math.log(1.05), 1.1
 ASTRAY = 0.25
-"""Share of steps further off than the limits from which they are of no such machine; 2 % of its own are off at all."""
+"""Share of steps beyond the limits above which they are of another machine; 2 % of the fit's own steps are."""
 STEPS = 400
-"""Steps, drawn evenly, on which the curves of the fit's draws are compared."""
+"""Steps, evenly spaced, on which the curves of the parameter draws are compared."""
 SYSTEM = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
 """Facts that fits of one engine share."""
 ADVISORY = ("engine_version", "isa")
-"""Facts that may differ on one machine: said, but no reason to refuse steps that take as long."""
+"""Facts that may differ on one machine: reported, but no reason to reject steps."""
 
 
 @dataclass(frozen=True)
 class PhaseShift:
-    """Steps of a phase inside the measured range. ratio: how many times longer they take than steps of the fitted
-    machine did, with its 99 % interval.  inside: share between the limits that 98 % of single steps of the fitted
-    machine are in, None where it knows none.  independent: how many independent steps they are worth."""
+    """Comparison of one phase, from the steps inside the measured range.
+
+    Attributes
+    ----------
+    steps, independent
+        Number of steps, and of independent samples.
+    ratio, low, high
+        Latency relative to the fitted machine, with its 99 % interval.
+    inside
+        Share within the fit's 98 % limits of single steps; None if the fit has no limits.
+    residuals
+        Verdict on the phase.
+    """
 
     phase: str
     steps: int
@@ -89,7 +68,7 @@ class PhaseShift:
 
     @property
     def close(self) -> bool:
-        """Whether the steps take as long as those of the fitted machine, to 10 % for sure."""
+        """Whether the latency agrees with the fitted machine within 10 %, at 99 % confidence."""
         return self.residuals == "as fitted" and self.low >= 1 / CLOSE and self.high <= CLOSE
 
     @property
@@ -107,8 +86,19 @@ class PhaseShift:
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """What a fit and steps say of whether they are of one machine. measured: steps inside the measured range, of all.
-    assumed: whether the context of the steps was taken for granted."""
+    """Evidence on whether a fit and steps are of one machine.
+
+    Attributes
+    ----------
+    facts
+        Facts of fit and trace, compared by name.
+    phases
+        Comparison of each phase.
+    measured, steps
+        Steps inside the measured range, and all steps.
+    assumed
+        Whether the trace lacks the cached context that the fit uses.
+    """
 
     facts: Sequence[Fact]
     phases: Sequence[PhaseShift]
@@ -118,13 +108,12 @@ class MachineCheck:
 
     @property
     def differing(self) -> list[Fact]:
-        """Facts that differ, those that decide and those that are only worth knowing."""
+        """Facts that differ, decisive and advisory ones."""
         return [fact for fact in self.facts if fact.agreement == "differs"]
 
     @property
     def state(self) -> State:
-        """same: as fitted.  shifted: further from the fit than chance, within its intervals.  other: not of this
-        machine.  unknown: neither the steps nor what is said of them can tell."""
+        """Verdict: `same`, `shifted` (within the intervals, beyond chance), `other` machine, or `unknown`."""
         told = [phase for phase in self.phases if phase.residuals != "too few"]
         found = {phase.residuals for phase in told}
         differs = any(fact.name not in ADVISORY for fact in self.differing)
@@ -137,7 +126,7 @@ class MachineCheck:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence or two."""
+        """Verdict in a sentence or two."""
         apart = [f"{_name(fact.name)} differs: {fact.found} vs {fact.fitted}" for fact in self.differing]
         told = [phase for phase in self.phases if phase.residuals != "too few"]
         moved = [phase.sentence for phase in told if phase.residuals != "as fitted"]
@@ -171,8 +160,12 @@ class MachineCheck:
 
 
 def check_alike(fits: Mapping[str, FitResult], names: Sequence[str] = ("model",)) -> None:
-    """Raises FitNotUsable where fits that are used together say different things of the named facts: steps of two
-    models, say, are no two paths of one service. fits: by what they are called; what one does not say hinders nothing.
+    """Check that fits used together agree in the named facts, e.g. are of one model. Missing facts are accepted.
+
+    Raises
+    ------
+    FitNotUsable
+        If two fits differ in one of the facts.
     """
     known = {name: fitted_identity(fit) for name, fit in fits.items()}
     for fact in names:
@@ -187,7 +180,7 @@ def check_alike(fits: Mapping[str, FitResult], names: Sequence[str] = ("model",)
 
 
 def same_machine(fit: FitResult, trace: Trace) -> MachineCheck:
-    """Whether the steps of a clean trace are of the machine that a fit is of."""
+    """Check whether the steps of a clean trace come from the machine of a fit."""
     data = fit_data(trace)
     steps = {name: data.steps[name] for name in _read_by(fit) if name in data.steps}
     facts = facts_beside(fitted_identity(fit), identity_of(trace))
@@ -203,7 +196,7 @@ def same_machine(fit: FitResult, trace: Trace) -> MachineCheck:
 
 
 def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_], ratio: FloatArray) -> PhaseShift:
-    """How the steps of a phase that were measured inside the fit's range differ from its own."""
+    """Compare the steps of a phase inside the measured range with those of the fit."""
     rows = np.flatnonzero(inside & (data.phase == phase))
     left_out = HeldOut(rows, np.zeros(len(rows), dtype=np.int64), ratio[rows], data.weights[rows])
     scores = Scores.of(data, TimeOrder.of(data), left_out, data.in_time)
@@ -234,14 +227,14 @@ def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_],
 
 
 def _astray(ratio: FloatArray, lower: float, upper: float, weights: FloatArray, independent: float) -> bool:
-    """Whether more than a quarter of the steps lie beyond limits by more than 10 %, for sure."""
+    """Return whether over a quarter of the steps lie more than 10 % beyond the limits, at 99 % confidence."""
     far = (ratio < lower - math.log(CLOSE)) | (ratio > upper + math.log(CLOSE))
     share = float(np.average(far, weights=weights))
     return share - Z_99 * math.sqrt(share * (1 - share) / max(independent, 1.0)) > ASTRAY and independent >= FEWEST
 
 
 def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
-    """(median, lower, upper 98 % limit) of ln(observed/predicted) of single steps; None where the fit knows none."""
+    """Return (median, lower, upper 98 % limit) of ln(observed/predicted) of single steps; None if the fit has none."""
     own = fit.limits
     for level, wider in LEVELS.items():
         lower, upper = own.lower_factor(phase, level), own.factor(phase, level)
@@ -253,7 +246,7 @@ def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
 
 
 def _common_error(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> float:
-    """Standard deviation of the median ln T of steps over the curves that the fit's data allow."""
+    """Return the standard deviation of the median ln T of steps over the parameter draws."""
     draws = parameter_draws(fit)
     if draws is None:
         return 0.0
@@ -264,8 +257,7 @@ def _common_error(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> floa
 
 
 def _context_reach(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> tuple[float, float]:
-    """How far the median of ln T moves to no cached context and to the most that was measured, where steps name none
-    and the fit reads it."""
+    """Return how far zero and the largest measured context shift the median ln T, if steps lack the context."""
     if not fit.reads_context or CONTEXT in data.steps:
         return 0.0, 0.0
     steps = {name: data.steps[name][rows] for name in _read_by(fit) if name in data.steps}
@@ -276,7 +268,7 @@ def _context_reach(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> tup
 
 
 def _read_by(fit: FitResult) -> list[str]:
-    """Columns that a fit's model reads and its data had."""
+    """Return the columns that a fit's model uses and its data had."""
     return [name for name in dict.fromkeys(("B", "S", *fit.columns)) if name in fit.domain]
 
 

@@ -1,10 +1,9 @@
-"""Detect impossible steps: about ten times away from comparable steps, as by a wrong unit or a clock that jumped.
+"""Detect impossible steps: about ten times away from comparable ones, e.g. from a wrong unit or a clock jump.
 
-Without a model: a quadratic in the logarithms of all columns, fitted by least absolute deviations, takes out the trend
-of ln T. A cell is impossible if its median residual differs by ln FACTOR from the median of its six nearest cells, and
-by half as much from all but at most one of them on the same side. A row is, if it differs as much from its cell, where
-at most one other does. Slow steps are reported and kept: they may have been paused, and the tail is what people plan
-for. Fast ones are impossible and left out.
+A quadratic in the logarithms of all columns, fitted by least absolute deviations, removes the trend of ln T. A cell
+stands out if its median differs by ln FACTOR from that of its six nearest cells, and by half, on the same side, from
+five of them. A row stands out if it and at most one other differ by ln FACTOR from their cell. Fast ones are left out.
+Slow ones belong to the tail: reported, but kept.
 """
 
 from dataclasses import dataclass
@@ -20,19 +19,19 @@ from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms, number
 from latfit.warning import LatfitWarning
 
-FACTOR = 8.0  # ten, less what noise and the trend may take
+FACTOR = 8.0  # ten, less a margin for noise and the trend
 NEIGHBOURS = 6
 MIN_CELLS, MIN_CELL_ROWS = 10, 3
 MIN_DEVIATIONS = 5.0  # of the scatter between neighbouring cells
 MAX_SCATTER_CELLS = 1000  # cells that the scatter is computed from
-MAX_SHARE = 0.1  # of the rows; more are no exceptions
+MAX_SHARE = 0.1  # of the rows; more are not exceptions
 MAX_TREND_ROWS, TREND_PASSES = 20_000, 8
 MAX_SHOWN, MAX_STORED = 3, 50
 
 
 @dataclass(frozen=True, eq=False)
 class Contradictions:
-    """Rows far from comparable ones (k,), the time in ms those suggest (k,), and which are impossible, not slow."""
+    """Rows far from comparable ones (k,), the expected time in ms (k,), and which are impossible rather than slow."""
 
     rows: NDArray[np.intp]
     expected: FloatArray
@@ -67,7 +66,7 @@ class Contradictions:
         }
 
     def warnings(self, data: FitData) -> list[LatfitWarning]:
-        """Return the messages on them."""
+        """Return the warnings about impossible and slow steps."""
         slow = "slow_steps_of_log" if data.in_time else "slow_steps"
         return [
             message(code, steps=_count(some), which=_describe(data, self, some))
@@ -94,7 +93,7 @@ def _describe(data: FitData, found: Contradictions, some: NDArray[np.bool_]) -> 
 
 
 def contradictions(data: FitData) -> Contradictions | None:
-    """Return the impossible and the slow rows of one system; None where there are none."""
+    """Return the impossible and the slow rows of one system; None if there are none."""
     x, y = _coordinates(data), np.log(data.observed)
     cells = int(data.known_cell.max(initial=-1)) + 1
     if cells < MIN_CELLS or x.shape[1] == 0 or np.ptp(y) < np.log(FACTOR):
@@ -143,7 +142,7 @@ def _medians(r: FloatArray, cell: NDArray[np.intp], cells: int) -> tuple[FloatAr
 
 
 def _alone_in_cell(r: FloatArray, middle: FloatArray, cell: NDArray[np.intp], cells: int) -> NDArray[np.bool_]:
-    """Return rows (n,) far from the median of their cell, where at most one other is."""
+    """Return rows (n,) that differ by ln FACTOR from their cell's median, with at most one other such row."""
     far = np.abs(r - middle[cell]) > np.log(FACTOR)
     far &= (np.bincount(cell, minlength=cells) >= MIN_CELL_ROWS)[cell]
     return np.asarray(far & (np.bincount(cell, far, cells) <= 2)[cell])
@@ -151,12 +150,12 @@ def _alone_in_cell(r: FloatArray, middle: FloatArray, cell: NDArray[np.intp], ce
 
 def _beside(x: FloatArray, r: FloatArray) -> FloatArray:
     """Return the median residual of the nearest cells, for cells that contradict them; NaN for others."""
-    # Where cells differ from those beside them by as much anyhow, none of them is an exception.
+    # If neighbouring cells differ by as much in general, none of them is an exception.
     some = np.arange(0, len(r), len(r) // MAX_SCATTER_CELLS + 1)
     beside = np.median(r[nearest(x, some, NEIGHBOURS)], axis=1)
     least_off = max(np.log(FACTOR), MIN_DEVIATIONS * mad_sigma(r[some] - beside))
     found, limit = np.full(len(r), np.nan), least_off * np.where(_alone_at_an_end(x), 2.0, 1.0)
-    # of two cells that differ by so much one is half as far from the middle of all
+    # of two cells that differ by the limit, one is at least half as far from the overall median
     far = np.abs(r - np.median(r)) > limit / 2
     while True:
         kept = np.flatnonzero(np.isnan(found))

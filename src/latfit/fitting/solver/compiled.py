@@ -1,17 +1,8 @@
-"""Compiled loops over the rows of large problems: rows into cells, robust sums by cell, the saturation form, a median.
+"""Compiled loops for large problems: merging rows into cells, sums by cell, the saturation model, a quantile.
 
-Without the interpreter's lock, one thread, cached on disk; imported only where there are rows enough to pay for it. So
-three formulas stand here once more as loops over numbers: the losses of `loss`, the latency and slopes of
-`model.saturation`, and the step of `levenberg_marquardt.damped_step`.
-
-Rows into cells: columns of whole numbers become one key, and keys are counted. With column c_j in [low_j, low_j +
-span_j) the mixed-radix number key = (..(c_1 - low_1) span_2 + (c_2 - low_2)) ..) orders rows as their columns do. Few
-keys: one counting sort carries T to its cell. Many: a radix sort, digit by digit.
-
-The saturation form: latency of many cells, and the normal equations of its logarithm, without arrays of slopes in
-between. Cells come sorted by B, so that g_B is computed once for all cells of one B; g_S once for each number of tokens
-that occurs. Slopes are those of `model.saturation`, gathered in blocks that stay in the first-level cache, where
-products of columns are sums over adjacent numbers.
+The loops run in one thread without the interpreter lock, are cached on disk, and are imported only for many rows. They
+repeat three formulas: the losses of `loss`, the saturation model, and `levenberg_marquardt.damped_step`. Rows are
+merged by mixed-radix keys, with a counting or radix sort. Latency and slopes rely on cells sorted by B.
 """
 
 from collections.abc import Mapping
@@ -23,12 +14,12 @@ from latfit.compiled import cached
 LARGEST_KEY = float(1 << 62)
 DIGIT = 13
 SHORT = 24
-"""Cells up to this many rows are sorted by insertion."""
+"""Cells of up to this many rows use insertion sort."""
 
 
 @cached(nogil=True)
 def whole_span(column):  # type: ignore[no-untyped-def]
-    """(low, number of whole values up to the highest); zero values where one is not whole."""
+    """Return (lowest value, number of whole values up to the highest); (0, 0) if a value is not whole."""
     low = high = column[0]
     for value in column:
         if value != np.floor(value):
@@ -40,14 +31,14 @@ def whole_span(column):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def add_digit(key, column, low, span):  # type: ignore[no-untyped-def]
-    """key = key * span + (column - low), in place."""
+    """Set key = key * span + (column - low), in place."""
     for i in range(len(key)):
         key[i] = key[i] * span + np.int64(column[i] - low)
 
 
 @cached(nogil=True)
 def counted(key, T, span):  # type: ignore[no-untyped-def]
-    """(T by key (n,), first row of each cell in it (m,), key of each cell (m,))."""
+    """Counting sort: return (T by key (n,), first row of each cell (m,), key of each cell (m,))."""
     n = len(key)
     place = np.zeros(span + 1, dtype=np.int32)
     for i in range(n):
@@ -72,7 +63,7 @@ def counted(key, T, span):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def radix_order(key, largest):  # type: ignore[no-untyped-def]
-    """Rows (n,) in the order of their keys, equal keys as they came."""
+    """Return the stable order of rows (n,) by key."""
     n, mask = len(key), (1 << DIGIT) - 1
     order, other = np.arange(n), np.empty(n, dtype=np.int64)
     shift = 0
@@ -94,7 +85,7 @@ def radix_order(key, largest):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def key_starts(key, order):  # type: ignore[no-untyped-def]
-    """First row of each run of equal keys (m,) among the ordered rows."""
+    """Return the first row of each run of equal keys (m,) among the ordered rows."""
     m = 0
     for i in range(len(order)):
         m += i == 0 or key[order[i]] != key[order[i - 1]]
@@ -109,8 +100,7 @@ def key_starts(key, order):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def sort_by_value(values, other, place):  # type: ignore[no-untyped-def]
-    """Sort values (n,) in place: into n buckets of equal width, crowded ones sorted, then by insertion. other (n,) and
-    place (n + 1,) are room to work in."""
+    """Bucket sort of values (n,), in place. other (n,) and place (n + 1,) are work arrays."""
     n = len(values)
     low = high = values[0]
     for value in values:
@@ -140,7 +130,7 @@ def sort_by_value(values, other, place):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def insertion(values):  # type: ignore[no-untyped-def]
-    """Sort values (n,) in place, quickly where each is near its place."""
+    """Insertion sort of values (n,), in place; fast for nearly sorted values."""
     for i in range(1, len(values)):
         value, at = values[i], i
         while at > 0 and values[at - 1] > value:
@@ -151,7 +141,7 @@ def insertion(values):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def different(by_cell, starts):  # type: ignore[no-untyped-def]
-    """Sort T (n,) within its cells, in place, and count equal ones: (T (k,), count (k,), first in each cell (m,))."""
+    """Sort T (n,) within cells, in place; return distinct (T (k,), counts (k,), first of each cell (m,))."""
     n, m, k, largest = len(by_cell), len(starts), 0, 0
     for cell in range(m):
         largest = max(largest, (starts[cell + 1] if cell + 1 < m else n) - starts[cell])
@@ -184,7 +174,7 @@ PARAMETERS = 8
 
 @cached(nogil=True, error_model="numpy")
 def latencies(theta, axes):  # type: ignore[no-untyped-def]
-    """T in ms (m,) of cells sorted by B; axes: B, S (m,), and S once more as nodes[at]."""
+    """Return T in ms (m,) of cells sorted by B. axes: B, S (m,), and at, nodes with S = nodes[at]."""
     B, S, at, nodes = axes
     tau_0, w_0, w_1, p_max, k_b, k_s, tau_b, tau_s = theta
     g_s = -1.0 / np.expm1(-k_s * nodes)
@@ -200,8 +190,10 @@ def latencies(theta, axes):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 def normal_equations(theta, axes, free, divisor, pull, stiffness):  # type: ignore[no-untyped-def]
-    """J'G (p,) and J'KJ (p, p) with J = dT/dtheta / divisor of the free parameters (p,); G, K by cell (m,); axes as
-    in `latencies`."""
+    """Return J'G (p,) and J'KJ (p, p) with J = dT/dtheta / divisor for the free parameters.
+
+    pull, stiffness: G and K of each cell (m,). axes: as in `latencies`. Blocks of slopes stay in the first-level cache.
+    """
     B, S, at, nodes = axes
     _, w_0, w_1, p_max, k_b, k_s, _, _ = theta
     g_s = -1.0 / np.expm1(-k_s * nodes)
@@ -249,7 +241,7 @@ def normal_equations(theta, axes, free, divisor, pull, stiffness):  # type: igno
 
 @cached(nogil=True)
 def box_step(gradient, H, low, high):  # type: ignore[no-untyped-def]
-    """The d in [low, high] (p,) that an active set gives for g'd + d'Hd/2; see `levenberg_marquardt`."""
+    """Return argmin g'd + d'Hd/2 in [low, high] (p,) by an active set; see `levenberg_marquardt`."""
     p = len(gradient)
     d, free = np.zeros(p), np.ones(p, dtype=np.bool_)
     for i in range(p):
@@ -303,7 +295,7 @@ FEW = 4096
 
 @cached(nogil=True)
 def cell_sums(starts, y, weights, u, s, loss):  # type: ignore[no-untyped-def]
-    """(cost, G (m,), K (m,)) of `objective` for rows sorted by cell."""
+    """Return (cost, G (m,), K (m,)) of `objective` for rows sorted by cell."""
     m, n = len(starts), len(y)
     pull, stiffness = np.empty(m), np.empty(m)
     total = 0.0
@@ -341,8 +333,7 @@ def cell_sums(starts, y, weights, u, s, loss):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def weighted_quantile(values, weights, q):  # type: ignore[no-untyped-def]
-    """The smallest value with at least a share q of the weight at or below it: `stats.weighted_quantile` without a
-    sort. Bins around the wanted one are refined until few values are left in it, and those are sorted."""
+    """Return `stats.weighted_quantile` without a full sort: bins are refined until few values are left to sort."""
     n = len(values)
     low, high, total = values[0], values[0], 0.0
     for i in range(n):
@@ -382,7 +373,7 @@ def weighted_quantile(values, weights, q):  # type: ignore[no-untyped-def]
 
 @cached(nogil=True)
 def extremes(values, low, high, width, bin_):  # type: ignore[no-untyped-def]
-    """(lowest, highest) of the values in one of the bins of [low, high]."""
+    """Return (lowest, highest) value in one of the bins of [low, high]."""
     least, most = high, low
     for value in values:
         if low <= value <= high and min(int((value - low) / width), BINS - 1) == bin_:

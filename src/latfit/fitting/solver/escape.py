@@ -1,17 +1,7 @@
-"""Where a descent alone does not get on: across kinks, and along flat valleys.
+"""Continue a descent that stopped early: across kinks, and along flat valleys.
 
-Kinks: T's slope in a hinge's corner jumps at every S measured. Between two neighbouring kinks the cost is smooth, so
-that a minimum there, ends included, is found in a box (see `levenberg_marquardt`). The descent goes from such a stretch
-to those beside it while the cost falls.
-
-Valleys: where two parameters make up for each other the way down bends, and damped steps crawl along it. A search that
-came to no rest goes on for a few steps. The parameter that these move furthest leads from there: it is
-held at values further and further along, twice as far each time, while all others find their best (a profile), until
-the cost rises; the lowest point is bracketed then and closed in on by golden sections.
-
-Each point of the profile starts with coefficients at their best (variable projection), so that only the bends of the
-outer parameters matter: with G and K of the cells at f the cost is to second order sum K/2 (f'/f - 1 + G/K)^2, so that
-c' = argmin_{c >= 0} sum K/f^2 (X c - f (1 - G/K))^2.
+`along_kinks` minimises in the smooth stretches between the kinks of a corner parameter. `along_valley` follows a
+profile in the parameter that moves furthest, with golden sections. Derivation: docs/theory/fitting.md, "Solver".
 """
 
 import numpy as np
@@ -31,7 +21,7 @@ GOLDEN = 0.5 * (5**0.5 - 1)
 
 
 def along_valley(objective: Objective, end: Minimum) -> Minimum:
-    """The end of a search that came to no rest, moved down the valley that it stopped in."""
+    """Return the lowest point found along the valley in which a search stopped without converging."""
     for _ in range(ROUNDS):
         if end.converged:
             break
@@ -47,7 +37,7 @@ def along_valley(objective: Objective, end: Minimum) -> Minimum:
 
 
 def _lowest(objective: Objective, end: Minimum, leads: int, stride: float) -> Minimum:
-    """The lowest point of one coordinate's profile from an end on, in strides that double."""
+    """Return the lowest point of one coordinate's profile, by doubling strides and golden sections."""
     low, high = objective.problem.lower[leads], objective.problem.upper[leads]
     points = [end]
     for _ in range(DOUBLINGS):
@@ -68,7 +58,7 @@ def _lowest(objective: Objective, end: Minimum, leads: int, stride: float) -> Mi
 
 
 def _held(objective: Objective, start: Minimum, leads: int, value: float) -> Minimum:
-    """The minimum with one coordinate held."""
+    """Return the minimum with one coordinate fixed."""
     lower, upper = objective.problem.lower.copy(), objective.problem.upper.copy()
     lower[leads] = upper[leads] = value
     z = start.z.copy()
@@ -77,7 +67,7 @@ def _held(objective: Objective, start: Minimum, leads: int, value: float) -> Min
 
 
 def projected(objective: Objective, z: FloatArray) -> FloatArray:
-    """Coordinates (free,) with the same outer parameters and coefficients that suit them."""
+    """Return coordinates (free,) with the same outer parameters and the best coefficients for them."""
     problem = objective.problem
     inside = np.clip(z, problem.lower, problem.upper)
     names = [p.name for p in problem.model.parameters]
@@ -104,7 +94,7 @@ KINK_GAIN = 1e-9
 
 
 def along_kinks(objective: Objective, end: Minimum) -> Minimum:
-    """The end of a search, moved across kinks as long as the cost falls."""
+    """Return the end of a search, moved across kinks while the cost falls."""
     problem = objective.problem
     for position, parameter in enumerate(problem.free_parameters):
         values = kink_values(problem, parameter.name)
@@ -132,7 +122,7 @@ def _descended(objective: Objective, end: Minimum, position: int, kinks: FloatAr
 
 
 def _within(objective: Objective, end: Minimum, position: int, ends: FloatArray) -> Minimum:
-    """The minimum with one coordinate between two ends."""
+    """Return the minimum with one coordinate between two ends."""
     lower, upper = objective.problem.lower.copy(), objective.problem.upper.copy()
     lower[position], upper[position] = ends
     return minimise(objective, end.z, box=(lower, upper))

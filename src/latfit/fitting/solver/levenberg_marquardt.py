@@ -1,20 +1,8 @@
-"""Minimising in a box: Levenberg and Marquardt's method with an active set.
+"""Levenberg-Marquardt in a box, with an active set.
 
-A step d minimises g'd + 1/2 d'(H + lambda diag H)d. Coordinates on a bound that the gradient pushes outwards stay;
-those whose step crosses a bound are put on it and the others solved again, so that a step ends inside the box. lambda
-falls while the model predicts the gain well and grows when a step fails (Nielsen 1999), or promises nothing although a
-single coordinate does, because the active set was a bad guess. The search ends when the best gain that the model can
-still promise is below a part in 10^12 of the cost, or rounding, or no step gains.
-
-Where one step has to be the answer itself (`bounded_step`, for a bootstrap), damping would bias it and a guessed active
-set would not do: it is argmin over low <= d <= high of q(d) = 1/2 d'Hd - g'd. Flat directions of H carry no
-information, so a step does not move along them: with H = V diag(l) V' on directions of equal scale, those with l below
-1e-12 of the largest are left out. A minimum inside the box is the plain Newton step; else q is, up to a constant, half
-of |root d - target|^2 with root'root = H, and a primal active set closes in on its least value: from d = 0 on, the
-coordinates that are free go to their least-squares solution (the shortest one), or as far towards it as the box lets
-them, where the one that stops them is held; once they are there, the held one whose gradient points inwards most is let
-go. q is a parabola along each stretch and its lowest point is never passed, so that no step ends above q(0) = 0,
-whatever H's rank (Lawson & Hanson 1974, section 23.3, with two ends).
+`minimise` takes damped steps until the largest gain that the quadratic allows is negligible. `bounded_step` solves a
+quadratic in a box exactly, without damping, for the one-step bootstrap; it leaves flat directions out. Derivation:
+docs/theory/fitting.md, "Solver".
 """
 
 from dataclasses import dataclass
@@ -27,17 +15,25 @@ from latfit.stats import FloatArray
 
 FLAT = 1e-12
 SINGULAR = 1e-9
-"""Singular values of some of root's columns below this share of the largest are rounding."""
+"""Singular values below this share of the largest count as rounding errors."""
 
 INWARDS = 1e-10
-"""A held coordinate's gradient counts from this share of the largest that the coordinate could have."""
+"""Smallest gradient that releases a held coordinate, as a share of the largest it could have."""
 
 ROUNDS = 10
-"""Times the number of coordinates: stretches after which the step ends where it is."""
+"""Limit of active set changes, times the number of coordinates."""
 
 
 def bounded_step(hessian: FloatArray, gradient: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    """d (p,) for a Hessian (p, p) and a gradient (p,); low <= 0 <= high are the ends of the box from here (p,)."""
+    """Return argmin over low <= d <= high of d'Hd/2 - g'd (p,), without a move along flat directions.
+
+    Parameters
+    ----------
+    hessian, gradient
+        H (p, p), positive semidefinite, and g (p,).
+    low, high
+        Ends of the box relative to the current point (p,), low <= 0 <= high.
+    """
     scale = np.sqrt(np.maximum(np.diag(hessian), 0.0))
     scale[scale == 0] = 1.0
     values, vectors = np.linalg.eigh(hessian / np.outer(scale, scale))
@@ -53,7 +49,7 @@ def bounded_step(hessian: FloatArray, gradient: FloatArray, low: FloatArray, hig
 
 
 def _closest(root: FloatArray, target: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    """The x (p,) in a box around zero for which root x (k, p) is closest to the target (k,)."""
+    """Return x (p,) in a box around zero that brings root (k, p) times x closest to the target (k,)."""
     p = root.shape[1]
     x, rest = np.zeros(p), target.copy()
     size = INWARDS * float(np.linalg.norm(target))
@@ -85,12 +81,12 @@ def _closest(root: FloatArray, target: FloatArray, low: FloatArray, high: FloatA
 
 
 def _can_move(x: FloatArray, pull: FloatArray, low: FloatArray, high: FloatArray, size: float) -> NDArray[np.bool_]:
-    """Which coordinates (p,) have room on the side that they are pulled to."""
+    """Return which coordinates (p,) can move in the direction of the gradient."""
     return np.asarray(((pull > size) & (x < high)) | ((pull < -size) & (x > low)))
 
 
 def _until_stopped(x: FloatArray, way: FloatArray, low: FloatArray, high: FloatArray) -> tuple[float, int]:
-    """(share of the way that stays in the box, coordinate that ends it or -1)."""
+    """Return (share of the move that stays in the box, coordinate that limits it or -1)."""
     room = np.where(way > 0, high - x, np.where(way < 0, low - x, np.inf))
     shares = np.divide(room, way, out=np.full(len(x), np.inf), where=way != 0)
     stops = int(np.argmin(shares))
@@ -98,18 +94,18 @@ def _until_stopped(x: FloatArray, way: FloatArray, low: FloatArray, high: FloatA
 
 
 LONGEST = 3.0
-"""No logarithmic coordinate moves further in one step."""
+"""Longest move of a logarithmic coordinate in one step."""
 
 GAIN = 1e-12
 MAX_STEPS = 150
 MAX_DAMPING = 1e12
 FIRM = 1e6
-"""Damping with which a step is that of single coordinates."""
+"""With this damping a step moves coordinates independently of each other."""
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where the search ended, its cost, and whether it ended because there was nothing more to gain."""
+    """End of a search: coordinates z (free,), cost, and whether it converged."""
 
     z: FloatArray
     cost: float
@@ -123,7 +119,17 @@ def minimise(
     gain: float = GAIN,
     box: tuple[FloatArray, FloatArray] | None = None,
 ) -> Minimum:
-    """The minimum of the cost that a start leads to. box: (lower, upper) each (free,), in place of the problem's."""
+    """Minimise the cost from a start (free,).
+
+    Parameters
+    ----------
+    steps
+        Limit of steps.
+    gain
+        The search converges when the best possible gain falls below this share of the cost.
+    box
+        (lower, upper), each (free,), in place of the problem's.
+    """
     problem = objective.problem
     lower, upper = box or (problem.lower, problem.upper)
     step = _compiled_step if objective.rows.compiled else damped_step
@@ -159,14 +165,14 @@ def minimise(
 
 
 def _single(at: Quadratic, low: FloatArray, high: FloatArray) -> float:
-    """The gain that a step in one coordinate promises, at best."""
+    """Return the largest gain that the quadratic allows for a step in one coordinate."""
     diagonal = np.maximum(np.diag(at.curvature), 1e-300)
     d = np.minimum(np.maximum(-at.gradient / diagonal, low), high)
     return float(np.max(-d * (at.gradient + 0.5 * diagonal * d), initial=0.0))
 
 
 def damped_step(at: Quadratic, low: FloatArray, high: FloatArray, damping: float) -> FloatArray:
-    """The step within [low, high] (p,) that an active set gives for damping above zero."""
+    """Return the damped step (p,) within [low, high], by an active set; damping > 0."""
     H = _damped(at, damping)
     d = np.zeros(len(low))
     free = ~(((low >= 0) & (at.gradient > 0)) | ((high <= 0) & (at.gradient < 0)))
@@ -193,13 +199,13 @@ def _compiled_step(at: Quadratic, low: FloatArray, high: FloatArray, damping: fl
 
 
 def _damped(at: Quadratic, damping: float) -> FloatArray:
-    """H + lambda diag H."""
+    """Return H + lambda diag H."""
     diagonal = np.diag(at.curvature)
     return at.curvature + np.diag(damping * np.maximum(diagonal, 1e-12 * max(float(diagonal.max()), 1e-300)))
 
 
 def _solve(H: FloatArray, right: FloatArray) -> FloatArray:
-    """H x = right for a positive definite H; by its diagonal alone where rounding left it none."""
+    """Solve H x = right for a positive definite H; by its diagonal if rounding made H singular."""
     try:
         return np.asarray(np.linalg.solve(H, right))
     except np.linalg.LinAlgError:

@@ -1,10 +1,7 @@
-"""Robust losses, in SciPy's convention: cost = 1/2 f_scale^2 sum_i weight_i rho(z_i), z = (r/f_scale)^2.
+"""Robust losses in SciPy's convention: cost = 1/2 f_scale^2 sum_i weight_i rho(z_i), z = (r/f_scale)^2.
 
-rho, rho', rho'' of z:  linear  z, 1, 0.  Huber  z, 1, 0 up to z = 1, then 2 sqrt z - 1, z^-1/2, -z^-3/2 / 2.
-soft-L1  2 (sqrt(1+z) - 1), (1+z)^-1/2, -(1+z)^-3/2 / 2.  Tukey, with u = max(1-z, 0):  (1-u^3)/3, u^2, -2u; it is not
-convex, so its fit starts from the Huber fit and keeps that fit's spread.  The tuning constants give 95 % efficiency on
-normal residuals when f_scale is the constant times their standard deviation: Huber 1.345 (Huber 1964), soft-L1 1.28710,
-Tukey 4.685.
+Each function of RHO returns rho, rho' and rho''. TUNING gives 95 % efficiency on normal residuals. Tukey's loss is not
+convex; its fit starts from the Huber fit. Definitions: docs/theory/fitting.md, "Cost".
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +43,7 @@ LEAST_SLOPE = 0.02
 
 
 def by_residual(loss: str, r: FloatArray, f_scale: float | FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Cost of each residual, its slope psi = r rho', and psi's slope, kept above a small share of rho' in the tail."""
+    """Return each residual's cost, score psi = r rho', and slope of psi, which stays above 2 % of rho' in the tail."""
     if loss == "huber":
         size = np.abs(r)
         inside = np.minimum(size, f_scale)
@@ -58,17 +55,17 @@ def by_residual(loss: str, r: FloatArray, f_scale: float | FloatArray) -> tuple[
 
 
 def weighted(rho: Rho, weights: FloatArray) -> Rho:
-    """`rho` with a weight a row, for `scipy.optimize.least_squares(loss=...)`."""
+    """Return `rho` with a weight per row, for `scipy.optimize.least_squares(loss=...)`."""
     return lambda z: np.asarray(rho(z) * weights, dtype=np.float64)
 
 
 def score_factor(loss: str, residuals: FloatArray, f_scale: float) -> FloatArray:
-    """rho'(z): what a residual's pull is multiplied with; 1 for rows the loss treats as ordinary."""
+    """Return rho'(z), the weight of each residual in the score; 1 for small residuals."""
     return np.asarray(RHO[loss]((residuals / f_scale) ** 2)[1])
 
 
 def score_slope(loss: str, residuals: FloatArray, f_scale: float) -> FloatArray:
-    """Derivative of the score r rho'(z) by r: rho' + 2 z rho''."""
+    """Return the derivative of the score r rho'(z) by r: rho' + 2 z rho''."""
     z = (residuals / f_scale) ** 2
     _, first, second = RHO[loss](z)
     return np.asarray(first + 2 * z * second)

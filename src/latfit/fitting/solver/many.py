@@ -1,9 +1,8 @@
-"""Many descents at once on the same rows: from several starts, with rows weighted otherwise, in boxes of their own.
+"""Many descents on the same rows at once: several starts, folds, or boxes.
 
-A problem of a few hundred cells is so small that most of a descent's time is spent in calling array functions, not in
-them. So k descents (the starts of a race, the folds of a cross-validation, cells left out) go step by step together,
-with arrays of one dimension more. Each step is that of `levenberg_marquardt`, with its own damping; descents that have
-ended drop out. A fold is the same rows with weight zero on those that it leaves out.
+For a few hundred cells the overhead of array calls dominates, so k descents advance together on stacked arrays. Each
+step is that of `levenberg_marquardt`, with its own damping; descents that end drop out. A fold has weight zero on the
+rows that it leaves out.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +17,15 @@ from latfit.fitting.solver.objective import CellProblem, prior_rows
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
 LARGEST = 1 << 22
-"""Slopes that are held at once: more descents are made in turns."""
+"""Memory limit: slopes held at once; further descents wait their turn."""
 
 
 @dataclass(frozen=True)
 class Descents:
-    """k costs on the rows of a problem. weights: of the rows (k, n); f_scale: of the loss (k,); lower, upper: ends of
-    the boxes (k, free)."""
+    """k costs on the rows of a problem.
+
+    weights: of the rows (k, n). f_scale: of the loss (k,). lower, upper: ends of the boxes (k, free).
+    """
 
     rows: CellProblem
     weights: FloatArray
@@ -34,7 +35,7 @@ class Descents:
 
     @staticmethod
     def alike(rows: CellProblem, f_scale: float, count: int) -> "Descents":
-        """So many times the problem's own cost."""
+        """Return `count` copies of the problem's own cost."""
         lower, upper = (np.tile(end, (count, 1)) for end in (rows.cells.lower, rows.cells.upper))
         return Descents(rows, np.tile(rows.weights, (count, 1)), np.full(count, f_scale), lower, upper)
 
@@ -43,23 +44,23 @@ class Descents:
         return self.rows.cells
 
     def at(self, which: NDArray[np.intp]) -> "Descents":
-        """Some of them."""
+        """Return some of the descents."""
         return Descents(self.rows, self.weights[which], self.f_scale[which], self.lower[which], self.upper[which])
 
     def at_own_scale(self, z: FloatArray, least: float) -> "Descents":
-        """The same with the scale that the residuals at z (k, free) have, `least` or more."""
+        """Return the descents with the scale of the residuals at z (k, free), at least `least`."""
         size = np.abs(self._residuals(self._told(self.latency_ms(z))))
         tuned = TUNING[self.problem.options.loss] * MAD_TO_SIGMA
         found = [tuned * weighted_quantile(r, 0.5, w) for r, w in zip(size, self.weights, strict=True)]
         return replace(self, f_scale=np.maximum(found, least))
 
     def latency_ms(self, z: FloatArray) -> FloatArray:
-        """T in ms of each cell (k, m)."""
+        """Return T of each cell in ms (k, m)."""
         found = self.problem.model.latency_ms(thetas(self.problem, z), self.problem.steps)
         return np.broadcast_to(found, (len(z), len(self.rows.starts)))
 
     def costs(self, z: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Costs (k,), T in ms, and the pull and stiffness of each cell (k, m)."""
+        """Return costs (k,), and T in ms, pull and stiffness of each cell (k, m)."""
         T = self.latency_ms(z)
         cost, pull, stiffness = by_residual(
             self.problem.options.loss, self._residuals(self._told(T)), self.f_scale[:, None]
@@ -74,7 +75,7 @@ class Descents:
     def quadratics(
         self, z: FloatArray, T: FloatArray, pull: FloatArray, stiffness: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Gradients (k, free) and curvatures (k, free, free) where T, pull and stiffness are known."""
+        """Return gradients (k, free) and curvatures (k, free, free), given T, pull and stiffness."""
         problem, theta = self.problem, thetas(self.problem, z)
         slopes = np.moveaxis(problem.model.gradient(theta, problem.steps), -1, 0)[problem.free]
         chain = problem.chain(theta[:, :, 0].T)
@@ -102,12 +103,12 @@ class Descents:
 
 
 def thetas(problem: FitProblem, z: FloatArray) -> FloatArray:
-    """All parameters (p, k, 1) of k vectors of free coordinates (k, free), as models take them."""
+    """Return all parameters (p, k, 1) of k vectors of free coordinates (k, free), shaped for models."""
     return problem.theta(z).T[:, :, None]
 
 
 def minimise_all(descents: Descents, starts: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> list[Minimum]:
-    """The minima that starts (k, free) lead to; see `levenberg_marquardt.minimise`."""
+    """Minimise from starts (k, free); see `levenberg_marquardt.minimise`."""
     cells, free = len(descents.rows.starts), max(starts.shape[1], 1)
     at_once = max(1, LARGEST // (max(cells, 1) * free))
     found: list[Minimum] = []
@@ -158,7 +159,7 @@ def _together(descents: Descents, starts: FloatArray, steps: int, gain: float) -
 
 
 def _single(gradient: FloatArray, H: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    """The gain (k,) that a step in one coordinate promises, at best."""
+    """Return the largest gains (k,) that the quadratics allow for a step in one coordinate."""
     diagonal = np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300)
     d = np.minimum(np.maximum(-gradient / diagonal, low), high)
     return np.asarray(np.max(-d * (gradient + 0.5 * diagonal * d), axis=1, initial=0.0))
@@ -167,7 +168,7 @@ def _single(gradient: FloatArray, H: FloatArray, low: FloatArray, high: FloatArr
 def damped_steps(
     gradient: FloatArray, curvature: FloatArray, low: FloatArray, high: FloatArray, damping: FloatArray
 ) -> FloatArray:
-    """The steps (k, free) within [low, high] that an active set gives for damping (k,) above zero."""
+    """Return the damped steps (k, free) within [low, high], by an active set; damping (k,) > 0."""
     k, p = gradient.shape
     eye = np.eye(p)
     diagonal = np.diagonal(curvature, axis1=1, axis2=2)
@@ -192,7 +193,7 @@ def damped_steps(
 
 
 def _solve(H: FloatArray, right: FloatArray) -> FloatArray:
-    """H x = right of a stack; by its diagonal alone where rounding left no solution."""
+    """Solve H x = right for a stack; by the diagonal if rounding made H singular."""
     try:
         found = np.linalg.solve(H, right[:, :, None])[:, :, 0]
     except np.linalg.LinAlgError:

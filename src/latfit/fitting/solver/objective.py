@@ -1,19 +1,7 @@
-"""The robust cost of a problem with its gradient and curvature, computed cell by cell.
+"""The robust cost with gradient and Gauss-Newton curvature, summed by cell.
 
-All rows of a cell are the same step, so they share the prediction u (ln T, or T for absolute residuals) and its slopes.
-With residuals r_i = u - y_i the cell's part of the cost and its two derivatives in u are sums over its rows,
-
-    cost = 1/2 s^2 sum w_i rho(r_i^2/s^2),    G = sum w_i r_i rho',    K = sum w_i (rho' + 2 z rho''),
-
-and with J = du/dz of the cells the gradient is J'G, the curvature J'KJ (the term with the second derivative of u is
-left out, as in Gauss and Newton's method). Where a row lies in the loss's tail its part of K is kept above a small
-share of rho', so that a step stays a descent.
-
-A prior on a parameter, mean m and standard deviation d, enters the cost as one more squared residual r = sigma (theta -
-m)/d, where sigma is the spread of the residuals that the loss's scale stands for: as much as one row that is d off
-tells. To the covariance it is such a row: it adds j j' to the Hessian, j = sigma (dtheta/dz)/d, and sigma^2 j j' to the
-spread of the score, because m is off by d as a measurement is off by its noise. For a linear model with normal noise
-that is the Bayesian posterior, sigma^2 (X'X + sigma^2 D^-2)^-1.
+All rows of a cell share one prediction and its slopes, so sums over rows come first. A prior is one more squared
+residual, and one more row in the covariance. Derivation: docs/theory/fitting.md, "Cost".
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +17,7 @@ from latfit.stats import MAD_TO_SIGMA, FloatArray
 
 
 def prior_rows(problem: FitProblem, z: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
-    """(residuals (k,), Jacobian (k, free)) of the k priors on free parameters, in the residuals' unit."""
+    """Return (residuals (k,), Jacobian (k, free)) of the k priors on free parameters, in the residuals' unit."""
     names = [p.name for p in problem.free_parameters]
     known = [(names.index(name), *prior) for name, prior in problem.options.priors.items() if name in names]
     J = np.zeros((len(known), len(z)))
@@ -48,8 +36,10 @@ def prior_rows(problem: FitProblem, z: FloatArray, f_scale: float) -> tuple[Floa
 def with_priors(
     problem: FitProblem, z: FloatArray, f_scale: float, J: FloatArray, slope: float = 1.0
 ) -> tuple[FloatArray, FloatArray]:
-    """(Jacobian (n + k, free), weights (n + k,)) of the rows and the priors after them; slope: mean psi' of the rows,
-    which a prior does not share."""
+    """Return (Jacobian (n + k, free), weights (n + k,)) of the rows followed by the k priors.
+
+    slope: mean psi' of the rows, divided out of the weights of the priors.
+    """
     more = prior_rows(problem, z, f_scale)[1]
     if len(more) == 0:
         return J, problem.weights
@@ -58,10 +48,10 @@ def with_priors(
 
 
 EXACT = 1e-10
-"""Relative residuals of a fit without error."""
+"""Relative residuals of an exact fit."""
 
 COMPILED_FROM = 20_000
-"""Rows from which the sums over cells are worth loading compiled code for."""
+"""From this many rows on, sums over cells pay for loading compiled code."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class Sums:
-    """At a point: T in ms of each cell, the cost without priors, and G and K of each cell; arrays (m,)."""
+    """At a point: T in ms, pull G and stiffness K of each cell (m,), and the cost without priors."""
 
     T: FloatArray
     cost: float
@@ -85,10 +75,18 @@ class Sums:
 
 @dataclass(frozen=True)
 class CellProblem:
-    """A problem with one row a cell in `cells`, and the measured rows behind them (sorted by cell).
+    """A problem with one row per cell, and the measured rows behind the cells.
 
-    y: ln T or T (n,); weights (n,); starts: the first row of each cell (m,); compiled: whether there is enough to do
-    for compiled code, here or in the problem that this one is a sample of.
+    Attributes
+    ----------
+    cells
+        The problem with one row per cell (m).
+    y, weights
+        ln T or T, and weight of each row (n,), sorted by cell.
+    starts
+        First row of each cell (m,).
+    compiled
+        Whether compiled code pays, here or for the problem that this one is a sample of.
     """
 
     cells: FitProblem
@@ -99,12 +97,12 @@ class CellProblem:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Rows in each cell (m,)."""
+        """Number of rows of each cell (m,)."""
         return np.diff(self.starts, append=len(self.y))
 
     @cached_property
     def axes(self) -> tuple[FloatArray, FloatArray, NDArray[np.int64], FloatArray]:
-        """B and S of the cells, and S again as numbers in a list of values, for `swift`."""
+        """B and S of the cells (m,), and S again as indices into distinct values, for `swift`."""
         B, S = (np.ascontiguousarray(self.cells.steps[name]) for name in ("B", "S"))
         top = float(S.max())
         if top <= len(S) and np.array_equal(S, np.floor(S)):
@@ -113,7 +111,7 @@ class CellProblem:
 
     @property
     def swift(self) -> bool:
-        """Whether the compiled saturation form applies."""
+        """Whether the compiled saturation model applies."""
         return self.compiled and isinstance(self.cells.model, Saturation)
 
     @property
@@ -121,7 +119,7 @@ class CellProblem:
         return self.cells.options.residuals == "relative"
 
     def latency_ms(self, z: FloatArray) -> FloatArray:
-        """T of each cell (m,)."""
+        """Return T of each cell in ms (m,)."""
         theta = self.cells.theta(z)
         if self.swift:
             from latfit.fitting.solver.compiled import latencies
@@ -130,11 +128,11 @@ class CellProblem:
         return self.cells.model.latency_ms(theta, self.cells.steps)
 
     def told(self, T: FloatArray) -> FloatArray:
-        """u (m,): ln T or T."""
+        """Return u (m,): ln T, or T for absolute residuals."""
         return np.log(np.maximum(T, 1e-300)) if self.relative else T
 
     def predicted(self, z: FloatArray) -> FloatArray:
-        """u of each cell (m,)."""
+        """Return u of each cell (m,)."""
         return self.told(self.latency_ms(z))
 
     def by_row(self, values: FloatArray) -> FloatArray:
@@ -145,17 +143,17 @@ class CellProblem:
 
     @cached_property
     def nothing(self) -> float:
-        """A cost so small that it is rounding: exact data have residuals of 1e-10."""
+        """Cost below which residuals are rounding errors (1e-10 of T)."""
         unit = 1.0 if self.relative else float(np.median(self.cells.observed))
         return 0.5 * float(self.weights.sum()) * (EXACT * unit) ** 2
 
     def spread(self, z: FloatArray) -> float:
-        """Robust standard deviation of the residuals."""
+        """Return the robust standard deviation of the residuals."""
         return MAD_TO_SIGMA * quantile(np.abs(self.by_row(self.predicted(z)) - self.y), 0.5, self.weights)
 
 
 def by_cell(problem: FitProblem, compiled: bool = False) -> CellProblem:
-    """The problem with neighbouring rows of the same step gathered."""
+    """Return the problem with the rows of each cell gathered."""
     compiled = compiled or len(problem.observed) >= COMPILED_FROM
     starts = np.flatnonzero(np.diff(problem.cells, prepend=-1))
     y = np.log(problem.observed) if problem.options.residuals == "relative" else problem.observed
@@ -168,7 +166,7 @@ def by_cell(problem: FitProblem, compiled: bool = False) -> CellProblem:
 
 @dataclass(frozen=True)
 class Objective:
-    """The cost to be minimised, at one scale of the loss."""
+    """The cost to minimise, at one scale of the loss."""
 
     rows: CellProblem
     f_scale: float
@@ -181,16 +179,16 @@ class Objective:
         return self.whole(z, self.sums(z))
 
     def at(self, z: FloatArray) -> Quadratic:
-        """Cost, gradient and curvature."""
+        """Return cost, gradient and curvature."""
         return self.around(z, self.sums(z))
 
     def whole(self, z: FloatArray, sums: Sums) -> float:
-        """The cost with priors, where its sums are known."""
+        """Return the cost with priors, given the sums."""
         known, _ = prior_rows(self.problem, z, self.f_scale)
         return sums.cost + 0.5 * float(known @ known)
 
     def around(self, z: FloatArray, sums: Sums) -> Quadratic:
-        """Cost, gradient and curvature at a point whose sums are known."""
+        """Return cost, gradient and curvature, given the sums."""
         problem, rows = self.problem, self.rows
         theta = problem.theta(z)
         divisor = np.maximum(sums.T, 1e-300) if rows.relative else np.ones_like(sums.T)
@@ -209,7 +207,7 @@ class Objective:
         return Quadratic(cost, gradient + slopes.T @ known, curvature + slopes.T @ slopes)
 
     def sums(self, z: FloatArray) -> Sums:
-        """Cost without priors, and G and K by cell."""
+        """Return the cost without priors, and G and K of each cell."""
         rows, loss, s = self.rows, self.problem.options.loss, self.f_scale
         T = rows.latency_ms(z)
         u = rows.told(T)
@@ -226,5 +224,5 @@ class Objective:
 
 
 def remembered(problem: FitProblem) -> FitProblem:
-    """The problem with a table of steps that remembers what is derived from it."""
+    """Return the problem with a StepTable, which caches derived columns."""
     return problem if isinstance(problem.steps, StepTable) else replace(problem, steps=StepTable(problem.steps))

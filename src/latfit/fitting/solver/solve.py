@@ -1,12 +1,8 @@
-"""The solver: a search for starts, a race between them, a polish of the winner on all rows.
+"""The solver: search for starts, race them, polish the best on all rows.
 
-The scale of a robust loss is the spread of the residuals of the very fit it belongs to. So: a fit with a generous
-scale, the spread of its residuals by the median absolute deviation, a fit with that scale, and once more. With the
-scale held, the cost falls in each solve; a scale floor keeps noise-free data from dividing by zero.
-
-`separable` searches by variable projection and polishes with `levenberg_marquardt`; `trf` runs SciPy's trust-region
-reflective from starts that know nothing of the structure, as anyone would. On large data the starts race on a sample of
-the rows.
+The scale of a robust loss is estimated from the residuals of the fit, starting from a generous scale. `separable` uses
+variable projection and Levenberg-Marquardt; `trf` uses SciPy's trust region from starts that ignore the structure. On
+large data the starts race on a sample. Derivation: docs/theory/fitting.md, "Solver".
 """
 
 from dataclasses import dataclass, replace
@@ -28,28 +24,27 @@ SEARCH_ROWS = 256
 RACE_ROWS = 400
 RACERS = {0: 1, 1: 8, 2: 4}
 MANY_RACERS = 6
-"""Starts by the number of outer parameters that are searched; of more, many."""
+"""Number of starts by the number of searched outer parameters; MANY_RACERS for more."""
 
 FEW_OUTER = 2
 NAIVE_STARTS = 2
-"""Starts that know nothing of the structure and race along, in case the search's sample misleads."""
+"""Starts that ignore the structure, in case the sample of the search misleads."""
 
 FINALISTS = 3
 WORTH = 0.5
-"""A point of the search that costs this share more than a fit may lead to a better one."""
+"""A point of the search up to this share costlier than the fit may lead to a better one."""
 
 MOST_TRIED = 8
 
 WELL_SEARCHED = (0, 2)
-"""Numbers of outer parameters whose search misses nothing: none, and two on a grid, on which few rows mislead less than
-on a line."""
+"""Numbers of outer parameters that need no second search along the axes: none, and two on a grid."""
 
 RESCUES = 3
 CLOSE = 0.02
-"""A sample cannot tell ends whose costs differ by less than this share."""
+"""Ends whose costs on a sample differ by less than this share count as equal."""
 
 NOTHING = 1e-6
-"""A prediction below this share of the fastest step is none."""
+"""A start that predicts less than this share of the fastest step is unusable."""
 
 TRF_STARTS = 8
 FIRST_RELATIVE_SCALE = 0.1
@@ -57,17 +52,17 @@ SCALE_FLOOR = 1e-7
 MAX_EVALUATIONS = 400
 RACE_EVALUATIONS = 80
 RACE_STEPS, MANY_STEPS = 10, 30
-"""Steps of a race after a search on a grid, which knows the valleys, and after one that does not."""
+"""Steps of a race after a search on a grid, which finds the valleys, and after a scattered search."""
 
 MORE_SCALES = 2
 REFIT_STEPS, REFIT_GAINS = 25, (1e-3, 1e-5)
-"""Steps of a fold's fit, and the shares of the cost that its two passes may leave: far less than a fold shows."""
+"""Steps of a fold's fit, and relative gains at which its two passes stop: far below the error of a fold."""
 WIDER = (8.0, 4.0, 2.0)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """z of the optimum (free,), its cost, the loss's scale, and whether the solver said that it converged."""
+    """Optimum z (free,), its cost, the scale of the loss, and whether the solver converged."""
 
     z: FloatArray
     cost: float
@@ -76,12 +71,11 @@ class Solution:
 
 
 ROUGHLY, FINELY, EXACTLY = 1e-6, 1e-9, 1e-12
-"""Shares of the cost that a search may leave to be gained."""
+"""Relative gains at which a search stops."""
 
 
 def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
-    """The problem of fitting rows and its solution, found once for the rows and options; a correction is no part of
-    it."""
+    """Return the problem of fitting rows, without a correction, and its solution; cached with the data."""
     options = options.of_formula
 
     def find() -> tuple[FitProblem, Solution]:
@@ -92,8 +86,10 @@ def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
 
 
 def nearly_solved(data: Rows, options: FitOptions, theta: FloatArray | None = None) -> tuple[FitProblem, Solution]:
-    """The same without the second look for a better valley, from which `solved_once` goes on. theta: parameters (p,)
-    that a fit of some of the rows found, in place of a search."""
+    """Return problem and solution without the second search for a better valley; `solved_once` continues from it.
+
+    theta: parameters (p,) of a fit of some of the rows, in place of a search.
+    """
 
     def find() -> tuple[FitProblem, list[Minimum], Solution]:
         problem = make_problem(data, options)
@@ -116,8 +112,15 @@ def nearly_solved(data: Rows, options: FitOptions, theta: FloatArray | None = No
 def solve(
     problem: FitProblem, warm: FloatArray | None = None, found: tuple[Any, list[Minimum], Any] | None = None
 ) -> Solution:
-    """Minimise the robust cost. warm: a start in z in place of the search for one (refits on parts of the data).
-    found: what `nearly_solved` found of the problem."""
+    """Minimise the robust cost.
+
+    Parameters
+    ----------
+    warm
+        Start in z (free,) in place of a search, for refits on parts of the data.
+    found
+        Result of `nearly_solved` for this problem.
+    """
     problem = remembered(problem)
     if problem.options.loss == "tukey":
         return _tukey(problem, warm)
@@ -143,7 +146,7 @@ def solve(
 
 
 def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
-    """The fit of the valley that a start lies in."""
+    """Fit from a start, within its valley."""
     z = warm
     for _ in range(MORE_SCALES):
         objective = Objective(rows, _scale(rows, z))
@@ -153,7 +156,7 @@ def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
 
 
 def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
-    """SciPy's trust region from several starts, of which a sample chooses the best, as anyone would."""
+    """Fit by SciPy's trust region from several starts, ranked on a sample."""
     few = sample_rows(problem, RACE_ROWS)
     sample = rows if few is problem else by_cell(few)
     first = Objective(sample, _generous(problem))
@@ -171,7 +174,7 @@ def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Rows to search on, few of them, and rows to race on, which are all of them where there are not many."""
+    """Rows to search on, and rows to race on; the latter are all rows of a small problem."""
 
     searched: FitProblem
     beside: FitProblem
@@ -187,7 +190,7 @@ def _samples(problem: FitProblem, rows: CellProblem) -> _Samples:
 
 
 def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
-    """Where several starts end, best first: each polished at the generous scale and again at the best one's own."""
+    """Return the ends of several starts, best first: each polished at the generous scale, then at the best end's."""
     sample, first = samples.raced, _generous(problem)
     starts = searched_points(samples.searched, first, _racers(problem))
     starts += naive_points(problem, NAIVE_STARTS)
@@ -198,7 +201,7 @@ def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
 
 
 def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
-    """Where starts lead to, best first."""
+    """Return the ends of starts, best first."""
     if objective.rows.compiled or len(starts) == 1:
         ends = [minimise(objective, start, steps, gain) for start in starts]
     else:
@@ -209,18 +212,18 @@ def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: i
 
 
 def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
-    """The ends that the sample cannot tell from the best one, polished on all rows."""
+    """Polish on all rows the ends that are equal to the best one on the sample."""
     close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost]
     return _polished(Objective(rows, _scale(rows, ends[0].z)), close[:FINALISTS])
 
 
 def _polished(objective: Objective, starts: list[FloatArray]) -> list[Minimum]:
-    """Different ends, best first."""
+    """Return the distinct ends of starts, best first."""
     return _apart(_raced(objective, starts, GAIN, MAX_STEPS)) if starts else []
 
 
 def _rescued(objective: Objective, samples: _Samples, best: Minimum) -> Minimum:
-    """A better end than the best one by a search at the very scale of the fit, or the best one."""
+    """Search again at the scale of the fit; return a better end, or the best one."""
     problem, f_scale = samples.searched, objective.f_scale
     known = max(Objective(by_cell(problem, objective.rows.compiled), f_scale).cost(best.z), 1e-300)
     sample = Objective(samples.raced, f_scale)
@@ -243,13 +246,13 @@ def _rescued(objective: Objective, samples: _Samples, best: Minimum) -> Minimum:
 
 
 def _generous(problem: FitProblem) -> float:
-    """The loss's scale before anything is known of the residuals."""
+    """Return the first scale of the loss, before residuals are known."""
     relative = problem.options.residuals == "relative"
     return FIRST_RELATIVE_SCALE * (1.0 if relative else float(np.median(problem.observed)))
 
 
 def _speaks(rows: CellProblem, start: FloatArray) -> bool:
-    """Whether a start predicts something for every step: logarithms of nothing have no slope to leave it by."""
+    """Return whether a start predicts a positive latency for every step; ln T has no slope at zero."""
     T = rows.cells.model.latency_ms(rows.cells.theta(start), rows.cells.steps)
     return bool(T.min() > NOTHING * float(rows.cells.observed.min()))
 
@@ -260,12 +263,12 @@ def _racers(problem: FitProblem) -> int:
 
 
 def _searched(problem: FitProblem) -> int:
-    """How many outer parameters are searched."""
+    """Return the number of outer parameters that are searched."""
     return sum(name not in problem.fixed for name in problem.model.outer)
 
 
 def _apart(ends: list[Minimum]) -> list[Minimum]:
-    """Ends of different cost: starts that met in one optimum run on as one."""
+    """Return the ends of different cost: starts that reached one optimum count once."""
     kept: list[Minimum] = []
     for end in ends:
         if all(abs(end.cost - other.cost) > ROUGHLY * abs(other.cost) for other in kept):
@@ -274,8 +277,10 @@ def _apart(ends: list[Minimum]) -> list[Minimum]:
 
 
 def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
-    """Not convex: from the Huber fit, from fits with a wider scale that narrows, and from the points that the search
-    likes, with the Huber fit's spread held."""
+    """Fit Tukey's loss, which is not convex, with the Huber fit's spread held.
+
+    Starts: the Huber fit, a series of narrowing scales, the best points of the search, and naive ones.
+    """
     huber = solve(replace(problem, options=replace(problem.options, loss="huber")), warm)
     f_scale = huber.f_scale * TUNING["tukey"] / TUNING["huber"]
     objective = Objective(by_cell(problem), f_scale)
@@ -293,13 +298,13 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
 
 
 def trust_region(objective: Objective, start: FloatArray, gain: float) -> Minimum:
-    """SciPy's trust-region reflective on all rows; it knows no priors, which `problem` refuses with it."""
+    """Minimise by SciPy's trust-region reflective on all rows; `problem` rejects priors with this solver."""
     from scipy.optimize import least_squares
 
     problem = objective.problem
     rows = objective.rows
     inside = np.clip(start, problem.lower, problem.upper)
-    with np.errstate(all="ignore"):  # columns that the data cannot tell apart divide by zero inside SciPy's subproblem
+    with np.errstate(all="ignore"):  # aliased columns cause division by zero in SciPy's subproblem
         result = least_squares(
             lambda z: rows.by_row(rows.predicted(z)) - rows.y,
             inside,
@@ -327,8 +332,10 @@ def _least_scale(rows: CellProblem) -> float:
 
 
 def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper: FloatArray) -> FloatArray:
-    """Coordinates (k, free) of fits with other weights (k, n), each in the valley that z (free,) lies in. upper: ends
-    of their boxes (k, free), those of a coordinate that a fit lacks at its lower end."""
+    """Refit with other weights (k, n), each from z (free,); return coordinates (k, free).
+
+    upper: upper ends of the boxes (k, free); a coordinate that a fit lacks has its lower end there.
+    """
     rows = by_cell(remembered(problem))
     k = len(weights)
     lower = np.tile(problem.lower, (k, 1))
@@ -341,7 +348,7 @@ def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper:
 
 
 def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
-    """Put coordinates that a solver left a hair inside their bound onto it, where that costs nothing."""
+    """Move coordinates that are almost at a bound onto it, if the cost does not rise."""
     problem = objective.problem
     z, kept = end.z.copy(), objective.cost(end.z)
     for i, (low, high) in enumerate(zip(problem.lower, problem.upper, strict=True)):
@@ -355,10 +362,10 @@ def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
 
 
 def sample_rows(problem: FitProblem, size: int) -> FitProblem:
-    """About `size` rows, half by weight and half evenly, the extremes of every column always among them.
+    """Return a sample of about `size` rows, with the extremes of every column.
 
-    Rows are taken in even steps of that share along their order, which is that of B, then S, then T. A row's weight is
-    divided by its chance to be taken, so that the sample's cost estimates the cost of all rows.
+    Systematic sampling along the order of B, S and T, half by weight and half evenly. Weights are divided by the
+    probability of inclusion, so the sample's cost estimates the cost of all rows.
     """
     if len(problem.observed) <= size:
         return problem

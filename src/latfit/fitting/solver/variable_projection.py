@@ -1,20 +1,8 @@
-"""Where a solver starts: from a search over the outer parameters with everything else solved for (variable projection),
-from custom, or at random in the box.
+"""Starts of the solver by variable projection.
 
-Given its outer parameters k (rates, corners) the model is linear in coefficients c >= 0, f = X(k) c, so a point of the
-search costs one non-negative least squares problem (Golub & Pereyra 1973; Lawson & Hanson 1974). For residuals
-r = ln(f/T) and a robust loss it is iterated: with f the last prediction, the residuals of f' are to first order
-r + (f' - f)/f, so that
-
-    c' = argmin_{c >= 0} sum_i w_i rho'(r_i) / f_i^2 (X_i c - f_i (1 - r_i))^2,
-
-started at f = T, r = 0. Each is solved through its normal equations, of columns of unit length with a tiny ridge. All
-points of the search are solved together, on a sample of the rows.
-
-The points are a geometric grid over one or two outer parameters, whose valleys become starts of the polish, and over
-more the additive sequence x_k = (x_0 + k a) mod 1 with a_j = g^-j and g^(d+1) = g + 1, the golden ratio's counterpart
-in d dimensions, whose points keep far apart (Roberts 2018); of these the best that really differ do. With them go the
-two corners, where all rates are low or nothing bends any more.
+Given its outer parameters (rates, corners), the model is linear in coefficients >= 0. The search evaluates many outer
+parameters, on a grid or a low-discrepancy sequence, and solves a stack of non-negative least squares problems for the
+coefficients. Derivation: docs/theory/fitting.md, "Solver".
 """
 
 import itertools
@@ -28,29 +16,29 @@ from latfit.model import Separable, features_of
 from latfit.stats import FloatArray
 
 GRID = {1: 48, 2: 10}
-"""Nodes of an axis by the number of axes."""
+"""Grid nodes per axis, by the number of axes."""
 
 MOST_KINKS = {48: 96, 10: 48}
-"""Nodes between kinks by the number of even ones."""
+"""Largest number of nodes between kinks, by the number of evenly spaced nodes."""
 
 BESIDE, MOST_KINKS_BESIDE = 24, 160
-"""Even nodes of an axis through a point, and those between kinks."""
+"""Evenly spaced nodes of an axis through a point, and the most nodes between kinks."""
 
 CORNERS = 2
 SCATTERED_POINTS = 256
 DIFFERENT = 0.8
-"""Two points closer than this in every log-coordinate lead to the same optimum."""
+"""Points closer than this in every log-coordinate count as one start."""
 
 ROUNDS = 3
 PIVOTS = 60
 _RIDGE = 1e-10
 _LARGEST = 1 << 22
-"""Entries of the stacked columns that are held at once."""
+"""Memory limit: entries of the stacked columns."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point of the search: outer parameters, all parameters, and the robust cost there."""
+    """A point of the search: outer parameters, all parameters, and the robust cost."""
 
     outer: FloatArray
     theta: FloatArray
@@ -58,7 +46,15 @@ class Candidate:
 
 
 def search(problem: FitProblem, f_scale: float, wanted: int) -> list[Candidate]:
-    """The best points that really differ, best first, and after them the two corners of the search."""
+    """Return starts for the solver: the best distinct points, best first, then the two corners of the search.
+
+    Parameters
+    ----------
+    f_scale
+        Scale of the loss.
+    wanted
+        Largest number of points besides the corners.
+    """
     points, shape = _points(problem)
     found = _candidates(problem, points, f_scale)
     inside, corners = found[: len(found) - CORNERS], found[len(found) - CORNERS :]
@@ -70,8 +66,10 @@ def search(problem: FitProblem, f_scale: float, wanted: int) -> list[Candidate]:
 
 
 def search_beside(problem: FitProblem, f_scale: float, theta: FloatArray) -> list[Candidate]:
-    """The other valleys of each axis of the search through a point, best first; theta: all parameters there (p,).
-    Residuals are weighted as they are at that point, which is exact for small changes."""
+    """Return the other valleys along each axis through the point theta (p,), best first.
+
+    Residuals keep their weights at theta, which is exact for small changes.
+    """
     found, model = [], problem.model
     names = [p.name for p in model.parameters]
     here = np.maximum(model.latency_ms(theta, problem.steps), 1e-12 * problem.observed)
@@ -95,7 +93,7 @@ def search_beside(problem: FitProblem, f_scale: float, theta: FloatArray) -> lis
 
 
 def _valleys(costs: FloatArray, shape: tuple[int, ...]) -> list[int]:
-    """Nodes of a grid of one or two axes that cost no more than any node beside them."""
+    """Return the local minima of a grid of one or two axes."""
     grid = np.pad(costs.reshape(shape), 1, constant_values=np.inf)
     lowest = np.ones(shape, dtype=bool)
     for shift in itertools.product((-1, 0, 1), repeat=len(shape)):
@@ -117,8 +115,7 @@ def _candidates(
 
 
 def _distinct(found: list[Candidate], wanted: int, apart: float) -> list[Candidate]:
-    """The best candidates that differ from each other by a factor e^apart in an outer parameter, and in cost: along an
-    outer parameter that nothing depends on they do not."""
+    """Return the best candidates that differ by a factor e^apart in an outer parameter, and in cost."""
     taken: list[Candidate] = []
     for candidate in found:
         if len(taken) == wanted:
@@ -136,8 +133,7 @@ def _differ(a: Candidate, b: Candidate, apart: float) -> bool:
 
 
 def _points(problem: FitProblem) -> tuple[FloatArray, tuple[int, ...]]:
-    """Outer parameters of every point of the search (points, outer), its low and its high corner last; and the shape
-    of the grid that they form, empty where they form none."""
+    """Return the points of the search (points, outer), both corners last, and the shape of their grid, if any."""
     names = problem.model.outer
     searched = [name for name in names if name not in problem.fixed]
     axes = {name: _ends(problem, name) for name in searched}
@@ -162,15 +158,14 @@ def _points(problem: FitProblem) -> tuple[FloatArray, tuple[int, ...]]:
 
 
 def _nodes(problem: FitProblem, name: str, ends: tuple[float, float], count: int) -> FloatArray:
-    """Where an axis of the grid has its nodes, between 0 and 1: evenly; and where the latency has kinks, between them
-    as well, because every stretch may have an optimum of its own."""
+    """Return the nodes of an axis in [0, 1]: evenly spaced, plus one between kinks for local minima."""
     even = np.linspace(0, 1, count)
     kept = _between_kinks(problem, name, ends, MOST_KINKS[count])
     return np.unique(np.concatenate([even, np.log(kept / ends[0]) / np.log(ends[1] / ends[0])]))
 
 
 def _between_kinks(problem: FitProblem, name: str, ends: tuple[float, float], most: int) -> FloatArray:
-    """Values between neighbouring kinks, at most so many of them."""
+    """Return values between neighbouring kinks, at most `most` of them."""
     kinks = kink_values(problem, name)
     between = np.sqrt(kinks[1:] * kinks[:-1])
     between = between[(between > ends[0]) & (between < ends[1])]
@@ -178,7 +173,7 @@ def _between_kinks(problem: FitProblem, name: str, ends: tuple[float, float], mo
 
 
 def kink_values(problem: FitProblem, name: str) -> FloatArray:
-    """Where the latency has a kink in an outer parameter: the values above zero of a feature, in order."""
+    """Return the values of an outer parameter at which the slope of the latency jumps, in rising order."""
     for shape in problem.model.shapes if isinstance(problem.model, Separable) else ():
         if shape.parameter.name == name and shape.kinks_at:
             values = np.unique(features_of(problem.steps)[shape.kinks_at])
@@ -191,7 +186,7 @@ def _cube(nodes: list[FloatArray]) -> FloatArray:
 
 
 def _scattered(dimensions: int, seed: int) -> FloatArray:
-    """Points in the unit cube that keep far apart (points, dimensions)."""
+    """Return a low-discrepancy sequence in the unit cube (points, dimensions)."""
     if dimensions == 0:
         return np.zeros((1, 0))
     golden = 2.0
@@ -207,7 +202,7 @@ def _positive(problem: FitProblem, name: str) -> bool:
 
 
 def _ends(problem: FitProblem, name: str) -> tuple[float, float]:
-    """Range of an outer parameter in the search: the user's, or where it still bends something."""
+    """Return the search range of an outer parameter: the user's bounds, or where it affects the curvature."""
     column = dict(problem.model.rates).get(name)
     if name in problem.options.bounds:
         low, high = problem.options.bounds[name]
@@ -223,14 +218,14 @@ def _ends(problem: FitProblem, name: str) -> tuple[float, float]:
 
 
 def _width(problem: FitProblem) -> int:
-    """Number of columns of the basis."""
+    """Return the number of columns of the basis."""
     outer = np.array([problem.fixed.get(name, 1.0) for name in problem.model.outer])
     one = {name: column[:1] for name, column in problem.steps.items()}
     return int(problem.model.basis(outer, one).shape[1])
 
 
 def _active_columns(problem: FitProblem) -> list[int]:
-    """Columns of the basis whose coefficient is searched; columns of terms stand last."""
+    """Return the columns of the basis with a free coefficient; columns of terms are last."""
     model, total = problem.model, _width(problem)
     if not isinstance(model, Separable):
         return list(range(total))
@@ -266,12 +261,12 @@ def _solved(
 
 
 def _residuals(problem: FitProblem, f: FloatArray) -> FloatArray:
-    """r (..., n) of predictions f."""
+    """Return the residuals (..., n) of predictions f."""
     return np.log(f / problem.observed) if problem.options.residuals == "relative" else f - problem.observed
 
 
 def _reweighted(problem: FitProblem, f: FloatArray, r: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
-    """Targets and weights, each (k, n), of the least squares problem that stands for the cost near predictions f."""
+    """Return targets and weights (k, n) of the least squares problem that approximates the cost near predictions f."""
     factor = problem.weights * np.maximum(score_factor(problem.options.loss, r, f_scale), 1e-12)
     if problem.options.residuals == "relative":
         return f * np.maximum(1 - r, 0.0), factor / f**2
@@ -279,7 +274,7 @@ def _reweighted(problem: FitProblem, f: FloatArray, r: FloatArray, f_scale: floa
 
 
 def non_negative(X: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
-    """argmin_{c >= 0} sum weights (X c - y)^2 for each of a stack of problems: X (k, n, m), y, weights (k, n)."""
+    """Return argmin over c >= 0 of sum weights (X c - y)^2 for a stack: X (k, n, m), y and weights (k, n)."""
     root = np.sqrt(weights)
     rooted = X * root[:, :, None]
     gram = rooted.transpose(0, 2, 1) @ rooted
@@ -291,9 +286,11 @@ def non_negative(X: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArra
 
 
 def _pivoted(gram: FloatArray, right: FloatArray) -> FloatArray:
-    """argmin_{c >= 0} c'Gc/2 - b'c for a stack of positive definite G (k, m, m), b (k, m), by block principal pivoting
-    (Kim & Park 2011): all coefficients whose sign or gradient is wrong change sides together, and where that has not
-    led to fewer wrong ones three times running, only the last of them, which ends after finitely many steps."""
+    """Return argmin over c >= 0 of c'Gc/2 - b'c for a stack of positive definite G (k, m, m), b (k, m).
+
+    Block principal pivoting (Kim & Park 2011): all infeasible coefficients change sides together; after three rounds
+    without progress only the last one does, which guarantees termination.
+    """
     k, m = right.shape
     size = 1e-9 * np.maximum(np.abs(right).max(axis=1, initial=0.0), 1e-300)[:, None]
     active = np.ones((k, m), dtype=bool)
@@ -326,12 +323,12 @@ RANDOM_SPREAD = 2.0
 
 
 def searched_points(problem: FitProblem, f_scale: float, wanted: int) -> list[FloatArray]:
-    """Starts in z from the search over the outer parameters, best first."""
+    """Return starts in z from the search over the outer parameters, best first."""
     return [problem.coordinates(candidate.theta) for candidate in search(problem, f_scale, wanted)]
 
 
 def naive_points(problem: FitProblem, wanted: int) -> list[FloatArray]:
-    """Starts in z that know nothing of the structure: the textbook one, zero, and random ones of order one."""
+    """Return starts in z that ignore the structure: the textbook one, zero, and random ones of order one."""
     rng = np.random.default_rng(problem.options.seed)
     drawn = rng.normal(0.0, RANDOM_SPREAD, (max(wanted - 1, 0), len(problem.free)))
     drawn[:1] = 0.0
@@ -340,14 +337,16 @@ def naive_points(problem: FitProblem, wanted: int) -> list[FloatArray]:
 
 
 def _signs(problem: FitProblem, z: FloatArray) -> FloatArray:
-    """Costs start above zero, logarithms on either side."""
+    """Return the signs of random starts: positive for costs, either sign for logarithms."""
     return np.where([p.positive for p in problem.free_parameters], np.sign(z), 1.0)
 
 
 def textbook_start(problem: FitProblem) -> FloatArray:
-    """The start that the saturation model's literature uses, in theta: P_max from the 95th percentile of S/T, rates one
-    tenth and one hundredth of the scaled axes, half a low quantile of T as fixed cost. Shapes start in the middle of
-    their range, and other coefficients small."""
+    """Return the textbook start of the saturation model, as theta (p,).
+
+    P_max is the 95th percentile of S/T, k_B and k_S a tenth and a hundredth of their scale, tau_0 half the 5th
+    percentile of T. Shapes start in the middle of their range, other coefficients small.
+    """
     T, weights = problem.observed, problem.weights
     guess = {
         "tau_0": 0.5 * quantile(T, 0.05, weights),

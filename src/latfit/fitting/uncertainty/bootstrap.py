@@ -1,33 +1,8 @@
-"""Bootstrap of a fit: what the parameters would have been on data like these.
+"""Bootstrap of a fit, and the parameter draws stored with it.
 
-Three ways to draw data: `rows` (each measured step counts Poisson(1) times, the limit of drawing rows with
-replacement), `block` (contiguous blocks of time within a run count so often, because neighbours share their noise;
-Künsch 1989; whole cells where there is no time), `residual` (the cells stay, each row gets the fit plus a residual of
-any row; for designed grids, where the design is not random).
-
-A resample differs from the data by O(n^-1/2), so the optimum moves little and Newton steps from the estimate reach it:
-
-    z* = z + argmin_d  1/2 d'H*d - g*'d,    H* = sum w* psi' j j',   g* = -sum w* psi j,     z + d inside the box,
-
-which is the one-step bootstrap of M-estimators (Shao & Tu 1995, section 8.4: it agrees with the full one to first
-order). For all resamples at once the sums are products of a weight matrix with the columns [psi j, psi' j j']. Of more
-than 3,000 rows, steps are dealt at random to 3,000 groups and whole groups are drawn: groups of independent rows are as
-independent as the rows, and the variance they show is off by sqrt(2/3000) = 3 %. So a thousand resamples of 10^5 rows
-take about a second. Data of few rows, where curvature matters, get a descent of several steps, each with the Jacobian
-where the last one ended, damped (Levenberg) where the cost would rise; the steps of others are carried back onto the
-model where it bends away (see below). The scale of the loss stays what it was. A prior's mean is drawn like a
-measurement, from its own standard deviation.
-
-Up to 200 of the parameter vectors stay with a fit, so that whatever is computed from it gets an interval; without a
-bootstrap they are drawn from the covariance. A draw d from the covariance of the coordinates z, or from one step of a
-bootstrap, is a move to first order: it says that predictions move from u to u + J d (u = ln T, or T for absolute
-residuals). Where a direction is nearly flat d is long, the formula bends away under it, and T(z + d) is nonsense
-although J d is small. So each draw whose prediction misses u + J d by more than a tenth of the typical move is carried
-back: to the vector in the box of the parameters whose predictions are closest to u + J d, by damped Gauss-Newton steps
-from the estimate (as in randomize-then-optimize, Bardsley et al. 2014). Predictions are compared on up to 120 of the
-steps, the extremes of every column among them.
-
-Flat directions are not explored by that: their parameters are not identified and the draws do not pretend otherwise.
+Rows, blocks of time or residuals are resampled. Many rows take one Newton step per resample (one-step bootstrap of
+M-estimators), few rows a full damped descent. Draws along nearly flat directions are projected back onto the model.
+Derivation: docs/theory/fitting.md, "Bootstrap".
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +34,7 @@ _DIGITS = 7
 
 
 def from_covariance(problem: FitProblem, solution: Solution, doubt: Uncertainty, n: int = KEPT) -> FloatArray:
-    """Draws (n, p) of all parameters from the covariance of the free coordinates."""
+    """Draw all parameters (n, p) from the covariance of the free coordinates."""
     if doubt.root is None or not problem.free:
         return np.empty((0, len(problem.model.parameters)))
     rng = np.random.default_rng(problem.options.seed)
@@ -68,14 +43,14 @@ def from_covariance(problem: FitProblem, solution: Solution, doubt: Uncertainty,
 
 
 def kept(problem: FitProblem, theta: FloatArray, source: str) -> Mapping[str, Any]:
-    """The `draws` of the JSON contract from parameter vectors (n, p): the free parameters of up to 200 of them."""
+    """Return the `draws` section of a fit's JSON: the free parameters of up to 200 vectors (n, p)."""
     values = theta[:KEPT, problem.free]
     rounded = [[float(f"{x:.{_DIGITS}g}") for x in row] for row in values.tolist()]
     return {"source": source, "parameters": [p.name for p in problem.free_parameters], "values": rounded}
 
 
 def carried(problem: FitProblem, solution: Solution, moves: FloatArray) -> FloatArray:
-    """Coordinates (n, p) whose predictions move as the first order of the moves (n, p) says."""
+    """Return coordinates (n, p) whose predictions match the first-order effect of the moves (n, p)."""
     part = _compared(problem)
     here = _predicted(part, solution.z)
     wanted = moves @ part.jacobian(solution.z).T
@@ -91,8 +66,10 @@ def carried(problem: FitProblem, solution: Solution, moves: FloatArray) -> Float
 
 
 def _closest(part: FitProblem, start: FloatArray, target: FloatArray, share: FloatArray, enough: float) -> FloatArray:
-    """The coordinates (k, free) near a start whose predictions are closest to targets (k, m), or closer than enough
-    (mean square)."""
+    """Return coordinates (k, free) whose predictions are closest to targets (k, m), by damped Gauss-Newton steps.
+
+    enough: mean square distance at which a search stops.
+    """
     k = len(target)
     z, damping, on = np.tile(start, (k, 1)), np.full(k, _DAMPING), np.arange(k)
     r = _predicted_all(part, z) - target
@@ -116,7 +93,7 @@ def _closest(part: FitProblem, start: FloatArray, target: FloatArray, share: Flo
 
 
 def _compared(problem: FitProblem) -> FitProblem:
-    """Some of the rows: evenly by weight in the order of the rows, and the extremes of every column."""
+    """Return a sample of the rows: evenly spaced by weight, plus the extremes of every column."""
     if len(problem.observed) <= COMPARED:
         return problem
     reached = np.cumsum(problem.weights)
@@ -131,14 +108,14 @@ def _predicted(part: FitProblem, z: FloatArray) -> FloatArray:
 
 
 def _predicted_all(part: FitProblem, z: FloatArray) -> FloatArray:
-    """u (k, m) at coordinates (k, free)."""
+    """Return ln T, or T for absolute residuals, (k, m) at coordinates (k, free)."""
     T = part.model.latency_ms(thetas(part, z), part.steps)
     T = np.broadcast_to(T, (len(z), len(part.observed)))
     return T if part.options.residuals == "absolute" else np.log(np.maximum(T, 1e-300))
 
 
 def _slopes_all(part: FitProblem, z: FloatArray) -> FloatArray:
-    """du/dz (k, m, free)."""
+    """Return the slopes of `_predicted_all` by z (k, m, free)."""
     theta = thetas(part, z)
     chain = part.chain(theta[:, :, 0].T)
     J = part.model.gradient(theta, part.steps)[..., part.free] * chain[:, None]
@@ -148,23 +125,32 @@ def _slopes_all(part: FitProblem, z: FloatArray) -> FloatArray:
 
 
 FEW_ROWS = 3_000
-"""Rows up to which curvature may matter, so that a resample is followed by a whole descent."""
+"""Up to this many rows curvature may matter, so each resample gets a full descent."""
 
 MOST_STEPS = 12
 FIRST_DAMPING = 1e-3
 CLOSE = 1e-7
 LEAST_DAMPING = 1e-9
-"""Keeps the quadratic definite: its least point in a box is not well defined along a flat direction."""
+"""Keeps the quadratic definite; along a flat direction its minimum in a box is not unique."""
 
 ROUNDING = 1e-12
-"""A cost closer to zero than this, in its scale, is zero."""
+"""A cost closer to zero than this, relative to its scale, is set to zero."""
 _SMALLEST_SLOPE = 0.05
 
 
 @dataclass(frozen=True)
 class Resample:
-    """A problem with other weights (m,), or with other residuals: errors (m,) about what the estimate predicts for rows
-    (m,), whose residuals were `centre` (n,)."""
+    """A problem with resampled weights or residuals.
+
+    Attributes
+    ----------
+    weights
+        Weight of each resampled row (m,).
+    rows, errors
+        Row number and drawn residual (m,), for the residual bootstrap only.
+    centre
+        Residuals at the estimate (n,), for the residual bootstrap only.
+    """
 
     problem: FitProblem
     f_scale: float
@@ -177,7 +163,7 @@ class Resample:
         return total_cost(self.problem.options.loss, self._residuals(z), self.f_scale, self.weights)
 
     def sums(self, z: FloatArray) -> FloatArray:
-        """Sums of weight [-psi j, psi' j j'] (p + p(p+1)/2,)."""
+        """Return the weighted sums of [-psi j, psi' j j'] (p + p(p+1)/2,)."""
         r, J, loss = self._residuals(z), self.problem.jacobian(z), self.problem.options.loss
         psi = self.weights * r * score_factor(loss, r, self.f_scale)
         slope = self.weights * safe_slope(loss, r, self.f_scale)
@@ -195,24 +181,23 @@ class Resample:
 
 @dataclass(frozen=True)
 class Refit:
-    """The parameters of resamples of a solved problem. `known`: standard deviations that the means of its k priors are
-    off in a resample (k,)."""
+    """Fits of resamples of a solved problem. known: drawn errors of its k prior means, in standard deviations (k,)."""
 
     problem: FitProblem
     solution: Solution
 
     def prior_errors(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """How far the means of the priors are off in each resample (count, k): they are drawn like measurements."""
+        """Draw the errors of the prior means (count, k), in standard deviations."""
         free = {p.name for p in self.problem.free_parameters}
         return rng.standard_normal((count, len(free & set(self.problem.options.priors))))
 
     def one_step(self, sums: FloatArray, known: FloatArray) -> FloatArray:
-        """z (m, p) after a Newton step by sums (m, p + p(p+1)/2) at the estimate, carried onto the model."""
+        """Return z (m, p) after one Newton step with sums (m, p + p(p+1)/2), projected onto the model."""
         moved = np.stack([self._step(self.solution.z, *pair) for pair in zip(sums, known, strict=True)])
         return carried(self.problem, self.solution, moved - self.solution.z)
 
     def descent(self, resample: Resample, known: FloatArray) -> FloatArray:
-        """z (p,) after Newton steps from the estimate, damped where the cost would rise."""
+        """Return z (p,) after damped Newton steps from the estimate."""
 
         def cost(z: FloatArray) -> float:
             residuals, _ = self._priors(z, known)
@@ -233,7 +218,7 @@ class Refit:
         return z
 
     def _step(self, z: FloatArray, total: FloatArray, known: FloatArray, damping: float = 0.0) -> FloatArray:
-        """Where the quadratic of a resample's sums (p + p(p+1)/2,) is least, in the box."""
+        """Return the minimum in the box of the quadratic with sums (p + p(p+1)/2,)."""
         p = len(z)
         hessian = np.empty((p, p))
         upper = np.triu_indices(p)
@@ -247,13 +232,13 @@ class Refit:
         return np.where(moved - low < ROUNDING, low, moved)
 
     def _priors(self, z: FloatArray, known: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Residuals and Jacobian of the priors."""
+        """Return residuals and Jacobian of the priors."""
         residuals, J = prior_rows(self.problem, z, self.solution.f_scale)
         return residuals + self.solution.f_scale / TUNING[self.problem.options.loss] * known, J
 
 
 def score_columns(problem: FitProblem, z: FloatArray, f_scale: float) -> FloatArray:
-    """[-psi j, psi' j j'] of each row (n, p + p(p+1)/2)."""
+    """Return [-psi j, psi' j j'] of each row (n, p + p(p+1)/2)."""
     r, J = problem.residuals(z), problem.jacobian(z)
     loss = problem.options.loss
     psi = r * score_factor(loss, r, f_scale)
@@ -262,7 +247,7 @@ def score_columns(problem: FitProblem, z: FloatArray, f_scale: float) -> FloatAr
 
 
 def safe_slope(loss: str, r: FloatArray, f_scale: float) -> FloatArray:
-    """psi', kept above a small part of rho' so that the Hessian stays positive for any resample."""
+    """Return psi', kept above a small part of rho' so that the Hessian stays positive for any resample."""
     return np.maximum(score_slope(loss, r, f_scale), _SMALLEST_SLOPE * score_factor(loss, r, f_scale))
 
 
@@ -284,11 +269,11 @@ class ParameterDraws:
     seed: int
 
     def latency_ms(self, steps: Steps) -> FloatArray:
-        """Typical latency in ms (resamples, n) of steps, one row a resample."""
+        """Return the typical latency of steps in ms (resamples, n)."""
         return np.stack([self.model.latency_ms(theta, steps) for theta in self.theta])
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Percentile interval of a parameter."""
+        """Return the percentile interval of a parameter."""
         column = self.theta[:, [p.name for p in self.model.parameters].index(name)]
         low, high = np.quantile(column, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
@@ -313,9 +298,21 @@ def bootstrap(
     scheme: str = "rows",
     progress: Progress | None = None,
 ) -> ParameterDraws:
-    """Draws of all parameters. data: the rows of the problem, which `block` needs. progress: called with (done, of).
+    """Draw all parameters by a bootstrap. The draws depend on the problem's seed only, not on the number of threads.
 
-    The draws depend on the problem's seed alone, not on the number of threads. Raises WrongUsage for an unknown scheme.
+    Parameters
+    ----------
+    data
+        Rows of the problem; required by `block`.
+    scheme
+        `rows`, `block` or `residual`.
+    progress
+        Called with (done, total) after each batch.
+
+    Raises
+    ------
+    WrongUsage
+        For an unknown scheme, or `block` without data.
     """
     seed = problem.options.seed
     if scheme not in SCHEMES or (scheme == "block" and data is None):
@@ -342,10 +339,10 @@ def bootstrap(
 
 @dataclass(frozen=True)
 class _Reweighted:
-    """Units that are drawn so often: summed columns [g, H] of each (units, p + p(p+1)/2), and how many rows each stands
-    for.
+    """Units (rows, blocks or groups) resampled by weight.
 
-    members: unit of each row of the problem (n,), to reweight rows in a full descent; None where sums are all there is.
+    columns are the sums [g, H] of each unit (units, p + p(p+1)/2). members: unit of each row (n,), for full descents;
+    None if only sums are kept.
     """
 
     refit: Refit
@@ -358,7 +355,7 @@ class _Reweighted:
         return len(self.counts)
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """z (count, p) of so many resamples."""
+        """Draw `count` resamples and return their z (count, p)."""
         known = self.refit.prior_errors(count, rng)
         weights = rng.poisson(self.counts, (count, len(self.counts))).astype(np.float64)
         weights *= self.counts.sum() / np.maximum(weights.sum(axis=1, keepdims=True), 1.0)
@@ -373,8 +370,7 @@ class _Reweighted:
 
 @dataclass(frozen=True)
 class _Redrawn:
-    """Residuals that are drawn for every step: those to draw from (m,), the row that each stands for (m,), and the
-    residuals' Jacobian (n, p)."""
+    """Residual bootstrap: residuals to draw from (m,), their rows (m,), and the residuals' Jacobian (n, p)."""
 
     refit: Refit
     residuals: FloatArray
@@ -394,7 +390,7 @@ class _Redrawn:
         return len(self.rows)
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """z (count, p) of so many resamples."""
+        """Draw `count` resamples and return their z (count, p)."""
         known = self.refit.prior_errors(count, rng)
         if self.values > FEW_ROWS:
             return self.refit.one_step(self._sums(count, rng), known)
@@ -410,8 +406,10 @@ class _Redrawn:
         )
 
     def _sums(self, count: int, rng: np.random.Generator) -> FloatArray:
-        """Sums [-psi j, psi' j j'] at the estimate (count, p + p(p+1)/2), with the mean psi', from which that of a
-        resample differs by a part in the root of the rows."""
+        """Return sums of [-psi j, psi' j j'] at the estimate (count, p + p(p+1)/2).
+
+        They use the mean psi'; that of a resample differs by O(m^-1/2).
+        """
         loss, f_scale = self.refit.problem.options.loss, self.refit.solution.f_scale
         psi = self.residuals * score_factor(loss, self.residuals, f_scale)
         copies = np.bincount(self.rows, minlength=len(self.J)).astype(np.float64)
@@ -443,7 +441,7 @@ def _reweighted(problem: FitProblem, solution: Solution, data: FitData | None, s
 
 
 def _dealt(columns: FloatArray, weights: FloatArray, seed: int) -> FloatArray:
-    """Sums (GROUPS, m) of the columns over steps that are dealt to groups at random."""
+    """Return sums (GROUPS, m) of the columns over random groups of steps."""
     copies = np.maximum(np.round(weights), 1).astype(np.intp)
     rows = np.repeat(np.arange(len(weights)), copies)
     group = np.random.default_rng(seed).permutation(len(rows)) % GROUPS
@@ -452,7 +450,7 @@ def _dealt(columns: FloatArray, weights: FloatArray, seed: int) -> FloatArray:
 
 
 def blocks(data: FitData) -> NDArray[np.intp]:
-    """Number of the block that each row (n,) is in: n^(1/3) neighbours in time within a run, or a (B,S) cell."""
+    """Return the block number of each row (n,): n^(1/3) neighbours in time within a run, or the (B,S) cell."""
     if not data.in_time:
         return data.cell
     unit = np.empty(len(data), dtype=np.intp)

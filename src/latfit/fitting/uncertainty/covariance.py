@@ -1,24 +1,8 @@
-"""How far each parameter may be off: covariance, 95 % intervals, and what the data cannot tell apart.
+"""Covariance and 95 % intervals of the parameters.
 
-Let r be the residuals, psi = r rho'(z) their robust score, J = dr/dz at the optimum. The estimate's covariance is the
-sandwich H^-1 M H^-1 with H = sum w psi' J J' and
-
-    M = sum_rows w psi^2 j j'  +  s_c^2 (sum_cells (sum_rows in cell w rho' j)(same)'),
-
-where s_c^2 >= 0 is the variance of a shift that all rows of one (B,S) cell share: what the model cannot follow, and
-what a machine does differently from cell to cell. It is found by analysis of variance of the scores (between cells
-against within them); without it, repeating one cell a thousand times would seem to pin every parameter. Where rows do
-not repeat it is zero and M is the usual heteroscedasticity-robust one, each score divided by one minus its leverage, as
-if its row had been left out (HC3, MacKinnon & White 1985). H uses the mean of psi' with Huber's small-sample factor.
-
-Flat directions (see `identifiability`) are left out of H^-1: the parameters in them are not identified, and what is
-told of the others does not depend on where along a flat direction the fit stopped. A parameter that ends on the edge
-of its search range is one-sided: rates and peaks there are not identified.
-
-Priors are further rows (see `solver.objective`).
-
-A cost parameter that is zero keeps an upper end: with slope g of the cost and variance v of the parameter, the profile
-cost rises by x^2/(2v) + g x; the end is where that equals 1.92 s^2, half the 95 % point of chi^2 with one degree.
+The covariance is a sandwich estimate with a variance component per (B,S) cell, so that repeats of one cell do not count
+as independent evidence; without repeats it is HC3. Costs at zero get a one-sided interval from the profile likelihood.
+Derivation: docs/theory/fitting.md, "Covariance".
 """
 
 from dataclasses import dataclass, replace
@@ -41,18 +25,29 @@ CHI2_95 = 3.841458820694124
 
 MATERIAL = 0.10
 MAX_LOG_ERROR = 0.4
-"""Standard error of ln(rate or peak) up to which it is identified: its interval spans a factor of 2.2 each way."""
+"""Largest standard error of ln(rate or peak) of an identified one: the interval spans a factor of 2.2 each way."""
 ALONE = 0.1
-"""A row that keeps less of its residual than this all but fits itself, and shows nothing of the noise."""
+"""Smallest 1 - leverage of a row whose residual shows the noise; below, the row nearly fits itself."""
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Estimates by name, condition number of the scaled Jacobian, and the groups that cannot be told apart.
+    """Uncertainty of a fit.
 
-    directions: the Jacobian's decomposition.  root: R (k, p) with R'R the covariance of the free coordinates z, on all
-    directions that are not flat; R'R itself would lose what is told beside a nearly flat one.  quantile: standard
-    errors from an estimate to the end of its interval.
+    Attributes
+    ----------
+    estimates
+        Estimate of each parameter, by name.
+    condition_number
+        Of the scaled Jacobian.
+    unidentified
+        Groups of parameters that are not identifiable separately.
+    directions
+        Decomposition of the Jacobian.
+    root
+        R (k, p) with R'R the covariance of z, without flat directions; R is more precise than R'R near a flat one.
+    quantile
+        Standard errors from an estimate to the end of its interval.
     """
 
     estimates: dict[str, Estimate]
@@ -64,7 +59,7 @@ class Uncertainty:
 
 
 def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
-    """Estimates of all parameters of a solved problem."""
+    """Estimate the uncertainty of all parameters of a solved problem."""
     if not problem.free:
         return Uncertainty(_fixed_estimates(problem), 1.0, [])
     cells = one_row_a_cell(problem)
@@ -101,7 +96,7 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
 
 
 def one_row_a_cell(problem: FitProblem) -> FitProblem:
-    """The problem with one row a cell, whose rows have one slope: gathered before anything is decomposed."""
+    """Return the problem with one row per cell; rows of a cell have the same slopes."""
     firsts = problem.firsts
     return replace(problem.rows_at(firsts), weights=np.add.reduceat(problem.weights, firsts))
 
@@ -109,8 +104,11 @@ def one_row_a_cell(problem: FitProblem) -> FitProblem:
 def sandwich_root(
     problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
 ) -> tuple[FloatArray, float]:
-    """R (k, p) with R'R the covariance of some coordinates with the others held, and the degrees of freedom of its
-    scale. R never squares what a nearly flat direction makes large. J: the slopes of the cells (m, free)."""
+    """Return R (k, p) with R'R the covariance of the coordinates `interior`, and the degrees of freedom.
+
+    The other coordinates are fixed. J: slopes of the cells (m, free). Working with R avoids squaring large values of
+    nearly flat directions.
+    """
     rows, p = problem.rows, len(interior)
     if p == 0:
         return np.zeros((0, 0)), float(max(rows - 1, 1))
@@ -121,7 +119,7 @@ def sandwich_root(
     r = problem.residuals(solution.z)
     pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
     Ji = J[:, interior]
-    # Where the loss bounds every row, nothing tells the slope: then it is that of one row which is not bounded.
+    # If every row is in the tail of the loss, the slope is unknown; assume one row that is not.
     mean_slope = max(float(w @ slope), 1.0) / rows
     spread = float(w @ (slope - mean_slope) ** 2) / rows
     correction = 1 + p / rows * spread / mean_slope**2
@@ -143,7 +141,7 @@ def sandwich_root(
 
 
 def relative_error_at(problem: FitProblem, theta: FloatArray, doubt: Uncertainty, steps: Steps) -> FloatArray:
-    """Standard error of ln T (n,) at steps, from what the data leave open of the parameters (delta method)."""
+    """Return the standard error of ln T (n,) at steps due to the parameters (delta method)."""
     if doubt.root is None:
         return np.zeros(len(steps["B"]))
     slopes = problem.slopes(theta, steps) / np.maximum(problem.model.latency_ms(theta, steps), 1e-300)[:, None]
@@ -151,7 +149,7 @@ def relative_error_at(problem: FitProblem, theta: FloatArray, doubt: Uncertainty
 
 
 def _cell_variance(problem: FitProblem, score: FloatArray, p: int) -> tuple[float, int]:
-    """(variance of the shift that a cell's rows share, number of cells) by one-way analysis of variance."""
+    """Return (variance of the cell effect, number of cells) by one-way analysis of variance."""
     found = by_group(score, problem.cells, problem.weights)
     cells, rows = len(found.size), problem.rows
     if rows <= cells or cells <= p:
@@ -177,7 +175,7 @@ def _identified(
 
 
 def _steep(problem: FitProblem, slopes: FloatArray) -> float:
-    """The 95 % quantile of the sizes of slopes over all rows, from those of the cells (m,)."""
+    """Return the 95 % quantile of absolute slopes over all rows, given those of the cells (m,)."""
     size = np.abs(slopes)
     order = np.argsort(size)
     reached = np.cumsum(np.diff(problem.firsts, append=len(problem.weights))[order])
@@ -201,7 +199,7 @@ def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, qua
 
 
 def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: int) -> Estimate:
-    """A cost at zero, with the one-sided upper end of the module's derivation."""
+    """Return the estimate of a cost at zero, with a one-sided interval (docs/theory/fitting.md, "Covariance")."""
     index = problem.free[i]
     parameter, scale = problem.model.parameters[index], float(problem.scales[index])
     r = problem.residuals(solution.z)
@@ -228,7 +226,7 @@ def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: in
 
 
 def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:
-    """Parameters that are not searched: fixed by the user or by the gauge, or held because no step tells of them."""
+    """Return estimates of fixed parameters: fixed by the user or the gauge, or because no step depends on them."""
     found = {}
     for p in problem.model.parameters:
         if p.name in problem.fixed:

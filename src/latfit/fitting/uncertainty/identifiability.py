@@ -1,23 +1,8 @@
-"""Which parameters the data can tell, and which only in combination.
+"""Identifiability of parameters: flat directions, and identifiable combinations.
 
-Let J be the residuals' Jacobian at the optimum, its columns scaled to unit length (so that units do not matter), with
-singular values s_1 >= s_2 >= ... and right singular vectors v. A direction v moves the residuals by s per unit: below
-1e-8 of s_1 it is exactly flat, and the parameters with a part in it are an alias of each other. The condition number
-s_1/s_p of the scaled columns warns of the rest from 1e3 on. The condition number on log-parameters, of J_ij = dlnT_i /
-dln theta_j, says how much worse the worst combination of relative changes is told than the best.
-
-A parameter is identified when its standard error is below its own size, or too small to move a step's latency by 10 %.
-
-Where single parameters are not identified, products, ratios and sums of them may be. Candidates are built from a group
-of parameters that trade against each other: each parameter, work over a peak (and over a rate), products of peaks and
-rates, and sums of up to three such monomials of one dimension without a parameter in common (a request and a token
-count as one dimension: in decoding they are the same thing). Where the data hold one value of B or S only, a cost of a
-request or a token times that value is a cost of a step: "tau_0 + 4*tau_B" at B = 4. With g a candidate's gradient in
-the coordinates z, its variance is |R g|^2 (delta method), R'R the covariance of z on the directions that are not flat.
-A candidate is identified when g has no part in a flat direction and its standard error is at most a quarter of its
-value (an alias of exactly flat parameters is named whatever its error is), and worth naming when that is at most half
-of what any of its parameters has alone; a parameter that is known not to be identified has nothing alone. The simplest
-and most certain come first; others are added while their gradients say something new.
+A singular value decomposition of the scaled Jacobian finds exact aliases. For groups that are not identified, products,
+ratios and sums that the data do determine are reported with intervals (delta method). Derivation:
+docs/theory/fitting.md, "Identifiability".
 """
 
 import itertools
@@ -34,13 +19,16 @@ from latfit.stats import FloatArray
 FLAT = 1e-8
 ILL_CONDITIONED = 1e3
 TRADES = 0.3
-"""Part in a direction from which a parameter counts as trading against the others in it."""
+"""Component in a direction from which a parameter compensates the others in it."""
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Scaled Jacobian's decomposition: column lengths (p,), singular values (p,), right vectors (p, p) as rows, and
-    groups of columns that are exactly flat together."""
+    """Singular value decomposition of the scaled Jacobian.
+
+    lengths: of the columns (p,). singular: values (p,). right: vectors (p, p) as rows. flat_groups: columns that are
+    exactly flat together.
+    """
 
     lengths: FloatArray
     singular: FloatArray
@@ -57,25 +45,25 @@ class Directions:
         return self.right[self.singular < FLAT * max(float(self.singular[0]), 1e-300)]
 
     def root(self) -> FloatArray:
-        """R (k, p) with R'R = (J'WJ)^-1 in the columns' own units, flat directions left out."""
+        """Return R (k, p) with R'R = (J'WJ)^-1 in the columns' units, without flat directions."""
         keep = self.singular >= FLAT * max(float(self.singular[0]), 1e-300)
         return np.asarray(
             self.right[keep] / self.singular[keep][:, None] / np.where(self.lengths > 0, self.lengths, 1.0)
         )
 
     def inverse(self) -> FloatArray:
-        """(J'WJ)^-1 (p, p) in the columns' own units, flat directions left out."""
+        """Return (J'WJ)^-1 (p, p) in the columns' units, without flat directions."""
         root = self.root()
         return root.T @ root
 
 
 def condition_number(singular: FloatArray) -> float:
-    """Largest over smallest of descending singular values; infinite where the smallest is zero."""
+    """Return largest over smallest of descending singular values; infinite if the smallest is zero."""
     return float(singular[0] / singular[-1]) if len(singular) and singular[-1] > 0 else np.inf
 
 
 def decompose(J: FloatArray, weights: FloatArray) -> Directions:
-    """Directions of a Jacobian (n, p) whose rows count by weights (n,)."""
+    """Decompose a Jacobian (n, p) with row weights (n,)."""
     scaled = J * np.sqrt(weights)[:, None]
     lengths = np.linalg.norm(scaled, axis=0)
     dead = lengths <= FLAT * max(float(lengths.max(initial=0.0)), 1e-300)
@@ -94,13 +82,13 @@ def decompose(J: FloatArray, weights: FloatArray) -> Directions:
 
 
 def merge(groups: list[list[int]], members: Sequence[int]) -> None:
-    """Add a group, united with those it shares a member with."""
+    """Add a group, merged with the groups it shares a member with."""
     united = sorted({*members, *(i for group in groups if set(group) & set(members) for i in group)})
     groups[:] = [group for group in groups if not set(group) & set(members)] + [united]
 
 
 def weak_groups(directions: Directions, weak: Sequence[int]) -> list[list[int]]:
-    """Parameters that are weakly determined, each with those it trades against in the flattest direction."""
+    """Group weakly determined parameters with those they compensate in their flattest direction."""
     groups: list[list[int]] = []
     for i in weak:
         direction = np.abs(flattest_for(directions, i))
@@ -109,20 +97,20 @@ def weak_groups(directions: Directions, weak: Sequence[int]) -> list[list[int]]:
 
 
 def flattest_for(directions: Directions, i: int) -> FloatArray:
-    """The direction (p,) that adds most to the variance of parameter i."""
+    """Return the direction (p,) that adds most to the variance of parameter i."""
     added = np.abs(directions.right[:, i]) / np.maximum(directions.singular, 1e-300)
     return np.asarray(directions.right[int(np.argmax(added))])
 
 
 def log_jacobian(model: LatencyModel, theta: FloatArray, steps: Steps, names: Sequence[str]) -> FloatArray:
-    """dlnT/dln theta_j (n, len(names)) of parameters theta (p,); zero for those that are zero."""
+    """Return dlnT/dln theta_j (n, len(names)) at parameters theta (p,); zero for parameters that are zero."""
     columns = [i for name in names for i, p in enumerate(model.parameters) if p.name == name]
     T = np.maximum(model.latency_ms(theta, steps), 1e-300)
     return np.asarray(model.gradient(theta, steps)[:, columns] * theta[columns] / T[:, None])
 
 
 def log_condition(problem: FitProblem, theta: FloatArray) -> float:
-    """Condition number on log-parameters of the free parameters that are not zero; infinite for an exact alias."""
+    """Return the condition number of `log_jacobian` for nonzero free parameters; infinite for an exact alias."""
     names = [p.name for p, i in zip(problem.free_parameters, problem.free, strict=True) if theta[i] != 0]
     if not names:
         return 1.0
@@ -160,10 +148,14 @@ def combinations(
     groups: Sequence[Sequence[int]],
     quantile: float,
 ) -> list[Combination]:
-    """What is identified of each group of free coordinates.
+    """Return the identifiable combinations of each group of free coordinates.
 
-    root: R (k, p) with R'R the covariance of the coordinates z.  quantile: standard errors from the value to an end of
-    its interval.
+    Parameters
+    ----------
+    root
+        R (k, p) with R'R the covariance of the coordinates z.
+    quantile
+        Standard errors from a value to the end of its interval.
     """
     found: dict[str, Combination] = {}
     for group in groups:
@@ -176,7 +168,7 @@ def combinations(
 
 
 def _with_partners(directions: Directions, group: Sequence[int]) -> list[int]:
-    """The group and what its members trade against; dead columns trade against nothing."""
+    """Return the group and the parameters that its members compensate; columns of zeros have none."""
     alive = [i for i in group if directions.lengths[i] > 0 and np.any(directions.right[directions.singular > 0][:, i])]
     partners = {int(j) for i in alive for j in np.flatnonzero(np.abs(flattest_for(directions, i)) > TRADES)}
     return sorted({*alive, *partners})
@@ -205,7 +197,7 @@ def _best(
     for candidate in _candidates(problem, theta, members):
         error = _error(candidate.gradient, root, null, sizes)
         if error is not None and error <= _NONE * candidate.value:
-            continue  # it moves along what was left out as flat, and only seems to be without error
+            continue  # it moves along a flat direction, which `root` leaves out
         certain = error is not None and error <= CERTAIN * candidate.value
         if error is None or candidate.value <= 0 or not (certain or candidate.members <= aliased):
             continue
@@ -223,7 +215,7 @@ def _best(
 
 
 def _error(gradient: FloatArray, root: FloatArray, null: FloatArray, sizes: FloatArray) -> float | None:
-    """Standard error of a combination; None where it moves along a flat direction, compared in steps of `sizes`."""
+    """Return the standard error of a combination; None if it moves along a flat direction, in units of `sizes`."""
     along, flat = gradient * sizes, null / sizes
     length, lengths = float(np.linalg.norm(along)), np.linalg.norm(flat, axis=1)
     if length == 0 or np.any(np.abs(flat @ along) > _ORTHOGONAL * length * np.where(lengths > 0, lengths, 1.0)):
@@ -255,7 +247,7 @@ def _candidates(problem: FitProblem, theta: FloatArray, members: Sequence[int]) 
 
 
 def _at_one_value(problem: FitProblem, monomials: Sequence[_Candidate]) -> Iterator[_Candidate]:
-    """Costs of a request or a token as costs of a step, where all steps have so many."""
+    """Yield costs of a request or a token as costs of a step, if all steps have the same B or S."""
     for column, unit in (("B", "ms/request"), ("S", "ms/token")):
         count = float(problem.steps[column][0])
         if np.ptp(problem.steps[column]) > 0:
@@ -267,12 +259,12 @@ def _at_one_value(problem: FitProblem, monomials: Sequence[_Candidate]) -> Itera
 
 
 def _inverse(monomial: _Candidate) -> bool:
-    """Sums are of costs: rates and peaks do not add."""
+    """Return whether a monomial is no cost: rates and peaks do not add."""
     return monomial.dimension[1] <= 0
 
 
 def _monomial(problem: FitProblem, theta: FloatArray, powers: Mapping[str, int]) -> _Candidate:
-    """A product of powers of parameters; those of w_1 and other fixed ones are written but do not vary."""
+    """Return a product of powers of parameters; fixed ones such as w_1 are written but do not vary."""
     index = {p.name: i for i, p in enumerate(problem.model.parameters)}
     values = {name: float(theta[index[name]]) for name in powers}
     value = math.prod(values[name] ** power for name, power in powers.items())
@@ -326,7 +318,7 @@ def _sum(parts: Sequence[_Candidate]) -> _Candidate:
 
 
 def _with_interval(candidate: _Candidate, error: float, quantile: float) -> Combination:
-    """On the log scale where it is certain, because every candidate is above zero; else from zero on."""
+    """Add the interval: on the log scale if the value is certain (candidates are positive), else cut at zero."""
     if error > CERTAIN * candidate.value:
         low, high = candidate.value - quantile * error, candidate.value + quantile * error
         return Combination(candidate.expression, candidate.value, max(low, 0.0), high, candidate.unit)

@@ -1,15 +1,8 @@
-"""Which measurements would tell apart what the data cannot.
+"""Measurements that would identify weakly determined parameters.
 
-The information that rows carry on the coordinates z is F = sum_i w_i j_i j_i' / s^2, with j a row of the Jacobian and s
-the spread of the residuals; a weak prior (a factor of e^5 for rates and peaks, ten times the scale for costs) keeps F
-invertible where a direction is flat. Measuring a cell n times adds n j j'/s^2. Candidate cells lie on a grid of powers
-of two up to four times the batch and eight times the tokens measured, n being a tenth of a cell's share of the present
-rows or ten. The cell that lowers the largest relative variance of the weak parameters most is the one to measure. Cells
-that do almost as well (in the logarithm of that variance) are good; the region to name is the box of B and S about the
-best cell that holds most of them, nine of ten cells in it being good.
-
-A rate that ended where its factor no longer varies is put back to where the data would just not have seen it, or no
-cell would seem to help: e^(-k x) of 5 % at the smallest x measured, or k x of 5 % at the largest.
+Candidate cells on a grid of powers of two are ranked by how much they lower the largest relative variance of the
+parameters (Fisher information with a weak prior). The best cells are reported as a box of B and S. Derivation:
+docs/theory/fitting.md, "Identifiability".
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,20 +16,20 @@ from latfit.model import Measurement, StepTable
 from latfit.stats import FloatArray, mad_sigma
 
 ALMOST = (0.6, 0.8, 0.9, 0.97)
-"""Shares of the best gain that a cell counts as almost as good from; the first that leaves a region to name."""
+"""Shares of the best gain from which a cell counts as good; the first that yields a region is used."""
 
 PURE = 0.9
-"""Share of good cells in a region to name."""
+"""Smallest share of good cells in a reported region."""
 
 WORTH = 0.75
-"""A measurement worth naming leaves at most this share of the standard error."""
+"""Largest ratio of the standard error after a measurement to the one before for it to be reported."""
 _FULL, _LINEAR = 3.0, 0.05
 _PRIOR_LOG, _PRIOR_COST = 5.0, 10.0
 _LEAST_SPREAD = 1e-3
 
 
 def measurements(problem: FitProblem, solution: Solution, groups: Sequence[Sequence[str]]) -> list[Measurement]:
-    """What to measure for each group of parameters that are not identified; nothing where no cell would help."""
+    """Return a measurement for each group of parameters that is not identified, unless no cell would help."""
     if not groups or not problem.free:
         return []
     theta = _plausible(problem, problem.theta(solution.z))
@@ -86,7 +79,7 @@ def _for_group(
 
 
 def _box(candidates: Mapping[str, FloatArray], good: NDArray[np.bool_], best: int) -> dict[str, tuple[float, float]]:
-    """Spans of B and S about the best cell that hold the most good cells, nearly all of those in them being good."""
+    """Return the spans of B and S around the best cell with the most good cells, at least PURE of all in the box."""
     known = [np.unique(candidates[name], return_inverse=True) for name in ("B", "S")]
     at = tuple(index for _, index in known)
     before, after = (
@@ -95,7 +88,7 @@ def _box(candidates: Mapping[str, FloatArray], good: NDArray[np.bool_], best: in
     corners = np.ix_(*before, *after)
 
     def counted(cells: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Cells in every box (first B, last B, first S, last S)."""
+        """Count the cells in every box (first B, last B, first S, last S)."""
         grid = np.zeros([len(values) + 1 for values, _ in known], dtype=np.int64)
         np.add.at(grid[1:, 1:], at, cells.astype(np.int64))
         summed = grid.cumsum(axis=0).cumsum(axis=1)
@@ -116,8 +109,7 @@ def _described(
     good: NDArray[np.bool_],
     spans: Mapping[str, tuple[float, float]],
 ) -> str | None:
-    """The region in words, as a part of the decode steps or of those with prefill where it holds no others; None where
-    it is everything."""
+    """Describe the region, relative to decode or prefill steps if it contains only those; None if it is unbounded."""
     prefill = candidates["S"] > candidates["B"]
     kind = "decode" if not prefill[good].any() else "prefill" if prefill[good].all() else "any"
     among = {"decode": ~prefill, "prefill": prefill, "any": np.ones(len(prefill), dtype=bool)}[kind]
@@ -137,13 +129,12 @@ def _described(
 
 
 def _holds_near(good: FloatArray, measured: FloatArray) -> bool:
-    """Whether something good (m,) lies within a factor of two of what was measured (n,), where that is one value; else
-    True."""
+    """Return whether a good value (m,) is within a factor of two of the only measured one; True if several were."""
     return bool(np.ptp(measured) > 0 or np.any(np.abs(np.log2(good / measured[0])) < 1))
 
 
 def other_than(problem: FitProblem, name: str) -> str:
-    """What to measure where a column has one value only."""
+    """Suggest a measurement if a column has a single value."""
     return f"measure steps with {_other_words(problem, name)}"
 
 
@@ -152,7 +143,7 @@ def _other_words(problem: FitProblem, name: str) -> str:
 
 
 def _span_words(name: str, span: tuple[float, float], among: FloatArray) -> str:
-    """The ends of a span that are not those of what it is among (n,)."""
+    """Describe a span by the ends that differ from those of all candidates (n,)."""
     low, high = span
     from_start, to_end = low <= float(among.min()), high >= float(among.max())
     if low == high:
@@ -165,8 +156,10 @@ def _span_words(name: str, span: tuple[float, float], among: FloatArray) -> str:
 
 
 def _candidates(problem: FitProblem) -> StepTable:
-    """Cells on a grid of powers of two; what else the model reads is as in a decode step, or in one with one prefill,
-    at the median context of a request."""
+    """Return candidate cells on a grid of powers of two.
+
+    Other columns are those of a decode step, or of a step with one prefill, at the median context per request.
+    """
     B_top, S_top = (float(problem.steps[name].max()) for name in ("B", "S"))
     Bs = 2.0 ** np.arange(int(np.log2(4 * max(B_top, 1.0))) + 1)
     Ss = 2.0 ** np.arange(int(np.log2(8 * max(S_top, 1.0))) + 1)
@@ -187,7 +180,7 @@ def _candidates(problem: FitProblem) -> StepTable:
 
 
 def _plausible(problem: FitProblem, theta: FloatArray) -> FloatArray:
-    """theta with rates inside what the data could have missed."""
+    """Return theta with saturated rates moved to values that the data would just miss."""
     index = {p.name: i for i, p in enumerate(problem.model.parameters)}
     moved = theta.copy()
     for rate, column in problem.model.rates:
