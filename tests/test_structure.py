@@ -57,7 +57,7 @@ def module(file: Path) -> str:
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {module(file): file for file in FILES}
 
-AT_MOST = {"lines": 66_600, "modules": 354, "functions and classes": 4_870, "module docstrings over 100 words": 70}
+AT_MOST = {"lines": 66_900, "modules": 354, "functions and classes": 4_870, "module docstrings over 100 words": 0}
 
 LIGHT_API = ("latfit.api.request", "latfit.api.requests", "latfit.api.quantities")
 """What the command line is made from: these import nothing heavy."""
