@@ -64,7 +64,7 @@ def first_fit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return made, out.getvalue()
 
 
-SAYS = {"README": "Simulation differs", "engine": "ms to the first token"}
+SAYS = {"README": "Simulation agrees", "engine": "ms to the first token"}
 """What the Python of a page prints; that of other pages asserts what it shows."""
 
 RUN = ("console", "python")

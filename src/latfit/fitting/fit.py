@@ -354,17 +354,17 @@ def _missing_intervals(intervals: Mapping[str, Any]) -> list[LatfitWarning]:
             )
         ]
     silent = [
-        f"{phase} ({found['reason']})"
+        f"{phase} steps ({found['n']:,} in {found['cells']:,} cells)"
         for phase, found in intervals["by_phase"].items()
         if found["n"] >= PHASE_ROWS and found["ratio_quantiles"]["0.95"] is None and "autocorrelated" not in found
     ]
     if not silent:
         return []
-    return [
-        LatfitWarning("no_interval", f"No 90 % interval for single steps: {'; '.join(silent)}.", "Measure more steps.")
-    ]
+    remedy = f"Measure at least {MIN_CELLS_FOR_90_PCT} (B, S) cells of each."
+    return [LatfitWarning("no_interval", f"No 90 % interval for {' and '.join(silent)}.", remedy)]
 
 
+MIN_CELLS_FOR_90_PCT = 19  # a conformal limit at 95 % exists from n = 1 / (1 - 0.95) - 1 on
 WORTH_A_LOOK_PCT = 3.0
 """An error in percent above which other models are looked at."""
 
