@@ -103,7 +103,7 @@ def _repeated_kinds(data: FitData, kind: NDArray[np.int64]) -> NDArray[np.bool_]
     """Return which kinds of steps have two rows or more of each B and S, on average (3,)."""
     size = data.steps["B"] + 1j * data.steps["S"]
     cells = [np.unique(size[kind == each]).size for each in KINDS]
-    return np.bincount(kind, minlength=len(KINDS)) >= np.maximum(2 * np.array(cells), MIN_KIND_ROWS)
+    return np.asarray(np.bincount(kind, minlength=len(KINDS)) >= np.maximum(2 * np.array(cells), MIN_KIND_ROWS))
 
 
 def _smooth_fold(data: FitData, grids: list[Grid], part: LeftOut, kind: NDArray[np.int64]) -> _Path:
