@@ -100,7 +100,7 @@ class TestDecodeOnly:
         B = np.repeat(np.arange(1.0, 65.0), 8)
         T = (8 + 0.05 * B) * np.exp(np.random.default_rng(0).normal(0, 0.02, len(B)))
         write_trace(in_tmp / "decode.parquet", Trace({"B": B, "S": B, "T_ms": T}))
-        assert latfit("fit", "decode.parquet", "--model", "linear") == 0
+        assert latfit("fit", "decode.parquet", "--model", "linear", "-v") == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert "tau_B + tau_S = 0.0" in printed
         assert "decode steps only" in printed
