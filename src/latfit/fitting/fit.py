@@ -343,6 +343,9 @@ def _not_converged(solution: Solution) -> list[LatfitWarning]:
     return [LatfitWarning("not_converged", FitStatus.NOT_CONVERGED.sentence, FitStatus.NOT_CONVERGED.remedy)]
 
 
+MIN_CELLS_FOR_90_PCT = 19  # a conformal limit at 95 % exists from n = 1 / (1 - 0.95) - 1 on
+
+
 def _missing_intervals(intervals: Mapping[str, Any]) -> list[LatfitWarning]:
     """Return a warning where single steps have no 90 % interval: of all, or of a phase with rows enough to count."""
     if not intervals.get("by_phase"):
@@ -364,7 +367,6 @@ def _missing_intervals(intervals: Mapping[str, Any]) -> list[LatfitWarning]:
     return [LatfitWarning("no_interval", f"No 90 % interval for {' and '.join(silent)}.", remedy)]
 
 
-MIN_CELLS_FOR_90_PCT = 19  # a conformal limit at 95 % exists from n = 1 / (1 - 0.95) - 1 on
 WORTH_A_LOOK_PCT = 3.0
 """An error in percent above which other models are looked at."""
 

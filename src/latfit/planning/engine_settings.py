@@ -94,6 +94,9 @@ MIN_CHUNK = 128
 ROUNDING = 0.04
 """Share of the sequences that a round number (80 for 83) may cost."""
 
+SAME_TTFT = 0.04
+"""Relative difference below which two choices have the same TTFT."""
+
 MAX_CHOICES = 5
 """Rows of the trade-off that are shown."""
 
@@ -269,7 +272,7 @@ def _shown(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineC
     """Return the choices that no other equals or beats in sequences and TTFT, up to MAX_CHOICES around the best."""
 
     def beats(other: EngineChoice, each: EngineChoice) -> bool:
-        more, sooner = other.max_num_seqs - each.max_num_seqs, each.ttft_ms * (1 + ROUNDING) - other.ttft_ms
+        more, sooner = other.max_num_seqs - each.max_num_seqs, each.ttft_ms * (1 + SAME_TTFT) - other.ttft_ms
         return other is not each and more >= 0 and sooner >= 0 and (more > 0 or other is best)
 
     useful = [each for each in choices if each is best or not any(beats(other, each) for other in choices)]

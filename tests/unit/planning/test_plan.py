@@ -80,10 +80,14 @@ class TestInverse:
             "ratio_quantiles": {"0.9": 1.1, "0.99": 1.3},
             "by_phase": {"decode": {"ratio_quantiles": {"0.9": 1.1**2, "0.99": None}}},
         }
-        for known, factor in ((alone, 1.1**2), (pooled, 1.3**2)):
+        median = {
+            "ratio_quantiles": {"0.5": 0.999, "0.99": 1.3},
+            "by_phase": {"decode": {"ratio_quantiles": {"0.5": 0.998, "0.99": None}}},
+        }
+        for known, measured, factor in ((alone, 90.0, 1.1**2), (pooled, 90.0, 1.3**2), (median, 50.0, 1.3)):
             path = machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)).paths["cpu"]
             level = level_for(path, 99.0, "decode")
-            assert (level.percentile, level.measured) == (99.0, 90.0)
+            assert (level.percentile, level.measured) == (99.0, measured)
             assert level.factor == pytest.approx(factor)
         plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=alone)), 50.0)
         assert plan.percentile == 99

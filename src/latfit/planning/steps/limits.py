@@ -129,10 +129,10 @@ def _extrapolated(fit: FitResult, phase: str, known: float, share: float) -> flo
     pooled = {level: math.log(factor) for level, factor in limits.all.upper.items() if factor is not None}
     reached = min((level for level in pooled if level >= share - 1e-12), default=None)
     at_known = pooled.get(known, 0.0)
-    if reached is not None and at_known > 0:
-        return math.exp(max(own / at_known, 1.0) * pooled[reached])
-    exponential = own * math.log(1 - share) / math.log(1 - known)
-    return math.exp(max(exponential, pooled.get(reached, 0.0) if reached else 0.0))
+    if reached is not None:
+        scale = max(own / at_known, 1.0) if at_known > 0 else 1.0  # medians tell no spread
+        return math.exp(scale * pooled[reached])
+    return math.exp(own * math.log(1 - share) / math.log(1 - known))
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
