@@ -407,10 +407,13 @@ def overview_figure(views: Views, headline: str, trust: str) -> Figure:
     figure = style.new_figure((12.0, height), dpi=130)
     bold = FontProperties(size=17, weight="bold")
     wrapped = style.filled(figure, drawable(headline, most=240), 0.976, bold)
-    # The blank line keeps room for the sentence on trust, which is smaller and so a text of its own.
-    figure.suptitle(wrapped + "\n", x=0.012, ha="left", fontproperties=bold, color=style.INK)
+    below_it = style.filled(figure, drawable(trust, most=240), 0.976, FontProperties(size=11.5))
+    # Blank lines keep room for the sentence on trust, which is smaller and so a text of its own.
+    figure.suptitle(
+        wrapped + "\n" * (below_it.count("\n") + 1), x=0.012, ha="left", fontproperties=bold, color=style.INK
+    )
     below = 0.98 - (0.30 * (wrapped.count("\n") + 1) + 0.06) / height
-    figure.text(0.012, below, drawable(trust, most=150), va="top", fontsize=11.5, color=style.FAINT)
+    figure.text(0.012, below, below_it, va="top", fontsize=11.5, color=style.FAINT)
     grid = figure.subplots(2 if whole else 1, 2, squeeze=False)
     draw_map(grid[0, 0], views.area, views.cells, views.lines, views.finding)
     draw_throughput(grid[0, 1], views.curves)
