@@ -26,7 +26,7 @@ VLLM = ("0.19.0", "0.32.0")
 """Versions whose exact pins latfit has to be installed beside; each pins one version of numba and of much else."""
 
 MOST_MB = 900
-"""What the environment may weigh, pip included; docs/install.md says what of it each library is."""
+"""What the environment may weigh, pip included; docs/index.md names it."""
 
 HOME = {name: os.environ[name] for name in os.environ if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 

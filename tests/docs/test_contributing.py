@@ -87,5 +87,5 @@ def test_security_tells_the_counts_that_were_measured() -> None:
 
 
 def test_the_page_on_installing_names_every_extra() -> None:
-    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE)
     assert sorted(listed) == sorted(PROJECT["optional-dependencies"])

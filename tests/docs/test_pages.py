@@ -71,7 +71,7 @@ RUN = ("console", "python")
 OLD_RICH = int(version("rich").partition(".")[0]) < 14
 """What pages show is printed by a newer Rich, which wraps tables otherwise."""
 
-COMMANDS_SHOWN = {"export": 8, "planning": 8, "simulation": 1, "start": 4, "../README": 3}
+COMMANDS_SHOWN = {"export": 8, "planning": 8, "simulation": 1, "index": 4, "../README": 3}
 BLOCKS_SHOWN = {
     **dict.fromkeys(("../README", "engine", "export", "planning", "recording", "simulation"), 1),
     "theory/queueing": 3,
