@@ -184,7 +184,8 @@ class Pool:
         low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
         if high <= low:
             return float(count), 0.0
-        lean = 2 * (float(self.mass[column]) / count - low) / (high - low) - 1
+        # Rounding of the sum can put the mean outside a narrow bin.
+        lean = min(1.0, max(-1.0, 2 * (float(self.mass[column]) / count - low) / (high - low) - 1))
         if abs(lean) < LEANS / math.sqrt(count):
             return 0.0, 0.0
         return count * max(0.0, -lean), count * max(0.0, lean)

@@ -54,6 +54,21 @@ def test_a_time_that_many_share_stays_exact() -> None:
     assert reached == pytest.approx(np.mean(times < 4.1 + 1e-9), abs=0.003)
 
 
+def test_times_apart_by_rounding_only() -> None:
+    """The sum of thousands of such times rounds to a mean outside their range; shares stay within 0 and 1."""
+    rng = np.random.default_rng(0)
+    low = 7.7
+    times = np.where(rng.random(1206) < 0.8, low, np.nextafter(low, np.inf))
+    sketch = sketch_of(times, 0, 64)
+    pool = pooled([sketch])
+    mean = float(pool.mass.sum()) / pool.size
+    assert not low <= mean <= np.nextafter(low, np.inf)
+    for share in SHARES:
+        place = pool.place(share)
+        assert 0 <= place.share <= 1
+        assert at_most(sketch, pool, place)[1] >= 0
+
+
 @pytest.mark.parametrize("warm", [0, 1000, 1037])
 def test_batches_hold_their_requests(warm: int) -> None:
     """Batch k is requests 128 k to 128 (k + 1) of the run, whatever was left out."""
