@@ -1,4 +1,4 @@
-"""What AMX brings: the tables and the figure of docs/amx.md, from the traces in sample_traces.
+"""What AMX brings: the tables and the figure of docs/how-to/cpu-or-gpu.md, from the traces in sample_traces.
 
 python examples/amx.py docs/amx.png
 """
@@ -80,18 +80,6 @@ def step_table(runs: Mapping[str, Mapping[Cell, float]]) -> str:
         ]
         rows.append((label, *("–" if T is None else f"{T:.0f}" for T in times), *(gain or "–" for gain in gains)))
     return table(("step", *RUNS, "gain, OpenVINO", "gain, PyTorch"), rows)
-
-
-def rate_table(runs: Mapping[str, Mapping[Cell, float]]) -> str:
-    """Weights read from memory a second in decode, and operations a second in prefill."""
-    rows = []
-    for label, run in runs.items():
-        model = provenance(RUNS[label])["model"]
-        read = model["weight_bytes"] / run["decode", 1, 1] / 1e6
-        layers = model["parameters"] - model["vocab"] * model["hidden"]
-        computed = [2 * layers * S / run["prefill", 1, S] / 1e9 for S in (256, 512)]
-        rows.append((label, f"{read:.0f} GB/s", *(f"{1e3 * each:.0f} GFLOP/s" for each in computed)))
-    return table(("", "decode, B = 1", "prefill, S = 256", "prefill, S = 512"), rows)
 
 
 def scaled_to_all_layers(times: Mapping[Cell, float]) -> dict[Cell, float]:
@@ -221,7 +209,7 @@ def main(file: str | Path) -> None:
         "135 M": decode_times(runs["AMX, PyTorch"]),
         "8 B": decode_times(llama),
     }
-    for text in (step_table(runs), rate_table(runs), gpu_table(llama), cutoff_table(models)):
+    for text in (step_table(runs), gpu_table(llama), cutoff_table(models)):
         print(f"{text}\n")
     draw(runs, file)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Record (or take a trace), fit, compare with last week, report. Exit code 8: slower; others as in docs/nightly.md.
+# Record (or take a trace), fit, compare with last week, report. Exit code 8: slower; others as in docs/how-to/gate.md.
 #     nightly.sh URL|TRACE FOLDER
 set -euo pipefail
 source=${1:?URL of a server, or a trace} kept=${2:?folder that is kept}

@@ -1,4 +1,4 @@
-"""What docs/how-to-extend.md adds in one file each works on the command line too: LATFIT_PLUGINS names the files."""
+"""What docs/how-to/extend.md adds in one file each works on the command line too: LATFIT_PLUGINS names the files."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.docs.examples import all_blocks
 
-PAGE = ROOT / "docs" / "how-to-extend.md"
+PAGE = ROOT / "docs" / "how-to" / "extend.md"
 FILES = {block.title: block.text for block in all_blocks(PAGE) if block.title}
 MODULES = [name.removesuffix(".py") for name in FILES]
 

@@ -71,15 +71,15 @@ RUN = ("console", "python")
 OLD_RICH = int(version("rich").partition(".")[0]) < 14
 """What pages show is printed by a newer Rich, which wraps tables otherwise."""
 
-COMMANDS_SHOWN = {"export": 8, "planning": 8, "simulation": 1, "index": 4, "../README": 3}
+COMMANDS_SHOWN = {"how-to/export": 8, "planning": 8, "simulation": 1, "index": 4, "../README": 3}
 BLOCKS_SHOWN = {
-    **dict.fromkeys(("../README", "engine", "export", "planning", "recording", "simulation"), 1),
+    **dict.fromkeys(("../README", "engine", "how-to/export", "planning", "how-to/record", "simulation"), 1),
     "theory/queueing": 3,
 }
 """At least so many examples: a page whose blocks are no longer found would pass without one."""
 
 
-NIGHTLY = {"cpu-or-gpu", "gate", "replicas", "serving-plans", "settings", "validate"}
+NIGHTLY = {"cpu-or-gpu", "export", "gate", "size-deployment", "validate"}
 """Pages whose examples take seconds and whose commands other pages run as well."""
 
 RUNNABLE = [

@@ -1,7 +1,7 @@
 """Adapt a running router: learn batch times, choose thresholds for them, and monitor a latency promise.
 
 `Learner(router, Promise(50.0))` follows every batch and request. When the times of a path no longer apply, a thread
-chooses thresholds for the new ones, and the router adopts both between two decisions. See docs/live.md.
+chooses thresholds for the new ones, and the router adopts both between two decisions. See docs/how-to/route-live.md.
 """
 
 import asyncio

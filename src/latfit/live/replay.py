@@ -3,7 +3,7 @@
 Open loop: a response counts from the planned arrival, whether the sender was late or not, so a stall delays everybody
 behind it (no coordinated omission). Executors are probed before and after each run, as machines change their speed;
 the prediction is the mean over both speeds, and its range covers the speeds that a run between them may have. A run
-that others on the machine disturbed does not count. Method and results: docs/live.md.
+that others on the machine disturbed does not count. Method and results: docs/how-to/route-live.md.
 """
 
 import asyncio

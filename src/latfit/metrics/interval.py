@@ -1,6 +1,6 @@
 """What a server did between two readings, and its mean step, by the differences of its counters.
 
-docs/recording.md ("From outside") has the formulas, for vLLM and SGLang, llama.cpp and Triton.
+docs/how-to/record.md ("From outside") has the formulas, for vLLM and SGLang, llama.cpp and Triton.
 """
 
 import math

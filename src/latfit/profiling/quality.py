@@ -1,8 +1,7 @@
 """What makes a run less certain: drift, scatter, outliers, settling, differing processes, other load, too few repeats.
 
 The drift test is a permutation test: without drift the visits of a cell are exchangeable, so the trend of their times,
-centred within each cell and summed over cells, has a known mean and variance (Hoeffding 1951). docs/profiling.md has
-it."""
+centred within each cell and summed over cells, has a known mean and variance (Hoeffding 1951)."""
 
 import math
 from collections.abc import Callable, Mapping

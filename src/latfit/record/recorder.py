@@ -2,8 +2,8 @@
 
 The engine's thread packs each step with one call into C into a preallocated block, and never waits: a full block goes
 to a writer thread through a bounded queue. Columns, phases and compression happen there, on whole blocks. If no block
-is free because the disk is slow, new rows are dropped and counted. No error reaches the engine. docs/recording.md has
-the memory and disk that it takes."""
+is free because the disk is slow, new rows are dropped and counted. No error reaches the engine.
+docs/how-to/record.md has the memory and disk that it takes."""
 
 import logging
 import math

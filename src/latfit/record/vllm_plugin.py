@@ -2,7 +2,7 @@
 
 It runs in the event loop of vLLM's API server, where an exception fails every request in flight: each method catches
 everything, and what costs time happens in StepRecorder's thread. It records if `LATFIT_TRACE_DIR` is set;
-docs/recording.md has the settings. Without vLLM this module imports all the same, and its class has the base `object`;
+docs/how-to/record.md has the settings. Without vLLM this module imports all the same, its class with the base `object`;
 with an incomplete or too old vLLM the import fails, which vLLM logs and survives.
 """
 

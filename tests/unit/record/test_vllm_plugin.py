@@ -260,15 +260,15 @@ class TestSettings:
         assert ["LATFIT_TRACE_ROWS" in line for line in warnings(caplog)] == [True]
 
     def test_each_is_documented(self) -> None:
-        page = (ROOT / "docs" / "recording.md").read_text()
+        page = (ROOT / "docs" / "how-to" / "record.md").read_text()
         for name in ("DIR", "ROWS", "SECONDS", "PENDING", "PATH"):
             assert f"`LATFIT_TRACE_{name}`" in page
 
 
 def test_the_documented_recorder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "recording.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "record.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "recording.md", "exec"), {})
+    exec(compile(code, "record.md", "exec"), {})
     trace = recorded(tmp_path / "traces")
     assert [trace[name][0] for name in ("B", "S", "T_ms", "prefill_tokens", "queued_requests")] == [
         8,

@@ -1,7 +1,7 @@
 """One step of a decoder-only transformer, written once for NumPy, PyTorch and OpenVINO.
 
 All tokens of a step pass each weight matrix in one product, as in a serving engine; attention runs over a real cache.
-A back-end supplies the operations (`DecoderStep`'s abstract methods). docs/profiling.md has the arithmetic.
+A back-end supplies the operations (`DecoderStep`'s abstract methods). docs/how-to/profile.md has the arithmetic.
 """
 
 from abc import ABC, abstractmethod
