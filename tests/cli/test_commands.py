@@ -149,7 +149,7 @@ class TestExitCodes:
         for arguments in (["fit", "none.parquet"], ["fit", "empty.parquet"], ["plan", "--sla", "20ms"], ["report"]):
             assert latfit(*arguments) == 3
             error = capsys.readouterr().err
-            assert error.startswith("latfit: ")
+            assert error.startswith("error: ")
             assert error.count("\n") <= 3
 
     def test_several_systems_are_3(self, measured_steps: Path, in_tmp: Path, capsys: Captured) -> None:

@@ -85,7 +85,7 @@ def test_suggested_commands_can_be_pasted_into_a_shell(
     ):
         run(words)
         said = "".join(capsys.readouterr()).splitlines()[-1]
-        assert shlex.split(said.partition(": ")[2]) == suggested
+        assert shlex.split(said.rpartition(": ")[2]) == suggested
 
 
 def test_printing_is_in_one_place() -> None:

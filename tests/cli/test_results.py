@@ -174,7 +174,7 @@ class TestCompare:
         files = ("two_paths.parquet", "two_slow_paths.parquet")
         assert latfit("compare", *files) == 3
         assert latfit("compare", *files, "--path", "elsewhere") == 3
-        assert "has no path 'elsewhere'\nThere are: far, near." in capsys.readouterr().err
+        assert "has no path 'elsewhere'\nhint: There are: far, near." in capsys.readouterr().err
         assert latfit("compare", *files, "--path", "{path}") == 2
         assert latfit("compare", *files, "--each", "--path", "{path}", "--json") == 8
         found = json.loads(capsys.readouterr().out)["compared"]

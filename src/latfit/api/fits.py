@@ -45,8 +45,6 @@ State = Literal["good", "doubt", "bad"]
 
 GRID_B, GRID_S = 5, 6
 """Values of B and S that a sensitivity takes where none are named."""
-FEW = 3
-"""Warnings of a summary."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,10 +111,13 @@ class Fit:
 
     @property
     def state(self) -> State:
-        """good: better than the linear baseline. doubt: as good, or measured nowhere. bad: not usable."""
+        """good: better than the linear baseline. doubt: not so in a phase, or not measured. bad: not usable."""
+        from latfit.reporting import tables
+
         if not self.ok:
             return "bad"
-        return "doubt" if self.result.beats_linear is False or self.result.data.nominal else "good"
+        unsure = self.result.beats_linear is False or self.result.data.nominal or tables.lost_phases(self.result)
+        return "doubt" if unsure else "good"
 
     def kept_out(self, max_error: Any = None) -> LatfitWarning | None:
         """Why it should not be entered into a machine's profile; None where it may be.
@@ -129,23 +130,15 @@ class Fit:
         return keeps_out(self.result, None if max_error is None else percent(max_error, "--max-error"))
 
     @property
-    def model_line(self) -> str:
-        """The model, how many of its parameters the data determine, and the range they cover, in a sentence."""
-        free = {name: found for name, found in self.result.parameters.items() if not found.fixed}
-        silent = [name for name, found in free.items() if not found.identified]
-        names = f" (not {', '.join(silent)})" if 0 < len(silent) <= FEW else ""
-        compared = self.result.cross_validation
-        chosen = ", chosen by cross-validation" if compared.selection and compared.mape_pct is not None else ""
+    def range_line(self) -> str:
+        """The model and the measured range, in a sentence."""
         spans = [
             f"{name} {number(low)} to {number(high)}"
             for name, (low, high) in self.result.domain.items()
             if name in ("B", "S")
         ]
         decode = "" if self.result.knows_prefill else ", decode only"
-        return (
-            f"Model {self.model}{chosen}: {len(free) - len(silent)} of {len(free)} parameters identified{names}."
-            f" Measured {', '.join(spans)}{decode}."
-        )
+        return f"Model {self.model}, measured for {', '.join(spans)}{decode}."
 
     @cached_property
     def parameters(self) -> Any:
@@ -160,8 +153,8 @@ class Fit:
         """What `latfit fit` prints of it."""
         lines = [self.verdict, data_line(self.result.data.to_json()), *filter(None, [self.time_line])]
         if self.ok:
-            lines.append(self.model_line)
-        lines += [f"{warning.message} {warning.remedy}" for warning in self.needs_action[:FEW]]
+            lines.append(self.range_line)
+        lines += [f"warning: {warning.text}" for warning in self.needs_action]
         return "\n".join(lines)
 
     def predict(
@@ -185,9 +178,9 @@ class Fit:
         context_tokens: those that the whole step reads.  level: share of steps that the interval is to hold.
         strict: raise BadInput for steps outside what was measured.
 
-        Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the fit cannot tell), outside_domain, why_outside (by
-        how much), why_no_interval (empty where there is one); `.attrs["notes"]` holds what was taken for granted, how
-        far outside the steps lie and why intervals are missing. Raises WrongUsage, BadInput.
+        Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the data support no interval), level (of the interval;
+        lower than requested where the data support no wider one), outside_domain, why_outside, why_no_interval;
+        `.attrs["notes"]` holds assumptions and why intervals are missing. Raises WrongUsage, BadInput.
         """
         given = {
             "context_tokens": context_tokens,

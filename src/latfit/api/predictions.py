@@ -105,10 +105,7 @@ class Predicted:
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit predict --json`."""
         rows = zip(*(column.tolist() for column in self.columns.values()), strict=True)
-        return {
-            "rows": [{**dict(zip(self.columns, row, strict=True)), "level": self.level} for row in rows],
-            "notes": list(self.notes),
-        }
+        return {"rows": [dict(zip(self.columns, row, strict=True)) for row in rows], "notes": list(self.notes)}
 
 
 def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, strict: bool) -> Predicted:
@@ -129,6 +126,7 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
         "T_ms": found.T_ms,
         "low": found.low,
         "high": found.high,
+        "level": found.level,
         "outside_domain": found.outside,
         "why_outside": found.why_outside,
         "why_no_interval": found.why_no_interval,
@@ -238,11 +236,8 @@ class Evaluation:
         """Errors on these steps beside the fit's own, in a sentence."""
         found = self.scores["metrics"]
         known = self.held_out_pct
-        own = "" if known is None else f" (cross-validated when fitted: {format_percent(known)})"
-        return (
-            f"Median error {format_percent(found['median_ape_pct'])} (n = {found['n']:,})."
-            f" MAPE {format_percent(found['mape_pct'])}{own}."
-        )
+        own = "" if known is None else f"; held-out error of the fit {format_percent(known)}"
+        return f"Error {format_percent(found['mape_pct'])} on {found['n']:,} steps{own}."
 
     @property
     def coverage_line(self) -> str:
@@ -255,13 +250,6 @@ class Evaluation:
         return f"Coverage: {', '.join([*shares, outside])}."
 
     @property
-    def phase_line(self) -> str:
-        """The median error of each phase, in a sentence; empty where there is one phase."""
-        phases = self.scores["by_phase"]
-        shown = [f"{phase} {format_percent(found['median_ape_pct'])}" for phase, found in phases.items()]
-        return f"Median error by phase: {', '.join(shown)}." if len(shown) > 1 else ""
-
-    @property
     def table(self) -> Any:
         """DataFrame: errors over all steps and by phase, in percent and ms."""
         import pandas as pd
@@ -271,7 +259,7 @@ class Evaluation:
 
     def summary(self) -> str:
         """What `latfit evaluate` prints."""
-        return "\n".join(filter(None, [self.verdict, self.coverage_line, self.phase_line, *self.scores["notes"]]))
+        return "\n".join(filter(None, [self.verdict, self.coverage_line, *self.scores["notes"]]))
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit evaluate --json`."""

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from latfit._version import __version__
 from latfit.cli import terminal
-from latfit.cli.output import echo
+from latfit.cli.output import echo, print_error
 from latfit.errors import LatfitError, TargetNotWritable, WrongUsage, first_line, silent
 
 if TYPE_CHECKING:
@@ -285,4 +285,4 @@ LONGEST_NAME = 60
 def _tell(text: str) -> None:
     """An error on stderr, where there is one."""
     with suppress(OSError, ValueError):
-        echo(f"latfit: {text}", err=True)
+        print_error(text)

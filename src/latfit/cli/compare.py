@@ -2,7 +2,7 @@
 
 from latfit.api.requests import CompareRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import print_json, print_messages, print_table, progress_bar, say, verdict
 from latfit.errors import Regression
 from latfit.units import format_percent
 
@@ -43,7 +43,7 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
                 print_table(changes_table(found.compared[i].name, found.compared[i].change, found.tolerance_pct))
         if len(shown) < len(order):
             say(f"... and {len(order) - len(shown):,} more: --verbose shows them.")
-        print_warnings(found.notes, most=None if output.verbose else FEW)
+        print_messages(found.notes, verbose=output.verbose, kind="note")
         if output.verbose and found.fits:
             print_table(comparison_table(found.names, [fit.result for fit in found.fits]))
     if found.slower:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from latfit.api.request import Request
 from latfit.api.requests import FitFile, Force, ReadRequest
 from latfit.cli.options import OutputOptions, read_sources, verb
-from latfit.cli.output import print_json, print_table, print_warnings, say, verdict
+from latfit.cli.output import print_json, print_messages, print_table, say, verdict
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,11 @@ def evaluate(scored: ScoredFit, request: ReadRequest, output: OutputOptions) -> 
         print_json(found.to_json())
     else:
         verdict(found.verdict, found.state)
+        print_table(evaluation_table(found.to_json()))
         say(data_line(found.data))
         say(found.coverage_line)
         if output.verbose:
-            print_table(evaluation_table(found.to_json()))
             print_table(machine_table(found.to_json()["machine"]))
-        elif found.phase_line:
-            say(found.phase_line)
-        print_warnings(found.scores["notes"], most=None if output.verbose else 3)
+        print_messages(found.scores["notes"], verbose=output.verbose, kind="note")
     if not scored.force:
         found.check_machine()

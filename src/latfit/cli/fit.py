@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from latfit.api.request import Option, Request, shared
 from latfit.api.requests import FitEachRequest, Hardware, ModelOptions, ReportFolder
 from latfit.cli.options import OutputOptions, read_sources, verb
-from latfit.cli.output import echo, note, print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import echo, note, print_json, print_messages, print_table, progress_bar, say, verdict
 from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
     else:
         for each in stored:
             _print_fit(each, several=len(stored) > 1, verbose=verbose)
-    print_warnings(notes)
+    print_messages(notes, kind="note")
     usable = [each for each in stored if each.fit.ok]
     if not usable:
         return
@@ -235,29 +235,33 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
     facts = stored[0].fit.result.data.to_json()
     say(data_line({**facts, "rows_used": sum(each.fit.result.data.rows_used or 0 for each in stored)}))
     reasons = [f"{each.shown}: {each.refused[0]}" for each in refused if each.refused]
-    print_warnings(reasons, most=None if verbose else MOST)
+    print_messages(reasons if verbose else reasons[:MOST])
 
 
 def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
     """The verdict, what it stands on and what to do about it; verbose: the tables, and every warning."""
     from latfit.api import data_line
+    from latfit.reporting import tables
 
     found = stored.fit
     if several:
         echo(f"\n{stored.shown}")
     if found.ok:
         verdict(found.verdict, "bad" if stored.kept_out else found.state)
+        by_phase = tables.phases(found.result)
+        if by_phase.rows:
+            print_table(by_phase)
     say(data_line(found.result.data.to_json()))
     if found.time_line:
         say(found.time_line)
     if not found.ok:
         return
-    say(found.model_line)
+    say(found.range_line)
     if verbose:
         _print_tables(found)
     if found.result.bootstrap and not verbose:
         say(f"{found.result.bootstrap['resamples']:,} resampled fits kept; --verbose shows their intervals.")
-    print_warnings(found.warnings if verbose else found.needs_action, most=None if verbose else 3)
+    print_messages(found.warnings if verbose else found.needs_action, verbose=verbose)
 
 
 def _print_tables(found: "Fit") -> None:

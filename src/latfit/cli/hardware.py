@@ -6,7 +6,7 @@ from pathlib import Path
 from latfit.api.request import Request, check
 from latfit.api.requests import AddPathRequest, Context, Hardware, PathName, Tokens
 from latfit.cli.options import OutputOptions, group_of_verbs, subverb
-from latfit.cli.output import echo, note, print_json, print_table, print_warnings, say
+from latfit.cli.output import echo, note, print_json, print_messages, print_table, say
 from latfit.errors import BadInput
 
 hardware = group_of_verbs("Execution paths by name: measured fits, nominal numbers.")
@@ -102,7 +102,7 @@ def show(place: Profile, batches: Batches, output: OutputOptions) -> None:
         print_json({"hardware": str(profile), "paths": described})
         return
     print_table(paths_table(known.result, tokens, context))
-    print_warnings(known.outside(tokens, context))
+    print_messages(known.outside(tokens, context), kind="note")
     if output.verbose:
         for path in known.result.paths.values():
             echo()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from latfit.api.request import Option
 from latfit.api.requests import ReadRequest, TraceFile
 from latfit.cli.options import OutputOptions, read_sources, verb
-from latfit.cli.output import print_json, print_warnings, say
+from latfit.cli.output import print_json, print_messages, say
 from latfit.errors import WrongUsage
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def ingest(request: ReadRequest, output: TraceFiles) -> None:
     say(data_line(data))
     if output.verbose:
         say(f"{read!r}.")
-    print_warnings(notes)
+    print_messages(notes, kind="note")
     say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {shlex.quote(str(out))}")
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from latfit.warning import LatfitWarning
 
 
-MOST_WARNINGS = 3
-"""Warnings that are shown without --verbose."""
+MAX_WARNINGS = 2
+"""Warnings and notes that are shown without --verbose."""
 
 LEAST_WORDS = 12
 """Letters that a column of words keeps on a narrow terminal."""
@@ -38,6 +38,15 @@ NUMBER_AND_UNIT = re.compile(r"(\d) (%|(?:ns|µs|ms|s|min|h|req/s)\b)")
 
 COLOURS = {"good": typer.colors.GREEN, "doubt": typer.colors.YELLOW, "bad": typer.colors.RED}
 """How sure a verdict is, and the colour that it has on a terminal."""
+
+
+LABEL_COLOURS = {"error": typer.colors.RED, "warning": typer.colors.YELLOW, "hint": typer.colors.CYAN}
+
+
+def _coloured(err: bool = False) -> bool:
+    """Return whether the stream is a terminal that takes colours."""
+    stream = sys.stderr if err else sys.stdout
+    return stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def width() -> int:
@@ -78,8 +87,7 @@ def say(text: str, indent: str = "") -> None:
 
 def verdict(text: str, state: Literal["good", "doubt", "bad"]) -> None:
     """The answer of a command, first and coloured on a terminal (not where NO_COLOR is set)."""
-    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
-    style: dict[str, Any] = {} if plain else {"fg": COLOURS[state], "bold": True}
+    style: dict[str, Any] = {"fg": COLOURS[state], "bold": True} if _coloured() else {}
     echo(wrapped(text), **style)
 
 
@@ -148,14 +156,45 @@ def print_table(table: "Table") -> None:
         console.print(styled(table.note, "dim"))
 
 
-def print_warnings(warnings: "Iterable[LatfitWarning | str]", most: int | None = None) -> None:
-    """On stdout: they are part of the result. A sentence alone has no remedy. most: how many before "and 3 more"."""
-    shown = list(warnings)
-    for warning in shown[:most]:
-        text = warning if isinstance(warning, str) else f"{warning.message.rstrip('.')}. {warning.remedy}"
-        echo(wrapped(text, "    ", "  ! "))
-    if most is not None and len(shown) > most:
-        echo(f"  ! and {len(shown) - most} more: --verbose shows them.")
+def print_messages(messages: "Iterable[LatfitWarning | str]", *, verbose: bool = True, kind: str = "warning") -> None:
+    """Print `warning:` lines with their `hint:`, and `note:` lines, on stdout: they are part of the result.
+
+    Parameters
+    ----------
+    messages
+        A sentence alone has no hint and is of `kind`.
+    verbose
+        Whether all are printed, not the first MAX_WARNINGS.
+    """
+    every = list(messages)
+    shown = every if verbose else every[:MAX_WARNINGS]
+    for each in shown:
+        if isinstance(each, str):
+            labelled(kind, each)
+            continue
+        labelled("warning" if each.needs_action else "note", each.message)
+        if each.needs_action and each.remedy:
+            labelled("hint", each.remedy, indent="  ")
+    if len(every) > len(shown):
+        labelled("note", f"{len(every) - len(shown)} more with --verbose.")
+
+
+def labelled(label: str, text: str, *, indent: str = "", err: bool = False) -> None:
+    """Print a line such as `warning: ...`; on stdout it is wrapped at words, on stderr paths stay whole."""
+    line = f"{indent}{label}: "
+    shown = printable(line + text if err else wrapped(text, indent + "  ", line))
+    if _coloured(err) and label in LABEL_COLOURS:
+        start = len(line) - 1
+        shown = typer.style(shown[:start], fg=LABEL_COLOURS[label], bold=True) + shown[start:]
+    typer.echo(shown, err=err)
+
+
+def print_error(text: str) -> None:
+    """Print what was found as `error:` on stderr, and the lines below it as `hint:`."""
+    found, _, remedy = text.partition("\n")
+    labelled("error", found, err=True)
+    if remedy:
+        labelled("hint", remedy, err=True)
 
 
 def print_answer(
@@ -166,7 +205,7 @@ def print_answer(
     warnings: "Iterable[LatfitWarning | str]" = (),
     verbose: bool = False,
 ) -> None:
-    """Print the verdict of an answer, tables, sentences, and warnings: the first few unless verbose."""
+    """Print the verdict of an answer, tables, sentences, and warnings."""
     verdict(found.verdict, found.state)
     shown = list(tables)
     for table in shown:
@@ -176,4 +215,4 @@ def print_answer(
         echo()
     for line in lines:
         say(line)
-    print_warnings(warnings, most=None if verbose else MOST_WARNINGS)
+    print_messages(warnings, verbose=verbose)

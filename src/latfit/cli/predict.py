@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfit.api.requests import PredictRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import print_json, print_table, print_warnings, say
+from latfit.cli.output import print_json, print_messages, print_table, say
 from latfit.errors import WrongUsage
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _print_predictions(found: "Predicted", output: OutputOptions) -> None:
     print_table(prediction_table(shown, found.level))
     if len(rows) > len(shown):
         say(f"... and {len(rows) - len(shown):,} more: --verbose shows them.")
-    print_warnings(found.notes, most=None if output.verbose else 3)
+    print_messages(found.notes, verbose=output.verbose, kind="note")
 
 
 def _print_sensitivity(fit: "Fit", steps: PredictRequest, output: OutputOptions) -> None:

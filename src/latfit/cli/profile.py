@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from latfit.api.request import Request
 from latfit.api.requests import ProfileRequest, TraceFile
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import MOST_WARNINGS, echo, note, print_json, print_warnings, say, verdict
+from latfit.cli.output import echo, note, print_json, print_messages, say, verdict
 from latfit.errors import Interrupted, LatfitError
 from latfit.units import format_ms, parse_duration_ms
 
@@ -96,7 +96,7 @@ def _show(found: "Profile", out: Path, output: OutputOptions) -> None:
     verdict(found.verdict, found.state)
     for text in found.details:
         say(text)
-    print_warnings(found.warnings, most=None if output.verbose else MOST_WARNINGS)
+    print_messages(found.warnings, verbose=output.verbose)
     echo(f"Wrote {out}. Next: latfit fit {shlex.quote(str(out))}")
 
 

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 from latfit.api.requests import RecordRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import echo, print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import echo, print_json, print_messages, print_table, progress_bar, say, verdict
 from latfit.errors import Interrupted
 from latfit.units import number
 
 if TYPE_CHECKING:
     from latfit.api import RecordedFit
     from latfit.metrics import Interval
-
-MOST_WARNINGS = 2
 
 
 @verb
@@ -60,7 +58,7 @@ def _show(found: "RecordedFit", *, verbose: bool) -> None:
             print_table(table)
         if found.validation.line:
             say(found.validation.line)
-    print_warnings(found.warnings, most=None if verbose else MOST_WARNINGS)
+    print_messages(found.warnings, verbose=verbose)
     fit_file = "" if found.fit is None else f", {found.file}"
     say(f"Wrote {found.recorded.out}{fit_file} and both texts of /metrics.{' Next:' if found.next else ''}")
     for command in found.next:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from latfit.api.requests import SimulateEngineRequest, SimulateRequest, StudyRequest, SweepOptions
 from latfit.cli.options import FileOptions, OutputOptions, group_of_verbs, subverb
 from latfit.cli.output import (
-    MOST_WARNINGS,
     echo,
     note,
     print_json,
+    print_messages,
     print_table,
-    print_warnings,
     progress_bar,
     say,
     verdict,
@@ -141,4 +140,4 @@ def _show(found: Any, *, verbose: bool) -> None:
         print_table(table)
     for text in found.details if verbose else ():
         echo(text)
-    print_warnings(found.notes if verbose else found.cautions, most=None if verbose else MOST_WARNINGS)
+    print_messages(found.notes if verbose else found.cautions, verbose=verbose)

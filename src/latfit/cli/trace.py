@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from latfit.api.request import Option
 from latfit.api.requests import ReadRequest
 from latfit.cli.options import OutputOptions, group_of_verbs, read_sources, subverb
-from latfit.cli.output import echo, note, print_json, print_table, print_warnings, say, wrapped
+from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, wrapped
 from latfit.units import format_ms, format_percent
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def show(request: ReadRequest, output: Picture) -> None:
     _print(found, verbose=output.verbose)
     for line in _of_requests(read.everything.provenance):
         say(line)
-    print_warnings(notes)
+    print_messages(notes, kind="note")
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
@@ -82,12 +82,12 @@ def _print(found: "Coverage", *, verbose: bool) -> None:
     print_table(coverage_table(found))
     if found.seconds is not None:
         say(f"Time covered: {format_ms(found.seconds * 1e3)} in {found.runs} run{'s' if found.runs > 1 else ''}.")
-    print_warnings(
+    print_messages(
         (
             f"Drift: {run} ends {format_percent(100 * change, signed=True)} from where it began."
             for run, change in found.drift.items()
         ),
-        most=None if verbose else FEW,
+        verbose=verbose,
     )
     if found.missing:
         say("Missing for a good fit:")

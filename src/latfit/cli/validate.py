@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 from latfit.api.request import Option, Request
 from latfit.api.requests import Figure, JsonFile, ValidateRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import echo, note, print_json, print_table, print_warnings, progress_bar, say, verdict
+from latfit.cli.output import echo, note, print_json, print_messages, print_table, progress_bar, say, verdict
 from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
     from latfit.api import Validation
-
-MOST_WARNINGS = 3
 
 
 @dataclass(frozen=True)
@@ -84,4 +82,4 @@ def _show(found: "Validation", output: OutputOptions) -> None:
     if output.verbose:
         for name, meaning in found.to_json()["definitions"].items():
             echo(f"  {name.removesuffix('_ms')}: {meaning}")
-    print_warnings(found.warnings, most=None if output.verbose else MOST_WARNINGS)
+    print_messages(found.warnings, verbose=output.verbose)

@@ -31,13 +31,26 @@ NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """Typical latency, interval ends (NaN where the fit cannot tell) in ms, why a step lies outside the data, and why
-    it has no interval (empty where it does not, or has one); each (n,). notes: what was taken for granted, how far
-    outside the steps lie, and why ends are missing."""
+    """Latency of steps; every array is (n,).
+
+    Attributes
+    ----------
+    T_ms
+        Typical latency.
+    low, high
+        Ends of the interval in ms; NaN where the data support none.
+    level
+        Level of the interval: the widest supported one up to the level that was requested; NaN without interval.
+    why_outside, why_no_interval
+        Reasons; empty where the step is inside the measured range, or has an interval.
+    notes
+        Assumptions, how far outside the steps lie, and why intervals are missing.
+    """
 
     T_ms: FloatArray
     low: FloatArray
     high: FloatArray
+    level: FloatArray
     why_outside: NDArray[np.object_]
     why_no_interval: NDArray[np.object_]
     notes: tuple[str, ...] = ()
@@ -64,23 +77,23 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         shown = ", ".join(f"{known:g}" for known in levels)
         raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
     T = typical_ms(fit, steps)
-    low, high, without, narrower = _interval(fit, steps, T, level, widest=True)
+    low, high, levels_of, without, narrower = _interval(fit, steps, T, level, widest=True)
     biased = [_bias(fit, phase) for phase in np.unique(_phases_of(steps)).tolist()]
     silent = [text for text in dict.fromkeys(without.tolist()) if text and NO_PREFILL not in text]
     notes = (*outside_note(fit, steps), *taken(fit, steps), *filter(None, biased), *narrower, *silent)
     if np.any(np.isnan(fit.widening_unlike(**_read(fit, steps))) & np.isfinite(high)):
         notes = (*notes, UNTESTED)
-    return Predictions(T, low, high, _why_outside(fit, steps), without, notes)
+    return Predictions(T, low, high, levels_of, _why_outside(fit, steps), without, notes)
 
 
 def _interval(
     fit: FitResult, steps: Trace, T: FloatArray, level: float, *, widest: bool = False
-) -> tuple[FloatArray, FloatArray, NDArray[np.object_], list[str]]:
-    """Return the ends of the interval in ms, NaN where the fit has none, why it has none, each (n,), and notes.
+) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.object_], list[str]]:
+    """Return the ends of the interval in ms, NaN where the fit has none, its level, why it has none, and notes.
 
     widest: where a phase has no interval at the level, take the widest that it has and note its level.
     """
-    low, high = (np.full(len(steps), np.nan) for _ in range(2))
+    low, high, level_of = (np.full(len(steps), np.nan) for _ in range(3))
     without = np.full(len(steps), "", dtype=object)
     named, notes = _phases_of(steps), []
     for phase in map(str, np.unique(named)):
@@ -89,7 +102,7 @@ def _interval(
         for each in tried if widest else tried[:1]:
             lower, upper = _factors(fit, phase, round((1 + each) / 2, 9))
             if math.isfinite(lower) and math.isfinite(upper):
-                low[rows], high[rows] = T[rows] * lower, T[rows] * upper
+                low[rows], high[rows], level_of[rows] = T[rows] * lower, T[rows] * upper, each
                 break
         else:
             without[rows] = _why_silent(fit, phase, level)
@@ -100,7 +113,8 @@ def _interval(
     wider = fit.widening(**_read(fit, steps))
     without[np.isnan(wider) & (without == "")] = CANNOT_TELL
     without[blind] = f"No interval: {NO_PREFILL}."
-    return low / wider, high * wider, without, notes
+    level_of[np.isnan(low) | np.isnan(wider)] = np.nan
+    return low / wider, high * wider, level_of, without, notes
 
 
 def _blind(fit: FitResult, steps: Trace) -> NDArray[np.bool_]:

@@ -68,12 +68,12 @@ class TestFit:
         assert table.loc["P_max", "unit"] == "tokens/ms"
 
     def test_it_says_itself_in_a_line(self, fitted: latfit.Fit) -> None:
-        assert repr(fitted).startswith("Fit (saturation): Median error ")
+        assert repr(fitted).startswith("Fit (saturation): Held-out error ")
         assert len(repr(fitted)) < 200
         assert len(repr(fitted.result)) < 200
         assert fitted.summary().splitlines()[1:3] == [
             "Read 258 rows, used 258.",
-            "Model saturation: 7 of 7 parameters identified. Measured B 1 to 256, S 1 to 4,096.",
+            "Model saturation, measured for B 1 to 256, S 1 to 4,096.",
         ]
         assert fitted.state == "good"
 
@@ -160,7 +160,7 @@ class TestPredict:
     def test_arrays_broadcast(self, fitted: latfit.Fit) -> None:
         found = fitted.predict(B=[8, 32], S=512)
         whys = ["outside_domain", "why_outside", "why_no_interval"]
-        assert list(found.columns) == ["B", "S", "T_ms", "low_ms", "high_ms", *whys]
+        assert list(found.columns) == ["B", "S", "T_ms", "low_ms", "high_ms", "level", *whys]
         truth = Saturation().latency_ms(REFERENCE, {"B": np.array([8.0, 32.0]), "S": np.array([512.0, 512.0])})
         assert found["T_ms"].to_numpy() == pytest.approx(truth, rel=0.03)
         assert (found["low_ms"] < found["T_ms"]).all()
@@ -235,7 +235,7 @@ class TestOtherSteps:
         assert worse.foreign
         # of exp(0.05 z) around a fit that is 1.3 times too fast: |1/1.3 - 1| = 23 %
         assert worse.scores["metrics"]["median_ape_pct"] == pytest.approx(23.1, abs=1.5)
-        assert "Median error" in repr(worse)
+        assert "held-out error of the fit" in repr(worse)
 
     def test_the_steps_that_a_fit_was_made_of_are_told_from_others(self, in_tmp: Path) -> None:
         for name, seed in (("own", 1), ("other", 2)):

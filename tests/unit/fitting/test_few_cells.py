@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import latfit
 from latfit.fitting.checking.conformal import prediction_intervals, worth
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData, fit_data
@@ -61,3 +62,16 @@ def test_worth_is_that_of_the_intraclass_correlation(shared: float, own: float) 
     cell = np.repeat(np.arange(400), REPEATS)
     told: FloatArray = worth(left_out.log_ratio, left_out.weights, cell)
     assert told == pytest.approx(1 / (1 + (REPEATS - 1) * r), rel=0.12)
+
+
+def test_a_prediction_has_the_widest_level_that_its_phase_supports() -> None:
+    """12 decode cells support 80 %, 60 mixed cells 90 %: each row is predicted at its own level."""
+    rng = np.random.default_rng(4)
+    batches, chunks = [1.0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64], [0.0, 8, 64, 256, 512, 1024]
+    B, S = (column.ravel() for column in np.meshgrid(batches, chunks))
+    S += B
+    T = (5 + 0.1 * B + 0.02 * S) * np.exp(rng.normal(0, 0.02, len(B)))
+    rows = {name: np.repeat(column, REPEATS) for name, column in {"B": B, "S": S, "T_ms": T}.items()}
+    found = latfit.fit(rows, model="linear").predict(B=[8, 8], S=[8, 264], level=0.9)
+    assert found["level"].tolist() == [0.8, 0.9]
+    assert (found["high_ms"] > found["low_ms"]).all()

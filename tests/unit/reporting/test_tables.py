@@ -57,8 +57,20 @@ class TestTrust:
     def test_sentence(self, fit: FitResult) -> None:
         n = f"{fit.metrics.n:,}"
         said = tables.trust_sentence(fit)
-        assert f"(n = {n}). Cross-validated MAPE 4.4 % (linear baseline 12 %, constant 80 %)." in said
-        assert said.startswith("Median error ")
+        assert said == f"Held-out error 4.4 % ({n} steps); linear baseline 12 %, constant 80 %."
+
+    def test_phases_in_which_the_line_is_better_are_part_of_the_verdict(self, fit: FitResult) -> None:
+        own = structs.replace(held_out(4.0, 3.1), by_phase={"decode": 5.0, "prefill": 3.0})
+        line = structs.replace(held_out(12.0, 9.0), by_phase={"decode": 4.5, "prefill": 20.0})
+        linear = structs.replace(fit.baselines["linear"], cv=CrossValidation("cells", line))
+        lost = replace(
+            fit, cross_validation=CrossValidation("cells", own), baselines={**fit.baselines, "linear": linear}
+        )
+        assert tables.trust_sentence(lost).endswith("Worse than the linear baseline for decode steps.")
+        assert [(row[0], *row[2:]) for row in tables.phases(lost).rows] == [
+            ("decode", "5 %", "4.5 %"),
+            ("prefill", "3 %", "20 %"),
+        ]
 
     def test_a_line_that_does_as_well_is_said(self, fit: FitResult) -> None:
         worse = CrossValidation("cells", held_out(12.5, 3.1))
@@ -72,7 +84,7 @@ class TestTrust:
         assert "(in-sample)" in row[4]
         assert row[5] == "11 % (in-sample)"
         assert row[6] == "unknown"
-        assert "in-sample" in tables.trust_sentence(seen)
+        assert "fitted steps" in tables.trust_sentence(seen)
 
     def test_an_unusable_fit(self, fit: FitResult) -> None:
         assert tables.verdict(replace(fit, status=FitStatus.ONE_CELL)) == "not usable"

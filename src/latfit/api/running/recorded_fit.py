@@ -58,7 +58,7 @@ class RecordedFit:
         if self.fit is None:
             return [self.not_fitted]
         compared = self.not_validated if self.validation is None else self.validation.verdict
-        return [self.fit.verdict, self.fit.model_line, compared]
+        return [self.fit.verdict, self.fit.range_line, compared]
 
     @property
     def warnings(self) -> list[LatfitWarning]:

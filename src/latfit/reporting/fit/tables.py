@@ -222,27 +222,38 @@ def errors_by_phase(fit: FitResult) -> dict[str, tuple[float, float | None]]:
 
 
 def trust_sentence(fit: FitResult) -> str:
-    """The same in a sentence, for the overview and the top of the page."""
+    """Return the held-out error beside those of the baselines, and the phases in which the line is better."""
     if fit.data.nominal:
         return f"Nominal numbers, not measured: {fit.data.nominal}. Their error is not known."
     if not fit.status.ok:
         return f"Not usable: {fit.status.sentence}"
-    median = f"Median error {format_percent(fit.metrics.median_ape_pct)} (n = {count(fit.metrics.n)}"
     held_out = fit.cross_validation.mape_pct
     if held_out is None:
-        return f"{median}, in-sample)."
+        return f"Median error {format_percent(fit.metrics.median_ape_pct)} on the {count(fit.metrics.n)} fitted steps."
     others = [
         f"{_BASELINE_NAMES[name]} {format_percent(plain.cv.mape_pct)}"
         for name, plain in zip(_BASELINE_NAMES, _two_baselines(fit), strict=True)
         if plain.cv.mape_pct is not None
     ]
-    phases = [
-        f"{name} {format_percent(error)}" + (f" (linear {format_percent(other)})" if other is not None else "")
-        for name, (error, other) in errors_by_phase(fit).items()
+    against = f"; {', '.join(others)}" if others else ""
+    lost = lost_phases(fit)
+    worse = f" Worse than the linear baseline for {' and '.join(lost)} steps." if lost else ""
+    return f"Held-out error {format_percent(held_out)} ({count(fit.metrics.n)} steps){against}.{worse}"
+
+
+def lost_phases(fit: FitResult) -> list[str]:
+    """Return the phases whose held-out error exceeds that of the linear baseline."""
+    return [name for name, (own, line) in errors_by_phase(fit).items() if line is not None and own > line]
+
+
+def phases(fit: FitResult) -> Table:
+    """Return the held-out error of each phase beside the linear baseline's; empty where there is one phase."""
+    steps = {name: count(found.n) for name, found in (fit.diagnostics.regimes or {}).items()}
+    rows = [
+        (name, steps.get(name, "–"), format_percent(own), _or_dash(line))
+        for name, (own, line) in errors_by_phase(fit).items()
     ]
-    told = "; ".join(", ".join(each) for each in (phases, others) if each)
-    against = f" ({told})" if told else ""
-    return f"{median}). Cross-validated MAPE {format_percent(held_out)}{against}."
+    return Table("Held-out error by phase", ("phase", "steps", fit.name, "linear"), rows)
 
 
 _SYMBOLS: Mapping[str, str] = {
@@ -383,11 +394,12 @@ def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
             format_ms(row["T_ms"], 4),
             _or_unknown(row["low"]),
             _or_unknown(row["high"]),
+            f"{100 * row['level']:g} %" if row["level"] not in (None, level) else "",
             row["why_outside"],
         )
         for row in rows
     ]
-    columns = ("requests B", "tokens S", "typical", f"{100 * level:g} % from", "to", "note")
+    columns = ("requests B", "tokens S", "typical", f"{100 * level:g} % from", "to", "but at", "note")
     return Table("Latency of a step", columns, shown, words=("note",)).without_empty()
 
 
