@@ -101,7 +101,7 @@ docs: $(DOCS)
 	$(BIN)/python .ci/site.py site
 
 # What takes longer than a test run may: hours. Attacks, each of which prints the count of every outcome and ends with an
-# error where one is a loss (docs/reliability.md); accuracy on measured traces (LATFIT_DATA), coverage, speed, scale.
+# error where one is a loss (docs/evidence.md#robustness); accuracy on measured traces (LATFIT_DATA), coverage, speed, scale.
 soak: $(DEV)
 	$(BIN)/python -m benchmarks.soak.writers --n 100
 	$(BIN)/python -m benchmarks.soak.mutants --n 20000

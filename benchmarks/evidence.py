@@ -1,7 +1,8 @@
 """`python -m benchmarks.evidence [--quick] [--only NAME]...`: run what the figures of the pages rest on.
 
 Each benchmark's output goes to docs/evidence/NAME.txt, with date, machine and versions in its first lines;
-docs/evidence.md lists them. With --quick everything is small, to see that it runs, and goes to another folder.
+the last table of docs/evidence.md lists them. With --quick everything is small, to see that it runs, and goes to
+another folder.
 """
 
 import argparse
@@ -21,13 +22,8 @@ from latfit.units import number
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 QUICK = "small, to see that it runs: no figures to be quoted"
-INTRO = """\
-# Evidence
-
-What the figures of these pages rest on. `make evidence` runs everything,
-`python -m benchmarks.evidence --only accuracy` one of them. What each measures is in [benchmarks](benchmarks.md), what
-counts as a failure of an attack in [reliability](reliability.md). The machines are virtual ones with neighbours: ratios
-against a peer in the same run count, absolute times drift.
+RUNS = """\
+## Runs
 
 | question | output | when, by which version |
 |---|---|---|
@@ -100,7 +96,8 @@ def main(only: list[str], quick: bool, out: Path) -> int:
         (folder / f"{section.name}.txt").write_text(text)
         failed += [section.name] if code else []
     page = out / "evidence.md"
-    page.write_text(INTRO + "".join(_row(section, folder) for section in SECTIONS))
+    above = page.read_text().partition(RUNS.splitlines()[0])[0] if page.exists() else ""
+    page.write_text(above + RUNS + "".join(_row(section, folder) for section in SECTIONS))
     print(f"Wrote {page}" + (f"; ended with an error: {', '.join(failed)}" if failed else ""))
     return bool(failed)
 

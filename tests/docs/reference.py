@@ -3,18 +3,21 @@
 import copy
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import typer
 
 from latfit.cli.app import app
-from latfit.cli.options import OutputOptions
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "cli.md"
 SHARED = frozenset({"--json", "--quiet", "--verbose", "--help", "--help-all"})
 """What every command takes; told of once, at the head of the page."""
+
+COMMON = 4
+"""Commands from which on an option with one meaning is listed once, in a table of its own."""
 
 SECTION = re.compile(r"^## `latfit ([a-z]+(?: [a-z]+)?)[^\n]*\n", re.M)
 
@@ -35,21 +38,40 @@ def options(command: Any) -> list[Any]:
     return [each for each in command.params if each.param_type_name == "option" and not set(each.opts) & SHARED]
 
 
+HEAD = ["| option | default | |", "|---|---|---|"]
+
+
+def row(command: Any, option: Any) -> str:
+    """Return the line of an option."""
+    shown = copy.copy(option)
+    shown.hidden = False
+    name, told = shown.get_help_record(typer.Context(command))
+    return f"| {_name(option, name)} | {_default(told)} | {_cell(told.partition('  [')[0])} |"
+
+
+def common_rows() -> list[str]:
+    """Return the lines of options that COMMON commands or more share, in the order of their first command."""
+    count = Counter(row(command, option) for _, command in commands() for option in options(command))
+    return [each for each, commands_with_it in count.items() if commands_with_it >= COMMON]
+
+
 def table(command: Any) -> str:
-    """The options of a command by panel: those that help shows, then those for experts."""
-    lines = ["| option | default | |", "|---|---|---|"]
-    panel = None
-    context = typer.Context(command)
+    """Return the options of a command, those for experts last, and the names of its common ones."""
+    common = set(common_rows())
+    lines: list[str] = []
+    shared: list[str] = []
+    experts = False
     for option in sorted(options(command), key=lambda each: bool(each.hidden)):
-        own = "For experts" if option.hidden else option.rich_help_panel or OutputOptions.PANEL
-        if own != panel:
-            lines.append(f"| **{own}** | | |")
-            panel = own
-        shown = copy.copy(option)
-        shown.hidden = False
-        name, told = shown.get_help_record(context)
-        lines.append(f"| {_name(option, name)} | {_default(told)} | {_cell(told.partition('  [')[0])} |")
-    return "\n".join(lines)
+        line = row(command, option)
+        if line in common:
+            shared.append(line.split("`")[1].split()[0])
+            continue
+        if option.hidden and not experts:
+            lines.append("| **For experts** | | |")
+            experts = True
+        lines.append(line)
+    told = f"[Common](#common-options): {', '.join(f'`{name}`' for name in shared)}." if shared else ""
+    return "\n".join([*HEAD, *lines, *([""] if lines and told else []), *([told] if told else [])] if lines else [told])
 
 
 def _name(option: Any, told: str) -> str:
@@ -72,10 +94,12 @@ def written(page: str) -> str:
     """The page with the table of each command at the end of its section."""
     known = dict(commands())
     starts = [*SECTION.finditer(page)]
-    parts = [page[: starts[0].start()]]
+    head, mark, rest = page[: starts[0].start()].partition("## Common options\n")
+    introduction = rest.partition("\n| option | default |")[0].rstrip()
+    parts = [f"{head}{mark}{introduction}\n\n" + "\n".join([*HEAD, *common_rows()]) + "\n\n"]
     for here, following in zip(starts, [*starts[1:], None], strict=True):
         section = page[here.start() : following.start() if following else len(page)]
-        prose = section.partition("\n| option | default |")[0].rstrip()
+        prose = re.split(r"\n(?:\| option \| default \||\[Common\]\()", section)[0].rstrip()
         parts.append(f"{prose}\n\n{table(known[here[1]])}\n" + ("\n" if following else ""))
     return "".join(parts)
 

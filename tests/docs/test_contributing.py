@@ -46,12 +46,12 @@ def test_contributing_names_every_target() -> None:
     assert TARGETS - named <= {"demo", "lint", "types", "clean"}
 
 
-def test_rooms_on_the_map_are_all_there_are() -> None:
+def test_the_map_names_every_package() -> None:
     listed = set(
-        re.findall(r"`([a-z]+)`", (ROOT / "CONTRIBUTING.md").read_text().split("| room |")[1].split("\n\n")[0])
+        re.findall(r"`([a-z]+)`", (ROOT / "CONTRIBUTING.md").read_text().split("| package |")[1].split("\n\n")[0])
     )
-    rooms = {each.parent.name for each in (ROOT / "src" / "latfit").glob("*/__init__.py")}
-    assert rooms <= listed
+    packages = {each.parent.name for each in (ROOT / "src" / "latfit").glob("*/__init__.py")}
+    assert packages <= listed
 
 
 def test_the_workflow_tries_every_python_that_is_promised() -> None:
@@ -75,14 +75,16 @@ def test_hooks_run_what_is_installed() -> None:
 
 
 def test_security_tells_the_counts_that_were_measured() -> None:
-    measured = (ROOT / "docs" / "reliability.md").read_text().replace("×", "x")
     told = (ROOT / "SECURITY.md").read_text()
-    mutants = sum(int(n.replace(",", "")) for n in re.findall(r"\| 2 x ([\d,]+) files", measured) for _ in range(2))
-    single = sum(int(n.replace(",", "")) for n in re.findall(r"seed 2\) \| ([\d,]+) files", measured))
-    assert f"{mutants + single:,} damaged files" in told
-    assert re.search(r"`options`, seed 0\) \| 1,500 commands", measured)
+    table = (ROOT / "docs" / "evidence.md").read_text().split("| attack |")[1].split("\n\n")[0]
+    rows = [line.split("|") for line in table.splitlines()[2:]]
+    files = sum(
+        int(row[2].split()[0].replace(",", "")) for row in rows if "mutants" in row[1] and row[4].strip() == "0"
+    )
+    assert f"{files:,} damaged files" in told
+    assert any("`options`, seed 0" in row[1] and row[2].strip() == "1,500 commands" for row in rows)
     assert "1,500 random command lines" in told
-    assert "| 300 kills |" in measured
+    assert any("`kills`" in row[1] and row[2].strip() == "300 kills" for row in rows)
     assert "300 kills" in told
 
 

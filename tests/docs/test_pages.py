@@ -64,17 +64,17 @@ def first_fit(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return made, out.getvalue()
 
 
-SAYS = {"README": "Simulation agrees", "engine": "ms to the first token"}
+SAYS = {"README": "Simulation agrees", "simulation": "ms to the first token"}
 """What the Python of a page prints; that of other pages asserts what it shows."""
 
 RUN = ("console", "python")
 OLD_RICH = int(version("rich").partition(".")[0]) < 14
 """What pages show is printed by a newer Rich, which wraps tables otherwise."""
 
-COMMANDS_SHOWN = {"how-to/export": 8, "planning": 8, "simulation": 1, "index": 4, "../README": 3}
+COMMANDS_SHOWN = {"how-to/export": 8, "concepts/simulation": 1, "index": 4, "../README": 3}
 BLOCKS_SHOWN = {
-    **dict.fromkeys(("../README", "engine", "how-to/export", "planning", "how-to/record", "simulation"), 1),
-    "theory/queueing": 3,
+    **dict.fromkeys(("../README", "how-to/export", "how-to/record", "concepts/simulation", "concepts/uncertainty"), 1),
+    "theory/planning": 3,
 }
 """At least so many examples: a page whose blocks are no longer found would pass without one."""
 

@@ -1,24 +1,24 @@
-"""The page on simulation: its way from nothing to a page, and the policies that it tells of."""
+"""The page on simulation names every policy, and only options that exist."""
 
 import re
-import shlex
-from pathlib import Path
+
+import pytest
 
 from latfit.cli.app import run
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "simulation.md").read_text()
-
-
-def test_from_nothing_to_a_page(in_tmp: Path) -> None:
-    (block,) = re.findall(r"\n```\n(latfit fit.*?)```", PAGE, flags=re.DOTALL)
-    (in_tmp / "sample_traces").symlink_to(ROOT / "sample_traces")
-    for line in block.splitlines():
-        assert run([*shlex.split(line)[1:], "--quiet"]) == 0
-    assert (in_tmp / "reports" / "simulation.html").exists()
+PAGE = (ROOT / "docs" / "concepts" / "simulation.md").read_text()
 
 
 def test_every_policy_is_described() -> None:
     from latfit.policies.policy import POLICIES
 
     assert [name for name in POLICIES if f"`{name}`" not in PAGE] == []
+
+
+def test_every_option_it_names_is_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for verb in (["simulate", "engine"], ["simulate", "policies"], ["validate"]):
+        run([*verb, "--help-all"])
+    known = capsys.readouterr().out
+    assert {option for option in re.findall(r"--[a-z][a-z-]+", PAGE) if option not in known} == set()

@@ -2,7 +2,7 @@
 
 Common cells are compared step by step, phases without common cells by the predictions of both fits. The noise is that
 of blocks: visits to a cell in a grid, stretches of time in a log, whole runs where each side has several starts.
-Method and error rates: docs/theory/compare.md.
+Method and error rates: docs/theory/fitting.md#comparing-runs.
 """
 
 import math

@@ -3,7 +3,8 @@
 Residuals are smoothed in rounds with ever narrower kernels (boosting with a kernel smoother). In each round means over
 one axis are added first, then over pairs, triples and so on, so that simple structure is learned before interactions.
 Nodes outside the measured cells hold zero: there the parametric model predicts alone. At the end nodes move as little
-as needed for latency not to fall, by more than the noise, when work grows. Method: docs/theory.md.
+as needed for latency not to fall, by more than the noise, when work grows.
+Method: docs/theory/fitting.md#correction-table.
 """
 
 import itertools

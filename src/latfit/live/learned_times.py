@@ -1,7 +1,8 @@
 """Batch times of one path, learned while it serves: whether T(b) in use still applies, and what replaces it.
 
 Two one-sided CUSUMs of signs (Page 1954) find a shift of the median by more than 10 %. Medians and a Theil-Sen slope of
-the batches since the shift give the new times. Derivation, false alarms and delays: docs/theory/live-learning.md.
+the batches since the shift give the new times.
+Derivation, false alarms and delays: docs/theory/planning.md#learning-while-it-serves.
 """
 
 import math

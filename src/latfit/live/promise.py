@@ -1,7 +1,7 @@
 """Whether a latency promise is met: counts, and an alarm with a bounded probability of ever being false.
 
 Betting test of a bounded mean (Waudby-Smith & Ramdas 2024), started at every block of requests. Derivation, delays and
-the choice of the block length: docs/theory/live-learning.md.
+the choice of the block length: docs/theory/planning.md#learning-while-it-serves.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The saturation model with attention to cached tokens and prefill work, and the experts' term of `+moe` models.
 
-The terms and their meaning: docs/theory/model.md.
+The terms and their meaning: docs/theory/fitting.md#models.
 """
 
 import numpy as np

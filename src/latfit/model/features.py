@@ -2,7 +2,7 @@
 
 B, S: requests and tokens. n, P: prefill requests and tokens. D: decoding requests. m: 1 if the step contains prefill.
 KP, KD: cached tokens that prefill and decoding attend to. A: attention work of prefill. L: longest prefill. Definitions
-and defaults for missing columns: docs/theory/model.md.
+and defaults for missing columns: docs/theory/fitting.md#models.
 """
 
 from collections.abc import Iterator, Mapping

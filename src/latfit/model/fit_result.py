@@ -1,7 +1,7 @@
 """The record of a fit: parameters with intervals, scores, and what was measured; the content of a `.fit.json` file.
 
 Predictions beyond the measured range get wider limits, answers get intervals from stored parameter draws: see
-docs/theory/model.md. The file is described in docs/formats.md.
+docs/theory/fitting.md#models. The file is described in docs/formats.md.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The roofline model: matrix products as a smooth maximum of memory and compute, tiles, attention, cache effects.
 
-The terms and their meaning: docs/theory/model.md.
+The terms and their meaning: docs/theory/fitting.md#models.
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ Engines that batch step by step (vLLM, SGLang, TensorRT-LLM) take limits of a st
 Every step in which somebody decodes must keep TPOT; a prompt's chunks, one a step, add up to its TTFT. Engines that
 batch whole requests (Triton, a TensorRT engine) take the largest batch within the SLA and how long to wait for it.
 
-The rules of the choice are in docs/planning.md.
+The rules of the choice are in docs/concepts/plans.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

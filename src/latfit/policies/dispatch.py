@@ -3,7 +3,8 @@
 `decide` returns (action, take, until, at). To serve: start a batch of `take` requests after skipping the first `at` in
 the queue. To wait: ask again at time `until`, when `at` requests wait, or when a path becomes idle.
 `times[path, b]` is the typical T(b) in ms; b = 0 is unused. A request goes to the side path only if a server is idle
-and should finish it no later than the main path (docs/theory.md, "Two paths"). Policies: docs/simulation.md.
+and should finish it no later than the main path (docs/theory/planning.md#two-paths).
+Policies: docs/concepts/simulation.md.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Define batching policies as data: a code with parameters, constructors that check them, names and defaults.
 
 `latfit.policies.dispatch` executes a policy, the simulator and the live router use it. `POLICIES` lists all of them;
-`needs_side` marks those that need a second path. Policies and defaults: docs/simulation.md and
+`needs_side` marks those that need a second path. Policies and defaults: docs/concepts/simulation.md and
 docs/theory/simulation.md, "Dispatch policies".
 """
 

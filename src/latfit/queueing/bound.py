@@ -1,4 +1,4 @@
-"""A proved bound on the response with waiting cut off at T_cut. Derivation: docs/theory/queueing.md.
+"""A proved bound on the response with waiting cut off at T_cut. Derivation: docs/theory/planning.md.
 
 It holds for Poisson arrivals, a GPU that takes T(b), an exponential CPU service, T_cut at most the fastest step, and
 overflow that stays in the CPU's queue. The `cutoff` policy leaves requests to the GPU that it ends sooner.

@@ -2,7 +2,7 @@
 
 State q at an idle server: wait for one more, or serve any b of 1..min(q, max_batch), which lasts T(b) and leaves
 q - b + Poisson(rate T(b)). Cost runs at rate n while n are in the system. Policy iteration on states up to N, a
-quadratic beyond; N grows until the cost stands still. Derivation: docs/theory/queueing.md.
+quadratic beyond; N grows until the cost stands still. Derivation: docs/theory/planning.md.
 """
 
 import math

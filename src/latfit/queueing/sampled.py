@@ -1,4 +1,4 @@
-"""The batch queue, simulated on common random numbers. Theory: docs/theory/queueing.md.
+"""The batch queue, simulated on common random numbers. Theory: docs/theory/planning.md.
 
 Every run draws arrivals and one uniform number per service from (seed, run) alone, so two results differ by what was
 changed (rate, T, noise) and not by luck. Comparisons take many short runs, in which services stay aligned. A run leaves

@@ -2,7 +2,7 @@
 
 Policies meet the same Poisson arrivals at several loads; a p99 limit of SLA_FACTOR × T(1) determines the capacity of
 each. Engines compare static with continuous batching, and scheduling policies above capacity. Usage and results:
-docs/simulation.md; settings: docs/theory/simulation.md, "Settings of the study".
+docs/concepts/simulation.md; settings: docs/theory/simulation.md, "Settings of the study".
 """
 
 import math

@@ -2,7 +2,7 @@
 
 genai-perf's `profile_export.json` has lengths only in the server's `usage`. inference-perf writes
 `per_request_lifecycle_metrics.json`. https://github.com/triton-inference-server/perf_analyzer,
-https://github.com/kubernetes-sigs/inference-perf/docs/reports.md
+https://github.com/kubernetes-sigs/inference-perf/docs/how-to/size-deployment.md
 """
 
 import json

@@ -3,7 +3,7 @@
 Ratios are to the fitted curve times the level of the step's size. Every measured step counts, marked outliers too.
 `separate_pauses` finds the steps that were paused, and whether pauses take a fixed time and come per step or per
 second; `batch_groups` the batch sizes that have another F. Steps that resemble those before them count as fewer. See
-docs/theory.md.
+docs/theory/fitting.md#noise-and-pauses.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What the residuals ln(observed/predicted) show: errors by phase, the noise floor, influence, drift, error parts.
 
 The mean square error on held-out rows has three parts: the noise of the measurement, which repeats of a cell show; the
-uncertainty of the parameters, from their covariance; and lack of fit, which is the rest. See docs/theory.md.
+uncertainty of the parameters, from their covariance; and lack of fit, which is the rest. See docs/theory/fitting.md.
 """
 
 from typing import Any

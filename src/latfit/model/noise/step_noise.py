@@ -3,7 +3,7 @@
 F is the distribution of measured ratios to T, stored as weighted points, equally many for each decade of the tail; a
 point is the mean of its steps. Batch sizes whose F differs form groups. Pauses are stalls whose length is not
 proportional to T; they come per step, per ms, or as the larger of both if the data do not decide. `drawn` returns a
-noise that the measured steps allow. See docs/theory.md.
+noise that the measured steps allow. See docs/theory/fitting.md#noise-and-pauses.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""T_cut: how long a request may wait for the GPU before it may go to the CPU. Theory: docs/theory/queueing.md.
+"""T_cut: how long a request may wait for the GPU before it may go to the CPU. Theory: docs/theory/planning.md.
 
 T_cut is enumerated on a grid, each simulated under the dispatch rule on the same random numbers; the answer is the
 largest that a long run still confirms, or with an objective the best for it. A proved bound and the textbook formula

@@ -250,10 +250,10 @@ def phases(fit: FitResult) -> Table:
     """Return the held-out error of each phase beside the linear baseline's; empty where there is one phase."""
     steps = {name: count(found.n) for name, found in (fit.diagnostics.regimes or {}).items()}
     rows = [
-        (name, steps.get(name, "–"), format_percent(own), _or_dash(line))
+        (name, steps.get(name, "–"), format_percent(own), "" if line is None else format_percent(line))
         for name, (own, line) in errors_by_phase(fit).items()
     ]
-    return Table("Held-out error by phase", ("phase", "steps", fit.name, "linear"), rows)
+    return Table("Held-out error by phase", ("phase", "steps", fit.name, "linear baseline"), rows).without_empty()
 
 
 _SYMBOLS: Mapping[str, str] = {

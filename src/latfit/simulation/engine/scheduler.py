@@ -2,7 +2,7 @@
 
 Four schedulers: chunked prefill (vLLM V1), selective (whole prompts with decoding, output space reserved), continuous
 (a step prefills or decodes) and static batches. In selective and continuous batching a prompt longer than the token
-budget gets a step of its own. Rules: docs/engine.md, "What is simulated".
+budget gets a step of its own. Rules: docs/concepts/simulation.md, "What is simulated".
 """
 
 import numpy as np

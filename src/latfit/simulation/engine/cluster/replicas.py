@@ -3,7 +3,7 @@
 Replicas are equal and independent between arrivals (routes: `router`; changing numbers: `fleet`). In round-robin, users
 of a closed loop stay on one replica. With separate prefill, one group of engines computes the prompt and the first
 token, the KV cache travels (fixed time plus time per token), and another group decodes. A length rule may leave some
-prompts to the decoding engines. Usage: docs/engine.md.
+prompts to the decoding engines. Usage: docs/concepts/simulation.md.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 At each arrival all engines advance to that moment, then the route picks one; ties go to the first. Routes see queues,
 running requests, computed tokens, free slots and blocks, but only the mean output length. Closed loop: engines advance
-in step, because a request may follow from any engine's answer. Routes: docs/engine.md; predicted latency:
+in step, because a request may follow from any engine's answer. Routes: docs/concepts/simulation.md; predicted latency:
 docs/theory/simulation.md, "Router and replicas".
 """
 
