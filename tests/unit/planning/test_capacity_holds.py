@@ -25,9 +25,8 @@ def profile() -> HardwareProfile:
     return HardwareProfile({"cpu": ExecutionPath("cpu", fit_trace(ingest(Path(SAMPLE)).trace)), "gpu": gpu})
 
 
-@pytest.mark.parametrize("rate", [0.5, 2.0])
-def test_on_the_sample_profile(profile: HardwareProfile, rate: float) -> None:
-    found = make_plan(profile, 20.0, request=PlanRequest(rate=rate)).capacity
+def test_on_the_sample_profile(profile: HardwareProfile) -> None:
+    found = make_plan(profile, 20.0, request=PlanRequest(rate=2.0)).capacity
     assert isinstance(found, Capacity)
     printed = re.search(r"capacity ([\d,.]+) req/s", capacity_line(found))
     assert printed is not None

@@ -1,6 +1,8 @@
 """Steps that pause in large batches only, planted, measured, fitted and promised: an event loop of its own knows the
 true percentile."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ def factors(B: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.where((B >= PAUSES_FROM) & (rng.random(len(B)) < SHARE), LONG, calm)
 
 
+@cache
 def measured(seed: int, steps: int = 4500) -> FitResult:
     rng = np.random.default_rng([seed, 1])
     B = rng.permutation(np.resize(SIZES, steps))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,6 +19,16 @@ from tests.unit.planning.test_plan import fit_with, line, machine
 
 SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}
 GPU = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
+
+
+@cache
+def two_a_ms() -> Plan:
+    return make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
+
+
+@cache
+def falling() -> Plan:
+    return make_plan(TestFallingTimes.profile, 60.0, request=PlanRequest(rate=3.0))
 
 
 def capacity(plan: Plan) -> Capacity:
@@ -60,7 +71,7 @@ def test_published_excess_of_the_rules() -> None:
 
 
 def test_the_law_of_an_alternative_is_that_of_its_queue() -> None:
-    plan = make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
+    plan = two_a_ms()
     row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
     law = batch_queue(2.0, linear_times(4, 0.1, 64))
     assert row.percentile_ms == pytest.approx(law.percentile(0.99), rel=0.01)
@@ -70,7 +81,7 @@ def test_the_law_of_an_alternative_is_that_of_its_queue() -> None:
 
 
 def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None:
-    plan = make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
+    plan = two_a_ms()
     highest = capacity(plan).sustainable_per_s
     assert highest is not None
     times = linear_times(4, 0.1, 64)
@@ -80,7 +91,7 @@ def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None
 
 
 def test_what_changes_bring_is_what_a_plan_of_the_change_says() -> None:
-    plan = make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
+    plan = two_a_ms()
     changes = {row.change: row for row in plan.sensitivity}
     faster = make_plan(machine(gpu=line(3.6, 0.09, domain=SIXTY_FOUR)), 15.0, request=PlanRequest(rate=2.0))
     row = next(row for row in faster.strategies if row.chosen)
@@ -185,7 +196,7 @@ class TestDoubt:
         calm = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.03, 5_000).to_json()}))
         assert not any(w.code == "slow_steps" for w in make_plan(calm, 1000.0, request=PlanRequest(rate=0.3)).warnings)
 
-    @pytest.mark.parametrize("sigma", [0.1, 1.0])
+    @pytest.mark.parametrize("sigma", [pytest.param(0.1, marks=pytest.mark.nightly), 1.0])
     def test_the_percentile_of_steps_that_scatter_is_that_of_an_own_run(self, sigma: float) -> None:
         """T = 4 + 0.1 b times a lognormal factor, 1,000/s, at most 16: request by request, with other numbers."""
         law = scattered(sigma, 200_000)
@@ -237,7 +248,7 @@ class TestFallingTimes:
     profile = machine(gpu=fit_with(REFERENCE.tolist(), domain={"B": [1, 32], "S": [1, 32]}))
 
     def test_one_plan_says_one_thing_of_its_rates(self) -> None:
-        plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=3.0))
+        plan = falling()
         row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
         assert plan.feasible
         assert any(low <= 3000 <= high for low, high in row.feasible_per_s)
@@ -245,7 +256,7 @@ class TestFallingTimes:
         assert row.sustainable_per_s >= 3000
 
     def test_both_ends_of_the_rates_are_the_queues(self) -> None:
-        plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=3.0))
+        plan = falling()
         row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
         fit = self.profile.paths["gpu"].fit
         b = np.arange(1.0, 33)
@@ -258,11 +269,9 @@ class TestFallingTimes:
 
     def test_a_slow_start_is_told(self) -> None:
         """Its first step alone lasts 377 ms, and it takes seconds until the queue is as planned; T = 4 + 0.1 b not."""
-        plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=3.0))
+        plan = falling()
         assert any("metastable after a restart" in found.message for found in plan.warnings)
-        assert not any(
-            found.code == "slow_start" for found in make_plan(GPU, 15.0, request=PlanRequest(rate=2.0)).warnings
-        )
+        assert not any(found.code == "slow_start" for found in two_a_ms().warnings)
 
     def test_too_little_load_is_refused_as_well(self) -> None:
         plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=0.05))

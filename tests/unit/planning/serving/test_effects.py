@@ -16,6 +16,7 @@ from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
 from latfit.simulation import EngineSettings, StepCosts, linear_costs, scaled_costs
 from latfit.simulation.engine.step_cost import WIDTH, Work, step_ms
 from latfit.workload import Constant, OpenLoad, Poisson
+from tests.unit.planning.serving.test_search import EVERYTHING
 
 COSTS = linear_costs(8.0, 0.15, 0.02)
 SETTINGS = EngineSettings(kv_blocks=4000)
@@ -103,7 +104,7 @@ def test_nominal_numbers_are_not_planned_beyond_the_batch_they_hold_for() -> Non
 
 
 def test_given_replicas_are_kept() -> None:
-    found = plan_serving(LOAD, COSTS, {}, ServingRequest(TARGETS, SETTINGS, replicas=4, kv="given"))
+    found = plan_serving(LOAD, COSTS, {}, ServingRequest(TARGETS, SETTINGS, EVERYTHING, replicas=4, kv="given"))
     assert found.replicas.value == 4
     assert found.feasible
     assert not any("replicas" in each.change for each in found.effects)

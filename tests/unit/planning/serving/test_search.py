@@ -3,6 +3,7 @@ setting tried."""
 
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -37,6 +38,7 @@ def lindley(gaps: FloatArray, service_ms: float) -> FloatArray:
     return np.asarray(walk - np.minimum.accumulate(np.minimum(walk, 0.0)) + service_ms)
 
 
+@cache
 def p99_in_turn(rate: float, replicas: int, cv2: float = 1.0, n: int = 2_000_000) -> float:
     """p99 of responses where every replica gets each n-th request: its gaps are sums of `replicas` gaps."""
     rng = np.random.default_rng(7)
@@ -55,7 +57,7 @@ def single_servers(rate: float, limit_ms: float, load: OpenLoad | None = None) -
     return found
 
 
-@pytest.mark.parametrize(("rate", "limit_ms"), [(0.45, 25.0), (0.45, 60.0), (0.93, 25.0)])
+@pytest.mark.parametrize(("rate", "limit_ms"), [(0.45, 60.0), (0.93, 25.0)])
 def test_the_least_replicas_of_single_servers(rate: float, limit_ms: float) -> None:
     expected = next(r for r in range(1, 50) if r > rate * SERVICE_MS and p99_in_turn(rate, r) <= limit_ms)
     found = Search(single_servers(rate, limit_ms), ONE, FIXED).run()
@@ -85,7 +87,7 @@ def test_the_highest_load_of_a_single_server_is_where_its_tail_reaches_the_limit
     assert p99_in_turn(0.05 * carried * 1.05, 1) >= 60.0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_is_held_for_certain_is_held_and_what_is_said_to_be_missed_is_missed(seed: int) -> None:
     """Against the tail of two million requests by Lindley's recursion."""
     evaluator = replace(single_servers(0.05, 60.0), seed=seed)
@@ -119,7 +121,14 @@ def brute_force(targets: Targets, sequences: tuple[int, ...], budgets: tuple[int
     return best
 
 
-@pytest.mark.parametrize("limits", [{"ttft": 400.0, "tpot": 60.0}, {"ttft": 60.0, "tpot": 40.0}, {"latency": 1500.0}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param({"ttft": 400.0, "tpot": 60.0}, marks=pytest.mark.nightly),
+        pytest.param({"ttft": 60.0, "tpot": 40.0}, marks=pytest.mark.nightly),
+        {"latency": 1500.0},
+    ],
+)
 def test_settings_and_replicas_are_those_of_trying_everything(limits: dict[str, float]) -> None:
     targets = Targets(tuple(RequestTarget(name, limit) for name, limit in limits.items()))
     sequences, budgets = (8, 16, 32, 64, 128), (256, 512, 1024, 2048, 4096)
