@@ -16,7 +16,7 @@ from latfit.trace import Trace, write_trace
 from tests.conftest import ROOT
 
 SAMPLES = ROOT / "sample_traces"
-TRACES = ("smollm2", "phases")
+TRACES = (pytest.param("smollm2", marks=pytest.mark.nightly), "phases")
 PERCENTILES = (90,)
 SLA_MS = {"smollm2": 400.0, "phases": 12.0}
 

@@ -130,6 +130,7 @@ class TestCells:
             if rows["parameters"][name]["std_error"]:
                 assert abs(found["value"] - rows["parameters"][name]["value"]) < rows["parameters"][name]["std_error"]
 
+    @pytest.mark.nightly
     def test_on_a_cluster_the_cells_are_the_same(self, folder: Path, in_tmp: Path, capsys: Captured) -> None:
         pytest.importorskip("distributed", reason="the extra `dask` is not installed")
         assert latfit("ingest", folder, "--out", "here.parquet", "--json") == 0

@@ -86,7 +86,7 @@ def test_a_fit_whose_writing_is_interrupted_is_not_entered(
 
 def test_a_sweep_goes_on_from_the_runs_that_are_done(in_tmp: Path) -> None:
     asked = (
-        "simulate policies --nominal gpu:launch=8ms,slope=0.05ms --policy gpu-only --rate 100/s --requests 1000000"
+        "simulate policies --nominal gpu:launch=8ms,slope=0.05ms --policy gpu-only --rate 100/s --requests 300000"
         f" --quiet --out runs.parquet --sweep max-batch={','.join(map(str, range(4, 44)))}"
     )
     assert "--resume" in interrupted(asked, Path("runs.parquet").exists)

@@ -87,20 +87,6 @@ def test_without_a_rate_the_engine_follows_the_thresholds(in_tmp: Path, capsys: 
     assert f"vLLM on gpu: vllm serve --max-num-seqs {sequences}" in capsys.readouterr().out
 
 
-def test_the_contract_with_a_rate(both: Path, capsys: Captured) -> None:
-    assert latfit("plan", "--sla", "20ms", "--rate", "100/s", "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
-    promised = {"B1", "B2", "T_cut_ms", "inverse", "settings", "capacity", "feasible", "binding"}
-    assert promised <= set(plan)
-    assert plan["T_cut_ms"]["bound"] == "simulated"
-    assert plan["T_cut_ms"]["value"] == pytest.approx(8.056, rel=0.02)
-    assert {"poisson", "rigorous", "simulated"} <= set(plan["T_cut_ms"]["bounds_ms"])
-    assert plan["B1"]["value"] == 7  # 12 + 0.05 B <= 2 B from 6.15 on
-    assert {row["rule"] for row in plan["rules"]} == {"optimal", "greedy", "literal", "amortised", "total delay"}
-    assert plan["capacity"]["replicas"] == 1
-    assert any(row["chosen"] for row in plan["strategies"])
-
-
 def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
     values = []
     for extra in ((), ("--transfer", "4ms"), ("--transfer", "8ms")):

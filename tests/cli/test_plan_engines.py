@@ -39,32 +39,6 @@ def planned(fit: Path, capsys: Captured, *more: str, load: Sequence[str] = LOAD,
     return found
 
 
-def test_the_simulator_of_engines_gives_the_same_figures(fitted: Path, capsys: Captured) -> None:
-    """The settings as they stand, the same requests and the same seed: the same numbers to the last digit."""
-    found = planned(fitted, capsys)
-    engine = dict(found["engine"])
-    batching, kv_blocks, order = engine.pop("batching"), engine.pop("kv_blocks"), engine.pop("order")
-    again = latfit.simulate_engine(
-        fitted,
-        "12/s",
-        "300:40",
-        kv_blocks=kv_blocks,
-        batching=batching,
-        order=order,
-        engine=engine,
-        replicas=found["replicas"]["value"],
-        route=found["route"],
-        requests=found["simulated"]["requests"],
-        replications=found["outcome"]["replications"],
-        seed=found["seed"],
-    )
-    run = again.to_json()["runs"][0]
-    for metric in ("ttft_ms", "tpot_ms", "latency_ms"):
-        assert run[metric] == found["outcome"][metric]
-    reached = {each["target"]: each["value_ms"] for each in found["targets"]}
-    assert reached == {"p99 TTFT": run["ttft_ms"]["p99"], "p99 TPOT": run["tpot_ms"]["p99"]}
-
-
 def write_conversations(path: Path, *, contents: bool) -> None:
     """Requests of two lengths; with the names of their blocks, of which each has the first two of the one before."""
     rows = []
@@ -79,11 +53,13 @@ def write_conversations(path: Path, *, contents: bool) -> None:
 @pytest.mark.parametrize(
     ("load", "more"),
     [
-        (("--users", "60", "--think", "2s", "--lengths", "300:40"), ()),
+        pytest.param(("--users", "60", "--think", "2s", "--lengths", "300:40"), (), marks=pytest.mark.nightly),
         (("--rate", "40/s", "--lengths", "300:40:0.6"), ("--class", "chat:0.3:ttft=300ms", "--class", "batch:0.7:20s")),
-        (("--rate", "30/s", "--lengths", "300:40"), ("--prefix-hit-rate", "0.5")),
+        pytest.param(
+            ("--rate", "30/s", "--lengths", "300:40"), ("--prefix-hit-rate", "0.5"), marks=pytest.mark.nightly
+        ),
         pytest.param(("--rate", "60/s", "--lengths", "300:40"), ("--route", "least-loaded"), marks=pytest.mark.nightly),
-        (("--arrivals", "plain.jsonl"), ()),
+        pytest.param(("--arrivals", "plain.jsonl"), (), marks=pytest.mark.nightly),
         (("--arrivals", "named.jsonl"), ("--route", "prefix")),
     ],
 )

@@ -172,6 +172,7 @@ class TestCtrlC:
         assert {path.name for path in Path.cwd().iterdir()} == {"trace.parquet", "trace.parquet.journal"}
         assert "--resume goes on" in err
 
+    @pytest.mark.nightly
     def test_json_says_interrupted(self) -> None:
         code, out, _ = self.interrupted("--json")
         assert code == 130

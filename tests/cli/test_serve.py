@@ -74,7 +74,7 @@ class Serving:
         return self.process.returncode, out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_it_serves_until_it_is_told_to_stop_and_says_what_it_did(number: int) -> None:
     with engine_in_thread(streamed(SSE)) as gpu, engine_in_thread(whole(b"{}")) as cpu:
         engines = (f"gpu={gpu.url}", f"cpu={cpu.url}")
@@ -245,7 +245,7 @@ def test_no_engine_and_no_such_port_are_told_in_the_library_too(engines: Any, po
         api.serve(engines, port=port)
 
 
-@pytest.mark.parametrize("package", ["aiohttp", "prometheus_client"])
+@pytest.mark.parametrize("package", ["aiohttp", pytest.param("prometheus_client", marks=pytest.mark.nightly)])
 def test_what_is_missing_is_named_with_what_brings_it(package: str) -> None:
     without = (
         f"import sys; sys.modules[{package!r}] = None; from latfit.cli.app import run; sys.exit(run(['serve', 'x']))"

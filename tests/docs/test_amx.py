@@ -15,6 +15,7 @@ PROFILE = (ROOT / "docs" / "how-to" / "profile.md").read_text()
 SAMPLES = ROOT / "sample_traces"
 
 
+@pytest.mark.nightly
 def test_tables_are_those_of_the_traces(tmp_path: Path) -> None:
     figure = tmp_path / "amx.png"
     made = subprocess.run(

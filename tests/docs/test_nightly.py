@@ -42,10 +42,12 @@ def after(first: Path, folder: Path) -> Path:
     return Path(shutil.copytree(first, folder / "kept"))
 
 
+@pytest.mark.nightly
 def test_a_day_keeps_trace_fit_and_page(first: Path) -> None:
     assert {"trace.parquet", "fit.json", "report", "log.txt", "good"} <= {each.name for each in day(first, 8).iterdir()}
 
 
+@pytest.mark.nightly
 def test_steps_that_became_slower_end_with_8_and_are_no_baseline(first: Path, tmp_path: Path) -> None:
     kept = after(first, tmp_path)
     rows = pd.read_parquet(SAMPLE)

@@ -79,7 +79,7 @@ BLOCKS_SHOWN = {
 """At least so many examples: a page whose blocks are no longer found would pass without one."""
 
 
-NIGHTLY = {"cpu-or-gpu", "export", "gate", "size-deployment", "validate"}
+NIGHTLY = {"cpu-or-gpu", "export", "gate", "index", "size-deployment", "validate"}
 """Pages whose examples take seconds and whose commands other pages run as well."""
 
 RUNNABLE = [

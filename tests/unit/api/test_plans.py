@@ -21,7 +21,14 @@ CPU = Fit(line(0, 2, domain=SMALL), "cpu")
 GPU = "launch=12ms,slope=0.05ms,max_batch=64,max_tokens=64"
 
 
-@pytest.mark.parametrize("options", [["--rate", "100/s"], [], ["--rate", "100/s", "--percentile", "95", "--laws-only"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(["--rate", "100/s"], marks=pytest.mark.nightly),
+        [],
+        ["--rate", "100/s", "--percentile", "95", "--laws-only"],
+    ],
+)
 def test_the_library_says_what_the_command_says(
     options: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
