@@ -267,6 +267,9 @@ MOST_FILES = 2
 GIVEN, ASSUMED = "given", "assumed"
 """Origins of a setting that an option names, and of one that no source names."""
 
+UNNAMED = (ASSUMED, "vLLM's default")
+"""Origins of settings that no source names (`engine_settings_of`)."""
+
 
 @dataclass(frozen=True)
 class EngineSetup:

@@ -11,6 +11,7 @@ import numpy as np
 
 from latfit.api.answer import Answer, State
 from latfit.api.engines import (
+    UNNAMED,
     USUAL,
     EngineSetup,
     check_one_engine,
@@ -439,9 +440,9 @@ def _within_measured(setup: EngineSetup, fits: list[FitResult]) -> EngineSetting
     """The settings that a search begins with; usual ones that nobody named no larger than the measured steps."""
     start = setup.settings[0]
     sequences, tokens = start.max_num_seqs, start.max_num_batched_tokens
-    if "max_num_seqs" not in setup.origin:
+    if setup.origin.get("max_num_seqs", UNNAMED[0]) in UNNAMED:
         sequences = _power_within(fits, "B", sequences)
-    if "max_num_batched_tokens" not in setup.origin:
+    if setup.origin.get("max_num_batched_tokens", UNNAMED[0]) in UNNAMED:
         tokens = max(_power_within(fits, "S", tokens), sequences)
     return replace(start, max_num_seqs=sequences, max_num_batched_tokens=tokens)
 

@@ -10,10 +10,13 @@ import pytest
 
 import latfit
 from latfit.api import Fit, Hardware, plan, report, step_budget
+from latfit.api.engines import EngineSetup
+from latfit.api.serving import _within_measured
 from latfit.cli.app import run
 from latfit.errors import BadInput, FitNotUsable, SlaOutOfReach, WrongUsage
 from latfit.files import dumps
 from latfit.model import FitStatus
+from latfit.simulation import EngineSettings
 from tests.unit.planning.test_plan import line
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -203,3 +206,14 @@ def test_recorded_lengths_are_never_ignored() -> None:
     assert plan({"gpu": GPU}, "200ms", arrivals=pd.DataFrame(requests), tokens_per_request=1, laws_only=True)
     moments = pd.DataFrame({"t_s": requests["t_s"]})
     assert plan({"gpu": GPU}, "200ms", arrivals=moments, laws_only=True)
+
+
+@pytest.mark.parametrize("origin", ["assumed", "vLLM's default"])
+def test_a_search_begins_within_the_measured_steps_unless_settings_were_named(origin: str) -> None:
+    """Of steps of up to 24 requests and 295 tokens the largest powers of two are 16 and 256."""
+    measured = [line(6, 0.3, domain={"B": [1, 24], "S": [1, 295]})]
+    usual = EngineSetup([EngineSettings()], {"max_num_seqs": origin, "max_num_batched_tokens": origin})
+    start = _within_measured(usual, measured)
+    assert (start.max_num_seqs, start.max_num_batched_tokens) == (16, 256)
+    named = EngineSetup([EngineSettings()], {"max_num_seqs": "given", "max_num_batched_tokens": "server.log"})
+    assert _within_measured(named, measured) == EngineSettings()

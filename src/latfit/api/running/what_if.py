@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.api.engines import ASSUMED, USUAL, EngineSetup, engine_costs, engine_settings_of
+from latfit.api.engines import UNNAMED, USUAL, EngineSetup, engine_costs, engine_settings_of
 from latfit.api.serving import UNLIMITED
 from latfit.metrics import Diagnosis, Interval, Reading, between
 from latfit.model import FitResult
@@ -27,8 +27,6 @@ MAX_SPEED_CHANGE = 1.2
 """Largest speed factor, either way, at which advice needs no consent: about the error of a fit."""
 MAX_DRIFT = math.log(1.5)
 """Largest change of ln speed since the fit that counts as drift; more is another machine."""
-UNNAMED = (ASSUMED, "vLLM's default")
-"""Origins of settings that no source names (`engine_settings_of`)."""
 ENOUGH_S = 30.0
 """Length of readings beyond which sampling noise seldom moves the means."""
 REQUESTS, REPLICATIONS = 1000, 20
