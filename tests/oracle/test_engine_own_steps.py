@@ -90,7 +90,7 @@ def served(
 @pytest.mark.parametrize(
     ("captured", "host_ms"),
     [
-        pytest.param((), 0.0, id="as they are"),
+        pytest.param((), 0.0, id="as they are", marks=pytest.mark.nightly),
         pytest.param((1, 2, 4, 8, 16, 24, 32, 40), 0.0, id="padded", marks=pytest.mark.nightly),
         pytest.param((), 2.0, id="host time"),
     ],

@@ -81,9 +81,9 @@ def test_where_a_user_took_the_line_away_the_model_has_no_such_limit() -> None:
 @pytest.mark.parametrize(
     ("source", "intervals"),
     [
-        ("llama-7b_h100_tp1", "sandwich"),
+        pytest.param("llama-7b_h100_tp1", "sandwich", marks=pytest.mark.nightly),
         pytest.param("llama-7b_h100_tp1", "bootstrap", marks=pytest.mark.nightly),
-        pytest.param("llama-13b_a100_tp4", "sandwich", marks=pytest.mark.nightly),
+        ("llama-13b_a100_tp4", "sandwich"),
         pytest.param("llama-13b_a100_tp4", "bootstrap", marks=pytest.mark.nightly),
     ],
 )

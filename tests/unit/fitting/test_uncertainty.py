@@ -141,17 +141,17 @@ class TestCombinations:
 
 class TestUncertainty:
     def test_error_of_a_prediction_is_that_of_repeated_fits(self) -> None:
-        """200 data sets: the standard deviation of ln T agrees with the delta method within its own 4 sigma, which for
-        200 draws is 4/sqrt(400) = 20 %, and 10 % for the robust loss."""
+        """80 data sets: the standard deviation of ln T agrees with the delta method within its own 4 sigma, which for
+        80 draws is 4/sqrt(160) = 32 %, and 10 % for the robust loss."""
         steps = {"B": np.array([4.0, 128.0]), "S": np.array([64.0, 4096.0])}
         logs, stated = [], []
-        for seed in range(200):
+        for seed in range(80):
             problem = make_problem(rows_of(planted_trace(0.03, repeats=3, seed=seed)), FitOptions("saturation"))
             solution = solve(problem)
             theta = problem.theta(solution.z)
             logs.append(np.log(problem.model.latency_ms(theta, steps)))
             stated.append(relative_error_at(problem, theta, uncertainty(problem, solution), steps))
-        assert np.mean(stated, axis=0) == pytest.approx(np.std(logs, axis=0), rel=0.3)
+        assert np.mean(stated, axis=0) == pytest.approx(np.std(logs, axis=0), rel=0.42)
 
     @settings(max_examples=25)
     @given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 4096), st.floats(0.01, 1e3)), min_size=8, max_size=40))

@@ -199,7 +199,7 @@ def by_fits(file: Path, n: int) -> None:
 
 
 def test_processes_at_once_lose_no_path(tmp_path: Path) -> None:
-    file, n = tmp_path / "hardware.json", 15
+    file, n = tmp_path / "hardware.json", 8
     Hardware({"first": "p50=2ms"}).save(file)
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=each, args=(file, n)) for each in (by_library, by_command, by_fits)]

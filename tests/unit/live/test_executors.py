@@ -157,6 +157,7 @@ async def test_a_process_that_fails_dies_or_hangs() -> None:
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 async def test_two_servers_that_die_at_once_are_both_made_anew_once() -> None:
     executor = ProcessExecutor("cpu", make_worker, 1, servers=2)

@@ -145,6 +145,7 @@ def test_every_size_is_measured_where_there_is_time_for_it() -> None:
     assert sizes_within(T, 0.99 * MIN_ROUNDS * T.sum()) == by_quarters(32)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes; whether others disturb it is no matter of the test, and nothing is repeated."""

@@ -16,7 +16,7 @@ from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Cutoff, Plan
-from latfit.reporting.fit.page import ReportInput, render
+from latfit.reporting.fit.page import Rendered, ReportInput, render
 from latfit.units import format_ms, format_rate
 from tests.unit.reporting.test_page import Outline
 
@@ -35,10 +35,14 @@ def planned(*, laws_only: bool = False) -> Plan:
     return make_plan(NOMINAL, 20.0, request=replace(WISHES, laws_only=laws_only))
 
 
+@cache
+def rendered() -> Rendered:
+    return render(ReportInput(NOMINAL, plans=[planned()], request=WISHES))
+
+
 @pytest.fixture(scope="module")
 def text() -> str:
-    plan = planned()
-    return Outline(render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).html).text
+    return Outline(rendered().html).text
 
 
 def test_the_page_says_what_the_plan_says(text: str) -> None:
@@ -88,9 +92,9 @@ def with_promise(promise: str) -> Plan:
 @pytest.mark.parametrize(
     ("promise", "says", "looks"),
     [
-        ("yes", "SLA met", "card answer "),
+        pytest.param("yes", "SLA met", "card answer ", marks=pytest.mark.nightly),
         ("in doubt", "SLA met, but not proven", "card answer doubt"),
-        ("no", "SLA not met", "card answer unmet"),
+        pytest.param("no", "SLA not met", "card answer unmet", marks=pytest.mark.nightly),
     ],
 )
 def test_a_verdict_has_three_states(promise: str, says: str, looks: str) -> None:
@@ -112,14 +116,14 @@ def test_quoted_paths_claim_no_accuracy(text: str) -> None:
 
 
 def test_pictures_are_the_plans() -> None:
-    plan = planned()
-    pictures = render(ReportInput(NOMINAL, plans=[plan], request=WISHES)).pictures
+    pictures = rendered().pictures
     assert {"plan-cutoff", "plan-rate", "paths"} <= {picture.stem for picture in pictures}
     assert all(len(picture.alt) > 40 for picture in pictures)
     without = render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0)])).pictures
     assert not any(picture.stem.startswith("plan-") for picture in without)
 
 
+@pytest.mark.nightly
 def test_a_load_that_cannot_be_served_says_what_would() -> None:
     request = PlanRequest(rate=0.9)
     outline = Outline(

@@ -52,6 +52,7 @@ def test_the_same_on_dask() -> None:
     assert documents(there) == documents(sweep(points((0.3,))))
 
 
+@pytest.mark.nightly
 def test_an_error_comes_from_a_worker_as_it_is() -> None:
     pytest.importorskip("distributed")
     broken = Point(MADE[1], System(SYSTEM.main), OpenLoad(Poisson(0.1)), OPTIONS)

@@ -365,6 +365,7 @@ class TestCluster:
         assert not victims
         assert_same(found.cells, compress(folder).cells)
 
+    @pytest.mark.nightly
     def test_an_interrupt_leaves_no_task_behind(self, workers: Any, folder: Path) -> None:
         def stop(_: int, __: int) -> None:
             raise KeyboardInterrupt
@@ -376,6 +377,7 @@ class TestCluster:
             time.sleep(0.1)
         assert not workers.scheduler.tasks
 
+    @pytest.mark.nightly
     def test_nobody_there_is_an_error_in_bounded_time(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         distributed = pytest.importorskip("distributed")
         monkeypatch.setattr(dask_cluster, "PATIENCE_S", 2.0)

@@ -68,6 +68,7 @@ def test_a_file_of_requests_that_come_at_once_is_gone_on_with(tmp_path: Path) ->
     assert [dumps(run.to_json()) for run in first.runs] == [dumps(run.to_json()) for run in again.runs]
 
 
+@pytest.mark.nightly
 def test_dask_makes_the_same(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     vary: dict[str, list[Any]] = {"users": [2, 4], "think": ["100ms"]}
