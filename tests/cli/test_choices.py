@@ -16,10 +16,6 @@ from latfit.simulation.engine.settings import ENGINES, ORDERS
 from latfit.simulation.policies.service import SERVICES
 from tests.docs.reference import commands
 
-MOST_SHOWN = 24
-"""Options of a command, without --help and those for experts."""
-
-
 COMMANDS = dict(commands())
 
 
@@ -49,9 +45,3 @@ def test_choices_are_those_of_the_room(
     found = re.search(rf"^  {option} (\S+\|.*?)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
     assert found
     assert set(found[1].split("|")) == set(known)
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_shows_few_options(name: str) -> None:
-    shown = [each for each in COMMANDS[name].params if each.param_type_name == "option" and not each.hidden]
-    assert len([each for each in shown if each.name != "help"]) <= MOST_SHOWN

@@ -40,15 +40,6 @@ class TestFit:
         assert stored["bootstrap"]["resamples"] == 60
         assert stored["draws"]["source"] == "bootstrap, rows"
 
-    def test_intervals_by_resampling_are_those_of_the_bootstrap(self, trace: Path, capsys: Captured) -> None:
-        options = ("--intervals", "bootstrap", "--bootstrap", 80, "--seed", 3)
-        first, again = (answer(capsys, "fit", trace, "--model", "saturation", *options) for _ in range(2))
-        assert first["parameters"] == again["parameters"]
-        low, high = first["bootstrap"]["parameters"]["P_max"]
-        stated = first["parameters"]["P_max"]
-        assert (stated["low"], stated["high"]) == pytest.approx((low, high), rel=0.005)
-        assert first["provenance"]["fit_options"]["intervals"] == "bootstrap"
-
     def test_a_prior_reaches_the_interval(self, trace: Path, capsys: Captured) -> None:
         plain, told = (
             answer(capsys, "fit", trace, "--model", "saturation", *more)["parameters"]
@@ -75,15 +66,6 @@ class TestFit:
 
 
 class TestSensitivity:
-    def test_slopes_are_those_between_two_predictions(self, trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, "--model", "saturation", "--path", "cpu", "-q") == 0
-        capsys.readouterr()
-        found = answer(capsys, "predict", "trace.fit.json", "--sensitivity", "-B", 8, "-S", 512)["sensitivity"]
-        rows = answer(capsys, "predict", "trace.fit.json", "-B", 7, "-B", 9, "-S", 512)["rows"]
-        assert found["dT_dB"][0][0] == pytest.approx((rows[1]["T_ms"] - rows[0]["T_ms"]) / 2, rel=0.02)
-        assert found["elasticity_B"][0][0] == pytest.approx(found["dT_dB"][0][0] * 8 / found["T_ms"][0][0], rel=1e-6)
-        assert set(found) >= {"B", "S", "T_ms", "dT_dB", "dT_dS", "elasticity_B", "elasticity_S", "dominant", "regions"}
-
     def test_without_sizes_a_grid_over_what_was_measured(self, trace: Path, capsys: Captured) -> None:
         assert latfit("fit", trace, "--model", "saturation", "--path", "cpu", "-q") == 0
         assert latfit("predict", "trace.fit.json", "--sensitivity") == 0

@@ -81,21 +81,6 @@ def test_a_number_beyond_all_quantities(key: str, number: str, in_tmp: Path, cap
     assert "Make it again" in told
 
 
-def test_a_missing_plan(in_tmp: Path, capsys: Captured) -> None:
-    assert run(["export", "vllm", "plan.json"]) == 3
-    assert "latfit plan --out plan.json" in capsys.readouterr().err
-
-
-def test_json(in_tmp: Path, capsys: Captured) -> None:
-    Path("plan.json").write_text(json.dumps(of_requests()))
-    assert run(["export", "vllm", "plan.json", "--json", "--model", "m"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["target"] == "vllm"
-    assert found["settings"]["max_num_seqs"] == 96
-    assert set(found["files"]) == {"vllm.yaml", "vllm.sh"}
-    assert found["plan"].startswith("plan.json (sha256 ")
-
-
 def test_what_is_printed_is_what_is_written(in_tmp: Path, capsys: Captured) -> None:
     Path("plan.json").write_text(json.dumps(of_requests()))
     run(["export", "trtllm", "plan.json"])

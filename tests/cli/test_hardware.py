@@ -155,16 +155,6 @@ def test_a_demo_replaces_no_path_of_others(folder: Path, capsys: Captured) -> No
     assert (folder / "hardware.json").read_bytes() == before
 
 
-def test_the_default_fits_a_terminal(folder: Path, capsys: Captured) -> None:
-    latfit("hardware", "add", "gpu", "gpu.fit.json")
-    latfit("hardware", "add", "amx", "--nominal", "p50=2ms")
-    capsys.readouterr()
-    assert latfit("hardware", "show") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 12
-    assert max(map(len, lines)) <= 80
-
-
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

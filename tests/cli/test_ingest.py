@@ -90,15 +90,6 @@ def test_show_says_what_is_there_and_what_is_missing(log: Path, in_tmp: Path, ca
     assert (in_tmp / "coverage.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_show_as_json(in_tmp: Path, capsys: Captured) -> None:
-    write_trace(in_tmp / "t.parquet", planted_trace(0.02, repeats=2))
-    assert latfit("trace", "show", "t.parquet", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["cells"] == 43
-    assert found["spans"]["S"] == [1, 4096]
-    assert found["drift"] == {}
-
-
 def test_a_fit_of_several_files_can_be_read_again(in_tmp: Path, capsys: Captured) -> None:
     for i in range(2):
         write_trace(in_tmp / f"part{i}.parquet", planted_trace(0.02, repeats=2, seed=i))
@@ -151,6 +142,3 @@ class TestCells:
         (folder / "steps.csv").write_text("B,S,T_ms\n1,1,2\n")
         assert latfit("fit", folder) == 3
         assert "steps.csv" in capsys.readouterr().err
-
-    def test_several_folders_are_wrong_usage(self, folder: Path) -> None:
-        assert latfit("fit", folder, folder) == 2

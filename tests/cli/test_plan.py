@@ -96,15 +96,6 @@ def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
 
 
 class TestWhatWouldMakeItPossible:
-    def test_more_machines(self, gpu: Path, capsys: Captured) -> None:
-        """theory J: 20 per ms within 13 ms takes 6 machines."""
-        assert latfit("plan", "--sla", "13ms", "--rate", "20/ms", "--json") == 5
-        told = capsys.readouterr()
-        assert "at most 3,3" in told.err
-        assert "needs 6: --replicas 6" in told.err
-        assert json.loads(told.out)["feasible"] is False
-        assert latfit("plan", "--sla", "13ms", "--rate", "20/ms", "--replicas", 6, "--quiet") == 0
-
     def test_a_longer_sla(self, gpu: Path, capsys: Captured) -> None:
         assert latfit("plan", "--sla", "1ms", "--rate", "10/s") == 5
         assert "at least 4.1 ms" in capsys.readouterr().err
@@ -141,14 +132,6 @@ def test_what_a_user_gets_wrong(arguments: list[str], code: int, gpu: Path, caps
     told = capsys.readouterr().err
     assert "Traceback" not in told
     assert len(told.strip().splitlines()) >= 2
-
-
-def test_a_recorded_load(gpu: Path, capsys: Captured) -> None:
-    (gpu / "rates.csv").write_text("t_s,rate_per_s\n" + "".join(f"{60 * i},{500 + 400 * (i % 7)}\n" for i in range(20)))
-    assert latfit("plan", "--sla", "20ms", "--arrivals", "rates.csv", "-v") == 0
-    told = capsys.readouterr().out
-    assert "Serve 2,900 req/s" in told
-    assert "Load of rates.csv" in told
 
 
 def test_a_file_a_picture_and_a_page(both: Path, capsys: Captured) -> None:

@@ -373,22 +373,3 @@ def test_a_schedule_of_a_day_is_simulated_again_as_it_stands(fitted: Path, in_tm
     line += ["--start-up", "10s"]
     assert run(line) == 2
     assert "less than two windows of 1,800 s" in capsys.readouterr().err
-
-
-def test_a_recorded_public_hour(fitted: Path, measured_steps: Path, capsys: Captured) -> None:
-    """The Azure conversations of 2023: with one replica less the simulator of engines misses the target that the plan
-    says it misses, and none with the planned ones."""
-    arrivals = measured_steps.parent / "arrivals" / "azure2023_conv.csv"
-    load = ("--arrivals", str(arrivals))
-    more = ("--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--long-prefill-token-threshold", "0")
-    found = planned(fitted, capsys, *more, "--batching", "chunked-prefill", load=load)
-    count = found["replicas"]["value"]
-    for replicas, within in ((count, True), (count - 1, False)):
-        once = latfit.simulate_engine(
-            fitted,
-            arrivals=arrivals,
-            kv_blocks=4000,
-            engine={"max_num_seqs": 64, "max_num_batched_tokens": 2048},
-            replicas=replicas,
-        ).to_json()["runs"][0]
-        assert (once["ttft_ms"]["p99"] <= 600 and once["tpot_ms"]["p99"] <= 40) == within

@@ -38,19 +38,6 @@ class TestResult:
         pairs = set(zip(trace["B"].tolist(), trace["S"].tolist(), strict=True))
         assert pairs == {(1, 2), (1, 8), (2, 2), (2, 8)}
 
-    def test_json_is_one_object_and_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run([*QUICK, "--json", "--quiet", "--out", "other.parquet"]) == 0
-        captured = capsys.readouterr()
-        document = json.loads(captured.out)
-        assert set(document) == {
-            "out", "rows", "cells", "cells_within_precision", "elapsed_s", "interrupted", "warnings", "limits",
-            "paths",
-        }  # fmt: skip
-        assert document["out"] == "other.parquet"
-        assert document["rows"] == len(read_parquet(Path("other.parquet")))
-        assert document["interrupted"] is False
-        assert captured.err == ""
-
     def test_a_config_can_be_measured(self, tmp_path: Path) -> None:
         sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}
         (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100}))

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from pathlib import Path
 
 import numpy as np
@@ -22,21 +21,6 @@ def simulated(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, 
     assert out.err == ""
     document: dict[str, list[dict[str, object]]] = json.loads(out.out)
     return document
-
-
-def test_the_contract(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("--policy", "three-stage", "--policy", "fixed")
-    runs = simulated(*names, "--rate", "500/s", "--sla", "20ms", *PATHS, *SMALL, capsys=capsys)["runs"]
-    assert [each["policy"] for each in runs] == ["three-stage", "fixed"]
-    for each in runs:
-        assert each["rate_per_s"] == 500
-        assert each["requests"] == 220_000
-        assert set(each["latency_ms"]) == {"mean", "p50", "p90", "p99", "ci"}  # type: ignore[call-overload]
-        assert set(each["utilisation"]) == set(each["share"]) == {"gpu", "amx"}  # type: ignore[call-overload]
-        assert set(each["batch_size"]) == {"p50", "p90", "p99"}  # type: ignore[call-overload]
-        assert 0 <= each["slo_attainment"] <= 1  # type: ignore[operator]
-        assert each["nominal"] == ["gpu", "amx"]
-        assert math.isclose(sum(each["share"].values()), 1)  # type: ignore[attr-defined]
 
 
 def test_a_table_for_people(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,12 +92,6 @@ def test_differences_on_the_same_load(in_tmp: Path, capsys: pytest.CaptureFixtur
     for same, fixed in (runs[1:3], runs[4:6]):
         assert same["vs_baseline"] == {"policy": "gpu-only", "p99_ms": 0, "ci": [0, 0]}
         assert fixed["vs_baseline"]["ci"][0] > 0  # type: ignore[index]
-
-
-def test_the_same_whatever_the_workers(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--policy", "cutoff", "--rate", "300/s", "--rate", "400/s", "--rate", "500/s", *PATHS, *SMALL)
-    one = simulated(*asked, "--workers", "1", capsys=capsys)
-    assert simulated(*asked, "--workers", "5", capsys=capsys) == one
 
 
 @pytest.mark.parametrize(

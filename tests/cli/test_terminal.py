@@ -183,12 +183,6 @@ def test_what_is_too_much(
     assert max(map(len, told.splitlines())) < 400
 
 
-def test_a_batch_of_nothing(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["fit", "steps.parquet", "--model", "saturation", "-q"]) == 0
-    assert run(["predict", "steps.fit.json", "-B", "0"]) == 2
-    assert "-B, -S: B = 0, S = 0 is no step" in capsys.readouterr().err.replace("\n", " ")
-
-
 def test_warnings_of_libraries_stay_inside(trace: Path) -> None:
     """Shown to who looks for them, never to who runs a command; the filters of a program that imports latfit stay."""
     warns = (

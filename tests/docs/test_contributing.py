@@ -60,34 +60,6 @@ def test_the_workflow_tries_every_python_that_is_promised() -> None:
     assert matrix == promised
 
 
-def test_templates_ask_for_what_doctor_says() -> None:
-    templates = [each for each in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")) if each.stem != "config"]
-    assert len(templates) == 3
-    for each in templates:
-        fields = [field for field in document(each)["body"] if field["id"] == "doctor"]
-        assert [field["attributes"]["label"] for field in fields] == ["latfit doctor --json"]
-
-
-def test_hooks_run_what_is_installed() -> None:
-    hooks = document(".pre-commit-config.yaml")["repos"][0]["hooks"]
-    assert {hook["id"] for hook in hooks} >= {"ruff-check", "ruff-format", "mypy"}
-    assert all(hook["entry"].startswith(".venv/bin/") and hook["language"] == "system" for hook in hooks)
-
-
-def test_security_tells_the_counts_that_were_measured() -> None:
-    told = (ROOT / "SECURITY.md").read_text()
-    table = (ROOT / "docs" / "evidence.md").read_text().split("| attack |")[1].split("\n\n")[0]
-    rows = [line.split("|") for line in table.splitlines()[2:]]
-    files = sum(
-        int(row[2].split()[0].replace(",", "")) for row in rows if "mutants" in row[1] and row[4].strip() == "0"
-    )
-    assert f"{files:,} damaged files" in told
-    assert any("`options`, seed 0" in row[1] and row[2].strip() == "1,500 commands" for row in rows)
-    assert "1,500 random command lines" in told
-    assert any("`kills`" in row[1] and row[2].strip() == "300 kills" for row in rows)
-    assert "300 kills" in told
-
-
 def test_the_page_on_installing_names_every_extra() -> None:
     listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE)
     assert sorted(listed) == sorted(PROJECT["optional-dependencies"])

@@ -34,17 +34,6 @@ class TestSpread:
                 tolerance = 0.5 if scheme == "block" else 0.25
                 assert np.std(draws.theta[:, i]) == pytest.approx(error, rel=tolerance)
 
-    @pytest.mark.parametrize("scheme", ["rows", "residual"])
-    def test_agrees_with_the_sandwich_where_rows_are_many(self, scheme: str) -> None:
-        """8,600 rows: one step a resample, whole groups of rows or scores drawn for each."""
-        trace = planted_trace(0.03, repeats=200, seed=2)
-        problem = make_problem(rows_of(trace), FitOptions("saturation"))
-        solution = solve(problem)
-        draws = bootstrap(problem, solution, fit_data(trace), resamples=400, scheme=scheme)
-        for i, (name, known) in enumerate(uncertainty(problem, solution).estimates.items()):
-            if known.std_error is not None:
-                assert np.std(draws.theta[:, i]) == pytest.approx(known.std_error, rel=0.2), name
-
     def test_newton_steps_end_where_full_refits_do(self) -> None:
         """One resample written out as a trace and fitted from scratch, with the scale of the loss free."""
         problem = make_problem(rows_of(TRACE), FitOptions("saturation", loss="linear"))

@@ -249,21 +249,6 @@ class TestMeasured:
         assert 7 <= (fit.metrics.mape_pct or np.nan) <= 8
         assert 10 <= (fit.baselines["linear"].mape_pct or np.nan) <= 12
 
-    @pytest.mark.nightly
-    @pytest.mark.parametrize("model", ["saturation", "linear", "constant"])
-    def test_never_worse_than_a_plain_multi_start(self, model: str, measured_steps: Path) -> None:
-        """On one system of each file: SciPy from twelve random starts, same residuals and loss scale."""
-        for source in sorted(measured_steps.glob("*.parquet")):
-            _, rows = next(ingest(source).trace.systems())
-            problem = make_problem(rows_of(rows), FitOptions(model=model))
-            found = solve(problem)
-            rng = np.random.default_rng(1)
-            peers = []
-            for _ in range(12):
-                start = np.clip(rng.normal(0, 2, len(problem.free)), problem.lower + 1e-6, problem.upper - 1e-6)
-                peers.append(peer_cost(problem, "huber", found.f_scale, start, 60))
-            assert found.cost <= min(peers) * (1 + 1e-3), source.name
-
 
 def test_the_saturation_model_is_never_worse_than_the_line_on_the_same_scale() -> None:
     """The line is its limit k_B, k_S -> infinity, so with one loss scale its best cost is an upper bound."""

@@ -1,7 +1,6 @@
 """The separable solver: never a worse optimum than plain multi-starts, planted parameters back, options that hold."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from latfit.fitting.solver.solve import solve
 from latfit.fitting.solver.variable_projection import non_negative
 from latfit.model.registry import FAMILY
 from latfit.stats import FloatArray
-from latfit.trace.read import ingest
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 
@@ -97,27 +95,6 @@ def worst_excess(problem: FitProblem) -> float:
     plain = solve(replace(problem, options=replace(problem.options, solver="trf")))
     other = Objective(by_cell(problem), found.f_scale).cost(plain.z)
     return found.cost / other - 1 if other > 0 else 0.0
-
-
-class TestOptimum:
-    @pytest.mark.nightly
-    @pytest.mark.parametrize("model", ["saturation", "context"])
-    def test_never_worse_than_multi_start_on_measured_steps(self, model: str, measured_steps: Path) -> None:
-        for source in sorted(measured_steps.glob("*.parquet")):
-            _, rows = next(ingest(source).trace.systems())
-            kept = np.random.default_rng(0).permutation(len(rows))[:400]
-            assert worst_excess(make_problem(rows_of(rows.select(kept)), FitOptions(model=model))) <= 1e-6, source.name
-
-    @pytest.mark.parametrize("seed", range(6))
-    def test_never_worse_than_multi_start_on_planted_steps(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        names = [p.name for p in FAMILY["saturation"].parameters]
-        size = dict(zip(names, [4.0, 30.0, 1.0, 60.0, 0.15, 0.01, 0.02, 0.002], strict=True))
-        truth = np.array([1.0 if name == "w_1" else size[name] * rng.lognormal(0, 1.0) for name in names])
-        trace = planted_trace(0.0, repeats=3)
-        T = FAMILY["saturation"].latency_ms(truth, {"B": trace["B"], "S": trace["S"]})
-        noisy = trace.with_columns(T_ms=T * np.exp(rng.normal(0, 0.08, len(T))))
-        assert worst_excess(make_problem(rows_of(noisy), FitOptions("saturation"))) <= 1e-6
 
 
 class TestSums:

@@ -162,10 +162,6 @@ class TestByItself:
             "draft_tokens",
         }
 
-    def test_the_engine_is_told_in_a_line(self, recorded: Path, capsys: Captured) -> None:
-        assert latfit("validate", "engine.parquet", "run.csv", "--model", "linear") == 0
-        assert "Engine: 400 KV blocks of 16, 256 requests" in capsys.readouterr().out.replace("\n", " ")
-
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [

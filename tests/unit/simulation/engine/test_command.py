@@ -38,24 +38,6 @@ RECORDED = ("--engine", "chunked-prefill", "--fit", "gpu.fit.json", "--kv-blocks
 DRAWN = ("--engine", "chunked-prefill", "--fit", "gpu.fit.json", "--kv-blocks", 400, "--lengths", "64:32")
 
 
-def test_the_contract_of_a_run(folder: Path, capsys: Captured) -> None:
-    assert latfit(*RECORDED, "--engine", "static", "--json", "--figure", "e.png", "--ttft-slo", "100ms") == 0
-    chunked, static = json.loads(capsys.readouterr().out)["runs"]
-    shapes = ("mean", "p50", "p90", "p99")
-    for entry in (chunked, static):
-        for metric in ("latency_ms", "ttft_ms", "tpot_ms", "itl_ms"):
-            assert set(shapes) <= set(entry[metric])
-        assert entry["requests"] == 80
-        assert entry["share"] == {"engine": 1.0}
-        assert 0 < entry["utilisation"]["engine"] <= 1
-        assert 0 <= entry["slo_attainment"] <= 1
-    assert (chunked["policy"], static["policy"]) == ("chunked-prefill", "static")
-    assert chunked["useful_share"] == 1.0
-    assert static["useful_share"] < 1.0
-    assert chunked["ttft_ms"]["mean"] < static["ttft_ms"]["mean"]
-    assert (folder / "e.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_orders_and_rates_are_compared_on_one_load(folder: Path, capsys: Captured) -> None:
     asked = (
         "--rate",
@@ -88,13 +70,6 @@ def test_classes_have_their_names_and_the_urgent_one_goes_first(folder: Path, ca
     chat, batch = json.loads(capsys.readouterr().out)["runs"][0]["by_class"]
     assert (chat["class"], batch["class"]) == ("chat", "batch")
     assert chat["ttft_ms"]["mean"] < batch["ttft_ms"]["mean"] / 2
-
-
-def test_the_table_names_what_differs(folder: Path, capsys: Captured) -> None:
-    assert latfit(*RECORDED, "--order", "fcfs", "--order", "sjf") == 0
-    shown = capsys.readouterr().out
-    assert "TTFT p50, p99" in shown
-    assert "sjf" in shown
 
 
 def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
