@@ -118,8 +118,8 @@ def test_doctor_tells_what_binds_in_a_few_lines(capsys: pytest.CaptureFixture[st
     with serving(live(STEPS)) as url:
         assert run(["doctor", url, "--duration", "1s"]) == 0
     told = capsys.readouterr().out
-    assert "is bound by its sequence limit" in told.splitlines()[0]
-    assert "KV cache: more of it does nothing" in told
+    assert "is limited by max_num_seqs" in told.splitlines()[0]
+    assert "KV cache: no effect" in told
 
 
 def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

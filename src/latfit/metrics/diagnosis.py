@@ -142,17 +142,17 @@ class _Readings:
     def binding(self) -> tuple[Binding, str]:
         running, waiting, usage = self.gauge("running"), self.gauge("waiting"), self.most("kv_usage")
         if not self.seen.steps > 0 and max([0.0, *running, *waiting]) <= 0:
-            return "idle", "Nothing ran in this time, so nothing can be said of limits."
-        said = f"{_range(running)} running and {_range(waiting)} waiting"
-        cache = "how full the KV cache is, is not told"
+            return "idle", "Nothing ran in this time, so no limit can be found."
+        said = f"{_range(running)} running, {_range(waiting)} waiting"
+        cache = "KV cache use unknown"
         if math.isfinite(usage):
-            cache = f"the KV cache is at most {format_percent(100 * usage)} full"
+            cache = f"KV cache at most {format_percent(100 * usage)} full"
         preempted = self.seen.count("preemptions")
         if preempted > 0 or (self.waits and usage >= FULL):
             lost = f"; {number(preempted)} preempted" if preempted > 0 else ""
             return "kv_cache", f"{said}{lost}; {cache}."
         if not self.waits:
-            why = "Hardly any request waits, so no limit binds: latency is the time of steps."
+            why = "Hardly any request waits: step times determine latency."
             return "steps", f"{said}; {cache}. {why}"
         queued = [each.state.running for each in self.readings if each.state.waiting > 0]
         step = self.seen.mean_step() or {"B": 0.0, "S": 0.0}
@@ -163,11 +163,11 @@ class _Readings:
                 return "sequences", f"{said} at a limit of {limit:,} sequences; {cache}."
         if budget is not None and step["S"] / budget >= NEAR_BUDGET:
             mean = number(step["S"], 3)
-            return "token_budget", f"{said} while a step has {mean} of {budget:,} tokens in the mean; {cache}."
+            return "token_budget", f"{said}; the mean step has {mean} of {budget:,} tokens; {cache}."
         is_flat = limit_shown(queued) is not None or step["B"] >= (1 - FLAT_SHARE) * max(queued) > 0
         if limit is None and is_flat and math.isfinite(usage):
-            return "sequences", f"{said}, and how many run does not move; {cache}."
-        return "unknown", f"{said}; {cache}. These counters do not prove which limit they wait for."
+            return "sequences", f"{said}; {cache}. The number running stays at its maximum."
+        return "unknown", f"{said}; {cache}. The counters do not prove which limit they wait for."
 
     def levers(self, binding: Binding) -> list[Lever]:
         found = [
@@ -177,50 +177,49 @@ class _Readings:
         ]
         if self.growing():
             came, went = self.seen.arrived / self.seen.seconds, self.seen.finished / self.seen.seconds
-            why = f"the queue grows: {format_rate(came)} come and {format_rate(went)} are served."
+            why = f"add some: {format_rate(came)} arrive, {format_rate(went)} are served; the queue grows."
             if not math.isfinite(came):
-                why = f"the queue grows by {format_rate(self.growing())}."
+                why = f"add some: the queue grows by {format_rate(self.growing())}."
             found.append(Lever("replicas", "helps", why))
         return found
 
     def _sequences(self, binding: Binding) -> tuple[Effect, str]:
         queue, ttft = self.seen.mean("queue"), self.seen.mean("ttft")
-        saved, waited = "", "no request waited for a place" if math.isnan(queue) else "requests did not wait"
+        saved, waited = "", "no queueing was counted" if math.isnan(queue) else "requests did not queue"
         if queue > SHORT_QUEUE_MS:
-            waited = f"requests waited {format_ms(queue)} in the mean"
-            share = f"{format_ms(queue)} of {format_ms(ttft)} TTFT in the mean"
-            saved = f"; the queue is {share}, which is the most to be saved"
+            waited = f"mean queueing is {format_ms(queue)}"
+            saved = f" saves up to {format_ms(min(queue, ttft))} of {format_ms(ttft)} mean TTFT"
         if binding == "sequences":
-            return "helps", f"raising it starts requests that wait{saved}; each token then takes longer."
+            return "helps", f"raising it{saved or ' starts waiting requests'}; TPOT rises."
         if binding == "kv_cache":
-            return "nothing", "raising it does nothing: more sequences would wait for KV blocks, or be preempted."
+            return "nothing", "no effect: more sequences would wait for KV blocks, or be preempted."
         if binding == "steps" and queue > LONG_QUEUE_SHARE * ttft:
-            return "unknown", f"raising it may start requests that wait at times{saved}."
+            return "unknown", f"raising it possibly{saved or ' starts waiting requests'}."
         if binding == "steps":
-            return "nothing", f"raising it does nothing: {waited}."
+            return "nothing", f"no effect: {waited}."
         if SEQUENCES in self.known:
             limit = self.known[SEQUENCES]
-            return "unknown", f"requests wait below its {limit:,}: look at the queue's other causes{saved}."
-        return "unknown", f"give --max-num-seqs as the engine has it{saved}."
+            return "unknown", f"requests wait below its {limit:,}, so the queue has another cause."
+        return "unknown", "give --max-num-seqs as the engine has it."
 
     def _cache(self, binding: Binding) -> tuple[Effect, str]:
         usage = self.most("kv_usage")
         if binding == "kv_cache":
             ways = "gpu_memory_utilization, an fp8 cache, more GPUs"
-            return "helps", f"more of it ({ways}) starts requests that wait for blocks."
+            return "helps", f"more of it ({ways}) starts waiting requests."
         if math.isnan(usage):
-            return "unknown", "the engine does not say how full it is."
-        return "nothing", f"more of it does nothing: at most {format_percent(100 * usage)} used, nothing preempted."
+            return "unknown", "the engine does not publish its use."
+        return "nothing", f"no effect: at most {format_percent(100 * usage)} used, no preemptions."
 
     def _budget(self, binding: Binding) -> tuple[Effect, str]:
         steps, budget = self.seen.histogram("step_tokens"), self.known.get(BUDGET)
         largest = steps.bucket(1.0)[1] if steps is not None else math.nan
         if binding == "token_budget":
-            return "helps", "raising it lets more of the prompts that wait into a step, which then takes longer."
+            return "helps", "raising it starts more waiting prompts in a step; TPOT rises."
         if budget is not None and largest <= budget / 2:
-            return "nothing", f"raising it does nothing: no step had more than {number(largest)} of {budget:,} tokens."
-        known = "" if math.isnan(largest) else f"up to {number(largest)} in a step; "
-        return "unknown", f"{known}a fit tells what less saves."
+            return "nothing", f"no effect: no step has more than {number(largest)} of {budget:,} tokens."
+        known = "" if math.isnan(largest) else f"steps have up to {number(largest)} tokens; "
+        return "unknown", f"{known}the effect of another budget needs --fit."
 
     def figures(self) -> dict[str, float]:
         seen, step = self.seen, self.seen.mean_step() or {}

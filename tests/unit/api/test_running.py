@@ -150,7 +150,7 @@ def test_capacity_is_where_the_limits_are_just_met(fit_file: Path) -> None:
 def test_without_a_fit_only_what_counters_prove(fit_file: Path) -> None:
     with serving(live(steady(60.0, 5, 0.015))) as url:
         found = examine_server(url, duration="1s")
-    assert found.verdict.endswith("has no limit that binds.")
+    assert found.verdict.endswith("is not held back by any limit.")
     assert "--fit FIT" in found.lines[-1]
     assert found.to_json()["simulated"] is None
     assert found.state == "good"

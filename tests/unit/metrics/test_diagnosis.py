@@ -52,14 +52,14 @@ def test_what_binds(steps: Steps, limits: dict[str, int], binding: Binding) -> N
 def test_what_would_do_nothing_where_nobody_waits() -> None:
     found = of(FREE, {"max_num_batched_tokens": 2048})
     assert [effect(found, name) for name in ("max_num_seqs", "KV cache", "max_num_batched_tokens")] == ["nothing"] * 3
-    assert "no step had more than 128 of 2,048 tokens" in found.levers[2].why
+    assert "no step has more than 128 of 2,048 tokens" in found.levers[2].why
 
 
 def test_more_sequences_help_where_the_sequence_limit_binds() -> None:
     found = of(AT_LIMIT)
     assert effect(found, "max_num_seqs") == "helps"
     assert effect(found, "KV cache") == "nothing"
-    assert "how many run does not move" in found.why
+    assert "stays at its maximum" in found.why
 
 
 def test_a_place_that_is_free_until_the_next_step_is_no_sign_of_another_limit() -> None:

@@ -19,11 +19,11 @@ EVERY_S = 1.0
 FEWEST_READINGS = 2
 BINDING = {
     "idle": "is idle",
-    "sequences": "is bound by its sequence limit",
-    "kv_cache": "is bound by its KV cache",
-    "token_budget": "is bound by its token budget",
-    "steps": "has no limit that binds",
-    "unknown": "has a queue that its counters do not explain",
+    "sequences": "is limited by max_num_seqs",
+    "kv_cache": "is limited by its KV cache",
+    "token_budget": "is limited by max_num_batched_tokens",
+    "steps": "is not held back by any limit",
+    "unknown": "has an unexplained queue",
 }
 
 
@@ -53,27 +53,27 @@ class Examination(Answer):
 
     @property
     def load(self) -> str:
-        """What it did, in a line."""
+        """The load and its mean times, in a line."""
         told = self.diagnosis.figures
         parts = []
         if math.isfinite(told["arrived_per_s"]):
-            parts.append(f"{format_rate(told['arrived_per_s'])} come")
+            parts.append(f"{format_rate(told['arrived_per_s'])} arriving")
         if math.isfinite(told["prompt_tokens"]):
-            parts.append(f"{number(told['prompt_tokens'], 3)} + {number(told['output_tokens'], 3)} tokens each")
+            parts.append(f"{number(told['prompt_tokens'], 3)} in / {number(told['output_tokens'], 3)} out tokens")
         if math.isfinite(told["generated_per_s"]):
-            parts.append(f"{number(told['generated_per_s'], 3)} tokens/s")
+            parts.append(f"{number(told['generated_per_s'], 3)} output tokens/s")
         if math.isfinite(told["T_ms"]):
-            parts.append(f"{format_ms(told['T_ms'])} a step of B = {number(told['B'], 3)}, S = {number(told['S'], 3)}")
-        times = {"TTFT": told["ttft_ms"], "of it queue": told["queue_ms"], "TPOT": told["tpot_ms"]}
+            parts.append(f"step {format_ms(told['T_ms'])} at B = {number(told['B'], 3)}, S = {number(told['S'], 3)}")
+        times = {"TTFT": told["ttft_ms"], "queueing": told["queue_ms"], "TPOT": told["tpot_ms"]}
         parts += [f"{name} {format_ms(value)}" for name, value in times.items() if math.isfinite(value)]
-        return f"In {number(told['seconds'], 3)} s (means): {', '.join(parts) or 'nothing was counted'}."
+        return f"Means of {number(told['seconds'], 3)} s: {', '.join(parts) or 'nothing was counted'}."
 
     @property
     def lines(self) -> list[str]:
         """The answer below the verdict."""
         after = format_ms(1e3 * self.seen.seconds)
         found = [
-            *([f"After {after} it {self.gone}; what follows is of before."] if self.gone else []),
+            *([f"After {after} it {self.gone}; the figures are from before."] if self.gone else []),
             self.diagnosis.why,
         ]
         if self.diagnosis.binding == "idle":
@@ -90,21 +90,21 @@ class Examination(Answer):
     def _simulated(self) -> list[str]:
         what_if = self.what_if
         if what_if is None:
-            return ["How much a setting helps: --fit FIT (latfit record makes one)."]
+            return ["To quantify a change: --fit FIT, which latfit record writes."]
         settings = [*filter(None, [what_if.engine.setup.line]), *what_if.engine.notes]
         if not what_if.believed:
             return [f"No advice by the fit: {what_if.refusal}.", *settings]
         agreed = ", ".join(each.sentence for each in what_if.checks)
         tolerance, level = format_percent(100 * TOLERANCE), format_percent(100 * LEVEL)
         told = [
-            f"What a change would do at this load and speed ({level} of {REPLICATIONS} simulations):",
+            f"Simulated at this load and speed (ranges: {level} of {REPLICATIONS} runs):",
             *self._changes(what_if),
-            f"They agree with the server within {tolerance}: {agreed}.",
+            f"The simulation matches the server within {tolerance}: {agreed}.",
         ]
         unknown = [name for name in MOVED if not what_if.engine.is_known(name)]
         if unknown:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
-            told.append(f"Not known, so not moved: {', '.join(unknown)}; {options} sets it.")
+            told.append(f"Not varied, as unknown: {', '.join(unknown)}. {options} sets it.")
             settings = [note for note in settings if not any(f"No source tells {name}" in note for name in unknown)]
         return [*told, *settings]
 
@@ -123,7 +123,7 @@ class Examination(Answer):
                 idle.setdefault(present, []).append(number(each.value))
         if idle:
             listed = "; ".join(f"{present} -> {' or '.join(values)}" for present, values in idle.items())
-            told.append(f"  do nothing: {listed}")
+            told.append(f"  no effect: {listed}")
         return told
 
     def to_json(self) -> dict[str, Any]:

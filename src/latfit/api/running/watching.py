@@ -46,7 +46,7 @@ class Snapshot(Answer):
     @property
     def verdict(self) -> str:
         if self.problem:
-            return f"{self.server} {self.problem}; what follows is what it said last."
+            return f"{self.server} {self.problem}; the figures are its last."
         return f"{self.diagnosis.engine} at {self.server} {BINDING[self.diagnosis.binding]}."
 
     @property
@@ -77,17 +77,17 @@ class Snapshot(Answer):
     def lines(self) -> list[str]:
         """What is shown below the verdict."""
         told = self.diagnosis.figures
-        cache = "KV cache not told"
+        cache = "KV cache use unknown"
         if math.isfinite(told["kv_usage"]):
             cache = f"KV cache at most {format_percent(100 * told['kv_usage'])} full"
         rates = [format_rate(told[name]) for name in ("arrived_per_s", "finished_per_s")]
-        came = f"{rates[0]} came, {rates[1]} ended"
+        came = f"{rates[0]} arrived, {rates[1]} completed"
         if math.isnan(told["arrived_per_s"]):
             came = "requests not counted"
         tokens = [f"{number(told[name], 3)}/s" for name in ("prefill_per_s", "generated_per_s")]
         now = self.seen.last
         return [
-            f"last {number(told['seconds'], 3)} s: {came}; tokens {tokens[0]} prompt, {tokens[1]} generated",
+            f"last {number(told['seconds'], 3)} s: {came}; tokens {tokens[0]} in, {tokens[1]} out",
             f"now: {number(now.running)} running, {number(now.waiting)} waiting; {cache}",
             self._tail("TTFT", "ttft", self.ttft_slo_ms),
             self._tail("TPOT", "tpot", self.tpot_slo_ms),
@@ -100,7 +100,7 @@ class Snapshot(Answer):
     def _tail(self, title: str, name: str, limit: float) -> str:
         found = self._histogram(name)
         if found is None:
-            return f"{title}: no request told of it in this time"
+            return f"{title}: no request in this time"
         p99 = " to ".join(format_ms(edge) for edge in found.bucket(0.99))
         few = f" (of {number(found.count)})" if found.count < FEW else ""
         told = f"{title}: mean {format_ms(found.mean)}, p99 {p99}{few}"
@@ -109,14 +109,14 @@ class Snapshot(Answer):
         low, high = (format_percent(100 * share) for share in found.share_within(limit))
         if low == high:
             return f"{told}; within {format_ms(limit)}: {low}"
-        return f"{told}; within {format_ms(limit)}: {low} to {high} (recorded steps have it: latfit trace show FILES)"
+        return f"{told}; within {format_ms(limit)}: {low} to {high} (exact in recorded steps: latfit trace show FILES)"
 
     def _capacity(self) -> str:
         if math.isnan(self.capacity_per_s):
             return f"capacity: {self.unknown}"
         now = self.diagnosis.figures["arrived_per_s"]
         used = format_percent(100 * now / self.capacity_per_s)
-        return f"capacity: such requests keep the SLO up to {format_rate(self.capacity_per_s, down=True)}; {used} used"
+        return f"capacity: {format_rate(self.capacity_per_s, down=True)} of such requests within the SLO; {used} used"
 
     def _setting(self) -> str:
         """The setting that would move what binds, or that none would."""
@@ -124,8 +124,8 @@ class Snapshot(Answer):
         if helps:
             return f"setting: {helps[0].setting}: {helps[0].why}"
         if self.diagnosis.binding == "steps":
-            return "setting: none would help; steps have to be faster, or fewer requests come"
-        return "setting: these counters cannot tell"
+            return "setting: none would help; only faster steps or less load would"
+        return "setting: the counters do not show one"
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit watch --once --json`."""
