@@ -173,8 +173,9 @@ class TestBadInput:
             ingest(source, Reading({"T_ms": "nothing"}))
         with pytest.raises(WrongUsage, match="not a unit"):
             ingest(source, Reading(unit="parsec"))
-        with pytest.raises(WrongUsage, match="does not map"):
-            parse_column_map("latency")
+        for text in ("latency", "X=latency", "T_ms="):
+            with pytest.raises(WrongUsage, match="does not map"):
+                parse_column_map(text)
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(

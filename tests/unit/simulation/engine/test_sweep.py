@@ -1,5 +1,6 @@
 """Sweeps of engines: what is varied, where it goes, and what is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,9 @@ def test_overload_ends_with_what_would_carry_it(folder: Path, capsys: Captured, 
     drawn = () if "--arrivals" in load else ("--requests", "2000", "--replications", "1")
     command = ["simulate", "engine", "--fit", "gpu.fit.json", "--kv-blocks", "400", "--max-num-seqs", "16"]
     assert run([*command, *load, *drawn]) == 5
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "would carry it" in line]
-    needed = said.split()[1]
-    assert run([*command, *load, *drawn, "--replicas", needed]) == 0
+    needed = re.search(r"--replicas (\d+) would carry it", " ".join(capsys.readouterr().err.split()))
+    assert needed
+    assert run([*command, *load, *drawn, "--replicas", needed[1]]) == 0
 
 
 def test_a_sweep_on_the_command_line(folder: Path, capsys: Captured) -> None:
