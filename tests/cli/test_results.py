@@ -107,7 +107,7 @@ class TestCompare:
         assert decode["low_pct"] < 30 < decode["high_pct"]
         assert other["verdict"] == "as fast"
         assert latfit("compare", "slow.parquet", fitted) == 0
-        assert "faster in decode" in " ".join(capsys.readouterr().out.split())
+        assert "in decode." in " ".join(capsys.readouterr().out.split())
         assert latfit("compare", fitted, "slow.parquet", "--tolerance", 50) == 0
 
     def test_the_same_is_as_fast(self, fitted: Path, runs: Path, capsys: Captured) -> None:
@@ -125,7 +125,7 @@ class TestCompare:
         capsys.readouterr()
         assert latfit("compare", fitted, "slow.fit.json") == 8
         shown = " ".join(capsys.readouterr().out.split())
-        assert "slower in decode" in shown
+        assert "trace.fit.json in decode" in shown
         assert "by predictions of the fits" in shown
 
     def test_each_system_with_its_own(self, runs: Path, capsys: Captured) -> None:

@@ -62,21 +62,21 @@ class Compared:
     def sentence(self, baseline: str, tolerance_pct: float) -> str:
         """The verdict, and where it became slower or faster."""
         verdict = self.verdict(tolerance_pct)
-        told = _told(self.change, tolerance_pct)
+        direction, where = _places(self.change, tolerance_pct)
         if self.one_start_each and verdict == "unclear":
             return (
-                f"Not separable: {told}. {self.name} and {baseline} are one start each, so this may be the machine or"
-                " the code."
+                f"Not separable: {direction} in {where}. {self.name} and {baseline} are one start each, so this may be"
+                " the machine or the code."
             )
-        if verdict == "unclear":
-            return f"Whether {self.name} is as fast as {baseline} cannot be told: {told}."
-        words = {
+        found = {
+            "unclear": "not confirmed to be as fast as",
             "slower": "slower than",
             "slower within tolerance": "slower within the tolerance than",
             "faster": "faster than",
             "as fast": "as fast as",
         }
-        return f"{self.name} is {words[verdict]} {baseline}: {told}."
+        named = f" in {where}" if verdict in ("slower", "faster") else ""
+        return f"{self.name} is {found[verdict]} {baseline}{named}."
 
     def basis(self, tolerance_pct: float) -> str:
         """What the verdict stands on, in a sentence or two."""
@@ -87,7 +87,7 @@ class Compared:
             ours, theirs, cells = (
                 sum(getattr(phase.whole, name) for phase in by_steps) for name in ("steps", "baseline_steps", "cells")
             )
-            told.append(f"{ours:,} steps beside {theirs:,} in {cells:,} common cells")
+            told.append(f"{ours:,} steps with {theirs:,} in {cells:,} common cells")
         if by_fits:
             told.append(f"{', '.join(by_fits)} by predictions of the fits")
         tests = len(self.change.tested)
@@ -97,7 +97,7 @@ class Compared:
         if self.change.starts is not None and self.change.start_sd_pct is not None:
             first, other = self.change.starts
             spread = format_percent(self.change.start_sd_pct)
-            starts = f" {first} starts beside {other}, which differ by {spread} (standard deviation)."
+            starts = f" {first} and {other} starts; starts differ by {spread} (standard deviation)."
         return (
             f"Compared {'; '.join(told)}. Tolerance {format_percent(tolerance_pct)}, {tests} phases and regions"
             f" tested.{starts}{more}"
@@ -262,29 +262,15 @@ def _region(document: Mapping[str, Any]) -> RegionChange:
     return RegionChange(**{**facts, "B": tuple(facts["B"]), "S": tuple(facts["S"])})
 
 
-def _told(change: Change, tolerance_pct: float) -> str:
-    """`in decode +30 % (+28 % to +32 %); as fast in prefill, mixed`."""
-    phases = change.phases
-    slower = [
-        f"{_place(region, phase)} {_changed(region)}" for phase in phases for region in phase.slower(tolerance_pct)
-    ]
+def _places(change: Change, tolerance_pct: float) -> tuple[Literal["slower", "faster"], str]:
+    """Return the phases and regions that are slower by more than the tolerance, else the phases that are faster."""
+    slower = [_place(region, phase) for phase in change.phases for region in phase.slower(tolerance_pct)]
     if change.overall is not None:
-        across = change.slower_across(tolerance_pct)
-        slower += [f"{_place(region, change.overall)} {_changed(region)}" for region in across]
-    more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
-    parts = [f"slower in {', '.join(slower[:NAMED])}{more}"] if slower else []
-    for verdict, words in (
-        ("unclear", "not told apart in"),
-        ("slower within tolerance", "slower within tolerance in"),
-        ("faster", "faster in"),
-        ("as fast", "as fast in"),
-    ):
-        of = [phase for phase in phases if phase.verdict(tolerance_pct) == verdict]
-        if of and slower and verdict == "as fast":
-            parts.append(f"{words} {', '.join(phase.phase for phase in of)}")
-        elif of:
-            parts.append(f"{words} {', '.join(f'{phase.phase} {_changed(phase.whole)}' for phase in of)}")
-    return "; ".join(parts)
+        slower += [_place(region, change.overall) for region in change.slower_across(tolerance_pct)]
+    if slower:
+        more = f" and {len(slower) - NAMED} more" if len(slower) > NAMED else ""
+        return "slower", ", ".join(slower[:NAMED]) + more
+    return "faster", ", ".join(each.phase for each in change.phases if each.verdict(tolerance_pct) == "faster")
 
 
 def _place(region: RegionChange, phase: PhaseChange) -> str:
@@ -300,15 +286,6 @@ def _place(region: RegionChange, phase: PhaseChange) -> str:
         if own != whole
     ]
     return f"{phase.phase} at {', '.join(parts)}" if parts else f"part of {phase.phase}"
-
-
-def _changed(region: RegionChange) -> str:
-    """`+30 % (+28 % to +32 %)`."""
-    change = format_percent(region.change_pct, signed=True)
-    if region.low_pct is None or region.high_pct is None:
-        return f"{change} (too few steps for an interval)"
-    low, high = (format_percent(end, signed=True) for end in (region.low_pct, region.high_pct))
-    return f"{change} ({low} to {high})"
 
 
 @verb(CompareRequest)

@@ -76,11 +76,6 @@ class EngineSimulation(Simulation):
         return engines_verdict(self.runs)
 
     @property
-    def cautions(self) -> list[str]:
-        """Without what the verdict says already."""
-        return [note for note in super().cautions if not note.startswith("Unstable")]
-
-    @property
     def frame(self) -> "DataFrame":
         import pandas as pd
 

@@ -37,10 +37,11 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
         shown = order if output.verbose else order[:MOST]
         for i in shown:
             verdict(found.sentences[i], found.states[i])
-            if output.verbose or len(order) <= FEW:
-                say(found.basis[i])
-            if output.verbose:
-                print_table(changes_table(found.compared[i].name, found.compared[i].change, found.tolerance_pct))
+            if not output.verbose and len(order) > FEW:
+                continue
+            one = found.compared[i]
+            print_table(changes_table(one.name, one.change, found.tolerance_pct, brief=not output.verbose))
+            say(found.basis[i])
         if len(shown) < len(order):
             say(f"... and {len(order) - len(shown):,} more: --verbose shows them.")
         print_messages(found.notes, verbose=output.verbose, kind="note")

@@ -504,22 +504,32 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     return Table("Side by side", ("", *names), rows)
 
 
-def changes_table(name: str, found: Change, tolerance_pct: float) -> Table:
-    """How a run differs from the baseline, a row for each phase, and for all together, and below it its regions."""
+def changes_table(name: str, found: Change, tolerance_pct: float, *, brief: bool = False) -> Table:
+    """Return how a run differs from the baseline, by phase and region.
+
+    brief: phases alone, with the regions that are slower than the tolerance.
+    """
     rows = []
     for phase in found.parts:
+        slower = phase.slower(tolerance_pct)
         for region in phase.tested:
+            if brief and region not in slower and (region is not phase.whole or phase is found.overall):
+                continue
             ends = [f"{number(low)} to {number(high)}" for low, high in (region.B, region.S)]
-            change = format_percent(region.change_pct, signed=True)
-            low, high = (
-                "–" if end is None else format_percent(end, signed=True) for end in (region.low_pct, region.high_pct)
+            interval = (
+                "too few steps"
+                if region.low_pct is None or region.high_pct is None
+                else " to ".join(format_percent(end, signed=True) for end in (region.low_pct, region.high_pct))
             )
             label = phase.phase if region is phase.whole else "  region"
             steps = count(region.steps) if phase.by == "steps" else "by fits"
-            rows.append((label, *ends, steps, change, low, high, region.verdict(tolerance_pct)))
-    columns = ("phase", "B", "S", "steps", "change", "low", "high", "verdict")
-    note = "low, high: all lower ends hold at once with 95 %, and so do all upper ends."
-    return Table(name, columns, rows, note=note)
+            change = format_percent(region.change_pct, signed=True)
+            verdict = region.verdict(tolerance_pct).replace("slower within", "within")
+            rows.append((label, *ends, steps, change, interval, verdict))
+    columns = ("phase", "B", "S", "steps", "change", "95 % interval", "verdict")
+    note = "95 %: of all intervals together, each end alone."
+    table = Table(name, columns, rows, words=("verdict",), note=note)
+    return replace(table, note="").only(*(each for each in columns if each != "steps")) if brief else table
 
 
 def fits_table(fits: Sequence[tuple[str, FitResult]]) -> Table:

@@ -175,7 +175,6 @@ def result_of(
     load: Load, summary: EngineSummary, settings: EngineSettings, options: Options, cluster: Cluster
 ) -> EngineResult:
     """Make the result from the statistics of replications, without any single run."""
-    growing = "Unstable (ρ ≥ 1): latencies reflect the simulated horizon only."
     return EngineResult(
         settings=settings,
         routing=cluster.routing,
@@ -184,5 +183,4 @@ def result_of(
         summary=summary,
         users=load.users if isinstance(load, ClosedLoad) else 0,
         seed=options.seed,
-        notes=() if summary.stable else (growing,),
     )
