@@ -15,8 +15,6 @@ from latfit.live.engines import ByRows, openvino_run, torch_run
 from latfit.live.executor import Run
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
-from tests.conftest import ROOT
-from tests.docs.examples import blocks
 
 needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed (latfit[amx])")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
@@ -212,21 +210,19 @@ def test_what_torch_raises_is_told_by_its_name() -> None:
 
 @needs_openvino
 @needs_torch
-def test_the_page_shows_executors_that_run(in_tmp: Path) -> None:
+def test_executors_serve_openvino_and_torch(in_tmp: Path) -> None:
     import openvino as ov
+    import torch
 
     ov.save_model(in_openvino(), in_tmp / "model.xml", compress_to_fp16=False)
-    shown = blocks(ROOT / "docs" / "live.md", "py")
-    shown = [each for each in shown if "openvino" in each or "torch" in each]
-    assert len(shown) == 3
-    for block in shown:
-        names: dict[str, Any] = {}
-        exec(compile(block, "live.md", "exec"), names)
-        executor = names.get("cpu") or names["gpu"]
-        row = np.ones(16 if "torch" in block else 6, np.float32)
-        assert [each.shape[0] for each in asyncio.run(one_batch(executor, [row] * 3))] == [
-            4 if "torch" in block else 3
-        ] * 3
+    tried: list[tuple[ThreadExecutor | ProcessExecutor, int, int]] = [
+        (ThreadExecutor("cpu", openvino_run("model.xml", threads=2), largest=8, buckets=(1, 4, 8)), 6, 3),
+        (ProcessExecutor("cpu", partial(openvino_run, "model.xml", threads=1), 8, buckets=(1, 4, 8)), 6, 3),
+        (ThreadExecutor("gpu", torch_run(torch.nn.Linear(16, 4)), largest=32, buckets=(1, 8, 32)), 16, 4),
+    ]
+    for executor, width, outputs in tried:
+        found = asyncio.run(one_batch(executor, [np.ones(width, np.float32)] * 3))
+        assert [each.shape[0] for each in found] == [outputs] * 3
 
 
 async def one_batch(executor: ThreadExecutor | ProcessExecutor, rows: list[Any]) -> Sequence[Any]:

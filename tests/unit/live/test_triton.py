@@ -26,8 +26,6 @@ from latfit.live import (
 )
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
-from tests.conftest import ROOT
-from tests.docs.examples import blocks
 
 pytestmark = pytest.mark.skipif(find_spec("tritonclient") is None, reason="tritonclient is missing (latfit[triton])")
 
@@ -204,9 +202,7 @@ def test_what_cannot_start_says_why(
         asyncio.run(executor(**{"address": server.address, **given}).start())
 
 
-async def test_the_page_shows_an_executor_that_runs(server: DoublingServer) -> None:
-    (shown,) = [each for each in blocks(ROOT / "docs" / "live.md", "py") if "Triton" in each]
-    names: dict[str, Any] = {}
-    exec(compile(shown.replace("http://localhost:8000", server.address), "live.md", "exec"), names)
-    async with router(names["gpu"], example=np.ones(4)) as live:
+async def test_a_router_serves_through_a_triton_model(server: DoublingServer) -> None:
+    gpu = TritonExecutor("gpu", TritonModel(server.address, "double"), largest=8, buckets=(1, 8))
+    async with router(gpu, example=np.ones(4)) as live:
         assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4
