@@ -24,15 +24,12 @@ RUNS = {
 }
 STEPS = {
     "decode, B = 1": ("decode", 1, 1),
-    "decode, B = 8": ("decode", 8, 8),
     "decode, B = 32": ("decode", 32, 32),
     "decode, B = 128": ("decode", 128, 128),
-    "prefill, S = 64": ("prefill", 1, 64),
     "prefill, S = 256": ("prefill", 1, 256),
     "prefill, S = 512": ("prefill", 1, 512),
     "prefill, S = 1,024": ("prefill", 1, 1024),
     "prefill, 16 × 64": ("prefill", 16, 1024),
-    "15 decode + S = 1,009": ("mixed", 16, 1024),
 }
 LAUNCHES_MS = (2, 6, 12, 24)
 SLOPE_MS = 0.05
