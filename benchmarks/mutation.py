@@ -78,14 +78,21 @@ def tests_of(mutant: Mutant) -> list[str]:
     """Test files, the most specific first."""
     path = Path(mutant.file).relative_to("src")
     dotted = ".".join(path.with_suffix("").parts)
+    defined = {getattr(node, "name", "") for node in ast.parse((ROOT / mutant.file).read_text()).body}
     folder = ROOT / "tests" / "unit" / mutant.package
 
+    def imports(node: ast.AST) -> bool:
+        """Whether a node imports the module, or what it defines from a package above it."""
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            return False
+        above = dotted.startswith(f"{node.module}.") and not defined.isdisjoint(each.name for each in node.names)
+        return node.module == dotted or above
+
     def distance(file: Path) -> int:
-        nodes = ast.walk(ast.parse(file.read_text()))
-        imports = dotted in {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        near = any(map(imports, ast.walk(ast.parse(file.read_text()))))
         if folder not in file.parents:
-            return 3 if imports else 4
-        return 0 if file.stem == f"test_{path.stem}" else 1 if imports else 2
+            return 3 if near else 4
+        return 0 if file.stem == f"test_{path.stem}" else 1 if near else 2
 
     files = {file: distance(file) for file in sorted((ROOT / "tests").rglob("test_*.py"))}
     return [str(file.relative_to(ROOT)) for file in sorted(files, key=files.__getitem__) if files[file] < 4]

@@ -110,6 +110,7 @@ def measured(chromium: Chromium, page_html: str, folder: Path, width: int) -> di
     return told
 
 
+@pytest.mark.nightly
 def test_the_page_itself_renders(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
     """The page as users get it, security line included: the answer is in the DOM, the screenshot is not blank."""
     report = tmp_path / "report.html"
@@ -137,6 +138,7 @@ def test_figures_follow_the_colour_scheme(
     assert share > 0.7 if bright else share < 0.03
 
 
+@pytest.mark.nightly
 def test_printed_on_five_pages(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
     """Two measured paths with every table and figure, what is folded on the screen included."""
     report, printed = tmp_path / "report.html", tmp_path / "report.pdf"
@@ -145,6 +147,7 @@ def test_printed_on_five_pages(chromium: Chromium, page_html: str, tmp_path: Pat
     assert max(int(n) for n in re.findall(rb"/Count (\d+)", printed.read_bytes())) <= 5
 
 
+@pytest.mark.nightly
 def test_a_script_in_a_copy_of_the_page_does_not_run(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
     """The security line works: even if something slipped through the escaping, it would not run."""
     copy = tmp_path / "report.html"

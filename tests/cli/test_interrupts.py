@@ -84,6 +84,7 @@ def test_a_fit_whose_writing_is_interrupted_is_not_entered(
     assert len(read_hardware(Path("hardware.json")).paths) == 1
 
 
+@pytest.mark.nightly
 def test_a_sweep_goes_on_from_the_runs_that_are_done(in_tmp: Path) -> None:
     asked = (
         "simulate policies --nominal gpu:launch=8ms,slope=0.05ms --policy gpu-only --rate 100/s --requests 300000"

@@ -103,6 +103,7 @@ def test_its_json_counts_requests_and_tokens_come_from_files_and_the_environment
         assert gpu.asked[0].header("authorization") == "Bearer theirs-then"
 
 
+@pytest.mark.nightly
 def test_it_learns_how_long_replies_take() -> None:
     """Said to take 20 ms, they take 100: the time in use and T_cut follow."""
     with engine_in_thread(streamed([b"x"] * 4, 0.025)) as gpu, engine_in_thread(whole(b"{}")) as cpu:
@@ -129,6 +130,7 @@ def test_it_learns_how_long_replies_take() -> None:
         assert serving.end(signal.SIGTERM)[0] == 0
 
 
+@pytest.mark.nightly
 def test_callers_that_hold_connections_take_no_descriptor_from_the_engines() -> None:
     """Of 64 open files 12 are set aside for the engine; 40 callers ask for /health, then 40 say nothing."""
     health = b"GET /health HTTP/1.1\r\nHost: front\r\n\r\n"

@@ -82,7 +82,11 @@ def test_compiled_once_and_said_so(package: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("module", "before", "after", "expected"),
-    [("inlined", "x + 1.0", "x + 2.0", 30.0), ("inlined", "10.0", "20.0", 40.0), ("outer", "FACTOR *", "1 +", 3.0)],
+    [
+        ("inlined", "x + 1.0", "x + 2.0", 30.0),
+        pytest.param("inlined", "10.0", "20.0", 40.0, marks=pytest.mark.nightly),
+        pytest.param("outer", "FACTOR *", "1 +", 3.0, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_change_in_any_module_is_noticed(
     package: Path, module: str, before: str, after: str, expected: float
@@ -103,6 +107,7 @@ def test_a_package_that_cannot_be_written_uses_the_users_cache(package: Path, tm
     assert ask(package, XDG_CACHE_HOME=str(home)) == (20.0, "")
 
 
+@pytest.mark.nightly
 def test_no_folder_at_all_is_no_failure(package: Path) -> None:
     no_folder_of_its_own(package)
     for environment in ({"XDG_CACHE_HOME": "/dev/null"}, {"HOME": "/dev/null"}):
@@ -111,6 +116,7 @@ def test_no_folder_at_all_is_no_failure(package: Path) -> None:
         assert "XDG_CACHE_HOME" in said
 
 
+@pytest.mark.nightly
 def test_files_that_were_cut_off_are_written_anew(package: Path) -> None:
     ask(package, XDG_CACHE_HOME="/dev/null")
     for path in (package / "__pycache__").rglob("*.nb?"):

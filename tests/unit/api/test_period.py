@@ -94,6 +94,7 @@ class TestTheSameTime:
         first = latfit.fit(trace, model="linear", time="compute")
         assert [fit.time for fit in latfit.compare(first, trace).fits] == ["compute", "compute"]
 
+    @pytest.mark.nightly
     def test_compare_takes_what_both_know(self, trace: Path, tmp_path: Path) -> None:
         write_trace(tmp_path / "plain.parquet", recorded(recorder=False))
         assert {fit.time for fit in latfit.compare(trace, tmp_path / "plain.parquet").fits} == {"compute"}

@@ -86,6 +86,7 @@ def test_bursts_are_simulated_as_they_were_recorded() -> None:
     assert late == pytest.approx(2.1 + 3.9, rel=0.05)
 
 
+@pytest.mark.nightly
 def test_a_cutoff_carries_what_the_simulator_confirms() -> None:
     """Near the capacity of GPU and CPU together T_cut meets 20 ms; a tenth above no plan is feasible."""
     row = next(each for each in planned(NOMINAL, 20.0, 0.9).strategies if "T_cut" in each.name)

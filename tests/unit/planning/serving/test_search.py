@@ -67,6 +67,7 @@ def test_the_least_replicas_of_single_servers(rate: float, limit_ms: float) -> N
     assert not found.fewer.met
 
 
+@pytest.mark.nightly
 def test_bursty_arrivals_need_more() -> None:
     rate, limit_ms, cv = 0.45, 40.0, 2.0
     expected = next(r for r in range(5, 50) if p99_in_turn(rate, r, cv**2) <= limit_ms)
