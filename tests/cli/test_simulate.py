@@ -161,36 +161,21 @@ def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--rate", "500/s"], 3, "hardware.json"),
         (["--rate", "500", *PATHS], 2, "rate with its unit"),
-        (["--rate", "0/s", *PATHS], 2, "not above zero"),
         ([*PATHS], 2, "no load is given"),
         (["--rate", "5/s", "--policy", "best", *PATHS], 2, "'best' is not known"),
-        (["--rate", "5/s", "--policy", "cutoff", "--path", "gpu=8ms+1ms"], 2, "two execution paths"),
-        (["--rate", "5/s", "--path", "gpu"], 2, "is not a name with its value"),
-        (["--rate", "5/s", "--law", "weibull", *PATHS], 2, "not an arrival process"),
-        (["--rate", "5/s", "--law", "bursts:4:0.5:1s", *PATHS], 2, "bursts of 4"),
-        (["--rate", "5/s", "--class", "chat", *PATHS], 2, "is not a class"),
         (["--rate", "5/s", "--sweep", "colour=red", *PATHS], 2, "'colour' is not a setting"),
         (["--rate", "5/s", "--policy", "fixed", "--sweep", "batch=red", *PATHS], 2, "cannot be read"),
         (["--users", "3", "--arrivals", "x.csv", *PATHS], 2, "contradict"),
         (["--rate", "5/s", "--by-prompt", *PATHS], 2, "no prompt lengths"),
-        (["--rate", "5/s", "--requests", "5", *PATHS], 2, "5 requests"),
-        (["--rate", "5/s", "--warmup", "1", *PATHS], 2, "warm-up"),
-        (["--rate", "5/s", "--precision", "5", *PATHS], 2, "precision"),
-        (["--rate", "5/s", "--law", "gamma:0", *PATHS], 2, "cv is 0"),
-        (["--rate", "5/s", "--class", "chat:0", *PATHS], 2, "share"),
-        (["--rate", "5/s", "--buckets", "0", *PATHS], 2, "buckets"),
-        (["--rate", "5/s", "--workers", "0", *PATHS], 2, "0 workers"),
         (["--users", "0", *PATHS], 2, "--users"),
         (["--users", "3", "--sweep", "rate=5/s", *PATHS], 2, "has no rate"),
         (["--arrivals", "missing.csv", *PATHS], 3, "missing.csv"),
         (["--arrivals", "zero.csv", *PATHS], 3, "0 output_tokens"),
-        (["--arrivals", "unsorted.csv", *PATHS], 3, "arrives before"),
         (["--rate", "5/s", "--figure", "no/such/folder.png", *PATHS], 7, "does not exist"),
     ],
 )
 def test_errors(arguments: list[str], code: int, words: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("zero.csv").write_text("t_s,prompt_tokens,output_tokens\n0,5,5\n1,5,0\n")
-    Path("unsorted.csv").write_text("t_s,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n")
     assert run(["simulate", "policies", *arguments]) == code
     error = capsys.readouterr().err
     assert words in error
