@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from latfit.cli.app import run
-from latfit.policies import POLICIES, RULES
+from latfit.policies import POLICIES
 from latfit.profiling.devices.device import PRECISIONS
 from latfit.profiling.host.isa import CHOICES
 from latfit.profiling.request import CACHES, DEVICES, ENGINES as PROFILED
@@ -23,7 +23,6 @@ COMMANDS = dict(commands())
     ("command", "option", "known"),
     [
         ("simulate policies", "--policy", POLICIES),
-        ("simulate policies", "--rule", [name.replace(" ", "-") for name in RULES]),
         ("simulate policies", "--service", SERVICES),
         ("simulate engine", "--batching", ENGINES),
         ("simulate engine", "--order", ORDERS),

@@ -103,7 +103,6 @@ class TestRefused:
             (["--cache", "lukewarm"], 2, "--cache"),
             (["--history", "few"], 2, "--history"),
             (["--processes", "0"], 2, "--processes"),
-            (["--design", "greedy"], 2, "--design"),
             (["--engine", "transformers"], 2, "--engine"),
             (["--engine", "steam"], 2, "--engine"),
             (["--pin", "9999"], 2, "--pin"),

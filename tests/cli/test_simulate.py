@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import latfit
 from latfit.cli.app import run
 from tests.conftest import planted_trace
 
@@ -62,8 +63,8 @@ def test_tokens_of_the_prompts(in_tmp: Path, capsys: pytest.CaptureFixture[str])
     rows = "".join(f"{i},{prompt},3\n" for i, prompt in enumerate(prompts))
     Path("requests.csv").write_text("t_s,prompt_tokens,output_tokens\n" + rows)
     capsys.readouterr()
-    asked = ("--arrivals", "requests.csv", "--by-prompt", "--service", "deterministic", "--warmup", "0")
-    (found,) = simulated(*asked, capsys=capsys)["runs"]
+    asked = {"by_prompt": True, "service": "deterministic", "warmup": 0.0}
+    (found,) = latfit.simulate(arrivals="requests.csv", **asked).to_json()["runs"]
     S = np.array(prompts, dtype=float)
     expected = read_fit(next(Path().glob("*.fit.json"))).latency_ms(np.ones(len(S)), S).mean()
     # T is straight between the points of the grid of tokens, which costs a little.
@@ -121,10 +122,8 @@ def test_loads(load: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_event_log(in_tmp: Path) -> None:
-    assert (
-        run(["simulate", "policies", "--policy", "cutoff", "--rate", "500/s", "--log", "log.csv", *PATHS, *SMALL, "-q"])
-        == 0
-    )
+    paths = {"gpu": "launch=8ms,slope=0.05ms", "amx": "p50=2ms"}
+    latfit.simulate(policy="cutoff", rate="500/s", log=Path("log.csv"), nominal=paths, requests=2000)
     rows = list(csv.DictReader(Path("log.csv").read_text().splitlines()))
     assert {row["what"] for row in rows} == {"arrives", "starts", "ends"}
     assert sum(row["what"] == "arrives" for row in rows) == 1000

@@ -78,11 +78,6 @@ ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-bloc
             2,
             "--prefill-on",
         ),
-        (
-            [*ENGINE, "--prefill-on", "trace.fit.json", "--prefill-lengths", "9..5"],
-            2,
-            "no range of tokens",
-        ),
         (["report", "--out", "page.html"], 2, "would be a folder"),
         (["evaluate", "trace.fit.json", "two.parquet"], 3, "2 systems"),
     ],

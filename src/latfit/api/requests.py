@@ -113,7 +113,7 @@ class ReadOptions(Cluster):
     )
     keep: Annotated[Sequence[str], Option("Keep rows that this rule would drop: cold_start. Repeatable.")] = ()
     drop: Annotated[Sequence[str], Option("Drop what is only marked otherwise: outlier. Repeatable.")] = ()
-    max_t: Annotated[str | None, Option("Drop slower steps, such as 300ms. Biases a fit; off by default.")] = None
+    max_t: Annotated[str | None, "Drop slower steps, such as 300ms. Biases a fit; off by default."] = None
     allow_drops: Annotated[bool, Option("Accept that more than half of the rows is dropped.")] = False
     cells: Annotated[bool, Option("Summarise into weighted cells first, in flat memory; folders always are.")] = False
     cells_file: Annotated[Path | None, "File in which cells are kept, so that a report finds them again."] = None
@@ -128,7 +128,7 @@ class ReadOptions(Cluster):
 class ReadRequest(ReadOptions):
     """Clean steps from a source."""
 
-    SHOWN = "format map unit where cells"
+    SHOWN = "format map unit where cells keep drop allow_drops skip_bad"
     source: Sources
 
 
@@ -273,7 +273,7 @@ class StepPlanRequest(Request):
     percentile: Percentile = 99.0
     tokens_per_request: Tokens = None
     context: Context = None
-    launch_share: Annotated[float, Option("Share of the launch cost in a step from which B2 counts.")] = 0.5
+    launch_share: Annotated[float, "Share of the launch cost in a step from which B2 counts."] = 0.5
     ttft: Ttft = None
     tpot: Tpot = None
     prompt_tokens: Annotated[int, Option("Tokens of a prompt, for --ttft beside --sla.")] = 512
@@ -299,7 +299,7 @@ class PlanRequest(StepPlanRequest):
         int, Option("Replicas that share the load. Default: 1; of serving engines the fewest that do.", min=1)
     ] = 1
     objective: Annotated[
-        str | Mapping[str, float] | None, Option("Objective weights (minimised): p99=1,mean=0.5,throughput=0.1.")
+        str | Mapping[str, float] | None, "Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."
     ] = None
     max_batch: Annotated[int | None, Option("Largest batch of the main path.", panel="Machine")] = None
     transfer: TransferOf = None
@@ -375,16 +375,16 @@ class EngineSettings(EngineLimits):
 class SpecialSettings(EngineSettings):
     """Settings that few engines have."""
 
-    start_at: Annotated[int | None, Option("continuous, static: queue length that starts a prefill.")] = None
-    decode_first: Annotated[bool | None, Option("continuous: prefill only when nothing decodes.", kind=bool)] = None
-    swap: Annotated[str | None, Option("Swap preempted requests out and in, at this per token: 2us.")] = None
+    start_at: Annotated[int | None, "continuous, static: queue length that starts a prefill."] = None
+    decode_first: Annotated[bool | None, "continuous: prefill only when nothing decodes."] = None
+    swap: Annotated[str | None, "Swap preempted requests out and in, at this per token: 2us."] = None
     draft_tokens: Annotated[
         int | None, Option("Speculative decoding: tokens per draft. Default: the trace's, else 0.")
     ] = None
     acceptance: Annotated[
         float | None, Option("Probability that a draft token is accepted. Default: as recorded, else 0.7.")
     ] = None
-    draft_cost: Annotated[str | None, Option("Time per draft token, such as 0.5ms.")] = None
+    draft_cost: Annotated[str | None, "Time per draft token, such as 0.5ms."] = None
     batching: Annotated[
         Batching | Sequence[Batching],
         Option(
@@ -397,8 +397,8 @@ class SpecialSettings(EngineSettings):
         OrderName | Sequence[OrderName],
         Option("Order of waiting requests. Repeatable where several are simulated.", kind=list[OrderName]),
     ] = "fcfs"
-    length_error: Annotated[float, Option("sjf: standard deviation of log(predicted/true output).")] = 0.0
-    switch_at: Annotated[int, Option("switch: queue length from which it is sjf by class.")] = 32
+    length_error: Annotated[float, "sjf: standard deviation of log(predicted/true output)."] = 0.0
+    switch_at: Annotated[int, "switch: queue length from which it is sjf by class."] = 32
     ageing: Ageing = None
     replicas: Annotated[int, Option("Equal engines behind a router.")] = 1
     route: RouteOf = "round-robin"
@@ -517,7 +517,7 @@ class SweepOptions(Cluster):
         int | None, Option("Requests per replication. Default: as many as the load needs; of engines 100,000.")
     ] = None
     replications: Annotated[int, Option("Independent replications, at least.")] = 5
-    warmup: Annotated[float | None, Option("Share of each replication discarded as warm-up. Default: measured.")] = None
+    warmup: Annotated[float | None, "Share of each replication discarded as warm-up. Default: measured."] = None
     seed: Seed = 0
     sla: Annotated[Duration | None, Option("Latency SLA per response, such as 20ms; attainment is reported.")] = None
     out: Annotated[Path | None, Option("Write the runs into one Parquet file.")] = None
@@ -546,9 +546,7 @@ class PolicyMachine(SweepOptions):
     tokens_per_request: Tokens = None
     service: Annotated[Service, Option("Service-time distribution.")] = "fitted"
     servers: Annotated[Mapping[str, int] | None, 'Servers of a path, {"amx": 2}.'] = None
-    buckets: Annotated[
-        Sequence[int] | str | None, Option("Batch sizes that the main path pads to: 1,2,4,8.", kind=str)
-    ] = None
+    buckets: Annotated[Sequence[int] | str | None, "Batch sizes that the main path pads to: 1,2,4,8."] = None
     precision: Annotated[float | None, Option("Simulate until p99 is known within this share, such as 0.01.")] = None
 
 
@@ -570,11 +568,11 @@ class PolicySettings(Request):
     t_cut: Annotated[
         Duration | None, Option("cutoff, three-stage: queueing timeout before falling back to the CPU tier.")
     ] = None
-    b1: Annotated[int | None, Option("three-stage: smallest batch for the GPU.")] = None
+    b1: Annotated[int | None, "three-stage: smallest batch for the GPU."] = None
     max_batch: Annotated[int | None, Option("Largest batch on the main path.")] = None
-    rule: Annotated[Literal["amortised", "literal", "total-delay"] | None, Option("marginal-cost: the rule.")] = None
-    longest: Annotated[Duration | None, Option("marginal-cost, split: longest wait for more requests.")] = None
-    merge_below: Annotated[int | None, Option("split: fewer requests than this wait for more.")] = None
+    rule: Annotated[Literal["amortised", "literal", "total-delay"] | None, "marginal-cost: the rule."] = None
+    longest: Annotated[Duration | None, "marginal-cost, split: longest wait for more requests."] = None
+    merge_below: Annotated[int | None, "split: fewer requests than this wait for more."] = None
     ageing: Ageing = None
     settings: Annotated[Mapping[str, Any] | None, 'Settings by name, {"t_cut": "2ms", "batch": 8}.'] = None
 
@@ -621,7 +619,7 @@ class SimulateRequest(PolicySettings, SimulatedLoad, PolicyMachine):
     ] = "gpu-only"
     _: KW_ONLY
     by_prompt: Annotated[bool, Option("With --arrivals: a request's tokens are its prompt's.", panel="Load")] = False
-    log: Annotated[Path | None, Option("Event log of the first 1,000 requests of run 1 (CSV).", panel="Run")] = None
+    log: Annotated[Path | None, "Event log of the first 1,000 requests of run 1 (CSV)."] = None
 
 
 @dataclass(frozen=True)
@@ -649,9 +647,7 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
     hardware: Hardware = "hardware.json"
     prefill_on: Annotated[Any, Option("Disaggregated prefill, on an engine with this fit.")] = None
     prefill_replicas: Annotated[int, Option("Engines that prefill for the others.", min=1)] = 1
-    prefill_lengths: Annotated[
-        str | None, Option("Tokens of prompts that they prefill: ..160, 512... Default: all.")
-    ] = None
+    prefill_lengths: Annotated[str | None, "Tokens of prompts that they prefill: ..160, 512... Default: all."] = None
     transfer: TransferOf = None
     tenants: Annotated[int, "Users that requests at a rate come from, for routing by prefix."] = 1
     replicas_at: Annotated[Any, Option("Table (t_s, replicas): how many are asked for from when on.")] = None
@@ -817,11 +813,7 @@ class ProfileRequest(Request):
     cache: Annotated[Literal["warm", "cold"], Option("cold: flushed before every step.")] = "warm"
     design: Annotated[
         Literal["auto", "adaptive", "grid"],
-        Option(
-            "adaptive: a grid of five times the budget, the cells that tell a fit most first; grid: every cell three"
-            " times. auto: adaptive where a budget and no grid is given.",
-            panel="Run",
-        ),
+        "adaptive: a grid of five times the budget, the most informative cells first; grid: every cell three times.",
     ] = "auto"
     precision: Annotated[
         float, Option("Stop early once every median is known this well (95 % interval).", panel="Run")
@@ -946,15 +938,13 @@ class ServeRequest(Request):
     most_waiting: Annotated[
         int, Option("Requests that may wait; others are refused (429).", min=1, panel="Listening")
     ] = 256
-    max_body: Annotated[str, Option("Largest body of a request (413).", panel="Listening")] = "8MiB"
-    max_memory: Annotated[str, Option("Bodies of all requests together (429).", panel="Listening")] = "256MiB"
+    max_body: Annotated[str, "Largest body of a request (413)."] = "8MiB"
+    max_memory: Annotated[str, "Bodies of all requests together (429)."] = "256MiB"
     connect: Annotated[Duration, "Until an engine is connected."] = "5s"
     first_byte: Annotated[
         Duration, Option("Until a reply begins; if not streamed, until it is complete.", panel="Timeouts")
     ] = "5min"
-    between: Annotated[Duration, Option("From one piece of a reply to the next, on either side.", panel="Timeouts")] = (
-        "1min"
-    )
+    between: Annotated[Duration, "From one piece of a reply to the next, on either side."] = "1min"
     drain: Annotated[Duration, Option("How long running requests may go on after a stop.", panel="Timeouts")] = "30s"
     ready: Annotated[Callable[[str], None] | None, "Called with the address and the rule in words."] = None
 
