@@ -73,25 +73,21 @@ TABLE: Mapping[str, Template] = {
     "kept_out": Template(UNSUPPORTED, "{fit}: {why}"),
     "outside_domain": Template(UNSUPPORTED, "{what}.", "{remedy}"),
     "interval_open": Template(
-        DOUBT, "In doubt whether {sla:ms} is met: the 95 % interval of p{percentile:g} is {low} to {high}; {measure}."
+        DOUBT, "The 95 % interval of p{percentile:g} is {low} to {high}, the limit {sla:ms}; {measure}."
     ),
     "tail_not_seen": Template(
         DOUBT,
-        "In doubt: {independent:,.0f} independent {phase} steps{sizes} on {path} cannot show p{percentile:g};"
-        " {wanted:,} or more can.",
+        "p{percentile:g} is not confirmed: {independent:,.0f} independent {phase} steps{sizes} on {path},"
+        " {wanted:,} needed.",
     ),
-    "few_pauses": Template(DOUBT, "In doubt: {what}."),
-    "noise_unknown": Template(DOUBT, "In doubt: how steps on {path} scatter is not known: fit its trace again."),
+    "few_pauses": Template(DOUBT, "Not confirmed: {what}."),
+    "noise_unknown": Template(DOUBT, "The noise of steps on {path} is not known: fit its trace again."),
     "closed_forms": Template(
         DOUBT,
-        "In doubt: closed forms leave out how steps scatter; without --laws-only the queue is simulated.",
+        "Mean step times leave out noise; without --laws-only the queue is simulated.",
     ),
-    "bursts_too_long": Template(
-        DOUBT, "In doubt: the recorded arrivals are too few to show how long their bursts last."
-    ),
-    "not_settled": Template(
-        DOUBT, "In doubt: the load is so near its limit that the simulation was too short to settle."
-    ),
+    "bursts_too_long": Template(DOUBT, "The recorded arrivals are too few to show how long their bursts last."),
+    "not_settled": Template(DOUBT, "The load is so near its limit that the simulation was too short to settle."),
     "no_intervals": Template(
         WARNING,
         "{path}: the fit has no intervals, so the plan is for the typical step; half are slower.",
@@ -152,6 +148,9 @@ TABLE: Mapping[str, Template] = {
     "period": Template(NOTE, "{path}: step times are periods, with the host's work."),
     "compute": Template(NOTE, "{path}: step times are compute, without the host's work between steps."),
     "cpu_for_amx": Template(NOTE, "No `amx` path in the profile; using `cpu` as the CPU tier."),
+    "wide_interval": Template(
+        NOTE, "{widest} after {runs} runs: so near its limit the load varies from run to run by more than 10 %."
+    ),
     "assumed": Template(NOTE, "{what}"),
 }
 """What plans say, by code."""

@@ -9,7 +9,9 @@ import pytest
 from latfit.cli.app import run
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
+from latfit.trace.parquet import write_trace
 from latfit.warning import LatfitWarning
+from tests.conftest import planted_trace
 from tests.unit.planning.test_plan import fit_with, line, machine
 
 Captured = pytest.CaptureFixture[str]
@@ -52,7 +54,7 @@ def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Cap
     told = " ".join(text.split())
     assert told.startswith("Serve 100 req/s of 1 token each with amx, greedy batches: p99 response ")
     thresholds = r"B1 = \d+ with the wait at this rate; B2 = \d+; T_cut = 8\.\d+ ms \(by simulation\)"
-    assert re.search(thresholds + r" 1 replica needed; capacity [\d.]+ req/s", told)
+    assert re.search(thresholds + r" 1 replica needed. Capacity [\d.]+ req/s", told)
     assert re.search(r"vLLM on amx: vllm serve --max-num-seqs \d+", told)  # the path that serves the load
     assert "Next: latfit report --sla 20ms --rate 100/s" in told
 
@@ -97,13 +99,13 @@ def test_a_wait_and_a_transfer_move_B1(both: Path, capsys: Captured) -> None:
 
 class TestWhatWouldMakeItPossible:
     def test_a_longer_sla(self, gpu: Path, capsys: Captured) -> None:
-        assert latfit("plan", "--sla", "1ms", "--rate", "10/s") == 5
+        assert latfit("plan", "--sla", "1ms", "--rate", "10/s", "--tokens-per-request", "1") == 5
         assert "at least 4.1 ms" in capsys.readouterr().err
 
     def test_no_rate_at_all(self, in_tmp: Path, capsys: Captured) -> None:
         """A single step meets the SLA, but one in a hundred of the AMX's exponential services never does."""
         keep(in_tmp, machine(amx=line(0, 2, domain={"B": [1, 1], "S": [1, 1]})))
-        assert latfit("plan", "--sla", "1.9ms", "--rate", "1/s") == 5
+        assert latfit("plan", "--sla", "1.9ms", "--rate", "1/s", "--tokens-per-request", "1") == 5
         assert "at least 2 ms" in capsys.readouterr().err
 
 
@@ -147,3 +149,12 @@ def test_a_transfer_has_a_part_for_each_token(both: Path, capsys: Captured) -> N
         assert latfit("plan", "--sla", "20ms", *options, "--json") == 4  # the largest step was not measured
         values.append(json.loads(capsys.readouterr().out)["B1"]["value"])
     assert values[0] == values[1] is not None
+
+
+def test_a_rate_needs_lengths_where_steps_depend_on_them(in_tmp: Path, capsys: Captured) -> None:
+    write_trace(Path("steps.parquet"), planted_trace(0.03))
+    assert latfit("fit", "steps.parquet", "--model", "saturation", "--path", "gpu") == 0
+    capsys.readouterr()
+    assert latfit("plan", "--sla", "50ms", "--rate", "5/s") == 2
+    assert "--lengths 1000:250" in capsys.readouterr().err
+    assert latfit("plan", "--sla", "50ms", "--rate", "5/s", "--tokens-per-request", "1", "--json") == 0

@@ -55,7 +55,7 @@ class Plan(Answer):
 
     @property
     def promise(self) -> str:
-        """yes, no or in doubt: whether the data support the answer."""
+        """meets, likely or misses."""
         return self.result.promise
 
     @property
@@ -199,6 +199,8 @@ def plan(request: PlanRequest) -> Plan:
         seed=request.seed,
     )
     profile = profile_of(request.paths)
+    if offered and request.tokens_per_request is None:
+        check_lengths_are_known(profile)
     tell_unread_context(profile, request.context)
     if not request.force:
         check_one_model(profile)
@@ -206,6 +208,22 @@ def plan(request: PlanRequest) -> Plan:
         profile, limit_ms, percentile=percent(request.percentile), tokens_per_request=tokens, request=made
     )
     return Plan(found, profile, made)
+
+
+def check_lengths_are_known(profile: HardwareProfile) -> None:
+    """Raises WrongUsage for requests without lengths on one engine whose fit tells prompts from outputs.
+
+    On two paths the question is which of them serves requests that are alike, of one token unless said.
+    """
+    if len(profile.paths) > 1:
+        return
+    (path,) = profile.paths.values()
+    if not path.nominal and (path.fit.knows_prefill or path.fit.reads_context):
+        raise WrongUsage(
+            f"how long requests are is not known, and steps of {path.name} depend on it",
+            where="--rate",
+            remedy="Give --lengths 1000:250 --ttft 1s --tpot 50ms, or --tokens-per-request 1 for one token each.",
+        )
 
 
 @verb(StepBudgetRequest)

@@ -96,7 +96,7 @@ class EnginePlan(Answer):
 
     @property
     def promise(self) -> str:
-        """yes, no or in doubt."""
+        """meets, likely or misses."""
         return self.result.promise
 
     @property

@@ -121,7 +121,7 @@ def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions)
     if output.json:
         print_json(found.to_json())
     else:
-        _print_plan(found, output, _next_command(request, files))
+        _print_plan(found, output, _next_command(found, request, files))
     replace(files, report=None).write(found, quiet=output.silent)
     if files.report is not None:
         note(report(found.hardware, files.report, plan=found).summary(), quiet=output.silent)
@@ -154,12 +154,14 @@ def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None
         print_table(table)
 
 
-def _next_command(request: PlanRequest, files: PlanFiles) -> str:
-    """What to do after a plan that holds."""
+def _next_command(found: "Plan", request: PlanRequest, files: PlanFiles) -> str:
+    """Return what to do after a plan that meets its limit."""
     place = () if str(request.paths) == "hardware.json" else ("--hardware", str(request.paths))
     if not request.has_load:
-        command = shlex.join(["latfit", "plan", "--sla", str(request.sla), *place, "--rate", "500/s"])
-        return f"Next: {command} (responses at your rate); -v here shows every table."
+        load = ["--sla", str(request.sla), "--rate", "500/s"]
+        if len(paths := found.hardware.paths) == 1 and all(each.fit.knows_prefill for each in paths.values()):
+            load = ["--rate", "4/s", "--lengths", "1000:250", "--ttft", "1s", "--tpot", str(request.sla)]
+        return f"Next: {shlex.join(['latfit', 'plan', *load, *place])} (your load); -v here shows every table."
     if request.rate is None or files.report is not None:
         return "Next: -v here shows every table."
     command = shlex.join(["latfit", "report", "--sla", str(request.sla), "--rate", request.rate, *place])

@@ -55,7 +55,7 @@ class PlanFacts:
         if not isinstance(self.plan, ServingPlan):
             return self.plan.answer
         found: PlannedEngines = self.pair or self.plan
-        doubt = "In doubt: " if self.pair is None and self.plan.promise != "yes" else ""
+        doubt = "Not confirmed: " if self.pair is None and self.plan.promise != "meets" else ""
         outcome = ", ".join(each.outcome for each in found.targets)
         return f"{doubt}{self._deployment} for {self.plan.load} ({self.plan.request}): {outcome}."
 

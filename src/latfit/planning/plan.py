@@ -33,6 +33,7 @@ from latfit.planning.result import (
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import doubtful_steps, how_far, inherited, outside, unsupported
+from latfit.planning.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def make_plan(
     settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context)
     factor = level_for(serving.path, percentile, serving.phase).factor
     decides = steps if load is None else load
-    promise = load.promise if load is not None else "yes" if steps.feasible else "no"
+    promise: Verdict = load.promise if load is not None else "meets" if steps.feasible else "misses"
     T_cut = Unknown(NEEDS_RATE if paths.both else FALLS_BACK) if load is None else load.T_cut
     quantities = {
         "capacity": Unknown(NEEDS_LOAD) if load is None else load.capacity,
@@ -111,7 +112,8 @@ def make_plan(
         percentile=decides.percentile,
         tokens_per_request=tokens_per_request,
         feasible=decides.feasible,
-        promise="in doubt" if reasons and promise == "yes" else promise,
+        promise="likely" if reasons and promise == "meets" else promise,
+        probability=None if load is None else load.probability,
         answer=wording.not_supported([each.message for each in reasons], answer) if reasons else answer,
         binding=decides.binding,
         remedy=decides.remedy,

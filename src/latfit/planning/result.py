@@ -11,6 +11,7 @@ from latfit.hardware import CPU_PATHS, GPU_PATHS
 from latfit.messages import Message
 from latfit.planning.engine_names import Flags
 from latfit.planning.fit_quality import FitQuality
+from latfit.planning.verdict import Verdict, upgraded
 from latfit.records import Count, Record, Seconds
 from latfit.units import format_ms, format_rate
 
@@ -329,9 +330,9 @@ class StepPlan:
 
 @dataclass(frozen=True, repr=False)
 class LoadPlan:
-    """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: "yes", "no", or "in doubt"
-    where what the data allow lies on both sides of the SLA, a tail was not seen, or the simulation cannot tell, and
-    `messages` then says which.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
+    """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: likely if the SLA lies
+    inside the interval, a tail was not measured or the simulation was too short; `messages` says which.  probability:
+    that the SLA is met.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
     where that is nothing.
     checked: what the event simulation of the decision found, None where there is no decision or only closed forms
     were asked for."""
@@ -347,7 +348,8 @@ class LoadPlan:
     frontier: Sequence[FrontierPoint]
     binding: str
     remedy: str
-    promise: str
+    promise: Verdict
+    probability: float | None
     interval_ms: Interval | None
     checked: Mapping[str, Any] | None
     laws_only: bool
@@ -359,7 +361,7 @@ class LoadPlan:
 
     @property
     def feasible(self) -> bool:
-        return self.chosen is not None and self.promise != "no"
+        return self.chosen is not None and self.promise != "misses"
 
     def __repr__(self) -> str:
         name = "no strategy" if self.chosen is None else self.chosen.name
@@ -408,7 +410,8 @@ class Plan(Record, frozen=True, kw_only=True):
     percentile: float | None
     tokens_per_request: Count
     feasible: bool
-    promise: str
+    promise: Verdict
+    probability: float | None = None
     answer: str
     binding: str
     remedy: str = ""
@@ -451,7 +454,7 @@ class Plan(Record, frozen=True, kw_only=True):
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
         values = {name: document[name] for name in UNKNOWABLE}
         unknown = {name: each["reason"] for name, each in values.items() if {"reason", "value"} == set(each)}
-        return {**document, **dict.fromkeys(unknown), "unknown": unknown}
+        return upgraded({**document, **dict.fromkeys(unknown), "unknown": unknown})
 
     @property
     def B1(self) -> Threshold:

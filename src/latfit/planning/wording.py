@@ -14,6 +14,7 @@ from latfit.planning.result import (
     Reach,
     TokenRange,
 )
+from latfit.planning.verdict import CONFIRMED, Verdict
 from latfit.units import format_ms, format_percent, format_rate
 
 SELECTED = "selected"
@@ -233,8 +234,8 @@ def capacity_line(found: Capacity) -> str:
         needed = f"{'1 replica' if found.replicas == 1 else f'{found.replicas:,} replicas'} needed"
     carried = format_rate(found.sustainable_per_s or 0.0, down=True)
     least = carried if found.promised_per_s is None else format_rate(found.promised_per_s, down=True)
-    sure = "" if least == carried else f" (lower bound {least})"
-    return f"{needed}{price}; capacity {carried} per replica{sure}, {found.binding}."
+    sure = "" if least == carried else f" (97.5 % sure of {least})"
+    return f"{needed}{price}. Capacity {carried} per replica{sure}, {found.binding}."
 
 
 def load_answer(plan: LoadPlan, sla_ms: float, replicas: int, tokens: int) -> str:
@@ -244,13 +245,21 @@ def load_answer(plan: LoadPlan, sla_ms: float, replicas: int, tokens: int) -> st
     each += f" on each of {replicas} replicas" if replicas > 1 else ""
     if row is None or row.percentile_ms is None or row.margin is None:
         return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {least(plan.alternatives)}."
-    if plan.promise == "no":
+    if plan.promise == "misses":
         return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {plan.binding}."
     late = f"p{plan.percentile:g} response {format_ms(row.percentile_ms)}"
     return (
         f"Serve {each} with {row.name}: {late}{_by(plan, row)}, {headroom(row.margin, sla_ms)}"
-        f".{' Met, but in doubt.' if plan.promise == 'in doubt' else ''}"
+        f".{likely(plan.promise, plan.probability)}"
     )
+
+
+def likely(promise: Verdict, probability: float | None) -> str:
+    """Return ` Likely met (81 %).` of a plan that is not confirmed, without a number if the interval is open."""
+    if promise != "likely":
+        return ""
+    known = probability is not None and probability < CONFIRMED
+    return f" Likely met{f' ({format_percent(100 * (probability or 0.0))})' if known else ', not confirmed'}."
 
 
 def _wanted(plan: LoadPlan, sla_ms: float) -> str:

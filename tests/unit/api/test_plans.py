@@ -75,7 +75,7 @@ def test_under_a_load() -> None:
     assert made.capacity_per_s is not None
     assert made.capacity_per_s > 100
     assert made.state == "doubt"  # closed forms leave out the scatter
-    assert made.promise == "in doubt"
+    assert made.promise == "likely"
     assert made.why_in_doubt
 
 

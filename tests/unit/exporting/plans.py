@@ -22,7 +22,7 @@ def of_requests(**changed: Any) -> dict[str, Any]:
         "rate_per_s": 40.0,
         "users": None,
         "feasible": True,
-        "promise": "yes",
+        "promise": "meets",
         "binding": "p99 TTFT",
         "targets": [TARGET],
         "replicas": {"value": 3},

@@ -49,7 +49,7 @@ def test_one_at_a_time_is_the_closed_form() -> None:
     plan = planned(NOMINAL, 20.0, 0.1)
     low, high = told(plan)
     assert low * 0.998 <= np.log(100) / 0.4 <= high * 1.002
-    assert (plan.promise, plan.feasible) == ("yes", True)
+    assert (plan.promise, plan.feasible) == ("meets", True)
 
 
 def test_noise_of_steps_is_in_the_plan() -> None:
@@ -61,7 +61,7 @@ def test_noise_of_steps_is_in_the_plan() -> None:
     system = System(table_path("gpu", 4 + 0.1 * np.arange(1.0, 65), noise=noise))
     found = check(gpu_only(Limits(64)), system, 1.0, 99.0, None, Options(seed=5)).percentile
     assert found.low * 0.98 <= chosen.percentile_ms <= found.high * 1.02
-    assert plan.promise == "yes"
+    assert plan.promise == "meets"
 
 
 def test_laws_only_leaves_out_noise() -> None:
@@ -72,7 +72,7 @@ def test_laws_only_leaves_out_noise() -> None:
     assert row.percentile_ms == pytest.approx(
         simulate_batches(1.0, linear_times(4, 0.1, 64)).percentile(0.99), rel=0.01
     )
-    assert plan.promise == "in doubt"
+    assert plan.promise == "likely"
 
 
 def test_bursts_are_simulated_as_they_were_recorded() -> None:

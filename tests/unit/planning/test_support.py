@@ -39,7 +39,7 @@ def test_other_warnings_stay_with_the_fit() -> None:
 def test_limits_on_steps_of_which_the_size_says_nothing_are_not_supported() -> None:
     plan = plan_for(warned("no_better_than_constant"), rate=None)
     assert plan.answer.startswith("Not supported by these data: on gpu a constant predicts as well")
-    assert plan.promise == "in doubt"
+    assert plan.promise == "likely"
     assert plan.unsupported
     grows = fit_with([4.0, 0.1, 0.01], "linear", domain=SIXTY_FOUR, intervals=LAW)
     assert not plan_for(grows, rate=None).unsupported
@@ -55,7 +55,7 @@ def test_a_drift_decides_where_it_is_more_than_the_margin(shift: float, decides:
     assert bool(plan.unsupported) is decides
     assert plan.answer.startswith("Not supported") is decides
     assert plan.feasible
-    assert plan.promise == ("in doubt" if decides else "yes")
+    assert plan.promise == ("likely" if decides else "meets")
 
 
 def test_the_column_that_was_not_measured_is_named() -> None:

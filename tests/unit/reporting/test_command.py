@@ -48,7 +48,7 @@ def test_json_is_one_object_with_every_file(stored: Path, capsys: pytest.Capture
 
 def test_an_sla_that_nothing_meets_is_still_a_report(stored: Path) -> None:
     written = api.report("hardware.json", stored / "out", sla="1us")
-    assert "SLA not met" in written.html.read_text()
+    assert "SLA missed" in written.html.read_text()
 
 
 def test_rows_that_are_gone_are_a_note(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:

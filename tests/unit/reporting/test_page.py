@@ -101,7 +101,7 @@ class TestAnswerFirst:
     def test_a_hopeless_sla_says_so(self, fit: FitResult, rows: Trace) -> None:
         profile = machine(cpu=fit)
         text = Outline(render(ReportInput(profile, {"cpu": rows}, [make_plan(profile, 1.0)])).html).text
-        assert "SLA not met" in text
+        assert "SLA missed" in text
         assert "No step meets" in text
 
     def test_without_an_sla_a_hint(self, fit: FitResult) -> None:

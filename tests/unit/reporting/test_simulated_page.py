@@ -57,8 +57,8 @@ class TestAnswer:
         ("sla_ms", "says", "looks"),
         [
             (20.0, "SLA met\n", "card answer "),
-            (12.5, "SLA met, but not proven\n", "card answer doubt"),
-            (10.0, "SLA not met\n", "card answer unmet"),
+            (12.5, "SLA likely met\n", "card answer doubt"),
+            (10.0, "SLA missed\n", "card answer unmet"),
             (math.inf, "stable\n", "card answer "),
         ],
     )

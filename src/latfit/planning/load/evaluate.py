@@ -52,6 +52,7 @@ from latfit.planning.result import (
     Unknown,
 )
 from latfit.planning.steps.thresholds import gpu_threshold
+from latfit.planning.verdict import Verdict
 from latfit.policies import RULES, stopping_batch
 from latfit.queueing import (
     COARSE,
@@ -105,6 +106,9 @@ class LoadPlanner:
         if estimate is not None and not estimate.doubts and most.row.sustainable_per_s:
             end = most.row.sustainable_per_s / 1e3
             robust = robust_rate(self.machine, at_most, self.target, estimate.slowest, end)
+        promise: Verdict = "misses" if estimate is None else estimate.promise(self.target.sla_ms)
+        if promise == "meets" and shown.strategy == most.strategy:
+            robust = max(robust or 0.0, self.rate)  # the planned rate is confirmed itself
         capacity = capacity_of(most.row, self.request, None if robust is None else robust * 1e3)
         plan = LoadPlan(
             rate_per_s=self.rate * 1e3,
@@ -118,7 +122,8 @@ class LoadPlanner:
             frontier=self.frontier(found, laws, shown),
             binding=wording.load_binding(most.row),
             remedy="" if selected else wording.remedy([each.row for each in found], most.row, self.rate * 1e3),
-            promise="no" if estimate is None else estimate.promise(self.target.sla_ms),
+            promise=promise,
+            probability=None if estimate is None else estimate.probability(self.target.sla_ms),
             interval_ms=None if estimate is None else estimate.interval,
             checked=None if selected is None else self.summarise(shown),
             laws_only=self.request.laws_only,
@@ -361,13 +366,13 @@ class LoadPlanner:
                 found.append(wording.textbook_note(waiting, self.target.sla_ms))
         return [message("assumed", what=each) for each in found]
 
-    def why_in_doubt(self, estimate: PercentileEstimate | None, promise: str) -> list[Message]:
+    def why_in_doubt(self, estimate: PercentileEstimate | None, promise: Verdict) -> list[Message]:
         """Return why the percentile cannot be promised: steps to measure, tails that were not measured."""
         if estimate is None:
             return []
         found, sla_ms = [*estimate.doubts], self.target.sla_ms
         high = None if estimate.interval is None else estimate.interval[1]
-        if estimate.interval is not None and promise == "in doubt" and (high is None or high > sla_ms * (1 + ROUNDING)):
+        if estimate.interval is not None and promise == "likely" and (high is None or high > sla_ms * (1 + ROUNDING)):
             points = [self.least_known(part) for part in self.machine.parts if part.path.fit.draws.get("values")]
             found.insert(0, wording.open_interval(sla_ms, self.target.percentile, estimate.interval, points))
         return found

@@ -17,6 +17,7 @@ from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Interval, Kind, Strategy
+from latfit.planning.verdict import Verdict, probability_within, verdict_of
 from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, bisect
 from latfit.stats import FloatArray
 
@@ -46,13 +47,14 @@ class PercentileEstimate:
     doubts: tuple[Message, ...] = ()
     slowest: tuple[int, ...] = ()
 
-    def promise(self, sla_ms: float) -> str:
-        """Return yes, no or in doubt."""
-        limit = sla_ms * (1 + ROUNDING)
-        if self.percentile_ms > limit:
-            return "no"
-        high = self.percentile_ms if self.interval is None else self.interval[1]
-        return "yes" if high is not None and high <= limit and not self.doubts else "in doubt"
+    def probability(self, sla_ms: float) -> float | None:
+        """Return the probability that the percentile is within the SLA; None if its interval is open."""
+        low, high = self.interval or (self.percentile_ms, self.percentile_ms)
+        return probability_within(self.percentile_ms, low, high, sla_ms * (1 + ROUNDING))
+
+    def promise(self, sla_ms: float) -> Verdict:
+        met = self.percentile_ms <= sla_ms * (1 + ROUNDING)
+        return verdict_of(met=met, probability=self.probability(sla_ms), doubted=bool(self.doubts))
 
 
 def estimate_percentile(

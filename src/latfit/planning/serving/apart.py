@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
+from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setup
 from latfit.planning.serving.result import ApartPlan, settings_of
 from latfit.planning.serving.search import Room, Search
 from latfit.simulation import EngineSettings, StepCosts, Transfer
@@ -115,7 +115,7 @@ class Pairs:
         """Verify a pair with more replications; add an engine where that rejects it."""
         asked = [setup]
         for _ in range(TRIED_AGAIN):
-            found = min((self.evaluator.measure(each, verify=True) for each in asked), key=_by_engines)
+            found = min((self.evaluator.measure(each, replications=VERIFIED) for each in asked), key=_by_engines)
             if found.met:
                 return found
             at = found.setup

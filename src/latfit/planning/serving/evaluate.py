@@ -47,8 +47,8 @@ from latfit.workload import (
     Resampled,
 )
 
-FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 16
-"""Replications: at first, per extension, at most in a search, at most to verify the final answer."""
+FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 64
+"""Replications: at first, per extension, at most in a search, at most for the final answer, whose times are precise."""
 
 TOGETHER, SAMPLED = 64, 16
 """Largest fleet that is simulated whole, and engines simulated of a larger one under round-robin routing."""
@@ -140,6 +140,10 @@ class Measured:
         return any(each.certain and not each.met for each in self.reached)
 
     @property
+    def precise(self) -> bool:
+        return all(each.precise for each in self.reached)
+
+    @property
     def tightest(self) -> Reached:
         """The target with the largest ratio of its value to its limit."""
         return max(self.reached, key=lambda each: each.ratio)
@@ -193,7 +197,7 @@ class Evaluator:
     alone_ms: float = 0.0
     lead: float | None = None
     apart: tuple[StepCosts, Transfer] | None = None
-    known: dict[tuple[Setup, float, float, bool], Measured] = field(default_factory=dict)
+    known: dict[tuple[Setup, float, float, int], Measured] = field(default_factory=dict)
     floods: dict[tuple[EngineSettings, int], "Saturated"] = field(default_factory=dict)
     kinds: dict[EngineSettings, tuple[float, float]] = field(default_factory=dict)
 
@@ -204,7 +208,7 @@ class Evaluator:
             return 1e3 * self.load.users / (self.load.think_ms + self.alone_ms)
         return self.load.rate * 1e3
 
-    def measure(self, setup: Setup, scale: float = 1.0, *, slower: float = 1.0, verify: bool = False) -> Measured:
+    def measure(self, setup: Setup, scale: float = 1.0, *, slower: float = 1.0, replications: int = MOST) -> Measured:
         """Simulate a setup until the targets are decided.
 
         Parameters
@@ -213,22 +217,22 @@ class Evaluator:
             Load, relative to the planned one.
         slower
             Factor on all step times.
-        verify
-            Allow more replications, as for a final answer.
+        replications
+            At most: one for a first look, MOST in a search, VERIFIED for a final answer.
         """
-        key = (setup, scale, slower, verify)
+        key = (setup, scale, slower, replications)
         if key not in self.known:
             load = scaled(self.load, scale, slower)
-            self.known[key] = self._decided(setup, load, scale, slower, VERIFIED if verify else MOST)
+            self.known[key] = self._decided(setup, load, scale, slower, replications)
         return self.known[key]
 
     def elsewhere(self, load: Load, costs: StepCosts, apart: tuple[StepCosts, Transfer] | None = None) -> "Evaluator":
         """Return an evaluator of another load or other step costs."""
         return replace(self, load=load, costs=costs, apart=apart, known={}, floods={}, kinds={})
 
-    def each(self, setups: Sequence[Setup], scale: float = 1.0) -> list[Measured]:
+    def each(self, setups: Sequence[Setup], scale: float = 1.0, *, replications: int = MOST) -> list[Measured]:
         """Simulate several setups in parallel."""
-        return self.side_by_side(lambda setup: self.measure(setup, scale), setups)
+        return self.side_by_side(lambda setup: self.measure(setup, scale, replications=replications), setups)
 
     def _decided(self, setup: Setup, load: Load, scale: float, slower: float, most: int) -> Measured:
         # Replications of a recording differ only by the noise of many steps, so one is enough. An unstable load is
@@ -240,9 +244,10 @@ class Evaluator:
         requests = self._requests(setup, scale * slower)
         done = self._runs(setup, load, range(count), requests)
         found = self._judged(setup, scale, done, slower)
-        while not found.certain and count < most:
-            done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + MORE), requests).runs])
-            count += MORE
+        while count < most and not (found.certain and (most < VERIFIED or not found.met or found.precise)):
+            more = min(max(MORE, count // 4), most - count)
+            done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + more), requests).runs])
+            count += more
             found = self._judged(setup, scale, done, slower)
         self.work.setups += 1
         self.work.steps += sum(run.counters.steps for run in done.runs)
@@ -309,7 +314,7 @@ class Evaluator:
 
     def alone(self, settings: EngineSettings) -> Measured:
         """Simulate requests without contention: a lower bound on every latency."""
-        key = (Setup(settings, prefill=0 if self.apart is None else 1), 0.0, 1.0, False)
+        key = (Setup(settings, prefill=0 if self.apart is None else 1), 0.0, 1.0, ALONE)
         if key not in self.known:
             options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
             done = replicate(self._rare(), self.costs, settings, options, self._cluster(Routing()))

@@ -11,7 +11,7 @@ from msgspec import structs
 from latfit.fitting import keeps_out
 from latfit.messages import Message, Severity, message, views
 from latfit.model import FitResult
-from latfit.planning.fit_quality import FitQuality, quality_of
+from latfit.planning.fit_quality import quality_of
 from latfit.planning.serving.apart import MOST_APART, Pairs, PrefillApart
 from latfit.planning.serving.effects import bears, effects_of, front
 from latfit.planning.serving.evaluate import (
@@ -26,18 +26,18 @@ from latfit.planning.serving.few import FEW_REQUESTS, few_requests
 from latfit.planning.serving.result import (
     ApartPlan,
     Cost,
-    Promise,
     Reached,
     ReplicaCount,
     SchedulePlan,
     ServingPlan,
     Work,
-    bears_the_fit,
+    probability_of,
     settings_of,
 )
 from latfit.planning.serving.schedule import day_of, schedule_engines
 from latfit.planning.serving.search import Found, Room, Search
 from latfit.planning.serving.targets import Targets
+from latfit.planning.verdict import verdict_of
 from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
@@ -114,16 +114,21 @@ def plan_serving(
     messages += [
         message("assumed", what=each) for each in _notes(load, request, room, shown) + _not_apart(apart, shown)
     ]
+    if met and not shown.precise:
+        messages.append(message("wide_interval", widest=_widest(shown), runs=shown.summary.replications))
     slower_pct = 100 * (bears(evaluator, shown) - 1) if met else None
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate, (carries, missed_from) = _rate(load, shown), found.carries
+    probability = probability_of(shown.reached, slower_pct, quality)
+    doubted = any(each.code in DOUBTS or each.severity is Severity.UNSUPPORTED for each in messages)
     replicas = shown.setup.replicas if found.best is not None else None
     return ServingPlan(
         request=what_of(load),
         rate_per_s=rate,
         users=load.users if isinstance(load, ClosedLoad) else None,
         feasible=met,
-        promise=_promise(shown, quality, slower_pct, messages) if met else "no",
+        promise=verdict_of(met=met, probability=probability, doubted=doubted),
+        probability=probability if met else None,
         binding=_binding(found, shown),
         targets=list(shown.reached),
         replicas=ReplicaCount(
@@ -139,6 +144,8 @@ def plan_serving(
         carries=None if math.isnan(carries) else carries,
         highest_rate_per_s=None if math.isnan(carries) else carries * rate,
         missed_from_rate_per_s=None if math.isnan(carries) else missed_from * rate,
+        capacity_per_s=None if math.isnan(found.capacity) else found.capacity * rate,
+        capacity_interval_per_s=None if math.isnan(carries) else (carries * rate, missed_from * rate),
         steps_may_be_slower_pct=slower_pct,
         share_of_throughput_used=_used(evaluator, shown),
         outcome=found.best.summary if found.best is not None else None,
@@ -161,13 +168,10 @@ def shown_by_severity(messages: Sequence[Message]) -> dict[str, Any]:
     return {name: found[name] for name in ("warnings", "unsupported", "notes")}
 
 
-def _promise(
-    shown: Measured, fits: Sequence[FitQuality], slower_pct: float | None, messages: Sequence[Message]
-) -> Promise:
-    """Of a plan that meets its targets."""
-    sure = all(each.certain for each in shown.reached) and bears_the_fit(slower_pct, fits)
-    against = any(each.code in DOUBTS or each.severity is Severity.UNSUPPORTED for each in messages)
-    return "yes" if sure and not against else "in doubt"
+def _widest(shown: Measured) -> str:
+    """Return the target whose interval is the widest, with its ends."""
+    each = max(shown.reached, key=lambda one: max(one.high / one.value, one.value / one.low))
+    return f"{each.name} is {format_ms(each.low)} to {format_ms(each.high)}"
 
 
 def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> SchedulePlan | None:

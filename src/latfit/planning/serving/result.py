@@ -3,13 +3,15 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import UNSET, UnsetType, field
+from scipy.special import ndtr
 
 from latfit.messages import Message
 from latfit.planning.engine_names import Flags, serving_flags
 from latfit.planning.fit_quality import FitQuality
+from latfit.planning.verdict import CONFIRMED, Verdict, Z, probability_within, upgraded
 from latfit.records import Count, Natural, Number, Record, Seconds
 from latfit.simulation import EngineSummary, Interval
 from latfit.units import count_text, format_ms, format_rate
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 NEAR_PCT = 0.05  # of a share to its limit, from which more digits are shown
 MADE_BY = "latfit plan --out plan.json"
-Promise = Literal["yes", "no", "in doubt"]
+MAX_SPREAD = 1.1
+"""Ratio of an end of the interval of a time to the time, up to which the time is precise."""
 
 
 class Reached(Record, frozen=True, kw_only=True):
@@ -70,6 +73,20 @@ class Reached(Record, frozen=True, kw_only=True):
     def ratio(self) -> float:
         """Of the limit; above 1 where it is missed."""
         return self.value / self.limit if self.limit > 0 else math.inf if self.value > 0 else 0.0
+
+    @property
+    def precise(self) -> bool:
+        """Whether the interval of a time lies within MAX_SPREAD; True of a share."""
+        if self.unit == "pct" or self.interval is None or self.value <= 0:
+            return True
+        return self.high <= MAX_SPREAD * self.value and self.low * MAX_SPREAD >= self.value
+
+    @property
+    def probability(self) -> float | None:
+        """Probability that the target is met; None if the interval has no end on the side of the limit."""
+        low, high = (None, None) if self.interval is None else self.interval
+        found = probability_within(self.value, low, high, self.limit)
+        return CONFIRMED if found is None and self.met and self.certain else found
 
     @property
     def outcome(self) -> str:
@@ -226,6 +243,8 @@ class PlannedEngines(Record, frozen=True, kw_only=True):
     outcome: EngineSummary | None = None
     highest_rate_per_s: float | None
     missed_from_rate_per_s: float | None = None
+    capacity_per_s: float | None = None
+    capacity_interval_per_s: tuple[float, float] | None = None
 
 
 def settings_of(settings: "EngineSettings", *, feasible: bool, contents: bool) -> dict[str, Any]:
@@ -302,7 +321,8 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
     request: str
     rate_per_s: float
     users: int | None
-    promise: Promise
+    promise: Verdict
+    probability: float | None = None
     binding: str
     replicas: ReplicaCount
     tensor_parallel: Count | None = None
@@ -334,14 +354,27 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
         return ", ".join(each.outcome for each in self.targets)
 
     @property
-    def bears_the_fit(self) -> bool:
-        """Whether the targets are met with steps that are longer by the error of the fits."""
-        return bears_the_fit(self.steps_may_be_slower_pct, self.fits)
+    def fit_error_pct(self) -> float:
+        """Largest held-out error of a phase."""
+        return max((each.worst_pct for each in self.fits), default=0.0)
+
+    @classmethod
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        return upgraded(document)
 
     def __repr__(self) -> str:
         state = "feasible" if self.feasible else "not feasible"
         return f"<ServingPlan: {self.replicas.value} replicas, {state}>"
 
 
-def bears_the_fit(slower_pct: float | None, fits: Sequence[FitQuality]) -> bool:
-    return slower_pct is not None and slower_pct >= max((each.worst_pct for each in fits), default=0.0)
+def probability_of(reached: Sequence[Reached], slower_pct: float | None, fits: Sequence[FitQuality]) -> float | None:
+    """Return the probability that every target is met: that of the tightest, or that steps are no slower than they may.
+
+    The held-out error of the fits counts as the 97.5 % limit of how much slower steps may be.
+    """
+    error_pct = max((each.worst_pct for each in fits), default=0.0)
+    found = [each.probability for each in reached]
+    if slower_pct is not None and error_pct > 0:
+        found.append(float(ndtr(Z * slower_pct / error_pct)))
+    known = [each for each in found if each is not None]
+    return min(known) if len(known) == len(found) and known else None

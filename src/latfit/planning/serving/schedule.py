@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
+from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setup
 from latfit.planning.serving.result import HoursOfReplicas, SchedulePlan, Window
 from latfit.simulation import EngineRun, EngineSettings, Schedule
 from latfit.stats import FloatArray
@@ -80,7 +80,7 @@ def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_h
             counts[k] += 1
         found = _measured(evaluator, settings, day, counts)
     setup = found.setup
-    found = evaluator.measure(setup, verify=True)
+    found = evaluator.measure(setup, replications=VERIFIED)
     arrival = day.load.requests.arrival_ms
     spans = np.diff(day.edges) / 1e3
     windows = [

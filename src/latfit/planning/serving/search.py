@@ -1,7 +1,8 @@
 """Find the fewest engines that meet the targets, and the best engine settings.
 
 The replica count is found by bisection from rate / saturated throughput. Settings are found by coordinate ascent on the
-highest feasible load at a fixed replica count. Settings beyond the measured steps are not tried. Derivation:
+highest feasible load at a fixed replica count. Before a replica count is refused, token budgets and sequences are
+searched for settings that meet the targets with it. Settings beyond the measured steps are not tried. Derivation:
 docs/theory/planning.md, "Searching replicas and settings".
 """
 
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from latfit.errors import WrongUsage
-from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
+from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setup
 from latfit.simulation import EngineSettings, Order
 from latfit.units import format_rate
 from latfit.workload import RecordedLoad
@@ -37,8 +38,18 @@ FINE = 256
 
 ROUNDS = 3
 
+POINTS = 6
+"""Batch limits compared at a time when the best one is narrowed down."""
+
+NEAR = 1.05
+"""Ratio of value to limit in one replication up to which settings are verified."""
+
+FAR = 1.5
+"""The same ratio beyond which a token budget is given up after its first batch limits."""
+
 SEQUENCES = tuple(2**k for k in range(2, 13))
 BUDGETS = tuple(2**k for k in range(8, 15))
+MOST_SEQUENCES = SEQUENCES[-1]
 CHUNKS = (0, 256, 512, 1024, 2048)
 """Tokens of a long prompt per step; 0 for no limit."""
 
@@ -129,6 +140,8 @@ class Found:
     carries
         Loads, relative to the planned one: the targets are met up to the first and missed beyond the second, both by
         their intervals.
+    capacity
+        Highest load, relative to the planned one, at which the estimates meet the targets.
     """
 
     best: Measured | None
@@ -136,6 +149,7 @@ class Found:
     fewer: Measured | None = None
     usual: int | None = None
     carries: tuple[float, float] = (math.nan, math.nan)
+    capacity: float = math.nan
 
 
 @dataclass(eq=False)
@@ -157,15 +171,55 @@ class Search:
         begun = usual if usual is not None else self._at(settings, self._guess(settings))
         settings, carried = self.ascend(begun.setup, 1.0 if begun.met else self.highest(begun.setup, 1.0))
         if self.replicas is not None:
-            best: Measured | None = self.evaluator.measure(Setup(settings, self.replicas), verify=True)
+            given = self.evaluator.measure(Setup(settings, self.replicas), replications=VERIFIED)
+            best: Measured | None = given if given.met else self.settle(self.replicas, settings) or given
         else:
             guess = max(1, math.ceil(begun.setup.replicas / carried * 1.01))
             best = self._verified(settings, guess)
+            while best is not None and best.setup.replicas > 1:
+                fewer = self.settle(best.setup.replicas - 1, best.setup.settings)
+                if fewer is None:
+                    break
+                best = fewer
         if best is None or not best.met:
             return Found(best, alone, usual=_count(usual))
         count = best.setup.replicas
-        fewer = self._at(settings, count - 1) if count > 1 else None
-        return Found(best, alone, fewer, _count(usual), self.spare(best.setup))
+        below = self._at(best.setup.settings, count - 1) if count > 1 else None
+        return Found(best, alone, below, _count(usual), self.spare(best.setup), max(1.0, self.highest(best.setup, 1.0)))
+
+    def settle(self, replicas: int, near: EngineSettings) -> Measured | None:
+        """Return settings that meet the targets with so many replicas, verified; None if none were found.
+
+        The ratio of value to limit is lowest at one batch limit: smaller batches wait longer for admission, larger
+        ones take longer per step. So the limit is narrowed down on ever finer grids, for each token budget.
+        """
+        budgets = [near, *self.room.alternatives(near, "max_num_batched_tokens")]
+        budgets.sort(key=lambda each: abs(math.log(each.max_num_batched_tokens / near.max_num_batched_tokens)))
+        for settings in budgets:
+            found = self._best_batch(replicas, settings)
+            if found is not None and found.ratio <= NEAR:
+                verified = self.evaluator.measure(found.setup, replications=VERIFIED)
+                if verified.met:
+                    return verified
+        return None
+
+    def _best_batch(self, replicas: int, settings: EngineSettings) -> Measured | None:
+        """Return the batch limit of least ratio, from one replication each; None if the load exceeds the throughput."""
+        high = int(min(self.room.most_requests, settings.max_num_batched_tokens, MOST_SEQUENCES))
+        low = min(SEQUENCES[0], high)
+        if "max_num_seqs" in self.room.fixed:
+            low = high = settings.max_num_seqs
+        best: Measured | None = None
+        while True:
+            grid = [replace(settings, max_num_seqs=count) for count in _geometric(low, high)]
+            setups = [each for each in (Setup(one, replicas) for one in grid) if self.evaluator.carries(each)]
+            found = self.evaluator.each(setups, replications=1)
+            best = min([*found, *([] if best is None else [best])], key=lambda each: each.ratio, default=None)
+            if best is None or best.ratio <= 1 or best.ratio > FAR or high - low < POINTS:
+                return best
+            counts = [each.max_num_seqs for each in grid]
+            at = counts.index(best.setup.settings.max_num_seqs)
+            low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
 
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """Return the fewest engines that meet the targets with these settings; None if more do not help."""
@@ -209,7 +263,7 @@ class Search:
             return low, high
         while low > LEAST_SCALE and not self._sure(setup, low, met=True):
             low /= PRECISION
-        verified = self.evaluator.measure(setup, verify=True)
+        verified = self.evaluator.measure(setup, replications=VERIFIED)
         if verified.met and verified.certain:
             low = max(low, 1.0)
         while high < 1 / LEAST_SCALE and not self._sure(setup, high, met=False):
@@ -282,7 +336,7 @@ class Search:
             return None
         step = max(1, found.setup.replicas // FINE)
         for count in range(found.setup.replicas, MOST_REPLICAS + 1, step):
-            found = self.evaluator.measure(Setup(settings, count), verify=True)
+            found = self.evaluator.measure(Setup(settings, count), replications=VERIFIED)
             if found.met:
                 break
         return found
@@ -302,6 +356,12 @@ class Search:
 
     def _at(self, settings: EngineSettings, replicas: int) -> Measured:
         return self.evaluator.measure(Setup(settings, replicas))
+
+
+def _geometric(low: int, high: int) -> list[int]:
+    """Return POINTS whole numbers from low to high in equal ratios, fewer where they agree."""
+    ratio = high / low
+    return sorted({round(low * ratio ** (k / (POINTS - 1))) for k in range(POINTS)})
 
 
 def _count(found: Measured | None) -> int | None:

@@ -49,10 +49,16 @@ def verdict(plan: ServingPlan) -> str:
         return f"Cannot be met at any number of replicas: {load}; {plan.binding}."
     if not plan.feasible:
         return f"Cannot be met: {_replicas(tried)} at {load}: {plan.outcome_text}."
-    text = f"{_replicas(tried)} for {load}: {plan.outcome_text}."
-    if plan.unsupported:
-        return f"Not supported by these data: {text}"
-    return text if plan.promise == "yes" else f"In doubt: {text}"
+    meets = "meets" if tried == 1 else "meet"
+    if plan.promise == "likely":
+        meets = f"likely {meets}{'' if plan.probability is None else f' ({_percent(plan.probability)})'}"
+    text = f"{_replicas(tried)} {meets} the targets at {load}: {plan.outcome_text}."
+    return f"Not supported by these data: {text}" if plan.unsupported else text
+
+
+def _percent(probability: float) -> str:
+    """Return a probability in whole percent, 97 at most of a plan that is not confirmed."""
+    return f"{min(97, round(100 * probability))} %"
 
 
 def _replicas(number: int) -> str:
@@ -73,36 +79,42 @@ def _each_replica(plan: ServingPlan, found: EngineSummary) -> str:
 
 
 def _margin(plan: ServingPlan) -> str:
-    """What there is to spare, and what one replica less would do."""
-    spare, slower_pct = f"Holds up to {highest(plan)}", plan.steps_may_be_slower_pct or 0.0
-    slower = ", but with no slower steps"
+    """Return the capacity, by how much steps may be slower, and what one replica less would do."""
+    spare, slower_pct = f"Capacity {highest(plan)}", plan.steps_may_be_slower_pct or 0.0
+    slower = "; no slower steps meet the targets"
     if slower_pct > 100 * (MOST_SLOWER - 1):
-        slower = f", or with steps {MOST_SLOWER:g} times as long"
+        slower = f"; steps may take {MOST_SLOWER:g} times as long"
     elif slower_pct >= NOTHING_PCT:
-        slower = f", or with steps {format_percent(slower_pct)} slower"
-    if not plan.bears_the_fit:
-        slower += ": the fit may be off by more"
+        slower = f"; steps may be {format_percent(slower_pct)} slower"
+    if plan.fits:
+        slower += f" (fit error {format_percent(plan.fit_error_pct)})"
     less, fewer = "", plan.replicas
     if fewer.one_fewer:
         worst = max(fewer.one_fewer, key=lambda each: each.ratio)
         told = f"{'would do, ' if worst.met else ''}{worst.outcome}"
-        less = f" {_replicas((fewer.value or 1) - 1)}: {'overloaded' if fewer.one_fewer_overloaded else told}."
+        less = f" With {_replicas((fewer.value or 1) - 1)}: {'overloaded' if fewer.one_fewer_overloaded else told}."
     return f"{spare}{slower}.{less}"
 
 
 def highest(plan: ServingPlan) -> str:
-    """The highest load at which the replicas certainly meet the targets, and from which on they miss one."""
+    """Return the highest load that meets the targets, with its interval."""
     if plan.users is None or plan.carries is None:
         return _highest_rate(plan)
-    missed = (plan.missed_from_rate_per_s or math.nan) / plan.rate_per_s
-    return f"{int(plan.carries * plan.users):,} users (missed from {int(missed * plan.users):,})"
+    ends = (plan.highest_rate_per_s, plan.capacity_per_s, plan.missed_from_rate_per_s)
+    low, capacity, high = (int((each or math.nan) / plan.rate_per_s * plan.users + 1e-9) for each in ends)
+    return f"{capacity:,} users (95 %: {low:,} to {high:,})"
 
 
 def _highest_rate(plan: PlannedEngines) -> str:
-    up_to, missed = plan.highest_rate_per_s or math.nan, plan.missed_from_rate_per_s
-    unit = 10.0 ** (math.floor(math.log10(up_to)) - 2)  # three digits, of which the search knows two
-    down = math.floor(up_to / unit + 1e-9) * unit
-    return f"{format_rate(down, down=True)} (missed from {number(missed, 3)})"
+    low, high = plan.highest_rate_per_s or math.nan, plan.missed_from_rate_per_s
+    capacity = plan.capacity_per_s or low
+    return f"{format_rate(capacity, down=True, digits=3)} (95 %: {_rounded_down(low)} to {number(high, 3)})"
+
+
+def _rounded_down(value: float) -> str:
+    """Return three digits, rounded down."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return number(math.floor(value / unit + 1e-9) * unit, 3)
 
 
 def _help(plan: ServingPlan) -> list[str]:
@@ -111,7 +123,7 @@ def _help(plan: ServingPlan) -> list[str]:
         return []
     first = helpful[0]
     told = ", ".join(f"{each.change} {_value(each, each.after)}" for each in helpful)
-    return [f"Binding: {first.target}, {_value(first, first.before)} now; with {told}."]
+    return [f"Bottleneck: {first.target} ({_value(first, first.before)}). With {told}."]
 
 
 def _value(each: Effect, value: float) -> str:
@@ -167,7 +179,7 @@ def _apart(plan: ServingPlan) -> list[str]:
         less = saved if found.total < together else ", as many as above"
     fixed_ms, token_ms = map(format_ms, found.transfer_ms)
     told = f"Prefill apart: {_replicas(found.total)}{less}, {pair}, at {fixed_ms} and {token_ms} a token for the KV"
-    told += f" transfer: {', '.join(each.outcome for each in found.targets)}; holds up to {_highest_rate(found)}"
+    told += f" transfer: {', '.join(each.outcome for each in found.targets)}; capacity {_highest_rate(found)}"
     if found.price_per_million_tokens is not None:
         told += f"; {number(found.price_per_million_tokens, 3)} a million output tokens"
     if found.engine == plan.engine:
@@ -301,7 +313,7 @@ def serving_page(plan: ServingPlan, made: Making) -> Rendered:
     if plan.pareto:
         alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
         pictures = [Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
-    words = {"good": "can be met", "doubt": "in doubt", "bad": "cannot be met"}
+    words = {"good": "meets the targets", "doubt": "likely meets the targets", "bad": "misses the targets"}
     looks = {"good": "", "doubt": "doubt", "bad": "unmet"}
     answer = {
         "asked": f"{plan.load}, {plan.request}",
@@ -338,5 +350,5 @@ def _numbers(plan: ServingPlan) -> list[KeyNumber]:
         for each in plan.targets
         if each.unit == "ms"
     ]
-    found.append(KeyNumber("Holds up to", highest(plan), "within the targets"))
+    found.append(KeyNumber("Capacity", highest(plan), "within the targets"))
     return found

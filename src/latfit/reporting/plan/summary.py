@@ -15,7 +15,7 @@ State = Literal["good", "doubt", "bad"]
 OF_STEPS = ("too_few_samples", "steps_in_doubt", "no_prefill")
 """Warnings about limits of single steps."""
 
-STATES: dict[str, State] = {"yes": "good", "in doubt": "doubt", "no": "bad"}
+STATES: dict[str, State] = {"meets": "good", "likely": "doubt", "misses": "bad"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
     found = [_thresholds(plan)] if plan.both_paths else []
     if plan.capacity is not None:
         found.append(capacity_line(plan.capacity))
-    told = plan.doubts if plan.promise == "in doubt" else ()
+    told = plan.doubts if plan.promise == "likely" else ()
     beside = [warning for warning in plan.warnings if plan.rate_per_s is not None and warning.code in OF_STEPS]
     usable = plan.feasible and not plan.unsupported
     return PlanSummary(

@@ -47,7 +47,7 @@ MEANINGS = {
     "T_cut": "queueing timeout: who has waited this long for the GPU goes to the CPU",
 }
 ENGINES = {**TITLES, "triton_batched": "Triton, amortised batches", "tensorrt": "TensorRT"}
-VERDICTS = {"yes": "SLA met", "in doubt": "SLA met, but not proven", "no": "SLA not met"}
+VERDICTS = {"meets": "SLA met", "likely": "SLA likely met", "misses": "SLA missed"}
 SHOWN = 4
 """Numbers of a list; of more that follow each other the ends are."""
 
@@ -137,7 +137,7 @@ def checked_table(plan: Plan) -> Table:
     rows = [
         ("strategy", found["strategy"]),
         (f"p{plan.percentile:g}, simulated", f"{_ms(found['percentile_ms'])} ({_ms(low)} to {_ms(high)}, 95 %)"),
-        (f"within {format_ms(plan.sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "in doubt")),
+        (f"within {format_ms(plan.sla_ms)}", {True: "yes", False: "no"}.get(found["holds"], "not confirmed")),
         ("requests", count(found["requests"])),
     ]
     return Table(

@@ -50,7 +50,7 @@ class _Answer:
 
 
 _LOOKS = {"good": "", "doubt": "doubt", "bad": "unmet"}
-_OF_AN_SLA = {"good": "SLA met", "doubt": "SLA met, but not proven", "bad": "SLA not met"}
+_OF_AN_SLA = {"good": "SLA met", "doubt": "SLA likely met", "bad": "SLA missed"}
 _OF_A_LOAD = {"good": "stable", "doubt": "stable, but not certain", "bad": "unstable"}
 _OF_SLOS = {"good": "stable", "doubt": "stable, SLOs not met", "bad": "unstable"}
 

@@ -90,7 +90,7 @@ def test_larger_batches_trade_speed_for_throughput() -> None:
 def test_a_plan_of_a_load_that_nothing_carries_says_so() -> None:
     request = ServingRequest(Targets((RequestTarget("tpot", 1.0),)), SETTINGS)
     found = plan_serving(LOAD, COSTS, {}, request)
-    assert (found.feasible, found.promise, found.replicas.tried) == (False, "no", None)
+    assert (found.feasible, found.promise, found.replicas.tried) == (False, "misses", None)
     assert "a request alone" in found.binding
     assert found.to_json()["engine"] is None
     assert found.to_json()["replicas"]["value"] is None

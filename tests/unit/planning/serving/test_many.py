@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.planning.serving.evaluate import TOGETHER, Evaluator, Setup
+from latfit.planning.serving.evaluate import TOGETHER, VERIFIED, Evaluator, Setup
 from latfit.planning.serving.search import MOST_REPLICAS, Search
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import Cluster, EngineSettings, Options, Routing, linear_costs, replicate, simulate_engine
@@ -68,7 +68,7 @@ def test_figures_are_those_of_all_replicas_simulated() -> None:
     targets = Targets((RequestTarget("ttft", 100.0),))
     evaluator = Evaluator(load, COSTS, targets)
     evaluator.alone_ms = evaluator.alone(LIMITS).summary.latency["mean"].value
-    shared = evaluator.measure(Setup(LIMITS, count), verify=True).summary
+    shared = evaluator.measure(Setup(LIMITS, count), replications=VERIFIED).summary
     options = Options(requests=60_000, replications=4, seed=5)
     whole = simulate_engine(load, COSTS, LIMITS, options, cluster=Cluster(Routing(count))).summary
     for name in ("mean", "p50", "p90"):

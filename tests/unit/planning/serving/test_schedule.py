@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.planning.serving.evaluate import Evaluator, Setup
+from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Setup
 from latfit.planning.serving.result import SchedulePlan
 from latfit.planning.serving.schedule import Day, day_of, schedule_engines
 from latfit.planning.serving.targets import RequestTarget, Targets
@@ -38,7 +38,7 @@ def planned(of: Day, most: int) -> SchedulePlan:
     evaluator = Evaluator(of.load, COSTS, TARGETS)
     evaluator.alone_ms = 250.0
     evaluator.requests = len(of.load.requests)
-    return schedule_engines(evaluator, evaluator.measure(Setup(ALONE, most), verify=True), of, 3.6)
+    return schedule_engines(evaluator, evaluator.measure(Setup(ALONE, most), replications=VERIFIED), of, 3.6)
 
 
 def hours_if_kept(of: Day, counts: tuple[int, ...], most: int) -> float:

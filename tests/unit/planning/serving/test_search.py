@@ -192,3 +192,30 @@ def test_overload_is_never_met_however_wide_the_limits() -> None:
     evaluator = single_servers(0.12, 1e9)
     assert not evaluator.measure(Setup(ONE)).met
     assert math.isinf(evaluator.measure(Setup(ONE)).ratio)
+
+
+def test_a_replica_count_is_refused_only_where_no_setting_meets_the_targets() -> None:
+    """60/s of 500:100 within TTFT 500 ms and TPOT 25 ms: the settings that serving starts with miss it on two replicas,
+    others of a grid of 7 batch limits and 3 budgets meet it. A request costs its 550 cached tokens, 20 ns each."""
+    load = OpenLoad(Poisson(0.06), Constant(500, 100))
+    targets = Targets((RequestTarget("ttft", 500.0), RequestTarget("tpot", 25.0)))
+
+    def evaluator() -> Evaluator:
+        found = Evaluator(load, linear_costs(6.0, 0.041, 0.03), targets)
+        found.requests = 3_000
+        return found
+
+    start = EngineSettings(max_num_seqs=256, max_num_batched_tokens=2048)
+    room = Room(frozenset({"batching", "order", "long_prefill_token_threshold"}), 256, 2304, 500, 600)
+    found = Search(evaluator(), start, room).run()
+    assert found.best is not None
+    judge = evaluator()
+    grid = [
+        Setup(replace(start, max_num_seqs=seqs, max_num_batched_tokens=tokens), replicas)
+        for replicas, seqs, tokens in product((1, 2), (32, 48, 64, 96, 128, 192, 256), (256, 512, 1024))
+        if tokens >= seqs
+    ]
+    least = min(each.replicas for each in grid if judge.measure(each).met)
+    assert not judge.measure(Setup(start, least)).met
+    assert found.best.setup.replicas == least
+    assert judge.measure(found.best.setup).met

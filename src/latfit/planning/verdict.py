@@ -1,0 +1,47 @@
+"""The verdict of a plan, from the probability that its limits are met.
+
+The probability comes from the 95 % interval of the tightest figure: log-normal about the estimate, each side by its own
+end. So a limit is met with 97.5 % or more exactly if it lies beyond the interval.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from scipy.special import ndtr
+
+Verdict = Literal["meets", "likely", "misses"]
+
+CONFIRMED = 0.975
+"""Probability from which a plan meets its limits; below it, and above one half, it likely does."""
+
+Z = 1.959964  # of 97.5 %
+
+OLD_NAMES = {"yes": "meets", "in doubt": "likely", "no": "misses"}
+
+
+def probability_within(value: float, low: float | None, high: float | None, limit: float) -> float | None:
+    """Return the probability that a figure stays within its limit; None if the interval has no end on that side."""
+    if value <= 0:
+        return 1.0
+    end = high if value <= limit else low
+    if end is None or not math.isfinite(end) or end <= 0:
+        return None
+    reach = abs(math.log(end / value))
+    distance = math.log(limit / value)
+    if reach == 0:
+        return 1.0 if distance >= 0 else 0.0
+    return float(ndtr(Z * distance / reach))
+
+
+def verdict_of(*, met: bool, probability: float | None, doubted: bool) -> Verdict:
+    """Return the verdict of a plan whose estimate meets its limits or not."""
+    if not met:
+        return "misses"
+    confirmed = probability is not None and probability >= CONFIRMED - 1e-9
+    return "meets" if confirmed and not doubted else "likely"
+
+
+def upgraded(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a stored plan with the names of verdicts that plans have."""
+    return {**document, "promise": OLD_NAMES.get(document["promise"], document["promise"])}
