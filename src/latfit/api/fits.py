@@ -19,6 +19,7 @@ from latfit.api.reading import data_line, host_line, read_timed
 from latfit.api.request import verb
 from latfit.api.requests import FitEachRequest, FitPhasesRequest, FitRequest, Ranges, ReadRequest, Time
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
+from latfit.messages import Message as LatfitWarning
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
 from latfit.trace import (
@@ -34,7 +35,6 @@ from latfit.trace import (
     system_labels,
 )
 from latfit.units import number
-from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,10 +16,10 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 from latfit.errors import LatfitError, first_line
+from latfit.messages import Message as LatfitWarning
 from latfit.model import FitResult, FitStatus
 from latfit.threads import on_threads
 from latfit.trace import Trace
-from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
     from latfit.fitting import DoubtOptions, FitOptions, Shortlist

@@ -14,6 +14,7 @@ from latfit.api.request import verb
 from latfit.api.requests import ProfileRequest
 from latfit.errors import Interrupted, LatfitError, TargetNotWritable, WrongUsage
 from latfit.files import check_writable
+from latfit.messages import Message as LatfitWarning
 from latfit.profiling import (
     Journal,
     Listeners,
@@ -28,7 +29,6 @@ from latfit.profiling import (
 )
 from latfit.trace import Trace, check_trace_name, write_trace
 from latfit.units import format_ms, format_percent
-from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from latfit.messages import Message as LatfitWarning
     from latfit.reporting import PlanSummary
-    from latfit.warning import LatfitWarning
 
 WARNINGS = 3
 

@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+    from latfit.messages import Message as LatfitWarning
     from latfit.reporting import Making, PlanSummary, Rendered, Table
     from latfit.simulation import Progress
-    from latfit.warning import LatfitWarning
 
 HALF_HOUR_MS = 1_800_000.0
 UNLIMITED = 50_000_000

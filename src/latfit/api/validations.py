@@ -26,6 +26,7 @@ from latfit.api.request import given_in, ignored, verb
 from latfit.api.requests import ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
+from latfit.messages import Message as LatfitWarning
 from latfit.model import FitResult
 from latfit.record import texts_beside
 from latfit.simulation import Routing, StepCosts, step_costs
@@ -55,7 +56,6 @@ from latfit.validation import (
     validate as compared,
     watched,
 )
-from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,8 @@ from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
     from latfit.api import Fit
+    from latfit.messages import Message as LatfitWarning
     from latfit.trace import CleanTrace
-    from latfit.warning import LatfitWarning
 
 ASSUMED_PATH = "gpu"
 """Steps that say nothing of where they ran come from an engine's log, and engines run on GPUs."""

@@ -20,8 +20,8 @@ from latfit.errors import printable
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from latfit.messages import Message as LatfitWarning
     from latfit.reporting import Table
-    from latfit.warning import LatfitWarning
 
 
 MAX_WARNINGS = 2

@@ -34,7 +34,7 @@ from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
 from latfit.fitting.windows import LINEAR, Windows, windows_of
-from latfit.messages import NO_ACTION, Severity
+from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
 from latfit.model import (
     CORRECTION,
     Baseline,
@@ -52,7 +52,6 @@ from latfit.model import (
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import Trace, identity_of
 from latfit.units import format_percent
-from latfit.warning import LatfitWarning
 
 CLEARLY = 0.9
 """Share of an error below which another model predicts clearly better."""

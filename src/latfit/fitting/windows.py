@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from latfit.fitting.correction import Formula
 from latfit.fitting.data import FitData
+from latfit.messages import Message as LatfitWarning
 from latfit.stats import FloatArray
 from latfit.trace import LARGEST_REQUESTS, LARGEST_TOKENS, Trace, are_window_means
 from latfit.units import format_percent
-from latfit.warning import LatfitWarning
 
 LINEAR = ("constant", "linear")
 """Models whose mean over a window equals the latency of its mean step."""

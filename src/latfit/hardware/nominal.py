@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
+from latfit.messages import Message as LatfitWarning
 from latfit.model import DataFacts, Errors, Estimate, FitResult, FitStatus
 from latfit.units import parse_duration_ms, whole_number
-from latfit.warning import LatfitWarning
 
 LARGEST_BATCH = 256
 MOST_TOKENS = 8192

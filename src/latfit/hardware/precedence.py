@@ -8,10 +8,10 @@ either fit does not say of its system hinders nothing, and is told.
 from typing import TYPE_CHECKING
 
 from latfit.files import dumps
+from latfit.messages import Message as LatfitWarning
 from latfit.model import fitted_identity
 from latfit.trace import Fact, facts_beside
 from latfit.units import format_percent
-from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
     from latfit.hardware.profile import ExecutionPath

@@ -15,8 +15,8 @@ from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import Nominal, parse_nominal
 from latfit.hardware.precedence import differing, refusal, replacement
 from latfit.inputs import read_json
+from latfit.messages import Message as LatfitWarning
 from latfit.model import FitResult, fit_from_json
-from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.hardware/1"
 MAKE = "latfit fit trace.parquet"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from latfit.files import write_json
 from latfit.inputs import read_json
+from latfit.messages import Message as LatfitWarning
 from latfit.model.base import LatencyModel, Parameter, Steps
 from latfit.model.correction import CORRECTION, Correction
 from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
@@ -38,7 +39,6 @@ from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, 
 from latfit.records import convert, decode, to_builtins
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
-from latfit.warning import LatfitWarning
 
 SCHEMA = "latfit.fit/1"
 WHAT, MADE_BY = "fit", "latfit fit TRACE"

@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from latfit.planning.steps.budget import StepBudget as StepBudget, step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
     from latfit.planning.wording import (
-        backed_by as backed_by,
         capacity_line as capacity_line,
         spans_text as spans_text,
     )

@@ -249,7 +249,7 @@ def load_answer(plan: LoadPlan, sla_ms: float, replicas: int, tokens: int) -> st
         return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {plan.binding}."
     late = f"p{plan.percentile:g} response {format_ms(row.percentile_ms)}"
     return (
-        f"Serve {each} with {row.name}: {late}{_by(plan, row)}, {headroom(row.margin, sla_ms)}"
+        f"Serve {each} with {row.name}: {late}{_by(plan)}, {headroom(row.margin, sla_ms)}"
         f".{likely(plan.promise, plan.probability)}"
     )
 
@@ -266,12 +266,10 @@ def _wanted(plan: LoadPlan, sla_ms: float) -> str:
     return f"{format_ms(sla_ms)} at p{plan.percentile:g} of responses"
 
 
-def _by(plan: LoadPlan, row: Alternative) -> str:
+def _by(plan: LoadPlan) -> str:
     """What the percentile is from, and its interval."""
     if plan.laws_only:
         return " (for steps that take their mean time, without noise)"
-    if row.source == "exact":
-        return " (exact)"
     return interval_text(plan.interval_ms)
 
 
@@ -391,30 +389,13 @@ def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:
     return ", ".join(said) or "none"
 
 
-def cutoff_found(
-    found: bool,
-    bound: str,
-    spans: Sequence[tuple[float, float]],
-    sla_ms: float,
-    objective: bool,
-    proved: tuple[float | None] | None = None,
-) -> str:
-    """Why a T_cut is recommended. bound: what backs it.  proved: (the largest by proof,) where that is less."""
+def cutoff_found(found: bool, spans: Sequence[tuple[float, float]], sla_ms: float, *, objective: bool) -> str:
+    """Return why a T_cut is recommended."""
     if not found:
         return f"no T_cut meets {format_ms(sla_ms)}"
+    how = "best for the objective" if objective else "the largest"
     meet = "meets" if len(spans) == 1 else "meet"
-    admitted = f"{spans_text(spans, sla_ms)} {meet} the SLA"
-    if bound == "simulated":
-        how = "best for the objective" if objective else "the largest"
-        return f"{how} in a simulation of the queues with the measured scatter; {admitted}"
-    if objective:
-        return f"best for the objective; {admitted}"
-    if bound == "rigorous":
-        return f"the largest that is proved; {admitted} exactly"
-    certain = ""
-    if proved is not None:
-        certain = ", none by proof" if proved[0] is None else f", by proof only up to {format_ms(proved[0])}"
-    return f"the largest, computed exactly; {admitted}{certain}"
+    return f"{how} in a simulation with the measured noise; {spans_text(spans, sla_ms)} {meet} the SLA"
 
 
 def late_requests(gpu: str | None, cpu: str, busy: float) -> str:
@@ -448,8 +429,3 @@ def textbook_note(waiting: Cutoff, sla_ms: float) -> str:
         f"The textbook formula would admit T_cut up to {format_ms(admits[-1][1])} and promise {format_ms(sla_ms)}; it"
         f" holds only up to {format_ms(holds[-1][1])}."
     )
-
-
-def backed_by(bound: str | None) -> str:
-    """What a T_cut rests on."""
-    return {"rigorous": "proved", "exact": "exact", "simulated": "by simulation"}.get(bound or "", "")

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from latfit.messages import Message as LatfitWarning
 from latfit.profiling.host.isa import best_float32_isa, cpu_flags
 from latfit.profiling.host.machine import LoadReading, sensible_threads
 from latfit.profiling.result import OUTLIER_FACTOR, ProfileResult, Sample
 from latfit.profiling.warnings import SYMPTOMS, warn
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms
-from latfit.warning import LatfitWarning
 
 DRIFT_Z = 3.0
 MAX_SCATTER = 0.05  # robust relative sd within a cell; a quiet machine shows 1-2 %

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from latfit.messages import Message as LatfitWarning
 from latfit.profiling.shapes import StepShape
 from latfit.stats import FloatArray, MedianInterval, median_interval
 from latfit.trace import Trace
-from latfit.warning import LatfitWarning
 
 OUTLIER_FACTOR = 1.5  # a step that takes more than so many times its cell's median was disturbed
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from latfit.warning import LatfitWarning
+from latfit.messages import Message as LatfitWarning
 
 QUIET = "Close other programs, leave a core free (--threads), and measure longer (--budget)."
 

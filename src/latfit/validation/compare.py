@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
+from latfit.messages import Message as LatfitWarning
 from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, calibrated, serve_replicas
 from latfit.stats import FloatArray
@@ -21,7 +22,6 @@ from latfit.units import format_ms, format_percent, number
 from latfit.validation.calibrate import Constants, calibrate
 from latfit.validation.measured import Measured
 from latfit.validation.server import ServerRun
-from latfit.warning import LatfitWarning
 
 CONTEXT = "context_tokens"
 RARE = 1e-3

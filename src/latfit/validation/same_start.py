@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.messages import Message as LatfitWarning
 from latfit.trace import Trace
 from latfit.validation.measured import Measured
-from latfit.warning import LatfitWarning
 
 TOGETHER_S = 60.0
 """Within this time a recorder and the counters of its server begin."""

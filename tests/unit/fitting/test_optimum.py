@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.fitting.data import rows_of
-from latfit.fitting.problem import FitOptions, FitProblem, make_problem
-from latfit.fitting.solver.escape import along_valley
-from latfit.fitting.solver.levenberg_marquardt import minimise
+from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.objective import Objective, by_cell, remembered
 from latfit.fitting.solver.solve import EXACTLY, solve, trust_region
 from latfit.fitting.solver.variable_projection import naive_points
@@ -53,24 +51,3 @@ def test_never_worse_where_it_is_hard(source: str, model: str, measured_steps: P
     _, rows = next(ingest(measured_steps / f"{source}.parquet").trace.systems())
     few = np.sort(np.random.default_rng(0).choice(len(rows), min(len(rows), 500), replace=False))
     assert worst_excess(rows.select(few), model, starts=6) <= 1e-6
-
-
-def crawling() -> FitProblem:
-    """The work is S B: gamma_B B is as far above one as the box lets it be, and P_max makes up for gamma_B."""
-    B, S = (axis.ravel() for axis in np.meshgrid(2.0 ** np.arange(8), 2.0 ** np.arange(4, 12)))
-    T = 3 + 1e-4 * S * B * np.exp(np.random.default_rng(0).normal(0, 0.02, len(B)))
-    return remembered(make_problem(rows_of(Trace({"B": B, "S": S, "T_ms": T})), FitOptions(model="saturation-gamma")))
-
-
-def test_a_flat_valley_is_followed_to_its_end() -> None:
-    problem = crawling()
-    found = solve(problem)
-    objective = Objective(by_cell(problem), found.f_scale)
-    gamma = [p.name for p in problem.free_parameters].index("gamma_B")
-    start = found.z.copy()
-    start[gamma] = min(1.0, problem.upper[gamma])
-    stopped = minimise(objective, start, steps=5)
-    assert not stopped.converged
-    reached = along_valley(objective, stopped)
-    assert reached.cost < stopped.cost
-    assert reached.z[gamma] == found.z[gamma] == problem.upper[gamma]

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from latfit.messages import Message as LatfitWarning
 from latfit.model.fit_parts import Diagnostics, Drift, LevelChange
 from latfit.model.fit_result import FitResult
 from latfit.model.noise.step_noise import noise_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Plan
-from latfit.warning import LatfitWarning
 from tests.unit.planning.test_plan import fit_with, line, machine
 
 SIXTY_FOUR = {"B": [1, 64], "S": [1, 4096]}

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom, kstest
 
+from latfit.messages import Message as LatfitWarning
 from latfit.profiling.host.machine import LoadReading
 from latfit.profiling.quality import drift, drift_test, find_warnings
 from latfit.profiling.result import ProfileResult, between_processes
 from latfit.profiling.sampler import Hooks, run_profile
 from latfit.profiling.shapes import StepShape
-from latfit.warning import LatfitWarning
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 

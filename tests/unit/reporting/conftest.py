@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from latfit.hardware.profile import ExecutionPath, HardwareProfile
+from latfit.messages import Message as LatfitWarning
 from latfit.model.fit_parts import (
     Baseline,
     CrossValidation,
@@ -25,7 +26,6 @@ from latfit.planning.plan import make_plan
 from latfit.reporting.fit.page import ReportInput
 from latfit.stats import error_metrics
 from latfit.trace.table import Trace
-from latfit.warning import LatfitWarning
 
 PLANTED: Mapping[str, float] = {
     "tau_0": 4.0,

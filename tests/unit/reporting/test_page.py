@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from latfit.errors import TargetNotWritable
+from latfit.messages import Message as LatfitWarning
 from latfit.model.fit_parts import CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
@@ -16,7 +17,6 @@ from latfit.reporting.fit import page
 from latfit.reporting.fit.page import ReportInput, render, write_report
 from latfit.reporting.layout import prose
 from latfit.trace.table import Trace
-from latfit.warning import LatfitWarning
 from tests.unit.reporting.conftest import fit_of, held_out, machine, two_paths
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>"

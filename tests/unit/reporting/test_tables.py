@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from latfit.messages import Message as LatfitWarning
 from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
@@ -14,7 +15,6 @@ from latfit.reporting import format
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.page import ReportInput
 from latfit.reporting.plan.tables import key_numbers, thresholds_table
-from latfit.warning import LatfitWarning
 from tests.unit.reporting.conftest import held_out, machine, two_paths
 
 

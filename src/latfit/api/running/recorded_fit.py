@@ -12,11 +12,11 @@ from latfit.api.fits import Fit, fit
 from latfit.api.running.recording import Recorded
 from latfit.api.validations import Validation, validate
 from latfit.errors import LatfitError
+from latfit.messages import Message as LatfitWarning
 from latfit.metrics import Buckets, Interval, read_state
 from latfit.record import texts_beside
 from latfit.trace import open_source
 from latfit.units import format_ms, number
-from latfit.warning import LatfitWarning
 
 FEWEST_ENDED = 20
 """Requests that make a mean worth a comparison."""

@@ -11,12 +11,11 @@ from latfit.api.request import verb
 from latfit.api.requests import RecordRequest
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
-from latfit.messages import Severity
+from latfit.messages import Message as LatfitWarning, Severity
 from latfit.metrics import Server
 from latfit.record import MetricsRecorder, texts_beside
 from latfit.trace import check_trace_name
 from latfit.units import format_ms, format_percent, number
-from latfit.warning import LatfitWarning
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.influence import nearest
 from latfit.fitting.diagnostics.messages import message
+from latfit.messages import Message as LatfitWarning
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms, number
-from latfit.warning import LatfitWarning
 
 FACTOR = 8.0  # ten, less a margin for noise and the trend
 NEIGHBOURS = 6

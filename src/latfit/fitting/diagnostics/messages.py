@@ -15,10 +15,9 @@ from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
-from latfit.messages import Severity
+from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
 from latfit.model import CONTEXT, Baseline, Combination, Diagnostics, FitResult, Identifiability
 from latfit.units import format_percent
-from latfit.warning import NO_ACTION, LatfitWarning
 
 
 @dataclass(frozen=True)

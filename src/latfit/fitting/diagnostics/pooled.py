@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData, numbered
 from latfit.fitting.diagnostics.messages import POOLED, message
+from latfit.messages import Message as LatfitWarning
 from latfit.stats import FloatArray
 from latfit.trace import Trace
-from latfit.warning import LatfitWarning
 
 MAX_LABEL_VALUES = 32
 MAX_NUMBER_VALUES = 8  # a number with more values is a measure of the step

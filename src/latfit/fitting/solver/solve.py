@@ -12,7 +12,6 @@ import numpy as np
 
 from latfit.fitting.data import Rows
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
-from latfit.fitting.solver.escape import along_kinks, along_valley
 from latfit.fitting.solver.levenberg_marquardt import GAIN, MAX_STEPS, Minimum, minimise
 from latfit.fitting.solver.loss import RHO, TUNING, weighted
 from latfit.fitting.solver.many import Descents, minimise_all
@@ -137,7 +136,7 @@ def solve(
     for _ in range(RESCUES):
         objective = Objective(rows, _scale(rows, ends[0].z))
         ends = _polished(objective, [end.z for end in ends])
-        best = along_kinks(objective, along_valley(objective, ends[0]))
+        best = ends[0]
         better = _rescued(objective, samples, best)
         if better.cost >= best.cost * (1 - FINELY):
             break

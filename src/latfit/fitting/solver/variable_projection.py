@@ -165,20 +165,16 @@ def _nodes(problem: FitProblem, name: str, ends: tuple[float, float], count: int
 
 
 def _between_kinks(problem: FitProblem, name: str, ends: tuple[float, float], most: int) -> FloatArray:
-    """Return values between neighbouring kinks, at most `most` of them."""
-    kinks = kink_values(problem, name)
+    """Return values between neighbouring kinks, where the slope of the latency jumps, at most `most` of them."""
+    kinks = np.empty(0)
+    for shape in problem.model.shapes if isinstance(problem.model, Separable) else ():
+        if shape.parameter.name == name and shape.kinks_at:
+            kinks = np.unique(features_of(problem.steps)[shape.kinks_at])
+            kinks = kinks[kinks > 0]
+            break
     between = np.sqrt(kinks[1:] * kinks[:-1])
     between = between[(between > ends[0]) & (between < ends[1])]
     return np.asarray(between[np.linspace(0, len(between) - 1, min(len(between), most)).astype(np.int64)])
-
-
-def kink_values(problem: FitProblem, name: str) -> FloatArray:
-    """Return the values of an outer parameter at which the slope of the latency jumps, in rising order."""
-    for shape in problem.model.shapes if isinstance(problem.model, Separable) else ():
-        if shape.parameter.name == name and shape.kinks_at:
-            values = np.unique(features_of(problem.steps)[shape.kinks_at])
-            return np.asarray(values[values > 0])
-    return np.empty(0)
 
 
 def _cube(nodes: list[FloatArray]) -> FloatArray:

@@ -73,7 +73,7 @@ def plan_cutoff(
     shown = safest if value is None else value
     law = law_at(shown, USUAL)
     assert law is not None
-    reason = wording.cutoff_found(value is not None, "simulated", ranges, target.sla_ms, objective is not None)
+    reason = wording.cutoff_found(value is not None, ranges, target.sla_ms, objective=objective is not None)
     late_on_gpu = law.overflow_share < 1 - target.q or law.utilisation < 0.5
     bounds = bounds_ms(machine, rate, shown, target.q, law)
     cutoffs, shares = list(laws), [law.overflow_share for law in laws.values()]

@@ -71,7 +71,7 @@ def estimate_percentile(
     doubts = tuple(_doubts(machine, strategy, target, law))
     ratios = None if machine.steady else percentile_ratios(machine, strategy, target, rate, range(DRAWS))
     if ratios is None:
-        return PercentileEstimate(value, (own[0], _finite(own[1])), doubts)
+        return PercentileEstimate(value, (own[0], own[1] if math.isfinite(own[1]) else None), doubts)
     low, high = (_joined(value, *each) for each in zip(own, _ends(ratios), strict=True))
     return PercentileEstimate(value, (low, high), doubts, tuple(np.argsort(-ratios, kind="stable").tolist()))
 
@@ -123,10 +123,6 @@ def percentile_ratios(
         law = machine.drawn(seed).simulate(strategy, rate, effort)
         found[place] = math.inf if law is None else law.percentile(target.q) / base.percentile(target.q)
     return found
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _joined(value: float, end_ms: float, ratio: float) -> float | None:

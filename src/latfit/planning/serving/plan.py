@@ -115,7 +115,9 @@ def plan_serving(
         message("assumed", what=each) for each in _notes(load, request, room, shown) + _not_apart(apart, shown)
     ]
     if met and not shown.precise:
-        messages.append(message("wide_interval", widest=_widest(shown), runs=shown.summary.replications))
+        each = next(each for each in shown.reached if not each.precise)
+        ends = f"{each.name} is {format_ms(each.low)} to {format_ms(each.high)}"
+        messages.append(message("wide_interval", widest=ends, runs=shown.summary.replications))
     slower_pct = 100 * (bears(evaluator, shown) - 1) if met else None
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate, (carries, missed_from) = _rate(load, shown), found.carries
@@ -166,12 +168,6 @@ def shown_by_severity(messages: Sequence[Message]) -> dict[str, Any]:
     """The plan's keys that show its messages; those that put the promise in doubt are warnings here."""
     found = views(messages)
     return {name: found[name] for name in ("warnings", "unsupported", "notes")}
-
-
-def _widest(shown: Measured) -> str:
-    """Return the target whose interval is the widest, with its ends."""
-    each = max(shown.reached, key=lambda one: max(one.high / one.value, one.value / one.low))
-    return f"{each.name} is {format_ms(each.low)} to {format_ms(each.high)}"
 
 
 def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> SchedulePlan | None:

@@ -7,7 +7,7 @@ docs/theory/planning.md, "Searching replicas and settings".
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from latfit.errors import WrongUsage
@@ -306,7 +306,8 @@ class Search:
         left = [replace(begun, settings=each) for each in self.room.alternatives(at, axis)]
         while left:
             asked = load * PRECISION * GAIN
-            met = [each for each in self._tried(left, asked) if each.met]
+            tried = [each for each in left if self.evaluator.carries(each, asked)]
+            met = [each for each in self.evaluator.each(tried, asked) if each.met]
             if not met:
                 break
             # Continue with the candidate of most slack; retry the others at its feasible load.
@@ -314,9 +315,6 @@ class Search:
             at, load = best.setup.settings, self.highest(best.setup, asked)
             left = [each.setup for each in met if each is not best]
         return at, load
-
-    def _tried(self, setups: Sequence[Setup], scale: float) -> list[Measured]:
-        return self.evaluator.each([each for each in setups if self.evaluator.carries(each, scale)], scale)
 
     def _best_alone(self) -> Measured:
         """Simulate without contention: the initial settings, then others until one meets the targets, else the best."""

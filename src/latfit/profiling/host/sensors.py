@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latfit.messages import Message as LatfitWarning
 from latfit.profiling.warnings import warn
-from latfit.warning import LatfitWarning
 
 SLOWER_CLOCK = 0.9  # a clock below this share of the first one is worth a warning
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
+from latfit.messages import Message as LatfitWarning
 from latfit.planning import Plan, PlanRequest
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.checks import check_tables
@@ -19,7 +20,6 @@ from latfit.reporting.plan import tables as plan_tables
 from latfit.reporting.plan.figures import plan_pictures
 from latfit.trace import Trace
 from latfit.units import format_ms
-from latfit.warning import LatfitWarning
 
 PAGE_NAME = "report.html"
 

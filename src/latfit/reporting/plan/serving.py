@@ -51,14 +51,10 @@ def verdict(plan: ServingPlan) -> str:
         return f"Cannot be met: {_replicas(tried)} at {load}: {plan.outcome_text}."
     meets = "meets" if tried == 1 else "meet"
     if plan.promise == "likely":
-        meets = f"likely {meets}{'' if plan.probability is None else f' ({_percent(plan.probability)})'}"
+        share = "" if plan.probability is None else f" ({min(97, round(100 * plan.probability))} %)"
+        meets = f"likely {meets}{share}"
     text = f"{_replicas(tried)} {meets} the targets at {load}: {plan.outcome_text}."
     return f"Not supported by these data: {text}" if plan.unsupported else text
-
-
-def _percent(probability: float) -> str:
-    """Return a probability in whole percent, 97 at most of a plan that is not confirmed."""
-    return f"{min(97, round(100 * probability))} %"
 
 
 def _replicas(number: int) -> str:
@@ -107,14 +103,8 @@ def highest(plan: ServingPlan) -> str:
 
 def _highest_rate(plan: PlannedEngines) -> str:
     low, high = plan.highest_rate_per_s or math.nan, plan.missed_from_rate_per_s
-    capacity = plan.capacity_per_s or low
-    return f"{format_rate(capacity, down=True, digits=3)} (95 %: {_rounded_down(low)} to {number(high, 3)})"
-
-
-def _rounded_down(value: float) -> str:
-    """Return three digits, rounded down."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return number(math.floor(value / unit + 1e-9) * unit, 3)
+    capacity, least = (format_rate(each, down=True, digits=3) for each in (plan.capacity_per_s or low, low))
+    return f"{capacity} (95 %: {least.removesuffix(' req/s')} to {number(high, 3)})"
 
 
 def _help(plan: ServingPlan) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from latfit.exporting import TITLES, engine_key, start_line
-from latfit.planning import Plan, Reach, Threshold, backed_by, capacity_line
+from latfit.planning import Plan, Reach, Threshold, capacity_line
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.format import count
 from latfit.reporting.plan.tables import choices_table, interval_text
@@ -58,7 +58,7 @@ def _thresholds(plan: Plan) -> str:
     elif plan.T_cut.value is None:
         said.append("T_cut: no value lets GPU and CPU together meet the SLA")
     else:
-        said.append(f"T_cut = {format_ms(plan.T_cut.value)} ({backed_by(plan.T_cut.bound)})")
+        said.append(f"T_cut = {format_ms(plan.T_cut.value)} (by simulation)")
     return "; ".join(said)
 
 

@@ -10,7 +10,6 @@ from latfit.planning import (
     Reach,
     Threshold,
     Unknown,
-    backed_by,
     spans_text,
 )
 from latfit.reporting.fit import tables
@@ -22,8 +21,6 @@ METHOD_WORDS = {
     "poisson": "textbook formula",
     "poisson_with_gpu": "textbook, and the GPU's requests",
     "rigorous": "proved bound",
-    "rigorous_any_batch": "proved, any largest batch",
-    "exact": "exact",
     "simulated": "queue simulation, measured scatter",
     "event_simulation": "event simulation",
 }
@@ -35,7 +32,7 @@ RULE_WORDS = {
     "total delay": "total delay: T(B) + T(1) - T(B+1) > B/rate",
 }
 NOT_KNOWN = "not known"
-SOURCE_WORDS = {"simulated": "queue simulation", "exact": "exact"}
+SOURCE_WORDS = {"simulated": "queue simulation"}
 MOST_WINDOWS = 12
 MOST_POINTS = 12
 MEANINGS = {
@@ -113,7 +110,7 @@ def _load_numbers(plan: Plan) -> list[KeyNumber]:
         )
         found.append(KeyNumber("Capacity per replica", _carries(plan.capacity.sustainable_per_s), needed))
     if plan.T_cut is not None and plan.T_cut.value is not None:
-        backing = f"{MEANINGS['T_cut']} ({backed_by(plan.T_cut.bound)})"
+        backing = f"{MEANINGS['T_cut']} (by simulation)"
         found.append(KeyNumber("T_cut", format_ms(plan.T_cut.value), backing))
     return found
 
@@ -255,7 +252,7 @@ def cutoff_table(plan: Plan) -> Table:
 def _holds(method: str, found: Cutoff) -> str:
     if method == found.bound:
         return "yes, decides"
-    return "yes" if method in (*found.holds, "rigorous_any_batch") else "no"
+    return "yes" if method in found.holds else "no"
 
 
 def rules_table(plan: Plan) -> Table:
