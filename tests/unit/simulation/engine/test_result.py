@@ -117,3 +117,10 @@ def test_the_timeline_adds_up() -> None:
     # The first is in all three steps, the second in the second one.
     assert running == pytest.approx(40.0)
     assert np.nanmax(line.kv_usage) == pytest.approx(2 / 999)
+
+
+def test_queue_and_cache_are_averaged_over_busy_time() -> None:
+    """Steps of 10 ms hold 1, 2 and 1 blocks of 999; three requests one after another leave 2, 1 and 0 waiting."""
+    assert summarise([two()]).kv_usage == pytest.approx(4 / 3 / 999)
+    alone = replace(PLAIN, max_num_seqs=1)
+    assert summarise([serve(make_requests([0.0, 0.0, 0.0], 8, 1), COSTS, alone)]).queue == pytest.approx(1.0)
