@@ -20,7 +20,8 @@ if "--all" in sys.argv:
     latfit.simulate_engine(measured, "20/s", "32:8", kv_blocks=512)
     latfit.simulate_engine(measured, "20/s", "32:8", kv_blocks=512, batching="static")
     with tempfile.TemporaryDirectory() as folder:
-        rows = [{"timestamp": 50 * i, "input_length": 32, "output_length": 8, "hash_ids": [i % 3]} for i in range(40)]
+        request = {"input_length": 1024, "output_length": 8}  # of two blocks of 512 tokens
+        rows = [{**request, "timestamp": 50 * i, "hash_ids": [i % 3, 3 + i]} for i in range(40)]
         arrivals = Path(folder) / "prefixes.jsonl"
         arrivals.write_text("\n".join(map(json.dumps, rows)))
         latfit.simulate_engine(measured, arrivals=arrivals, kv_blocks=512)
