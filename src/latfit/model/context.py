@@ -1,4 +1,4 @@
-"""The saturation model with attention to cached tokens and prefill work, and the experts' term of `+moe` models.
+"""The saturation model with attention to cached tokens and prefill work, and the saturating term of `+moe` models.
 
 The terms and their meaning: docs/theory/fitting.md#models.
 """
@@ -44,11 +44,11 @@ CONTEXT = Separable(
 )
 
 TAU_E = Term(
-    Parameter("tau_E", "ms", "reading the weights of all experts"),
+    Parameter("tau_E", "ms", "weights read: grows with S up to this value"),
     lambda f, s: -np.expm1(-s["k_E"] * f["S"]),
     {"k_E": lambda f, s: f["S"] * np.exp(-s["k_E"] * f["S"])},
 )
 K_E = Shape(
-    Parameter("k_E", "1/token", "how fast tokens touch all experts", positive=True),
+    Parameter("k_E", "1/token", "how fast the weights read saturate with S", positive=True),
     lambda f: (0.5 / float(f["S"].max()), max(3.0, 1.0 / float(f["S"].max()))),
 )

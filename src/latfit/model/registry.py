@@ -1,4 +1,4 @@
-"""Models by name. `NAME+moe` is NAME with the cost of reading the experts that its tokens select (see `context`)."""
+"""Models by name. `NAME+moe` adds a cost that grows with S and saturates (see `context`)."""
 
 from latfit.errors import WrongUsage, refuse_taken
 from latfit.model.base import LatencyModel
@@ -44,7 +44,7 @@ FAMILY: dict[str, LatencyModel] = {model.name: model for model in _PLAIN} | {
 
 
 def add_model(model: LatencyModel) -> None:
-    """Fit a model of your own by its name, also with the cost of experts (+moe). Files of its fits can be read wherever
+    """Fit a model of your own by its name, also with a saturating cost (+moe). Files of its fits can be read wherever
     it was added. `auto` does not consider it, and the engine's simulator has no step cost for it.
 
     Raises WrongUsage for a name that is taken.
