@@ -43,6 +43,7 @@ from latfit.units import format_percent, number
 SCHEMA = "latfit.fit/1"
 WHAT, MADE_BY = "fit", "latfit fit TRACE"
 MAX_DISTANCE = 3.0  # in median distances of the held-out steps; intervals widen up to here
+FULL_ERROR_DISTANCE = 0.25  # of the held-out distance; the held-out error counts in full from here, in part before
 MAX_BATCH = 1 << 20  # a damaged file can say that larger batches were measured
 MAX_VALUE = 1e60  # of anything counted or timed; its powers are finite
 
@@ -253,7 +254,7 @@ class FitResult:
             known[beyond] = np.nan
             return known
         distance = np.log(np.asarray(values)[beyond] / measured) / max(math.log(measured / trained), math.log(2))
-        known[beyond] = (1 + tried.p90_ape_pct / 100) ** (1 + distance)
+        known[beyond] = (1 + tried.p90_ape_pct / 100) ** (distance + np.minimum(distance / FULL_ERROR_DISTANCE, 1.0))
         return known
 
     def times_outside(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> dict[str, FloatArray]:

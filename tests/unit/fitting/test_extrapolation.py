@@ -32,6 +32,15 @@ def test_limits_widen_by_the_error_beyond_the_data_and_once_more_at_its_distance
     assert factors == pytest.approx([1.0, 1.0, 1.44, 1.728])
 
 
+def test_limits_grow_from_the_edge_without_a_jump(line: FitResult) -> None:
+    """A step barely outside is as wide as one at the edge; widths never shrink with distance."""
+    S = 4000.0 * np.exp(np.linspace(0.0, 1.0, 2001) * np.log(16))
+    factors = asked(line, 1000.0, 20.0).widening(np.ones_like(S), S)
+    assert factors[0] == 1.0
+    assert np.all(np.diff(factors) >= 0)
+    assert np.max(np.diff(np.log(factors))) < 0.002
+
+
 def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
     fit = replace(asked(line, 1000.0, 20.0), cross_validation=CrossValidation())
     found = predict(fit, Trace({"B": np.ones(2), "S": np.array([4000.0, 4001.0])}))
