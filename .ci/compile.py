@@ -19,6 +19,7 @@ latfit.plan(machine, sla="10ms", rate="3000/s")
 if "--all" in sys.argv:
     latfit.simulate_engine(measured, "20/s", "32:8", kv_blocks=512)
     latfit.simulate_engine(measured, "20/s", "32:8", kv_blocks=512, batching="static")
+    latfit.simulate_engine(measured, "20/s", "32:8", kv_blocks=512, replicas=2, route="least-loaded")
     with tempfile.TemporaryDirectory() as folder:
         request = {"input_length": 1024, "output_length": 8}  # of two blocks of 512 tokens
         rows = [{**request, "timestamp": 50 * i, "hash_ids": [i % 3, 3 + i]} for i in range(40)]

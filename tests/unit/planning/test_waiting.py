@@ -29,6 +29,7 @@ def test_published_ranges(light: tuple[Plan, Cutoff]) -> None:
     plan, found = light
     largest = {method: spans[-1][1] for method, spans in found.ranges.items()}
     assert largest == pytest.approx({"poisson": 10.6136, "simulated": 8.056}, rel=0.01)
+    assert len(found.ranges["simulated"]) == 1
     assert (found.value, found.bound) == (largest["simulated"], "simulated")
     assert plan.feasible
     assert found.misled
