@@ -100,6 +100,7 @@ def test_every_figure_stands_in_the_simulator_too(
     assert told["p99 TPOT"] == outcome["tpot_ms"]["p99"]
 
 
+@pytest.mark.nightly
 def test_prefill_apart_is_cheaper_here_and_the_simulator_gives_the_same_figures(fitted: Path, capsys: Captured) -> None:
     """Prompts of 600 tokens take 27 ms of steps whose tokens are to come every 11 ms; apart they disturb nobody."""
     load = ("--rate", "60/s", "--lengths", "600:40")
