@@ -40,8 +40,6 @@ NODE_DISTANCE = OCTAVE / 64
 MIN_PREFILL_STEPS = 30
 """Prefill-only steps from which they have a table of their own, if some of them hold several requests."""
 
-SUPPORT_LEVELS = (64, 8, 1, 0)
-"""Nodes with at least so many steps are made monotone first and limit those with fewer."""
 POINTS_PER_EDGE = 3
 """Points of an edge at which the parametric model's slope is checked."""
 MAX_SWEEPS = 50
@@ -265,7 +263,7 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
         support = np.zeros(table.shape)
         np.add.at(support.ravel(), grid.nearest[grid.rows], data.weights[grid.rows])
         falls = allowed_falls(grid, model, tuple(data.steps))
-        middle = make_monotone(fit_isotonic(table, falls, support), falls, support)
+        middle = make_monotone(fit_isotonic(table, falls, support), falls)
         found.append((grid.nodes, np.clip(table, middle - smoothing.noise / 2, middle + smoothing.noise / 2)))
     return Correction(*found[0], alone=Correction(*found[1]) if len(found) > 1 else None)
 
@@ -312,25 +310,12 @@ def pool_violators(lines: FloatArray, weights: FloatArray) -> FloatArray:
     return np.repeat(value, size).reshape(lines.shape)
 
 
-def make_monotone(table: FloatArray, falls: Sequence[FloatArray], support: FloatArray) -> FloatArray:
-    """Return a table near the given one that falls along no edge by more than allowed.
+def make_monotone(table: FloatArray, falls: Sequence[FloatArray]) -> FloatArray:
+    """Return the mean of the least table above and the largest below the given one that fall by no more than allowed.
 
-    falls: allowed fall along each edge, by axis.  support: steps about each node; nodes with more of them move less.
+    falls: allowed fall along each edge, by axis.
     """
-    found, settled = table.copy(), np.zeros(table.shape, dtype=bool)
-    for least in SUPPORT_LEVELS:
-        level = (support >= least) & ~settled
-        if not level.any():
-            continue
-        if settled.any():
-            low = least_majorant(np.where(settled, found, -np.inf), falls)
-            high = -least_majorant(np.where(settled, -found, -np.inf), falls, backwards=True)
-            found[level] = np.clip(table, low, high)[level]
-        settled |= level
-        up = least_majorant(np.where(settled, found, -np.inf), falls)
-        down = -least_majorant(np.where(settled, -found, -np.inf), falls, backwards=True)
-        found[level] = (up[level] + down[level]) / 2
-    return found
+    return (least_majorant(table, falls) - least_majorant(-table, falls, backwards=True)) / 2
 
 
 def least_majorant(table: FloatArray, falls: Sequence[FloatArray], backwards: bool = False) -> FloatArray:
