@@ -74,12 +74,12 @@ def draw(count: int, seed: int, compiled: bool) -> list[Mutant]:
     return [rng.choice(each) for each in rng.sample(positions, min(count, len(positions)))]
 
 
-def tests_of(mutant: Mutant) -> list[str]:
+def tests_of(mutant: Mutant, root: Path) -> list[str]:
     """Test files, the most specific first."""
     path = Path(mutant.file).relative_to("src")
     dotted = ".".join(path.with_suffix("").parts)
-    defined = {getattr(node, "name", "") for node in ast.parse((ROOT / mutant.file).read_text()).body}
-    folder = ROOT / "tests" / "unit" / mutant.package
+    defined = {getattr(node, "name", "") for node in ast.parse((root / mutant.file).read_text()).body}
+    folder = root / "tests" / "unit" / mutant.package
 
     def imports(node: ast.AST) -> bool:
         """Whether a node imports the module, or what it defines from a package above it."""
@@ -94,8 +94,8 @@ def tests_of(mutant: Mutant) -> list[str]:
             return 3 if near else 4
         return 0 if file.stem == f"test_{path.stem}" else 1 if near else 2
 
-    files = {file: distance(file) for file in sorted((ROOT / "tests").rglob("test_*.py"))}
-    return [str(file.relative_to(ROOT)) for file in sorted(files, key=files.__getitem__) if files[file] < 4]
+    files = {file: distance(file) for file in sorted((root / "tests").rglob("test_*.py"))}
+    return [str(file.relative_to(root)) for file in sorted(files, key=files.__getitem__) if files[file] < 4]
 
 
 def killer(mutant: Mutant, copy: Path, timeout_s: float) -> str | None:
@@ -103,11 +103,12 @@ def killer(mutant: Mutant, copy: Path, timeout_s: float) -> str | None:
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
+    tests = tests_of(mutant, copy)
     file = copy / mutant.file
     source = file.read_text()
     file.write_text(str(mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)))
     try:
-        failed = first_failure(tests_of(mutant), copy, timeout_s)
+        failed = first_failure(tests, copy, timeout_s)
     except subprocess.TimeoutExpired:
         return "timeout"
     finally:
