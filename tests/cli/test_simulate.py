@@ -63,12 +63,12 @@ def test_tokens_of_the_prompts(in_tmp: Path, capsys: pytest.CaptureFixture[str])
     rows = "".join(f"{i},{prompt},3\n" for i, prompt in enumerate(prompts))
     Path("requests.csv").write_text("t_s,prompt_tokens,output_tokens\n" + rows)
     capsys.readouterr()
-    asked = {"by_prompt": True, "service": "deterministic", "warmup": 0.0}
-    (found,) = latfit.simulate(arrivals="requests.csv", **asked).to_json()["runs"]
+    run = latfit.simulate(arrivals="requests.csv", by_prompt=True, service="deterministic", warmup=0.0)
+    (found,) = run.to_json()["runs"]
     S = np.array(prompts, dtype=float)
     expected = read_fit(next(Path().glob("*.fit.json"))).latency_ms(np.ones(len(S)), S).mean()
     # T is straight between the points of the grid of tokens, which costs a little.
-    assert found["latency_ms"]["mean"] == pytest.approx(expected, rel=0.01)  # type: ignore[index]
+    assert found["latency_ms"]["mean"] == pytest.approx(expected, rel=0.01)
 
 
 def test_sweep_resume_and_figure(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
