@@ -24,14 +24,14 @@ Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
 RouteOf = Annotated[
     Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"],
-    Option("How requests find their replica."),
+    Option("Routing policy."),
 ]
 Service = Literal["fitted", "deterministic", "exponential"]
 Policies = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split|deadline"
 """Policies that come with latfit; plug-ins may add others."""
 
-Seed = Annotated[int, Option("Seed of everything random.", min=0, max=MOST_SEED)]
-Force = Annotated[bool, Option("Go on where a fit is not of the machine or the model at hand.")]
+Seed = Annotated[int, Option("Random seed.", min=0, max=MOST_SEED)]
+Force = Annotated[bool, Option("Proceed although the fit is of another machine or model.")]
 Hardware = Annotated[
     Any,
     Option("The machine's profile: execution paths with their fits.", "--hardware", Path, "Machine"),
@@ -47,14 +47,14 @@ Sources = Annotated[
 ]
 FitFile = Annotated[Path, Option("A fit file (NAME.fit.json).", argument=True, metavar="FIT")]
 Server = Annotated[str, Option("Address of the server, such as http://localhost:8000.", argument=True, metavar="URL")]
-Tokens = Annotated[int | None, Option("Tokens that a request adds to a step. Default: 1, which is decode.", min=1)]
+Tokens = Annotated[int | None, Option("Tokens per request and step. Default: 1 (decode).", min=1)]
 Percentile = Annotated[float | str, Option("Percentile that must meet the SLA: of steps, or of responses.", kind=float)]
-RateOf = Annotated[str | None, Option("Requests that arrive, such as 500/s.", panel="Load")]
+RateOf = Annotated[str | None, Option("Arrival rate, such as 500/s.", panel="Load")]
 Sla = Annotated[
     Duration | None, Option("Latency SLA, such as 20ms: per step, or per request when --rate is given.", panel="Target")
 ]
 Context = Annotated[float | None, Option("Cached tokens of a request. Default: the median of the fit's trace.")]
-LawsOnly = Annotated[bool, Option("Steps take their mean time, and arrivals are Poisson.")]
+LawsOnly = Annotated[bool, Option("No noise: steps take their mean time, arrivals are Poisson.")]
 Arrivals = Annotated[
     Any,
     Option(
@@ -63,7 +63,8 @@ Arrivals = Annotated[
     ),
 ]
 TransferOf = Annotated[
-    str | None, Option("Moving a request, or its KV cache after prefill elsewhere: fixed plus per token, 2ms+1us.")
+    str | None,
+    Option("Time to move a request or, after disaggregated prefill, its KV cache: fixed plus per token, 2ms+1us."),
 ]
 Ageing = Annotated[Duration | None, Option("Priority ageing: waiting time worth one class, such as 50ms.")]
 PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument=True, metavar="PATH")]
@@ -71,15 +72,15 @@ TraceFile = Annotated[Path, Option("Trace to write.")]
 JsonFile = Annotated[Path | None, Option("File for the answer as JSON.")]
 Ttft = Annotated[
     Duration | None,
-    Option("Limit of the time to first token: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target"),
+    Option("SLO of the time to first token: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target"),
 ]
 Tpot = Annotated[
     Duration | None,
-    Option("Limit of the time per further token: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target"),
+    Option("SLO of the time per output token: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target"),
 ]
 WindowOf = Annotated[
     Duration | None,
-    Option("Windows that --arrivals is cut into, such as 30min.", "--arrivals-window --window", panel="Load"),
+    Option("Window length of --arrivals, such as 30min.", "--arrivals-window --window", panel="Load"),
 ]
 Listener = Annotated[Progress | None, "Called with (done, total)."]
 ReportFolder = Annotated[Path | None, Option("Folder for the report page.", metavar="DIR")]
@@ -91,9 +92,7 @@ class Cluster(Request):
     """Where many pieces of work are done."""
 
     NEEDS = "scheduler: backend"
-    backend: Annotated[Literal["local", "dask"], Option("Where cells of traces, or runs of a sweep, are made.")] = (
-        "local"
-    )
+    backend: Annotated[Literal["local", "dask"], Option("Where to run: cells of traces, or runs of a sweep.")] = "local"
     scheduler: Annotated[str | None, Option("Address of a Dask cluster, tcp://...; without it workers here.")] = None
 
 
@@ -107,17 +106,15 @@ class ReadOptions(Cluster):
         Option("Names of the columns in the source: B=batch,S=tokens,T_ms=latency."),
     ] = None
     unit: Annotated[Literal["ns", "us", "ms", "s"] | None, Option("Unit of the latency column.")] = None
-    format: Annotated[str, Option("Format of the sources; auto looks at what is in them.", metavar="NAME")] = "auto"
-    where: Annotated[str | None, Option("Use only rows for which this holds: \"hardware == 'h100' and tp == 8\".")] = (
-        None
-    )
+    format: Annotated[str, Option("Format of the sources; auto detects it from the content.", metavar="NAME")] = "auto"
+    where: Annotated[str | None, Option("Use only rows that match: \"hardware == 'h100' and tp == 8\".")] = None
     keep: Annotated[Sequence[str], Option("Keep rows that this rule would drop: cold_start. Repeatable.")] = ()
-    drop: Annotated[Sequence[str], Option("Drop what is only marked otherwise: outlier. Repeatable.")] = ()
+    drop: Annotated[Sequence[str], Option("Drop rows that are only marked by default: outlier. Repeatable.")] = ()
     max_t: Annotated[str | None, "Drop slower steps, such as 300ms. Biases a fit; off by default."] = None
-    allow_drops: Annotated[bool, Option("Accept that more than half of the rows is dropped.")] = False
-    cells: Annotated[bool, Option("Summarise into weighted cells first, in flat memory; folders always are.")] = False
+    allow_drops: Annotated[bool, Option("Accept that more than half of the rows are dropped.")] = False
+    cells: Annotated[bool, Option("Summarise into weighted cells, in constant memory; always for folders.")] = False
     cells_file: Annotated[Path | None, "File in which cells are kept, so that a report finds them again."] = None
-    skip_bad: Annotated[bool, Option("Leave out unreadable files of a folder, and count them.")] = False
+    skip_bad: Annotated[bool, Option("Skip and count unreadable files of a folder.")] = False
     cells_time: Annotated[
         Literal["compute", "period", "auto"], "What T is in cells; auto: the period where most steps know theirs."
     ] = "compute"
@@ -149,12 +146,11 @@ class ModelOptions(Request):
     time: Annotated[
         Time | None,
         Option(
-            "compute: T_ms as the source has it; period: from one step to the next, with the host's work. Default: the"
-            " period where it is known."
+            "compute: forward pass (T_ms); period: step to step, with host overhead. Default: the period if available."
         ),
     ] = None
     window_means: Annotated[
-        bool, Option("The rows are means over the steps of windows, though no column says so (window_ms, B_sd, ...).")
+        bool, Option("Rows are window means, although no column shows it (window_ms, B_sd, ...).")
     ] = False
     weights: Annotated[str | None, "What counts the same: rows, doublings of S, or cells by their variance."] = None
     fix: Annotated[Mapping[str, float] | Sequence[str] | None, Option("Hold a parameter: P_max=60. Repeatable.")] = None
@@ -163,18 +159,17 @@ class ModelOptions(Request):
     loss: Annotated[str | None, "Robust loss of the residuals: huber, soft_l1, tukey or linear."] = None
     residuals: Annotated[str | None, "relative (log of predicted/observed) or absolute (ms)."] = None
     solver: Annotated[str | None, "separable (variable projection) or trf (SciPy from several starts)."] = None
-    bootstrap: Annotated[int, Option("Refit so many resamples of the steps, such as 1000.", min=0)] = 0
+    bootstrap: Annotated[int, Option("Number of bootstrap resamples, such as 1000.", min=0)] = 0
     intervals: Annotated[
         Literal["sandwich", "profile", "bootstrap"] | None,
-        Option("Of the parameters: from their covariance, the cost itself (slow), or resampled fits."),
+        Option("Intervals of parameters: covariance, profile likelihood (slow), or bootstrap."),
     ] = None
     resample: Annotated[str | None, "What the bootstrap draws: auto, rows, block (of time) or residual."] = None
     seed: Seed = 0
     path: Annotated[
         str | None,
         Option(
-            "Name of the execution path: cpu, amx, gpu. Default: the one that the trace names. With --each"
-            " '{hardware}-tp{tp}' enters every system.",
+            "Execution path: cpu, amx, gpu. Default: the trace's. With --each, '{hardware}-tp{tp}' names every system.",
             panel="Systems and files",
         ),
     ] = None
@@ -218,12 +213,12 @@ class PredictRequest(Request):
     B: Annotated[Sequence[int], Option("Requests in the step. Repeatable.", "-B")] = ()
     S: Annotated[Sequence[int], Option("Tokens in the step; without it S = B. Repeatable.", "-S")] = ()
     context: Context = None
-    context_tokens: Annotated[float | None, Option("Cached tokens the whole step reads.")] = None
+    context_tokens: Annotated[float | None, Option("Cached tokens that the whole step attends to.")] = None
     prefill_requests: Annotated[int | None, Option("How many of B prefill.")] = None
     prefill_tokens: Annotated[int | None, Option("How many of S are prefill.")] = None
     data: Annotated[Path | None, Option("A table of steps (B, S, ...) instead of -B and -S.")] = None
     level: Annotated[float, Option("Coverage of the prediction interval.")] = 0.9
-    sensitivity: Annotated[bool, Option("Cost of a request or token more, and the dominant term.")] = False
+    sensitivity: Annotated[bool, Option("Marginal cost per request and per token, and the dominant term.")] = False
     strict: Annotated[bool, Option("Refuse steps outside the measured range (exit code 3).")] = False
 
 
@@ -239,7 +234,7 @@ class CompareRequest(ReadOptions):
             "Fit files, or traces to fit: the first is the baseline.", kind=list[str], argument=True, metavar="A B..."
         ),
     ]
-    tolerance: Annotated[str | float, Option("Slowdown from which it is a regression.", panel="Comparison")] = "5%"
+    tolerance: Annotated[str | float, Option("Slowdown that counts as a regression.", panel="Comparison")] = "5%"
     names: Annotated[Sequence[str] | None, "Names of the sources, for the verdict."] = None
     each: Annotated[
         bool,
@@ -247,13 +242,12 @@ class CompareRequest(ReadOptions):
     ] = False
     alternate: Annotated[
         bool,
-        Option("The files are runs of A and B in turn (A B A2 B2), each of a start of its own.", panel="Comparison"),
+        Option("The files are runs of A and B in turn (A B A2 B2), each with its own start.", panel="Comparison"),
     ] = False
     path: Annotated[
         str | None,
         Option(
-            "Execution path to compare where a source holds several. With --each '{hardware}-tp{tp}' says which systems"
-            " are the same.",
+            "Execution path to compare if a source has several. With --each, '{hardware}-tp{tp}' matches systems.",
             panel="Comparison",
         ),
     ] = None
@@ -276,7 +270,7 @@ class StepPlanRequest(Request):
     launch_share: Annotated[float, "Share of the launch cost in a step from which B2 counts."] = 0.5
     ttft: Ttft = None
     tpot: Tpot = None
-    prompt_tokens: Annotated[int, Option("Tokens of a prompt, for --ttft beside --sla.")] = 512
+    prompt_tokens: Annotated[int, Option("Tokens of a prompt, for --ttft with --sla.")] = 512
     force: Force = False
 
 
@@ -296,7 +290,7 @@ class PlanRequest(StepPlanRequest):
     arrivals: Arrivals = None
     arrivals_window: WindowOf = None
     replicas: Annotated[
-        int, Option("Replicas that share the load. Default: 1; of serving engines the fewest that do.", min=1)
+        int, Option("Replicas that share the load. Default: 1; for serving engines the fewest that suffice.", min=1)
     ] = 1
     objective: Annotated[
         str | Mapping[str, float] | None, "Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."
@@ -336,20 +330,20 @@ class EngineLimits(Request):
 
     PANEL = "Engine"
     kv_blocks: Annotated[
-        int | None, Option("Blocks of the KV cache. Default: as the engine's trace, log or metrics say.", min=1)
+        int | None, Option("Blocks of the KV cache. Default: from the engine's trace, log or metrics.", min=1)
     ] = None
     max_num_seqs: Annotated[
         int | None,
-        Option("Requests in a step, at most. Default: as the engine says, else 256; plan searches it.", min=1),
+        Option("Most requests in a step. Default: the engine's, else 256; plan searches it.", min=1),
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        Option("Tokens in a step, at most. Default: as the engine says, else 2048; plan searches it.", min=1),
+        Option("Most tokens in a step. Default: the engine's, else 2048; plan searches it.", min=1),
     ] = None
     synchronous: Annotated[
         bool | None,
         Option(
-            "Schedule a step after the one before it, or beside it. Default: as the trace says, else beside it.",
+            "Synchronous or asynchronous scheduling. Default: the trace's, else asynchronous.",
             "--synchronous/--asynchronous",
         ),
     ] = None
@@ -363,11 +357,11 @@ class EngineSettings(EngineLimits):
     """Settings of an engine; None: as the fit's trace says, else the usual."""
 
     long_prefill_token_threshold: Annotated[
-        int | None, Option("Prompt tokens of one request in a step; 0: no limit.")
+        int | None, Option("Most prompt tokens of one request in a step; 0: no limit.")
     ] = None
-    prefix_hit_rate: Annotated[
-        float | None, Option("Share of every prompt that is cached already. Default: as recorded, else 0.")
-    ] = None
+    prefix_hit_rate: Annotated[float | None, Option("Cached share of every prompt. Default: as recorded, else 0.")] = (
+        None
+    )
     engine: Annotated[Mapping[str, Any] | None, "Further settings by name, such as those of a plan's `.engine`."] = None
 
 
@@ -388,24 +382,24 @@ class SpecialSettings(EngineSettings):
     batching: Annotated[
         Batching | Sequence[Batching],
         Option(
-            "How steps are formed; chunked-prefill is vLLM's. Repeatable where several are simulated.",
+            "Batching; chunked-prefill is vLLM's. Repeatable if several are simulated.",
             "--batching --engine",
             list[Batching],
         ),
     ] = "chunked-prefill"
     order: Annotated[
         OrderName | Sequence[OrderName],
-        Option("Order of waiting requests. Repeatable where several are simulated.", kind=list[OrderName]),
+        Option("Scheduling policy. Repeatable if several are simulated.", kind=list[OrderName]),
     ] = "fcfs"
     length_error: Annotated[float, "sjf: standard deviation of log(predicted/true output)."] = 0.0
     switch_at: Annotated[int, "switch: queue length from which it is sjf by class."] = 32
     ageing: Ageing = None
-    replicas: Annotated[int, Option("Equal engines behind a router.")] = 1
+    replicas: Annotated[int, Option("Identical engines behind a router.")] = 1
     route: RouteOf = "round-robin"
     prefix_share: Annotated[float, "prefix routing: share of a prompt that a user's replica has cached."] = 0.5
     service: Annotated[
         Literal["fitted", "deterministic"],
-        Option("Step times: as the measured ones scatter, or always the typical one."),
+        Option("Step times: with the measured noise, or always the typical one."),
     ] = "fitted"
 
 
@@ -414,12 +408,12 @@ class Memory(Request):
     """Memory from which the size of the KV cache is computed."""
 
     PANEL = "KV cache"
-    model_config: Annotated[Any, Option("The model's config.json: the KV cache is computed.")] = None
-    gpu_memory: Annotated[str | None, Option("Memory of a GPU as nvidia-smi says it: 81559MiB.")] = None
-    gpu_memory_utilization: Annotated[float, Option("Share of it that the engine takes.")] = 0.9
-    kv_memory: Annotated[str | None, Option("Memory of the KV cache itself: 4GiB.")] = None
-    kv_dtype: Annotated[str | None, "Numbers of the KV cache: fp8."] = None
-    tensor_parallel: Annotated[int, Option("GPUs that hold the model together.", min=1)] = 1
+    model_config: Annotated[Any, Option("The model's config.json, to compute the KV cache.")] = None
+    gpu_memory: Annotated[str | None, Option("Memory of a GPU as nvidia-smi prints it: 81559MiB.")] = None
+    gpu_memory_utilization: Annotated[float, Option("Share of GPU memory that the engine uses.")] = 0.9
+    kv_memory: Annotated[str | None, Option("Memory of the KV cache: 4GiB.")] = None
+    kv_dtype: Annotated[str | None, "KV-cache dtype: fp8."] = None
+    tensor_parallel: Annotated[int, Option("Tensor-parallel size: GPUs of one replica.", min=1)] = 1
 
 
 FitOfEngine = Annotated[
@@ -430,8 +424,8 @@ LengthsOf = Annotated[
     Any,
     Option("Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file.", kind=str, panel="Load"),
 ]
-Users = Annotated[int | None, Option("Users who send a request, wait for its end, and think.", min=1, panel="Load")]
-Think = Annotated[Duration, Option("How long they think, on average.", panel="Load")]
+Users = Annotated[int | None, Option("Closed-loop users, each with one request at a time.", min=1, panel="Load")]
+Think = Annotated[Duration, Option("Mean think time of a user between requests.", panel="Load")]
 ArrivalProcess = Annotated[
     str,
     Option(
@@ -451,7 +445,7 @@ Classes = Annotated[
 ]
 StartUp = Annotated[
     Duration | None,
-    Option("How long a replica takes to start, such as 2min; plan schedules replicas for --arrivals.", panel="Load"),
+    Option("Start-up time of a replica, such as 2min; plan schedules replicas for --arrivals.", panel="Load"),
 ]
 
 
@@ -475,12 +469,12 @@ class EnginePlanRequest(EngineSettings, Memory):
     _: KW_ONLY
     ttft: Ttft = None
     tpot: Tpot = None
-    e2e: Annotated[Duration | None, Option("Limit of the whole answer's latency: 10s, or p95:10s.")] = None
-    goodput: Annotated[float | str | None, Option("Share of requests that meet all limits, such as 99%.")] = None
+    e2e: Annotated[Duration | None, Option("SLO of the end-to-end latency: 10s, or p95:10s.")] = None
+    goodput: Annotated[float | str | None, Option("Share of requests that must meet all SLOs, such as 99%.")] = None
     rate_per_s: Annotated[float | None, "The rate as a number of requests a second."] = None
     arrivals: Arrivals = None
     arrival_process: ArrivalProcess = "poisson"
-    growth: Annotated[float | str | None, Option("Plan for so many times the load: 2x.", panel="Load")] = None
+    growth: Annotated[float | str | None, Option("Multiple of the load to plan for: 2x.", panel="Load")] = None
     users: Users = None
     think: Think = "1s"
     classes: Classes = ()
@@ -493,15 +487,15 @@ class EnginePlanRequest(EngineSettings, Memory):
     route: RouteOf = "round-robin"
     order: Annotated[
         Literal["fcfs", "sjf", "slo", "priority"] | None,
-        Option("Order of waiting requests. Default: fcfs; with classes priority is tried, too."),
+        Option("Scheduling policy. Default: fcfs; with classes also priority."),
     ] = None
     batching: Annotated[
-        Literal["chunked-prefill", "continuous"] | None, Option("How steps are formed. Default: both are tried.")
+        Literal["chunked-prefill", "continuous"] | None, Option("Batching. Default: both are tried.")
     ] = None
-    price_per_hour: Annotated[float | None, Option("Price of a replica.", min=0)] = None
+    price_per_hour: Annotated[float | None, Option("Price of a replica per hour.", min=0)] = None
     watts: Annotated[float | None, "Power of a replica."] = None
     service: Annotated[str, "Step times: fitted (as measured ones scatter) or deterministic."] = "fitted"
-    steps_slower: Annotated[float | str | None, Option("Steps take so much longer than fitted: 20%.")] = None
+    steps_slower: Annotated[float | str | None, Option("Plan with steps slower than fitted: 20%.")] = None
     seed: Seed = 0
     progress: Listener = None
     force: Force = False
@@ -514,9 +508,9 @@ class SweepOptions(Cluster):
     PANEL = "Run"
     NEEDS = "resume: out"
     requests: Annotated[
-        int | None, Option("Requests per replication. Default: as many as the load needs; of engines 100,000.")
+        int | None, Option("Requests per replication. Default: as many as the load needs; for engines 100,000.")
     ] = None
-    replications: Annotated[int, Option("Independent replications, at least.")] = 5
+    replications: Annotated[int, Option("Least number of independent replications.")] = 5
     warmup: Annotated[float | None, "Share of each replication discarded as warm-up. Default: measured."] = None
     seed: Seed = 0
     sla: Annotated[Duration | None, Option("Latency SLA per response, such as 20ms; attainment is reported.")] = None
@@ -547,7 +541,7 @@ class PolicyMachine(SweepOptions):
     service: Annotated[Service, Option("Service-time distribution.")] = "fitted"
     servers: Annotated[Mapping[str, int] | None, 'Servers of a path, {"amx": 2}.'] = None
     buckets: Annotated[Sequence[int] | str | None, "Batch sizes that the main path pads to: 1,2,4,8."] = None
-    precision: Annotated[float | None, Option("Simulate until p99 is known within this share, such as 0.01.")] = None
+    precision: Annotated[float | None, Option("Relative precision of p99 to reach, such as 0.01.")] = None
 
 
 @dataclass(frozen=True)
@@ -593,7 +587,7 @@ class SimulatedLoad(Request):
     users: Users = None
     think: Think = "1s"
     classes: Classes = ()
-    prompt_lengths: Annotated[Any, Option("Recorded requests to draw the token lengths from.")] = None
+    prompt_lengths: Annotated[Any, Option("Recorded requests to draw token lengths from.")] = None
     vary: Annotated[
         Mapping[str, Iterable[Any]] | str | Sequence[str] | None,
         Option("Settings to vary: 'rate=10/s,20/s; replicas=1..4'. Repeatable.", "--sweep", list[str], "Run"),
@@ -618,7 +612,7 @@ class SimulateRequest(PolicySettings, SimulatedLoad, PolicyMachine):
         Option("Batching policy; the first is the baseline. Repeatable.", metavar=Policies, panel="Policies"),
     ] = "gpu-only"
     _: KW_ONLY
-    by_prompt: Annotated[bool, Option("With --arrivals: a request's tokens are its prompt's.", panel="Load")] = False
+    by_prompt: Annotated[bool, Option("With --arrivals: count the prompt's tokens of a request.", panel="Load")] = False
     log: Annotated[Path | None, "Event log of the first 1,000 requests of run 1 (CSV)."] = None
 
 
@@ -650,10 +644,10 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
     prefill_lengths: Annotated[str | None, "Tokens of prompts that they prefill: ..160, 512... Default: all."] = None
     transfer: TransferOf = None
     tenants: Annotated[int, "Users that requests at a rate come from, for routing by prefix."] = 1
-    replicas_at: Annotated[Any, Option("Table (t_s, replicas): how many are asked for from when on.")] = None
+    replicas_at: Annotated[Any, Option("Table (t_s, replicas): requested replicas over time.")] = None
     autoscale: Annotated[
         str | None,
-        Option("Rule for them, METRIC:TARGET:LEAST..MOST: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min."),
+        Option("Autoscaler, METRIC:TARGET:LEAST..MOST: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min."),
     ] = None
     start_up: StartUp = None
     ttft: Ttft = None
@@ -694,19 +688,20 @@ class ValidateRequest(SpecialSettings):
         str | None, Option("Model to fit to the trace's steps. Default: auto.", metavar="NAME", panel="Step costs")
     ] = None
     time: Annotated[
-        Time | None, Option("What to fit, as for latfit fit. Default: the period where known.", panel="Step costs")
+        Time | None, Option("What to fit, as for latfit fit. Default: the period if available.", panel="Step costs")
     ] = None
-    where: Annotated[str | None, Option('Use only steps for which this holds: "tp == 8".', panel="Step costs")] = None
+    where: Annotated[str | None, Option('Use only steps that match: "tp == 8".', panel="Step costs")] = None
     metrics_after: Annotated[
         Path | str | None,
-        Option("The server's /metrics after the run: compare with its engine's counts.", kind=Path),
+        Option("The server's /metrics after the run, to compare with the engine's counts.", kind=Path),
     ] = None
     metrics_before: Annotated[
-        Path | str | None, Option("... and before it. Default: from the server's start on.", kind=Path)
+        Path | str | None,
+        Option("The server's /metrics before the run. Default: since its start.", kind=Path),
     ] = None
     run_steps: Annotated[
         Any,
-        Option("Steps recorded during the run: tells the machine's speed apart.", kind=list[str], metavar="TRACE"),
+        Option("Steps recorded during the run, to measure the machine's speed.", kind=list[str], metavar="TRACE"),
     ] = None
     calibrate: Annotated[
         bool, Option("Fit host time per step and ms per token on the first third; score the rest.")
@@ -727,7 +722,7 @@ class ExportRequest(Request):
         Option("vllm, sglang, trtllm, llamacpp, triton, tensorrt or kubernetes.", argument=True, metavar="TARGET"),
     ]
     _: KW_ONLY
-    model: Annotated[str | None, Option("The model's name or folder, as the engine is to load it.")] = None
+    model: Annotated[str | None, Option("The model's name or folder, as the engine loads it.")] = None
     shapes: Annotated[
         str | Sequence[str],
         Option("tensorrt: an input, B for the batch: input:Bx3x224x224. Repeatable.", "--shape"),
@@ -735,7 +730,7 @@ class ExportRequest(Request):
     begins: Annotated[
         str | None,
         Option(
-            "kubernetes: when the plan's recorded day begins: '06:30 Europe/Berlin'. Default: 00:00 UTC.",
+            "kubernetes: start of the plan's recorded day: '06:30 Europe/Berlin'. Default: 00:00 UTC.",
             metavar="TIME",
         ),
     ] = None
@@ -751,7 +746,7 @@ class ReportRequest(Request):
     paths: Hardware = "hardware.json"
     out: Annotated[Path | str, Option("Folder for the page and its pictures.", kind=Path, metavar="DIR")] = "reports"
     sla: Sla = None
-    rate: Annotated[str | None, Option("With --sla: requests that arrive, such as 500/s.")] = None
+    rate: Annotated[str | None, Option("With --sla: arrival rate, such as 500/s.")] = None
     _: KW_ONLY
     sla_ms: Annotated[float | None, "The SLA as a number of milliseconds."] = None
     rate_per_s: Annotated[float | None, "The rate as a number of requests a second."] = None
@@ -761,7 +756,7 @@ class ReportRequest(Request):
     plan: Annotated["Plan | None", "A plan that was made already."] = None
     trace: Annotated[
         Any,
-        Option("Measured steps to draw; without it those the fits were made from. Repeatable.", kind=list[Path]),
+        Option("Measured steps to draw. Default: those of the fits. Repeatable.", kind=list[Path]),
     ] = None
 
 
@@ -777,7 +772,7 @@ class ProfileRequest(Request):
     budget: Annotated[Duration | None, Option("Time to spend, such as 60s or 5min. Default: 60s.", panel="Run")] = None
     device: Annotated[
         Literal["auto", "numpy", "openvino", "torch-cpu", "torch-cuda"],
-        Option("auto measures all that is there.", panel="Device"),
+        Option("auto measures everything available.", panel="Device"),
     ] = "auto"
     _: KW_ONLY
     isa: Annotated[
@@ -785,10 +780,10 @@ class ProfileRequest(Request):
         Option("Cap the instruction set of CPU kernels.", panel="Device"),
     ] = "auto"
     dtype: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32", "int8"], Option("auto: bf16 where it is fast.", panel="Device")
+        Literal["auto", "bf16", "fp16", "fp32", "int8"], Option("auto: bf16 if it is fast.", panel="Device")
     ] = "auto"
-    threads: Annotated[int | None, Option("Threads. Default: the CPUs that are idle.", panel="Device")] = None
-    pin: Annotated[str | None, Option("CPUs to stay on: 0,2-5.", panel="Device")] = None
+    threads: Annotated[int | None, Option("Threads. Default: the idle CPUs.", panel="Device")] = None
+    pin: Annotated[str | None, Option("CPUs to pin to: 0,2-5.", panel="Device")] = None
     processes: Annotated[
         int | None, Option("Processes that alternate. Default: 3 if memory and budget allow.", panel="Device")
     ] = None
@@ -801,7 +796,7 @@ class ProfileRequest(Request):
         ),
     ] = None
     context: Annotated[str, Option("Cached tokens of a decode request, one number or several: 128,512.")] = "256"
-    layers: Annotated[int | None, Option("Measure only so many of the model's layers.")] = None
+    layers: Annotated[int | None, Option("Number of the model's layers to measure.")] = None
     kernel: Annotated[
         Literal["step", "gemm", "attention"], Option("The whole step, products with weights, or attention.")
     ] = "step"
@@ -816,7 +811,7 @@ class ProfileRequest(Request):
         "adaptive: a grid of five times the budget, the most informative cells first; grid: every cell three times.",
     ] = "auto"
     precision: Annotated[
-        float, Option("Stop early once every median is known this well (95 % interval).", panel="Run")
+        float, Option("Stop once every median has this relative precision (95 % interval).", panel="Run")
     ] = 0.03
     seed: Seed = 0
     out: Annotated[
@@ -835,8 +830,8 @@ class RecordRequest(Request):
     url: Server
     _: KW_ONLY
     duration: Annotated[Duration, Option("How long to record; Ctrl-C ends it earlier.")] = "10min"
-    every: Annotated[Duration, Option("How often to ask: the shortest window.")] = "1s"
-    out: Annotated[Path | str, Option("Trace to write; fit and texts of /metrics beside it.", kind=Path)] = (
+    every: Annotated[Duration, Option("Polling interval: the shortest window.")] = "1s"
+    out: Annotated[Path | str, Option("Trace to write; the fit and texts of /metrics go next to it.", kind=Path)] = (
         "trace.parquet"
     )
     path: Annotated[str | None, Option("Label of the execution path: gpu, cpu, ...", metavar="NAME")] = None
@@ -853,12 +848,10 @@ class RunningEngine(EngineLimits):
     NEEDS = "prefill_fit: fit; kv_blocks block_size synchronous at_measured_speed: fit hardware"
     fit: Annotated[Any, Option("Step costs: simulate what a change would do.", metavar="FIT")] = None
     prefill_fit: PrefillFit = None
-    hardware: Annotated[Any, Option("In place of --fit: the machine's profile, of which the gpu path is taken.")] = None
+    hardware: Annotated[Any, Option("Instead of --fit: the machine's profile, its gpu path.")] = None
     ttft: Ttft = None
     tpot: Tpot = None
-    at_measured_speed: Annotated[bool, Option("Simulate at the measured speed, however far it is from the fit's.")] = (
-        False
-    )
+    at_measured_speed: Annotated[bool, Option("Simulate at the measured speed, even far from the fit's.")] = False
 
 
 @dataclass(frozen=True)
@@ -869,8 +862,8 @@ class WatchRequest(RunningEngine):
     SHOWN = "ttft tpot fit window every max_num_seqs max_num_batched_tokens kv_blocks at_measured_speed"
     url: Server
     _: KW_ONLY
-    window: Annotated[Duration, Option("How far back the figures reach.")] = "30s"
-    every: Annotated[Duration, Option("How often the engine is read.")] = "1s"
+    window: Annotated[Duration, Option("Length of the window that figures cover.")] = "30s"
+    every: Annotated[Duration, Option("How often to read the engine.")] = "1s"
 
 
 @dataclass(frozen=True)
@@ -885,14 +878,14 @@ class DoctorRequest(RunningEngine):
         Option("A running engine; without it this machine is looked at.", argument=True, metavar="URL"),
     ] = None
     _: KW_ONLY
-    duration: Annotated[Duration, Option("How long the engine is read.")] = "10s"
+    duration: Annotated[Duration, Option("How long to read the engine.")] = "10s"
     seed: Seed = 0
     progress: Annotated[Callable[[float, float], None] | None, "Called with (seconds, of)."] = None
 
 
 @dataclass(frozen=True)
 class ServeRequest(Request):
-    """The router as an HTTP front before one or two running engines."""
+    """The router as an HTTP proxy for one or two running engines."""
 
     PANEL = "Routing"
     SHOWN = "policy times hardware lengths slots t_cut classes ageing learn host port token_file"
@@ -912,19 +905,19 @@ class ServeRequest(Request):
         Option("Default: three-stage with two engines."),
     ] = None
     times: Annotated[
-        Mapping[str, Duration] | Sequence[str] | None, Option("Typical time of a reply: gpu=800ms. Repeatable.")
+        Mapping[str, Duration] | Sequence[str] | None, Option("Typical time of a response: gpu=800ms. Repeatable.")
     ] = None
     hardware: Annotated[Any, Option("Profile whose fits give that time, for requests of --lengths.")] = None
     lengths: Annotated[str, Option("Prompt and output tokens: 500:200.")] = "500:200"
     slots: Annotated[
         Mapping[str, int] | Sequence[str] | None,
-        Option("Requests that an engine works on at a time: gpu=8. Repeatable."),
+        Option("Concurrent requests of an engine: gpu=8. Repeatable."),
     ] = None
     t_cut: Annotated[Duration | None, Option("Queueing timeout before falling back to the second engine.")] = None
-    learn: Annotated[bool, Option("Follow the times that replies take.")] = False
+    learn: Annotated[bool, Option("Learn response times while serving.")] = False
     classes: Annotated[
         Sequence[str] | None,
-        Option("Class that a request may name in its header x-latfit-class. Repeatable, most urgent first.", "--class"),
+        Option("Class that requests name in the header x-latfit-class. Repeatable, most urgent first.", "--class"),
     ] = None
     ageing: Annotated[Duration | None, Option("Waiting time worth one class, such as 5s; else strict priority.")] = None
     host: Annotated[str, Option("Address to listen at; 0.0.0.0 for all.", panel="Listening")] = "127.0.0.1"
@@ -932,26 +925,26 @@ class ServeRequest(Request):
     token: Annotated[str | None, "What callers must bear."] = None
     token_file: Annotated[
         Path | None,
-        Option("File with the token that callers must bear; else $LATFIT_TOKEN.", panel="Listening"),
+        Option("File with the bearer token that clients must send; else $LATFIT_TOKEN.", panel="Listening"),
     ] = None
     engine_token: Annotated[str | None, "Sent to the engines."] = None
     most_waiting: Annotated[
-        int, Option("Requests that may wait; others are refused (429).", min=1, panel="Listening")
+        int, Option("Most queued requests; others are rejected (429).", min=1, panel="Listening")
     ] = 256
     max_body: Annotated[str, "Largest body of a request (413)."] = "8MiB"
     max_memory: Annotated[str, "Bodies of all requests together (429)."] = "256MiB"
     connect: Annotated[Duration, "Until an engine is connected."] = "5s"
     first_byte: Annotated[
-        Duration, Option("Until a reply begins; if not streamed, until it is complete.", panel="Timeouts")
+        Duration, Option("Timeout until a response begins; if not streamed, until it is complete.", panel="Timeouts")
     ] = "5min"
     between: Annotated[Duration, "From one piece of a reply to the next, on either side."] = "1min"
-    drain: Annotated[Duration, Option("How long running requests may go on after a stop.", panel="Timeouts")] = "30s"
+    drain: Annotated[Duration, Option("Time for running requests to finish after a stop.", panel="Timeouts")] = "30s"
     ready: Annotated[Callable[[str], None] | None, "Called with the address and the rule in words."] = None
 
 
 @dataclass(frozen=True)
 class ReplayRequest(Request):
-    """Policies driven live on this machine, beside their simulation."""
+    """Policies run live on this machine, compared with their simulation."""
 
     PANEL = "Replay"
     EXCLUDES = "load rate"
@@ -959,12 +952,12 @@ class ReplayRequest(Request):
         str | Sequence[str],
         Option("Policies, with commas between them: gpu-only,three-stage,cutoff.", kind=str),
     ] = "gpu-only,three-stage"
-    load: Annotated[Any, Option("Shares of what the main path carries. Default: 50%,70%.", kind=str)] = None
+    load: Annotated[Any, Option("Loads as shares of the main path's capacity. Default: 50%,70%.", kind=str)] = None
     _: KW_ONLY
-    rate: Annotated[Any, Option("Requests, in place of --load: 100/s,200/s.", kind=str)] = None
+    rate: Annotated[Any, Option("Arrival rates instead of --load: 100/s,200/s.", kind=str)] = None
     duration_each: Annotated[Duration, Option("How long each run lasts.", "--duration")] = "20s"
     executors: Annotated["Sequence[Executor] | None", "The main path and the side path, if there is one."] = None
-    model: Annotated[str, Option("Whose decode steps run.")] = "tiny"
+    model: Annotated[str, Option("Model whose decode steps run.")] = "tiny"
     launch: Annotated[Duration, "How long each batch takes to get to the stand-in for a GPU."] = "8ms"
     max_batch: Annotated[int, "Its largest batch."] = 32
     seed: Seed = 0
@@ -988,9 +981,9 @@ class AddPathRequest(Request):
     flops: Annotated[float | None, Option("Peak FLOP/s of the machine, such as 989e12.", panel="Machine")] = None
     bandwidth: Annotated[float | None, Option("Memory bandwidth in bytes/s, such as 3.35e12.", panel="Machine")] = None
     flops_per_token: Annotated[
-        float | None, Option("FLOP a token, about twice the model's parameters.", panel="Machine")
+        float | None, Option("FLOP per token, about twice the model's parameters.", panel="Machine")
     ] = None
     step_bytes: Annotated[
         float | None, Option("Bytes read by every step, about the size of the weights.", panel="Machine")
     ] = None
-    price: Annotated[float | None, Option("Price an hour, in any one currency.", panel="Machine")] = None
+    price: Annotated[float | None, Option("Price per hour, in any one currency.", panel="Machine")] = None

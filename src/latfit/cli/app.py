@@ -39,33 +39,33 @@ _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 
 VERBS = {
     "Start": {
-        "demo": "Measure, fit, plan and report on this machine, all at once.",
-        "doctor": "Say what this machine lacks, or what binds a running engine.",
+        "demo": "Measure, fit, plan and report on this machine.",
+        "doctor": "Say what this machine lacks, or what limits a running engine.",
     },
     "Measure": {
         "profile": "Measure transformer steps on this machine.",
-        "record": "Record a running engine from outside, by its /metrics.",
-        "watch": "Watch a running engine: its SLO, its tails, what limits it.",
+        "record": "Record a running engine from its /metrics.",
+        "watch": "Watch a running engine: SLO, percentiles, bottleneck.",
         "ingest": "Read engine logs and tables into a clean trace.",
         "trace": "Show what a trace covers before it is fitted.",
     },
     "Fit": {
         "fit": "Fit a latency model to a trace and check it.",
         "predict": "Predict the latency of steps, with intervals.",
-        "evaluate": "Score a fit on a trace it has not seen.",
+        "evaluate": "Score a fit on another trace.",
         "compare": "Compare fits or runs; exit code 8 on a regression.",
     },
     "Decide": {
         "hardware": "Execution paths by name: measured fits, nominal numbers.",
         "plan": "Batch limits, engine settings, capacity, replicas under an SLA.",
-        "export": "A plan as settings of vLLM, SGLang, TensorRT-LLM, Triton, ...",
+        "export": "Write a plan as settings of vLLM, SGLang, Triton, ...",
     },
     "Simulate": {
         "simulate": "Simulate batching policies or a serving engine.",
         "validate": "Compare a measured serving run with its simulation.",
-        "replay": "Run policies live on this machine, beside their simulation.",
+        "replay": "Run policies live and compare them with their simulation.",
     },
-    "Serve": {"serve": "Route requests to running engines by a policy, as an HTTP front."},
+    "Serve": {"serve": "Route requests to running engines (HTTP proxy)."},
     "Show": {"report": "Write a self-contained HTML page with its figures."},
 }
 """In the order of use: the groups of `latfit --help`, each verb with its line."""
@@ -137,10 +137,10 @@ def latfit(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and what it runs on."),
     ] = False,
 ) -> None:
-    """Latency models of inference steps (B requests, S tokens, T ms), and what follows from them.
+    """Latency models of inference steps (B requests, S tokens, T ms), and decisions from them.
 
-    latfit fits and checks a model on measured steps, says how far to trust it, and turns it into batch limits, engine
-    settings, routing between CPU and GPU, capacity and replicas.
+    latfit fits a model to measured steps, reports its error, and derives batch limits, engine settings, CPU/GPU
+    routing, capacity and replicas.
 
     First steps: latfit fit sample_traces/rtx4090_llama-3.1-8b.parquet, latfit plan --rate 4/s --lengths 1000:250
     --ttft 1s --tpot 50ms, latfit report --sla 50ms. Without data: latfit demo.

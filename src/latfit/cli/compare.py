@@ -14,12 +14,11 @@ MOST = 8
 
 @verb
 def compare(request: CompareRequest, output: OutputOptions) -> None:
-    """Compare runs, with a verdict on where one became slower.
+    """Compare runs, with a verdict by phase and region.
 
-    Each against the first, phase by phase and by regions of (B, S): in the cells that both have measured where the
-    steps are at hand, else by their fits. Exit code 8 where a phase or region is slower by more than the tolerance, as
-    sure as 95 % for all of them together. Single runs of two starts of an engine cannot separate the machine from the
-    code: measure both in turn, and compare all runs with --alternate.
+    The first is the baseline. Phases and regions of (B, S) are compared in common cells, or by fits where none are
+    common. Exit code 8 if one is slower by more than the tolerance, at 95 % confidence for all together. One run of
+    each version cannot separate the machine from the code: measure in turn, and compare all runs with --alternate.
 
     \b
     latfit compare before.parquet after.parquet --tolerance 3%

@@ -22,7 +22,7 @@ class DemoOptions(Request):
     """Where to, how long, how much is said; each step prints what its own command prints."""
 
     PANEL = "Demo"
-    out: Annotated[Path, Option("Folder that everything goes into.", metavar="DIR")] = Path("reports/demo")
+    out: Annotated[Path, Option("Output folder.", metavar="DIR")] = Path("reports/demo")
     budget: Annotated[str, Option("Time to spend measuring.")] = "60s"
     seed: Seed = 0
     quiet: Quiet = False
@@ -32,7 +32,7 @@ class DemoOptions(Request):
 def demo(options: DemoOptions) -> None:
     """Profile, fit, plan and report on this machine.
 
-    The main job end to end, with nothing but the core installed.
+    The main workflow end to end, without extras.
 
     \b
     latfit demo --out reports/demo

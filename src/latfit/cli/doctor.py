@@ -1,4 +1,4 @@
-"""`latfit doctor`: what this machine has, or what binds a running engine."""
+"""`latfit doctor`: what this machine has, or what limits a running engine."""
 
 from dataclasses import replace
 
@@ -11,11 +11,10 @@ from latfit.errors import WrongUsage
 
 @verb
 def doctor(request: DoctorRequest, output: OutputOptions) -> None:
-    """Say what this machine lacks, or what binds a running engine and what would help it.
+    """Say what this machine lacks, or what limits a running engine and what would help.
 
-    With the address of a running engine its /metrics are read for ten seconds: what binds, which setting would help and
-    which would do nothing, by what its counters prove; with a fit, by how much, where its simulation agrees with what
-    the engine measured.
+    With the address of a running engine: reads its /metrics for ten seconds and diagnoses the bottleneck from counters.
+    With a fit the effect of each setting is simulated, if the simulation agrees with the measured latencies.
 
     \b
     latfit doctor

@@ -21,8 +21,8 @@ class ScoredFit(Request):
 def evaluate(scored: ScoredFit, request: ReadRequest, output: OutputOptions) -> None:
     """Score a fit on a trace that it was not fitted to.
 
-    Whether the steps are of the fitted machine (exit code 4 where they are not), errors overall and by phase, coverage
-    of the prediction intervals, and how many steps lie outside the measured range.
+    Errors overall and by phase, coverage of the prediction intervals, and steps outside the measured range. Exit code 4
+    if the steps are of another machine.
 
     Example: latfit evaluate trace.fit.json other.parquet
     """

@@ -19,8 +19,7 @@ class ExportFiles(OutputOptions):
 
 @verb
 def export(request: ExportRequest, output: ExportFiles) -> None:
-    """Write a plan down as settings of a serving engine: every value with its reason, the plan that it comes from, and
-    when it holds.
+    """Write a plan as settings of a serving engine, every value with its reason.
 
     \b
     latfit plan --rate 40/s --lengths 2000:300 --ttft 500ms --tpot 50ms --out plan.json

@@ -38,16 +38,16 @@ class TargetOptions(Request):
     max_error: Annotated[
         str | None,
         Option(
-            "Keep fits of a larger cross-validated error out of the profile: 10%. Without it those far above the noise"
-            " floor or the linear baseline."
+            "Largest held-out error that enters the profile: 10%. Default: refuse errors far above the noise floor"
+            " or the linear baseline."
         ),
     ] = None
     force: Annotated[
         bool,
-        Option("Enter the fit into the profile all the same, and in place of a measurement of another system."),
+        Option("Enter the fit into the profile anyway, also over a measurement of another system."),
     ] = False
     report: ReportFolder = None
-    strict: Annotated[bool, Option("Exit with 4 when the fit has warnings.")] = False
+    strict: Annotated[bool, Option("Exit code 4 if the fit has warnings.")] = False
 
     def file(self, source: str, label: str) -> Path:
         """NAME.fit.json, or NAME.LABEL.fit.json where a source holds several systems."""

@@ -40,9 +40,8 @@ class Batches(Request):
 def add(request: AddPathRequest, place: Profile, output: OutputOptions) -> None:
     """Enter a path into the profile, from a fit or from nominal numbers.
 
-    A path that is there keeps its ceiling and price where nothing new is said; without a fit and nominal numbers only
-    those change. A new measurement of the same system replaces the old one; --force also replaces a measured path by
-    nominal numbers, or by the fit of another system.
+    An existing path keeps its ceiling and price unless given again. A new measurement of the same system replaces the
+    old one; --force also replaces a measured path by nominal numbers or by the fit of another system.
 
     Example: latfit hardware add gpu --nominal "launch=12ms,slope=0.05ms"
     """

@@ -22,14 +22,14 @@ class TraceFiles(OutputOptions):
     """Where rows go."""
 
     out: TraceFile = Path("trace.parquet")
-    dropped: Annotated[Path | None, Option("Also write the dropped rows, with the reason, into this file.")] = None
+    dropped: Annotated[Path | None, Option("File for the dropped rows, with reasons.")] = None
 
 
 @verb
 def ingest(request: ReadRequest, output: TraceFiles) -> None:
     """Read engine logs and tables into a clean trace.
 
-    What was dropped, and why, is counted; --dropped keeps those rows.
+    Dropped rows are counted by reason; --dropped keeps them.
 
     Example: latfit ingest server.log --out trace.parquet
     """

@@ -25,13 +25,13 @@ class PlanFiles(FileOptions):
 
 @verb
 def plan(batches: PlanRequest, engines: EnginePlanRequest, files: PlanFiles, output: OutputOptions) -> None:
-    """Say what fits under a latency SLA, and how to run a load within it.
+    """Plan batch limits, settings and replicas under a latency SLA.
 
-    With requests that have lengths: how many serving engines keep the limits of TTFT, TPOT and latency, and their
-    settings, searched by simulation.
+    With --lengths: the fewest replicas of a serving engine that meet TTFT, TPOT and latency limits, and their settings,
+    searched by simulation.
 
-    Without lengths: which steps meet the SLA, thresholds, engine settings; with a rate, responses of batches with their
-    waiting: strategy, T_cut, capacity, replicas. Exit code 5: it cannot be met; 4: the data do not support it.
+    Without --lengths: steps that meet the SLA, thresholds, engine settings; with --rate also responses with their
+    waiting: strategy, T_cut, capacity, replicas. Exit code 5: infeasible; 4: not supported by the data.
 
     \b
     latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @verb
 def record(request: RecordRequest, output: OutputOptions) -> None:
-    """Record a running engine from outside, by polling its /metrics; nothing is restarted.
+    """Record a running engine by polling its /metrics; nothing is restarted.
 
     Writes the mean step of each window, which latfit fit reads, and the first and last text of /metrics. Then fits the
-    windows, simulates the load that was seen, and compares with the server's own histograms.
+    windows, simulates the observed load, and compares with the server's own histograms.
 
     \b
     latfit record http://localhost:8000 --duration 10min --out trace.parquet

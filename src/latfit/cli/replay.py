@@ -12,10 +12,10 @@ from latfit.errors import FitNotUsable
 
 @verb
 def replay(request: ReplayRequest, output: OutputOptions) -> None:
-    """Run batching policies live on this machine and hold the simulation against them.
+    """Run batching policies live on this machine and compare them with their simulation.
 
-    Open-loop Poisson arrivals go through the router to real decode steps on two cores. Their times are measured and
-    fitted first; the same arrivals are simulated. Exit code 4 where a run is not as predicted, or others disturbed it.
+    Step times are measured and fitted first. Open-loop Poisson arrivals then go through the router to real decode steps
+    on two cores, and the same arrivals are simulated. Exit code 4 if a run is not as predicted, or was disturbed.
 
     Example: latfit replay --policy three-stage --load 70% --duration 20s
     """

@@ -1,4 +1,4 @@
-"""`latfit serve`: the router as an HTTP front before running engines."""
+"""`latfit serve`: the router as an HTTP proxy for running engines."""
 
 import os
 from dataclasses import replace
@@ -13,10 +13,10 @@ TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
 
 @verb
 def serve(request: ServeRequest, output: OutputOptions) -> None:
-    """Stand before running engines (vLLM, llama.cpp, SGLang) and route each request by a policy.
+    """Route each request to one of several running engines (vLLM, llama.cpp, SGLang) by a policy.
 
-    OpenAI's /v1/completions and /v1/chat/completions pass through, streams too; /v1/models, /health, /metrics. Nothing
-    that a user sends is logged. SIGTERM or Ctrl-C ends it when what runs has ended, a second one at once.
+    Proxies OpenAI's /v1/completions and /v1/chat/completions, streams included; answers /v1/models, /health, /metrics.
+    Contents of requests are not logged. SIGTERM or Ctrl-C drains running requests; a second one exits at once.
 
     \b
     latfit serve gpu=http://localhost:8000 cpu=http://localhost:8001 \\

@@ -40,9 +40,9 @@ simulate = group_of_verbs(
 
 @subverb(simulate)
 def policies(request: SimulateRequest, files: FileOptions, output: OutputOptions) -> None:
-    """Batching policies on one or two execution paths.
+    """Simulate batching policies on one or two execution paths.
 
-    All policies meet the same random arrivals, so that differences between them are surer than the numbers themselves.
+    All policies meet the same random arrivals and noise (common random numbers).
 
     \b
     latfit simulate policies --policy three-stage --policy gpu-only --rate 500/s
@@ -71,10 +71,10 @@ def policies(request: SimulateRequest, files: FileOptions, output: OutputOptions
 
 @subverb(simulate)
 def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOptions) -> None:
-    """A serving engine, token by token.
+    """Simulate a serving engine token by token.
 
-    Batching, KV cache, preemption and replicas are simulated; steps cost what a fit says. Check the engine's limits
-    with `latfit validate` on a measured run first.
+    Batching, KV cache, preemption and replicas are simulated with step times from a fit. First check the settings
+    with `latfit validate` on a measured run.
 
     \b
     latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
@@ -97,9 +97,9 @@ def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOpt
 
 @subverb(simulate)
 def study(request: StudyRequest, files: FileOptions, output: OutputOptions) -> None:
-    """The literature's claims on batching, tested on this hardware.
+    """Test claims of the literature on batching on this hardware.
 
-    Every policy at ten loads up to what the main path serves, and serving engines whose steps cost the same.
+    Runs every policy at ten loads up to the capacity of the main path, and serving engines with the same step times.
 
     \b
     latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms --nominal amx:p50=2ms

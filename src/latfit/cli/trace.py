@@ -25,14 +25,14 @@ FEW = 3
 class Picture(OutputOptions):
     """Where the picture goes."""
 
-    figure: Annotated[Path | None, Option("Also draw the coverage into this PNG.", "--figure --picture")] = None
+    figure: Annotated[Path | None, Option("PNG file for a plot of the coverage.", "--figure --picture")] = None
 
 
 @subverb(trace)
 def show(request: ReadRequest, output: Picture) -> None:
     """Show what a trace covers and what it lacks.
 
-    Batches and tokens, phases, time, gaps, drift, and what a good fit would want besides.
+    Batches and tokens, phases, time, gaps, drift, and what a better fit needs.
 
     Example: latfit trace show trace.parquet --figure coverage.png
     """

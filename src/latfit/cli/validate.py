@@ -18,17 +18,17 @@ class ValidationFiles(Request):
     """What becomes of the files."""
 
     PANEL = "Comparison"
-    strict: Annotated[bool, Option("Exit code 4 where simulated and measured differ.")] = False
+    strict: Annotated[bool, Option("Exit code 4 if simulated and measured differ.")] = False
     out: JsonFile = None
     figure: Figure = None
 
 
 @verb
 def validate(request: ValidateRequest, files: ValidationFiles, output: OutputOptions) -> None:
-    """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
+    """Compare the measured TTFT, TPOT and latency of a serving run with its simulation.
 
-    The same arrivals go through a simulated engine. Step costs are fitted to a trace or log of the engine, which also
-    says how it is set up; an option here goes before what it says.
+    The same arrivals go through a simulated engine. Step times are fitted to a trace or log of the engine, which also
+    has its settings; options take precedence.
 
     \b
     latfit validate server.log run.json --metrics-before 0.txt --metrics-after 1.txt

@@ -30,10 +30,10 @@ ONCE_MS = 10_000.0
 
 @verb
 def watch(request: WatchRequest, output: Once) -> None:
-    """Watch a running engine: SLO, tails, tokens, queue, KV cache, what limits it and what would help.
+    """Watch a running engine: SLO, percentiles, tokens, queue, KV cache, and what limits it.
 
-    Tails are those of the server's histograms over the window, known by their buckets. With a fit the capacity under
-    the SLO is predicted. Ctrl-C ends it; without a terminal one block is printed.
+    Percentiles come from the buckets of the server's histograms over the window. With a fit the capacity under the SLO
+    is predicted. Ctrl-C ends it; without a terminal one block is printed.
 
     \b
     latfit watch http://localhost:8000 --ttft 500ms --tpot 50ms --fit trace.fit.json
