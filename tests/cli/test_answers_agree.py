@@ -166,7 +166,7 @@ def test_responses_planned_are_responses_simulated(fitted: tuple[str, Path], ask
     sla = 1000 * SLA_MS[fitted[0]]
 
     def greedy(rate: float) -> Any:
-        plan = ask(f"plan --sla {sla}ms --rate {rate:.6g}/s --hardware alone.json")
+        plan = ask(f"plan --sla {sla}ms --rate {rate:.6g}/s --tokens-per-request 1 --hardware alone.json")
         return next(way for way in plan["strategies"] if "greedy" in way["name"])
 
     rate = (0.6 if fitted[0] == "smollm2" else 0.9) * greedy(1)["rate_limit_per_s"]

@@ -226,7 +226,7 @@ def load_binding(row: Alternative) -> str:
 
 
 def capacity_line(found: Capacity) -> str:
-    """`1 replica needed; capacity 2,655 req/s per replica, SLA-bound (stability limit 3,400 req/s).`"""
+    """`1 replica needed. Capacity 2,655 req/s per replica, SLA-bound (stability limit 3,400 req/s).`"""
     price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
     if found.replicas is None:
         needed = "No number of replicas serves this load"

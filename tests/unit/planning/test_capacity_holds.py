@@ -28,7 +28,7 @@ def profile() -> HardwareProfile:
 def test_on_the_sample_profile(profile: HardwareProfile) -> None:
     found = make_plan(profile, 20.0, request=PlanRequest(rate=2.0)).capacity
     assert isinstance(found, Capacity)
-    printed = re.search(r"capacity ([\d,.]+) req/s", capacity_line(found))
+    printed = re.search(r"Capacity ([\d,.]+) req/s", capacity_line(found))
     assert printed is not None
     highest = parse_rate_per_ms(f"{printed[1].replace(',', '')}/s", option="--rate")
     at, above = (make_plan(profile, 20.0, request=PlanRequest(rate=factor * highest)) for factor in (1.0, 1.05))
