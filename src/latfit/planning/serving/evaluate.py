@@ -8,7 +8,7 @@ configuration".
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -64,6 +64,10 @@ CROWDED, MOST_LONGER = 0.9, 12.0
 ALONE, FLOOD, LONG_FLOOD = 1_000, 4_000, 60_000
 """Requests to measure an engine without contention, its saturated throughput, and the latter near saturation."""
 
+FLOOD_SIGMA, LEAST_FLOOD_ERROR = 4.0, 0.02
+"""Standard errors by which a throughput measured with FLOOD requests may be off; and the error of equal requests, which
+start and end together."""
+
 RARE = 1e-9
 """Arrival rate per ms at which requests never overlap."""
 
@@ -117,14 +121,22 @@ class Measured:
         Whether the setup sustains the load; False if the queue grows without bound.
     first
         The first replication.
+    outcome
+        Statistics over all replications; None of a setup that the search only compares.
     """
 
     setup: Setup
     scale: float
     reached: tuple[Reached, ...]
     carried: bool
-    summary: EngineSummary
     first: EngineRun
+    outcome: EngineSummary | None = None
+
+    @property
+    def summary(self) -> EngineSummary:
+        """The outcome of a final answer."""
+        assert self.outcome is not None
+        return self.outcome
 
     @property
     def met(self) -> bool:
@@ -223,7 +235,8 @@ class Evaluator:
         key = (setup, scale, slower, replications)
         if key not in self.known:
             load = scaled(self.load, scale, slower)
-            self.known[key] = self._decided(setup, load, scale, slower, replications)
+            found, done = self._decided(setup, load, scale, slower, replications)
+            self.known[key] = found if replications < VERIFIED else self._summarised(found, done)
         return self.known[key]
 
     def elsewhere(self, load: Load, costs: StepCosts, apart: tuple[StepCosts, Transfer] | None = None) -> "Evaluator":
@@ -234,7 +247,9 @@ class Evaluator:
         """Simulate several setups in parallel."""
         return self.side_by_side(lambda setup: self.measure(setup, scale, replications=replications), setups)
 
-    def _decided(self, setup: Setup, load: Load, scale: float, slower: float, most: int) -> Measured:
+    def _decided(
+        self, setup: Setup, load: Load, scale: float, slower: float, most: int
+    ) -> tuple[Measured, Replications]:
         # Replications of a recording differ only by the noise of many steps, so one is enough. An unstable load is
         # missed without simulation; one run is made for the report.
         once = isinstance(load, RecordedLoad) and most == MOST
@@ -252,18 +267,20 @@ class Evaluator:
         self.work.setups += 1
         self.work.steps += sum(run.counters.steps for run in done.runs)
         self.tick(self.work.setups)
-        return found
+        return found, done
+
+    def _summarised(self, found: Measured, done: Replications) -> Measured:
+        times = found.setup.replicas / self._simulated(found.setup)
+        return replace(found, outcome=_of_all(done.summary(self.targets.promise), times))
 
     def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
-        summary = _of_all(done.summary(self.targets.promise), setup.replicas / self._simulated(setup))
         # A finite run can end before the queue of a slight overload has grown.
-        carried = self.lead is not None or (summary.stable and self.carries(setup, scale * slower))
+        carried = self.lead is not None or (done.stable and self.carries(setup, scale * slower))
         return Measured(
             setup,
             scale,
             self.targets.reached(done.runs, done.warmup if self.lead is None else self.lead, slower),
             carried,
-            summary,
             done.runs[0],
         )
 
@@ -318,7 +335,7 @@ class Evaluator:
         if key not in self.known:
             options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
             done = replicate(self._rare(), self.costs, settings, options, self._cluster(Routing()))
-            self.known[key] = self._judged(*key[:2], done, 1.0)
+            self.known[key] = self._summarised(self._judged(*key[:2], done, 1.0), done)
             self.work.setups += 1
         return self.known[key]
 
@@ -353,12 +370,24 @@ class Evaluator:
         offered = self.rate_per_s * scale
         if self.apart is None:
             found = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
-            if not CROWDED < found < 1 / CROWDED or not isinstance(self.load, OpenLoad):
+            if abs(found - 1) > self._flood_error or not isinstance(self.load, OpenLoad):
                 return found
-            # With heavy-tailed lengths FLOOD requests leave an error of a few percent.
             return offered / (setup.most * self.saturated(setup.settings, LONG_FLOOD).requests_per_s)
         prefill, decode = self.of_kinds(setup.settings)
         return offered / min(setup.prefill * prefill, setup.replicas * decode)
+
+    @cached_property
+    def _flood_error(self) -> float:
+        """Relative error that a throughput measured with FLOOD requests does not exceed."""
+        lengths = lengths_of(self.load).lengths(FLOOD, np.random.default_rng(self.seed))
+        varied = max(float(each.std() / each.mean()) for each in lengths)
+        return max(FLOOD_SIGMA * varied / math.sqrt(FLOOD / 2), LEAST_FLOOD_ERROR)
+
+    def sustainable(self, setups: Iterable[Setup], scale: float = 1.0) -> list[Setup]:
+        """Return the setups that sustain the load."""
+        each = list(setups)
+        kept = self.side_by_side(lambda setup: self.carries(setup, scale), each)
+        return [setup for setup, carried in zip(each, kept, strict=True) if carried]
 
     def of_kinds(self, settings: EngineSettings) -> tuple[float, float]:
         """Return the saturated requests/s of one prefill engine and of one decode engine."""

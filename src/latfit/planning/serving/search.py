@@ -47,6 +47,9 @@ NEAR = 1.05
 FAR = 1.5
 """The same ratio beyond which a token budget is given up after its first batch limits."""
 
+FLAT = 1.001
+"""Ratio of neighbouring batch limits' results up to which the limit does not matter."""
+
 SEQUENCES = tuple(2**k for k in range(2, 13))
 BUDGETS = tuple(2**k for k in range(8, 15))
 MOST_SEQUENCES = SEQUENCES[-1]
@@ -209,17 +212,22 @@ class Search:
         low = min(SEQUENCES[0], high)
         if "max_num_seqs" in self.room.fixed:
             low = high = settings.max_num_seqs
-        best: Measured | None = None
+        known: dict[int, Measured] = {}
         while True:
-            grid = [replace(settings, max_num_seqs=count) for count in _geometric(low, high)]
-            setups = [each for each in (Setup(one, replicas) for one in grid) if self.evaluator.carries(each)]
-            found = self.evaluator.each(setups, replications=1)
-            best = min([*found, *([] if best is None else [best])], key=lambda each: each.ratio, default=None)
-            if best is None or best.ratio <= 1 or best.ratio > FAR or high - low < POINTS:
-                return best
-            counts = [each.max_num_seqs for each in grid]
-            at = counts.index(best.setup.settings.max_num_seqs)
+            grid = [Setup(replace(settings, max_num_seqs=count), replicas) for count in _geometric(low, high)]
+            tried = self.evaluator.sustainable(grid)
+            known |= {each.setup.settings.max_num_seqs: each for each in self.evaluator.each(tried, replications=1)}
+            if not known:
+                return None
+            best = min(known, key=lambda count: known[count].ratio)
+            counts = sorted({*known, *(each.settings.max_num_seqs for each in grid)})
+            at = counts.index(best)
             low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
+            level = any(
+                known[each].ratio <= FLAT * known[best].ratio for each in (low, high) if each in known and each != best
+            )
+            if known[best].ratio <= 1 or known[best].ratio > FAR or high - low < POINTS or level:
+                return known[best]
 
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """Return the fewest engines that meet the targets with these settings; None if more do not help."""
@@ -306,7 +314,7 @@ class Search:
         left = [replace(begun, settings=each) for each in self.room.alternatives(at, axis)]
         while left:
             asked = load * PRECISION * GAIN
-            tried = [each for each in left if self.evaluator.carries(each, asked)]
+            tried = self.evaluator.sustainable(left, asked)
             met = [each for each in self.evaluator.each(tried, asked) if each.met]
             if not met:
                 break

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from latfit.exporting import engine_key, start_line, vllm_flags
 from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, SchedulePlan, ServingPlan, Trade
-from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
 from latfit.reporting.format import count
-from latfit.reporting.layout import Picture, Rendered
 from latfit.reporting.plan.summary import STATES, PlanSummary
 from latfit.reporting.simulation.brief import half_width
-from latfit.reporting.simulation.page import Making
 from latfit.simulation import EngineSummary, Interval
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from latfit.reporting.layout import Rendered
+    from latfit.reporting.simulation.page import Making
 
 HELPFUL = 3
 """Changes that are named on a terminal."""
@@ -267,6 +267,8 @@ def front_table(front: Sequence[Trade]) -> Table:
 
 def serving_figure(plan: ServingPlan) -> "Figure":
     """Tokens per second of a replica over those of a user: the front, with the planned settings."""
+    from latfit.reporting import style  # brings matplotlib, which a plan in text does without
+
     figure = style.new_figure((7.0, 4.6))
     axes = figure.subplots()
     speeds = [each.speed_per_s for each in plan.pareto]
@@ -296,13 +298,15 @@ def serving_figure(plan: ServingPlan) -> "Figure":
     return figure
 
 
-def serving_page(plan: ServingPlan, made: Making) -> Rendered:
+def serving_page(plan: ServingPlan, made: "Making") -> "Rendered":
     """The plan as a page."""
+    from latfit.reporting import layout, style
+
     told = serving_summary(plan)
-    pictures: Sequence[Picture] = []
+    pictures = []
     if plan.pareto:
         alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
-        pictures = [Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
+        pictures = [layout.Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
     words = {"good": "meets the targets", "doubt": "likely meets the targets", "bad": "misses the targets"}
     looks = {"good": "", "doubt": "doubt", "bad": "unmet"}
     answer = {
@@ -328,7 +332,7 @@ def serving_page(plan: ServingPlan, made: Making) -> Rendered:
         making=layout.making(made.command, made.made_at),
         notes=(),
     )
-    return Rendered(html, pictures)
+    return layout.Rendered(html, pictures)
 
 
 def _numbers(plan: ServingPlan) -> list[KeyNumber]:

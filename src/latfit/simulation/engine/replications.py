@@ -18,7 +18,7 @@ from latfit.simulation.engine.cluster.replicas import (
     serve_apart,
     serve_replicas,
 )
-from latfit.simulation.engine.result import EngineResult, Promise, backlogged, summarise
+from latfit.simulation.engine.result import EngineResult, Promise, backlogged, grows, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
@@ -83,8 +83,12 @@ class Replications:
     def summary(self, promise: Promise = Promise()) -> EngineSummary:
         """Return statistics over the replications."""
         names = [] if isinstance(self.load, RecordedLoad) else [each.name for each in self.load.classes]
-        found = summarise(self.runs, promise, self.warmup, names)
-        return structs.replace(found, stable=found.stable and self.carried)
+        return structs.replace(summarise(self.runs, promise, self.warmup, names), stable=self.stable)
+
+    @property
+    def stable(self) -> bool:
+        """Whether waits neither grow over the runs nor leave a backlog at the last arrival."""
+        return self.carried and (bool(self.runs[0].users) or not grows(self.runs))
 
     @property
     def carried(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from latfit.planning.serving.apart import MOST_APART, Pairs
-from latfit.planning.serving.evaluate import Evaluator, Setup
+from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Setup
 from latfit.planning.serving.search import Room
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import (
@@ -105,6 +105,6 @@ def test_recorded_requests_are_served_as_they_are() -> None:
     requests = TRAFFIC.sample(2_000, Streams(3))
     load = RecordedLoad(make_requests(requests.arrival_ms, 600, 60))
     evaluator = apart(Targets((RequestTarget("ttft", 200.0),)), load=load)
-    found = evaluator.measure(Setup(START, 2, prefill=2))
+    found = evaluator.measure(Setup(START, 2, prefill=2), replications=VERIFIED)
     assert len(found.first.requests) == 2_000
     assert not math.isnan(found.summary.tpot["p99"].value)

@@ -99,7 +99,7 @@ def test_users_and_recorded_requests_of_many_replicas() -> None:
     targets = Targets((RequestTarget("ttft", 50.0),))
     users = ClosedLoad(400, 0.0, lengths=Constant(1, 1))
     loop = Evaluator(users, linear_costs(10.0, 0.0, 0.0), targets, alone_ms=10.0)
-    found = loop.measure(Setup(ONE, 200))
+    found = loop.measure(Setup(ONE, 200), replications=VERIFIED)
     assert found.summary.throughput_per_s == pytest.approx(200 * 100.0, rel=0.05)
     requests = make_requests(np.linspace(0.0, 150.0, 3_000), 300, 20)
     recorded = Evaluator(RecordedLoad(requests), COSTS, targets)

@@ -84,8 +84,8 @@ def test_engines_are_asked_for_ahead_of_need() -> None:
 def test_a_number_that_does_not_change_is_the_fixed_one() -> None:
     of = day(1, (7.0, 7.0, 7.0))
     evaluator = Evaluator(of.load, COSTS, TARGETS)
-    fixed = evaluator.measure(Setup(ALONE, 2))
-    same = evaluator.measure(Setup(ALONE, 2, of.asked((2, 2, 2)), START_UP_MS))
+    fixed = evaluator.measure(Setup(ALONE, 2), replications=VERIFIED)
+    same = evaluator.measure(Setup(ALONE, 2, of.asked((2, 2, 2)), START_UP_MS), replications=VERIFIED)
     assert [each.to_json() for each in fixed.reached] == [each.to_json() for each in same.reached]
     assert fixed.summary.replica_hours == same.summary.replica_hours
 

@@ -5,6 +5,8 @@ import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,3 +221,23 @@ def test_a_replica_count_is_refused_only_where_no_setting_meets_the_targets() ->
     assert not judge.measure(Setup(start, least)).met
     assert found.best.setup.replicas == least
     assert judge.measure(found.best.setup).met
+
+
+class BestAtNine:
+    """Results of batch limits whose ratio to the limit is least at nine requests."""
+
+    def sustainable(self, setups: list[Setup]) -> list[Setup]:
+        return setups
+
+    def each(self, setups: list[Setup], *, replications: int) -> list[Any]:
+        ratios = [1.1 + abs(math.log(each.settings.max_num_seqs / 9)) for each in setups]
+        return [SimpleNamespace(setup=setup, ratio=ratio) for setup, ratio in zip(setups, ratios, strict=True)]
+
+
+def test_a_finer_grid_without_a_better_batch_limit_keeps_the_best() -> None:
+    """The first grid of 4 to 256 contains 9; the next, of 4 to 21, contains 8 and 11."""
+    evaluator: Any = BestAtNine()
+    start = EngineSettings(max_num_seqs=256, max_num_batched_tokens=256)
+    found = Search(evaluator, start)._best_batch(1, start)
+    assert found is not None
+    assert found.setup.settings.max_num_seqs == 9
