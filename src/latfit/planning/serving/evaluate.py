@@ -270,8 +270,8 @@ class Evaluator:
         return found, done
 
     def _summarised(self, found: Measured, done: Replications) -> Measured:
-        times = found.setup.replicas / self._simulated(found.setup)
-        return replace(found, outcome=_of_all(done.summary(self.targets.promise), times))
+        summary, times = done.summary(self.targets.promise), found.setup.replicas / self._simulated(found.setup)
+        return replace(found, outcome=structs.replace(summary, **{n: times * getattr(summary, n) for n in RATES}))
 
     def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
         # A finite run can end before the queue of a slight overload has grown.
@@ -468,13 +468,6 @@ def dealt(load: Load, kept: int, among: int, *, in_turn: bool) -> Load:
         return replace(load, users=max(round(load.users * kept / among), 1))
     assert isinstance(load, OpenLoad)
     return replace(load, arrivals=Dealt(load.arrivals, kept, among, in_turn))
-
-
-def _of_all(summary: EngineSummary, times: float) -> EngineSummary:
-    """Scale additive figures from the simulated engines to all."""
-    return (
-        structs.replace(summary, **{name: times * getattr(summary, name) for name in RATES}) if times != 1 else summary
-    )
 
 
 def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:

@@ -5,7 +5,6 @@ same kind had been recorded. A warning also names larger replica counts that mis
 docs/theory/planning.md, "Recorded requests".
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy as np
 from latfit.messages import Message, message
 from latfit.planning.serving.evaluate import Evaluator, Measured
 from latfit.planning.serving.result import Reached
-from latfit.planning.serving.targets import RequestTarget
 from latfit.stats import FloatArray
 from latfit.units import format_ms, format_percent, number
 from latfit.workload import RecordedLoad
@@ -54,7 +52,7 @@ def _open(evaluator: Evaluator, best: Measured, each: Reached) -> str:
             return ""
         ends = f"{number(100 * low, 2)} to {format_percent(100 * high)}"
         return f"{format_percent(each.value)} of {n:,} {each.name}; of others like these it could be {ends}"
-    target = _target(evaluator.targets.targets, each.name)
+    target = next(one for one in evaluator.targets.targets if one.name == each.name)
     times = np.sort(target.times(run, 0.0))
     low, high = percentile_interval(times, target.percentile / 100)
     if high <= each.limit:
@@ -63,10 +61,6 @@ def _open(evaluator: Evaluator, best: Measured, each: Reached) -> str:
     slowest = f"the {decided:,} slowest" if decided > 1 else "the slowest"
     ends = f"{format_ms(low)} to {format_ms(high)}"
     return f"{each.name} rests on {slowest} of {len(times):,} requests; of others like these it could be {ends}"
-
-
-def _target(targets: Sequence[RequestTarget], name: str) -> RequestTarget:
-    return next(each for each in targets if each.name == name)
 
 
 def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:

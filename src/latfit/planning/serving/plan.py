@@ -111,9 +111,9 @@ def plan_serving(
     messages += _of_fits(list(fits.values())) + _beyond_context(load, list(fits.values()), shown.setup.settings)
     met = found.best is not None and found.best.met
     messages += few_requests(evaluator, shown, given=request.replicas is not None) if met else []
-    messages += [
-        message("assumed", what=each) for each in _notes(load, request, room, shown) + _not_apart(apart, shown)
-    ]
+    messages += [message("assumed", what=each) for each in _notes(load, request, room, shown)]
+    if apart is not None and shown.setup.replicas > MOST_APART:
+        messages.append(message("assumed", what=f"Prefill apart is looked for up to {MOST_APART} replicas."))
     if met and not shown.precise:
         each = next(each for each in shown.reached if not each.precise)
         ends = f"{each.name} is {format_ms(each.low)} to {format_ms(each.high)}"
@@ -193,11 +193,6 @@ def _apart(
         return best
     price = _per_million(request.price_per_hour * best.total, best.outcome)
     return structs.replace(best, price_per_million_tokens=price)
-
-
-def _not_apart(apart: PrefillApart | None, shown: Measured) -> list[str]:
-    many = apart is not None and shown.setup.replicas > MOST_APART
-    return [f"Prefill apart is looked for up to {MOST_APART} replicas."] if many else []
 
 
 def _rate(load: Load, shown: Measured) -> float:
