@@ -391,7 +391,7 @@ def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
 
     fixed = by_name(request.fix, "--fix", "P_max=60")
     options = FitOptions(
-        **given(model="model", loss="loss", residuals="residuals", weights="weights", solver="solver"),
+        **given(model="model", loss="loss", residuals="residuals", weights="weights"),
         fixed={name: _number(value, "--fix", "P_max=60") for name, value in fixed.items()},
         bounds=_ranges(request.bounds, "--bounds", "k_B=0.01:1", lambda low, high: 0 <= low < high < math.inf),
         priors=_ranges(

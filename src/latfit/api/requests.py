@@ -158,13 +158,12 @@ class ModelOptions(Request):
     prior: Annotated[Ranges, Option("Prior of a parameter, mean and deviation: P_max=60:5. Repeatable.")] = None
     loss: Annotated[str | None, "Robust loss of the residuals: huber, soft_l1, tukey or linear."] = None
     residuals: Annotated[str | None, "relative (log of predicted/observed) or absolute (ms)."] = None
-    solver: Annotated[str | None, "separable (variable projection) or trf (SciPy from several starts)."] = None
     bootstrap: Annotated[int, Option("Number of bootstrap resamples, such as 1000.", min=0)] = 0
     intervals: Annotated[
         Literal["sandwich", "profile", "bootstrap"] | None,
-        Option("Intervals of parameters: covariance, profile likelihood (slow), or bootstrap."),
+        Option("Intervals of parameters: sandwich (covariance) or bootstrap (also profile)."),
     ] = None
-    resample: Annotated[str | None, "What the bootstrap draws: auto, rows, block (of time) or residual."] = None
+    resample: Annotated[str | None, "What the bootstrap draws: auto, rows or block (of time)."] = None
     seed: Seed = 0
     path: Annotated[
         str | None,

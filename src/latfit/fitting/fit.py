@@ -404,7 +404,7 @@ def _stated(options: FitOptions) -> dict[str, Any]:
         "bounds": {name: list(span) for name, span in options.bounds.items()},
         "starts": options.starts,
         "seed": options.seed,
-        "solver": options.solver,
+        "solver": "separable",
         "priors": {name: list(prior) for name, prior in options.priors.items()},
         "weights": options.weights,
         **({"candidates": list(options.candidates)} if options.candidates else {}),

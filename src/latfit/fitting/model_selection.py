@@ -31,8 +31,8 @@ from latfit.fitting.checking.crossval import (
 )
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
-from latfit.fitting.solver.levenberg_marquardt import minimise
-from latfit.fitting.solver.objective import Objective, by_cell, remembered
+from latfit.fitting.solver.levenberg_marquardt import Objective, minimise
+from latfit.fitting.solver.objective import by_cell, remembered
 from latfit.fitting.solver.solve import nearly_solved, solve
 from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
 from latfit.stats import FloatArray

@@ -5,7 +5,6 @@ coordinates z: logarithms for rates and peaks, scaled values for costs that may 
 docs/theory/fitting.md, "Problem".
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,12 +22,6 @@ from latfit.stats import FloatArray, by_group, weighted_quantile
 WEIGHTS = ("rows", "segment", "variance")
 """Equal weight per step; equal weight per doubling of S; cells weighted by inverse variance."""
 
-COUNTED_FROM = 200_000
-"""From this many rows on, counting sort pays for loading compiled code."""
-
-FEW_KEYS = 4
-"""Up to this many possible keys per row, one counting sort; above, a radix sort."""
-
 VARIANCE_FLOOR = 0.1
 """Lower bound of a cell's variance, as a share of the typical one: a few equal rows may be chance."""
 
@@ -44,20 +37,20 @@ class Collapsed:
     counts, cells
         Steps that each row represents, and its cell number (n,).
     row_of
-        Distinct row of each row of the data (rows,); None after a counting sort.
+        Distinct row of each row of the data (rows,).
     """
 
     steps: StepTable
     observed: FloatArray
     counts: FloatArray
     cells: NDArray[np.int64]
-    row_of: NDArray[np.int64] | None = None
+    row_of: NDArray[np.int64]
 
     def counted(self, counts: FloatArray, scheme: str) -> FloatArray:
         """Return weights (n,) under a scheme of WEIGHTS for other step counts (n,), which may be zero."""
         some = np.flatnonzero(counts > 0)
         cells = np.unique(self.cells[some], return_inverse=True)[1].ravel()
-        part = Collapsed(self.steps.at(some), self.observed[some], counts[some], cells)
+        part = Collapsed(self.steps.at(some), self.observed[some], counts[some], cells, self.row_of)
         weights = np.zeros(len(counts))
         weights[some] = weighted_counts(part, scheme)
         return weights
@@ -66,8 +59,6 @@ class Collapsed:
 def collapse(rows: Rows, names: Sequence[str]) -> Collapsed:
     """Merge rows that are equal in the columns `names` and T."""
     columns, T = {name: rows.steps[name] for name in names}, rows.observed
-    if rows.single and len(T) >= COUNTED_FROM and (counted := _counted(columns, T)) is not None:
-        return counted
     order = np.lexsort((T, *reversed(columns.values())))
     columns = {name: column[order] for name, column in columns.items()}
     T = T[order]
@@ -87,35 +78,6 @@ def collapsed(data: Rows, model: LatencyModel) -> Collapsed:
     """Merge rows that are equal in the columns of a model; cached with the data."""
     read = ("B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S")))
     return data.once(("collapsed", read), lambda: collapse(data, read))
-
-
-def _counted(columns: Mapping[str, FloatArray], T: FloatArray) -> Collapsed | None:
-    """Merge rows by counting sort; None if a column has fractions or too many values for one key."""
-    from latfit.fitting.solver import compiled
-
-    spans = [compiled.whole_span(column) for column in columns.values()]
-    keys = math.prod(span for _, span in spans)
-    if not 0 < keys < compiled.LARGEST_KEY:
-        return None
-    key = np.zeros(len(T), dtype=np.int64)
-    for column, (low, span) in zip(columns.values(), spans, strict=True):
-        compiled.add_digit(key, column, low, int(span))
-    if keys <= FEW_KEYS * len(T):
-        by_cell, starts, cell_keys = compiled.counted(key, T, int(keys))
-    else:
-        order = compiled.radix_order(key, int(keys))
-        starts = compiled.key_starts(key, order)
-        by_cell, cell_keys = T[order], key[order[starts]]
-    del key
-    observed, counts, firsts = compiled.different(by_cell, starts)
-    del by_cell
-    sizes = np.diff(firsts, append=len(observed))
-    by_name = {}
-    for name, (low, span) in reversed([*zip(columns, spans, strict=True)]):
-        cell_keys, digit = np.divmod(cell_keys, int(span))
-        by_name[name] = np.repeat(low + digit, sizes)
-    steps = StepTable({name: by_name[name] for name in columns})
-    return Collapsed(steps, observed, counts, np.repeat(np.arange(len(firsts)), sizes))
 
 
 def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
@@ -213,8 +175,6 @@ def quantile(values: FloatArray, q: float, weights: FloatArray) -> float:
 
 RESIDUALS = ("relative", "absolute")
 
-SOLVERS = ("separable", "trf")
-
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -230,8 +190,8 @@ class FitOptions:
         {parameter: value}, {parameter: (low, high)}, {parameter: (mean, standard deviation)}, in the parameter's unit.
     starts, seed
         Number of starts of the solver, and the random seed.
-    solver, weights
-        See SOLVERS and WEIGHTS.
+    weights
+        See WEIGHTS.
     candidates
         Models that `auto` compares; empty for all that the columns can identify.
     window_means
@@ -247,7 +207,6 @@ class FitOptions:
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     starts: int = 4
     seed: int = 0
-    solver: str = "separable"
     priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     weights: str = "rows"
     candidates: tuple[str, ...] = ()
@@ -408,11 +367,11 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
                     remedy=f"Its parameters are {', '.join(names)}.",
                 )
     for name, (mean, deviation) in options.priors.items():
-        if options.solver == "trf" or not (np.isfinite(mean) and 0 < deviation < np.inf):
+        if not (np.isfinite(mean) and 0 < deviation < np.inf):
             raise WrongUsage(
                 f"the prior on {name} cannot be used",
                 where="--prior",
-                remedy="Give a mean and a standard deviation above zero, and leave out --solver trf.",
+                remedy="Give a mean and a standard deviation above zero.",
             )
     for told, given in (("bounded", options.bounds), ("has a prior", options.priors)):
         if both := set(options.fixed) & set(given):
@@ -420,7 +379,6 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
     for option, value, known in (
         ("--loss", options.loss, tuple(RHO)),
         ("--residuals", options.residuals, RESIDUALS),
-        ("--solver", options.solver, SOLVERS),
         ("--weights", options.weights, WEIGHTS),
     ):
         if value not in known:

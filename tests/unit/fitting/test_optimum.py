@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.optimum import trust_region
 
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.objective import Objective, by_cell, remembered
-from latfit.fitting.solver.solve import EXACTLY, solve, trust_region
+from latfit.fitting.solver.levenberg_marquardt import Objective
+from latfit.fitting.solver.objective import by_cell, remembered
+from latfit.fitting.solver.solve import solve
 from latfit.fitting.solver.variable_projection import naive_points
 from latfit.model.registry import FAMILY
 from latfit.trace.read import ingest
@@ -37,7 +39,7 @@ def worst_excess(trace: Trace, model: str, starts: int) -> float:
     found = solve(problem)
     objective = Objective(by_cell(problem), found.f_scale)
     assert objective.cost(found.z) == pytest.approx(found.cost, rel=1e-12)
-    return found.cost / min(trust_region(objective, z, EXACTLY).cost for z in naive_points(problem, starts)) - 1
+    return found.cost / min(trust_region(objective, z).cost for z in naive_points(problem, starts)) - 1
 
 
 @pytest.mark.parametrize("model", [name for name in FAMILY if name != "constant"])

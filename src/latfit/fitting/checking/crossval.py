@@ -37,6 +37,9 @@ FEWEST_VALUES = 3
 TRAINED = 50_000
 """Rows drawn for training: their uncertainty is far below the error of a fold."""
 
+MANY_ROWS = 200_000
+"""From this many rows on, each fold is fitted by itself on TRAINED rows."""
+
 TESTED, TOGETHER = 40_000, 1000
 """Mean number of test rows per fold, and the length of the pieces kept, which preserve autocorrelation."""
 
@@ -213,8 +216,7 @@ def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: It
     """Fit every fold that has enough training rows."""
     numbered_folds = _with_enough([(number, *fold) for number, fold in enumerate(folds)])
     whole = make_problem(data, options)
-    rows = collapsed(data, whole.model)
-    if rows.row_of is None or options.loss == "tukey" or len(whole.free) == 0:
+    if len(data) >= MANY_ROWS or options.loss == "tukey" or len(whole.free) == 0:
         parts = [_alone(data, options, theta, fold) for fold in numbered_folds]
     else:
         parts = _together(data, whole, theta, numbered_folds)
@@ -256,7 +258,6 @@ def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) 
 def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[_Numbered]) -> list[LeftOut | None]:
     """Fit several folds together, in the coordinates and search ranges of the full problem."""
     rows, parts = collapsed(data, whole.model), dict[int, LeftOut | None]()
-    assert rows.row_of is not None
     weights, upper, kept = [], [], []
     for fold in folds:
         number, train, test = fold

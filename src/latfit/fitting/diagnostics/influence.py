@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem, collapse
-from latfit.fitting.solver.levenberg_marquardt import minimise
+from latfit.fitting.solver.levenberg_marquardt import Objective, minimise
 from latfit.fitting.solver.loss import score_factor
-from latfit.fitting.solver.objective import Objective, by_cell
+from latfit.fitting.solver.objective import by_cell
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.identifiability import decompose
 from latfit.model import Steps, StepTable

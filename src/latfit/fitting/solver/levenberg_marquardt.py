@@ -1,97 +1,22 @@
-"""Levenberg-Marquardt in a box, with an active set.
+"""Levenberg-Marquardt in a box, for one or many descents on the same rows: several starts, folds, or boxes.
 
-`minimise` takes damped steps until the largest gain that the quadratic allows is negligible. `bounded_step` solves a
-quadratic in a box exactly, without damping, for the one-step bootstrap; it leaves flat directions out. Derivation:
+For a few hundred cells the overhead of array calls dominates, so k descents advance together on stacked arrays, each
+with its own damping; descents that end drop out. A fold has weight zero on the rows that it leaves out. Derivation:
 docs/theory/fitting.md, "Solver".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.solver.objective import Objective, Quadratic
-from latfit.stats import FloatArray
+from latfit.fitting.problem import FitProblem
+from latfit.fitting.solver.loss import TUNING, by_residual
+from latfit.fitting.solver.objective import CellProblem, prior_rows
+from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
-FLAT = 1e-12
-SINGULAR = 1e-9
-"""Singular values below this share of the largest count as rounding errors."""
-
-INWARDS = 1e-10
-"""Smallest gradient that releases a held coordinate, as a share of the largest it could have."""
-
-ROUNDS = 10
-"""Limit of active set changes, times the number of coordinates."""
-
-
-def bounded_step(hessian: FloatArray, gradient: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    """Return argmin over low <= d <= high of d'Hd/2 - g'd (p,), without a move along flat directions.
-
-    Parameters
-    ----------
-    hessian, gradient
-        H (p, p), positive semidefinite, and g (p,).
-    low, high
-        Ends of the box relative to the current point (p,), low <= 0 <= high.
-    """
-    scale = np.sqrt(np.maximum(np.diag(hessian), 0.0))
-    scale[scale == 0] = 1.0
-    values, vectors = np.linalg.eigh(hessian / np.outer(scale, scale))
-    keep = values > FLAT * max(float(values[-1]), 1e-300)
-    root = (vectors[:, keep] * np.sqrt(values[keep])).T
-    target = (vectors[:, keep].T @ (gradient / scale)) / np.sqrt(values[keep])
-    free = (vectors[:, keep] @ (target / np.sqrt(values[keep]))) / scale
-    if np.all((free >= low) & (free <= high)):
-        return np.asarray(free)
-    with np.errstate(invalid="ignore"):
-        found = _closest(root, target, low * scale, high * scale)
-    return np.asarray(np.clip(found / scale, low, high))
-
-
-def _closest(root: FloatArray, target: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    """Return x (p,) in a box around zero that brings root (k, p) times x closest to the target (k,)."""
-    p = root.shape[1]
-    x, rest = np.zeros(p), target.copy()
-    size = INWARDS * float(np.linalg.norm(target))
-    pull = root.T @ rest
-    free = _can_move(x, pull, low, high, size)
-    stuck = np.zeros(p, dtype=bool)
-    for _ in range(ROUNDS * p):
-        own = np.flatnonzero(free)
-        way = np.zeros(p)
-        if len(own):
-            way[own] = np.linalg.lstsq(root[:, own], rest, rcond=SINGULAR)[0]
-        share, stops = _until_stopped(x, way, low, high)
-        x = np.minimum(np.maximum(x + share * way, low), high)
-        if stops >= 0:
-            x[stops] = low[stops] if way[stops] < 0 else high[stops]
-            free[stops] = False
-        rest = target - root @ x
-        if share > 0:
-            stuck[:] = False
-        if stops >= 0:
-            stuck[stops] = share == 0
-            continue
-        pull = root.T @ rest
-        ready = ~free & ~stuck & _can_move(x, pull, low, high, size)
-        if not ready.any():
-            break
-        free[int(np.argmax(np.where(ready, np.abs(pull), -1.0)))] = True
-    return x
-
-
-def _can_move(x: FloatArray, pull: FloatArray, low: FloatArray, high: FloatArray, size: float) -> NDArray[np.bool_]:
-    """Return which coordinates (p,) can move in the direction of the gradient."""
-    return np.asarray(((pull > size) & (x < high)) | ((pull < -size) & (x > low)))
-
-
-def _until_stopped(x: FloatArray, way: FloatArray, low: FloatArray, high: FloatArray) -> tuple[float, int]:
-    """Return (share of the move that stays in the box, coordinate that limits it or -1)."""
-    room = np.where(way > 0, high - x, np.where(way < 0, low - x, np.inf))
-    shares = np.divide(room, way, out=np.full(len(x), np.inf), where=way != 0)
-    stops = int(np.argmin(shares))
-    return (1.0, -1) if not shares[stops] < 1 else (max(float(shares[stops]), 0.0), stops)
-
+LARGEST = 1 << 22
+"""Memory limit: slopes held at once; further descents wait their turn."""
 
 LONGEST = 3.0
 """Longest move of a logarithmic coordinate in one step."""
@@ -112,101 +37,220 @@ class Minimum:
     converged: bool
 
 
-def minimise(
-    objective: Objective,
-    start: FloatArray,
-    steps: int = MAX_STEPS,
-    gain: float = GAIN,
-    box: tuple[FloatArray, FloatArray] | None = None,
-) -> Minimum:
-    """Minimise the cost from a start (free,).
+@dataclass(frozen=True)
+class Descents:
+    """k costs on the rows of a problem.
+
+    weights: of the rows (k, n), or (1, n) for all. f_scale: of the loss (k,). lower, upper: ends of the boxes (k, p).
+    """
+
+    rows: CellProblem
+    weights: FloatArray
+    f_scale: FloatArray
+    lower: FloatArray
+    upper: FloatArray
+
+    @staticmethod
+    def alike(rows: CellProblem, f_scale: float, count: int = 1) -> "Descents":
+        """Return `count` copies of the problem's own cost."""
+        lower, upper = (np.tile(end, (count, 1)) for end in (rows.cells.lower, rows.cells.upper))
+        return Descents(rows, rows.weights[None], np.full(count, f_scale), lower, upper)
+
+    @property
+    def problem(self) -> FitProblem:
+        return self.rows.cells
+
+    def at(self, which: NDArray[np.intp]) -> "Descents":
+        """Return some of the descents."""
+        weights = self.weights if len(self.weights) == 1 else self.weights[which]
+        return Descents(self.rows, weights, self.f_scale[which], self.lower[which], self.upper[which])
+
+    def at_own_scale(self, z: FloatArray, least: float) -> "Descents":
+        """Return the descents with the scale of the residuals at z (k, free), at least `least`."""
+        size = np.abs(self.rows.by_row(self.rows.told(self.latency_ms(z))) - self.rows.y)
+        tuned = TUNING[self.problem.options.loss] * MAD_TO_SIGMA
+        weights = np.broadcast_to(self.weights, size.shape)
+        found = [tuned * weighted_quantile(r, 0.5, w) for r, w in zip(size, weights, strict=True)]
+        return replace(self, f_scale=np.maximum(found, least))
+
+    def latency_ms(self, z: FloatArray) -> FloatArray:
+        """Return T of each cell in ms (k, m)."""
+        found = self.problem.model.latency_ms(thetas(self.problem, z), self.problem.steps)
+        return np.broadcast_to(found, (len(z), len(self.rows.starts)))
+
+    def costs(self, z: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Return costs (k,), and T in ms, pull and stiffness of each cell (k, m)."""
+        rows, loss = self.rows, self.problem.options.loss
+        T = self.latency_ms(z)
+        u = rows.told(T)
+        if rows.compiled:
+            from latfit.fitting.solver.compiled import LOSSES, cell_sums
+
+            weights = np.broadcast_to(self.weights, (len(z), len(rows.y)))
+            found = [
+                cell_sums(rows.starts, rows.y, w, np.ascontiguousarray(own), s, LOSSES[loss])
+                for w, own, s in zip(weights, u, self.f_scale, strict=True)
+            ]
+            total, pull, stiffness = (np.array(each) for each in zip(*found, strict=True))
+        else:
+            cost, pull, stiffness = by_residual(loss, rows.by_row(u) - rows.y, self.f_scale[:, None])
+            total, pull, stiffness = np.sum(self.weights * cost, axis=1), self.weights * pull, self.weights * stiffness
+            if len(rows.starts) < len(rows.y):
+                pull, stiffness = (np.add.reduceat(each, rows.starts, axis=1) for each in (pull, stiffness))
+        for i, (known, _) in enumerate(self._priors(z)):
+            total[i] += 0.5 * float(known @ known)
+        return total, T, pull, stiffness
+
+    def quadratics(
+        self, z: FloatArray, T: FloatArray, pull: FloatArray, stiffness: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return gradients (k, free) and curvatures (k, free, free), given T, pull and stiffness."""
+        problem, theta = self.problem, thetas(self.problem, z)
+        slopes = np.moveaxis(problem.model.gradient(theta, problem.steps), -1, 0)[problem.free]
+        chain = problem.chain(theta[:, :, 0].T)
+        J = np.swapaxes(slopes, 0, 1) * chain[:, :, None]
+        if self.rows.relative:
+            J /= np.maximum(T, 1e-300)[:, None, :]
+        gradient = (J @ pull[:, :, None])[:, :, 0]
+        curvature = (J * stiffness[:, None, :]) @ np.swapaxes(J, 1, 2)
+        for i, (known, own) in enumerate(self._priors(z)):
+            gradient[i] += own.T @ known
+            curvature[i] += own.T @ own
+        return gradient, curvature
+
+    def _priors(self, z: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+        if not self.problem.options.priors:
+            return []
+        return [prior_rows(self.problem, each, float(s)) for each, s in zip(z, self.f_scale, strict=True)]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The cost to minimise, at one scale of the loss."""
+
+    rows: CellProblem
+    f_scale: float
+
+    @property
+    def problem(self) -> FitProblem:
+        return self.rows.cells
+
+    def cost(self, z: FloatArray) -> float:
+        return float(Descents.alike(self.rows, self.f_scale).costs(z[None])[0][0])
+
+
+def thetas(problem: FitProblem, z: FloatArray) -> FloatArray:
+    """Return all parameters (p, k, 1) of k vectors of free coordinates (k, free), shaped for models."""
+    return problem.theta(z).T[:, :, None]
+
+
+def minimise(objective: Objective, start: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> Minimum:
+    """Minimise one cost from a start (free,)."""
+    with np.errstate(all="ignore"):
+        return _together(Descents.alike(objective.rows, objective.f_scale), start[None], steps, gain)[0]
+
+
+def minimise_all(descents: Descents, starts: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> list[Minimum]:
+    """Minimise from starts (k, free).
 
     Parameters
     ----------
     steps
         Limit of steps.
     gain
-        The search converges when the best possible gain falls below this share of the cost.
-    box
-        (lower, upper), each (free,), in place of the problem's.
+        A descent converges when the best possible gain falls below this share of its cost.
     """
-    problem = objective.problem
-    lower, upper = box or (problem.lower, problem.upper)
-    step = _compiled_step if objective.rows.compiled else damped_step
-    reach = np.array([LONGEST if p.positive else np.inf for p in problem.free_parameters])
-    z = np.clip(start, lower, upper)
-    with np.errstate(all="ignore"):
-        here = objective.at(z)
-        damping, growth = 1e-3, 2.0
-        for _ in range(steps):
-            low = np.maximum(lower - z, -reach)
-            high = np.minimum(upper - z, reach)
-            d = step(here, low, high, damping)
-            promised = -(here.gradient @ d + 0.5 * d @ here.curvature @ d)
-            if promised <= (least := gain * abs(here.cost) + objective.rows.nothing):
-                if damping >= FIRM or _single(here, low, high) <= least:
-                    return Minimum(z, here.cost, True)
-                damping, growth = damping * growth, growth * 2
-                continue
-            moved = np.clip(z + d, lower, upper)
-            sums = objective.sums(moved)
-            cost = objective.whole(moved, sums)
-            if cost < here.cost:
-                ratio = float((here.cost - cost) / promised)
-                z, here = moved, objective.around(moved, sums)
-                fall = float(np.clip(1 - (2 * min(ratio, 1.0) - 1) ** 3, 1 / 3, 2.0))
-                damping = max(damping * fall, 1e-12)
-                growth = 2.0
-            else:
-                damping, growth = damping * growth, growth * 2
-                if damping > MAX_DAMPING:
-                    return Minimum(z, here.cost, True)
-    return Minimum(z, here.cost, False)
+    cells, free = len(descents.rows.starts), max(starts.shape[1], 1)
+    at_once = max(1, LARGEST // (max(cells, 1) * free))
+    found: list[Minimum] = []
+    for first in range(0, len(starts), at_once):
+        some = np.arange(first, min(first + at_once, len(starts)))
+        with np.errstate(all="ignore"):
+            found += _together(descents.at(some), starts[some], steps, gain)
+    return found
 
 
-def _single(at: Quadratic, low: FloatArray, high: FloatArray) -> float:
-    """Return the largest gain that the quadratic allows for a step in one coordinate."""
-    diagonal = np.maximum(np.diag(at.curvature), 1e-300)
-    d = np.minimum(np.maximum(-at.gradient / diagonal, low), high)
-    return float(np.max(-d * (at.gradient + 0.5 * diagonal * d), initial=0.0))
-
-
-def damped_step(at: Quadratic, low: FloatArray, high: FloatArray, damping: float) -> FloatArray:
-    """Return the damped step (p,) within [low, high], by an active set; damping > 0."""
-    H = _damped(at, damping)
-    d = np.zeros(len(low))
-    free = ~(((low >= 0) & (at.gradient > 0)) | ((high <= 0) & (at.gradient < 0)))
-    for _ in range(len(low)):
-        if free.all():
-            d = _solve(H, -at.gradient)
-        elif free.any():
-            own = np.flatnonzero(free)
-            rows = H[own]
-            d[own] = _solve(rows[:, own], -(at.gradient[own] + rows @ np.where(free, 0.0, d)))
-        inside = np.minimum(np.maximum(d, low), high)
-        crossed = free & (inside != d)
-        d = inside
-        if not crossed.any():
+def _together(descents: Descents, starts: FloatArray, steps: int, gain: float) -> list[Minimum]:
+    k = len(starts)
+    reach = np.array([LONGEST if p.positive else np.inf for p in descents.problem.free_parameters])
+    z = np.clip(starts, descents.lower, descents.upper)
+    cost, T, pull, stiffness = descents.costs(z)
+    gradient, H = descents.quadratics(z, T, pull, stiffness)
+    damping, growth, ended = np.full(k, 1e-3), np.full(k, 2.0), np.zeros(k, dtype=bool)
+    for _ in range(steps):
+        on = np.flatnonzero(~ended)
+        if len(on) == 0:
             break
-        free &= ~crossed
+        part = descents.at(on)
+        low, high = np.maximum(part.lower - z[on], -reach), np.minimum(part.upper - z[on], reach)
+        d = damped_steps(gradient[on], H[on], low, high, damping[on])
+        promised = -(np.einsum("ij,ij->i", gradient[on], d) + 0.5 * np.einsum("ij,ijk,ik->i", d, H[on], d))
+        least = gain * np.abs(cost[on]) + descents.rows.nothing
+        small = ~(promised > least)
+        firm = damping[on] >= FIRM
+        if small.any():
+            firm |= _single(gradient[on], H[on], low, high) <= least
+        ended[on[small & firm]] = True
+        worse = on[small & ~firm]
+        go = np.flatnonzero(~small)
+        if len(go):
+            part, moved = part.at(go), np.clip(z[on[go]] + d[go], part.lower[go], part.upper[go])
+            reached, T, pull, stiffness = part.costs(moved)
+            better = reached < cost[on[go]]
+            worse = np.concatenate([worse, on[go[~better]]])
+        damping[worse] *= growth[worse]
+        growth[worse] *= 2
+        ended[worse] |= damping[worse] > MAX_DAMPING
+        if not len(go) or not better.any():
+            continue
+        kept = on[go[better]]
+        ratio = np.minimum((cost[kept] - reached[better]) / promised[go[better]], 1.0)
+        fall = np.clip(1 - (2 * ratio - 1) ** 3, 1 / 3, 2.0)
+        damping[kept], growth[kept] = np.maximum(damping[kept] * fall, 1e-12), 2.0
+        z[kept], cost[kept] = moved[better], reached[better]
+        gradient[kept], H[kept] = descents.at(kept).quadratics(z[kept], T[better], pull[better], stiffness[better])
+    return [Minimum(z[i], float(cost[i]), bool(ended[i])) for i in range(k)]
+
+
+def _single(gradient: FloatArray, H: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    """Return the largest gains (k,) that the quadratics allow for a step in one coordinate."""
+    diagonal = np.maximum(np.diagonal(H, axis1=1, axis2=2), 1e-300)
+    d = np.minimum(np.maximum(-gradient / diagonal, low), high)
+    return np.asarray(np.max(-d * (gradient + 0.5 * diagonal * d), axis=1, initial=0.0))
+
+
+def damped_steps(
+    gradient: FloatArray, curvature: FloatArray, low: FloatArray, high: FloatArray, damping: FloatArray
+) -> FloatArray:
+    """Return the damped steps (k, free) within [low, high], by an active set; damping (k,) > 0."""
+    k, p = gradient.shape
+    eye = np.eye(p)
+    diagonal = np.diagonal(curvature, axis1=1, axis2=2)
+    floor = 1e-12 * np.maximum(diagonal.max(axis=1), 1e-300)
+    H = curvature + eye * (damping[:, None] * np.maximum(diagonal, floor[:, None]))[:, :, None]
+    free = ~(((low >= 0) & (gradient > 0)) | ((high <= 0) & (gradient < 0)))
+    d, open_ = np.zeros((k, p)), np.arange(k)
+    for _ in range(p):
+        on, own = free[open_], H[open_]
+        held = np.where(on, 0.0, d[open_])
+        right = np.where(on, -(gradient[open_] + (own @ held[:, :, None])[:, :, 0]), held)
+        both = on[:, :, None] & on[:, None, :]
+        solved = _solve(np.where(both, own, eye * np.where(on, 0.0, 1.0)[:, :, None]), right)
+        inside = np.minimum(np.maximum(solved, low[open_]), high[open_])
+        crossed = on & (inside != solved)
+        d[open_] = np.where(on, inside, held)
+        free[open_] = on & ~crossed
+        open_ = open_[crossed.any(axis=1)]
+        if len(open_) == 0:
+            break
     return d
 
 
-def _compiled_step(at: Quadratic, low: FloatArray, high: FloatArray, damping: float) -> FloatArray:
-    from latfit.fitting.solver.compiled import box_step
-
-    return box_step(at.gradient, _damped(at, damping), low, high)  # type: ignore[no-any-return]
-
-
-def _damped(at: Quadratic, damping: float) -> FloatArray:
-    """Return H + lambda diag H."""
-    diagonal = np.diag(at.curvature)
-    return at.curvature + np.diag(damping * np.maximum(diagonal, 1e-12 * max(float(diagonal.max()), 1e-300)))
-
-
 def _solve(H: FloatArray, right: FloatArray) -> FloatArray:
-    """Solve H x = right for a positive definite H; by its diagonal if rounding made H singular."""
+    """Solve H x = right for a stack; by the diagonal if rounding made H singular."""
     try:
-        return np.asarray(np.linalg.solve(H, right))
+        found = np.linalg.solve(H, right[:, :, None])[:, :, 0]
     except np.linalg.LinAlgError:
-        return np.asarray(right / np.diag(H))
+        found = np.full_like(right, np.nan)
+    plain = right / np.diagonal(H, axis1=1, axis2=2)
+    return np.where(np.isfinite(found).all(axis=1, keepdims=True), found, plain)

@@ -54,11 +54,6 @@ def by_residual(loss: str, r: FloatArray, f_scale: float | FloatArray) -> tuple[
     return 0.5 * f_scale**2 * rho, first * r, np.maximum(first + 2 * z * second, LEAST_SLOPE * first)
 
 
-def weighted(rho: Rho, weights: FloatArray) -> Rho:
-    """Return `rho` with a weight per row, for `scipy.optimize.least_squares(loss=...)`."""
-    return lambda z: np.asarray(rho(z) * weights, dtype=np.float64)
-
-
 def score_factor(loss: str, residuals: FloatArray, f_scale: float) -> FloatArray:
     """Return rho'(z), the weight of each residual in the score; 1 for small residuals."""
     return np.asarray(RHO[loss]((residuals / f_scale) ** 2)[1])

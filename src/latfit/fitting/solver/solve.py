@@ -1,8 +1,8 @@
 """The solver: search for starts, race them, polish the best on all rows.
 
-The scale of a robust loss is estimated from the residuals of the fit, starting from a generous scale. `separable` uses
-variable projection and Levenberg-Marquardt; `trf` uses SciPy's trust region from starts that ignore the structure. On
-large data the starts race on a sample. Derivation: docs/theory/fitting.md, "Solver".
+The scale of a robust loss is estimated from the residuals of the fit, starting from a generous scale. Starts come from
+variable projection, descents are Levenberg-Marquardt. On large data the starts race on a sample. Derivation:
+docs/theory/fitting.md, "Solver".
 """
 
 from dataclasses import dataclass, replace
@@ -12,10 +12,17 @@ import numpy as np
 
 from latfit.fitting.data import Rows
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
-from latfit.fitting.solver.levenberg_marquardt import GAIN, MAX_STEPS, Minimum, minimise
-from latfit.fitting.solver.loss import RHO, TUNING, weighted
-from latfit.fitting.solver.many import Descents, minimise_all
-from latfit.fitting.solver.objective import CellProblem, Objective, by_cell, remembered
+from latfit.fitting.solver.levenberg_marquardt import (
+    GAIN,
+    MAX_STEPS,
+    Descents,
+    Minimum,
+    Objective,
+    minimise,
+    minimise_all,
+)
+from latfit.fitting.solver.loss import TUNING
+from latfit.fitting.solver.objective import CellProblem, by_cell, remembered
 from latfit.fitting.solver.variable_projection import naive_points, search, search_beside, searched_points
 from latfit.stats import FloatArray
 
@@ -45,11 +52,9 @@ CLOSE = 0.02
 NOTHING = 1e-6
 """A start that predicts less than this share of the fastest step is unusable."""
 
-TRF_STARTS = 8
+TUKEY_STARTS = 8
 FIRST_RELATIVE_SCALE = 0.1
 SCALE_FLOOR = 1e-7
-MAX_EVALUATIONS = 400
-RACE_EVALUATIONS = 80
 RACE_STEPS, MANY_STEPS = 10, 30
 """Steps of a race after a search on a grid, which finds the valleys, and after a scattered search."""
 
@@ -69,7 +74,7 @@ class Solution:
     converged: bool
 
 
-ROUGHLY, FINELY, EXACTLY = 1e-6, 1e-9, 1e-12
+ROUGHLY, FINELY = 1e-6, 1e-9
 """Relative gains at which a search stops."""
 
 
@@ -92,7 +97,7 @@ def nearly_solved(data: Rows, options: FitOptions, theta: FloatArray | None = No
 
     def find() -> tuple[FitProblem, list[Minimum], Solution]:
         problem = make_problem(data, options)
-        if problem.options.loss == "tukey" or problem.options.solver == "trf" or not problem.free:
+        if problem.options.loss == "tukey" or not problem.free:
             return problem, [], solve(problem)
         if theta is not None:
             return problem, [], solve(problem, warm=problem.coordinates(theta))
@@ -129,8 +134,6 @@ def solve(
         return Solution(np.empty(0), Objective(rows, f_scale).cost(np.empty(0)), f_scale, True)
     if warm is not None and _speaks(rows, warm):
         return _refitted(rows, warm)
-    if problem.options.solver == "trf":
-        return _plain(problem, rows)
     samples = _samples(problem, rows)
     ends = (found[1] if found else []) or _finals(rows, _race(problem, samples))
     for _ in range(RESCUES):
@@ -150,23 +153,6 @@ def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
     for _ in range(MORE_SCALES):
         objective = Objective(rows, _scale(rows, z))
         end = minimise(objective, z)
-        z = end.z
-    return _at_the_edge(objective, end)
-
-
-def _plain(problem: FitProblem, rows: CellProblem) -> Solution:
-    """Fit by SciPy's trust region from several starts, ranked on a sample."""
-    few = sample_rows(problem, RACE_ROWS)
-    sample = rows if few is problem else by_cell(few)
-    first = Objective(sample, _generous(problem))
-    ends = sorted(
-        (trust_region(first, z, ROUGHLY) for z in naive_points(problem, TRF_STARTS)), key=lambda end: end.cost
-    )
-    scaled = Objective(sample, _scale(sample, ends[0].z))
-    z = min((trust_region(scaled, end.z, FINELY) for end in _apart(ends)), key=lambda end: end.cost).z
-    for _ in range(MORE_SCALES):
-        objective = Objective(rows, _scale(rows, z))
-        end = trust_region(objective, z, EXACTLY)
         z = end.z
     return _at_the_edge(objective, end)
 
@@ -201,13 +187,8 @@ def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
 
 def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
     """Return the ends of starts, best first."""
-    if objective.rows.compiled or len(starts) == 1:
-        ends = [minimise(objective, start, steps, gain) for start in starts]
-    else:
-        ends = minimise_all(
-            Descents.alike(objective.rows, objective.f_scale, len(starts)), np.array(starts), steps, gain
-        )
-    return sorted(ends, key=lambda end: end.cost)
+    descents = Descents.alike(objective.rows, objective.f_scale, len(starts))
+    return sorted(minimise_all(descents, np.array(starts), steps, gain), key=lambda end: end.cost)
 
 
 def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
@@ -292,33 +273,8 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
             wider = minimise(Objective(objective.rows, factor * f_scale), wider).z
         starts.append(wider)
         starts += searched_points(remembered(sample_rows(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
-        starts += naive_points(problem, TRF_STARTS)
+        starts += naive_points(problem, TUKEY_STARTS)
     return _at_the_edge(objective, min((minimise(objective, z) for z in starts), key=lambda end: end.cost))
-
-
-def trust_region(objective: Objective, start: FloatArray, gain: float) -> Minimum:
-    """Minimise by SciPy's trust-region reflective on all rows; `problem` rejects priors with this solver."""
-    from scipy.optimize import least_squares
-
-    problem = objective.problem
-    rows = objective.rows
-    inside = np.clip(start, problem.lower, problem.upper)
-    with np.errstate(all="ignore"):  # aliased columns cause division by zero in SciPy's subproblem
-        result = least_squares(
-            lambda z: rows.by_row(rows.predicted(z)) - rows.y,
-            inside,
-            jac=lambda z: rows.by_row_matrix(problem.jacobian(z)),
-            bounds=(problem.lower, problem.upper),
-            method="trf",
-            x_scale="jac",
-            loss=weighted(RHO[problem.options.loss], rows.weights),
-            f_scale=objective.f_scale,
-            ftol=10 * gain,
-            xtol=1e-11,
-            gtol=1e-11,
-            max_nfev=MAX_EVALUATIONS if gain <= EXACTLY else RACE_EVALUATIONS,
-        )
-    return Minimum(result.x, objective.cost(result.x), bool(result.status > 0))
 
 
 def _scale(rows: CellProblem, z: FloatArray) -> float:
@@ -347,9 +303,16 @@ def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper:
 
 
 def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
-    """Move coordinates that are almost at a bound onto it, if the cost does not rise."""
+    """Move coordinates that are almost at a bound onto it, if the cost does not rise, and idle ones to the middle.
+
+    The corner of a term with cost zero is idle: any value fits, and folds start from it.
+    """
     problem = objective.problem
     z, kept = end.z.copy(), objective.cost(end.z)
+    middle = (problem.lower + problem.upper) / 2
+    idle = ~np.any(problem.slopes(problem.theta(z), problem.steps), axis=0) & np.isfinite(middle)
+    idle &= np.array([p.positive for p in problem.free_parameters], dtype=bool)
+    z[idle] = middle[idle]
     for i, (low, high) in enumerate(zip(problem.lower, problem.upper, strict=True)):
         for edge in (low, high):
             if np.isfinite(edge) and z[i] != edge and abs(z[i] - edge) < 1e-3 * max(1.0, abs(edge)):

@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import structs
 
 from latfit.fitting.problem import FitProblem
-from latfit.fitting.solver.levenberg_marquardt import minimise
+from latfit.fitting.solver.levenberg_marquardt import Objective, minimise
 from latfit.fitting.solver.loss import score_factor
-from latfit.fitting.solver.objective import Objective, by_cell, remembered
+from latfit.fitting.solver.objective import by_cell, remembered
 from latfit.fitting.solver.solve import RACERS, SEARCH_ROWS, Solution, sample_rows
 from latfit.fitting.solver.variable_projection import searched_points
 from latfit.fitting.uncertainty.covariance import CHI2_95, Uncertainty
