@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,10 @@ def measured_steps() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no measured traces at {folder}; set LATFIT_DATA to the folder that holds them")
     return folder
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -24,6 +24,7 @@ LAYER = {
     "policies": 3, "hardware": 3,
     "fitting": 4, "queueing": 4, "simulation": 4, "profiling": 4,
     "planning": 5, "exporting": 5, "live": 5, "record": 5, "validation": 5,
+    "tuning": 5,
     "reporting": 6,
     "api": 7,
     "cli": 8,
@@ -57,7 +58,7 @@ def module(file: Path) -> str:
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {module(file): file for file in FILES}
 
-AT_MOST = {"lines": 66_900, "modules": 354, "functions and classes": 4_870, "module docstrings over 100 words": 0}
+AT_MOST = {"lines": 67_800, "modules": 359, "functions and classes": 4_930, "module docstrings over 100 words": 0}
 
 LIGHT_API = ("latfit.api.request", "latfit.api.requests", "latfit.api.quantities")
 """What the command line is made from: these import nothing heavy."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         simulate as simulate,
         simulate_engine as simulate_engine,
         step_budget as step_budget,
+        tune as tune,
         validate as validate,
     )
     from latfit.errors import LatfitError as LatfitError

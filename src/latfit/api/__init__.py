@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         simulate as simulate,
         simulate_study as simulate_study,
     )
+    from latfit.api.tuning import Tuned as Tuned, tune as tune
     from latfit.api.validations import Validation as Validation, validate as validate
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

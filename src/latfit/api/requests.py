@@ -839,6 +839,42 @@ class RecordRequest(Request):
     )
 
 
+@dataclass(frozen=True)
+class TuneRequest(Request):
+    """Settings of a running engine for a load, found and verified."""
+
+    PANEL = "Tuning"
+    SHOWN = "command rate lengths ttft tpot url load max_restarts budget out dry_run"
+    EXCLUDES = "url command"
+    command: Annotated[
+        Sequence[str],
+        Option(
+            "What starts the engine: -- vllm serve MODEL ...", kind=list[str] | None, argument=True, metavar="COMMAND"
+        ),
+    ] = ()
+    _: KW_ONLY
+    rate: RateOf = None
+    lengths: Annotated[
+        str | None, Option("Prompt and output tokens: 2000:300, or 2000:300:0.8 (they vary).", panel="Load")
+    ] = None
+    ttft: Ttft = None
+    tpot: Tpot = None
+    url: Annotated[str | None, Option("A running engine that you restart by hand when asked.")] = None
+    load: Annotated[Duration, Option("How long to send requests at each rate.")] = "1min"
+    max_restarts: Annotated[int, Option("Most restarts of the engine.", min=1)] = 2
+    budget: Annotated[Duration, Option("Time after which the engine is not restarted again.")] = "20min"
+    out: Annotated[Path | str, Option("Folder for traces, fit, plan, settings and logs.", kind=Path, metavar="DIR")] = (
+        "tuned"
+    )
+    dry_run: Annotated[bool, Option("Show what would be done.")] = False
+    token: Annotated[str | None, "Bearer token of the engine."] = None
+    seed: Seed = 0
+    restart: Annotated[
+        Callable[[str], None] | None, "Called with the options for an engine at url; returns when it is up."
+    ] = None
+    progress: Annotated[Callable[[str], None] | None, "Called with each step, in words."] = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunningEngine(EngineLimits):
     """A running engine: its limits where it does not publish them, step costs and SLO."""

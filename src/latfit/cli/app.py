@@ -58,6 +58,7 @@ VERBS = {
     "Decide": {
         "hardware": "Execution paths by name: measured fits, nominal numbers.",
         "plan": "Batch limits, engine settings, capacity, replicas under an SLA.",
+        "tune": "Find and verify the settings of a running engine.",
         "export": "Write a plan as settings of vLLM, SGLang, Triton, ...",
     },
     "Simulate": {

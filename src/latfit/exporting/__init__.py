@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.exporting.command import TITLES as TITLES, engine_key as engine_key, start_line as start_line
+    from latfit.exporting.command import (
+        REQUEST_LIMIT as REQUEST_LIMIT,
+        TITLES as TITLES,
+        engine_key as engine_key,
+        start_line as start_line,
+        with_flags as with_flags,
+    )
     from latfit.exporting.facts import PlanFacts as PlanFacts, read_plan as read_plan
     from latfit.exporting.files import Exported as Exported, Wanted as Wanted
     from latfit.exporting.render import vllm_flags as vllm_flags

@@ -16,6 +16,15 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "llamacpp": ("llama-server",),
 }
 MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = {"sglang": ("--model-path",), "llamacpp": ("--model",)}
+REQUEST_LIMIT = {
+    "vllm": "max_num_seqs",
+    "sglang": "max_running_requests",
+    "trtllm": "max_batch_size",
+    "llamacpp": "parallel",
+    "triton": "max_batch_size",
+}
+"""What engines call the limit of requests in a step."""
+
 KT = "kt_gpu_prefill_token_threshold"
 """Of KTransformers' build of SGLang."""
 
@@ -51,6 +60,25 @@ def start_line(
         return f"{told} (latfit export {key} writes the file)"
     found = {name: value for name, value in engines[key].items() if name != KT}
     return shlex.join([*program(key, model), *(word for name, value in found.items() for word in flag(name, value))])
+
+
+def with_flags(command: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
+    """A command with these options in place of those that it has under the same names."""
+    kept: list[str] = []
+    skip = False
+    for word in command:
+        name, given, _ = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        plain = name.removeprefix("no_")
+        if skip and not word.startswith("-"):
+            skip = False
+            continue
+        skip = False
+        if word.startswith("--") and (name in settings or plain in settings):
+            skip = not given and plain in settings and not isinstance(settings[plain], bool)
+            continue
+        kept.append(word)
+    return [*kept, *(word for name, value in settings.items() for word in flag(name, value))]
 
 
 def _value(value: Any) -> str:

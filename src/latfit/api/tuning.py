@@ -1,0 +1,514 @@
+"""`tune`: settings of a running engine for a load and its SLOs, found by measuring, planning and measuring again."""
+
+import math
+import re
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from latfit.api.answer import Answer, State
+from latfit.api.fits import Fit, fit
+from latfit.api.quantities import duration, rate
+from latfit.api.reports import export
+from latfit.api.request import verb
+from latfit.api.requests import TuneRequest
+from latfit.api.serving import EnginePlan, plan_engine
+from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
+from latfit.exporting import REQUEST_LIMIT, TITLES, engine_key, with_flags
+from latfit.files import write_json
+from latfit.messages import Message as LatfitWarning
+from latfit.metrics import limit_shown
+from latfit.planning import RequestTarget, parse_target, percentile_interval
+from latfit.profiling import LoadWatch
+from latfit.records import Record
+from latfit.tuning import TRACE_DIR, Answered, recording, send_load, start_engine, steps_in, until_answered
+from latfit.units import count_text, format_ms, format_percent, format_rate
+from latfit.workload import OpenLoad, Poisson, Requests, Streams, parse_lengths
+
+if TYPE_CHECKING:
+    from latfit.reporting import Table
+
+STAGES = (0.5, 1.0, 2.0)
+"""Rates of the first load, as ratios of the asked one: below it, at it, and above it for larger batches."""
+
+BEHIND = 1.5
+"""A server that needs so many times the length of a load to answer it is overloaded: no higher rate is tried."""
+
+WIDER = 4
+"""Where the engine's limit of requests keeps it from meeting the SLOs: so many times the limit is measured."""
+
+WARM_UP, WARM_REQUESTS = 0.2, 4
+"""Share of a load that is not counted, and requests that are sent before it, one after another."""
+
+START_S = 900.0
+"""Longest time that an engine may take to load its model and compile."""
+
+LATE = 0.1
+"""Share of the TTFT limit that the client may be late; beyond it, the measured times are the client's as well."""
+
+BUSY = 0.1
+"""Share of the machine's CPUs that other programs may use; a load beside more is repeated once."""
+
+MARGIN = 0.9
+"""Where the asked rate is too much: the share of the capacity at which settings are planned instead."""
+
+SAVED_S = "10"
+"""The plug-in writes a file after so many seconds."""
+
+
+class Figure(Record, frozen=True, kw_only=True):
+    """A percentile of a load, as planned (None if nothing was) and as the client measured it, in ms, with 95 %
+    intervals."""
+
+    name: str
+    limit_ms: float
+    planned_ms: float | None = None
+    planned_interval_ms: tuple[float, float] | None = None
+    measured_ms: float
+    interval_ms: tuple[float, float]
+
+    @property
+    def kept(self) -> bool:
+        return self.measured_ms <= self.limit_ms
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether the measured time is surely no longer than planned."""
+        return self.planned_interval_ms is None or self.interval_ms[0] <= self.planned_interval_ms[1]
+
+
+class Run(Record, frozen=True, kw_only=True):
+    """One load on one start of the engine. settings: its options, empty as it was started first.  late_ms: p99 of how
+    late the client sent requests.  others: share of the machine's CPUs that other programs used; None where the engine
+    was not started here."""
+
+    name: str
+    settings: dict[str, Any]
+    rate_per_s: float
+    requests: int
+    failed: int
+    late_ms: float
+    others: float | None
+    figures: list[Figure]
+
+    @property
+    def kept(self) -> bool:
+        return not self.failed and all(each.kept for each in self.figures)
+
+
+class Tuning(Record, frozen=True, kw_only=True):
+    """What tuning found. command: starts the engine with the settings, empty if no settings meet the SLOs.
+
+    capacity_per_s: the planned one of one engine.  steps: what the fit was made from, `steps` or `windows`.
+    """
+
+    engine: str
+    rate_per_s: float
+    settings: dict[str, Any]
+    command: str
+    capacity_per_s: float | None
+    capacity_interval_per_s: tuple[float, float] | None
+    restarts: int
+    seconds: float
+    steps: str
+    runs: list[Run]
+    files: list[str]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Tuned(Answer):
+    """Settings with what was planned and measured. steps: what `--dry-run` would do."""
+
+    result: Tuning
+    plan: EnginePlan | None = None
+    fit: Fit | None = None
+    steps: Sequence[str] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether the last run met the SLOs at the asked rate."""
+        runs = self.result.runs
+        return bool(runs) and runs[-1].kept and runs[-1].rate_per_s >= self.result.rate_per_s
+
+    @property
+    def state(self) -> State:
+        return "good" if self.kept or self.steps else "bad"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the SLOs are kept, with which settings."""
+        found, at = self.result, format_rate(self.result.rate_per_s)
+        if self.steps:
+            return "Nothing was started. Steps:"
+        if not found.settings:
+            return f"No settings meet the SLOs on one engine at {at}."
+        last = found.runs[-1]
+        outcome = ", ".join(
+            f"{each.name} {format_ms(each.measured_ms)} of {format_ms(each.limit_ms)}" for each in last.figures
+        )
+        if last.rate_per_s < found.rate_per_s:
+            return f"One engine does not carry {at}. At {format_rate(last.rate_per_s)} it measured {outcome}."
+        return f"The SLOs are {'kept' if last.kept else 'missed'} at {at}: {outcome}."
+
+    @property
+    def lines(self) -> list[str]:
+        if self.steps:
+            return list(self.steps)
+        found = self.result
+        told = [] if found.settings or self.plan is None else [self.plan.verdict]
+        if found.capacity_per_s is not None:
+            ends = found.capacity_interval_per_s
+            interval = "" if ends is None else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
+            told.append(f"Capacity {format_rate(found.capacity_per_s)}{interval}.")
+        told.append(f"{count_text(found.restarts, 'restart')}, {format_ms(1e3 * found.seconds)}.")
+        if found.command:
+            told.append(f"Start it with: {found.command}")
+        return told
+
+    @property
+    def warnings(self) -> list[LatfitWarning]:
+        """What makes the measured times doubtful."""
+        found = []
+        for run in self.result.runs:
+            limit = min((each.limit_ms for each in run.figures if "TTFT" in each.name), default=math.inf)
+            if run.late_ms > LATE * limit:
+                text = f"{run.name}: the client sent requests up to {format_ms(run.late_ms)} late"
+                found.append(LatfitWarning("late_client", text, "Run latfit on a machine that is less busy."))
+            if (run.others or 0.0) > BUSY:
+                share = format_percent(100 * (run.others or 0.0))
+                text = f"{run.name}: other programs used {share} of the CPUs"
+                found.append(LatfitWarning("busy_machine", text, "Run again on a machine that is less busy."))
+            if run.failed:
+                text = f"{run.name}: {run.failed:,} of {run.requests:,} requests failed"
+                found.append(LatfitWarning("failed_requests", text, "The engine's log says why."))
+        off = [
+            f"{run.name}: {each.name}" for run in self.result.runs[-1:] for each in run.figures if not each.as_planned
+        ]
+        if off:
+            text = f"Not as planned ({', '.join(off)})"
+            found.append(LatfitWarning("not_as_planned", text, "Allow another restart: --max-restarts 3."))
+        return found
+
+    @property
+    def cautions(self) -> list[str]:
+        return [f"{each.message}. {each.remedy}" for each in self.warnings]
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        from latfit.reporting import Table
+
+        rows = [
+            [
+                run.name,
+                f"{each.name} {format_ms(each.limit_ms)}",
+                _spread(each.planned_ms, each.planned_interval_ms),
+                _spread(each.measured_ms, each.interval_ms),
+                "kept" if each.kept else "broken",
+            ]
+            for run in self.result.runs
+            for each in run.figures
+        ]
+        names = ["run", "SLO", "planned", "measured", "verdict"]
+        return [Table("", names, rows, words=names)] if rows else []
+
+    def to_json(self) -> dict[str, Any]:
+        return self.result.to_json() | {
+            "kept": self.kept,
+            "warnings": [each.to_json() for each in self.warnings],
+            "dry_run": list(self.steps),
+        }
+
+
+def _spread(value: float | None, ends: tuple[float, float] | None) -> str:
+    if value is None:
+        return "-"
+    return format_ms(value) + ("" if ends is None else f" ({format_ms(ends[0])} to {format_ms(ends[1])})")
+
+
+@dataclass
+class Loop:
+    """The state of one tuning. traces: the steps of all runs so far.  plan, fit: the last ones.  limit: requests that
+    the engine ran at once while others waited; None if none waited."""
+
+    request: TuneRequest
+    begun_s: float = field(default_factory=time.monotonic)
+    starts: int = 0
+    engine: str = ""
+    single: bool = True
+    traces: list[Path] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    plan: EnginePlan | None = None
+    fit: Fit | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.command = [*request.command]
+        if bool(self.command) == (request.url is not None):
+            raise WrongUsage(
+                "no engine is given" if request.url is None else "these contradict each other",
+                where="--url, COMMAND",
+                remedy="Give -- vllm serve MODEL, or --url of a running engine.",
+            )
+        self.targets = [
+            parse_target(str(text), name, f"--{name}")
+            for name, text in (("ttft", request.ttft), ("tpot", request.tpot))
+            if text is not None
+        ]
+        if not self.targets:
+            raise WrongUsage("no SLO is given", where="--ttft, --tpot", remedy="Give --ttft 500ms, --tpot 50ms.")
+        if request.rate is None or request.lengths is None:
+            raise WrongUsage("no load is given", where="--rate, --lengths", remedy="Give --rate 8/s --lengths 500:200.")
+        self.rate_per_s = 1e3 * rate(request.rate)
+        self.lengths = parse_lengths(request.lengths)
+        self.load_s = duration(request.load, "--load") / 1e3
+        self.budget_s = duration(request.budget, "--budget") / 1e3
+        self.out = Path(request.out)
+        self.url = (request.url or f"http://127.0.0.1:{_port_of(self.command)}").rstrip("/")
+
+    @cached_property
+    def hosted(self) -> list[str]:
+        """The command, listening on loopback if it does not say where."""
+        said = any(word == "--host" or word.startswith("--host=") for word in self.command)
+        return self.command if said else [*self.command, "--host", "127.0.0.1"]
+
+    def with_settings(self) -> list[str]:
+        """The words that start the engine with the settings in use; the options alone of one that others start."""
+        return with_flags(self.hosted if self.command else [], self.settings)
+
+    def describe(self) -> list[str]:
+        """Return what will happen."""
+        start = f"Start: {shlex.join(self.hosted)}" if self.command else f"Use the engine at {self.url}"
+        stages = ", ".join(format_rate(share * self.rate_per_s) for share in STAGES)
+        again = "Start it again" if self.command else "Ask for a restart"
+        return [
+            f"1. {start}",
+            f"2. Load it at {stages}, {format_ms(1e3 * self.load_s)} each, and record its steps.",
+            "3. Fit the steps and plan settings for one engine.",
+            f"4. {again} with these settings, load it at {format_rate(self.rate_per_s)}, and compare with the plan.",
+            f"5. If that run contradicts the plan, repeat 3 and 4: {self.request.max_restarts} restarts at most.",
+        ]
+
+    def tell(self, text: str) -> None:
+        if self.request.progress is not None:
+            self.request.progress(text)
+
+    @contextmanager
+    def engine_up(self) -> Iterator[str]:
+        """Have an engine with the settings in use, and yield the name of its model."""
+        words = self.with_settings()
+        self.starts += 1
+        if not self.command:
+            if self.starts > 1:
+                assert self.request.restart is not None
+                self.request.restart(shlex.join(words))
+            yield until_answered(self.url, START_S, token=self.request.token)
+            return
+        self.tell(f"Starting {shlex.join(words)}")
+        environment = {TRACE_DIR: str(self._steps().absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
+        engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment)
+        try:
+            yield until_answered(self.url, START_S, engine.why_gone, self.request.token)
+        finally:
+            engine.stop()
+
+    def _steps(self) -> Path:
+        return self.out / f"steps-{self.starts}"
+
+    def measure(self, names: Sequence[str], rates_per_s: Sequence[float]) -> None:
+        """Start the engine and load it at each rate, recording its steps. names: of the runs to keep, else empty."""
+        with self.engine_up() as model:
+            for request in range(WARM_REQUESTS):
+                self.send(model, self.requests(1.0, 1, request))
+            with recording(self.url, self.out / f"windows-{self.starts}.parquet") as recorder:
+                for stage, (name, at) in enumerate(zip(names, rates_per_s, strict=True)):
+                    requests = self.requests(at, max(round(at * self.load_s), 1), 10 * self.starts + stage)
+                    answers, others = self.load_with(model, requests, at)
+                    if name and (others or 0.0) > BUSY:
+                        self.tell("Other programs kept the machine busy: sending them again")
+                        answers, others = self.load_with(model, requests, at)
+                    if name:
+                        self.runs.append(self.run_of(name, at, answers, others))
+                    if max(each.last_s for each in answers) > BEHIND * self.load_s:
+                        break
+            assert recorder.last is not None
+            self.engine = engine_key([{"engine": recorder.last.state.engine}])
+        shown = limit_shown(recorder.queued)
+        self.limit = None if shown is None else round(shown)
+        found = steps_in(self._steps(), recorder)
+        self.single = self.single and recorder.out not in found
+        self.traces += found
+
+    def load_with(self, model: str, requests: Requests, at: float) -> tuple[list[Answered], float | None]:
+        """Send requests; return the answers and the share of the CPUs that neither engine nor client used."""
+        self.tell(f"Sending {len(requests):,} requests at {format_rate(at)}")
+        watch = LoadWatch(1)
+        answers = self.send(model, requests)
+        seen = watch() if self.command else None
+        return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1)
+
+    def requests(self, rate_per_s: float, count: int, replication: int) -> Requests:
+        return OpenLoad(Poisson(rate_per_s / 1e3), self.lengths).sample(count, Streams(self.request.seed, replication))
+
+    def send(self, model: str, requests: Requests) -> list[Answered]:
+        """Send requests. Raises BadInput if none is answered."""
+        found = send_load(self.url, model, requests, self.request.seed, self.request.token)
+        if all(each.failure for each in found):
+            raise BadInput(found[0].failure, where=self.url, remedy="It has to serve /v1/completions of token ids.")
+        return found
+
+    def run_of(self, name: str, at: float, answers: Sequence[Answered], others: float | None) -> Run:
+        """Return a run, without its warm-up."""
+        counted = [each for each in answers if each.due_s >= WARM_UP * self.load_s] or [*answers]
+        whole = [each for each in counted if not each.failure]
+        planned = {} if self.plan is None else {each.name: each for each in self.plan.result.targets}
+        figures = []
+        for target in self.targets:
+            times = np.sort([getattr(each, f"{target.metric}_ms") for each in whole])
+            times = times[np.isfinite(times)]
+            if len(times):
+                figures.append(_figure(target, times, planned.get(target.name)))
+        late = float(np.quantile([each.sent_s - each.due_s for each in counted], 0.99))
+        return Run(
+            name=name,
+            settings=dict(self.settings),
+            rate_per_s=at,
+            requests=len(counted),
+            failed=len(counted) - len(whole),
+            late_ms=1e3 * late,
+            others=others,
+            figures=figures,
+        )
+
+    def plan_settings(self) -> bool:
+        """Fit the steps and plan one engine; return whether its settings meet the SLOs at the asked rate.
+
+        If none do, the settings in use are those for a rate that one engine carries, or none.
+        """
+        if not self.traces:
+            raise BadInput("no steps were recorded", where=self.url, remedy="Send a longer load: --load 5min.")
+        self.tell("Fitting and planning")
+        self.fit = fit([str(each) for each in self.traces])
+        self.fit.save(self.out / "engine.fit.json")
+        asked = self.plan = self._plan(self.rate_per_s)
+        if not asked.feasible and asked.result.capacity_per_s:
+            self.plan = self._plan(MARGIN * asked.result.capacity_per_s)
+        self.plan.save(self.out / "plan.json")
+        self.settings = {}
+        if self.plan.feasible:
+            exported = export(self.plan, self.engine)
+            self.settings = dict(exported.settings)
+            exported.save(self.out)
+        return asked.feasible
+
+    def _plan(self, rate_per_s: float) -> EnginePlan:
+        request = self.request
+        return plan_engine(
+            self.fit,
+            f"{rate_per_s:.6g}/s",
+            request.lengths,
+            ttft=request.ttft,
+            tpot=request.tpot,
+            replicas=1,
+            seed=request.seed,
+        )
+
+    @property
+    def may_restart(self) -> bool:
+        restarts, used = self.starts - 1, time.monotonic() - self.begun_s
+        return restarts < self.request.max_restarts and used < self.budget_s
+
+    def result(self) -> Tuning:
+        plan = None if self.plan is None else self.plan.result
+        command = shlex.join(self.with_settings()) if self.settings else ""
+        return Tuning(
+            engine=TITLES.get(self.engine, self.engine),
+            rate_per_s=self.rate_per_s,
+            settings=self.settings,
+            command=command,
+            capacity_per_s=None if plan is None else plan.capacity_per_s,
+            capacity_interval_per_s=None if plan is None else plan.capacity_interval_per_s,
+            restarts=max(self.starts - 1, 0),
+            seconds=time.monotonic() - self.begun_s,
+            steps="steps" if self.single else "windows",
+            runs=self.runs,
+            files=[str(each) for each in sorted(self.out.rglob("*")) if each.is_file()],
+        )
+
+
+def _figure(target: RequestTarget, times: Any, planned: Any) -> Figure:
+    """A percentile of sorted times (n,) with its distribution-free interval."""
+    q = target.percentile / 100
+    return Figure(
+        name=target.name,
+        limit_ms=target.limit_ms,
+        planned_ms=None if planned is None else planned.value,
+        planned_interval_ms=None if planned is None or planned.interval is None else tuple(planned.interval),
+        measured_ms=float(np.quantile(times, q, method="inverted_cdf")),
+        interval_ms=percentile_interval(times, q),
+    )
+
+
+@verb(TuneRequest)
+def tune(request: TuneRequest) -> Tuned:
+    """Find settings of one engine for a load and its SLOs: measure, plan, restart, measure again.
+
+    command: starts the engine; or url, of one that somebody else starts again when `restart` is called with the
+    options. What was started is stopped. Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable.
+    """
+    loop = Loop(request)
+    if request.dry_run:
+        return Tuned(loop.result(), steps=loop.describe())
+    _check_client()
+    loop.out.mkdir(parents=True, exist_ok=True)
+    try:
+        stages = [share * loop.rate_per_s for share in STAGES]
+        loop.measure(["", "as started", ""], stages)
+        if not loop.plan_settings() and loop.limit and loop.may_restart:
+            loop.settings = {REQUEST_LIMIT[loop.engine]: WIDER * loop.limit}
+            loop.measure(["", "", ""], stages)
+            loop.plan_settings()
+        while loop.settings and loop.may_restart:
+            assert loop.plan is not None
+            before = loop.settings
+            loop.measure(["as planned"], [min(loop.rate_per_s, loop.plan.result.rate_per_s)])
+            last = loop.runs[-1]
+            if last.kept or all(each.as_planned for each in last.figures):
+                break
+            loop.plan_settings()
+            if loop.settings == before:
+                break
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted", where=str(loop.out), remedy="Its traces and logs are kept.") from None
+    found = Tuned(loop.result(), loop.plan, loop.fit)
+    write_json(loop.out / "tune.json", found.to_json())
+    return found
+
+
+def _check_client() -> None:
+    """Raises HardwareMissing without aiohttp."""
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError:
+        raise HardwareMissing(
+            "aiohttp is not installed", where="latfit tune", remedy="Install it: pip install 'latfit[live]'."
+        ) from None
+
+
+PORTS = {"vllm": 8000, "sglang": 30000, "llama": 8080}
+"""Default port by a word of the command."""
+
+
+def _port_of(command: Sequence[str]) -> int:
+    """Return the port in a command, else the engine's default."""
+    found = re.search(r"--port[= ](\d+)", " ".join(command))
+    if found:
+        return int(found[1])
+    return next((port for word, port in PORTS.items() if any(word in each for each in command)), 8000)

@@ -1,0 +1,50 @@
+"""A server recorded beside a load: its `/metrics` in a thread, and the steps that latfit's plug-in writes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from latfit.metrics import Server
+from latfit.record import MetricsRecorder
+
+EVERY_S = 0.5
+LONGEST_S = 86_400.0
+TRACE_DIR = "LATFIT_TRACE_DIR"
+"""The variable that makes the plug-in inside vLLM write steps, into this folder."""
+
+
+@contextmanager
+def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
+    """Record a server's `/metrics` until the block ends, then write the trace. Raises BadInput if the server publishes
+    none, or none that count steps."""
+    server = Server(url)
+    recorder = MetricsRecorder(out, {}, server.settings())
+    recorder.take(server.first())
+    ended, errors = threading.Event(), []
+
+    def run() -> None:
+        try:
+            for told in server.readings(EVERY_S, LONGEST_S):
+                recorder.take(told)
+                if ended.is_set():
+                    return
+        except Exception as error:  # noqa: BLE001  raised again in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield recorder
+    finally:
+        ended.set()
+        thread.join()
+        recorder.write()
+    if errors:
+        raise errors[0]
+
+
+def steps_in(folder: Path, recorder: MetricsRecorder) -> list[Path]:
+    """Return the traces of a run: single steps where the plug-in wrote them, else the windows of `/metrics`."""
+    single = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+    return single or ([recorder.out] if recorder.rows else [])

@@ -1,0 +1,94 @@
+"""Loads on a small engine over real HTTP, engines started and stopped, and the options of a command."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from latfit.errors import BadInput
+from latfit.exporting import with_flags
+from latfit.tuning import Engine, send_load, start_engine, until_answered
+from latfit.workload import make_requests
+from tests.conftest import ROOT, free_port
+
+SMALL = [sys.executable, str(ROOT / "tests" / "small_engine.py")]
+STEP_MS = 4 + 0.25 + 0.02
+"""The shortest step of the small engine: one request decodes."""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[str]:
+    """Address of a small engine that runs one request at a time."""
+    port = free_port()
+    engine = start_engine([*SMALL, "--port", str(port), "--max-num-seqs", "1"], tmp_path / "log", {})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        assert until_answered(url, 20.0, engine.why_gone) == "small"
+        yield url
+    finally:
+        engine.stop()
+
+
+def test_times_count_from_when_a_request_is_due(small: str) -> None:
+    """Ten requests at once on one slot: the k-th waits for k whole requests before it."""
+    requests = make_requests(np.zeros(10), np.full(10, 20), np.full(10, 5))
+    answers = send_load(small, "small", requests, seed=0)
+    assert [each.failure for each in answers] == [""] * 10
+    assert {(each.prompt_tokens, each.output_tokens) for each in answers} == {(20, 5)}
+    latency = np.sort([each.latency_ms for each in answers])
+    assert np.all(latency >= STEP_MS * 5 * np.arange(1, 11))
+    assert all(each.tpot_ms >= STEP_MS for each in answers)
+    assert all(each.ttft_ms + 4 * each.tpot_ms == pytest.approx(each.latency_ms) for each in answers)
+
+
+def test_a_refusal_is_a_failure_of_that_request(small: str) -> None:
+    (found,) = send_load(f"{small}/nowhere", "small", make_requests(np.zeros(1), np.ones(1), np.ones(1)), seed=0)
+    assert found.failure.startswith("404")
+
+
+def test_an_engine_that_ends_is_told_with_its_last_line(tmp_path: Path) -> None:
+    engine = start_engine([sys.executable, "-c", "raise SystemExit('no such model')"], tmp_path / "log", {})
+    with pytest.raises(BadInput, match="exit code 1: no such model"):
+        until_answered(f"http://127.0.0.1:{free_port()}", 20.0, engine.why_gone)
+
+
+def test_no_such_program_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="No such file"):
+        start_engine(["/nowhere/vllm"], tmp_path / "log", {})
+
+
+def test_stopping_ends_what_the_engine_started(tmp_path: Path) -> None:
+    """A child that ignores SIGTERM is killed."""
+    child = "import os,signal,time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
+    parent = f"import subprocess,sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    engine: Engine = start_engine([sys.executable, "-c", parent], tmp_path / "log", {})
+    while not (printed := (tmp_path / "log").read_text()).endswith("\n"):
+        time.sleep(0.02)
+    assert _runs(int(printed))
+    engine.stop(patience_s=0.2)
+    assert not _runs(int(printed))
+    assert not _runs(engine.process.pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("serve M", "serve M --max-num-seqs 8 --no-async-scheduling"),
+        ("serve M --max-num-seqs 4 --port 1", "serve M --port 1 --max-num-seqs 8 --no-async-scheduling"),
+        ("serve --max_num_seqs=4 M", "serve M --max-num-seqs 8 --no-async-scheduling"),
+        ("serve --async-scheduling M", "serve M --max-num-seqs 8 --no-async-scheduling"),
+        ("serve --no-async-scheduling M", "serve M --max-num-seqs 8 --no-async-scheduling"),
+    ],
+)
+def test_options_take_the_place_of_those_in_the_command(command: str, expected: str) -> None:
+    assert with_flags(command.split(), {"max_num_seqs": 8, "async_scheduling": False}) == expected.split()
