@@ -131,7 +131,7 @@ TYPED = {line for page in pages() for kind in ("sh", "yaml") for block in blocks
 
 @pytest.mark.parametrize("line", sorted(TYPED))
 def test_commands_that_are_not_run_have_options_that_exist(line: str) -> None:
-    words = shlex.split(line, comments=True)[1:]
+    words = shlex.split(line.split(" -- ")[0], comments=True)[1:]
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), "")
     known = {option for each in COMMANDS[name].params for option in each.opts} | SHARED if name else {"--version"}
     assert {word for word in words if word.startswith("-")} <= known
