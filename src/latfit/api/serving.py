@@ -228,7 +228,9 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     )
     apart = _apart(load, (fit, prefill_fit, costs), request.transfer, factor, scatter=scatter)
     found = plan_serving(load, costs, _named(measured), asked, _ticking(request.progress), apart)
-    notes = [*_slower_note(factor), *unmeasured, *notes_of(load), *setup.notes, *found.notes]
+    # The search chooses the sequences, so what an engine would take by default does not matter.
+    of_setup = [note for note in setup.notes if "--max-num-seqs sets it" not in note]
+    notes = [*_slower_note(factor), *unmeasured, *notes_of(load), *of_setup, *found.notes]
     from msgspec import structs
 
     return EnginePlan(structs.replace(found, notes=notes), subject)

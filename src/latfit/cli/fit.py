@@ -1,5 +1,6 @@
 """`latfit fit`: fit a model to traces and check it: one fit a system, with its execution path and its file."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +105,9 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     several_machines = targets.each and any(set(system) - {"path"} for system, _ in steps.systems)
     no_machine = several_machines and "{" not in (request.path or "")
     stored: dict[str, Stored] = {}
+    if not no_machine:
+        told = f"The fit goes into {targets.hardware}, which `latfit plan` reads: --hardware names another profile."
+        note(told, quiet=output.silent)
 
     def keep(label: str, found: "Fit") -> None:
         made = Stored(
@@ -204,7 +208,8 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, ve
         return
     assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
     say(f"Wrote {files}{more}; in {hardware} as path{'s' * (len(paths) > 1)} {entered}{assumed}.")
-    say(f"Next: latfit plan --sla {_within_reach(usable[0].fit)}")
+    place = "" if hardware == Path("hardware.json") else f" --hardware {shlex.quote(str(hardware))}"
+    say(f"Next: latfit plan --sla {_within_reach(usable[0].fit)}{place}")
 
 
 def _within_reach(fit: "Fit") -> str:

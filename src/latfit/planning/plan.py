@@ -192,7 +192,13 @@ def _step_answer(
     level = own.decode if largest.S_max == largest.B else own.of(largest.B)
     decode = PathLatency(path, 1).largest_within(sla_ms, own.decode.factor)
     return wording.step_answer(
-        sla_ms, largest, decode, path.label, level.percentile, outside=bool(how_far(path, largest))
+        sla_ms,
+        largest,
+        decode,
+        path.label,
+        level.percentile,
+        most=decode == path.fit.largest_batch and not path.nominal,
+        outside=bool(how_far(path, largest)),
     )
 
 

@@ -47,6 +47,7 @@ def step_answer(
     label: str,
     level: float | None,
     *,
+    most: bool = False,
     outside: bool = False,
 ) -> tuple[str, str]:
     """The plan of steps in a sentence, and what limits it.
@@ -59,6 +60,8 @@ def step_answer(
         The most requests of a step that only decodes; None if no such step meets it.
     level
         Share of steps in percent; None for the typical step.
+    most
+        Whether no step with more requests was measured.
     outside
         Whether the largest step is outside the measured range.
     """
@@ -66,7 +69,7 @@ def step_answer(
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
     met_by = "the typical step" if level is None else f"{level:g} % of steps"
     extra = ", beyond the measured range" if outside else ""
-    decodes = "" if decode is None else f"{label} decodes up to {decode:,} requests, or "
+    decodes = "" if decode is None else f"{label} decodes up to {decode:,} requests{' (the most measured)' * most}, or "
     who = label if decode is None else ""
     answer = (
         f"Within {format_ms(sla_ms)} for {met_by}, {decodes}{who}{' ' if who else ''}computes up to"

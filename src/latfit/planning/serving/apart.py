@@ -6,6 +6,7 @@ then tried by rising total. Both fleets share settings and cost. Derivation: doc
 
 import math
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setup
@@ -51,13 +52,18 @@ class Pairs:
     together: int | None = None
     contents: bool = False
 
-    def run(self, start: EngineSettings, transfer: Transfer) -> ApartPlan:
-        """Find the smallest pair with the best settings, at most `together` engines in all."""
-        if not self.evaluator.alone(start).met:
+    def run(self, starts: Iterable[EngineSettings], transfer: Transfer) -> ApartPlan:
+        """Find the smallest pair with the best settings, at most `together` engines in all.
+
+        starts: settings to begin with; those of engines that do both can be poor ones for prefill alone.
+        """
+        tried = [self._least(each) for each in dict.fromkeys(starts) if self.evaluator.alone(each).met]
+        if not tried:
             return _no_pair((0, 0), transfer)
-        lower, found = self._least(start)
+        lower = min((each for each, _ in tried), key=sum)
+        found = min((each for _, each in tried if each is not None), key=_by_engines, default=None)
         if found is not None:
-            room = replace(self.room, fixed=self.room.fixed | {"batching"})
+            room, start = replace(self.room, fixed=self.room.fixed | {"batching"}), found.setup.settings
             settings, _ = Search(self.evaluator, start, room).ascend(found.setup, 1.0)
             if settings != start:
                 _, other = self._least(settings)

@@ -187,8 +187,8 @@ def _apart(
     if together is not None and together > MOST_APART:
         return None
     other = evaluator.elsewhere(evaluator.load, apart.decode, (apart.prefill, apart.transfer))
-    settings = (found.best or found.alone).setup.settings
-    best = Pairs(other, about[0], together, about[1]).run(settings, apart.transfer)
+    starts = ((found.best or found.alone).setup.settings, request.start)
+    best = Pairs(other, about[0], together, about[1]).run(starts, apart.transfer)
     if request.price_per_hour is None or best.outcome is None:
         return best
     price = _per_million(request.price_per_hour * best.total, best.outcome)
