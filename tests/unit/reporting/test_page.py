@@ -98,6 +98,17 @@ class TestAnswerFirst:
         text = Outline(html).text
         assert "tau_S is not determined by these data. → Measure S up to 16384." in text
 
+    def test_the_settings_can_be_copied(self) -> None:
+        report = two_paths()
+        found = re.search(r'<pre class="command"[^>]*><code>(.*?)</code>', render(report).html)
+        assert found is not None
+        assert report.plans[0].settings is not None
+        assert f"--max-num-seqs {report.plans[0].settings.max_num_seqs}" in found[1]
+
+    def test_details_are_closed_and_links_reach_into_them(self, html: str) -> None:
+        parts = re.findall(r'<details class="part">\n<summary><h2>.*?</h2></summary>\n<div id="([^"]*)">', html)
+        assert parts == ["trust", "thresholds", "limits", "engines", "path-cpu"]
+
     def test_a_hopeless_sla_says_so(self, fit: FitResult, rows: Trace) -> None:
         profile = machine(cpu=fit)
         text = Outline(render(ReportInput(profile, {"cpu": rows}, [make_plan(profile, 1.0)])).html).text

@@ -135,12 +135,12 @@ class TestPlanTables:
         assert found["B1"] == str(plan.B1_idle.value)
         assert found["B2"] == str(plan.B2.value)
 
-    def test_largest_step_and_batch(self, one_path: ReportInput) -> None:
-        plan = one_path.plans[0]
+    def test_largest_step_and_the_setting_for_requests(self) -> None:
+        plan = two_paths().plans[0]
         found = {item.label: item.value for item in key_numbers(plan)}
         assert found["Largest step"] == f"{max(row.S_max or 0 for row in plan.S_at_B):,}"
-        measured = [row.B_max or 0 for row in plan.B_at_S if not row.extrapolated]
-        assert found["Largest batch"] == f"{max(measured):,}"
+        assert plan.settings is not None
+        assert found["Requests at once"] == f"{plan.settings.max_num_seqs:,}"
 
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:
         plan = make_plan(machine(cpu=fit), 1.0)

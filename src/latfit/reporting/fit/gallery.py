@@ -50,6 +50,11 @@ class Gallery:
     overview: Picture | None = None
     left_out: Sequence[str] = ()
 
+    @property
+    def shown_first(self) -> Sequence[Picture]:
+        """The latency map, and measured against predicted."""
+        return self.pictures[::2]
+
 
 def path_gallery(
     path: ExecutionPath, trace: Trace | None, plans: Sequence[Plan], percentile: float, prefix: str = ""

@@ -18,6 +18,7 @@ from latfit.reporting.hardware import ceilings_table
 from latfit.reporting.layout import Picture, Rendered, Written, making, shown, template, write_rendered
 from latfit.reporting.plan import tables as plan_tables
 from latfit.reporting.plan.figures import plan_pictures
+from latfit.reporting.plan.summary import engine_line
 from latfit.trace import Trace
 from latfit.units import format_ms
 
@@ -57,7 +58,7 @@ def render(report: ReportInput) -> Rendered:
     page = template("report.html").render(
         title=title_of(subjects) if subjects else "Step latency",
         subjects=[(subject.path, subject.line) for subject in subjects],
-        answers=[_answer(plan, pictures) for plan, pictures in zip(report.plans, loads, strict=True)],
+        answers=[_answer(plan, report.profile, shown) for plan, shown in zip(report.plans, loads, strict=True)],
         trust=tables.trust(report.profile),
         trust_sentences=[(name, tables.trust_sentence(path.fit)) for name, path in report.profile.paths.items()],
         warnings=[{"path": "", **warning.to_json()} for warning in warnings if warning.needs_action],
@@ -94,9 +95,10 @@ def _prefixes(names: Sequence[str]) -> dict[str, str]:
     return stems
 
 
-def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
+def _answer(plan: Plan, profile: HardwareProfile, pictures: Sequence[Picture]) -> dict[str, Any]:
     """The plan as the template takes it; where it was made for a load, with what that decides."""
     load = {"tables": list(plan_tables.load_tables(plan)), "pictures": [shown(picture) for picture in pictures]}
+    errors = [number for path in profile.paths.values() if (number := tables.held_out_number(path))]
     steps = (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan), plan_tables.doubts_table(plan))
     engines = (plan_tables.settings_table(plan), plan_tables.engines_table(plan))
     return {
@@ -108,7 +110,8 @@ def _answer(plan: Plan, pictures: Sequence[Picture]) -> dict[str, Any]:
         "why_in_doubt": plan.why_in_doubt if plan.promise == "likely" else (),
         "limit": plan.binding if plan.feasible else "",
         "remedy": plan.remedy,
-        "key_numbers": plan_tables.key_numbers(plan),
+        "key_numbers": [*plan_tables.key_numbers(plan), *errors],
+        "command": engine_line(plan),
         "load": None if plan.rate_per_s is None else load,
         "steps": [table for table in steps if table.rows],
         "thresholds": plan_tables.thresholds_table(plan, explained=True),
@@ -145,7 +148,8 @@ def _section(path: ExecutionPath, gallery: Gallery, trace: Trace | None) -> dict
         "formula": fit.structure.formula,
         "symbols": tables.symbols(fit.structure.formula),
         "status": fit.status.sentence if measured else tables.trust_sentence(fit),
-        "pictures": [shown(picture) for picture in gallery.pictures],
+        "pictures": [shown(picture) for picture in gallery.pictures if picture not in gallery.shown_first],
+        "shown_first": [shown(picture) for picture in gallery.shown_first],
         "assumed": f"Figures are drawn {fit.assumed_context}." if gallery.pictures and fit.assumed_context else "",
         "left_out": gallery.left_out if measured else (),
         "parameters": tables.parameters(fit),

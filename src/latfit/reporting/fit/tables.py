@@ -74,24 +74,27 @@ class KeyNumber:
 
 
 def step_numbers(plan: Plan) -> list[KeyNumber]:
-    """The largest step and the largest batch."""
+    """Return the largest step, and how many requests an engine decodes at once."""
     found = []
     steps = [row for row in plan.S_at_B if row.S_max is not None]
     if steps:
         step = max(steps, key=lambda row: row.S_max or 0)
-        detail = _where(f"tokens, at B = {count(step.B)} on {step.path}", step.extrapolated)
+        detail = f"tokens, at B = {count(step.B)} on {step.path}" + f" ({BEYOND})" * step.extrapolated
         found.append(KeyNumber("Largest step", count(step.S_max), detail))
-    batches = [row for row in plan.B_at_S if row.B_max is not None]
-    # A batch that was measured says more than a larger one that was not.
-    if batches := [row for row in batches if not row.extrapolated] or batches:
-        batch = max(batches, key=lambda row: row.B_max or 0)
-        detail = _where(f"requests, at S = {count(batch.S)} on {batch.path}", batch.extrapolated)
-        found.append(KeyNumber("Largest batch", count(batch.B_max), detail))
+    if plan.settings is not None:
+        chunk = plan.settings.chunk_tokens
+        detail = f"decode on {plan.settings.path}" + (f", beside {count(chunk)} tokens of prefill" if chunk else "")
+        found.append(KeyNumber("Requests at once", count(plan.settings.max_num_seqs), detail))
     return found
 
 
-def _where(text: str, extrapolated: bool) -> str:
-    return f"{text} ({BEYOND})" if extrapolated else text
+def held_out_number(path: ExecutionPath) -> KeyNumber | None:
+    """Return the held-out error of a path beside the linear baseline's; None if there is none."""
+    own, line = path.fit.cross_validation.mape_pct, _linear(path.fit).cv.mape_pct
+    if own is None:
+        return None
+    beside = "" if line is None else f"; linear baseline {format_percent(line)}"
+    return KeyNumber("Held-out error", format_percent(own), f"{path.name}{beside}")
 
 
 def promise(plan: Plan) -> str:

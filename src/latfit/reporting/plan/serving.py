@@ -10,7 +10,7 @@ from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, SchedulePlan, S
 from latfit.reporting.fit.tables import KeyNumber, Table
 from latfit.reporting.format import count
 from latfit.reporting.plan.summary import STATES, PlanSummary
-from latfit.reporting.simulation.brief import half_width
+from latfit.reporting.simulation.tables import half_width
 from latfit.simulation import EngineSummary, Interval
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 

@@ -70,8 +70,17 @@ def _named(name: str, found: Threshold) -> str:
 
 
 def _engine(plan: Plan) -> str:
-    """The settings as flags of the engine whose steps they are of."""
+    """Return the settings as flags of the engine whose steps they are of."""
     if plan.settings is None:
         return f"Engine settings: {plan.unknown['settings']}."
-    key = engine_key(each.system for each in plan.fits if each.path == plan.engines_path)
-    return f"{TITLES[key]} on {plan.settings.path}: {start_line(key, plan.engines)}"
+    return f"{TITLES[_engine_key(plan)]} on {plan.settings.path}: {engine_line(plan)}"
+
+
+def engine_line(plan: Plan) -> str:
+    """Return the command that starts an engine with the plan's settings; empty if there are none."""
+    usable = plan.settings is not None and plan.feasible and not plan.unsupported
+    return start_line(_engine_key(plan), plan.engines) if usable else ""
+
+
+def _engine_key(plan: Plan) -> str:
+    return engine_key(each.system for each in plan.fits if each.path == plan.engines_path)

@@ -116,7 +116,9 @@ def _load_numbers(plan: Plan) -> list[KeyNumber]:
 
 
 def _threshold_numbers(plan: Plan) -> list[KeyNumber]:
-    """B1 and B2 where they are known, with what they mean."""
+    """Return B1 and B2 of two paths where they are known, with what they mean."""
+    if not plan.both_paths:
+        return []
     B1 = "B1 at this rate" if plan.B1_at_rate is not None else "B1"
     return [
         KeyNumber(name, count(found.value), MEANINGS[meaning])

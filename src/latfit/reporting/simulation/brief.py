@@ -7,7 +7,16 @@ from typing import Literal, NamedTuple
 
 from latfit.live import Compared
 from latfit.reporting.fit.tables import Table
-from latfit.reporting.simulation.tables import TITLES, frontier, named, rates_table, settings_text, varied
+from latfit.reporting.simulation.tables import (
+    TITLES,
+    frontier,
+    half_width,
+    known_rate,
+    named,
+    rates_table,
+    settings_text,
+    varied,
+)
 from latfit.simulation import EngineResult, Finding, Interval, SimResult, Times, p99_difference
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation
@@ -30,8 +39,8 @@ def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Ver
     if not stable:
         return Verdict(f"Unstable: no policy carries {_rates_text(runs)}.", "bad")
     within = [run for run in stable if run.latency["p99"].value <= sla_ms]
-    highest = max(_rate(run) for run in within or stable)
-    ranked = sorted((run for run in within or stable if _rate(run) == highest), key=lambda run: _p99(run).value)
+    highest = max(known_rate(run) for run in within or stable)
+    ranked = sorted((run for run in within or stable if known_rate(run) == highest), key=lambda run: _p99(run).value)
     best, second = ranked[0], _second(runs, ranked)
     several = len({str(run.rate_per_s) for run in runs}) > 1
     limit = f" within the {format_ms(sla_ms)} SLA" if within and math.isfinite(sla_ms) else ""
@@ -281,13 +290,6 @@ def distinct(notes: Iterable[str]) -> list[str]:
     return list(found.values())
 
 
-def half_width(found: Interval) -> str:
-    """` ± 0.6 %`; nothing where there is no interval."""
-    if not found.value or math.isnan(found.high - found.low):
-        return ""
-    return f" ± {format_percent(50 * (found.high - found.low) / found.value)}"
-
-
 def _pair(times: Times) -> str:
     return ", ".join(format_ms(times[name].value) for name in ("p50", "p99"))
 
@@ -303,10 +305,6 @@ def _p99(run: SimResult) -> Interval:
     return run.latency["p99"]
 
 
-def _rate(run: SimResult) -> float:
-    return 0.0 if math.isnan(run.rate_per_s) else run.rate_per_s
-
-
 def _rate_text(run: SimResult) -> str:
     if math.isnan(run.throughput_per_s):
         return "one request" if run.requests == 1 else f"{run.requests:,} requests at once"
@@ -316,7 +314,7 @@ def _rate_text(run: SimResult) -> str:
 
 
 def _rates_text(runs: Sequence[SimResult]) -> str:
-    least = min(runs, key=_rate)
+    least = min(runs, key=known_rate)
     return _rate_text(least) if len({str(run.rate_per_s) for run in runs}) == 1 else f"even {_rate_text(least)}"
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from latfit.reporting import style
 from latfit.reporting.format import drawable
-from latfit.reporting.simulation.tables import TITLES, frontier, or_zero, settings_text
+from latfit.reporting.simulation.tables import TITLES, frontier, settings_text
 from latfit.simulation import EngineResult, SimResult
 from latfit.stats import FloatArray
 from latfit.units import format_ms, format_percent, format_rate
@@ -138,7 +138,7 @@ def _side_by_side(axes: Any, runs: Sequence[SimResult], title: str) -> None:
         axes.plot([p99], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
         axes.annotate(
             format_ms(p99),
-            (or_zero(p99), i),
+            (float(np.nan_to_num(p99)), i),
             xytext=(6, 4),
             textcoords="offset points",
             fontsize=9,
@@ -146,7 +146,7 @@ def _side_by_side(axes: Any, runs: Sequence[SimResult], title: str) -> None:
         )
     marked = [_label(run) + ("" if run.stable else " (unstable)") for run in runs]
     axes.set_yticks(range(len(runs)), marked)
-    axes.set_xlim(0, 1.15 * max(or_zero(run.latency["p99"].value) or 1.0 for run in runs))
+    axes.set_xlim(0, 1.15 * max(float(np.nan_to_num(run.latency["p99"].value)) or 1.0 for run in runs))
     axes.set_ylim(len(runs) - 0.5, -0.5)
     style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time [ms]", "")
 

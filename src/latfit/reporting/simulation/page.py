@@ -155,8 +155,8 @@ def _best(runs: Sequence[SimResult], sla_ms: float) -> SimResult | None:
     """The lowest p99 at the highest rate that is carried, within the SLA where any is."""
     stable = tables.frontier(runs)
     within = [run for run in stable if run.latency["p99"].value <= sla_ms] or stable
-    highest = max((_known_rate(run) for run in within), default=0.0)
-    there = [run for run in within if _known_rate(run) == highest]
+    highest = max((tables.known_rate(run) for run in within), default=0.0)
+    there = [run for run in within if tables.known_rate(run) == highest]
     return min(there, key=lambda run: run.latency["p99"].value, default=None)
 
 
@@ -225,11 +225,6 @@ def _nominal_paths(runs: Sequence[SimResult]) -> list[dict[str, str]]:
 def _notes(runs: Sequence[SimResult] | Sequence[EngineResult]) -> list[dict[str, str]]:
     notes = distinct(text for run in runs for text in run.notes)
     return [{"path": "", "message": text, "remedy": ""} for text in notes]
-
-
-def _known_rate(run: SimResult) -> float:
-    """Per second; 0 of a closed loop."""
-    return 0.0 if math.isnan(run.rate_per_s) else run.rate_per_s
 
 
 def _interval(p99: Interval) -> str:

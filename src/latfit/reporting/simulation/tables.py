@@ -173,7 +173,7 @@ def runs_table(runs: Sequence[SimResult]) -> Table:
                 _rate(run) if len(rates) > 1 else "",
                 format_ms(latency["mean"].value),
                 format_ms(latency["p50"].value),
-                f"{format_ms(latency['p99'].value)}{_half_width(latency['p99'])}",
+                f"{format_ms(latency['p99'].value)}{half_width(latency['p99'])}",
                 format_percent(100 * shares[1]) if len(shares) > 1 else "",
                 number(run.batch_size["p50"], 3),
                 "" if attained is None else format_percent(100 * attained),
@@ -264,7 +264,7 @@ def frontier(runs: Sequence[SimResult]) -> list[SimResult]:
         key = (run.policy, str(run.rate_per_s))
         if key not in best or run.latency["p99"].value < best[key].latency["p99"].value:
             best[key] = run
-    return sorted(best.values(), key=lambda run: (run.policy, or_zero(run.rate_per_s)))
+    return sorted(best.values(), key=lambda run: (run.policy, known_rate(run)))
 
 
 def named(run: SimResult, form: str = "{} ({})") -> str:
@@ -284,11 +284,13 @@ def _rate(run: SimResult) -> str:
     return f"{format_rate(run.throughput_per_s)} (closed)" if math.isnan(rate) else format_rate(rate)
 
 
-def _half_width(p99: Interval) -> str:
-    if not p99.value or math.isnan(p99.high - p99.low):
+def half_width(found: Interval) -> str:
+    """Return ` ± 0.6 %`, or nothing if there is no interval."""
+    if not found.value or math.isnan(found.high - found.low):
         return ""
-    return f" ± {format_percent(50 * (p99.high - p99.low) / p99.value)}"
+    return f" ± {format_percent(50 * (found.high - found.low) / found.value)}"
 
 
-def or_zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
+def known_rate(run: SimResult) -> float:
+    """Return the rate per second, 0 for a closed loop."""
+    return 0.0 if math.isnan(run.rate_per_s) else run.rate_per_s
