@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.policies.policy import Limits, cutoff
-from latfit.queueing.bound import cutoff_bound, largest_proved_cutoff
+from latfit.queueing.bound import cutoff_bound
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.run import Options, check
 from latfit.simulation.policies.service import System, linear_path, table_path
@@ -34,7 +34,6 @@ def test_the_bound_stays_above_the_simulation(seed: int) -> None:
 def test_published_cutoff() -> None:
     """0.1 per ms on 12 + 0.05 b and a CPU of 0.5 per ms, 20 ms: proved up to 7.93732 ms."""
     times = linear_times(12, 0.05, LARGEST)
-    assert largest_proved_cutoff(0.1, times, 0.5, 20.0) == pytest.approx(7.93732, rel=2e-5)
     bound = cutoff_bound(0.1, 7.93732, times, 0.5)
     assert bound is not None
     assert bound.percentile(0.99) == pytest.approx(20.0, rel=1e-5)
@@ -45,4 +44,3 @@ def test_no_bound_where_its_conditions_do_not_hold() -> None:
     assert cutoff_bound(0.1, 13.0, times, 0.5) is None  # T_cut above the fastest step
     assert cutoff_bound(2.0, 1.0, times, 0.5) is None  # the CPU would be overloaded
     assert cutoff_bound(0.4, 10.0, linear_times(12, 0.05, 4), 0.5) is None  # the largest batch binds
-    assert largest_proved_cutoff(0.4, times, 0.5, 20.0) is None

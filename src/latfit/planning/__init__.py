@@ -47,8 +47,6 @@ if TYPE_CHECKING:
         GpuMemory as GpuMemory,
         KvCache as KvCache,
         Served as Served,
-        kv_cache_given as kv_cache_given,
-        kv_cache_in_log as kv_cache_in_log,
         kv_cache_of as kv_cache_of,
         model_config as model_config,
     )

@@ -98,8 +98,8 @@ class Cutoff(Record, frozen=True):
 
     value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "rigorous" (proved),
     "exact" (the distribution by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that
-    meet the SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method;
-    "poisson" is the textbook formula.  holds: the methods whose number is a valid bound or the distribution itself.
+    meet the SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method.
+    holds: the methods whose number is a valid bound or the distribution itself.
     safest_ms: T_cut with the least percentile.
     """
 
@@ -121,18 +121,6 @@ class Cutoff(Record, frozen=True):
     def shown_ms(self) -> float:
         """The T_cut that the other numbers are for."""
         return self.safest_ms if self.value is None else self.value
-
-    @property
-    def admitted(self) -> Sequence[tuple[float, float]]:
-        """T_cut that meet the SLA by the distribution itself: exact, or simulated where steps scatter."""
-        return self.ranges.get("exact", self.ranges.get("simulated", ()))
-
-    @property
-    def misled(self) -> bool:
-        """Whether the textbook formula admits what misses the SLA, or refuses what meets it."""
-        textbook, exact = self.ranges.get("poisson", ()), self.admitted
-        ends = [spans[-1][1] if spans else 0.0 for spans in (textbook, exact)]
-        return bool(textbook) != bool(exact) or ends[0] > ends[1] * 1.01
 
 
 class Kind(Enum):

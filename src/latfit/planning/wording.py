@@ -8,7 +8,6 @@ from latfit.model import Pauses, StepNoise
 from latfit.planning.result import (
     Alternative,
     Capacity,
-    Cutoff,
     Interval,
     LoadPlan,
     Reach,
@@ -419,16 +418,3 @@ def assumed_service(label: str, median_ms: float | None) -> str:
         mean, wrong = math.log(2) / median_ms * 1e3, 1e3 / median_ms
         said += f", which with a median of {format_ms(median_ms)} serves {format_rate(mean)}, not {format_rate(wrong)}"
     return f"{said}."
-
-
-def textbook_note(waiting: Cutoff, sla_ms: float) -> str:
-    """Where the formula T_cut + ln(1/(1-q))/(mu - lambda_a) differs from what holds."""
-    admits, holds = waiting.ranges.get("poisson", ()), waiting.admitted
-    if not admits:
-        return "The textbook formula finds no T_cut here, though there are some."
-    if not holds:
-        return f"The textbook formula would admit T_cut up to {format_ms(admits[-1][1])}; none meets the SLA."
-    return (
-        f"The textbook formula would admit T_cut up to {format_ms(admits[-1][1])} and promise {format_ms(sla_ms)}; it"
-        f" holds only up to {format_ms(holds[-1][1])}."
-    )

@@ -10,13 +10,10 @@ if TYPE_CHECKING:
         SMALLEST_SHARE as SMALLEST_SHARE,
         CutoffBound as CutoffBound,
         cutoff_bound as cutoff_bound,
-        largest_proved_cutoff as largest_proved_cutoff,
     )
     from latfit.queueing.capacity import (
-        Backlog as Backlog,
         bisect as bisect,
         feasible_ranges as feasible_ranges,
-        fluid_backlog as fluid_backlog,
     )
     from latfit.queueing.dispatch_mdp import OptimalRule as OptimalRule, optimal_rule as optimal_rule
     from latfit.queueing.distribution import ResponseDistribution as ResponseDistribution

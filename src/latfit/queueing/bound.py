@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy
 
-from latfit.queueing.capacity import bisect, feasible_ranges
+from latfit.queueing.capacity import bisect
 from latfit.queueing.distribution import positive
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
@@ -114,16 +114,3 @@ def _decay(rate: float, cutoff: float, mu: float, p: FloatArray, on: FloatArray)
     h = math.exp(-theta * cutoff - math.log1p(theta / rate))
     scale = kappa(theta) * float(p @ on) * h
     return (theta, (1 - float(p @ np.exp(log_omega(theta)))) / scale) if scale != 0 else None
-
-
-def largest_proved_cutoff(
-    rate: float, times: ServiceTimes, cpu_rate: float, sla_ms: float, q: float = 0.99
-) -> float | None:
-    """Return the largest T_cut in ms whose q-quantile is proved to be within the SLA; None if there is none."""
-
-    def proved(cutoff: float) -> bool:
-        bound = cutoff_bound(rate, cutoff, times, cpu_rate)
-        return bound is not None and bound.tail(sla_ms) <= 1 - q
-
-    ranges = feasible_ranges(np.linspace(SMALLEST_SHARE * sla_ms, sla_ms, GRID), proved, precision=1e-6)
-    return ranges[-1][1] if ranges else None

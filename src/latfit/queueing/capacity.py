@@ -1,12 +1,7 @@
-"""How much load fits: the rates that meet a target, and the backlog of a load that varies. Rates per ms."""
+"""Ranges of a quantity within which a condition holds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
-
-from latfit.errors import WrongUsage
-from latfit.queueing.distribution import positive
 from latfit.stats import FloatArray
 
 Test = Callable[[float], bool]
@@ -45,42 +40,3 @@ def bisect(meets: Test, inside: float, outside: float, precision: float) -> floa
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if meets(middle) else (inside, middle)
     return inside
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """Fluid backlog: peak in requests, when it began to build and when it peaked (ms), and the extra wait in ms."""
-
-    peak: float
-    start_ms: float
-    peak_ms: float
-    extra_wait_ms: float
-
-
-def fluid_backlog(times_ms: FloatArray, rates: FloatArray, capacity: float) -> Backlog:
-    """Return the backlog of a load against a capacity per ms.
-
-    Parameters
-    ----------
-    times_ms, rates
-        Rates per ms at increasing times (n,), n >= 2, linear in between. The queue is empty at first.
-    """
-    capacity = positive(capacity, "capacity")
-    t, load = np.asarray(times_ms, dtype=np.float64), np.asarray(rates, dtype=np.float64)
-    if t.ndim != 1 or t.shape != load.shape or len(t) < 2 or not np.all(np.diff(t) > 0):
-        raise WrongUsage("times must increase, with one rate each", where="load", remedy="Sort and pair them.")
-    if not np.all(np.isfinite(load)) or np.any(load < 0):
-        raise WrongUsage("rates must be finite and not negative", where="load", remedy="Give rates per ms.")
-    net = load - capacity
-    crossing = np.flatnonzero(net[:-1] * net[1:] < 0)
-    share = net[crossing] / (net[crossing] - net[crossing + 1])
-    t = np.concatenate([t, t[crossing] + share * np.diff(t)[crossing]])
-    order = np.argsort(t, kind="stable")
-    t, net = t[order], np.concatenate([net, np.zeros(len(crossing))])[order]
-    total = np.concatenate([[0.0], np.cumsum(np.diff(t) * (net[1:] + net[:-1]) / 2)])
-    backlog = total - np.minimum.accumulate(total)
-    top = int(np.argmax(backlog))
-    if backlog[top] <= 0:
-        return Backlog(0.0, float(t[0]), float(t[0]), 0.0)
-    start = int(np.argmin(total[: top + 1][::-1]))
-    return Backlog(float(backlog[top]), float(t[top - start]), float(t[top]), float(backlog[top]) / capacity)

@@ -128,7 +128,7 @@ class TestSteadyService:
         assert low <= 20.0
         assert self.late(0.48, 1.1 * plan.T_cut.value)[0] > 20.0
         # Nothing is proved of a measured CPU.
-        assert set(plan.T_cut.ranges) == {"poisson", "simulated"}
+        assert set(plan.T_cut.ranges) == {"simulated"}
         assert "rigorous" not in plan.T_cut.bounds_ms
         simulated = plan.T_cut.bounds_ms["simulated"]
         assert simulated is not None

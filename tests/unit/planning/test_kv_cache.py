@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import WrongUsage
 from latfit.planning.serving.kv_cache import (
     GpuMemory,
-    KvCache,
     Served,
-    kv_cache_given,
-    kv_cache_in_log,
     kv_cache_of,
     model_config,
     other_bytes,
 )
+from latfit.simulation import known_settings
+from latfit.trace import engine_facts, open_source, start_facts
 from tests.conftest import ROOT
 from tests.unit.planning.test_model_size import LLAMA_8B, PUBLISHED, config
 
@@ -141,22 +140,27 @@ def test_published_memory_makes_the_published_blocks() -> None:
     assert kv_cache_of(sizes, GpuMemory(kv=14.65 * GIB)).blocks == pytest.approx(6001, abs=2)
 
 
+def in_log(log: Path, block_size: int | None = None) -> tuple[int, int]:
+    """Blocks and block size as a log's start says them."""
+    source = open_source(log)
+    values = known_settings(engine_facts([(source.name, start_facts(source))]), block_size).values
+    return values["kv_blocks"], values["block_size"]
+
+
 class TestInLogs:
     def test_the_recorded_log_says_what_the_formula_gives(self, recorded: Path) -> None:
-        found = kv_cache_in_log(recorded / "server_rec1.log.gz")
+        blocks, block_size = in_log(recorded / "server_rec1.log.gz")
         with gzip.open(recorded / "server_rec1.log.gz", "rt", errors="replace") as log:
             given = re.search(r"Explicitly set \(([\d.]+)/", log.read())
         assert given is not None
-        computed = kv_cache_of(SMALL, GpuMemory(kv=float(given[1]) * GIB), Served(block_size=found.block_size))
-        assert (found.blocks, found.block_size, found.tokens) == (2048, 128, 262_144)
-        assert (computed.blocks, computed.block_size) == (found.blocks, found.block_size)
-        assert "262,144 tokens" in found.how
-        assert "vLLM's default" in found.how
+        computed = kv_cache_of(SMALL, GpuMemory(kv=float(given[1]) * GIB), Served(block_size=block_size))
+        assert (blocks, block_size) == (2048, 128)
+        assert (computed.blocks, computed.block_size) == (blocks, block_size)
 
     def test_the_recorded_metrics_say_the_same_blocks(self, recorded: Path) -> None:
         said = re.search(r'num_gpu_blocks="(\d+)"', (recorded / "metrics_rec1.txt").read_text())
         assert said is not None
-        assert kv_cache_in_log(recorded / "server_rec1.log.gz").blocks == int(said[1])
+        assert in_log(recorded / "server_rec1.log.gz")[0] == int(said[1])
 
     @pytest.mark.parametrize(
         ("lines", "block_size", "expected"),
@@ -178,22 +182,7 @@ class TestInLogs:
     def test_start_up_lines(self, in_tmp: Path, lines: str, block_size: int | None, expected: tuple[int, int]) -> None:
         log = in_tmp / "server.log"
         log.write_text(f"{lines}\n".replace("\nGPU", "\nINFO GPU"))
-        found = kv_cache_in_log(log, block_size)
-        assert (found.blocks, found.block_size) == expected
-        assert found.how.startswith(str(log))
-
-    def test_a_log_that_does_not_say_is_refused(self, in_tmp: Path) -> None:
-        (in_tmp / "server.log").write_text(
-            "INFO 11-22 12:15:41 [model.py:733] Resolved architecture: LlamaForCausalLM\n"
-        )
-        with pytest.raises(BadInput, match="no line tells the size of the KV cache"):
-            kv_cache_in_log("server.log")
-
-
-def test_given_blocks_are_what_they_are() -> None:
-    found = kv_cache_given(2588)
-    assert found == KvCache(2588, 16, "KV blocks as given")
-    assert found.to_json()["tokens"] == 41_408
+        assert in_log(log, block_size) == expected
 
 
 def test_a_config_is_read_from_its_file_or_folder(in_tmp: Path) -> None:

@@ -1,4 +1,4 @@
-"""T_cut in a plan: the published cases, what vouches for the answer, and what the textbook formula would have done."""
+"""T_cut in a plan: the published cases, and what vouches for the answer."""
 
 import pytest
 
@@ -25,15 +25,13 @@ def light() -> tuple[Plan, Cutoff]:
 
 
 def test_published_ranges(light: tuple[Plan, Cutoff]) -> None:
-    """0.1 per ms: textbook up to 10.6136, the exact chain of an overflow that stays on the CPU up to 8.056."""
+    """0.1 per ms: up to 8.056 by the exact chain of an overflow that stays on the CPU."""
     plan, found = light
     largest = {method: spans[-1][1] for method, spans in found.ranges.items()}
-    assert largest == pytest.approx({"poisson": 10.6136, "simulated": 8.056}, rel=0.01)
+    assert largest == pytest.approx({"simulated": 8.056}, rel=0.01)
     assert len(found.ranges["simulated"]) == 1
     assert (found.value, found.bound) == (largest["simulated"], "simulated")
     assert plan.feasible
-    assert found.misled
-    assert any("textbook formula would admit T_cut up to 10.6 ms" in note for note in plan.notes)
 
 
 def machine_with(tau: float, mu: float) -> Machine:
@@ -63,16 +61,14 @@ def test_the_bound_is_shown_and_marked(light: tuple[Plan, Cutoff]) -> None:
     assert "gpu" in found.binding
 
 
-def test_a_case_that_the_textbook_formula_refuses() -> None:
-    """0.4 per ms: no T_cut by the formula, up to 7.792 by the exact chain."""
+def test_more_load_than_one_path_carries() -> None:
+    """0.4 per ms: up to 7.792 by the exact chain."""
     plan, found = planned(0.4)
-    assert list(found.ranges["poisson"]) == []
     assert found.value == pytest.approx(7.792, rel=0.02)
     chosen = next(row for row in plan.strategies if row.chosen)
     assert chosen.name.startswith("gpu + amx")
     assert chosen.sustainable_per_s is not None
     assert chosen.sustainable_per_s >= 400
-    assert found.misled
 
 
 def test_an_objective_chooses_among_those_that_meet_the_sla() -> None:

@@ -1,8 +1,7 @@
 """T_cut: how long a request may wait for the GPU before it may go to the CPU. Theory: docs/theory/planning.md.
 
 T_cut is enumerated on a grid, each simulated under the dispatch rule on the same random numbers; the answer is the
-largest that a long run still confirms, or with an objective the best for it. A proved bound and the textbook formula
-are shown for comparison.
+largest that a long run still confirms, or with an objective the best for it. A proved bound is shown beside it.
 """
 
 import math
@@ -76,12 +75,6 @@ def plan_cutoff(
     reason = wording.cutoff_found(value is not None, ranges, target.sla_ms, objective=objective is not None)
     late_on_gpu = law.overflow_share < 1 - target.q or law.utilisation < 0.5
     bounds = bounds_ms(machine, rate, shown, target.q, law)
-    cutoffs, shares = list(laws), [law.overflow_share for law in laws.values()]
-    textbook = feasible_ranges(
-        np.array(cutoffs),
-        lambda c: textbook_ms(machine, rate, c, target.q, float(np.interp(c, cutoffs, shares))) <= target.sla_ms,
-        precision=PRECISION,
-    )
     plan = Cutoff(
         value=value,
         bound=None if value is None else "simulated",
@@ -90,7 +83,7 @@ def plan_cutoff(
         percentile=target.percentile,
         bounds_ms=bounds,
         holds=("simulated", *(["rigorous"] if "rigorous" in bounds else [])),
-        ranges={"poisson": textbook, "simulated": ranges},
+        ranges={"simulated": ranges},
         safest_ms=safest,
         overflow_share=law.overflow_share,
         mean_ms=law.mean_ms,
@@ -119,20 +112,13 @@ def is_surely_met(law: ResponseDistribution | None, target: Target) -> bool:
 def bounds_ms(
     machine: Machine, rate: float, cutoff_ms: float, q: float, law: ResponseDistribution
 ) -> dict[str, float | None]:
-    """Return the percentile at a T_cut by method: simulated, textbook formula, and proved bound where it holds."""
+    """Return the percentile at a T_cut by method: simulated, and proved bound where it holds."""
     gpu, cpu = machine.parts
-    textbook = textbook_ms(machine, rate, cutoff_ms, q, law.overflow_share)
-    found: dict[str, float | None] = {"poisson": textbook if math.isfinite(textbook) else None}
+    found: dict[str, float | None] = {"simulated": law.percentile(q)}
     if gpu.times.noise is None and cpu.times.noise is None and machine.arrivals.poisson:
         bound = cutoff_bound(rate, cutoff_ms, gpu.times, 1 / cpu.mean_ms)
         found |= {} if bound is None else {"rigorous": bound.percentile(q)}
-    return found | {"simulated": law.percentile(q)}
-
-
-def textbook_ms(machine: Machine, rate: float, cutoff_ms: float, q: float, overflow_share: float) -> float:
-    """Return T_cut + ln(1/(1 - q))/(mu - overflow rate): no bound in either direction, as overflow comes in bursts."""
-    spare = 1 / machine.parts[1].mean_ms - rate * overflow_share
-    return cutoff_ms - math.log1p(-q) / spare if spare > 0 else math.inf
+    return found
 
 
 def describe_service(cpu: Part) -> dict[str, Any]:

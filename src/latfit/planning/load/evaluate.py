@@ -354,7 +354,7 @@ class LoadPlanner:
         }
 
     def notes(self, waiting: Cutoff | Unknown) -> list[Message]:
-        """Return what the answer assumes, and where the textbook formula would have misled."""
+        """Return what the answer assumes."""
         machine = self.machine
         steady = [part.label for part in machine.parts if part.times.noise is None]
         cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.noise is None else None
@@ -362,8 +362,6 @@ class LoadPlanner:
         found = [wording.assumed(machine.arrivals.label, steady, scattered, None if cpu is None else cpu.label)]
         if isinstance(waiting, Cutoff):
             found.append(str(waiting.service["sentence"]))
-            if waiting.misled:
-                found.append(wording.textbook_note(waiting, self.target.sla_ms))
         return [message("assumed", what=each) for each in found]
 
     def why_in_doubt(self, estimate: PercentileEstimate | None, promise: Verdict) -> list[Message]:

@@ -104,14 +104,12 @@ def _replicas(rate: float, each: float) -> int:
 
 
 def _backlog(load: Load, capacity: float) -> dict[str, float]:
-    """The fluid backlog of windows against a capacity per ms, their rates joined at the middles."""
-    from latfit.queueing import fluid_backlog  # brings the compiler, which other plans do without
-
-    middles = np.asarray((np.arange(len(load.rates)) + 0.5) * load.window_ms, dtype=np.float64)
-    if len(middles) < 2:
-        return {"peak": 0.0, "extra_wait_s": 0.0}
-    found = fluid_backlog(middles, load.rates, capacity)
-    return {"peak": found.peak, "extra_wait_s": found.extra_wait_ms / 1e3}
+    """Return the largest fluid backlog of the windows against a capacity per ms."""
+    peak = backlog = 0.0
+    for rate in load.rates.tolist():
+        backlog = max(0.0, backlog + (rate - capacity) * load.window_ms)
+        peak = max(peak, backlog)
+    return {"peak": peak, "extra_wait_s": peak / capacity / 1e3}
 
 
 RATE = "rate_per_s"

@@ -65,16 +65,12 @@ def _open(evaluator: Evaluator, best: Measured, each: Reached) -> str:
 
 def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:
     """Return the 95 % interval of the percentile of sorted times (n,); an open end is the largest time."""
-    n = len(times)
-    low, high = (_binomial_end(n, share, tail) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
-    return float(times[max(low - 1, 0)]), float(times[min(high, n - 1)])
-
-
-def _binomial_end(n: int, share: float, tail: float) -> int:
     from scipy.special import bdtr
 
-    counts = np.arange(n + 1)
-    return int(np.searchsorted(bdtr(counts, n, share), tail))
+    n = len(times)
+    below = bdtr(np.arange(n + 1), n, share)
+    low, high = (int(np.searchsorted(below, tail)) for tail in ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return float(times[max(low - 1, 0)]), float(times[min(high, n - 1)])
 
 
 def share_interval(share: float, n: int) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-"""Compute the number of KV blocks of an engine: from its log, as given, or from GPU memory.
+"""Compute the number of KV blocks of an engine from GPU memory.
 
-From memory, it follows vLLM: what utilisation, weights and other allocations leave, divided by the bytes of a block.
+It follows vLLM: what utilisation, weights and other allocations leave, divided by the bytes of a block.
 Activations and other allocations are estimated with a range unless given. Formula and accuracy:
 docs/theory/planning.md, "KV blocks".
 """
@@ -10,7 +10,7 @@ from math import floor
 from pathlib import Path
 from typing import Any
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import WrongUsage
 from latfit.planning.serving.model_size import (
     AUTO,
     Config,
@@ -21,8 +21,6 @@ from latfit.planning.serving.model_size import (
     weight_bytes,
 )
 from latfit.profiling import read_config
-from latfit.simulation import known_settings
-from latfit.trace import engine_facts, open_source, start_facts
 from latfit.units import format_bytes, format_percent
 
 GIB = 2**30
@@ -116,40 +114,6 @@ class GpuMemory:
                 where="--gpu-memory-utilization",
                 remedy="Give one above 0, up to 1.",
             )
-
-
-def kv_cache_given(blocks: int, block_size: int = BLOCK_SIZE) -> KvCache:
-    """Return a KV cache of a given size."""
-    return KvCache(blocks, block_size, "KV blocks as given")
-
-
-def kv_cache_in_log(log: str | Path, block_size: int | None = None) -> KvCache:
-    """Read the size of the KV cache from a vLLM log, which need not contain steps.
-
-    Parameters
-    ----------
-    block_size
-        Tokens per block, for logs that do not name it; None takes vLLM's default.
-
-    Raises
-    ------
-    BadInput
-        If no line names the size.
-    """
-    source = open_source(log)
-    facts = engine_facts([(source.name, start_facts(source))])
-    known = known_settings(facts, block_size)
-    if "kv_blocks" not in known.values:
-        raise BadInput(
-            "no line tells the size of the KV cache",
-            where=source.name,
-            remedy="Give the log from the engine's start on (`KV cache size: … tokens`), or give --kv-blocks.",
-        )
-    blocks, size = known.values["kv_blocks"], known.values["block_size"]
-    tokens = facts.values.get("kv_capacity_tokens")
-    said = f"{blocks:,} KV blocks" if tokens is None else f"a KV cache of {tokens:,} tokens"
-    who = known.origin["block_size"] if block_size is None else "given"
-    return KvCache(blocks, size, f"{source.name} says {said}; {size} tokens per block ({who})")
 
 
 def kv_cache_of(config: Config, memory: GpuMemory, served: Served | None = None) -> KvCache:

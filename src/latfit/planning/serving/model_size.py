@@ -5,7 +5,6 @@ A layer with a sliding window counts as full attention. Formulas: docs/theory/pl
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from latfit.errors import BadInput, WrongUsage
@@ -42,51 +41,18 @@ WITHOUT_FORMULA: Mapping[str, str] = {
 WITH_KV_CACHE = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-@dataclass(frozen=True)
-class Family:
-    """Architecture of a model family.
-
-    Attributes
-    ----------
-    gated
-        The MLP has three matrices instead of two.
-    biased
-        Every matrix and norm has a bias.
-    tied
-        The embedding serves as output head unless the config denies it.
-    positions
-        Learned positions beyond those that the config names; -1 for none.
-    norms
-        Norms per layer.
-    """
-
-    gated: bool = True
-    biased: bool = False
-    tied: bool = False
-    positions: int = -1
-    norms: int = 2
-
-
-_GPT = Family(gated=False, biased=True, tied=True, positions=0)
-_GEMMA = Family(tied=True)
-
-FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(
-        ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "phi3", "olmo2", "olmoe", "granite",
-         "internlm2", "deepseek_v2", "deepseek_v3"),
-        Family(),
-    ),
-    "gemma": _GEMMA,
-    **dict.fromkeys(("gemma2", "gemma3_text"), Family(tied=True, norms=4)),
-    "gpt2": _GPT,
-    "gpt_bigcode": _GPT,
-    "opt": Family(gated=False, biased=True, tied=True, positions=2),
-    "gpt_neox": Family(gated=False, biased=True),
-    "starcoder2": Family(gated=False, biased=True, tied=True),
-    "phi": Family(gated=False, biased=True, norms=1),
-    "falcon": Family(gated=False, tied=True, norms=1),
-}  # fmt: skip
-"""By `model_type`. For any other type the size of the weights has to be given."""
+LLAMA_LIKE = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "phi3", "olmo2", "olmoe", "granite",
+    "internlm2", "deepseek_v2", "deepseek_v3",
+)  # fmt: skip
+FAMILIES: Mapping[str, tuple[int, bool]] = {
+    **dict.fromkeys(LLAMA_LIKE, (3, False)),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), (3, True)),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "opt", "starcoder2", "falcon"), (2, True)),
+    **dict.fromkeys(("gpt_neox", "phi"), (2, False)),
+}
+"""`model_type` -> matrices of the MLP, and whether the embedding serves as output head unless the config denies it. For
+any other type the size of the weights has to be given."""
 
 
 def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel: int = 1) -> int:
@@ -187,18 +153,13 @@ def weight_bytes(config: Config, dtype: str | None = None) -> float:
     WrongUsage
         If the number type is unknown.
     """
-    layers, rest = _parameters(config)
+    layers, rest = parameters(config)
     if dtype not in AUTO:
         width = number_bytes(dtype)
         return layers * width + rest * max(2.0, width)
     plain = number_bytes(model_dtype(config))
     quantised = config.get("quantization_config")
     return layers * (_quantised_bytes(quantised) if isinstance(quantised, dict) else plain) + rest * max(2.0, plain)
-
-
-def parameter_count(config: Config) -> int:
-    """Return the number of parameters, all experts included. Raises BadInput as `weight_bytes`."""
-    return sum(_parameters(config))
 
 
 def _quantised_bytes(said: Mapping[str, Any]) -> float:
@@ -220,8 +181,14 @@ def _quantised_bytes(said: Mapping[str, Any]) -> float:
     return (bits + ((16 + bits) / group_size if grouped and group_size else 0.0)) / 8
 
 
-def _parameters(config: Config) -> tuple[int, int]:
-    """Count the parameters of the layers' matrices, and all others."""
+def parameters(config: Config) -> tuple[int, int]:
+    """Count the parameters of the layers' matrices, all experts included, and of embedding and head.
+
+    Raises
+    ------
+    BadInput
+        If the family is not in `FAMILIES`.
+    """
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise BadInput(
@@ -229,17 +196,16 @@ def _parameters(config: Config) -> tuple[int, int]:
             where=WHERE,
             remedy="Give the size of the weights, as the engine's log has it (`Model loading took … GiB`).",
         )
-    layers, hidden = _size(config, "num_hidden_layers"), _size(config, "hidden_size")
+    (matrices, tied), hidden = family, _size(config, "hidden_size")
+    layers = _size(config, "num_hidden_layers")
     sparse = _sparse_layers(config, layers)
-    mlp = (3 if family.gated else 2) * hidden
-    matrices = layers * _attention(config) + (layers - sparse) * mlp * _intermediate(config)
-    rest = layers * _small(config, family) + hidden * (2 if family.biased else 1)
+    found = layers * _attention(config) + (layers - sparse) * matrices * hidden * _intermediate(config)
     if sparse:
         experts, width = _experts(config), _size(config, "moe_intermediate_size", _intermediate(config))
         shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
-        matrices += sparse * mlp * (experts * width + shared)
-        rest += sparse * hidden * (experts + bool(config.get("shared_expert_intermediate_size")))
-    return matrices, rest + _embeddings(config, family)
+        found += sparse * matrices * hidden * (experts * width + shared)
+    heads = 1 if config.get("tie_word_embeddings", tied) else 2
+    return found, heads * _size(config, "vocab_size") * _size(config, "word_embed_proj_dim", hidden)
 
 
 def _attention(config: Config) -> int:
@@ -253,33 +219,6 @@ def _attention(config: Config) -> int:
     rank, query = config.get("q_lora_rank"), heads * (plain + rotated)
     queries = rank * (hidden + query) if rank else hidden * query
     return int(queries + hidden * (latent + rotated) + latent * heads * (plain + value) + heads * value * hidden)
-
-
-def _small(config: Config, family: Family) -> int:
-    """Count the parameters of a layer's norms and biases."""
-    hidden = _size(config, "hidden_size")
-    outputs = (_size(config, "num_attention_heads") + 2 * _kv_heads(config)) * _head_dim(config)
-    if config.get("kv_lora_rank"):
-        return family.norms * hidden + _size(config, "kv_lora_rank") + (config.get("q_lora_rank") or 0)
-    if family.biased:
-        return 2 * family.norms * hidden + outputs + 2 * hidden + _intermediate(config)
-    kind = str(config.get("model_type"))
-    norms = family.norms * hidden * (2 if kind == "falcon" else 1)
-    biases = outputs if kind in ("qwen2", "qwen2_moe") or config.get("attention_bias") else 0
-    return norms + biases + (2 * _head_dim(config) if kind.startswith(("qwen3", "gemma3")) else 0)
-
-
-def _embeddings(config: Config, family: Family) -> int:
-    """Count the parameters of embedding, learned positions and head."""
-    hidden, vocab = _size(config, "hidden_size"), _size(config, "vocab_size")
-    width = _size(config, "word_embed_proj_dim", hidden)
-    count = vocab * width + (2 * width * hidden if width != hidden else 0)
-    if not config.get("tie_word_embeddings", family.tied):
-        count += vocab * width
-    if family.positions >= 0:
-        places = _size(config, "max_position_embeddings", _size(config, "n_positions", 0))
-        count += (places + family.positions) * hidden
-    return count
 
 
 def _sparse_layers(config: Config, layers: int) -> int:

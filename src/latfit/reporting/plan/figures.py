@@ -32,11 +32,10 @@ ALTS = {
     "plan-rate": "Percentile of the response over the rate for every strategy on one path, with the SLA",
 }
 METHOD_LABELS = {
-    "poisson": "textbook formula",
     "rigorous": "proved bound",
     "simulated": "simulation with the measured scatter",
 }
-METHOD_COLOURS = {"poisson": "#d55e00", "rigorous": "#009e73", "simulated": "#0072b2"}
+METHOD_COLOURS = {"rigorous": "#009e73", "simulated": "#0072b2"}
 ROOM = 3.0
 """Latencies are drawn up to so many times the SLA."""
 
@@ -114,8 +113,7 @@ def cutoff_figure(plan: Plan, found: Cutoff, lines: Sequence[Line]) -> Figure:
     axes = figure.subplots()
     style.dress(axes, cutoff_title(plan, found), "T_cut: longest wait for the GPU [ms]", f"p{found.percentile:g} [ms]")
     for line in lines:
-        dash = "--" if line.label == "poisson" else "-"
-        axes.plot(line.x, line.y, color=METHOD_COLOURS[line.label], linestyle=dash, label=METHOD_LABELS[line.label])
+        axes.plot(line.x, line.y, color=METHOD_COLOURS[line.label], label=METHOD_LABELS[line.label])
     _sla(axes, plan.sla_ms)
     if found.value is not None:
         axes.axvline(

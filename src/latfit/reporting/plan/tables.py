@@ -18,8 +18,6 @@ from latfit.reporting.format import count, counted
 from latfit.units import format_ms, format_percent, format_rate, number
 
 METHOD_WORDS = {
-    "poisson": "textbook formula",
-    "poisson_with_gpu": "textbook, and the GPU's requests",
     "rigorous": "proved bound",
     "simulated": "queue simulation, measured scatter",
     "event_simulation": "event simulation",
