@@ -32,7 +32,7 @@ from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratio
 from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
-from latfit.fitting.uncertainty.report import Line, as_good, as_the_line_says, identifiability_report, told_with_line
+from latfit.fitting.uncertainty.report import identifiability_report, line_as_good, of_line, without_bends
 from latfit.fitting.windows import LINEAR, Windows, windows_of
 from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
 from latfit.model import (
@@ -309,13 +309,10 @@ def _baseline(data: FitData, name: str, options: FitOptions) -> _Scored:
 def _told(best: _Scored, doubt: Uncertainty, plain: _Scored | None) -> tuple[Uncertainty, Identifiability]:
     """What the data tell of the parameters, and the report of it."""
     problem = best.problem
-    if best.scores.errors and plain and plain.scores.errors:
-        theta = plain.problem.theta(plain.solution.z)
-        values = {p.name: float(x) for p, x in zip(plain.problem.model.parameters, theta, strict=True)}
-        line = Line(values, plain.scores.errors.mape_pct_by_fold)
-        if as_good(problem, best.scores.errors.mape_pct_by_fold, line):
-            found = as_the_line_says(problem, doubt, line)
-            return found, told_with_line(identifiability_report(problem, best.solution, found), line)
+    own, line = best.scores.errors, plain.scores.errors if plain else None
+    if own and line and line_as_good(problem, own.mape_pct_by_fold, line.mape_pct_by_fold):
+        doubt = without_bends(problem, doubt)
+        return doubt, of_line(identifiability_report(problem, best.solution, doubt))
     return doubt, identifiability_report(problem, best.solution, doubt)
 
 

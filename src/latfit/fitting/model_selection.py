@@ -33,7 +33,7 @@ from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.levenberg_marquardt import Objective, minimise
 from latfit.fitting.solver.objective import by_cell, remembered
-from latfit.fitting.solver.solve import nearly_solved, solve
+from latfit.fitting.solver.solve import solve, solved_once
 from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only, features_of, model_named
 from latfit.stats import FloatArray
 from latfit.units import format_percent
@@ -87,7 +87,7 @@ def settled(data: Rows, options: FitOptions) -> FitOptions:
     problem = make_problem(few, best)
     if problem.rows <= len(problem.free) or np.ptp(problem.observed) == 0:
         return best
-    problem, found = nearly_solved(few, best)
+    problem, found = solved_once(few, best)
     state, sample = _State(best, problem.theta(found.z), found.cost), _Sample(few, problem.rows, found.f_scale)
     longest = float(few.steps["S"].max())
     for names in ORDER:
@@ -106,7 +106,7 @@ def _without_offset(few: Rows, options: FitOptions) -> FitOptions:
     holds = features_of(problem.steps)["m"] > 0
     if holds.all() or not holds.any() or problem.rows <= len(problem.free):
         return options
-    problem, found = nearly_solved(few, options)
+    problem, found = solved_once(few, options)
     if problem.theta(found.z)[[p.name for p in problem.model.parameters].index(OFFSET)] == 0:
         return options
     other = make_problem(few, held)
@@ -452,9 +452,9 @@ def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) ->
         return None
     few, theta = _fewer_cells(data, options.seed), None
     if few is not data:
-        problem, found = nearly_solved(few, options)
+        problem, found = solved_once(few, options)
         theta = problem.theta(found.z)
-    whole, found = nearly_solved(data, options, theta)
+    found = solve(whole, whole.coordinates(theta)) if theta is not None else solved_once(data, options)[1]
     left_out = held_out(data, options, whole.theta(found.z), folds)
     weight = np.bincount(left_out.fold, left_out.weights, len(folds)) if left_out is not None else np.zeros(1)
     if left_out is None or not np.all(weight > 0):

@@ -10,7 +10,7 @@ from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.uncertainty.intervals import DoubtOptions
-from latfit.fitting.uncertainty.report import Line, as_good
+from latfit.fitting.uncertainty.report import line_as_good
 from latfit.model.fit_result import FitStatus
 from latfit.model.saturation import Saturation
 from latfit.trace.read import ingest
@@ -57,9 +57,9 @@ def test_it_has_to_gain_more_than_the_standard_error_over_the_folds() -> None:
     """Gains of 2, 4 and 0 % have a mean of 2 % and a standard error of 1.15 %; those of 4, 8 and -9 % 1 % and 5.1 %."""
     problem = make_problem(rows_of(planted_trace(0.05)), FitOptions("saturation"))
     own = [10.0, 10.0, 10.0]
-    assert not as_good(problem, own, Line({}, [10.2, 10.4, 10.0]))
-    assert as_good(problem, own, Line({}, [10.4, 10.8, 9.1]))
-    assert not as_good(problem, own, Line({}, [10.4, 10.8]))
+    assert not line_as_good(problem, own, [10.2, 10.4, 10.0])
+    assert line_as_good(problem, own, [10.4, 10.8, 9.1])
+    assert not line_as_good(problem, own, [10.4, 10.8])
 
 
 def test_where_a_user_took_the_line_away_the_model_has_no_such_limit() -> None:
@@ -70,11 +70,11 @@ def test_where_a_user_took_the_line_away_the_model_has_no_such_limit() -> None:
         FitOptions(model="linear"),
         FitOptions(model="context"),
     ):
-        assert not as_good(make_problem(rows_of(trace), options), [1.0, 1.0], Line({}, [1.0, 1.0]))
-    assert as_good(
+        assert not line_as_good(make_problem(rows_of(trace), options), [1.0, 1.0], [1.0, 1.0])
+    assert line_as_good(
         make_problem(rows_of(trace), replace(FitOptions("saturation"), fixed={"k_S": 1.0})),
         [1.0, 1.0],
-        Line({}, [1.0, 1.0]),
+        [1.0, 1.0],
     )
 
 

@@ -11,7 +11,7 @@ from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.solve import Solution, solve
 from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at, uncertainty
 from latfit.fitting.uncertainty.identifiability import condition_number, decompose, log_jacobian
-from latfit.fitting.uncertainty.report import check_shared_costs, identifiability_report
+from latfit.fitting.uncertainty.report import identifiability_report
 from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
@@ -37,7 +37,7 @@ def measured(B: FloatArray, S: FloatArray, T: FloatArray, seed: int = 0) -> Trac
 def fitted(trace: Trace, options: FitOptions | None = None) -> tuple[FitProblem, Solution, Uncertainty]:
     problem = make_problem(rows_of(trace), options or FitOptions("saturation"))
     solution = solve(problem)
-    return problem, solution, check_shared_costs(problem, solution, uncertainty(problem, solution))
+    return problem, solution, uncertainty(problem, solution)
 
 
 class TestCondition:

@@ -6,7 +6,6 @@ docs/theory/fitting.md, "Solver".
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -23,36 +22,23 @@ from latfit.fitting.solver.levenberg_marquardt import (
 )
 from latfit.fitting.solver.loss import TUNING
 from latfit.fitting.solver.objective import CellProblem, by_cell, remembered
-from latfit.fitting.solver.variable_projection import naive_points, search, search_beside, searched_points
+from latfit.fitting.solver.variable_projection import searched_points
 from latfit.stats import FloatArray
 
 SEARCH_ROWS = 256
 RACE_ROWS = 400
 RACERS = {0: 1, 1: 8, 2: 4}
-MANY_RACERS = 6
+MANY_RACERS = 16
 """Number of starts by the number of searched outer parameters; MANY_RACERS for more."""
 
 FEW_OUTER = 2
-NAIVE_STARTS = 2
-"""Starts that ignore the structure, in case the sample of the search misleads."""
-
 FINALISTS = 3
-WORTH = 0.5
-"""A point of the search up to this share costlier than the fit may lead to a better one."""
-
-MOST_TRIED = 8
-
-WELL_SEARCHED = (0, 2)
-"""Numbers of outer parameters that need no second search along the axes: none, and two on a grid."""
-
-RESCUES = 3
 CLOSE = 0.02
 """Ends whose costs on a sample differ by less than this share count as equal."""
 
 NOTHING = 1e-6
 """A start that predicts less than this share of the fastest step is unusable."""
 
-TUKEY_STARTS = 8
 FIRST_RELATIVE_SCALE = 0.1
 SCALE_FLOOR = 1e-7
 RACE_STEPS, MANY_STEPS = 10, 30
@@ -84,47 +70,13 @@ def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
 
     def find() -> tuple[FitProblem, Solution]:
         problem = make_problem(data, options)
-        return problem, solve(problem, found=data.found.get(("nearly", repr(options))))
+        return problem, solve(problem)
 
     return data.once(("solved", repr(options)), find)
 
 
-def nearly_solved(data: Rows, options: FitOptions, theta: FloatArray | None = None) -> tuple[FitProblem, Solution]:
-    """Return problem and solution without the second search for a better valley; `solved_once` continues from it.
-
-    theta: parameters (p,) of a fit of some of the rows, in place of a search.
-    """
-
-    def find() -> tuple[FitProblem, list[Minimum], Solution]:
-        problem = make_problem(data, options)
-        if problem.options.loss == "tukey" or not problem.free:
-            return problem, [], solve(problem)
-        if theta is not None:
-            return problem, [], solve(problem, warm=problem.coordinates(theta))
-        problem = remembered(problem)
-        rows = by_cell(problem)
-        ends = _finals(rows, _race(problem, _samples(problem, rows)))
-        objective = Objective(rows, _scale(rows, ends[0].z))
-        return problem, ends, _at_the_edge(objective, minimise(objective, ends[0].z))
-
-    if ("solved", repr(options)) in data.found:
-        return solved_once(data, options)
-    problem, _, solution = data.once(("nearly", repr(options)), find)
-    return problem, solution
-
-
-def solve(
-    problem: FitProblem, warm: FloatArray | None = None, found: tuple[Any, list[Minimum], Any] | None = None
-) -> Solution:
-    """Minimise the robust cost.
-
-    Parameters
-    ----------
-    warm
-        Start in z (free,) in place of a search, for refits on parts of the data.
-    found
-        Result of `nearly_solved` for this problem.
-    """
+def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
+    """Minimise the robust cost. warm: start in z (free,) in place of a search, for refits on parts of the data."""
     problem = remembered(problem)
     if problem.options.loss == "tukey":
         return _tukey(problem, warm)
@@ -134,17 +86,9 @@ def solve(
         return Solution(np.empty(0), Objective(rows, f_scale).cost(np.empty(0)), f_scale, True)
     if warm is not None and _speaks(rows, warm):
         return _refitted(rows, warm)
-    samples = _samples(problem, rows)
-    ends = (found[1] if found else []) or _finals(rows, _race(problem, samples))
-    for _ in range(RESCUES):
-        objective = Objective(rows, _scale(rows, ends[0].z))
-        ends = _polished(objective, [end.z for end in ends])
-        best = ends[0]
-        better = _rescued(objective, samples, best)
-        if better.cost >= best.cost * (1 - FINELY):
-            break
-        ends = [better, *ends]
-    return _at_the_edge(objective, min(best, better, key=lambda end: end.cost))
+    ends = _finals(rows, _race(problem, rows))
+    objective = Objective(rows, _scale(rows, ends[0].z))
+    return _at_the_edge(objective, _raced(objective, [end.z for end in ends], GAIN, MAX_STEPS)[0])
 
 
 def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
@@ -157,28 +101,15 @@ def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
     return _at_the_edge(objective, end)
 
 
-@dataclass(frozen=True)
-class _Samples:
-    """Rows to search on, and rows to race on; the latter are all rows of a small problem."""
+def _race(problem: FitProblem, rows: CellProblem) -> list[Minimum]:
+    """Return the ends of several starts, best first: each polished at the generous scale, then at the best end's.
 
-    searched: FitProblem
-    beside: FitProblem
-    raced: CellProblem
-    whole: bool
-
-
-def _samples(problem: FitProblem, rows: CellProblem) -> _Samples:
+    Large problems search and race on samples of their rows.
+    """
     few = sample_rows(problem, RACE_ROWS)
-    whole = few is problem
-    raced = rows if whole else by_cell(few, rows.compiled)
-    return _Samples(remembered(sample_rows(few, SEARCH_ROWS)), remembered(few), raced, whole)
-
-
-def _race(problem: FitProblem, samples: _Samples) -> list[Minimum]:
-    """Return the ends of several starts, best first: each polished at the generous scale, then at the best end's."""
-    sample, first = samples.raced, _generous(problem)
-    starts = searched_points(samples.searched, first, _racers(problem))
-    starts += naive_points(problem, NAIVE_STARTS)
+    sample = rows if few is problem else by_cell(few, rows.compiled)
+    first = _generous(problem)
+    starts = searched_points(remembered(sample_rows(few, SEARCH_ROWS)), first, _racers(problem))
     steps = RACE_STEPS if _searched(problem) <= FEW_OUTER else MANY_STEPS
     ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY, steps))
     scaled = Objective(sample, _scale(sample, ends[0].z))
@@ -194,35 +125,7 @@ def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: i
 def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
     """Polish on all rows the ends that are equal to the best one on the sample."""
     close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost]
-    return _polished(Objective(rows, _scale(rows, ends[0].z)), close[:FINALISTS])
-
-
-def _polished(objective: Objective, starts: list[FloatArray]) -> list[Minimum]:
-    """Return the distinct ends of starts, best first."""
-    return _apart(_raced(objective, starts, GAIN, MAX_STEPS)) if starts else []
-
-
-def _rescued(objective: Objective, samples: _Samples, best: Minimum) -> Minimum:
-    """Search again at the scale of the fit; return a better end, or the best one."""
-    problem, f_scale = samples.searched, objective.f_scale
-    known = max(Objective(by_cell(problem, objective.rows.compiled), f_scale).cost(best.z), 1e-300)
-    sample = Objective(samples.raced, f_scale)
-    found = [(each.cost / known, each.theta) for each in search(problem, f_scale, MANY_RACERS)]
-    if _searched(problem) not in WELL_SEARCHED:
-        known = max(sample.cost(best.z), 1e-300)
-        beside = search_beside(samples.beside, f_scale, problem.theta(best.z))
-        found += [(each.cost / known, each.theta) for each in beside]
-    worth = sorted((each for each in found if each[0] <= 1 + WORTH), key=lambda each: each[0])
-    if not worth:
-        return best
-    starts = [problem.coordinates(theta) for _, theta in worth[:MOST_TRIED]]
-    ends = _raced(sample, starts, FINELY, MANY_STEPS)
-    if samples.whole:
-        lower = [end for end in _apart(ends) if end.cost < best.cost * (1 - FINELY)]
-    else:
-        near = minimise(sample, best.z, MANY_STEPS, FINELY)
-        lower = [end for end in _apart([near, *ends])[1:] if end.cost <= near.cost * (1 + CLOSE)]
-    return min([best, *_polished(objective, [end.z for end in lower[:FINALISTS]])], key=lambda end: end.cost)
+    return _apart(_raced(Objective(rows, _scale(rows, ends[0].z)), close[:FINALISTS], GAIN, MAX_STEPS))
 
 
 def _generous(problem: FitProblem) -> float:
@@ -259,7 +162,7 @@ def _apart(ends: list[Minimum]) -> list[Minimum]:
 def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
     """Fit Tukey's loss, which is not convex, with the Huber fit's spread held.
 
-    Starts: the Huber fit, a series of narrowing scales, the best points of the search, and naive ones.
+    Starts: the Huber fit, a series of narrowing scales, and the best points of the search.
     """
     huber = solve(replace(problem, options=replace(problem.options, loss="huber")), warm)
     f_scale = huber.f_scale * TUNING["tukey"] / TUNING["huber"]
@@ -273,7 +176,6 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
             wider = minimise(Objective(objective.rows, factor * f_scale), wider).z
         starts.append(wider)
         starts += searched_points(remembered(sample_rows(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
-        starts += naive_points(problem, TUKEY_STARTS)
     return _at_the_edge(objective, min((minimise(objective, z) for z in starts), key=lambda end: end.cost))
 
 

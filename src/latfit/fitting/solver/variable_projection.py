@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.fitting.problem import FitProblem, quantile
+from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.loss import by_residual, score_factor
 from latfit.model import Separable, features_of
 from latfit.stats import FloatArray
@@ -21,11 +21,8 @@ GRID = {1: 48, 2: 10}
 MOST_KINKS = {48: 96, 10: 48}
 """Largest number of nodes between kinks, by the number of evenly spaced nodes."""
 
-BESIDE, MOST_KINKS_BESIDE = 24, 160
-"""Evenly spaced nodes of an axis through a point, and the most nodes between kinks."""
-
 CORNERS = 2
-SCATTERED_POINTS = 256
+SCATTERED_POINTS = 512
 DIFFERENT = 0.8
 """Points closer than this in every log-coordinate count as one start."""
 
@@ -65,33 +62,6 @@ def search(problem: FitProblem, f_scale: float, wanted: int) -> list[Candidate]:
     return [*_distinct(ranked, wanted, 0.0 if shape else DIFFERENT), *corners]
 
 
-def search_beside(problem: FitProblem, f_scale: float, theta: FloatArray) -> list[Candidate]:
-    """Return the other valleys along each axis through the point theta (p,), best first.
-
-    Residuals keep their weights at theta, which is exact for small changes.
-    """
-    found, model = [], problem.model
-    names = [p.name for p in model.parameters]
-    here = np.maximum(model.latency_ms(theta, problem.steps), 1e-12 * problem.observed)
-    at = np.array([theta[names.index(name)] for name in model.outer])
-    for column, name in enumerate(model.outer):
-        if name in problem.fixed:
-            continue
-        low, high = _ends(problem, name)
-        axis = np.exp(np.linspace(np.log(low), np.log(high), BESIDE)) if low < high else np.array([low])
-        if not _positive(problem, name):
-            axis[0] = 0.0
-        axis = np.unique(
-            np.concatenate([axis, _between_kinks(problem, name, (low, high), MOST_KINKS_BESIDE), at[[column]]])
-        )
-        points = np.tile(at, (len(axis), 1))
-        points[:, column] = axis
-        tried = _candidates(problem, points, f_scale, here)
-        lowest = _valleys(np.array([candidate.cost for candidate in tried]), (len(axis),))
-        found += [tried[i] for i in lowest if axis[i] != at[column]]
-    return _distinct(sorted(found, key=lambda candidate: candidate.cost), len(found), 0.0)
-
-
 def _valleys(costs: FloatArray, shape: tuple[int, ...]) -> list[int]:
     """Return the local minima of a grid of one or two axes."""
     grid = np.pad(costs.reshape(shape), 1, constant_values=np.inf)
@@ -102,15 +72,13 @@ def _valleys(costs: FloatArray, shape: tuple[int, ...]) -> list[int]:
     return [int(i) for i in np.flatnonzero(lowest)]
 
 
-def _candidates(
-    problem: FitProblem, points: FloatArray, f_scale: float, here: FloatArray | None = None
-) -> list[Candidate]:
+def _candidates(problem: FitProblem, points: FloatArray, f_scale: float) -> list[Candidate]:
     active = _active_columns(problem)
     size = len(problem.observed) * len(active) + 1
     at_once = max(1, _LARGEST // size)
     found: list[Candidate] = []
     for first in range(0, len(points), at_once):
-        found += _solved(problem, points[first : first + at_once], active, f_scale, here)
+        found += _solved(problem, points[first : first + at_once], active, f_scale)
     return found
 
 
@@ -231,16 +199,13 @@ def _active_columns(problem: FitProblem) -> list[int]:
     return [*range(front), *own]
 
 
-def _solved(
-    problem: FitProblem, points: FloatArray, active: list[int], f_scale: float, here: FloatArray | None
-) -> list[Candidate]:
+def _solved(problem: FitProblem, points: FloatArray, active: list[int], f_scale: float) -> list[Candidate]:
     X = np.empty((len(points), len(problem.observed), len(active)))
     for i, point in enumerate(points):
         X[i] = problem.model.basis(point, problem.steps)[:, active]
     T, weights = problem.observed, problem.weights
     costs, best = np.full(len(points), np.inf), np.zeros((len(points), len(active)))
-    f, r = (T, np.zeros_like(T)) if here is None else (here, _residuals(problem, here))
-    f, r = np.broadcast_to(f, X.shape[:2]), np.broadcast_to(r, X.shape[:2])
+    f, r = np.broadcast_to(T, X.shape[:2]), np.zeros(X.shape[:2])
     for _ in range(ROUNDS):
         coefficients = non_negative(X, *_reweighted(problem, f, r, f_scale))
         f = np.maximum((X @ coefficients[:, :, None])[:, :, 0], 1e-12 * T)
@@ -315,45 +280,6 @@ def _pivoted(gram: FloatArray, right: FloatArray) -> FloatArray:
     return c
 
 
-RANDOM_SPREAD = 2.0
-
-
 def searched_points(problem: FitProblem, f_scale: float, wanted: int) -> list[FloatArray]:
     """Return starts in z from the search over the outer parameters, best first."""
     return [problem.coordinates(candidate.theta) for candidate in search(problem, f_scale, wanted)]
-
-
-def naive_points(problem: FitProblem, wanted: int) -> list[FloatArray]:
-    """Return starts in z that ignore the structure: the textbook one, zero, and random ones of order one."""
-    rng = np.random.default_rng(problem.options.seed)
-    drawn = rng.normal(0.0, RANDOM_SPREAD, (max(wanted - 1, 0), len(problem.free)))
-    drawn[:1] = 0.0
-    first = problem.coordinates(textbook_start(problem))
-    return [first, *(np.clip(np.abs(z) * _signs(problem, z), problem.lower, problem.upper) for z in drawn)]
-
-
-def _signs(problem: FitProblem, z: FloatArray) -> FloatArray:
-    """Return the signs of random starts: positive for costs, either sign for logarithms."""
-    return np.where([p.positive for p in problem.free_parameters], np.sign(z), 1.0)
-
-
-def textbook_start(problem: FitProblem) -> FloatArray:
-    """Return the textbook start of the saturation model, as theta (p,).
-
-    P_max is the 95th percentile of S/T, k_B and k_S a tenth and a hundredth of their scale, tau_0 half the 5th
-    percentile of T. Shapes start in the middle of their range, other coefficients small.
-    """
-    T, weights = problem.observed, problem.weights
-    guess = {
-        "tau_0": 0.5 * quantile(T, 0.05, weights),
-        "w_0": 1.0,
-        "w_1": 1.0,
-        "P_max": quantile(problem.steps["S"] / T, 0.95, weights),
-    }
-    factor = {"k_B": 0.1, "k_S": 0.01}
-    theta = np.empty(len(problem.scales))
-    for i, (parameter, scale) in enumerate(zip(problem.model.parameters, problem.scales, strict=True)):
-        small = 1.0 if parameter.positive else 0.01
-        value = guess.get(parameter.name, factor.get(parameter.name, small) * float(scale))
-        theta[i] = problem.fixed.get(parameter.name, value)
-    return theta

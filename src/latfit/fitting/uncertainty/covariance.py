@@ -8,6 +8,7 @@ Derivation: docs/theory/fitting.md, "Covariance".
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
@@ -15,7 +16,7 @@ from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
 from latfit.fitting.solver.objective import prior_rows, with_priors
 from latfit.fitting.solver.solve import Solution
-from latfit.fitting.uncertainty.identifiability import Directions, decompose, weak_groups
+from latfit.fitting.uncertainty.identifiability import Directions, decompose, merge, weak_groups
 from latfit.model import Estimate, Steps
 from latfit.stats import FloatArray, by_group
 
@@ -23,6 +24,7 @@ LEVEL = 0.95
 CHI2_95 = 3.841458820694124
 """95 % point of chi^2 with one degree of freedom."""
 
+PER_TOKEN = ("P_max", "tau_S")
 MATERIAL = 0.10
 MAX_LOG_ERROR = 0.4
 """Largest standard error of ln(rate or peak) of an identified one: the interval spans a factor of 2.2 each way."""
@@ -85,8 +87,17 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
         else:
             estimates[parameter.name] = _estimate(problem, solution, i, errors[i], quantile, bool(known[i]))
     named = [p.name for p in problem.free_parameters]
+    # w_1/P_max is a cost per token, too, and the curvature misses how far the two can trade
+    traded = [named.index(name) for name in PER_TOKEN if name in named]
+    if len(traded) == len(PER_TOKEN) and not estimates[PER_TOKEN[0]].identified:
+        cost = estimates[PER_TOKEN[1]]
+        estimates[PER_TOKEN[1]] = structs.replace(cost, std_error=None, low=None, high=None, identified=False)
+    else:
+        traded = []
     weak = [i for i, p in enumerate(problem.free_parameters) if not estimates[p.name].identified and i not in flat]
     groups = [*directions.flat_groups, *weak_groups(directions, weak)]
+    if traded:
+        merge(groups, traded)
     ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
     told = [[named[i] for i in group] for group in groups]
     everything = root

@@ -21,7 +21,6 @@ from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.bootstrap import SCHEMES, ParameterDraws, Progress, bootstrap, from_covariance, kept
 from latfit.fitting.uncertainty.covariance import Uncertainty, uncertainty
 from latfit.fitting.uncertainty.identifiability import merge
-from latfit.fitting.uncertainty.report import check_shared_costs, tells
 from latfit.stats import FloatArray
 
 METHODS = ("sandwich", "profile", "bootstrap")
@@ -55,7 +54,7 @@ class Doubts:
 def doubts(problem: FitProblem, solution: Solution, data: FitData, options: DoubtOptions) -> Doubts:
     """Return what the data leave open of a solved problem. Raises WrongUsage for options that cannot be met."""
     check(options)
-    found = check_shared_costs(problem, solution, uncertainty(problem, solution))
+    found = uncertainty(problem, solution)
     resampled = options.intervals != "sandwich"
     resamples = options.resamples or (RESAMPLES if resampled else 0)
     if not resamples:
@@ -112,6 +111,11 @@ def _expanded(problem: FitProblem, quantile: float, scheme: str) -> float:
     n, p = problem.rows, len(problem.free)
     narrow = 1.0 if scheme == "residual" or n <= p else math.sqrt(n / (n - p))
     return math.erf(quantile * narrow / math.sqrt(2))
+
+
+def tells(low: float, high: float, value: float, positive: bool) -> bool:
+    """Return whether an interval pins its parameter: within its own size, or e^2 each way for rates and peaks."""
+    return high <= low * math.exp(4) if positive else high - low <= 4 * max(value, 1e-300)
 
 
 def _moving_together(theta: FloatArray) -> list[list[int]]:

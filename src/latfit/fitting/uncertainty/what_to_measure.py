@@ -1,28 +1,20 @@
 """Measurements that would identify weakly determined parameters.
 
 Candidate cells on a grid of powers of two are ranked by how much they lower the largest relative variance of the
-parameters (Fisher information with a weak prior). The best cells are reported as a box of B and S. Derivation:
-docs/theory/fitting.md, "Identifiability".
+parameters (Fisher information with a weak prior). The best one is reported. Derivation: docs/theory/fitting.md,
+"Identifiability".
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.solve import Solution
 from latfit.model import Measurement, StepTable
 from latfit.stats import FloatArray, mad_sigma
 
-ALMOST = (0.6, 0.8, 0.9, 0.97)
-"""Shares of the best gain from which a cell counts as good; the first that yields a region is used."""
-
-PURE = 0.9
-"""Smallest share of good cells in a reported region."""
-
-WORTH = 0.75
-"""Largest ratio of the standard error after a measurement to the one before for it to be reported."""
+MAX_ERROR_LEFT = 0.75  # of the standard error before a measurement; a smaller gain is not worth it
 _FULL, _LINEAR = 3.0, 0.05
 _PRIOR_LOG, _PRIOR_COST = 5.0, 10.0
 _LEAST_SPREAD = 1e-3
@@ -61,98 +53,24 @@ def _for_group(
     moved = rows @ covariance
     gain = moved[:, weak] ** 2 / (1 + np.einsum("ij,ij->i", moved, rows))[:, None]
     now = np.diag(covariance)[weak] / sizes[weak] ** 2
-    after = np.maximum(now - gain / sizes[weak] ** 2, 1e-300)
-    worst = np.max(after, axis=1)
-    before, best = float(now.max()), float(worst.min())
-    if best > WORTH**2 * before:
+    worst = np.max(np.maximum(now - gain / sizes[weak] ** 2, 1e-300), axis=1)
+    best, before = int(np.argmin(worst)), float(now.max())
+    if worst[best] > MAX_ERROR_LEFT**2 * before:
         return None
-    lowered = np.log(before / worst)
-    for share in ALMOST:
-        good = lowered >= share * float(lowered.max())
-        spans = _box(candidates, good, int(np.argmax(lowered)))
-        for name, (low, high) in spans.items():
-            good &= (candidates[name] >= low) & (candidates[name] <= high)
-        text = _described(problem, candidates, good, spans)
-        if text is not None:
-            return Measurement(tuple(group), spans["B"], spans["S"], float(np.sqrt(before)), float(np.sqrt(best)), text)
-    return None
+    B, S = float(candidates["B"][best]), float(candidates["S"][best])
+    text = f"measure decode steps (S = B) near B = {B:g}" if S == B else f"measure steps near B = {B:g}, S = {S:g}"
+    after = float(np.sqrt(worst[best]))
+    return Measurement(tuple(group), _octave(B), _octave(S), float(np.sqrt(before)), after, text)
 
 
-def _box(candidates: Mapping[str, FloatArray], good: NDArray[np.bool_], best: int) -> dict[str, tuple[float, float]]:
-    """Return the spans of B and S around the best cell with the most good cells, at least PURE of all in the box."""
-    known = [np.unique(candidates[name], return_inverse=True) for name in ("B", "S")]
-    at = tuple(index for _, index in known)
-    before, after = (
-        [np.arange(index[best] + 1), np.arange(index[best] + 1, len(values) + 1)] for values, index in known
-    )
-    corners = np.ix_(*before, *after)
-
-    def counted(cells: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Count the cells in every box (first B, last B, first S, last S)."""
-        grid = np.zeros([len(values) + 1 for values, _ in known], dtype=np.int64)
-        np.add.at(grid[1:, 1:], at, cells.astype(np.int64))
-        summed = grid.cumsum(axis=0).cumsum(axis=1)
-        low_B, high_B, low_S, high_S = corners
-        return np.asarray(summed[high_B, high_S] - summed[low_B, high_S] - summed[high_B, low_S] + summed[low_B, low_S])
-
-    held = counted(good)
-    pure = held >= PURE * counted(np.ones(len(good), dtype=bool))
-    low_B, high_B, low_S, high_S = np.unravel_index(int(np.argmax(np.where(pure, held, -1))), held.shape)
-    ends = zip(known, (low_B, low_S), (high_B, high_S), strict=True)
-    spans = [(values[low], values[index[best] + high]) for (values, index), low, high in ends]
-    return {name: (float(low), float(high)) for name, (low, high) in zip(("B", "S"), spans, strict=True)}
-
-
-def _described(
-    problem: FitProblem,
-    candidates: Mapping[str, FloatArray],
-    good: NDArray[np.bool_],
-    spans: Mapping[str, tuple[float, float]],
-) -> str | None:
-    """Describe the region, relative to decode or prefill steps if it contains only those; None if it is unbounded."""
-    prefill = candidates["S"] > candidates["B"]
-    kind = "decode" if not prefill[good].any() else "prefill" if prefill[good].all() else "any"
-    among = {"decode": ~prefill, "prefill": prefill, "any": np.ones(len(prefill), dtype=bool)}[kind]
-    words = {name: _span_words(name, spans[name], candidates[name][among]) for name in ("B", "S")}
-    for name in ("B", "S"):
-        if words[name] == f"any {name}" and not _holds_near(candidates[name][good], problem.steps[name]):
-            words[name] = _other_words(problem, name)
-    said = [text for name, text in words.items() if text != f"any {name}"]
-    if kind == "decode":
-        return f"measure decode steps (S = B) with {words['B']}"
-    if kind == "prefill":
-        return f"measure steps with prefill (S > B){' at ' if said else ''}{' and '.join(said)}"
-    if said:
-        return f"measure {words['B']} at {words['S']}"
-    single = [name for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]
-    return other_than(problem, single[0]) if single else None
-
-
-def _holds_near(good: FloatArray, measured: FloatArray) -> bool:
-    """Return whether a good value (m,) is within a factor of two of the only measured one; True if several were."""
-    return bool(np.ptp(measured) > 0 or np.any(np.abs(np.log2(good / measured[0])) < 1))
+def _octave(middle: float) -> tuple[float, float]:
+    """Return the ends of an octave about a value, whole and at least 1."""
+    return max(float(np.round(middle / np.sqrt(2))), 1.0), float(np.round(middle * np.sqrt(2)))
 
 
 def other_than(problem: FitProblem, name: str) -> str:
     """Suggest a measurement if a column has a single value."""
-    return f"measure steps with {_other_words(problem, name)}"
-
-
-def _other_words(problem: FitProblem, name: str) -> str:
-    return f"{name} other than {problem.steps[name][0]:g}"
-
-
-def _span_words(name: str, span: tuple[float, float], among: FloatArray) -> str:
-    """Describe a span by the ends that differ from those of all candidates (n,)."""
-    low, high = span
-    from_start, to_end = low <= float(among.min()), high >= float(among.max())
-    if low == high:
-        return f"{name} = {low:g}"
-    if from_start and to_end:
-        return f"any {name}"
-    if from_start:
-        return f"{name} ≤ {high:g}"
-    return f"{name} ≥ {low:g}" if to_end else f"{low:g} ≤ {name} ≤ {high:g}"
+    return f"measure steps with {name} other than {problem.steps[name][0]:g}"
 
 
 def _candidates(problem: FitProblem) -> StepTable:
