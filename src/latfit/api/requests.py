@@ -702,9 +702,9 @@ class ValidateRequest(SpecialSettings):
         Any,
         Option("Steps recorded during the run, to measure the machine's speed.", kind=list[str], metavar="TRACE"),
     ] = None
-    calibrate: Annotated[
-        bool, Option("Fit host time per step and ms per token on the first third; score the rest.")
-    ] = False
+    calibrate: Annotated[bool, Option("Fit speed, host time and start delay on the first third; score the rest.")] = (
+        False
+    )
     seed: Seed = 0
     force: Force = False
 

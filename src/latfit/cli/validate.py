@@ -68,11 +68,14 @@ def _show(found: "Validation", output: OutputOptions) -> None:
     """The verdict first, then the table; with --verbose all statistics and their definitions."""
     verdict(found.verdict, found.state)
     result = found.result
-    if result.constants is not None:
+    if (calibration := result.constants) is not None:
+        error = calibration.errors
         say(
-            f"Calibrated on the first {int((~result.scored).sum()):,} requests: host time"
-            f" {result.constants.step_ms:.4g} ms per step, {1e3 * result.constants.token_ms:.4g} µs per token;"
-            " scored on the rest. At another load this proves little."
+            f"Calibrated on the first {int((~result.scored).sum()):,} requests: decode steps ×"
+            f" {calibration.decode_factor:.3f} ± {error['decode_factor']:.2g}, steps with prefill ×"
+            f" {calibration.prefill_factor:.3f} ± {error['prefill_factor']:.2g}, host time {calibration.step_ms:.3g} ±"
+            f" {error['step_ms']:.2g} ms per step, start delay {calibration.start_ms:.3g} ± {error['start_ms']:.2g} ms;"
+            " scored on the rest."
         )
     echo()
     for table in found.tables(brief=not output.verbose):

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.engine.step_cost import (
         StepCosts as StepCosts,
-        calibrated as calibrated,
         linear_costs as linear_costs,
         scaled_costs as scaled_costs,
         step_costs as step_costs,

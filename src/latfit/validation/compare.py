@@ -7,7 +7,7 @@ clock. Definitions and clocks: docs/theory/planning.md, "Validation".
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput
 from latfit.messages import Message as LatfitWarning
 from latfit.model import FitResult
-from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, calibrated, serve_replicas
+from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, serve_replicas
 from latfit.stats import FloatArray
 from latfit.units import format_ms, format_percent, number
-from latfit.validation.calibrate import Constants, calibrate
+from latfit.validation.calibrate import Calibration, calibrate
 from latfit.validation.measured import Measured
 from latfit.validation.server import ServerRun
 
@@ -251,7 +251,7 @@ class Validation:
     settings: EngineSettings
     figures: Sequence[Figure]
     scored: NDArray[np.bool_]
-    constants: Constants | None
+    constants: Calibration | None
     server: ServerRun | None = None
     clocks: Sequence[Clocks] = ()
 
@@ -322,13 +322,7 @@ class Validation:
             "scored": int(self.scored.sum()),
             "metrics": table,
             "definitions": dict(DEFINITIONS),
-            "calibration": None
-            if constants is None
-            else {
-                "step_ms": constants.step_ms,
-                "token_ms": constants.token_ms,
-                "requests": int((~self.scored).sum()),
-            },
+            "calibration": None if constants is None else asdict(constants) | {"requests": int((~self.scored).sum())},
             "server": None
             if self.server is None
             else {
@@ -360,7 +354,7 @@ class Asked:
     Attributes
     ----------
     calibration
-        Fit two constants on the first third of the requests and score the rest.
+        Calibrate on the first third of the requests and score the rest.
     routing
         Among equal engines.
     server
@@ -397,8 +391,10 @@ def validate(
             )
         scored = np.arange(len(measured)) >= len(measured) // 3
         constants = calibrate(measured, costs, settings, ~scored, how.seed, how.routing)
-        costs = calibrated(costs, constants.step_ms, constants.token_ms)
+        costs = constants.costs(costs)
     run = serve_replicas(measured.requests, costs, settings, how.routing, how.seed)
+    if constants is not None:
+        run = constants.delay(run)
     clocks = [] if how.server is None else _clocks(measured, run, how.server)
     figures = [] if measured.watched_ms is not None else _figures(measured, run, scored)
     return Validation(measured, run, settings, figures, scored, constants, how.server, clocks)

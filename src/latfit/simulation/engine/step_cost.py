@@ -292,18 +292,11 @@ OF_TIME = (
 """Coefficients that the cost is linear in."""
 
 
-def scaled_costs(costs: StepCosts, decode: float, with_prefill: float) -> StepCosts:
-    """Scale the costs of decode steps and of steps with prefill."""
+def scaled_costs(costs: StepCosts, decode: float, with_prefill: float, host_ms: float = 0.0) -> StepCosts:
+    """Scale the costs of decode steps and of steps with prefill, then add `host_ms` to every step."""
     changed = costs.typical.copy()
     changed[np.ix_([0, 1], OF_TIME)] *= np.array([[decode], [with_prefill]])
-    return costs._replace(typical=changed)
-
-
-def calibrated(costs: StepCosts, step_ms: float, token_ms: float) -> StepCosts:
-    """Add a constant for every step and one for every token, in ms."""
-    changed = costs.typical.copy()
-    changed[:, TAU_0] += step_ms
-    changed[:, TAU_S] += token_ms
+    changed[:, TAU_0] += host_ms
     return costs._replace(typical=changed)
 
 

@@ -10,7 +10,7 @@ from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.model.saturation import Saturation
-from latfit.simulation.engine.step_cost import Work, calibrated, linear_costs, step_costs, step_ms
+from latfit.simulation.engine.step_cost import Work, linear_costs, scaled_costs, step_costs, step_ms
 from latfit.stats import FloatArray
 from tests.unit.model.test_families import random_steps, random_theta
 
@@ -56,9 +56,14 @@ def test_two_fits_share_the_steps_by_phase() -> None:
     assert step_ms(costs, Work(4.0, 9.0, 1.0, 6.0, 0.0, 100.0, 18.0, 6.0)) == 37.0
 
 
-def test_constants_come_on_top() -> None:
-    costs = calibrated(linear_costs(8.0, 0.02, 0.05), 0.5, 0.001)
-    assert step_ms(costs, Work(10.0, 100.0, 1.0, 91.0, 0.0, 0.0, 0.0, 91.0)) == pytest.approx(8.5 + 0.2 + 5.1)
+def test_host_time_comes_on_top_of_factors() -> None:
+    costs = scaled_costs(linear_costs(8.0, 0.02, 0.05), 1.5, 2.0, 0.5)
+    assert step_ms(costs, Work(10.0, 100.0, 1.0, 91.0, 0.0, 0.0, 0.0, 91.0)) == pytest.approx(
+        2 * (8.0 + 0.2 + 5.0) + 0.5
+    )
+    assert step_ms(costs, Work(10.0, 10.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)) == pytest.approx(
+        1.5 * (8.0 + 0.2 + 0.5) + 0.5
+    )
 
 
 def test_a_fit_without_values_is_refused() -> None:
