@@ -22,6 +22,7 @@ from latfit.planning.result import Alternative, Cutoff, EngineChoice, Kind, Load
 from latfit.planning.steps.limits import level_for
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
+from latfit.units import format_ms
 
 US_PER_MS = 1000
 
@@ -87,6 +88,8 @@ def _waiting(batched: Alternative, load: LoadPlan, largest: int, sla_ms: float) 
         "preferred_batch_size": [*range(stop, largest + 1)],
     }
 
+
+KNEE = "the trade-off between sequences and prefill: most decoding requests times prefill tokens of a step"
 
 MIN_CHUNK = 128
 """Prefill tokens that a recommended step leaves beside decoding requests; with fewer a prompt takes too many steps."""
@@ -181,7 +184,7 @@ def engine_settings(
         With the reason, if no settings keep the targets.
     """
     if not prices_tokens(path):
-        return Unknown(wording.no_price_of_tokens(path.label))
+        return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
     factors = {phase: level_for(path, percentile, phase).factor for phase in (DECODE, PREFILL, MIXED)}
     engine = _Engine(path, factors, context, float(serving.prompt_tokens))
     tpot = serving.tpot_ms or sla_ms
@@ -189,7 +192,10 @@ def engine_settings(
     within = np.flatnonzero(times <= tpot)
     if not len(within):
         level, fastest = level_for(path, percentile, DECODE), float(times.min())
-        return Unknown(wording.no_decode_step(path.label, tpot, level.percentile, fastest, fastest / level.factor))
+        return Unknown(
+            f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {format_ms(fastest)} at"
+            f" {wording.percentile(level.percentile)} (typical {format_ms(fastest / level.factor)})"
+        )
     most = int(within[-1]) + 1
     chunk = min(MIN_CHUNK, serving.prompt_tokens)
     top = int(path.fit.domain["S"][1])
@@ -199,8 +205,8 @@ def engine_settings(
             max_num_seqs=most,
             prompt_tokens=serving.prompt_tokens,
             tpot_ms=float(times[most - 1]),
-            binding=wording.MEASURED_LIMIT if most == path.fit.largest_batch else wording.TPOT_LIMIT,
-            reason=wording.decode_only(tpot),
+            binding="the measured range" if most == path.fit.largest_batch else "the time between tokens",
+            reason=f"decode steps within {format_ms(tpot)}; the fit contains no prefill, so there is no token budget",
         )
     choices = [
         choice
@@ -210,6 +216,9 @@ def engine_settings(
     if not choices:
         fastest = engine.slowest_ms(2, chunk + 1)
         return Unknown(wording.no_chunk(path.label, tpot, chunk, fastest, most, serving.prompt_tokens, serving.ttft_ms))
+    first = ""
+    if serving.ttft_ms is not None:
+        first = f", first token of {serving.prompt_tokens:,} within {format_ms(serving.ttft_ms)}"
     best = max(choices, key=lambda each: _rank(each, for_ttft=serving.ttft_ms is not None))
     fewest = [each.max_num_batched_tokens for each in choices if each.max_num_seqs >= best.max_num_seqs]
     return Settings(
@@ -221,8 +230,8 @@ def engine_settings(
         prompt_tokens=serving.prompt_tokens,
         ttft_ms=best.ttft_ms,
         tpot_ms=engine.slowest_ms(best.max_num_seqs, best.max_num_batched_tokens),
-        binding=wording.KNEE if serving.ttft_ms is None else wording.TTFT_LIMIT,
-        reason=wording.steps_within(tpot, serving.prompt_tokens, serving.ttft_ms),
+        binding=KNEE if serving.ttft_ms is None else "the time to the first token",
+        reason=f"every step in which requests decode within {format_ms(tpot)}{first}",
         choices=_shown(choices, best),
     )
 

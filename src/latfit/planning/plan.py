@@ -34,6 +34,7 @@ from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step,
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import doubtful_steps, how_far, inherited, outside, unsupported
 from latfit.planning.verdict import Verdict
+from latfit.units import format_ms
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def make_plan(
         answer = wording.load_answer(load, sla_ms, request.replicas, tokens_per_request)
     every = list(profile.paths.values())
     reasons = unsupported(steps, load, every)
+    if reasons:
+        answer = f"Not supported by these data: {'; '.join(each.message for each in reasons)}. {answer}"
     messages = [*reasons, *(load.messages if load else ()), *inherited(every)]
     messages += _warnings(profile, levels, percentile, request)
     if load:
@@ -114,7 +117,7 @@ def make_plan(
         feasible=decides.feasible,
         promise="likely" if reasons and promise == "meets" else promise,
         probability=None if load is None else load.probability,
-        answer=wording.not_supported([each.message for each in reasons], answer) if reasons else answer,
+        answer=answer,
         binding=decides.binding,
         remedy=decides.remedy,
         **views(messages),
@@ -167,7 +170,10 @@ def _of_steps(
     if S_at_B or B_at_S:
         answer, binding = _step_answer(sla_ms, S_at_B, levels, profile)
     else:
-        answer, binding, remedy = wording.no_step(sla_ms, *fastest[best], best)
+        ms, B, S = fastest[best]
+        binding = f"the fastest step, {format_ms(ms)} at B={B}, S={S} on {best}, is above the SLA"
+        answer = f"No step meets {format_ms(sla_ms)}: {binding}."
+        remedy = f"Ask for at least {format_ms(ms, 4)}, or plan for a lower --percentile."
     plan = StepPlan(
         percentile=_stated(levels),
         S_at_B=S_at_B,
@@ -187,19 +193,19 @@ def _step_answer(
     """Return the largest decode step and the largest step of all in a sentence, and what limits them."""
     largest = max((row for row in rows if row.S_max is not None), key=lambda row: row.S_max or 0, default=None)
     if largest is None:
-        return wording.step_answer(sla_ms, None, None, "", None)
+        return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
     own, path = levels[largest.path], profile.paths[largest.path]
-    level = own.decode if largest.S_max == largest.B else own.of(largest.B)
+    level = (own.decode if largest.S_max == largest.B else own.of(largest.B)).percentile
     decode = PathLatency(path, 1).largest_within(sla_ms, own.decode.factor)
-    return wording.step_answer(
-        sla_ms,
-        largest,
-        decode,
-        path.label,
-        level.percentile,
-        most=decode == path.fit.largest_batch and not path.nominal,
-        outside=bool(how_far(path, largest)),
+    edge = " (the most measured)" if decode == path.fit.largest_batch and not path.nominal else ""
+    decodes = "" if decode is None else f" decodes up to {decode:,} requests{edge}, or"
+    beyond = ", beyond the measured range" if how_far(path, largest) else ""
+    answer = (
+        f"Within {format_ms(sla_ms)} for {'the typical step' if level is None else f'{level:g} % of steps'},"
+        f" {path.label}{decodes} computes up to {largest.S_max:,} tokens a step (at B={largest.B}{beyond})."
     )
+    binding = f"latency of a step on {path.label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
+    return answer, binding
 
 
 def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -> dict[str, Threshold]:
@@ -208,7 +214,9 @@ def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -
     missing = Threshold(None, "", reach=Reach.UNKNOWN)
     if cpu is None or gpu is None:
         absent = "gpu" if gpu is None else "amx or cpu"
-        missing = Threshold(None, wording.missing_path(list(profile.paths), absent), reach=Reach.UNKNOWN)
+        here = f"needs two execution paths; this profile has {', '.join(profile.paths)}"
+        reason = f"{here}, add {absent} with `latfit fit TRACE --path ...` or `latfit hardware add`"
+        missing = Threshold(None, reason, reach=Reach.UNKNOWN)
     widest = gpu or cpu
     extra = request.transfer_ms + (request.wait_ms or 0.0)
     both = (cpu, gpu) if cpu is not None and gpu is not None else None

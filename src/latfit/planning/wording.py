@@ -11,25 +11,13 @@ from latfit.planning.result import (
     Interval,
     LoadPlan,
     Reach,
-    TokenRange,
 )
 from latfit.planning.verdict import CONFIRMED, Verdict
 from latfit.units import format_ms, format_percent, format_rate
 
-SELECTED = "selected"
-NOT_BETTER = "meets the SLA, but not better"
-AS_IT_IS = "as it is"
-TWICE = "twice the rate"
-NO_STRATEGY = "no strategy for this load meets the SLA at any rate"
 LEAST_HEADROOM = 1e-3
 NEARLY = 0.955
 """Share of the stability limit from which that is what ends a load: a queue that is run is tried up to 0.97 of it."""
-
-
-def headroom(margin: float, sla_ms: float) -> str:
-    """`41 % headroom to the 20 ms SLA`."""
-    share = format_percent(100 * margin) if margin >= LEAST_HEADROOM else "0 %"
-    return f"{share} headroom to the {format_ms(sla_ms)} SLA"
 
 
 def percentile(value: float | None) -> str:
@@ -37,69 +25,6 @@ def percentile(value: float | None) -> str:
 
 
 # Steps.
-
-
-def step_answer(
-    sla_ms: float,
-    largest: TokenRange | None,
-    decode: int | None,
-    label: str,
-    level: float | None,
-    *,
-    most: bool = False,
-    outside: bool = False,
-) -> tuple[str, str]:
-    """The plan of steps in a sentence, and what limits it.
-
-    Parameters
-    ----------
-    largest
-        The largest step that meets the SLA; None if every step does.
-    decode
-        The most requests of a step that only decodes; None if no such step meets it.
-    level
-        Share of steps in percent; None for the typical step.
-    most
-        Whether no step with more requests was measured.
-    outside
-        Whether the largest step is outside the measured range.
-    """
-    if largest is None:
-        return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
-    met_by = "the typical step" if level is None else f"{level:g} % of steps"
-    extra = ", beyond the measured range" if outside else ""
-    decodes = "" if decode is None else f"{label} decodes up to {decode:,} requests{' (the most measured)' * most}, or "
-    who = label if decode is None else ""
-    answer = (
-        f"Within {format_ms(sla_ms)} for {met_by}, {decodes}{who}{' ' if who else ''}computes up to"
-        f" {largest.S_max:,} tokens a step (at B={largest.B}{extra})."
-    )
-    binding = f"latency of a step on {label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
-    return answer, binding
-
-
-def no_step(sla_ms: float, fastest_ms: float, B: int, S: int, path: str) -> tuple[str, str, str]:
-    """(answer, what limits it, remedy) where no step meets the SLA."""
-    binding = f"the fastest step, {format_ms(fastest_ms)} at B={B}, S={S} on {path}, is above the SLA"
-    remedy = f"Ask for at least {format_ms(fastest_ms, 4)}, or plan for a lower --percentile."
-    return f"No step meets {format_ms(sla_ms)}: {binding}.", binding, remedy
-
-
-def no_prefill(labels: Sequence[str]) -> str:
-    return f"the fit of {' and of '.join(labels)} contains no prefill; measure some"
-
-
-def no_price_of_tokens(label: str) -> str:
-    return f"{label} names no cost per token (per_token=1us), so prompts would look free"
-
-
-def amortised_from(eps: float, best: int) -> str:
-    return f"from here on at least {format_percent(100 * (1 - eps))} of the best throughput, that of {best}"
-
-
-def knee(*, at_the_end: bool) -> str:
-    end = " (the largest measured: the knee may lie beyond)" if at_the_end else ""
-    return f"throughput over latency is highest{end}"
 
 
 def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what: str, top: int) -> str:
@@ -115,18 +40,7 @@ def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what
     return f"{winner} is at least as fast only for {plural} {spans}"
 
 
-def with_wait(reason: str, extra_ms: float) -> str:
-    return f"{reason}, with {format_ms(extra_ms)} of wait and transfer before the GPU begins"
-
-
 # Paths.
-
-
-def missing_path(here: Sequence[str], absent: str) -> str:
-    return (
-        f"needs two execution paths; this profile has {', '.join(here)}, add {absent} with `latfit fit TRACE --path"
-        " ...` or `latfit hardware add`"
-    )
 
 
 def extrapolated(name: str, asked: float, measured: Mapping[str, float]) -> Message:
@@ -135,27 +49,11 @@ def extrapolated(name: str, asked: float, measured: Mapping[str, float]) -> Mess
         start = f"p{next(iter(measured.values())):g}"
     else:
         start = " and ".join(f"p{value:g} of steps {kind}" for kind, value in measured.items())
-    return message("too_few_samples", path=name, percentile=asked, start=start, wanted=rows_needed(asked))
-
-
-def rows_needed(asked: float) -> int:
-    """Rows from which a conformal limit exists at that percentile: n >= 1/(1 - level) - 1."""
-    return math.ceil(round(100 / (100 - asked) - 1, 9))
-
-
-def not_supported(reasons: Sequence[str], answer: str) -> str:
-    return f"Not supported by these data: {'; '.join(reasons)}. {answer}"
+    rows = math.ceil(round(100 / (100 - asked) - 1, 9))  # from which a conformal limit exists
+    return message("too_few_samples", path=name, percentile=asked, start=start, wanted=rows)
 
 
 # Settings of engines.
-
-
-def no_decode_step(label: str, tpot_ms: float, level: float | None, slow_ms: float, typical_ms: float) -> str:
-    """slow_ms: the fastest decode step at the level that the settings are for."""
-    return (
-        f"no decode step on {label} meets {format_ms(tpot_ms)}: the fastest takes {format_ms(slow_ms)} at"
-        f" {percentile(level)} (typical {format_ms(typical_ms)})"
-    )
 
 
 def no_chunk(
@@ -171,38 +69,7 @@ def no_chunk(
     )
 
 
-MEASURED_LIMIT = "the measured range"
-TPOT_LIMIT = "the time between tokens"
-TTFT_LIMIT = "the time to the first token"
-KNEE = "the trade-off between sequences and prefill: most decoding requests times prefill tokens of a step"
-
-
-def steps_within(tpot_ms: float, prompt_tokens: int, ttft_ms: float | None) -> str:
-    """What the settings give."""
-    first = "" if ttft_ms is None else f", first token of {prompt_tokens:,} within {format_ms(ttft_ms)}"
-    return f"every step in which requests decode within {format_ms(tpot_ms)}{first}"
-
-
-def decode_only(tpot_ms: float) -> str:
-    return f"decode steps within {format_ms(tpot_ms)}; the fit contains no prefill, so there is no token budget"
-
-
 # A load.
-
-
-def unstable(limit_per_s: float | None) -> str:
-    """limit_per_s: where the rate is above it."""
-    if limit_per_s is None:
-        return "overloaded, or too near its limit to be computed"
-    return f"unstable from {format_rate(limit_per_s)} on"
-
-
-def misses(by_ms: float) -> str:
-    return f"misses the SLA by {format_ms(by_ms)}"
-
-
-def faster_path(label: str, by: float) -> str:
-    return f"{label} {by:.0%} faster".replace("%", " %")
 
 
 def binding(row: Alternative) -> str:
@@ -245,14 +112,16 @@ def load_answer(plan: LoadPlan, sla_ms: float, replicas: int, tokens: int) -> st
     unit = "1 token" if tokens == 1 else f"{tokens:,} tokens"
     row, each = plan.chosen, f"{format_rate(plan.rate_per_s)} of {unit} each"
     each += f" on each of {replicas} replicas" if replicas > 1 else ""
+    cannot = f"{each} cannot be served within {format_ms(sla_ms)} at p{plan.percentile:g} of responses"
     if row is None or row.percentile_ms is None or row.margin is None:
-        return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {least(plan.alternatives)}."
+        return f"{cannot}: {least(plan.alternatives)}."
     if plan.promise == "misses":
-        return f"{each} cannot be served within {_wanted(plan, sla_ms)}: {plan.binding}."
-    late = f"p{plan.percentile:g} response {format_ms(row.percentile_ms)}"
+        return f"{cannot}: {plan.binding}."
+    by = " (for steps that take their mean time, without noise)" if plan.laws_only else interval_text(plan.interval_ms)
+    spare = format_percent(100 * row.margin) if row.margin >= LEAST_HEADROOM else "0 %"
     return (
-        f"Serve {each} with {row.name}: {late}{_by(plan)}, {headroom(row.margin, sla_ms)}"
-        f".{likely(plan.promise, plan.probability)}"
+        f"Serve {each} with {row.name}: p{plan.percentile:g} response {format_ms(row.percentile_ms)}{by}, {spare}"
+        f" headroom to the {format_ms(sla_ms)} SLA.{likely(plan.promise, plan.probability)}"
     )
 
 
@@ -262,17 +131,6 @@ def likely(promise: Verdict, probability: float | None) -> str:
         return ""
     known = probability is not None and probability < CONFIRMED
     return f" Likely met{f' ({format_percent(100 * (probability or 0.0))})' if known else ', not confirmed'}."
-
-
-def _wanted(plan: LoadPlan, sla_ms: float) -> str:
-    return f"{format_ms(sla_ms)} at p{plan.percentile:g} of responses"
-
-
-def _by(plan: LoadPlan) -> str:
-    """What the percentile is from, and its interval."""
-    if plan.laws_only:
-        return " (for steps that take their mean time, without noise)"
-    return interval_text(plan.interval_ms)
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -358,15 +216,6 @@ def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
     return [message("unclear_pauses", path=label, pauses=pauses.independent, longest=longest, open=said)]
 
 
-def slow_start(name: str, took_ms: float | None) -> Message:
-    after = "very long" if took_ms is None or math.isinf(took_ms) else f"about {format_ms(took_ms, 2)}"
-    return message("slow_start", strategy=name, time=after)
-
-
-def gpu_overloaded(found: str) -> str:
-    return f"the GPU alone does not carry this rate: {found}"
-
-
 def assumed(arrivals: str, steady: Sequence[str], scatters: bool, exponential: str | None) -> str:
     """What the responses are for. steady: paths whose steps take their mean time."""
     said = f"Responses are for {arrivals}"
@@ -389,26 +238,6 @@ def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:
     start = 1.001 * SMALLEST_SHARE * sla_ms
     said = [f"{format_ms(a)} to {format_ms(b)}" if a > start else f"up to {format_ms(b)}" for a, b in spans]
     return ", ".join(said) or "none"
-
-
-def cutoff_found(found: bool, spans: Sequence[tuple[float, float]], sla_ms: float, *, objective: bool) -> str:
-    """Return why a T_cut is recommended."""
-    if not found:
-        return f"no T_cut meets {format_ms(sla_ms)}"
-    how = "best for the objective" if objective else "the largest"
-    meet = "meets" if len(spans) == 1 else "meet"
-    return f"{how} in a simulation with the measured noise; {spans_text(spans, sla_ms)} {meet} the SLA"
-
-
-def late_requests(gpu: str | None, cpu: str, busy: float) -> str:
-    """Which side holds most of the late requests: the GPU where it is named."""
-    if gpu is not None:
-        return f"requests that {gpu} serves: they wait up to T_cut, then for their batch"
-    return f"the queue of {cpu}: overflow keeps it {format_percent(100 * busy)} busy"
-
-
-def measured_service(label: str, cv: float) -> str:
-    return f"{label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
 
 
 def assumed_service(label: str, median_ms: float | None) -> str:

@@ -26,6 +26,7 @@ from latfit.queueing import (
     cutoff_bound,
     feasible_ranges,
 )
+from latfit.units import format_ms, format_percent
 
 GRID = 12
 PRECISION = 5e-3  # of the ends of a range of T_cut
@@ -72,14 +73,24 @@ def plan_cutoff(
     shown = safest if value is None else value
     law = law_at(shown, USUAL)
     assert law is not None
-    reason = wording.cutoff_found(value is not None, ranges, target.sla_ms, objective=objective is not None)
+    reason = f"no T_cut meets {format_ms(target.sla_ms)}"
+    if value is not None:
+        how, meet = (
+            "the largest" if objective is None else "best for the objective",
+            "meets" if len(ranges) == 1 else "meet",
+        )
+        spans = wording.spans_text(ranges, target.sla_ms)
+        reason = f"{how} in a simulation with the measured noise; {spans} {meet} the SLA"
     late_on_gpu = law.overflow_share < 1 - target.q or law.utilisation < 0.5
+    late = f"the queue of {cpu.label}: overflow keeps it {format_percent(100 * law.utilisation)} busy"
+    if late_on_gpu:
+        late = f"requests that {gpu.label} serves: they wait up to T_cut, then for their batch"
     bounds = bounds_ms(machine, rate, shown, target.q, law)
     plan = Cutoff(
         value=value,
         bound=None if value is None else "simulated",
         reason=reason,
-        binding=wording.late_requests(gpu.label if late_on_gpu else None, cpu.label, law.utilisation),
+        binding=late,
         percentile=target.percentile,
         bounds_ms=bounds,
         holds=("simulated", *(["rigorous"] if "rigorous" in bounds else [])),
@@ -125,7 +136,8 @@ def describe_service(cpu: Part) -> dict[str, Any]:
     """Return what the CPU's service is taken to be."""
     if cpu.times.noise is not None:
         cv = float(cpu.times.cv(1)[0])
-        return {"assumed": "measured", "cv": cv, "sentence": wording.measured_service(cpu.label, cv)}
+        said = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
+        return {"assumed": "measured", "cv": cv, "sentence": said}
     given = cpu.path.nominal
     median = given.slope_ms if given is not None and given.median else None
     return {"assumed": "exponential", "cv": None, "sentence": wording.assumed_service(cpu.label, median)}

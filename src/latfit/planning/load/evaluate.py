@@ -63,6 +63,7 @@ from latfit.queueing import (
     simulate_batches,
 )
 from latfit.stats import FloatArray
+from latfit.units import format_ms, format_rate
 
 NEAR_SLA = 0.05  # share of the SLA within which a longer run decides whether it is met
 TIE, CAPACITY_TIE = 1e-3, 0.01  # relative; within it the first strategy listed is taken
@@ -115,7 +116,7 @@ class LoadPlanner:
             percentile=self.target.percentile,
             alternatives=[each.row for each in found],
             T_cut=waiting,
-            capacity=capacity or Unknown(wording.NO_STRATEGY),
+            capacity=capacity or Unknown("no strategy for this load meets the SLA at any rate"),
             B1=self.threshold(),
             rules=self.rules(),
             sensitivity=self.sensitivity(shown),
@@ -158,7 +159,7 @@ class LoadPlanner:
             found[at] = self.judge(best.strategy, best.ranges, law)
             if law is not None and law.percentile(self.target.q) <= self.target.sla_ms * (1 + ROUNDING):
                 for i, each in enumerate(found):
-                    verdict = wording.SELECTED if i == at else each.row.verdict or wording.NOT_BETTER
+                    verdict = "selected" if i == at else each.row.verdict or "meets the SLA, but not better"
                     found[i] = replace(each, row=structs.replace(each.row, chosen=i == at, verdict=verdict))
                 break
         return found
@@ -188,9 +189,11 @@ class LoadPlanner:
         price, late = self.machine.price_per_hour(strategy), None if law is None else law.percentile(target.q)
         verdict = ""
         if late is None:
-            verdict = wording.unstable(limit * 1e3 if rate >= limit else None)
+            verdict = "overloaded, or too near its limit to be computed"
+            if rate >= limit:
+                verdict = f"unstable from {format_rate(limit * 1e3)} on"
         elif late > target.sla_ms * (1 + ROUNDING):
-            verdict = wording.misses(late - target.sla_ms)
+            verdict = f"misses the SLA by {format_ms(late - target.sla_ms)}"
         row = Alternative(
             name=strategy.name,
             **vars(strategy),
@@ -243,18 +246,19 @@ class LoadPlanner:
         try:
             extra = self.extra_ms(gpu, self.rate)
         except SlaOutOfReach as error:
-            return Unknown(wording.gpu_overloaded(error.found))
+            return Unknown(f"the GPU alone does not carry this rate: {error.found}")
         found = gpu_threshold(cpu.latency, gpu.latency, extra_ms=extra)
-        return structs.replace(found, reason=wording.with_wait(found.reason, extra))
+        waits = f"{found.reason}, with {format_ms(extra)} of wait and transfer before the GPU begins"
+        return structs.replace(found, reason=waits)
 
     def sensitivity(self, shown: Judged) -> list[Change]:
         """Return what a path a tenth faster, and a doubled rate, change."""
         machine, rows = self.machine, []
-        rows.append(self.change(wording.AS_IT_IS, machine, shown, self.rate))
+        rows.append(self.change("as it is", machine, shown, self.rate))
         for part in reversed(machine.parts):
             faster = scaled_machine(machine, part.label, FASTER)
-            rows.append(self.change(wording.faster_path(part.label, 1 - FASTER), faster, shown, self.rate))
-        return [*rows, self.change(wording.TWICE, machine, shown, 2 * self.rate)]
+            rows.append(self.change(f"{part.label} {100 * (1 - FASTER):.0f} % faster", faster, shown, self.rate))
+        return [*rows, self.change("twice the rate", machine, shown, 2 * self.rate)]
 
     def change(self, label: str, machine: Machine, shown: Judged, rate: float) -> Change:
         """Return the shown strategy under a change, its T_cut unchanged; its capacity is with the best T_cut."""
@@ -391,7 +395,10 @@ class LoadPlanner:
         if shown.strategy.kind is not Kind.GREEDY or not part.speeds_up or mean_ms is None:
             return []
         took = settling_ms(self.rate, part.best_times.steady())
-        return [wording.slow_start(shown.row.name, took)] if took > MIN_SETTLING_RESPONSES * mean_ms else []
+        if took <= MIN_SETTLING_RESPONSES * mean_ms:
+            return []
+        time = "very long" if math.isinf(took) else f"about {format_ms(took, 2)}"
+        return [message("slow_start", strategy=shown.row.name, time=time)]
 
 
 def load_plan(

@@ -14,6 +14,7 @@ from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
 from latfit.planning import wording
 from latfit.planning.result import Interval, Reach, Threshold
 from latfit.stats import FloatArray
+from latfit.units import format_percent
 
 AMORTISED_SHARE = 0.5
 """Throughput loss eps accepted at B2: half of the best throughput."""
@@ -33,7 +34,8 @@ def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float
     """Return the prompt length from which the GPU is as fast for one request, within the measured lengths."""
     blind = [path.label for path in (cpu, gpu) if not path.fit.knows_prefill]
     if blind:
-        return Threshold(None, wording.no_prefill(blind), reach=Reach.UNKNOWN)
+        reason = f"the fit of {' and of '.join(blind)} contains no prefill; measure some"
+        return Threshold(None, reason, reach=Reach.UNKNOWN)
     top = min(int(path.fit.domain["S"][1]) for path in (cpu, gpu))
     S = np.arange(1.0, min(max(top, 1), MOST_PROMPT_TOKENS) + 1)
     one = np.ones_like(S)
@@ -55,7 +57,8 @@ def amortised_batch(latency: PathLatency, share: float = AMORTISED_SHARE) -> Thr
 
     T = latency.typical_ms(B)
     best = int(B[int(np.argmax(B / T))])
-    return Threshold(reached(T), wording.amortised_from(share, best), interval=_interval_of(latency, reached))
+    reason = f"from here on at least {format_percent(100 * (1 - share))} of the best throughput, that of {best}"
+    return Threshold(reached(T), reason, interval=_interval_of(latency, reached))
 
 
 def knee_batch(latency: PathLatency) -> Threshold:
@@ -66,8 +69,8 @@ def knee_batch(latency: PathLatency) -> Threshold:
         return int(B[int(np.argmax(B / T**2))])
 
     value = knee(latency.typical_ms(B))
-    reason = wording.knee(at_the_end=value == int(B[-1]) > 1)
-    return Threshold(value, reason, interval=_interval_of(latency, knee))
+    end = " (the largest measured: the knee may lie beyond)" if value == int(B[-1]) > 1 else ""
+    return Threshold(value, f"throughput over latency is highest{end}", interval=_interval_of(latency, knee))
 
 
 def _first_win(x: FloatArray, wins: NDArray[np.bool_], cpu: str, gpu: str, what: str) -> Threshold:
