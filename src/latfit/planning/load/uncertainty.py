@@ -14,15 +14,15 @@ import numpy as np
 from latfit.hardware import CERTAIN, HardwareProfile
 from latfit.messages import Message, message
 from latfit.planning import wording
+from latfit.planning.load.cutoff import is_surely_met
 from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.planning.verdict import Verdict, probability_within, verdict_of
-from latfit.queueing import FINE, QUICK, USUAL, Effort, ResponseDistribution, bisect
+from latfit.queueing import FINE, QUICK, USUAL, ResponseDistribution, bisect
 from latfit.stats import FloatArray
 
 DRAWS = 100
-SLOWEST = 6  # draws that a robust rate is searched with; the slow end is the third slowest of all
 MIN_SHARE = 0.2  # of the capacity of the fit: a robust rate below it is not searched
 PRECISION = 0.01
 ROUNDING = 1e-6
@@ -89,40 +89,38 @@ def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower:
 def robust_rate(
     machine: Machine, strategy: Strategy, target: Target, slowest: Sequence[int], most: float
 ) -> float | None:
-    """Return the rate per ms up to `most` that meets the target at the slow end of the interval too.
+    """Return the rate per ms up to `most` that the machine at the slow end of the interval meets the target at, too.
 
-    slowest: seeds of drawn machines, the slowest first. None if the rate is below MIN_SHARE of `most`, or in doubt.
+    slowest: seeds of drawn machines, the slowest first. None if the rate is below MIN_SHARE of `most`.
     """
+    if not slowest:
+        return most
+    slow = machine.drawn(slowest[int((1 - CERTAIN[1]) * DRAWS)])
 
     def met(rate: float) -> bool:
-        law = machine.simulate(strategy, rate, USUAL)
-        if law is None or any(_doubts(machine, strategy, target, law)):
-            return False
-        value, own = law.percentile(target.q), law.percentile_interval(target.q)[1]
-        ratios = percentile_ratios(machine, strategy, target, rate, slowest[:SLOWEST])
-        ratio = 1.0 if ratios is None else max(1.0, float(np.sort(ratios)[-1 - int((1 - CERTAIN[1]) * DRAWS)]))
-        end = _joined(value, max(own, value), ratio)
-        return end is not None and end <= target.sla_ms * (1 + ROUNDING)
+        return is_surely_met(slow.simulate(strategy, rate, USUAL), target)
 
-    if not slowest or met(most):
+    if met(most):
         return most
     return bisect(met, MIN_SHARE * most, most, PRECISION) if met(MIN_SHARE * most) else None
 
 
 def percentile_ratios(
-    machine: Machine, strategy: Strategy, target: Target, rate: float, seeds: Sequence[int], effort: Effort = QUICK
+    machine: Machine, strategy: Strategy, target: Target, rate: float, seeds: Sequence[int]
 ) -> FloatArray | None:
     """Return the percentile of drawn machines over that of the machine as fitted (len(seeds),); None if none varies."""
     parts = machine.parts_of(strategy)
     if not any(part.path.fit.draws.get("values") or part.times.noise is not None for part in parts):
         return None
-    found, base = np.full(len(seeds), math.inf), machine.simulate(strategy, rate, effort)
+    base = machine.simulate(strategy, rate, QUICK)
     if base is None:
-        return found
-    for place, seed in enumerate(seeds):
-        law = machine.drawn(seed).simulate(strategy, rate, effort)
-        found[place] = math.inf if law is None else law.percentile(target.q) / base.percentile(target.q)
-    return found
+        return np.full(len(seeds), math.inf)
+
+    def ratio(seed: int) -> float:
+        law = machine.drawn(seed).simulate(strategy, rate, QUICK)
+        return math.inf if law is None else law.percentile(target.q) / base.percentile(target.q)
+
+    return np.array([ratio(seed) for seed in seeds])
 
 
 def _joined(value: float, end_ms: float, ratio: float) -> float | None:
