@@ -122,7 +122,7 @@ TABLE: Mapping[str, Template] = {
         "Measure such steps, or plan with shorter prompts.",
     ),
     "few_requests": Template(
-        WARNING, "{what}.", "Record more than {count:,} requests, or plan at --rate with --lengths FILE."
+        DOUBT, "{what}.", "Record more than {count:,} requests, or plan at --rate with --lengths FILE."
     ),
     "outside_measured": Template(WARNING, "{what}", "Measure there, or plan for steps that were measured."),
     "slow_steps": Template(

@@ -2,7 +2,7 @@
 
 Nominal numbers never replace a measurement, nor does the measurement of another system: other hardware, another model,
 number type or engine. Whoever means it forces it. A new measurement of the same system replaces the old one. What
-either fit does not say of its system hinders nothing, and is told.
+either fit does not say of its system hinders nothing.
 """
 
 from typing import TYPE_CHECKING
@@ -38,24 +38,15 @@ def replacement(old: "ExecutionPath", new: "ExecutionPath") -> str:
     """What is replaced, in a sentence; empty where nothing is, because both say the same."""
     if _numbers(old) == _numbers(new):
         return ""
-    if old.nominal or new.nominal or differing(old, new):
-        doubt = ""
-    else:
-        known = {fact.name for fact in _facts(old, new) if fact.agreement == "same"}
-        unsaid = [name for name in ("hardware", "model") if name not in known]
-        doubt = f"; that both are of one {' and '.join(unsaid)} is not said by both" if unsaid else ""
-    return f"Path {old.name}: replaces {_told(old)}{doubt}."
+    return f"Path {old.name}: replaces {_told(old)}."
 
 
 def differing(old: "ExecutionPath", new: "ExecutionPath") -> list[Fact]:
     """Facts in which two measured systems differ."""
-    return [fact for fact in _facts(old, new) if fact.name in DECIDING and fact.agreement == "differs"]
-
-
-def _facts(old: "ExecutionPath", new: "ExecutionPath") -> list[Fact]:
     if old.nominal or new.nominal:
         return []
-    return facts_beside(fitted_identity(old.fit), fitted_identity(new.fit))
+    facts = facts_beside(fitted_identity(old.fit), fitted_identity(new.fit))
+    return [fact for fact in facts if fact.name in DECIDING and fact.agreement == "differs"]
 
 
 def _numbers(path: "ExecutionPath") -> str:

@@ -88,10 +88,6 @@ class TestReplacement:
         assert replacement(measured(), measured()) == ""
         assert replacement(NOMINAL, NOMINAL) == ""
 
-    def test_what_is_not_said_is_told(self) -> None:
-        told = replacement(measured(), ExecutionPath("gpu", line(8, 0.06)))
-        assert "that both are of one hardware and model is not said by both" in told
-
 
 class TestProfile:
     def test_force_replaces(self) -> None:

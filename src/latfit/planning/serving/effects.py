@@ -6,16 +6,16 @@ the Pareto-optimal settings of a saturated engine: tokens/s per engine against t
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from latfit.planning.serving.evaluate import Evaluator, Measured, Setup
+from latfit.planning.serving.evaluate import Evaluator, Measured, Setup, with_lengths
 from latfit.planning.serving.result import Effect, Trade
 from latfit.planning.serving.search import Room
 from latfit.simulation import EngineSettings, scaled_costs
 from latfit.stats import IntArray
-from latfit.workload import LengthDistribution, Load, RecordedLoad
+from latfit.workload import RecordedLoad
 
 FASTER = 0.8
 """Relative duration of steps that a change accelerates."""
@@ -52,7 +52,8 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
     if settings.cached_share < CACHED and not known:
         shared = replace(settings, cached_share=CACHED)
         changed.append(("30 % of each prompt cached", evaluator, replace(setup, settings=shared)))
-    changed.append(("prompts 20 % shorter", evaluator.elsewhere(shorter(load, FASTER), evaluator.costs), setup))
+    shorter = with_lengths(load, lambda prompt, output: (_shortened(prompt, FASTER), output))
+    changed.append(("prompts 20 % shorter", evaluator.elsewhere(shorter, evaluator.costs), setup))
     figure = best.tightest
     found = []
     for change, by, to in changed:
@@ -60,27 +61,6 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
         values = {f"before_{figure.unit}": figure.value, f"after_{figure.unit}": after.value}
         found.append(Effect(change, figure.name, **values))
     return sorted(found, key=lambda each: each.after)
-
-
-@dataclass(frozen=True)
-class Shorter:
-    """Request lengths with shortened prompts."""
-
-    lengths_of: LengthDistribution
-    share: float
-
-    def lengths(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """As `LengthDistribution`."""
-        prompt, output = self.lengths_of.lengths(count, rng)
-        return _shortened(prompt, self.share), output
-
-
-def shorter(load: Load, share: float) -> Load:
-    """Return the load with prompts of `share` of their length."""
-    if not isinstance(load, RecordedLoad):
-        return replace(load, lengths=Shorter(load.lengths, share))
-    requests = load.requests
-    return replace(load, requests=replace(requests, prompt_tokens=_shortened(requests.prompt_tokens, share)))
 
 
 def _shortened(tokens: IntArray, share: float) -> IntArray:

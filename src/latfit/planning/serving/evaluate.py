@@ -393,7 +393,8 @@ class Evaluator:
         """Return the saturated requests/s of one prefill engine and of one decode engine."""
         assert self.apart is not None
         if settings not in self.kinds:
-            prefill = self.elsewhere(first_tokens(self.load), self.apart[0]).saturated(settings).requests_per_s
+            first_tokens = with_lengths(self.load, lambda prompt, output: (prompt, np.ones_like(output)))
+            prefill = self.elsewhere(first_tokens, self.apart[0]).saturated(settings).requests_per_s
             options = Options(requests=max(FLOOD, 6 * settings.max_num_seqs), seed=self.seed, warmup=0.0)
             flood, free = OpenLoad(Poisson(1e6), lengths_of(self.load)), Cluster(prefill=FREE)
             run = replicate(flood, self.costs, settings, options, free, [0]).runs[0]
@@ -442,24 +443,28 @@ def lengths_of(load: Load) -> LengthDistribution:
     return load.lengths
 
 
+Lengths = tuple[IntArray, IntArray]
+"""Prompt and output tokens (n,)."""
+
+
 @dataclass(frozen=True)
-class FirstTokens:
-    """The same prompts with outputs of one token."""
+class ChangedLengths:
+    """Request lengths after a change of prompts or outputs."""
 
     lengths_of: LengthDistribution
+    change: Callable[[IntArray, IntArray], Lengths]
 
-    def lengths(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    def lengths(self, count: int, rng: np.random.Generator) -> Lengths:
         """As `LengthDistribution`."""
-        prompt, output = self.lengths_of.lengths(count, rng)
-        return prompt, np.ones_like(output)
+        return self.change(*self.lengths_of.lengths(count, rng))
 
 
-def first_tokens(load: Load) -> Load:
-    """Return the load of prefill engines: the same requests with outputs of one token."""
+def with_lengths(load: Load, change: Callable[[IntArray, IntArray], Lengths]) -> Load:
+    """Return the load after a change of its prompts or outputs."""
     if not isinstance(load, RecordedLoad):
-        return replace(load, lengths=FirstTokens(load.lengths))
-    requests = load.requests
-    return replace(load, requests=replace(requests, output_tokens=np.ones_like(requests.output_tokens)))
+        return replace(load, lengths=ChangedLengths(load.lengths, change))
+    prompt, output = change(load.requests.prompt_tokens, load.requests.output_tokens)
+    return replace(load, requests=replace(load.requests, prompt_tokens=prompt, output_tokens=output))
 
 
 def dealt(load: Load, kept: int, among: int, *, in_turn: bool) -> Load:

@@ -16,7 +16,6 @@ from latfit.stats import FloatArray
 from latfit.units import format_ms, format_percent, number
 from latfit.workload import RecordedLoad
 
-FEW_REQUESTS = "few_requests"
 LEVEL = 0.95
 
 MORE = 3
@@ -39,7 +38,7 @@ def few_requests(evaluator: Evaluator, best: Measured, *, given: bool) -> list[M
 
 def _warning(text: str, evaluator: Evaluator) -> Message:
     assert isinstance(evaluator.load, RecordedLoad)
-    return message(FEW_REQUESTS, what=text, count=len(evaluator.load.requests))
+    return message("few_requests", what=text, count=len(evaluator.load.requests))
 
 
 def _open(evaluator: Evaluator, best: Measured, each: Reached) -> str:

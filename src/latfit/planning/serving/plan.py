@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -22,7 +21,7 @@ from latfit.planning.serving.evaluate import (
     lengths_of,
     requests_for,
 )
-from latfit.planning.serving.few import FEW_REQUESTS, few_requests
+from latfit.planning.serving.few import few_requests
 from latfit.planning.serving.result import (
     ApartPlan,
     Cost,
@@ -50,10 +49,6 @@ MILLION = 1e6
 FEW_TOKENS = 100
 DRAWN = 10_000
 """Requests whose lengths tell those of all."""
-
-DOUBTS = (FEW_REQUESTS, "window_means", "few_pauses")
-"""Warnings that put a promise in doubt: few requests or pauses decide the percentile, or nobody knows how steps
-scatter."""
 
 FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only", "window_means")
 """Warnings of a fit that a plan repeats."""
@@ -122,14 +117,16 @@ def plan_serving(
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate, (carries, missed_from) = _rate(load, shown), found.carries
     probability = probability_of(shown.reached, slower_pct, quality)
-    doubted = any(each.code in DOUBTS or each.severity is Severity.UNSUPPORTED for each in messages)
+    # With windows in place of steps nobody knows how steps scatter.
+    doubts = [each for each in messages if each.severity is Severity.DOUBT or each.code == "window_means"]
+    by_severity = views(messages)
     replicas = shown.setup.replicas if found.best is not None else None
     return ServingPlan(
         request=what_of(load),
         rate_per_s=rate,
         users=load.users if isinstance(load, ClosedLoad) else None,
         feasible=met,
-        promise=verdict_of(met=met, probability=probability, doubted=doubted),
+        promise=verdict_of(met=met, probability=probability, doubted=bool(doubts or by_severity["unsupported"])),
         probability=probability if met else None,
         binding=_binding(found, shown),
         targets=list(shown.reached),
@@ -159,15 +156,11 @@ def plan_serving(
         schedule=_schedule(evaluator, request, shown) if met else None,
         simulated=Work(evaluator.work.setups, evaluator.work.steps, len(shown.first.requests)),
         seed=request.seed,
-        **shown_by_severity(messages),
+        warnings=[each for each in messages if each.severity in (Severity.DOUBT, Severity.WARNING)],
+        unsupported=by_severity["unsupported"],
+        notes=by_severity["notes"],
         **settings_of(shown.setup.settings, feasible=met, contents=contents),
     )
-
-
-def shown_by_severity(messages: Sequence[Message]) -> dict[str, Any]:
-    """The plan's keys that show its messages; those that put the promise in doubt are warnings here."""
-    found = views(messages)
-    return {name: found[name] for name in ("warnings", "unsupported", "notes")}
 
 
 def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> SchedulePlan | None:
@@ -262,7 +255,7 @@ def _of_fits(fits: Sequence[FitResult]) -> list[Message]:
         for phase, limits in fit.limits.by_phase.items():
             if (noise := limits.ratios) is not None:
                 if few := few_pauses(f"{phase} steps", noise, shortest, MIN_PAUSES_AS_MEASURED):
-                    found.append(Message("few_pauses", f"{few}.", "Measure more steps."))
+                    found.append(message("few_pauses", what=few))
                 else:
                     found += unclear_pauses(f"{phase} steps", noise.pauses)
     return found
