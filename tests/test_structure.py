@@ -21,6 +21,7 @@ LAYER = {
     "engines": 0, "messages": 0,
     "trace": 1, "workload": 1, "metrics": 1,
     "model": 2,
+    "catalogue": 3,
     "policies": 3, "hardware": 3,
     "fitting": 4, "queueing": 4, "simulation": 4, "profiling": 4,
     "planning": 5, "exporting": 5, "live": 5, "record": 5, "validation": 5,
@@ -58,7 +59,7 @@ def module(file: Path) -> str:
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {module(file): file for file in FILES}
 
-AT_MOST = {"lines": 66_401, "modules": 358, "functions and classes": 4_816, "module docstrings over 100 words": 0}
+AT_MOST = {"lines": 67_062, "modules": 364, "functions and classes": 4_861, "module docstrings over 100 words": 0}
 
 LIGHT_API = ("latfit.api.request", "latfit.api.requests", "latfit.api.quantities")
 """What the command line is made from: these import nothing heavy."""

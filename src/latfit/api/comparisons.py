@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from latfit.api.fits import Fit, as_fit, fit, fit_each
+from latfit.api.fits import Fit, as_fit, fit, fit_each, names_a_fit
 from latfit.api.quantities import percent
 from latfit.api.reading import read
 from latfit.api.request import shared, verb
@@ -487,7 +487,7 @@ def _differences(first: Fit, other: Fit) -> list[str]:
 
 
 def _is_fit(source: Any) -> bool:
-    return isinstance(source, Fit | FitResult) or (isinstance(source, str | Path) and str(source).endswith(".json"))
+    return isinstance(source, Fit | FitResult) or names_a_fit(source)
 
 
 def _name(source: Any, position: int) -> str:

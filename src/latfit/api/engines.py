@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from latfit.api.fits import Fit, as_fit
+from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, rates, several, transfer as transfers, values_of
@@ -336,7 +336,7 @@ def engine_settings_of(
 
 def _told_by(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
     """(name, provenance, what the engine did besides) of a trace, or of what a fit keeps of its own."""
-    if isinstance(source, Fit | FitResult) or str(source).endswith(".json"):
+    if isinstance(source, Fit | FitResult) or names_a_fit(source):
         found = as_fit(source).result
         provenance, counts = found.provenance.get("trace"), found.data.more.get("engine_counts")
         numbers = counts.items() if isinstance(counts, Mapping) else ()

@@ -18,6 +18,7 @@ from latfit.api.quantities import by_name, percent
 from latfit.api.reading import data_line, host_line, read_timed
 from latfit.api.request import verb
 from latfit.api.requests import FitEachRequest, FitPhasesRequest, FitRequest, Ranges, ReadRequest, Time
+from latfit.catalogue import PREFIX
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.messages import Message as LatfitWarning
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
@@ -260,7 +261,11 @@ class Fit:
 
     @classmethod
     def load(cls, source: str | Path, path: str | None = None) -> "Fit":
-        """The fit in a `.fit.json` file. Raises BadInput."""
+        """The fit in a `.fit.json` file, or of the catalogue by its name. Raises BadInput, WrongUsage."""
+        if str(source).startswith(PREFIX):
+            from latfit.api.catalogue import fit_in_catalog
+
+            return _with_its_path(fit_in_catalog(str(source)), path)
         return _with_its_path(read_fit(Path(source)), path)
 
     def __repr__(self) -> str:
@@ -279,6 +284,11 @@ def _with_its_path(result: FitResult, path: str | None) -> Fit:
     return found if path else Fit(result, found.system.get("path"))
 
 
+def names_a_fit(source: Any) -> bool:
+    """Whether a text or path is that of a stored fit: a `.json` file, or `catalog:NAME`."""
+    return isinstance(source, str | Path) and (str(source).endswith(".json") or str(source).startswith(PREFIX))
+
+
 def as_fit(source: Any, *, seed: int = 0, time: Time | None = None, **reading: Any) -> Fit:
     """A fit from what stands for one: a Fit, a FitResult, a `.fit.json` file; else a fit of what can be read.
 
@@ -288,7 +298,7 @@ def as_fit(source: Any, *, seed: int = 0, time: Time | None = None, **reading: A
         found = source
     elif isinstance(source, FitResult):
         found = _with_its_path(source, None)
-    elif isinstance(source, str | Path) and str(source).endswith(".json"):
+    elif names_a_fit(source):
         found = Fit.load(source)
     else:
         return fit(source, seed=seed, time=time, **reading)

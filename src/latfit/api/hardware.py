@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.fits import Fit, as_fit
+from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.request import ignored
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import (
@@ -56,7 +56,7 @@ class Hardware:
 
     def __init__(self, paths: Any = MappingProxyType({})) -> None:
         profile = profile_of(paths)
-        source = Path(paths) if isinstance(paths, str | Path) and not str(paths).endswith(".fit.json") else None
+        source = Path(paths) if isinstance(paths, str | Path) and not _one_fit(paths) else None
         self._set(result=profile, replaced=(), _read=profile, _source=source, _changes=())
 
     def _set(self, **fields: Any) -> None:
@@ -249,7 +249,7 @@ def profile_of(paths: Any) -> HardwareProfile:
         return HardwareProfile({str(name): path_of(str(name), each) for name, each in paths.items()})
     if isinstance(paths, ExecutionPath):
         return HardwareProfile({paths.name: paths})
-    if isinstance(paths, Fit | FitResult) or str(paths).endswith(".fit.json"):
+    if isinstance(paths, Fit | FitResult) or _one_fit(paths):
         fit = as_fit(paths)
         name = fit.path or fitted_identity(fit.result).get("path") or DEFAULT_PATH
         return HardwareProfile({name: path_of(name, fit)})
@@ -311,3 +311,8 @@ def path_of(name: str, numbers: Numbers) -> ExecutionPath:
 def _source(path: ExecutionPath) -> str:
     """`nominal: p50=2ms`, or `saturation fit of 732 steps`."""
     return f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.name} fit of {path.fit.metrics.n:,} steps"
+
+
+def _one_fit(paths: Any) -> bool:
+    """Whether a text names one fit, not a profile."""
+    return names_a_fit(paths) and (str(paths).endswith(".fit.json") or not str(paths).endswith(".json"))

@@ -160,7 +160,7 @@ def _by_parameter(text: str, names: Mapping[str, str]) -> str:
     """Return a text with parameters in place of options: `classes` for `--class`; commands in backquotes stay."""
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [
-        re.sub(r"--[a-z][a-z0-9-]*", lambda found: names.get(found[0], found[0][2:].replace("-", "_")), part)
+        re.sub(r"(?<![\w/-])--[a-z][a-z0-9-]*", lambda found: names.get(found[0], found[0][2:].replace("-", "_")), part)
         for part in parts[::2]
     ]
     return "".join(parts)

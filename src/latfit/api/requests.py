@@ -1000,6 +1000,28 @@ class ReplayRequest(Request):
 
 
 @dataclass(frozen=True)
+class CatalogRequest(Request):
+    """The catalogue of step models, or one of its systems."""
+
+    name: Annotated[str | None, Option("A system, such as rtx4090/llama-3.1-8b.", argument=True, metavar="NAME")] = None
+
+
+@dataclass(frozen=True)
+class CatalogAddRequest(Request):
+    """A fit added to a folder of own step models."""
+
+    PANEL = "Entry"
+    fit: Annotated[Any, Option("A fit file (NAME.fit.json).", kind=Path, argument=True, metavar="FIT")]
+    _: KW_ONLY
+    name: Annotated[str | None, Option("GPU/MODEL, with @tp2 for tensor parallelism. Default: as the trace says.")] = (
+        None
+    )
+    folder: Annotated[Path | str | None, Option("Folder of entries. Default: $LATFIT_CATALOG.", kind=Path)] = None
+    source: Annotated[str | None, "Where the steps come from."] = None
+    weights: Annotated[float | None, "Parameters of the model, for scaling."] = None
+
+
+@dataclass(frozen=True)
 class AddPathRequest(Request):
     """A path entered into a hardware profile."""
 

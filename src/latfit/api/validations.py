@@ -18,7 +18,7 @@ from latfit.api.engines import (
     scatters,
     with_settings,
 )
-from latfit.api.fits import Fit, PhaseFits, as_fit, fit_phases
+from latfit.api.fits import Fit, PhaseFits, as_fit, fit_phases, names_a_fit
 from latfit.api.loads import recording_of
 from latfit.api.quantities import several
 from latfit.api.reading import read, read_timed
@@ -165,7 +165,7 @@ def _a_fit(source: Any) -> bool:
     """Whether step costs are fitted already."""
     if isinstance(source, list | tuple) and len(source) == 1:
         source = source[0]
-    return isinstance(source, Fit | FitResult | PhaseFits) or str(source).endswith(".json")
+    return isinstance(source, Fit | FitResult | PhaseFits) or names_a_fit(source)
 
 
 @verb(ValidateRequest)

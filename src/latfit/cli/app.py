@@ -56,6 +56,7 @@ VERBS = {
         "compare": "Compare fits or runs; exit code 8 on a regression.",
     },
     "Decide": {
+        "catalog": "Step models of measured systems, by name.",
         "hardware": "Execution paths by name: measured fits, nominal numbers.",
         "plan": "Batch limits, engine settings, capacity, replicas under an SLA.",
         "tune": "Find and verify the settings of a running engine.",

@@ -50,7 +50,15 @@ FEW_TOKENS = 100
 DRAWN = 10_000
 """Requests whose lengths tell those of all."""
 
-FITS_WARN = ("large_error", "no_better_than_constant", "line_as_good", "drift", "decode_only", "window_means")
+FITS_WARN = (
+    "from_catalog",
+    "large_error",
+    "no_better_than_constant",
+    "line_as_good",
+    "drift",
+    "decode_only",
+    "window_means",
+)
 """Warnings of a fit that a plan repeats."""
 
 

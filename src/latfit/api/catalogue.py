@@ -1,0 +1,189 @@
+"""`catalog`: step models of systems that others measured, and a team's own."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
+
+from latfit.api.answer import Answer
+from latfit.api.fits import Fit, as_fit, fit as fit_steps
+from latfit.api.request import verb
+from latfit.api.requests import CatalogAddRequest, CatalogRequest
+from latfit.catalogue import (
+    FROM_CATALOG,
+    GPUS,
+    MAX_ERROR,
+    PREFIX,
+    STEPS,
+    TRANSFER,
+    CatalogEntry,
+    add_entry,
+    all_entries,
+    entry_named,
+    fit_of,
+    nearest,
+    neighbour_error,
+    scaled_steps,
+    widen,
+)
+from latfit.errors import FitNotUsable, WrongUsage
+from latfit.messages import Message as LatfitWarning
+from latfit.model import FitResult, fitted_identity
+from latfit.trace import Trace
+from latfit.units import count_text, format_percent
+
+if TYPE_CHECKING:
+    from latfit.reporting import Table
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Catalogue(Answer):
+    """Entries of the catalogue. added: the file of a new one."""
+
+    entries: Mapping[str, CatalogEntry]
+    added: Path | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.added is not None:
+            return f"Added {', '.join(self.entries)}: {self.added}."
+        return f"{count_text(len(self.entries), 'system').capitalize()}. Use one as --fit {PREFIX}NAME."
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        from latfit.reporting import Table
+
+        names = ["name", "a step is", "B up to", "S up to", "error", "source"]
+        rows = [
+            [
+                each.name,
+                each.contents,
+                f"{each.B[1]:,.0f}",
+                f"{each.S[1]:,.0f}",
+                format_percent(each.error_pct),
+                each.engine,
+            ]
+            for each in self.entries.values()
+        ]
+        return [Table("", names, rows, words=["name", "a step is", "source"])]
+
+    @property
+    def lines(self) -> list[str]:
+        if len(self.entries) != 1:
+            return []
+        (entry,) = self.entries.values()
+        return [
+            *([f"A step lacks {entry.lacks}."] if entry.lacks else []),
+            f"{entry.steps:,} steps, {entry.dtype or 'unknown dtype'}, tensor parallel {entry.tp}.",
+            f"Source: {entry.source or 'unknown'} ({entry.licence or 'no licence named'}).",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit catalog list --json`: the entries without their fits."""
+        rows = [
+            {name: value for name, value in each.to_json().items() if name != "fit"} for each in self.entries.values()
+        ]
+        return {"entries": rows, "added": None if self.added is None else str(self.added)}
+
+
+@verb(CatalogRequest)
+def catalog(request: CatalogRequest) -> Catalogue:
+    """List the systems of the catalogue, or show one of them. Raises WrongUsage for an unknown name, BadInput."""
+    if request.name is None:
+        return Catalogue(all_entries())
+    entry = entry_named(request.name)
+    return Catalogue({entry.name: entry})
+
+
+@verb(CatalogAddRequest)
+def add_to_catalog(request: CatalogAddRequest) -> Catalogue:
+    """Add a fit to the folder of own entries, under a name such as `h100/llama-3.1-8b@tp2`.
+
+    Raises WrongUsage for a bad name or without a folder, BadInput, FitNotUsable, TargetNotWritable.
+    """
+    found: Fit = as_fit(request.fit)
+    fit = found.result
+    if (why := found.kept_out()) is not None:
+        raise FitNotUsable(why.message, where=str(request.fit), remedy=why.remedy)
+    identity = fitted_identity(fit)
+    name = request.name or "/".join(_word(identity.get(each, "")) for each in ("hardware", "model"))
+    gpu, _, model = name.partition("/")
+    model, _, tp = model.partition("@tp")
+    try:
+        entry = CatalogEntry(
+            name=name,
+            gpu=gpu,
+            model=model,
+            tp=int(tp or 1),
+            dtype=identity.get("dtype", ""),
+            engine=identity.get("engine", ""),
+            contents=STEPS,
+            B=_range(fit.domain["B"]),
+            S=_range(fit.domain["S"]),
+            steps=int(fit.metrics.n or 0),
+            error_pct=fit.cross_validation.mape_pct,
+            weights=request.weights,
+            source=request.source or "",
+            fit=replace(fit, warnings=()).to_json(),
+        )
+    except ValueError:
+        raise WrongUsage(
+            f"{name!r} is no name", where="--name", remedy="Write GPU/MODEL in lower case: h100/llama-3.1-8b@tp2."
+        ) from None
+    return Catalogue({name: entry}, add_entry(entry, None if request.folder is None else Path(request.folder)))
+
+
+def _word(text: str) -> str:
+    return "-".join(text.lower().split())
+
+
+def _range(ends: Any) -> tuple[float, float]:
+    return float(ends[0]), float(ends[1])
+
+
+def fit_in_catalog(name: str) -> FitResult:
+    """A fit by its name in the catalogue, with the error that its times may have on another machine.
+
+    A system that nobody measured is scaled from its nearest neighbour if its GPU is known and its model is in the
+    catalogue. Raises WrongUsage for an unknown name, BadInput, FitNotUsable.
+    """
+    plain, entries = name.removeprefix(PREFIX), all_entries()
+    if plain in entries:
+        entry, error, fit = entries[plain], TRANSFER, fit_of(entries[plain])
+        told = f"{plain} was measured on another machine"
+    elif (scaled := _scaled(plain, entries)) is not None:
+        (entry, fit), missed = scaled, neighbour_error(entries)
+        if missed > MAX_ERROR:
+            raise FitNotUsable(
+                f"scaled systems are {format_percent(100 * missed)} off",
+                where=name,
+                remedy="Measure it: latfit record.",
+            )
+        error = math.hypot(TRANSFER, missed)
+        told = f"{plain} was not measured: scaled from {entry.name} by bandwidth and FLOPs"
+    else:
+        entry_named(name)  # raises the error that names the nearest
+        raise AssertionError(name)
+    lacks = f"; its steps lack {entry.lacks}" if entry.lacks else ""
+    text = f"{told}{lacks}. Expect an error of {format_percent(100 * error)}."
+    warning = LatfitWarning(FROM_CATALOG, text, "Measure your engine: latfit record.")
+    return replace(widen(fit, error), warnings=[warning])
+
+
+def _scaled(name: str, entries: Mapping[str, CatalogEntry]) -> tuple[CatalogEntry, FitResult] | None:
+    """The nearest neighbour of a system, and its times scaled to that system; None if nothing is known of it."""
+    gpu, _, model = name.partition("/")
+    model, _, tp = model.partition("@tp")
+    weights = next((each.weights for each in entries.values() if each.model == model and each.weights), None)
+    if gpu not in GPUS or weights is None or not (tp or "1").isdigit():
+        return None
+    found = nearest(entries, gpu, model, weights, int(tp or 1))
+    if not found:
+        return None
+    steps = scaled_steps(found[0], gpu, weights, int(tp or 1))
+    fit = fit_steps(Trace(steps), model="roofline").result
+    system = {"hardware": gpu, "model": model, "tp": tp or "1"}
+    facts = structs.replace(fit.data, source=name, sources=[name])
+    return found[0], replace(fit, data=facts, provenance={**fit.provenance, "identity": system})

@@ -1,0 +1,27 @@
+"""Fitted step models of systems that others measured, by name, and a team's own."""
+
+from typing import TYPE_CHECKING
+
+from latfit._face import face
+
+if TYPE_CHECKING:
+    from latfit.catalogue.entry import (
+        KERNELS as KERNELS,
+        PREFIX as PREFIX,
+        STEPS as STEPS,
+        CatalogEntry as CatalogEntry,
+        add_entry as add_entry,
+        all_entries as all_entries,
+        entry_named as entry_named,
+        fit_of as fit_of,
+    )
+    from latfit.catalogue.scaling import (
+        GPUS as GPUS,
+        MAX_ERROR as MAX_ERROR,
+        nearest as nearest,
+        neighbour_error as neighbour_error,
+        scaled_steps as scaled_steps,
+    )
+    from latfit.catalogue.widening import FROM_CATALOG as FROM_CATALOG, TRANSFER as TRANSFER, widen as widen
+
+__all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,0 +1,129 @@
+"""Entries of the catalogue: a fit with what it was measured on, under a name such as `rtx4090/llama-3.1-8b`.
+
+An entry is one JSON file, gzipped in the package. The folder in LATFIT_CATALOG holds a team's own entries, which come
+before shipped ones of the same name.
+"""
+
+import difflib
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from latfit.errors import BadInput, WrongUsage
+from latfit.files import write_json
+from latfit.inputs import read_json
+from latfit.model import FitResult, fit_from_json
+from latfit.records import Record
+
+PREFIX = "catalog:"
+FOLDER = "LATFIT_CATALOG"
+SHIPPED = Path(__file__).parent / "systems"
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.@-]*")
+KERNELS, STEPS = "kernels", "steps"
+"""What a measured step holds: the GPU's kernels alone, or a whole step of a serving engine with its host time."""
+
+
+class CatalogEntry(Record, frozen=True, kw_only=True, tag_field="schema", tag="latfit.catalog/1"):
+    """A fitted system.
+
+    Attributes
+    ----------
+    contents
+        What a step holds: `kernels` or `steps`; lacks says what is missing.
+    B, S
+        Measured ranges.
+    error_pct
+        Mean error on held-out steps.
+    weights
+        Parameters of the model, of which all are read by a step. None where unknown.
+    """
+
+    what = "catalogue entry"
+    made_by = "latfit catalog add"
+
+    name: str
+    gpu: str
+    model: str
+    tp: int = 1
+    dtype: str = ""
+    engine: str = ""
+    contents: str
+    lacks: str = ""
+    B: tuple[float, float]
+    S: tuple[float, float]
+    steps: int
+    error_pct: float | None
+    weights: float | None = None
+    licence: str = ""
+    source: str = ""
+    fit: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"name {self.name[:40]!r} is not like gpu/model")
+
+
+def all_entries() -> dict[str, CatalogEntry]:
+    """Return every entry by name, the team's own in place of shipped ones. Raises BadInput."""
+    return {name: read_entry(file) for name, file in sorted(_files().items())}
+
+
+def entry_named(name: str) -> CatalogEntry:
+    """Return an entry by its name, with or without `catalog:`. Raises WrongUsage with the nearest names, BadInput."""
+    plain, files = name.removeprefix(PREFIX), _files()
+    if plain not in files:
+        near = difflib.get_close_matches(plain, files, 3, 0.3)
+        told = f"Near it: {', '.join(near)}. " if near else ""
+        raise WrongUsage(f"no entry {plain!r}", where=PREFIX, remedy=f"{told}latfit catalog lists all.")
+    return read_entry(files[plain])
+
+
+def fit_of(entry: CatalogEntry) -> FitResult:
+    """Return the stored fit, as it was measured. Raises BadInput."""
+    return fit_from_json(entry.fit, f"{PREFIX}{entry.name}")
+
+
+def add_entry(entry: CatalogEntry, folder: Path | None = None) -> Path:
+    """Write an entry into a folder, by default that of LATFIT_CATALOG, and return its file.
+
+    Raises WrongUsage without a folder, TargetNotWritable.
+    """
+    given = folder or _own_folder()
+    if given is None:
+        raise WrongUsage("no folder for own entries", where=FOLDER, remedy=f"export {FOLDER}=~/latfit-catalog")
+    given.mkdir(parents=True, exist_ok=True)
+    file = given / f"{entry.name.replace('/', '--')}.json"
+    write_json(file, entry.to_json())
+    return file
+
+
+def read_entry(file: Path) -> CatalogEntry:
+    """Return the entry in a file. Raises BadInput."""
+    if file.suffix != ".gz":
+        return CatalogEntry.from_json(read_json(file, what=CatalogEntry.what, made_by=CatalogEntry.made_by), str(file))
+    try:
+        document = msgspec.json.decode(gzip.decompress(file.read_bytes()))
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError):
+        raise BadInput("is damaged", where=str(file), remedy="Install latfit again.") from None
+    return CatalogEntry.from_json(document, str(file))
+
+
+def _own_folder() -> Path | None:
+    found = os.environ.get(FOLDER)
+    return Path(found).expanduser() if found else None
+
+
+def _files() -> Mapping[str, Path]:
+    """Return the files of all entries by name."""
+    return dict(_named(SHIPPED)) | (dict(_named(own)) if (own := _own_folder()) is not None else {})
+
+
+def _named(folder: Path) -> Iterator[tuple[str, Path]]:
+    for file in folder.glob("*.json*"):
+        yield file.name.removesuffix(".gz").removesuffix(".json").replace("--", "/"), file
