@@ -53,7 +53,7 @@ def test_the_mean_with_pauses_is_pollaczek_and_khinchines(load: float) -> None:
     scatter = noise_of(scatter.values / scatter.mean, scatter.weights)
     law = simulate_batches(load, alone(scatter), effort=Effort(shortest=1_000_000, longest=1_000_000))
     wait = load * float(scatter.weights @ scatter.values**2) / (2 * (1 - load))
-    by_run = np.array([run.sums.sum() / run.sizes.sum() for run in law.runs])
+    by_run = np.array([run.mean for run in law.runs])
     assert law.mean_ms == pytest.approx(1 + wait, abs=4.5 * by_run.std(ddof=1) / math.sqrt(len(by_run)))
 
 

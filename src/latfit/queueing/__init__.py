@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         run_length as run_length,
         settling_ms as settling_ms,
         simulate_batches as simulate_batches,
-        sketch_run as sketch_run,
     )
     from latfit.queueing.service import (
         ServiceTimes as ServiceTimes,

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.histogram import Pool, Sketch, at_most, pooled
+from latfit.histogram import Histogram, pooled
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class ResponseDistribution:
         Share of the requests that the second server served.
     """
 
-    runs: tuple[Sketch, ...] = field(repr=False)
+    runs: tuple[Histogram, ...] = field(repr=False)
     utilisation: float
     rate_limit: float = math.nan
     settled: bool = True
@@ -36,7 +36,7 @@ class ResponseDistribution:
     overflow_share: float = math.nan
 
     @cached_property
-    def pool(self) -> Pool:
+    def pool(self) -> Histogram:
         return pooled(self.runs)
 
     @property
@@ -67,9 +67,9 @@ class ResponseDistribution:
         m = len(self.runs)
         if m < 2:
             return math.inf
-        place = self.pool.place_of(x)
-        below = np.array([at_most(run, self.pool, place)[0].sum() for run in self.runs])
-        sizes = np.array([run.totals.sum() for run in self.runs], dtype=np.float64)
+        number, share = self.pool.share_in_bin(x)
+        below = np.array([run.at_most(number, share) for run in self.runs])
+        sizes = np.array([run.size for run in self.runs], dtype=np.float64)
         shares, weights = below / sizes, sizes / sizes.sum()
         return math.sqrt(float(weights**2 @ (shares - float(weights @ shares)) ** 2) * m / (m - 1))
 

@@ -5,7 +5,6 @@ changed (rate, T, noise) and not by luck. Comparisons take many short runs, in w
 out WARMUP relaxation times and counts LENGTH of them.
 """
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latfit.compiled import entry, inner
-from latfit.histogram import PIECES, Sketch, sketch_of
+from latfit.histogram import histogram_of
 from latfit.model import drawn_step_ms, noise_table
 from latfit.queueing.arrivals import POISSON, SEED, Arrivals
 from latfit.queueing.distribution import ResponseDistribution, positive, require_stable
@@ -95,7 +94,7 @@ def simulate_batches(
     for run in range(effort.runs):
         arrive = arrival_moments(arrivals, rate, n, effort.seed, run)
         served += serve_batches(arrive, server, threshold, _uniform(n, effort.seed, run), response)
-        runs.append(sketch_run(response, start))
+        runs.append(histogram_of(response[start:]))
     return ResponseDistribution(tuple(runs), rate / limit, limit, settled, effort.runs * n / served)
 
 
@@ -139,11 +138,6 @@ def _first_wave(rate: float, times: ServiceTimes) -> float:
     """Requests that come while the slowest batch is served, and while they are served at the spare rate, twice over."""
     load = rate / times.rate_limit()
     return 2 * rate * float(times.table(1, times.max_batch).max()) * (1 + 1 / (1 - load))
-
-
-def sketch_run(response: FloatArray, start: int) -> Sketch:
-    """Count the responses (n,) of a run in ms, from `start` on."""
-    return sketch_of(response, start, PIECES * math.ceil(len(response) / PIECES))
 
 
 def _server(times: ServiceTimes) -> Server:

@@ -4,33 +4,30 @@ The whole table of loads and queues is `python -m benchmarks.simulated_intervals
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits
 from latfit.queueing.sampled import Effort, simulate_batches
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.estimate import (
+    LONGEST,
     MANY,
-    PERCENTILES,
+    BatchErrors,
     Length,
-    Parts,
     Summary,
-    difference,
     divided,
     grows,
     interval,
-    length_of,
     longer,
-    measured_reach,
-    reach_of,
-    spread_of,
+    paired,
+    reach_in,
     wanted,
 )
-from latfit.simulation.policies.run import Options, check, one_replication, simulate
+from latfit.simulation.policies.run import Options, check, compared, one_replication, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.stats import FloatArray
 from latfit.workload.arrivals import Piecewise, Poisson, bursts
@@ -50,63 +47,56 @@ def autoregressive(phi: float, n: int, seed: int) -> FloatArray:
     return np.asarray(lfilter([1.0], [1.0, -phi], noise))
 
 
-def parts_of(series: FloatArray, length: int = 1) -> Parts:
+def errors_of(series: FloatArray, batches: int = 60) -> BatchErrors:
     """What batches add to the error of the series' mean."""
-    error = (series - series.mean()) / len(series)
-    rows = (error[: len(series) // length * length].reshape(-1, length).sum(axis=1),)
-    return Parts(length, 0, rows, len(series))
+    deviations = np.array_split((series - series.mean()) / len(series), batches)
+    return BatchErrors(
+        [float(each.sum()) for each in deviations], len(series), math.nan, (len(series), 0, 1), reach_in(series)
+    )
 
 
-class TestSpread:
+class TestStandardError:
     @pytest.mark.parametrize("phi", [0.9, 0.99])
-    def test_how_far_correlation_reaches(self, phi: float) -> None:
+    def test_reach_of_correlation(self, phi: float) -> None:
         """C = sum k phi^k/(1 + 2 sum phi^k) = phi/(1 - phi^2)."""
-        found = [reach_of(parts_of(autoregressive(phi, 200_000, seed), 2)) for seed in range(12)]
+        found = [reach_in(autoregressive(phi, 200_000, seed)) for seed in range(12)]
         assert np.mean(found) == pytest.approx(phi / (1 - phi**2), rel=0.35)
-        assert max(found) < 2 * min(found)
+        assert max(found) < 2.5 * min(found)
 
-    def test_independent_requests_reach_nowhere(self) -> None:
+    def test_independent_requests_have_no_reach(self) -> None:
         rng = np.random.default_rng(3)
-        assert [reach_of(parts_of(rng.exponential(1.0, 40_000), 16)) for _ in range(5)] == [0.0] * 5
+        assert [reach_in(rng.exponential(1.0, 40_000)) for _ in range(5)] == [0.0] * 5
 
     @pytest.mark.parametrize(("phi", "n"), [(0.0, 5000), (0.9, 100_000), (0.98, 400_000)])
     def test_standard_error(self, phi: float, n: int) -> None:
         """The mean of n has variance (1 + phi)/(1 - phi)/n for n much longer than the correlation."""
-        spreads = [spread_of(parts_of(autoregressive(phi, n, seed), 4)) for seed in range(10)]
+        found = [errors_of(autoregressive(phi, n, seed)) for seed in range(10)]
         truth = math.sqrt((1 + phi) / (1 - phi) / n)
         # Each from 20 batches or more: 16 % of it, of ten together 5 %.
-        assert np.mean([each.error for each in spreads]) == pytest.approx(truth, rel=0.17)
-        assert all(each.batches >= 20 and each.enough for each in spreads)
+        assert np.mean([each.standard_error()[0] for each in found]) == pytest.approx(truth, rel=0.17)
+        assert all(each.standard_error()[1] >= 20 and each.needed <= n for each in found)
 
     def test_too_short_for_the_correlation(self) -> None:
-        short = spread_of(parts_of(autoregressive(0.99, 20_000, 0), 2))
-        assert not short.enough
-        assert 20_000 < short.needed < 1_000_000
+        assert 20_000 < errors_of(autoregressive(0.99, 20_000, 0)).needed < 1_000_000
 
     def test_too_few_beyond_a_percentile(self) -> None:
         """100 in each of 20 batches at least."""
-        parts = parts_of(autoregressive(0.0, 10_000, 0), 4)
-        assert spread_of(replace(parts, beyond=1999)).batches == 0
-        assert spread_of(replace(parts, beyond=2000)).batches == 20
-        assert spread_of(replace(parts, beyond=1000)).needed == pytest.approx(20_000)
+        found = errors_of(autoregressive(0.0, 10_000, 0))
+        assert structs.replace(found, beyond=1999.0).standard_error()[1] == 0
+        assert structs.replace(found, beyond=2000.0).standard_error()[1] == 20
+        assert structs.replace(found, beyond=1000.0).needed == 20_000
 
-    def test_batches_of_any_two_lengths_are_compared(self) -> None:
-        """The same errors in batches of 1 and of 4 differ by nothing, but where only one of them has some."""
-        error = np.arange(1.0, 41.0)
-        one = Parts(1, 3, (error,), 40)
-        four = one.doubled().doubled()
-        assert (four.length, four.started) == (4, 0)
-        gap = one.minus(four)
-        assert (gap.length, float(np.abs(np.concatenate(gap.rows)).max())) == (4, 0.0)
-        fewer = one.minus(Parts(1, 5, (error[2:30],), 28))
-        assert fewer.rows[0].tolist() == [1, 2, *[0] * 28, *error[30:]]
-        assert [row.tolist() for row in one.minus(Parts(1, 3, (error, error), 80)).rows] == [
-            [0] * 40,
-            (-error).tolist(),
-        ]
-        again = Parts.from_json(one.to_json())
-        assert (again.length, again.started, again.requests, again.beyond) == (1, 3, 40, math.inf)
-        assert np.array_equal(again.rows[0], error)
+    def test_equal_batches_are_paired(self) -> None:
+        """A constant factor of 1.1 between the two: their difference is a tenth of the series."""
+        series = autoregressive(0.5, 50_000, 0)
+        one, other = ((float(each.mean()), errors_of(each)) for each in (series, 1.1 * series))
+        gap = paired(one, other)
+        assert gap.high - gap.value == pytest.approx(0.1 * (paired((0.0, errors_of(0 * series)), one).high - one[0]))
+        apart = paired(one, (other[0], structs.replace(other[1], length=(1, 0, 1))))
+        assert apart.high - apart.low > 5 * (gap.high - gap.low)
+        again = BatchErrors.from_json(one[1].to_json())
+        assert (again.errors, again.length) == (one[1].errors, one[1].length)
+        assert math.isnan(again.beyond)
 
 
 class TestCoverage:
@@ -160,36 +150,18 @@ class TestCoverage:
 
 
 class TestLength:
-    def pilot(self, phi: float) -> float:
-        """The reach that pilots find of responses around 10 ms with a given correlation."""
-        from latfit.histogram import sketch_of
-
-        base = one_replication(ONE, MM1, OpenLoad(Poisson(0.5)), Options(), Length(1000, 0, 1), 0)
-
-        def summary(length: Length) -> Summary:
-            times = 10 + autoregressive(phi, length.requests, length.requests)
-            return replace(base, sketch=sketch_of(times, 0, length.batch))
-
-        return measured_reach(summary, 2_000_000)
-
-    def test_it_follows_the_correlation(self) -> None:
-        slow, fast = self.pilot(0.999), self.pilot(0.99)
-        assert fast == pytest.approx(0.99 / (1 - 0.99**2), rel=0.5)
-        assert slow / fast == pytest.approx(10, rel=0.5)
-        assert wanted(PERCENTILES, fast / 4) == MANY
-        assert wanted(PERCENTILES, slow) > 3_000_000
-
-    def test_rare_percentiles_take_more(self) -> None:
+    def test_it_follows_percentiles_and_correlation(self) -> None:
         assert wanted((0.999,), 0.0) == pytest.approx(2_200_000)
         assert wanted((0.001,), 0.0) == pytest.approx(2_200_000)
+        assert wanted((0.5,), 1000.0) == 9_600_000
 
     def test_division(self) -> None:
-        easy = divided(500_000, 5, None, 0.0)
-        assert (easy.requests, easy.warm, easy.replications) == (100_000, 2000, 5)
-        hard = divided(50_000_000, 5, None, 10_000.0)
-        assert (hard.requests, hard.warm, hard.replications) == (2_200_000, 200_000, 25)
-        assert divided(500_000, 5, 0.5, 0.0) == Length(200_000, 100_000, 5)
-        assert length_of(1000, 1, None, 1e9).warm == 500
+        easy = divided(400_000, 5, 0.0)
+        assert (easy.requests, easy.warm, easy.replications) == (100_000, 0, 5)
+        hard = divided(50_000_000, 5, None)
+        assert hard.requests - hard.warm <= LONGEST + 1
+        assert hard.in_all - hard.warm * hard.replications == pytest.approx(64_000_000, rel=1e-4)
+        assert divided(500_000, 5, 0.5) == Length(200_000, 100_000, 5)
 
     @pytest.mark.parametrize("load", [0.5, 0.9])
     def test_a_harder_load_runs_longer(self, load: float) -> None:
@@ -197,7 +169,7 @@ class TestLength:
         result = simulate(ONE, MM1, OpenLoad(Poisson(load)), Options(seed=3))
         time = (1 + load) / (1 - load) ** 2
         assert result.requests >= max(MANY, 2000 * time)
-        assert result.summaries[0].warm >= 5 * time
+        assert result.summaries[0].length.warm >= 5 * time
         assert result.notes == []
 
     def test_bursts_run_longer(self) -> None:
@@ -213,7 +185,7 @@ class TestLength:
         summaries = [one_replication(ONE, MM1, OpenLoad(Poisson(0.95)), Options(), at, r) for r in range(5)]
         more = longer(summaries, at, None)
         assert more is not None
-        assert 200_000 <= more.in_all <= 8 * 100_000 + 5 * (more.warm + 1)
+        assert more.in_all - 5 * more.warm >= 8 * (100_000 - 5 * 400)
         assert more.warm > 1000
 
     def test_the_same_whatever_the_threads(self) -> None:
@@ -302,9 +274,9 @@ class TestWhatIsNotSure:
             simulate(ONE, MM1, load, Options(200_000, seed=1)),
             simulate(ONE, faster, load, Options(120_000, seed=1)),
         ]
-        gap = difference(runs[0].summaries, runs[1].summaries, "mean")
+        gap = compared(*runs)["mean"]
         assert gap.low <= truth <= gap.high
         both = [simulate(ONE, system, load, Options(200_000, seed=1)) for system in (MM1, faster)]
-        paired, alone = difference(both[0].summaries, both[1].summaries, "p99"), interval(both[0].summaries, "p99")
-        assert paired.low <= math.log(100) * truth <= paired.high
-        assert paired.high - paired.low < 0.5 * (alone.high - alone.low)
+        together, alone = compared(*both)["p99"], interval(both[0].summaries, "p99")
+        assert together.low <= math.log(100) * truth <= together.high
+        assert together.high - together.low < 0.5 * (alone.high - alone.low)

@@ -23,7 +23,7 @@ from latfit.workload.load import OpenLoad
 
 SYSTEM = System(linear_path("gpu", 8, 0.05, 64), table_path("amx", [2.0], exponential=True))
 MADE = (policies.gpu_only(Limits(64)), policies.cutoff(3.0, Limits(64, 1)), policies.fixed(8, Limits(64)))
-OPTIONS = Options(110_000, replications=2)
+OPTIONS = Options(120_000, replications=2)
 
 
 def points(rates: tuple[float, ...] = (0.1, 0.4)) -> list[Point]:

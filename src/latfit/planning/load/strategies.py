@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency
+from latfit.histogram import histogram_of
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
 from latfit.policies import Limits, cutoff, stopping_batch
@@ -29,7 +30,6 @@ from latfit.queueing import (
     measured_times,
     run_length,
     simulate_batches,
-    sketch_run,
 )
 from latfit.simulation import ServicePath, System, serve_arrivals, table_path
 from latfit.workload import Streams
@@ -181,7 +181,7 @@ class Machine:
         for run in range(effort.runs):
             arrive = arrival_moments(self.arrivals, rate, n, effort.seed, run)
             served = serve_arrivals(policy, system, arrive, start, Streams(effort.seed, run))
-            runs.append(sketch_run(served.response_ms, start))
+            runs.append(histogram_of(served.response_ms[start:]))
             overflow += float(served.path[start:].mean()) / effort.runs
             busy += float(served.busy[1]) / effort.runs
         return ResponseDistribution(tuple(runs), busy, math.nan, settled, overflow_share=overflow)

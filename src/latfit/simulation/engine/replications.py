@@ -22,7 +22,7 @@ from latfit.simulation.engine.result import EngineResult, Promise, backlogged, g
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
-from latfit.simulation.policies.estimate import STEADY, length_of, reach_in
+from latfit.simulation.policies.estimate import STEADY, reach_in
 from latfit.simulation.policies.run import Options, kind_of
 from latfit.simulation.summary import EngineSummary
 from latfit.stats import FloatArray
@@ -30,6 +30,9 @@ from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, Streams
 
 REQUESTS = 100_000
 """Requests of each replication by default."""
+
+WARM_SHARE, WARM_REACHES = 0.02, 20
+"""Requests left out at the start: a share of the run, or correlation lengths, the larger of both."""
 
 SENT_LEAST, SENT_FIRST = 5, 2
 """Smallest number of requests per user in a closed loop, and of these in the warm-up."""
@@ -129,7 +132,7 @@ def replicate(
     elif options.warmup is not None:
         warmup = options.warmup
     else:
-        warmup = length_of(count, 1, None, reach_in(runs[0].latency_ms)).warm / count
+        warmup = min(max(WARM_SHARE, WARM_REACHES * reach_in(runs[0].latency_ms) / count), 0.5)
         if isinstance(load, ClosedLoad):
             warmup = min(max(warmup, SENT_FIRST * load.users / count), 0.5)
     return Replications(load, runs, warmup)

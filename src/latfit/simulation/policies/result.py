@@ -18,13 +18,13 @@ from latfit.errors import WrongUsage
 from latfit.files import write_text
 from latfit.policies import Policy
 from latfit.simulation.policies.estimate import (
+    LEAST_BATCHES,
     PERCENTILES,
     RECORDED,
-    SPREAD,
     STEADY,
     VARYING,
+    BatchErrors,
     Length,
-    Parts,
     Summary,
     describe,
     grows,
@@ -157,7 +157,7 @@ class SimResult:
     notes: Sequence[str] = ()
     nominal: Sequence[str] = ()
     against: Difference | None = None
-    p99_error: Parts | None = field(default=None, repr=False)
+    p99_error: BatchErrors | None = field(default=None, repr=False)
     summaries: Sequence[Summary] = field(default=(), repr=False)
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ def make_result(policy: Policy, system: System, summaries: Sequence[Summary], as
         most_waiting=max(each.most_waiting for each in summaries),
         unserved=sum(each.unserved for each in summaries),
         replications=len(summaries),
-        warmup_requests=sum(each.warm for each in summaries),
+        warmup_requests=sum(each.length.warm for each in summaries),
         seed=asked.seed,
         stable=not above and not growing,
         capacity_per_s=capacity * MS_PER_S if capacity is not None and math.isfinite(capacity) else None,
@@ -290,7 +290,7 @@ def measured_result(policy: Policy, system: System, served: Replication, level: 
     n, warm = len(served.arrive_ms), served.drawn.warm
     span = float(served.arrive_ms[-1] - served.arrive_ms[warm]) if n > warm + 1 else math.nan
     rate = (n - warm - 1) / span if span > 0 else math.nan
-    whole = summarise(served, Length(n, warm, 1).batch)
+    whole = summarise(served, Length(n, warm, 1))
     return make_result(policy, system, [whole], Asked(rate, (), level, 0))
 
 
@@ -360,8 +360,8 @@ def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Interval], as
         has = f"{', '.join(names)}: {what}"
         if asked.kind == RECORDED:
             found.append(f"{has}, {counted:,} recorded requests of {needed:,} needed.")
-        elif asked.kind == VARYING and len(summaries) < SPREAD[0]:
-            found.append(f"{has}; a varying load needs {SPREAD[0]} --replications.")
+        elif asked.kind == VARYING and len(summaries) < LEAST_BATCHES:
+            found.append(f"{has}; a varying load needs {LEAST_BATCHES} --replications.")
         elif needed <= counted:
             found.append(f"{has}; warm-up takes too much of each run. Use fewer, longer --replications.")
         elif asked.free:

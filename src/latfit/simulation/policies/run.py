@@ -14,22 +14,21 @@ from typing import Any
 from latfit.errors import WrongUsage
 from latfit.policies import Policy
 from latfit.simulation.policies.estimate import (
-    LONGEST,
+    LEAST_BATCHES,
     MOST,
     PERCENTILES,
     RECORDED,
-    SPREAD,
     STEADY,
     VARYING,
     Length,
     Summary,
-    difference,
     divided,
+    error_parts,
     grows,
     interval,
     length_of,
     longer,
-    measured_reach,
+    paired,
     statistics,
     summarise,
     wanted,
@@ -41,14 +40,8 @@ from latfit.simulation.summary import Interval
 from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, Poisson, RecordedLoad, Streams
 
-MOST_BATCHES = 4096
-"""Batches that are kept of all replications, at the most."""
 MOST_REQUESTS, MOST_REPLICATIONS = 100_000_000, 100_000
 """Of a replication, and of a run, that can be asked for."""
-
-PILOT = 1 << 32
-"""Number of the replication that only tells how long the others must be. Were it one of them, runs would be short where
-their requests happened to be fast, and their mean too low."""
 
 Progress = Callable[[float], None]
 """Called with the share of the work that is done."""
@@ -150,7 +143,7 @@ def one_replication(
     """The summary of replication 0, 1, ... of a length, the same wherever and whenever it is run."""
     streams = Streams(options.seed, replication)
     served = run(policy, system, draw(load, length.requests, length.warm / length.requests, system, streams), streams)
-    return summarise(served, length.batch, options.sla_ms, options.percentiles, kind_of(load))
+    return summarise(served, length, options.sla_ms, options.percentiles, kind_of(load))
 
 
 @dataclass(frozen=True)
@@ -174,31 +167,21 @@ class _Work:
         return not load_rate(self.load) >= self.system.capacity(self.policy)
 
     def first_length(self) -> Length:
-        """What was asked for, else what the load seems to need."""
-        options, far = self.options, 0.0
-        warmup = options.warmup
+        """Return the requested length, else a first one that `longer` extends."""
+        options, warmup = self.options, self.options.warmup
         if isinstance(self.load, RecordedLoad):
             known = len(self.load.requests)
             return length_of(min(options.requests or known, known), options.replications, warmup or 0.0)
-        if self.kind == VARYING:
-            # Its course is part of what is asked, from the first request on.
-            in_all = wanted(options.percentiles, 0.0)
-            replications = options.replications if options.requests else max(options.replications, SPREAD[0])
-            each = options.requests or math.ceil(in_all / options.replications)
+        if self.kind == VARYING:  # its course counts from the first request on
+            replications = options.replications if options.requests else max(options.replications, LEAST_BATCHES)
+            each = options.requests or divided(wanted(options.percentiles, 0.0), options.replications, 0.0).requests
             return length_of(each, replications, warmup or 0.0)
-        if not self.below_capacity:
-            warmup = warmup or 0.0
-        elif options.requests is None or warmup is None:
-            far = measured_reach(lambda length: self.one(length, PILOT), min(options.requests or LONGEST, LONGEST))
         if options.requests is None:
-            return divided(wanted(options.percentiles, far), options.replications, warmup, far)
-        return length_of(options.requests, options.replications, warmup, far)
-
-    def one(self, length: Length, replication: int) -> Summary:
-        return one_replication(self.policy, self.system, self.load, self.options, length, replication)
+            return divided(wanted(options.percentiles, 0.0), options.replications, warmup)
+        return length_of(options.requests, options.replications, warmup)
 
     def replications(self, length: Length) -> list[Summary]:
-        return self._in_order(length, range(length.replications), (length.replications, 0))
+        return self._in_order(length, range(length.replications), length.replications)
 
     def until_precise(self, summaries: list[Summary], length: Length) -> list[Summary]:
         """More replications until the interval is as narrow as asked, or there are as many as allowed."""
@@ -214,42 +197,38 @@ class _Work:
                 break
             guess = 1.05 * count * (width / options.precision) ** 2 if math.isfinite(width) else math.inf
             upto = int(min(most, 2 * count, max(count + 1, math.ceil(min(guess, most)))))
-            batch = summaries[0].sketch.length
-            summaries += self._in_order(length, range(count, upto), (most, batch))
-            if sum(each.sketch.batches for each in summaries) > MOST_BATCHES:
-                summaries = [_in_batches(each, 2 * batch) for each in summaries]
+            summaries += self._in_order(length, range(count, upto), most)
         return summaries
 
-    def _in_order(self, length: Length, numbers: range, known: tuple[int, int]) -> list[Summary]:
-        """Replications of these numbers. known: of how many they are a part, and the batch that others came to."""
+    def _in_order(self, length: Length, numbers: range, of: int) -> list[Summary]:
+        """Run the replications of these numbers, a part of `of`."""
         found: list[Summary] = []
-        of, batch = known
+
+        def one(number: int) -> Summary:
+            return one_replication(self.policy, self.system, self.load, self.options, length, number)
 
         def note(summary: Summary) -> None:
-            found.append(_in_batches(summary, batch))
+            found.append(summary)
             if self.progress:
                 self.progress((numbers.start + len(found)) / of)
 
         if min(self.threads, len(numbers)) < 2:
             for number in numbers:
-                note(self.one(length, number))
+                note(one(number))
             return found
         with on_threads(self.threads) as pool:
-            for summary in pool.map(lambda number: self.one(length, number), numbers):
+            for summary in pool.map(one, numbers):
                 note(summary)
         return found
 
 
-def _in_batches(summary: Summary, length: int) -> Summary:
-    """The summary in batches of at least a length."""
-    while summary.sketch.length < length:
-        summary = replace(summary, sketch=summary.sketch.doubled())
-    return summary
-
-
 def compared(first: SimResult, other: SimResult) -> Mapping[str, Interval]:
     """other - first in ms, by statistic, from results with one seed and the same options."""
-    return {name: difference(first.summaries, other.summaries, name, first.level) for name in first.latency}
+    level = first.level
+    return {
+        name: paired(error_parts(first.summaries, name, level), error_parts(other.summaries, name, level), level)
+        for name in first.latency
+    }
 
 
 def load_rate(load: Load) -> float:

@@ -12,7 +12,7 @@ from latfit.files import dumps
 from latfit.inputs import decode_json
 from latfit.policies import POLICIES, SPECIAL, Policy, Settings, Solve, named_policy
 from latfit.simulation.points import MOST_POINTS, Progress, Row, Running, digest, simulate_points
-from latfit.simulation.policies.estimate import Parts, error_parts, paired
+from latfit.simulation.policies.estimate import BatchErrors, error_parts, paired
 from latfit.simulation.policies.result import Difference, SimResult
 from latfit.simulation.policies.run import Options, load_rate, simulate
 from latfit.simulation.policies.service import System, path_times
@@ -46,7 +46,7 @@ class Point:
     def restored(self, row: Row) -> SimResult:
         error = row.get("p99_error")
         found = SimResult.from_json(decode_json(row["document"].encode()))
-        return replace(found, p99_error=None if error is None else Parts.from_json(error))
+        return replace(found, p99_error=None if error is None else BatchErrors.from_json(error))
 
 
 def sweep(
