@@ -99,7 +99,7 @@ class TestFeasibleSets:
         def T(S: FloatArray) -> FloatArray:
             return np.asarray(2 + (372 + S) / -np.expm1(-0.002 * S) / 2000 - 20 * np.expm1(-0.0645385 * S))
 
-        spans = feasible_ranges(T, 23.0, 1, None, convex=False)
+        spans = feasible_ranges(T, 23.0, 1, None)
         assert [(span.low, span.high) for span in spans] == [(7, 36), (152, 1535)]
 
     @given(
@@ -111,7 +111,7 @@ class TestFeasibleSets:
         def T(S: FloatArray) -> FloatArray:
             return np.asarray(tau + bump * S * k * np.exp(-k * S) + slope * S)
 
-        spans = feasible_ranges(T, limit, 1, 300, convex=False)
+        spans = feasible_ranges(T, limit, 1, 300)
         S = np.arange(1.0, 301)
         inside = set(S[T(S) <= limit].astype(int).tolist())
         assert {s for span in spans for s in range(span.low, (span.high or 0) + 1)} == inside

@@ -53,11 +53,6 @@ class LatencyModel(Protocol):
         """Parameters that the latency is not linear in, in the order that `basis` takes them."""
         ...
 
-    @property
-    def convex(self) -> bool:
-        """Whether T is convex in S at fixed B and in B at fixed S for every admissible parameter vector."""
-        ...
-
     def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
         """Where a parameter that is no rate is searched on these steps; None where its unit says it."""
         ...

@@ -23,9 +23,9 @@ def _told(f: Features) -> tuple[float, float]:
     return low, max(float(f["S"].max()) * 2 / 3, 2 * low)
 
 
-CONSTANT = Separable("constant", "T = tau_0", (TAU_0,), columns=(), convex=True)
+CONSTANT = Separable("constant", "T = tau_0", (TAU_0,), columns=())
 
-LINEAR = Separable("linear", "T = tau_0 + tau_B*B + tau_S*S", (TAU_0, TAU_B, TAU_S), convex=True)
+LINEAR = Separable("linear", "T = tau_0 + tau_B*B + tau_S*S", (TAU_0, TAU_B, TAU_S))
 
 QUADRATIC = Separable(
     "quadratic",
@@ -54,5 +54,4 @@ HINGE = Separable(
             kinks_at="S",
         ),
     ),
-    convex=True,
 )

@@ -184,11 +184,6 @@ class FitResult:
         return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in self.columns else found
 
     @property
-    def convex(self) -> bool:
-        """Whether T is convex in S at fixed B and in B at fixed S."""
-        return self.structure.convex and self.correction is None
-
-    @property
     def name(self) -> str:
         """The model's name, with what was added to it."""
         return self.model if self.correction is None else f"{self.model}{CORRECTION}"

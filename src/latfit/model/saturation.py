@@ -42,7 +42,6 @@ class Saturation:
     columns: tuple[str, ...] = ("B", "S")
     rates: tuple[tuple[str, str], ...] = (("k_B", "B"), ("k_S", "S"))
     outer: tuple[str, ...] = ("k_B", "k_S")
-    convex: bool = True
 
     def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
         return None
@@ -100,7 +99,6 @@ class SaturationGamma:
     columns: tuple[str, ...] = ("B", "S")
     rates: tuple[tuple[str, str], ...] = (("k_B", "B"), ("k_S", "S"))
     outer: tuple[str, ...] = ("k_B", "k_S", "gamma_B", "gamma_S")
-    convex: bool = True
 
     def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
         """A gamma beyond the second end leaves only the growing part, which P_max then scales."""

@@ -65,7 +65,6 @@ class Separable:
     choices: tuple[Choice, ...] = ()
     base: LatencyModel | None = None
     columns: tuple[str, ...] = ("B", "S")
-    convex: bool = False
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:

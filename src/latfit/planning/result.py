@@ -13,7 +13,7 @@ from latfit.planning.engine_names import Flags
 from latfit.planning.fit_quality import FitQuality
 from latfit.planning.verdict import Verdict, upgraded
 from latfit.records import Count, Record, Seconds
-from latfit.units import format_ms, format_rate
+from latfit.units import format_ms
 
 NEEDS_RATE = "needs an arrival rate: --rate"
 NEEDS_LOAD = "needs an arrival rate: --rate, or a recorded load: --arrivals"
@@ -312,9 +312,6 @@ class StepPlan:
     def feasible(self) -> bool:
         return bool(self.S_at_B or self.B_at_S)
 
-    def __repr__(self) -> str:
-        return f"<StepPlan: B1 {self.B1.value}, B2 {self.B2.value}, {len(self.S_at_B)} limits by B>"
-
 
 @dataclass(frozen=True, repr=False)
 class LoadPlan:
@@ -350,10 +347,6 @@ class LoadPlan:
     @property
     def feasible(self) -> bool:
         return self.chosen is not None and self.promise != "misses"
-
-    def __repr__(self) -> str:
-        name = "no strategy" if self.chosen is None else self.chosen.name
-        return f"<LoadPlan of {format_rate(self.rate_per_s)}: {name}, promise: {self.promise}>"
 
 
 class Inverse(Record, frozen=True):

@@ -24,7 +24,7 @@ from latfit.fitting.prediction import predict
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.model.saturation import Saturation
-from latfit.planning.steps.limits import feasible_range
+from latfit.planning.steps.limits import feasible_ranges
 from latfit.stats import FloatArray
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
@@ -85,12 +85,10 @@ class TestRank:
 def test_an_inverse_at_a_percentile_asks_for_the_limit_divided_by_the_factor() -> None:
     """Published oracle: B = 8, 50 ms, 12 % above the typical step: S_max 1745 for the typical one, 1538 for p99."""
 
-    def typical(S: float) -> float:
-        return float(Saturation().latency_ms(REFERENCE, {"B": np.array([8.0]), "S": np.array([S])})[0])
+    def typical(S: FloatArray) -> FloatArray:
+        return Saturation().latency_ms(REFERENCE, {"B": np.full(len(S), 8.0), "S": S})
 
-    plain, certain = (feasible_range(typical, 50 / factor, 8) for factor in (1.0, 1.12))
-    assert plain is not None
-    assert certain is not None
+    (plain,), (certain,) = (feasible_ranges(typical, 50 / factor, 8, None) for factor in (1.0, 1.12))
     assert (plain.high, certain.high) == (1745, 1538)
 
 

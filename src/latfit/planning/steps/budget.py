@@ -168,7 +168,7 @@ def _fewest_and_most(
         def latency(S: FloatArray, B: int = B, each: float | None = each) -> FloatArray:
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, each))
 
-        spans = tokens_within(latency, B, *wanted, top=tops[1], convex=path.fit.convex) if tops[1] >= B else []
+        spans = tokens_within(latency, B, *wanted, top=tops[1]) if tops[1] >= B else []
         fewest.append(spans[-1].low if spans else -1)
         most.append(spans[-1].high or tops[1] if spans else -1)
     return tuple(fewest), tuple(most)

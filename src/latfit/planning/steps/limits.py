@@ -1,7 +1,7 @@
 """Invert the latency model: find the steps (B, S) that one execution path finishes within an SLA.
 
 A step meets the SLA at a percentile if its typical latency times the upper factor of its phase stays within the limit.
-Convex models give one integer range by bisection, others a list of ranges from a grid scan. Derivation:
+A scan of a geometric grid finds the ranges, bisection their ends. Derivation:
 docs/theory/planning.md, "Steps within an SLA".
 """
 
@@ -18,14 +18,12 @@ from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
 
 SCANNED = 400
-"""Grid points of the scan of a non-convex model."""
+"""Grid points of the scan."""
 
 SURE = 0.975
 
 Curve = Callable[[FloatArray], FloatArray]
 """Integers (n,) -> latency in ms (n,)."""
-
-IntegerLatency = Callable[[int], float]
 
 UNBOUNDED = 1 << 40
 """Above this the search for an upper end stops and the range counts as unbounded."""
@@ -74,11 +72,6 @@ class StepLevels:
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
         return np.nan_to_num(self.fit.widening(B, S), nan=1.0)
-
-    @property
-    def even(self) -> bool:
-        """Whether `wider` never falls in B or S, so that a convex latency still has one range within a limit."""
-        return self.fit is None or self.percentile is None or not self.fit.support
 
     @property
     def percentile(self) -> float | None:
@@ -158,7 +151,7 @@ def token_ranges(
         def at(S: FloatArray, B: int = B) -> FloatArray:
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, context))
 
-        spans = tokens_within(at, B, sla_ms, levels, convex=path.fit.convex)
+        spans = tokens_within(at, B, sla_ms, levels)
         for span in spans:
             promised = _promised(path, B, span, (sla_ms, levels), context)
             beyond = _beyond(path, "S", span) or _beyond(path, "B", Range(B, B))
@@ -166,9 +159,7 @@ def token_ranges(
     return found
 
 
-def tokens_within(
-    at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None, convex: bool
-) -> list[Range]:
+def tokens_within(at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None) -> list[Range]:
     """Return the ranges of S from B up to `top` whose steps of B requests meet the SLA.
 
     Parameters
@@ -181,8 +172,7 @@ def tokens_within(
     def widened(S: FloatArray) -> FloatArray:
         return at(S) * levels.wider(np.full(len(S), float(B)), S)
 
-    convex = convex and levels.even
-    spans = feasible_ranges(widened, limit, B + 1, top, convex=convex) if top is None or top > B else []
+    spans = feasible_ranges(widened, limit, B + 1, top) if top is None or top > B else []
     if _one(widened, B) > sla_ms / levels.decode.factor:
         return spans
     if spans and spans[0].low == B + 1:
@@ -202,7 +192,7 @@ def _promised(
         steps = step_columns(np.full(len(S), float(B)), S, context)
         return np.asarray(np.quantile(latency_draws(path.fit, draws, **steps), SURE, axis=0))
 
-    sure = tokens_within(slow, B, *wanted, top=span.high, convex=False)
+    sure = tokens_within(slow, B, *wanted, top=span.high)
     sure = [each for each in sure if each.high is not None and each.high >= span.low]
     return sure[-1].high if sure else None
 
@@ -219,7 +209,7 @@ def batch_ranges(
             return np.asarray(levels.wider(B, tokens) * path.fit.latency_ms(**step_columns(B, tokens, context)))
 
         limit = sla_ms / max(levels.prefill.factor, levels.alone.factor)
-        spans = feasible_ranges(at, limit, 1, S - 1, convex=path.fit.convex and levels.even) if S > 1 else []
+        spans = feasible_ranges(at, limit, 1, S - 1) if S > 1 else []
         if _one(at, S) <= sla_ms / levels.decode.factor:
             joins = bool(spans) and spans[-1].high == S - 1
             spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
@@ -230,11 +220,8 @@ def batch_ranges(
     return found
 
 
-def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, convex: bool) -> list[Range]:
+def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None) -> list[Range]:
     """Return all integer ranges in [low, high] with at(x) <= limit_ms, in order; a last end of None is unbounded."""
-    if convex:
-        span = feasible_range(lambda x: _one(at, x), limit_ms, low, high)
-        return [] if span is None else [span]
     top = high if high is not None else _far(at, limit_ms, low)
     grid = np.unique(np.round(np.geomspace(low, max(top, low), SCANNED))).astype(np.int64)
     inside = at(grid.astype(np.float64)) <= limit_ms
@@ -247,40 +234,6 @@ def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None, *, c
         else:
             found.append(Range(start, _edge(at, limit_ms, int(grid[last - 1]), int(grid[last]), enters=False)))
     return found
-
-
-def feasible_range(latency_ms: IntegerLatency, limit_ms: float, low: int, high: int | None = None) -> Range | None:
-    """Return the integers in [low, high] within the limit for a convex latency; None if there are none.
-
-    `high=None` searches without an upper bound.
-    """
-    top = high if high is not None else _grow(latency_ms, limit_ms, low)
-    best = _first(lambda x: x >= top or latency_ms(x + 1) >= latency_ms(x), low, top)
-    if latency_ms(best) > limit_ms:
-        return None
-    first = _first(lambda x: latency_ms(x) <= limit_ms, low, best)
-    if latency_ms(top) <= limit_ms:
-        return Range(first, high)
-    return Range(first, _first(lambda x: latency_ms(x) > limit_ms, best, top) - 1)
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the smallest integer in [low, high] from which `holds` is true, given that it is true at `high`."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _grow(latency_ms: IntegerLatency, limit_ms: float, low: int) -> int:
-    """Return an integer beyond the minimum where the latency exceeds the limit, else UNBOUNDED."""
-    top = max(2 * low, low + 1)
-    while top < UNBOUNDED and (latency_ms(top) <= limit_ms or latency_ms(top + 1) < latency_ms(top)):
-        top *= 2
-    return top
 
 
 def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None = None) -> tuple[float, int, int]:
