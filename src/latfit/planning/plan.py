@@ -7,11 +7,10 @@ how much load fits.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from latfit.errors import BadInput, WrongUsage
-from latfit.hardware import CPU_PATHS, GPU_PATHS, HardwareProfile, PathLatency, beside_the_fit
+from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency, beside_the_fit
 from latfit.messages import Message, message, views
 from latfit.planning import wording
 from latfit.planning.engine_settings import engine_flags, engine_settings, prices_tokens
@@ -37,28 +36,6 @@ from latfit.planning.verdict import Verdict
 from latfit.units import format_ms
 
 
-@dataclass(frozen=True)
-class _Paths:
-    """The paths by the part they play. every: all of the profile, in its order."""
-
-    cpu: PathLatency | None
-    gpu: PathLatency | None
-    every: tuple[PathLatency, ...]
-
-    @property
-    def both(self) -> bool:
-        return self.cpu is not None and self.gpu is not None
-
-    def serving(self, load: LoadPlan | None) -> PathLatency:
-        """The path whose engine settings are given: the one that the load is served on; without a load the GPU, or
-        another that was measured where the GPU's numbers are nominal and name no cost of a token."""
-        chosen = None if load is None else load.chosen
-        if chosen is not None:
-            return next(path for path in self.every if path.label == chosen.strategy.paths[0])
-        ranked = [path for path in (self.gpu, self.cpu, *self.every) if path is not None]
-        return next((path for path in ranked if prices_tokens(path.path)), ranked[0])
-
-
 def make_plan(
     profile: HardwareProfile,
     sla_ms: float,
@@ -74,9 +51,12 @@ def make_plan(
     """
     request = request or PlanRequest()
     _check(profile, sla_ms, percentile, tokens_per_request)
-    paths = _paths(profile, tokens_per_request, request.context)
+    cpu, gpu = (
+        None if path is None else PathLatency(path, tokens_per_request, request.context)
+        for path in (profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS))
+    )
     levels = {name: levels_for(path, percentile) for name, path in profile.paths.items()}
-    steps, answer = _of_steps(profile, levels, paths, sla_ms, percentile, request)
+    steps, answer = _of_steps(profile, levels, (cpu, gpu), sla_ms, percentile, request)
     load = None
     if request.rate_each is not None and steps.feasible:
         from latfit.planning.load.evaluate import load_plan  # brings the compiler, which steps do without
@@ -96,12 +76,12 @@ def make_plan(
         messages.append(message("steps_in_doubt", sla=sla_ms, points=points))
     of_load = [message("assumed", what=each) for each in (request.load.notes if request.load else ())]
     messages = [*_notes(profile), *messages, *of_load]
-    serving = paths.serving(load)
+    serving = PathLatency(_serving_path(profile, load), tokens_per_request, request.context)
     settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context)
     factor = level_for(serving.path, percentile, serving.phase).factor
     decides = steps if load is None else load
     promise: Verdict = load.promise if load is not None else "meets" if steps.feasible else "misses"
-    T_cut = Unknown(NEEDS_RATE if paths.both else FALLS_BACK) if load is None else load.T_cut
+    T_cut = Unknown(FALLS_BACK if cpu is None or gpu is None else NEEDS_RATE) if load is None else load.T_cut
     quantities = {
         "capacity": Unknown(NEEDS_LOAD) if load is None else load.capacity,
         "B1_at_rate": Unknown(NEEDS_RATE) if load is None else load.B1,
@@ -155,12 +135,12 @@ def make_plan(
 def _of_steps(
     profile: HardwareProfile,
     levels: Mapping[str, StepLevels],
-    paths: _Paths,
+    paths: tuple[PathLatency | None, PathLatency | None],
     sla_ms: float,
     percentile: float,
     request: PlanRequest,
 ) -> tuple[StepPlan, str]:
-    """Everything that needs no rate, and its answer."""
+    """Everything that needs no rate, and its answer. paths: of the CPU and of the GPU."""
     every, context = profile.paths, request.context
     S_at_B = [row for name, path in every.items() for row in token_ranges(path, sla_ms, levels[name], context)]
     B_at_S = [row for name, path in every.items() for row in batch_ranges(path, sla_ms, levels[name], context)]
@@ -182,7 +162,7 @@ def _of_steps(
         binding=binding,
         remedy=remedy,
         doubts=[row for path in every.values() for row in doubtful_steps(path, sla_ms, percentile)],
-        **_thresholds(profile, paths, request),
+        **_thresholds(profile, *paths, request),
     )
     return plan, answer
 
@@ -208,9 +188,10 @@ def _step_answer(
     return answer, binding
 
 
-def _thresholds(profile: HardwareProfile, paths: _Paths, request: PlanRequest) -> dict[str, Threshold]:
+def _thresholds(
+    profile: HardwareProfile, cpu: PathLatency | None, gpu: PathLatency | None, request: PlanRequest
+) -> dict[str, Threshold]:
     """B1, B2, the knee and the prefill threshold, as far as the paths allow."""
-    cpu, gpu = paths.cpu, paths.gpu
     missing = Threshold(None, "", reach=Reach.UNKNOWN)
     if cpu is None or gpu is None:
         absent = "gpu" if gpu is None else "amx or cpu"
@@ -259,12 +240,14 @@ def _warnings(
     return found
 
 
-def _paths(profile: HardwareProfile, tokens: int, context: float | None) -> _Paths:
-    cpu, gpu = (
-        None if path is None else PathLatency(path, tokens, context)
-        for path in (profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS))
-    )
-    return _Paths(cpu, gpu, tuple(PathLatency(path, tokens, context) for path in profile.paths.values()))
+def _serving_path(profile: HardwareProfile, load: LoadPlan | None) -> ExecutionPath:
+    """Return the path whose engine settings are given: the one that the load is served on; without a load the GPU, or
+    another that was measured where the GPU's numbers are nominal and name no cost of a token."""
+    every, chosen = list(profile.paths.values()), None if load is None else load.chosen
+    if chosen is not None:
+        return next(path for path in every if path.label == chosen.strategy.paths[0])
+    ranked = [path for path in (profile.first_of(GPU_PATHS), profile.first_of(CPU_PATHS), *every) if path is not None]
+    return next((path for path in ranked if prices_tokens(path)), ranked[0])
 
 
 def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int) -> None:

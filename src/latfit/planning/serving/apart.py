@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setup
 from latfit.planning.serving.result import ApartPlan, settings_of
-from latfit.planning.serving.search import Room, Search
+from latfit.planning.serving.search import Search, SearchSpace
 from latfit.simulation import EngineSettings, StepCosts, Transfer
 
 AMPLE = 4
@@ -48,7 +48,7 @@ class Pairs:
     """
 
     evaluator: Evaluator
-    room: Room
+    space: SearchSpace
     together: int | None = None
     contents: bool = False
 
@@ -63,8 +63,8 @@ class Pairs:
         lower = min((each for each, _ in tried), key=sum)
         found = min((each for _, each in tried if each is not None), key=_by_engines, default=None)
         if found is not None:
-            room, start = replace(self.room, fixed=self.room.fixed | {"batching"}), found.setup.settings
-            settings, _ = Search(self.evaluator, start, room).ascend(found.setup, 1.0)
+            space, start = replace(self.space, fixed=self.space.fixed | {"batching"}), found.setup.settings
+            settings, _ = Search(self.evaluator, start, space).ascend(found.setup, 1.0)
             if settings != start:
                 _, other = self._least(settings)
                 found = min((each for each in (found, other) if each is not None), key=_by_engines)
@@ -72,7 +72,7 @@ class Pairs:
         if found is None:
             return _no_pair(lower, transfer)
         setup, rate = found.setup, self.evaluator.rate_per_s
-        carries, at_most = Search(self.evaluator, setup.settings, self.room).spare(setup)
+        carries, at_most = Search(self.evaluator, setup.settings, self.space).spare(setup)
         return ApartPlan(
             feasible=True,
             prefill_replicas=setup.prefill,

@@ -12,7 +12,7 @@ import numpy as np
 
 from latfit.planning.serving.evaluate import Evaluator, Measured, Setup, with_lengths
 from latfit.planning.serving.result import Effect, Trade
-from latfit.planning.serving.search import Room
+from latfit.planning.serving.search import SearchSpace
 from latfit.simulation import EngineSettings, scaled_costs
 from latfit.stats import IntArray
 from latfit.workload import RecordedLoad
@@ -80,11 +80,11 @@ def bears(evaluator: Evaluator, best: Measured) -> float:
     return low
 
 
-def front(evaluator: Evaluator, best: EngineSettings, room: Room) -> list[Trade]:
+def front(evaluator: Evaluator, best: EngineSettings, space: SearchSpace) -> list[Trade]:
     """Return the Pareto-optimal settings and the planned ones, by rising throughput."""
     asked = {best}
-    for sequences in [best, *room.alternatives(best, "max_num_seqs")]:
-        asked |= {sequences, *room.alternatives(sequences, "max_num_batched_tokens")}
+    for sequences in [best, *space.alternatives(best, "max_num_seqs")]:
+        asked |= {sequences, *space.alternatives(sequences, "max_num_batched_tokens")}
     found = []
     for settings in sorted(asked, key=lambda each: (each.max_num_seqs, each.max_num_batched_tokens)):
         at = evaluator.saturated(settings)

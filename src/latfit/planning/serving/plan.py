@@ -34,7 +34,7 @@ from latfit.planning.serving.result import (
     settings_of,
 )
 from latfit.planning.serving.schedule import day_of, schedule_engines
-from latfit.planning.serving.search import Found, Room, Search
+from latfit.planning.serving.search import Found, Search, SearchSpace
 from latfit.planning.serving.targets import Targets
 from latfit.planning.verdict import verdict_of
 from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
@@ -102,8 +102,8 @@ def plan_serving(
     alone = evaluator.alone(request.start)
     evaluator.alone_ms = alone.summary.latency["mean"].value
     evaluator.requests = requests_for(load, evaluator.alone_ms)
-    room = room_of(load, list(fits.values()) or request.nominal, request.fixed)
-    found = Search(evaluator, request.start, room, replicas=request.replicas).run()
+    space = search_space(load, list(fits.values()) or request.nominal, request.fixed)
+    found = Search(evaluator, request.start, space, replicas=request.replicas).run()
     quality = [quality_of(name, fit) for name, fit in fits.items()]
     shown = found.best or found.alone
     outside = outside_warning(list(fits.values()), shown.first, shown.setup.settings) if fits else None
@@ -114,7 +114,7 @@ def plan_serving(
     messages += _of_fits(list(fits.values())) + _beyond_context(load, list(fits.values()), shown.setup.settings)
     met = found.best is not None and found.best.met
     messages += few_requests(evaluator, shown, given=request.replicas is not None) if met else []
-    messages += [message("assumed", what=each) for each in _notes(load, request, room, shown)]
+    messages += [message("assumed", what=each) for each in _notes(load, request, space, shown)]
     if apart is not None and shown.setup.replicas > MOST_APART:
         messages.append(message("assumed", what=f"Prefill apart is looked for up to {MOST_APART} replicas."))
     if met and not shown.precise:
@@ -157,10 +157,10 @@ def plan_serving(
         share_of_throughput_used=_used(evaluator, shown),
         outcome=found.best.summary if found.best is not None else None,
         effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],
-        pareto=front(evaluator, shown.setup.settings, room) if met else [],
+        pareto=front(evaluator, shown.setup.settings, space) if met else [],
         fits=quality,
         cost=_cost(request, shown),
-        prefill_apart=None if apart is None else _apart(evaluator, apart, found, (room, contents), request),
+        prefill_apart=None if apart is None else _apart(evaluator, apart, found, (space, contents), request),
         schedule=_schedule(evaluator, request, shown) if met else None,
         simulated=Work(evaluator.work.setups, evaluator.work.steps, len(shown.first.requests)),
         seed=request.seed,
@@ -180,7 +180,7 @@ def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> 
 
 
 def _apart(
-    evaluator: Evaluator, apart: PrefillApart, found: Found, about: tuple[Room, bool], request: ServingRequest
+    evaluator: Evaluator, apart: PrefillApart, found: Found, about: tuple[SearchSpace, bool], request: ServingRequest
 ) -> ApartPlan | None:
     """Engines that prefill for others; None where they would be too many to be looked for. about: what may be tried,
     and whether recorded contents of prompts say what is cached."""
@@ -207,12 +207,12 @@ def _used(evaluator: Evaluator, shown: Measured) -> float:
     return _rate(evaluator.load, shown) / (setup.replicas * evaluator.saturated(setup.settings).requests_per_s)
 
 
-def room_of(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> Room:
+def search_space(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> SearchSpace:
     """Settings that keep steps within what the fits together measured, or the nominal numbers hold for."""
     most = {name: max((fit.domain[name][1] for fit in fits), default=math.inf) for name in ("B", "S")}
     classes = not isinstance(load, RecordedLoad) and len(load.classes) > 1
     prompt, output = _lengths_drawn(load)
-    return Room(fixed, most["B"], most["S"], int(prompt.max()), int((prompt + output).max()), classes)
+    return SearchSpace(fixed, most["B"], most["S"], int(prompt.max()), int((prompt + output).max()), classes)
 
 
 def _lengths_drawn(load: Load) -> tuple[IntArray, IntArray]:
@@ -293,15 +293,15 @@ def _per_million(per_hour: float, summary: EngineSummary) -> float:
     return MILLION * per_hour / (summary.output_tokens_per_s * HOUR_S)
 
 
-def _notes(load: Load, request: ServingRequest, room: Room, shown: Measured) -> list[str]:
+def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measured) -> list[str]:
     unknown = "The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log."
     found = [f"KV cache: {request.kv}." if request.kv else unknown]
-    if math.isfinite(room.most_requests):
-        own = ", and the engine's own" if shown.setup.settings.max_num_seqs > room.most_requests else ""
+    if math.isfinite(space.most_requests):
+        own = ", and the engine's own" if shown.setup.settings.max_num_seqs > space.most_requests else ""
         steps = "nominal" if request.nominal else "measured"
         found.append(
-            f"Settings up to the {steps} steps were tried: {room.most_requests:,.0f} requests,"
-            f" {room.most_tokens:,.0f} tokens{own}."
+            f"Settings up to the {steps} steps were tried: {space.most_requests:,.0f} requests,"
+            f" {space.most_tokens:,.0f} tokens{own}."
         )
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")

@@ -58,7 +58,7 @@ CHUNKS = (0, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
-class Room:
+class SearchSpace:
     """Engine settings that the search may vary.
 
     Attributes
@@ -161,7 +161,7 @@ class Search:
 
     evaluator: Evaluator
     start: EngineSettings
-    room: Room = Room()
+    space: SearchSpace = SearchSpace()
     replicas: int | None = None
 
     def run(self) -> Found:
@@ -196,7 +196,7 @@ class Search:
         The ratio of value to limit is lowest at one batch limit: smaller batches wait longer for admission, larger
         ones take longer per step. So the limit is narrowed down on ever finer grids, for each token budget.
         """
-        budgets = [near, *self.room.alternatives(near, "max_num_batched_tokens")]
+        budgets = [near, *self.space.alternatives(near, "max_num_batched_tokens")]
         budgets.sort(key=lambda each: abs(math.log(each.max_num_batched_tokens / near.max_num_batched_tokens)))
         for settings in budgets:
             found = self._best_batch(replicas, settings)
@@ -208,9 +208,9 @@ class Search:
 
     def _best_batch(self, replicas: int, settings: EngineSettings) -> Measured | None:
         """Return the batch limit of least ratio, from one replication each; None if the load exceeds the throughput."""
-        high = int(min(self.room.most_requests, settings.max_num_batched_tokens, MOST_SEQUENCES))
+        high = int(min(self.space.most_requests, settings.max_num_batched_tokens, MOST_SEQUENCES))
         low = min(SEQUENCES[0], high)
-        if "max_num_seqs" in self.room.fixed:
+        if "max_num_seqs" in self.space.fixed:
             low = high = settings.max_num_seqs
         known: dict[int, Measured] = {}
         while True:
@@ -311,7 +311,7 @@ class Search:
 
     def _better(self, at: EngineSettings, load: float, axis: str, begun: Setup) -> tuple[EngineSettings, float]:
         """Return the best settings along one axis, and their feasible load."""
-        left = [replace(begun, settings=each) for each in self.room.alternatives(at, axis)]
+        left = [replace(begun, settings=each) for each in self.space.alternatives(at, axis)]
         while left:
             asked = load * PRECISION * GAIN
             tried = self.evaluator.sustainable(left, asked)
@@ -327,7 +327,7 @@ class Search:
     def _best_alone(self) -> Measured:
         """Simulate without contention: the initial settings, then others until one meets the targets, else the best."""
         best = self.evaluator.alone(self.start)
-        settings = [each for axis in AXES for each in self.room.alternatives(self.start, axis)]
+        settings = [each for axis in AXES for each in self.space.alternatives(self.start, axis)]
         for each in settings if not best.met else ():
             found = self.evaluator.alone(each)
             best = min(best, found, key=lambda one: one.ratio)

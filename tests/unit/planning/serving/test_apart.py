@@ -7,7 +7,7 @@ import pytest
 
 from latfit.planning.serving.apart import MOST_APART, Pairs
 from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Setup
-from latfit.planning.serving.search import Room
+from latfit.planning.serving.search import SearchSpace
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import (
     Cluster,
@@ -67,8 +67,8 @@ def test_settings_are_searched_too() -> None:
     """Eight requests a step are fewer than what decodes at a time asks for."""
     targets = Targets((RequestTarget("ttft", 150.0), RequestTarget("tpot", 25.0)))
     few = replace(START, max_num_seqs=8)
-    room = Room(EVERYTHING - {"max_num_seqs"}, most_requests=64, most_tokens=4096, longest=600)
-    alone, searched = (Pairs(apart(targets, requests=2_000), each).run([few], TRANSFER) for each in (FIXED, room))
+    space = SearchSpace(EVERYTHING - {"max_num_seqs"}, most_requests=64, most_tokens=4096, longest=600)
+    alone, searched = (Pairs(apart(targets, requests=2_000), each).run([few], TRANSFER) for each in (FIXED, space))
     assert searched.engine is not None
     assert searched.engine.max_num_seqs is not None
     assert searched.engine.max_num_seqs > 8

@@ -9,9 +9,9 @@ from latfit.errors import WrongUsage
 from latfit.hardware import parse_nominal
 from latfit.planning.serving.effects import bears, effects_of, front, undominated
 from latfit.planning.serving.evaluate import Evaluator, Setup
-from latfit.planning.serving.plan import ServingRequest, plan_serving, room_of
+from latfit.planning.serving.plan import ServingRequest, plan_serving, search_space
 from latfit.planning.serving.result import Trade
-from latfit.planning.serving.search import Room
+from latfit.planning.serving.search import SearchSpace
 from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
 from latfit.simulation import EngineSettings, StepCosts, linear_costs, scaled_costs
 from latfit.simulation.engine.step_cost import WIDTH, Work, step_ms
@@ -80,7 +80,7 @@ def test_the_front_is_what_no_other_dominates() -> None:
 
 
 def test_larger_batches_trade_speed_for_throughput() -> None:
-    found = front(evaluator(), SETTINGS, Room(frozenset({"max_num_batched_tokens"}), 256, 2048, 600))
+    found = front(evaluator(), SETTINGS, SearchSpace(frozenset({"max_num_batched_tokens"}), 256, 2048, 600))
     assert len(found) > 3
     assert sum(each.best for each in found) == 1
     only = [each for each in found if not each.best]
@@ -99,8 +99,8 @@ def test_a_plan_of_a_load_that_nothing_carries_says_so() -> None:
 
 def test_nominal_numbers_are_not_planned_beyond_the_batch_they_hold_for() -> None:
     nominal = parse_nominal("launch=4ms,slope=0.1ms,per_token=0.01ms,max_batch=64,max_tokens=2048").as_fit()
-    room = room_of(LOAD, [nominal], frozenset())
-    assert (room.most_requests, room.most_tokens) == (64, 2048)
+    space = search_space(LOAD, [nominal], frozenset())
+    assert (space.most_requests, space.most_tokens) == (64, 2048)
 
 
 def test_given_replicas_are_kept() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from latfit.planning.serving.evaluate import Evaluator, Setup, saturated_in
-from latfit.planning.serving.search import Room, Search
+from latfit.planning.serving.search import Search, SearchSpace
 from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
 from latfit.simulation import (
     Cluster,
@@ -31,7 +31,7 @@ from latfit.workload import Constant, Gamma, OpenLoad, Poisson, RecordedLoad, ma
 SERVICE_MS = 10.0
 ONE = EngineSettings(max_num_seqs=1, kv_blocks=1001, asynchronous=False, padded_graphs=False)
 EVERYTHING = frozenset({"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order"})
-FIXED = Room(fixed=EVERYTHING)
+FIXED = SearchSpace(fixed=EVERYTHING)
 
 
 def lindley(gaps: FloatArray, service_ms: float) -> FloatArray:
@@ -138,8 +138,8 @@ def test_settings_and_replicas_are_those_of_trying_everything(limits: dict[str, 
     expected = brute_force(targets, sequences, budgets)
     evaluator = Evaluator(TRAFFIC, COSTS, targets)
     evaluator.requests = 6_000
-    room = Room(frozenset({"batching", "order", "long_prefill_token_threshold"}), 128, 4096, 600)
-    found = Search(evaluator, START, room).run()
+    space = SearchSpace(frozenset({"batching", "order", "long_prefill_token_threshold"}), 128, 4096, 600)
+    found = Search(evaluator, START, space).run()
     assert found.best is not None
     assert found.best.setup.replicas == expected
     assert found.usual is None or found.usual >= expected
@@ -150,7 +150,7 @@ def test_settings_and_replicas_are_those_of_trying_everything(limits: dict[str, 
 def test_nothing_keeps_what_a_request_alone_does_not() -> None:
     """600 tokens of prompt take 8 + 0.15 + 12 ms at the least."""
     evaluator = Evaluator(TRAFFIC, COSTS, Targets((RequestTarget("ttft", 20.0),)))
-    found = Search(evaluator, START, Room(longest=600)).run()
+    found = Search(evaluator, START, SearchSpace(longest=600)).run()
     assert found.best is None
     assert found.alone.tightest.value >= 20.15
 
@@ -208,8 +208,8 @@ def test_a_replica_count_is_refused_only_where_no_setting_meets_the_targets() ->
         return found
 
     start = EngineSettings(max_num_seqs=256, max_num_batched_tokens=2048)
-    room = Room(frozenset({"batching", "order", "long_prefill_token_threshold"}), 256, 2304, 500, 600)
-    found = Search(evaluator(), start, room).run()
+    space = SearchSpace(frozenset({"batching", "order", "long_prefill_token_threshold"}), 256, 2304, 500, 600)
+    found = Search(evaluator(), start, space).run()
     assert found.best is not None
     judge = evaluator()
     grid = [
