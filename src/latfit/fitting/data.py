@@ -21,7 +21,7 @@ from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
 Found = TypeVar("Found")
 
 SHARED = 4
-"""Steps that have the same time, in the mean, from which a clock's ticks show."""
+"""Steps that have the same time, on average, from which a clock's ticks show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,21 +107,18 @@ class FitData(Rows):
             rest &= ~found[name]
         return found
 
-    @property
-    def ticks(self) -> bool:
-        """Whether times are those of a coarse clock: a log whose steps mostly share theirs."""
-        return self.in_time and SHARED * len(distinct(self.observed)[0]) <= len(self)
-
     @cached_property
-    def tick(self) -> FloatArray:
-        """What of each ln T (n,) a coarse clock cannot tell: the least gap between times that several steps have, as a
-        share of T. Zero where ticks do not show."""
-        if not self.ticks:
-            return np.zeros(len(self))
+    def dither(self) -> FloatArray:
+        """Random rounding error of a coarse clock, in ln T (n,): zero unless most steps of a log share their time.
+
+        The tick is the least gap between times that several steps have.
+        """
         times, number = distinct(self.observed)
         several = times[np.bincount(number) >= SHARED]
-        gap = float(np.diff(several).min()) if len(several) > 1 else 0.0
-        return np.asarray(gap / self.observed)
+        if not self.in_time or SHARED * len(times) > len(self) or len(several) < 2:
+            return np.zeros(len(self))
+        error = float(np.diff(several).min()) * np.random.default_rng(0).uniform(-0.5, 0.5, len(self))
+        return np.log1p(np.maximum(error / self.observed, -0.5))
 
     @cached_property
     def spots(self) -> Spots:

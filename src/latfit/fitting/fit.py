@@ -253,7 +253,7 @@ def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions, held_out: H
     left_out = best.validated.held_out if best.validated else None
     later = later_rows(data, options, theta)
     log_ratio = _log_ratios(problem, theta, data, best.correction)
-    intervals = with_noise(_intervals(data, left_out, later, log_ratio), data, log_ratio)
+    intervals = with_noise(_intervals(data, left_out, later), data, log_ratio)
     diagnostics = diagnose(problem, best.solution, found, data, log_ratio, later or left_out)
     in_time = cautions_in_time(intervals, diagnostics)
     return FitResult(
@@ -380,11 +380,11 @@ def outdone(data: FitData, options: FitOptions, found: FitResult) -> list[Latfit
     return [better_model(options.model, best[0], (best[1] * error, error))]
 
 
-def _intervals(data: FitData, left_out: HeldOut | None, later: HeldOut | None, fitted: FloatArray) -> dict[str, Any]:
+def _intervals(data: FitData, left_out: HeldOut | None, later: HeldOut | None) -> dict[str, Any]:
     """From later rows predicted by earlier ones where the trace is in time, else from cells left out."""
     if later is not None:
-        return prediction_intervals(data, later, ordered=True, blocks=left_out, fitted=fitted)
-    return prediction_intervals(data, left_out, ordered=False, fitted=fitted) if left_out is not None else {}
+        return prediction_intervals(data, later, ordered=True, blocks=left_out)
+    return prediction_intervals(data, left_out, ordered=False) if left_out is not None else {}
 
 
 def _domain(data: FitData) -> dict[str, list[float]]:

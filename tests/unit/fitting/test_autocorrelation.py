@@ -20,7 +20,7 @@ def autoregression(n: int, r: float, rng: np.random.Generator) -> FloatArray:
 
 
 def of(*runs: FloatArray) -> Persistence:
-    return persistence(Series([np.arange(len(run)) for run in runs], runs, [np.zeros(len(run)) for run in runs]))
+    return persistence(Series([np.arange(len(run)) for run in runs], runs))
 
 
 def found_in(trace: Trace, values: FloatArray) -> Persistence:

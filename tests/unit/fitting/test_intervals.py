@@ -209,12 +209,13 @@ class TestCoarseClock:
     @pytest.mark.parametrize("level", [14.0, 14.5])
     def test_lasting_noise_is_counted(self, level: float) -> None:
         """Against the variance of means of blocks in a long series by the same clock. One log tells the share within
-        20 % (a standard deviation, over 24 logs), the mean of six within 9 %."""
-        long = np.round(level + 0.3 * lasting_noise(np.random.default_rng(99), 2_000_000, 0.8))
+        20 % (a standard deviation, over 24 logs), the mean of six within 9 %. Rounding counts as noise of each step."""
+        rng = np.random.default_rng(99)
+        long = np.round(level + 0.3 * lasting_noise(rng, 2_000_000, 0.8)) + rng.uniform(-0.5, 0.5, 2_000_000)
         share = long.var() / (1000 * long.reshape(-1, 1000).mean(axis=1).var())
         logs = (single_user_log(seed, 4000, level=level, sd=0.3, share=0.8) for seed in range(6))
         fits = [fit_trace(log, FitOptions("hinge")).intervals["by_phase"]["decode"] for log in logs]
-        assert share < 0.25
+        assert share < 0.4
         assert np.mean([found["in_time_share"] for found in fits]) == pytest.approx(share, rel=0.3)
 
     @pytest.mark.parametrize("seed", range(3))

@@ -28,8 +28,8 @@ class Series:
 
     Attributes
     ----------
-    rows, values, ticks
-        Row numbers, values and clock resolution of each run (m,), in time order.
+    rows, values
+        Row numbers and values of each run (m,), in time order.
     own
         Share of a step's own deviation left after its cell's mean is removed.
     visit
@@ -38,7 +38,6 @@ class Series:
 
     rows: Sequence[NDArray[np.intp]] = ()
     values: Sequence[FloatArray] = ()
-    ticks: Sequence[FloatArray] = ()
     own: float = 1.0
     visit: float = 1.0
 
@@ -86,13 +85,10 @@ class TimeOrder:
         Row numbers of each run; empty if the order of rows is not one of time.
     cell
         Cell of each row (n,), whose mean is removed from a series; None if times are known.
-    tick
-        Clock resolution of each row (n,), in ln T; None if times are unknown.
     """
 
     runs: Sequence[NDArray[np.intp]]
     cell: NDArray[np.intp] | None = None
-    tick: FloatArray | None = None
 
     @staticmethod
     def of(data: FitData) -> "TimeOrder":
@@ -100,7 +96,7 @@ class TimeOrder:
         if not data.single:
             return TimeOrder([])
         if data.in_time:
-            return TimeOrder(runs, tick=data.tick)
+            return TimeOrder(runs)
         shared = _shared(cell)
         if 2 * int(shared.sum()) <= len(data):
             return TimeOrder([] if _by_size(data) else runs, cell)
@@ -123,21 +119,18 @@ class TimeOrder:
             own = 1 - len(np.unique(inside)) / len(inside)
             visit = len(inside) / _visits([self.cell[run[there[run]]] for run in self.runs])
         runs = [run[there[run]] for run in self.runs]
-        tick = np.zeros(n) if self.tick is None else self.tick
-        return Series(runs, [placed[run] for run in runs], [tick[run] for run in runs], own, visit)
+        return Series(runs, [placed[run] for run in runs], own, visit)
 
 
 def persistence(series: Series) -> Persistence:
     """Estimate the autocorrelation of a series."""
-    told = [(values, tick) for values, tick in zip(series.values, series.ticks, strict=True) if len(values) > 1]
-    parts = [clipped(values, tick=tick) for values, tick in told]
+    parts = [clipped(values) for values in series.values if len(values) > 1]
     parts = [part - part.mean() for part in parts]
     n = sum(len(part) for part in parts)
     if n < FEWEST:
         return Persistence()
     most = max(1, min(int(10 * math.log10(n)), n // len(parts) // 4))
     covariance = _autocovariance(parts, most)
-    covariance[0] = max(covariance[0], float(np.mean(np.concatenate([tick for _, tick in told]) ** 2)) / 12)
     if covariance[0] <= 1e-24:
         return Persistence()
     innovation, together = _autoregression(covariance, n)
@@ -149,14 +142,11 @@ def persistence(series: Series) -> Persistence:
     return Persistence(float(covariance[1] / covariance[0]), likely, lower, min(likely, series.visit), len(parts))
 
 
-def clipped(series: FloatArray, weights: FloatArray | None = None, tick: FloatArray | float = 0.0) -> FloatArray:
-    """Clip a series (n,) at three robust standard deviations from its median, or at one clock tick if that is more.
-
-    weights: steps that each value represents (n,).
-    """
+def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:
+    """Clip a series (n,) at three robust standard deviations from its median. weights: steps of each value (n,)."""
     middle = weighted_quantile(series, 0.5, weights)
-    reach = np.maximum(CLIP * mad_sigma(series - middle, weights), tick)
-    return np.clip(series, middle - reach, middle + reach) if np.any(reach > 0) else series
+    reach = CLIP * mad_sigma(series - middle, weights)
+    return np.clip(series, middle - reach, middle + reach) if reach > 0 else series
 
 
 def _shared(cell: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -49,10 +49,8 @@ class Scores:
     ----------
     score
         ln(observed/predicted) (m,).
-    tick
-        Clock resolution of each score (m,), in ln T.
-    row, fold
-        Row number in the trace and fold number (m,).
+    fold
+        Fold number (m,).
     weight
         Independent samples that each score is worth (m,), with autocorrelation.
     by_cell
@@ -64,8 +62,6 @@ class Scores:
     """
 
     score: FloatArray
-    tick: FloatArray
-    row: NDArray[np.intp]
     fold: NDArray[np.int64]
     weight: FloatArray
     by_cell: FloatArray
@@ -77,34 +73,26 @@ class Scores:
     def of(data: FitData, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
         """Score held-out rows of a trace. ordered: the rows are in time order (a log), not cells of a grid."""
         cell = distinct(data.cell[left_out.rows])[1]
-        score, weight, tick = left_out.log_ratio, left_out.weights, data.tick[left_out.rows]
+        score, weight = left_out.log_ratio + data.dither[left_out.rows], left_out.weights
         told = persistence(order.series(left_out.rows, score))
         if ordered or not len(cell):
             counts, by_cell = weight / told.steps_for_one, weight
         else:
-            counts, by_cell = (weight * worth(score, weight, cell, known, tick) for known in (told, None))
+            counts, by_cell = (weight * worth(score, weight, cell, known) for known in (told, None))
         rising = np.argsort(score, kind="stable")
         steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
-        rows, fold = left_out.rows[rising], left_out.fold[rising]
-        return Scores(score[rising], tick[rising], rows, fold, counts[rising], by_cell[rising], steps, cells, told)
+        fold = left_out.fold[rising]
+        return Scores(score[rising], fold, counts[rising], by_cell[rising], steps, cells, told)
 
     def among(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "Scores":
         """Return the scores selected by a mask or by positions."""
         return replace(
             self,
             score=self.score[rows],
-            tick=self.tick[rows],
-            row=self.row[rows],
             fold=self.fold[rows],
             weight=self.weight[rows],
             by_cell=self.by_cell[rows],
         )
-
-    def about(self, log_ratio: FloatArray) -> "Scores":
-        """Return the same steps scored by the final fit. log_ratio: ln(observed/predicted) (n,) of all rows."""
-        score = log_ratio[self.row]
-        rising = np.argsort(score, kind="stable")
-        return replace(self.among(rising), score=score[rising])
 
     def without_time(self) -> "Scores":
         """Return the scores as if steps were not autocorrelated."""
@@ -130,7 +118,6 @@ def worth(
     weight: FloatArray,
     cell: NDArray[np.intp],
     in_time: Persistence | None = None,
-    tick: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Return the independent samples that one step of each row is worth (m,), at most 1.
 
@@ -144,11 +131,9 @@ def worth(
         Cell number of each row (m,).
     in_time
         Autocorrelation of the scores; None for none.
-    tick
-        Clock resolution of each row (m,), in ln T.
     """
     told = in_time or Persistence()
-    x = clipped(score, weight, tick)
+    x = clipped(score, weight)
     found = by_group(x, cell, weight)
     size, n, cells = found.size, found.values, len(found.size)
     if found.freedom < 1 or cells < 2:
@@ -196,7 +181,6 @@ def prediction_intervals(
     *,
     ordered: bool,
     blocks: HeldOut | None = None,
-    fitted: FloatArray | None = None,
 ) -> dict[str, Any]:
     """Return the `intervals` section of a fit's JSON from held-out rows.
 
@@ -208,10 +192,7 @@ def prediction_intervals(
         Whether folds follow each other in time; limits are then checked against earlier folds only.
     blocks
         Rows of the whole time range, each block predicted from all others; limits of drifting phases cover them too.
-    fitted
-        ln(observed/predicted) (n,) of all rows by the final fit; used if the clock is coarse.
     """
-    fitted = fitted if data.ticks else None
     order, by_phase = TimeOrder.of(data), {}
     of_phase = {phase: rows[left_out.rows] for phase, rows in data.by_phase.items()}
     for phase in sorted(
@@ -222,27 +203,26 @@ def prediction_intervals(
         scores = Scores.of(data, order, inside, ordered)
         drift = _drift(data, scores, inside, whole) if ordered else {"drift": False}
         wider = Scores.of(data, order, whole, ordered) if drift["drift"] and whole is not None else None
-        by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(scores, wider, ordered, fitted), **drift}
+        by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(scores, wider, ordered), **drift}
     drifts = any(found["drift"] for found in by_phase.values())
     wider = Scores.of(data, order, blocks, ordered) if drifts and blocks is not None else None
     return {
         "method": BY_TIME if ordered else BY_CELL,
-        **_limits(Scores.of(data, order, left_out, ordered), wider, ordered, fitted),
+        **_limits(Scores.of(data, order, left_out, ordered), wider, ordered),
         "by_phase": by_phase,
         "drift": _drift_sentence(by_phase),
     }
 
 
-def _limits(scores: Scores, wider: Scores | None, ordered: bool, fitted: FloatArray | None) -> dict[str, Any]:
+def _limits(scores: Scores, wider: Scores | None, ordered: bool) -> dict[str, Any]:
     """Return limits, independent shares and checked coverage of one phase, or of all steps.
 
-    wider: further scores that the limits must cover. fitted: ln(observed/predicted) (n,) of all rows by the final fit;
-    if given, the limits also cover the same steps under that fit.
+    wider: further scores that the limits must cover.
     """
     left_out = [scores] if wider is None else [scores, wider]
     fewest = min(left_out, key=lambda known: known.independent / max(known.steps, 1))
     found: dict[str, Any] = {
-        **_factors(left_out if fitted is None else [*left_out, scores.about(fitted)]),
+        **_factors(left_out),
         "independent_share": fewest.independent / max(fewest.steps, 1),
         "in_time_share": 1 / fewest.in_time.steps_for_one,
         **_checked(scores, ordered),
@@ -268,33 +248,18 @@ def _factors(known: Sequence[Scores]) -> dict[str, Factors]:
 def _drift(data: FitData, scores: Scores, later: HeldOut, blocks: HeldOut | None) -> dict[str, Any]:
     """Return whether a phase drifts, and the relative shift if its level changes.
 
-    scores, later: the later steps, in time order. blocks: steps of the whole time range.
+    scores, later: the later steps, in time order. blocks: steps of the whole time range, predicted from all others,
+    from which steps predicted by earlier ones differ if the level rises slowly.
     """
-    change = change_point(later.log_ratio, data.tick[later.rows])
+    change = change_point(later.log_ratio + data.dither[later.rows])
     if change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT):
         return {"drift": True, "relative_shift": math.expm1(change.shift)}
-    differ = blocks is not None and _later_differ(scores, blocks, data.tick[blocks.rows])
-    return {"drift": differ or _outside_band(scores, 0.9)}
-
-
-def _outside_band(scores: Scores, level: float) -> bool:
-    """Return whether the share of scores below their limit leaves its band, however the clock rounded."""
-    parts = _parts(scores, ordered=True)
-    fewest, most = (_hits(parts, level, half) for half in (-0.5, 0.5))
-    if not fewest.seen:
-        return False
-    low, high = _band(level, fewest.seen, fewest.calibrated)
-    return most.below < low * most.seen or fewest.below > high * fewest.seen
-
-
-def _later_differ(scores: Scores, blocks: HeldOut, tick: FloatArray) -> bool:
-    """Return whether later steps deviate more from predictions by earlier ones than steps from those by all others.
-
-    tick: clock resolution of the rows of `blocks` (m,), in ln T.
-    """
-    later, whole = clipped(scores.score, tick=scores.tick), clipped(blocks.log_ratio, tick=tick)
-    shift = abs(float(later.mean() - whole.mean()))
-    return shift > max(math.log1p(LEAST_SHIFT), STANDARD_ERRORS * float(later.std()) / math.sqrt(scores.independent))
+    if blocks is None:
+        return {"drift": False}
+    own = clipped(scores.score)
+    shift = abs(float(own.mean() - clipped(blocks.log_ratio + data.dither[blocks.rows]).mean()))
+    error = STANDARD_ERRORS * float(own.std()) / math.sqrt(scores.independent)
+    return {"drift": shift > max(math.log1p(LEAST_SHIFT), error)}
 
 
 def _silent(scores: Scores) -> list[float]:
@@ -389,17 +354,16 @@ class Hits(NamedTuple):
     calibrated: float
 
 
-def _hits(parts: Sequence[tuple[Scores, Scores]], level: float, ticks: float = 0.0) -> Hits:
-    """Count how limits from calibration scores hold for test scores. ticks: clock ticks added to the limits."""
+def _hits(parts: Sequence[tuple[Scores, Scores]], level: float) -> Hits:
+    """Count how limits from calibration scores hold for test scores."""
     below = above = seen = calibrated = 0.0
     for others, test in parts:
         high, low = others.limit(level), others.limit(level, -1)
         if high is None or low is None:
             continue
         steps = float(test.weight.sum())
-        shift = ticks * test.tick
-        below += float(test.weight[test.score <= high + shift].sum())
-        above += float(test.weight[test.score < shift - low].sum())
+        below += float(test.weight[test.score <= high].sum())
+        above += float(test.weight[test.score < -low].sum())
         seen += steps
         calibrated += steps * others.independent
     return Hits(below, above, seen, calibrated / seen if seen else 0.0)

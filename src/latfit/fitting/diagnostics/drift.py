@@ -31,15 +31,12 @@ class ChangePoint:
     p_value: float
 
 
-def change_point(series: FloatArray, tick: FloatArray | float = 0.0) -> ChangePoint | None:
-    """Return the most likely change of level in a series (n,) in time order; None if it is short or does not vary.
-
-    tick: resolution of the clock (n,), in the unit of the series.
-    """
+def change_point(series: FloatArray) -> ChangePoint | None:
+    """Return the most likely change of level in a series (n,) in time order; None if it is short or does not vary."""
     n = len(series)
     if n < MIN_ROWS:
         return None
-    x = clipped(series, tick=tick)
+    x = clipped(series)
     if float(np.ptp(x)) < 1e-12:
         return None
     sums = np.cumsum(x - x.mean())
@@ -84,8 +81,8 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
 
     Without times a change is dated by its row, if the order of rows is one of time (see `autocorrelation`).
     """
-    order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs, tick=data.tick)
-    series = order.series(np.arange(len(data)), log_ratio)
+    order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs)
+    series = order.series(np.arange(len(data)), log_ratio + data.dither)
     if not series.rows:
         return Drift(reason="the trace has no column t_s, and its rows are sorted or not single steps")
     long = [i for i, rows in enumerate(series.rows) if len(rows) >= MIN_ROWS]
@@ -94,7 +91,7 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
     found: dict[str, LevelChange] = {}
     moved = 0.0
     for i in long:
-        rows, change = series.rows[i], change_point(series.values[i], series.ticks[i])
+        rows, change = series.rows[i], change_point(series.values[i])
         if change is None or change.p_value * len(long) > CERTAIN or abs(change.shift) < math.log1p(LEAST_SHIFT):
             continue
         at = rows[change.index]
@@ -106,8 +103,7 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
             t_s=None if data.times is None else float(data.times[at]),
             row=int(at) + 1 if data.times is None else None,
         )
-    told = zip(series.values, series.ticks, strict=True)
-    parts = [clipped(values, tick=tick) for values, tick in told if len(values)]
+    parts = [clipped(values) for values in series.values if len(values)]
     spread = sum(len(part) * float(np.var(part)) for part in parts)
     return Drift(
         found,
