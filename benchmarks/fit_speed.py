@@ -1,5 +1,5 @@
 """How fast the solver is beside SciPy's `least_squares` (trf), lmfit and iminuit: same rows, same Huber loss at one
-scale, same box, numeric derivatives and a naive start for the peers, one thread, compiled code warm.
+scale, same box, numeric derivatives and a naive start for the peers, one thread.
 
 Our side goes from the trace to the parameters: rows gathered, a start and the loss's scale searched, all of it counted.
 The peers are given the scale, and the rows as they are. Times are those of the processor that the process used.
@@ -73,7 +73,7 @@ def compare(rows: int, pairs: int, peers: dict[str, Callable[[FitProblem, float]
     problem = make_problem(rows_of(trace), FitOptions("saturation"))
     found = solve(problem)
     first = time.perf_counter() - began
-    print(f"fit speed, {rows:,} rows ({len(problem.observed):,} different): first fit {first:.3f} s with compiling")
+    print(f"fit speed, {rows:,} rows ({len(problem.observed):,} different): first fit {first:.3f} s")
     plain = as_they_are(problem, trace)
     for name, peer in peers.items():
         try:

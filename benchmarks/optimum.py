@@ -21,13 +21,13 @@ from benchmarks.fit_speed import with_iminuit, with_lmfit
 from benchmarks.fit_time import naive
 from latfit.fitting.data import rows_of
 from latfit.fitting.model_selection import settled
-from latfit.fitting.problem import FitOptions, FitProblem, make_problem, quantile
+from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.levenberg_marquardt import Minimum, Objective
 from latfit.fitting.solver.loss import RHO
 from latfit.fitting.solver.objective import by_cell, remembered
 from latfit.fitting.solver.solve import solve
 from latfit.model.registry import FAMILY
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, weighted_quantile
 from latfit.trace.table import Trace
 
 PASSES = 1e-2
@@ -97,10 +97,10 @@ def textbook_start(problem: FitProblem) -> FloatArray:
     """
     T, weights = problem.observed, problem.weights
     guess = {
-        "tau_0": 0.5 * quantile(T, 0.05, weights),
+        "tau_0": 0.5 * weighted_quantile(T, 0.05, weights),
         "w_0": 1.0,
         "w_1": 1.0,
-        "P_max": quantile(problem.steps["S"] / T, 0.95, weights),
+        "P_max": weighted_quantile(problem.steps["S"] / T, 0.95, weights),
     }
     factor = {"k_B": 0.1, "k_S": 0.01}
     theta = np.empty(len(problem.scales))

@@ -34,7 +34,6 @@ PACKAGE = Path(__file__).parent
 
 MODULES = (
     "compiled",
-    "fitting/solver/compiled",
     "histogram",
     "model/noise/draws",
     "policies/codes",

@@ -132,7 +132,7 @@ def scales(
 ) -> FloatArray:
     """Return the scale of each parameter (p,), positive. given: parameters fixed by the user."""
     some = slice(None, None, max(len(observed) // SORTED_BELOW, 1))
-    medians = [quantile(column[some], 0.5, weights[some]) for column in (steps["B"], steps["S"], observed)]
+    medians = [weighted_quantile(column[some], 0.5, weights[some]) for column in (steps["B"], steps["S"], observed)]
     means = model.column_means(steps, weights, given) if isinstance(model, Separable) else {}
     found = []
     for parameter in model.parameters:
@@ -159,18 +159,8 @@ def natural_range(
     if (span := model.span(parameter.name, steps)) is not None:
         return span
     if parameter.name == "tau_A":
-        return 0.0, ATTENTION_PER_TOKEN * quantile(observed / steps["S"], LOW_SHARE, weights)
+        return 0.0, ATTENTION_PER_TOKEN * weighted_quantile(observed / steps["S"], LOW_SHARE, weights)
     return (scale / SPAN if parameter.positive else 0.0), scale * SPAN
-
-
-def quantile(values: FloatArray, q: float, weights: FloatArray) -> float:
-    """Return `weighted_quantile`; for many rows compiled, without a sort."""
-    if len(values) < SORTED_BELOW:
-        return weighted_quantile(values, q, weights)
-    from latfit.fitting.solver import compiled
-
-    # strided arrays would trigger a second compilation
-    return float(compiled.weighted_quantile(np.ascontiguousarray(values), np.ascontiguousarray(weights), q))
 
 
 RESIDUALS = ("relative", "absolute")

@@ -83,20 +83,10 @@ class Descents:
         rows, loss = self.rows, self.problem.options.loss
         T = self.latency_ms(z)
         u = rows.told(T)
-        if rows.compiled:
-            from latfit.fitting.solver.compiled import LOSSES, cell_sums
-
-            weights = np.broadcast_to(self.weights, (len(z), len(rows.y)))
-            found = [
-                cell_sums(rows.starts, rows.y, w, np.ascontiguousarray(own), s, LOSSES[loss])
-                for w, own, s in zip(weights, u, self.f_scale, strict=True)
-            ]
-            total, pull, stiffness = (np.array(each) for each in zip(*found, strict=True))
-        else:
-            cost, pull, stiffness = by_residual(loss, rows.by_row(u) - rows.y, self.f_scale[:, None])
-            total, pull, stiffness = np.sum(self.weights * cost, axis=1), self.weights * pull, self.weights * stiffness
-            if len(rows.starts) < len(rows.y):
-                pull, stiffness = (np.add.reduceat(each, rows.starts, axis=1) for each in (pull, stiffness))
+        cost, pull, stiffness = by_residual(loss, rows.by_row(u) - rows.y, self.f_scale[:, None])
+        total, pull, stiffness = np.sum(self.weights * cost, axis=1), self.weights * pull, self.weights * stiffness
+        if len(rows.starts) < len(rows.y):
+            pull, stiffness = (np.add.reduceat(each, rows.starts, axis=1) for each in (pull, stiffness))
         for i, (known, _) in enumerate(self._priors(z)):
             total[i] += 0.5 * float(known @ known)
         return total, T, pull, stiffness

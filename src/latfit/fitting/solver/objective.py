@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitProblem, quantile
+from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.loss import TUNING
 from latfit.model import StepTable
-from latfit.stats import MAD_TO_SIGMA, FloatArray
+from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
 
 def prior_rows(problem: FitProblem, z: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
@@ -50,9 +50,6 @@ def with_priors(
 EXACT = 1e-10
 """Relative residuals of an exact fit."""
 
-COMPILED_FROM = 20_000
-"""From this many rows on, sums over cells pay for loading compiled code."""
-
 
 @dataclass(frozen=True)
 class CellProblem:
@@ -66,15 +63,12 @@ class CellProblem:
         ln T or T, and weight of each row (n,), sorted by cell.
     starts
         First row of each cell (m,).
-    compiled
-        Whether compiled code pays, here or for the problem that this one is a sample of.
     """
 
     cells: FitProblem
     y: FloatArray
     weights: FloatArray
     starts: NDArray[np.int64]
-    compiled: bool = False
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
@@ -109,19 +103,18 @@ class CellProblem:
 
     def spread(self, z: FloatArray) -> float:
         """Return the robust standard deviation of the residuals."""
-        return MAD_TO_SIGMA * quantile(np.abs(self.by_row(self.predicted(z)) - self.y), 0.5, self.weights)
+        return MAD_TO_SIGMA * weighted_quantile(np.abs(self.by_row(self.predicted(z)) - self.y), 0.5, self.weights)
 
 
-def by_cell(problem: FitProblem, compiled: bool = False) -> CellProblem:
+def by_cell(problem: FitProblem) -> CellProblem:
     """Return the problem with the rows of each cell gathered."""
-    compiled = compiled or len(problem.observed) >= COMPILED_FROM
     starts = np.flatnonzero(np.diff(problem.cells, prepend=-1))
     y = np.log(problem.observed) if problem.options.residuals == "relative" else problem.observed
     if len(starts) == len(y):
-        return CellProblem(problem, y, problem.weights, starts, compiled)
+        return CellProblem(problem, y, problem.weights, starts)
     weights = np.add.reduceat(problem.weights, starts)
     cells = replace(problem.rows_at(starts), weights=weights)
-    return CellProblem(cells, y, problem.weights, starts, compiled)
+    return CellProblem(cells, y, problem.weights, starts)
 
 
 def remembered(problem: FitProblem) -> FitProblem:

@@ -107,7 +107,7 @@ def _race(problem: FitProblem, rows: CellProblem) -> list[Minimum]:
     Large problems search and race on samples of their rows.
     """
     few = sample_rows(problem, RACE_ROWS)
-    sample = rows if few is problem else by_cell(few, rows.compiled)
+    sample = rows if few is problem else by_cell(few)
     first = _generous(problem)
     starts = searched_points(remembered(sample_rows(few, SEARCH_ROWS)), first, _racers(problem))
     steps = RACE_STEPS if _searched(problem) <= FEW_OUTER else MANY_STEPS
