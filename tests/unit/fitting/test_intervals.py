@@ -11,8 +11,6 @@ from scipy import stats as distributions
 from scipy.signal import lfilter
 
 from latfit.fitting.checking.conformal import (
-    beta_binomial_quantiles,
-    conformal_rank,
     later_rows,
     prediction_intervals,
     upper_limit,
@@ -46,14 +44,14 @@ def data_of(scores: FloatArray) -> tuple[FitData, HeldOut]:
 class TestRank:
     def test_of_500_scores_the_496th_holds_99_percent(self) -> None:
         """Published oracle: k = 496, mean coverage .990020, its 5 % quantile .981787."""
-        assert conformal_rank(500, 0.99) == 496
+        assert upper_limit(np.arange(1.0, 501.0), 0.99) == 496
         law = distributions.beta(496, 5)
         assert law.mean() == pytest.approx(0.990020, abs=5e-7)
         assert law.ppf(0.05) == pytest.approx(0.981787, abs=5e-7)
 
     def test_99_scores_are_the_fewest_that_tell_99_percent(self) -> None:
-        assert conformal_rank(99, 0.99) == 99
-        assert conformal_rank(98, 0.99) is None
+        assert upper_limit(np.arange(1.0, 100.0), 0.99) == 99
+        assert upper_limit(np.arange(1.0, 99.0), 0.99) is None
 
     def test_the_maximum_of_299_holds_99_percent_with_95_percent_confidence(self) -> None:
         assert distributions.beta(299, 1).sf(0.99) >= 0.95 > distributions.beta(298, 1).sf(0.99)
@@ -64,16 +62,6 @@ class TestRank:
         hits = [rng.standard_normal() <= (upper_limit(rng.standard_normal(60), 0.9) or math.inf) for _ in range(draws)]
         expected = 55 / 61
         assert abs(np.mean(hits) - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
-
-    @pytest.mark.parametrize(("n", "calibrated"), [(1, 1), (7, 19), (60, 5), (400, 3000), (3000, 200)])
-    @pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
-    def test_the_band_of_a_share_is_that_of_the_beta_binomial_law(self, n: int, calibrated: int, level: float) -> None:
-        k = min(conformal_rank(calibrated, level) or calibrated, calibrated)
-        law = distributions.betabinom(n, k, calibrated + 1 - k)
-        assert (
-            beta_binomial_quantiles((0.005, 0.4, 0.995), n, k, calibrated + 1 - k)
-            == law.ppf([0.005, 0.4, 0.995]).tolist()
-        )
 
     @given(st.lists(st.tuples(st.floats(-3, 3), st.integers(1, 9)), min_size=1, max_size=40), st.floats(0.05, 0.95))
     def test_a_weight_counts_as_so_many_scores(self, pairs: list[tuple[float, int]], level: float) -> None:

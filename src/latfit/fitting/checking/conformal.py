@@ -28,15 +28,12 @@ ROUNDING = 1e-9
 BY_TIME = "split conformal by phase, each part of the time predicted from earlier parts, observed/predicted"
 BY_CELL = "split conformal by phase on cells left out, observed/predicted"
 
-REACH = 30
-"""Standard deviations about the mean beyond which the probability of a count is negligible."""
+Z_99 = 2.5758
 
 STANDARD_ERRORS = 3.0
 """Later steps that differ from earlier ones by more standard errors have drifted."""
 MATERIAL = 3.0
-"""Report autocorrelation if it reduces the independent samples by more than this factor and intervals suffer."""
-WIDER = 1.1
-"""An interval suffers if it widens by more than this factor."""
+"""Report autocorrelation if it reduces the independent samples by more than this factor."""
 
 Factors = dict[str, float | None]
 
@@ -143,12 +140,6 @@ def worth(
     shared = min(by_cell / max(by_cell + found.typical_size * found.within, 1e-300), 1.0)
     worth_one = 1.0 / (shared * np.maximum(size, 1.0) + (1 - shared) * told.likely)
     return np.asarray(worth_one * min(1.0, n / told.steps_for_one / float(size @ worth_one)))[cell]
-
-
-def conformal_rank(n: int, level: float) -> int | None:
-    """Return k = ceil((n+1) level), the rank of the conformal limit among n scores; None if n is too small."""
-    k = math.ceil((n + 1) * level - 1e-9)
-    return k if 1 <= k <= n else None
 
 
 def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
@@ -300,18 +291,9 @@ def _autocorrelated(scores: Scores) -> str:
     alone = scores.without_time()
     if MATERIAL * scores.independent >= alone.independent:
         return ""
-    if lost := [level for level in _silent(scores) if level not in _silent(alone)]:
-        levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in lost)
-        return f"{_in_a_row(scores)}, too few for intervals at {levels}"
-    widths = [(_width(scores, level), _width(alone, level)) for level in LEVELS]
-    wider = max((wide / narrow for wide, narrow in widths if narrow > 0), default=1.0)
-    return f"{_in_a_row(scores)}, and intervals are up to {100 * (wider - 1):.0f} % wider" if wider > WIDER else ""
-
-
-def _width(scores: Scores, level: float) -> float:
-    """Return the width of the two-sided interval in ln T; 0 if there is none."""
-    high, low = scores.limit(level), scores.limit(level, -1)
-    return max(high + low, 0.0) if level > 0.5 and high is not None and low is not None else 0.0
+    lost = [level for level in _silent(scores) if level not in _silent(alone)]
+    levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in lost)
+    return f"{_in_a_row(scores)}, too few for intervals at {levels}" if lost else ""
 
 
 def _checked(scores: Scores, ordered: bool) -> dict[str, Any]:
@@ -370,28 +352,9 @@ def _hits(parts: Sequence[tuple[Scores, Scores]], level: float) -> Hits:
 
 
 def _band(level: float, seen: float, calibrated: float) -> tuple[float, float]:
-    """Return the 99 % range of the share below a limit (beta-binomial: the limit's own coverage is Beta)."""
-    n, m = max(round(seen), 1), max(round(calibrated), 1)
-    k = min(max(conformal_rank(m, level) or m, 1), m)
-    low, high = beta_binomial_quantiles((0.005, 0.995), n, k, m + 1 - k)
-    return low / n, high / n
-
-
-def beta_binomial_quantiles(levels: Sequence[float], n: int, a: float, b: float) -> list[int]:
-    """Return quantiles of the beta-binomial count among n with a share that is Beta(a, b), a, b >= 1.
-
-    Probabilities are summed within 30 standard deviations of the mean: the distribution is log-concave, so less than
-    e^(1-30) lies beyond.
-    """
-    from scipy.special import betaln, gammaln
-
-    mean = n * a / (a + b)
-    sd = math.sqrt(n * a * b * (a + b + n) / (a + b + 1)) / (a + b)
-    j = np.arange(max(math.floor(mean - REACH * sd), 0), min(math.ceil(mean + REACH * sd), n) + 1, dtype=np.float64)
-    logs = gammaln(n + 1) - gammaln(j + 1) - gammaln(n - j + 1) + betaln(j + a, n - j + b) - betaln(a, b)
-    reached = np.cumsum(np.exp(logs))
-    at = np.searchsorted(reached / reached[-1], levels)
-    return [int(j[i]) for i in at]
+    """Return the 99 % range of the share below a limit: both the limit and the share are sampled."""
+    reach = Z_99 * math.sqrt(level * (1 - level) * (1 / seen + 1 / calibrated))
+    return max(level - reach, 0.0), min(level + reach, 1.0)
 
 
 def _drift_sentence(by_phase: Mapping[str, Mapping[str, Any]]) -> str:
