@@ -24,6 +24,7 @@ from latfit.fitting.checking.crossval import (
     assign_folds,
     beyond,
     by_fold,
+    counted_phases,
     error_by_phase,
     fold_rows,
     held_out,
@@ -186,6 +187,9 @@ FAR_BETTER = 0.7
 WORSE_BEYOND = 1.1
 """Largest ratio of a simpler model's error beyond the training range, in S, B or context, to the best one's."""
 
+WORSE_IN_PHASE = 1.25
+"""Largest ratio of a candidate's error in a phase to that of the line, if others are as good on the whole."""
+
 NOT_WORSE = 0.05
 """Percentage points within which an error counts as no worse than that of a reference model."""
 
@@ -218,6 +222,8 @@ class Score:
         Error beyond the training range, in percent, one value per column (S, B, context).
     outside
         Number of extrapolation folds.
+    by_phase
+        Error of each phase within the data, in percent.
     """
 
     mape_pct: float
@@ -225,6 +231,7 @@ class Score:
     free: int
     beyond: tuple[float, ...] = ()
     outside: int = 0
+    by_phase: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -464,8 +471,10 @@ def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) ->
     errors = np.array([error_by_phase(data, left_out.rows[rows], ape[rows]) for rows in of_fold])
     inside = len(folds) - len(held.direction)
     error = _mean(errors[:inside], len(left_out.rows) / len(folds))
+    within = [rows[left_out.rows] & (left_out.fold < inside) for rows in counted_phases(data).values()]
+    by_phase = tuple(float(np.average(ape[some], weights=left_out.weights[some])) for some in within if some.any())
     if not held.direction:
-        return Score(error, errors, len(whole.free))
+        return Score(error, errors, len(whole.free), by_phase=by_phase)
     outside = np.log(np.maximum(errors[inside:], EXACT))
     by_direction = [float(np.exp(outside[np.array(held.direction) == each].mean())) for each in set(held.direction)]
     return Score(
@@ -474,6 +483,7 @@ def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) ->
         len(whole.free),
         tuple(by_direction),
         len(held.direction),
+        by_phase,
     )
 
 
@@ -508,6 +518,11 @@ def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
 def simplest(scores: Mapping[str, Score], rows: int) -> str:
     """Return the simplest candidate within the tolerance of the best (docs/theory/fitting.md, "Model selection")."""
     best = min(scores.values(), key=lambda score: score.mape_pct)
+    if (line := scores.get("linear")) is not None:
+        even = {name: score for name, score in scores.items() if _keeps_up(score, line)}
+        least = min(even.values(), key=lambda score: score.mape_pct)
+        if least.mape_pct <= WORSE_BEYOND * best.mape_pct:
+            scores, best = even, least
     ceiling = min([scores[name].mape_pct + NOT_WORSE for name in REFERENCE_MODELS if name in scores], default=np.inf)
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
     good = [
@@ -519,6 +534,11 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
     ]
     names = good or [name for name, score in scores.items() if score is best]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
+
+
+def _keeps_up(score: Score, line: Score) -> bool:
+    """Return whether a candidate loses to the line in no phase by more than WORSE_IN_PHASE."""
+    return all(own <= WORSE_IN_PHASE * least for own, least in zip(score.by_phase, line.by_phase, strict=False))
 
 
 def _without_constant(scores: Mapping[str, Score], rows: int) -> Mapping[str, Score]:

@@ -216,3 +216,15 @@ def test_the_concave_term_is_tried_with_every_formula_near_the_best(
 
     monkeypatch.setattr("latfit.fitting.model_selection._entered", entered)
     assert select_model(fit_data(planted_trace(0.05, repeats=10)), AUTO).name == chosen
+
+
+def test_a_model_that_loses_a_phase_to_the_line_is_left_out_if_others_are_as_good() -> None:
+    """Errors of 30 and 6 % where the line has 15 and 20: the curve with 16 and 12 % is as good on the whole."""
+
+    def score(*by_phase: float) -> Score:
+        error = float(np.exp(np.mean(np.log(by_phase))))
+        return Score(error, np.full(5, error), len(by_phase), by_phase=by_phase)
+
+    scores = {"linear": score(15.0, 20.0), "roofline": score(30.0, 6.0), "hinge": score(16.0, 12.0)}
+    assert simplest(scores, 1000) == "hinge"
+    assert simplest({**scores, "roofline": score(30.0, 3.0)}, 1000) == "roofline"
