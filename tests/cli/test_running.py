@@ -11,6 +11,7 @@ from threading import Event
 import pytest
 
 from latfit.cli.app import run
+from tests.conftest import free_port
 from tests.stand_in import live, one_after_another, serving, steady
 
 STEPS = steady(300.0, 8, 0.018, waiting=12)
@@ -96,7 +97,7 @@ def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
         (["record", "127.0.0.1:1", "--every", "1ms"], 2, "100 ms or less often"),
         (["record", "127.0.0.1:1", "--out", "none/t.parquet"], 7, "folder does not exist"),
         (["doctor", "127.0.0.1:1"], 3, "cannot be reached"),
-        (["doctor", "--max-num-seqs", "8"], 2, "without a server"),
+        (["doctor", "--max-num-seqs", "8"], 2, "no engine answers at ports"),
         (["doctor", "127.0.0.1:1", "--duration", "10"], 2, "duration"),
         (["watch", "127.0.0.1:1", "--once"], 3, "cannot be reached"),
     ],
@@ -120,6 +121,18 @@ def test_doctor_tells_what_binds_in_a_few_lines(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr().out
     assert "is limited by max_num_seqs" in told.splitlines()[0]
     assert "KV cache: no effect" in told
+
+
+def test_doctor_finds_the_engine_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first line says what binds, what was measured, and what to do."""
+    with serving(live(STEPS)) as url:
+        monkeypatch.setattr("latfit.metrics.server.LOCAL_PORTS", (free_port(), int(url.rpartition(":")[2])))
+        assert run(["doctor", "--duration", "1s"]) == 0
+    told = " ".join(capsys.readouterr().out.split("\n  ")[0].split())
+    assert told.startswith(f"vLLM at {url} is limited by max_num_seqs; 8")
+    assert told.endswith("requests at once at 18 ms TPOT; raise max_num_seqs.")
 
 
 def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

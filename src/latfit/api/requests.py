@@ -910,7 +910,9 @@ class DoctorRequest(RunningEngine):
     NEEDS = "ttft tpot seed: fit hardware"
     url: Annotated[
         str | None,
-        Option("A running engine; without it this machine is looked at.", argument=True, metavar="URL"),
+        Option(
+            "A running engine. Default: one on this machine, else the machine itself.", argument=True, metavar="URL"
+        ),
     ] = None
     _: KW_ONLY
     duration: Annotated[Duration, Option("How long to read the engine.")] = "10s"

@@ -20,6 +20,7 @@ from latfit.api.reports import export
 from latfit.api.request import verb
 from latfit.api.requests import TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
+from latfit.engines import ENGINES
 from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
 from latfit.exporting import REQUEST_LIMIT, TITLES, engine_key, with_flags
 from latfit.files import write_json
@@ -502,13 +503,10 @@ def _check_client() -> None:
         ) from None
 
 
-PORTS = {"vllm": 8000, "sglang": 30000, "llama": 8080}
-"""Default port by a word of the command."""
-
-
 def _port_of(command: Sequence[str]) -> int:
     """Return the port in a command, else the engine's default."""
     found = re.search(r"--port[= ](\d+)", " ".join(command))
     if found:
         return int(found[1])
-    return next((port for word, port in PORTS.items() if any(word in each for each in command)), 8000)
+    plain = " ".join(command).lower().replace("llama-server", "llama.cpp")
+    return next((engine.port for engine in ENGINES if engine.name.lower() in plain), ENGINES[0].port)

@@ -67,6 +67,8 @@ class Engine:
         How its metrics are turned on, or where they are.
     steps_help
         How to record its steps if its metrics do not tell the mean step.
+    port
+        Where its metrics are by default.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Engine:
     busiest_by: str = ""
     metrics_help: str = ""
     steps_help: str = "Record single steps: latfit.record.StepRecorder, or the engine's log."
+    port: int = 8000
 
     def metric_names(self) -> set[str]:
         """Return the names that its text has, without prefixes."""

@@ -4,10 +4,11 @@ from latfit.engines.engine import Engine
 from latfit.engines.llama_cpp import LLAMA_CPP
 from latfit.engines.sglang import SGLANG
 from latfit.engines.tensorrt_llm import TENSORRT_LLM
+from latfit.engines.tgi import TGI
 from latfit.engines.triton import TRITON
 from latfit.engines.vllm import VLLM
 
-ENGINES = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP, TRITON)
+ENGINES = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP, TGI, TRITON)
 
 
 def engine_named(name: str) -> Engine:

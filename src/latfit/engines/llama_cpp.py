@@ -17,4 +17,5 @@ LLAMA_CPP = Engine(
     settings_places=("/props",),
     metrics_help="--metrics",
     steps_help="Start a llama.cpp that publishes n_busy_slots_per_decode.",
+    port=8080,
 )

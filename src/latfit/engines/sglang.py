@@ -31,4 +31,5 @@ SGLANG = Engine(
     settings_places=("/get_server_info", "/server_info"),
     metrics_help="--enable-metrics",
     steps_help="Start SGLang of a version that publishes cuda_graph_passes_total and realtime_tokens_total.",
+    port=30000,
 )

@@ -28,4 +28,5 @@ TRITON = Engine(
     ),
     busiest_by="inference_compute_infer_duration_us",
     metrics_help="its metrics' port, 8002",
+    port=8002,
 )

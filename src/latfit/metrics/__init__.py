@@ -14,7 +14,13 @@ if TYPE_CHECKING:
         tpot_ms as tpot_ms,
     )
     from latfit.metrics.interval import Interval as Interval, between as between
-    from latfit.metrics.server import Reading as Reading, Server as Server, Unanswered as Unanswered
+    from latfit.metrics.server import (
+        LOCAL_PORTS as LOCAL_PORTS,
+        Reading as Reading,
+        Server as Server,
+        Unanswered as Unanswered,
+        local_engine as local_engine,
+    )
     from latfit.metrics.state import Buckets as Buckets, ServerState as ServerState, read_state as read_state
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

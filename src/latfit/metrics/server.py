@@ -23,6 +23,22 @@ LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 MAX_DEPTH = 6  # of a document in which settings are looked for
 
 
+LOCAL_PORTS = tuple(dict.fromkeys(engine.port for engine in ENGINES))
+LOCAL_TIMEOUT_S = 1.0
+
+
+def local_engine() -> str | None:
+    """Return the address of an engine on this machine, by the engines' default ports; None if none answers."""
+    for port in LOCAL_PORTS:
+        server = Server(f"http://127.0.0.1:{port}", LOCAL_TIMEOUT_S)
+        try:
+            server.first()
+        except BadInput:
+            continue
+        return str(server)
+    return None
+
+
 @dataclass(frozen=True)
 class Reading:
     """An answer of a server: the middle of the request on this process's clock, how long it took, text and state."""

@@ -150,7 +150,8 @@ def test_capacity_is_where_the_limits_are_just_met(fit_file: Path) -> None:
 def test_without_a_fit_only_what_counters_prove(fit_file: Path) -> None:
     with serving(live(steady(60.0, 5, 0.015))) as url:
         found = examine_server(url, duration="1s")
-    assert found.verdict.endswith("is not held back by any limit.")
+    assert "is not held back by any limit; 5" in found.verdict
+    assert found.verdict.endswith("requests at once at 15 ms TPOT.")
     assert "--fit FIT" in found.lines[-1]
     assert found.to_json()["simulated"] is None
     assert found.state == "good"

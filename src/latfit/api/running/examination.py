@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
@@ -12,6 +14,7 @@ from latfit.api.requests import DoctorRequest, RunningEngine
 from latfit.api.running.what_if import LEVEL, REPLICATIONS, Fitted, Outcome, WhatIf, fitted_engine
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
+from latfit.model import FitResult
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import TOLERANCE
 
@@ -25,24 +28,43 @@ BINDING = {
     "steps": "is not held back by any limit",
     "unknown": "has an unexplained queue",
 }
+REMEDY = {
+    "sequences": "raise max_num_seqs",
+    "kv_cache": "give it more KV cache",
+    "token_budget": "raise max_num_batched_tokens",
+}
+"""What to do, by what binds."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Examination(Answer):
     """A running engine over some seconds. diagnosis: what its counters prove; what_if: settings moved on a fitted
     engine, None without a fit; seen: from the first reading to the last.  gone: why there was none after that, empty
-    where it answered to the end."""
+    where it answered to the end.  users: (requests at once, TPOT in ms) that the fit allows; None without a fit and a
+    limit of TPOT.
+    """
 
     server: str
     diagnosis: Diagnosis
     seen: Interval
     what_if: WhatIf | None = None
     gone: str = ""
+    users: tuple[int, float] | None = None
 
     @property
     def verdict(self) -> str:
-        """What binds, in a sentence."""
-        return f"{self.diagnosis.engine} at {self.server} {BINDING[self.diagnosis.binding]}."
+        """What binds, what is measured and what to do, in a line to quote."""
+        found, told = self.diagnosis, self.diagnosis.figures
+        parts = [f"{found.engine} at {self.server} {BINDING[found.binding]}"]
+        if found.binding != "idle" and math.isfinite(told["running"] + told["tpot_ms"]):
+            parts.append(f"{number(told['running'], 2)} requests at once at {format_ms(told['tpot_ms'])} TPOT")
+        if self.users is not None:
+            parts.append(f"up to {self.users[0]:,} within {format_ms(self.users[1])}")
+        if self.diagnosis.growing:
+            parts.append("add replicas")
+        elif found.binding in REMEDY:
+            parts.append(REMEDY[found.binding])
+        return f"{'; '.join(parts)}."
 
     @property
     def state(self) -> State:
@@ -178,7 +200,16 @@ def examine_server(request: DoctorRequest) -> Examination:
         return Examination(str(server), diagnosis, seen, gone=gone)
     engine = engine_of(seen, diagnosis, facts, request)
     what_if = WhatIf(engine, readings, slo_of(request), request.seed, request.at_measured_speed)
-    return Examination(str(server), diagnosis, seen, what_if, gone)
+    return Examination(str(server), diagnosis, seen, what_if, gone, _users(engine.fits[0], slo_of(request)[1]))
+
+
+def _users(fit: FitResult, tpot_ms: float) -> tuple[int, float] | None:
+    """How many requests decode together within a TPOT, of those that were measured; None without a limit."""
+    if not math.isfinite(tpot_ms):
+        return None
+    B = np.arange(1.0, fit.largest_batch + 1)
+    within = np.flatnonzero(fit.latency_ms(B, B) <= tpot_ms)
+    return (int(within[-1]) + 1 if len(within) else 0), tpot_ms
 
 
 def limits_of(request: RunningEngine) -> dict[str, Any]:
