@@ -5,10 +5,9 @@ Activations and other allocations are estimated with a range unless given. Formu
 docs/theory/planning.md, "KV blocks".
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import floor
 from pathlib import Path
-from typing import Any
 
 from latfit.errors import WrongUsage
 from latfit.planning.serving.model_size import (
@@ -32,33 +31,12 @@ SAMPLING_BYTES = 16
 
 @dataclass(frozen=True)
 class KvCache:
-    """The KV cache of one engine.
-
-    Attributes
-    ----------
-    blocks
-        As the engine reports them at its start, its null block included.
-    how
-        Source of the number, as a sentence.
-    bytes_per_token
-        On one GPU; None if unknown.
-    least, most
-        Blocks at the ends of the estimated range; None if the number is exact.
-    """
+    """The KV cache of one engine. blocks: as the engine reports them at its start, its null block included.  how:
+    source of the number, as a sentence."""
 
     blocks: int
     block_size: int
     how: str
-    bytes_per_token: int | None = None
-    least: int | None = None
-    most: int | None = None
-
-    @property
-    def tokens(self) -> int:
-        return self.blocks * self.block_size
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "tokens": self.tokens}
 
 
 @dataclass(frozen=True)
@@ -81,28 +59,15 @@ class Served:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Memory in bytes.
-
-    Attributes
-    ----------
-    gpu
-        Of one GPU, as nvidia-smi reports it (an "80 GB" GPU has some 79.6 GiB).
-    weights
-        Of the whole model; None computes it from the config.
-    other
-        Activations, CUDA graphs and all else on one GPU; None estimates it.
-    kv
-        For the KV cache of one GPU, instead of all others.
-    """
+    """Memory in bytes. gpu: of one GPU, as nvidia-smi reports it (an "80 GB" GPU has some 79.6 GiB).  kv: for the KV
+    cache of one GPU, instead of the others."""
 
     gpu: float | None = None
     utilisation: float = UTILISATION
-    weights: float | None = None
-    other: float | None = None
     kv: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kv is not None and (self.gpu, self.weights, self.other) != (None, None, None):
+        if self.kv is not None and self.gpu is not None:
             raise WrongUsage(
                 "memory of the KV cache is given beside that from which it would be computed",
                 where="KV cache",
@@ -128,49 +93,33 @@ def kv_cache_of(config: Config, memory: GpuMemory, served: Served | None = None)
     """
     served = served or Served()
     per_token = kv_bytes_per_token(config, served.cache_dtype, served.tensor_parallel)
-    block_bytes = per_token * served.block_size
     window = "; sliding windows counted as full attention" if has_sliding_window(config) else ""
-    token = f"{per_token:,} bytes per token, {served.block_size} tokens per block{window}"
     if memory.kv is not None:
-        blocks = _blocks(memory.kv, block_bytes, f"{format_bytes(memory.kv)} of KV cache hold no block")
-        return KvCache(
-            blocks, served.block_size, f"computed from {format_bytes(memory.kv)} of KV cache: {token}", per_token
-        )
-    whole = weight_bytes(config, served.dtype) if memory.weights is None else memory.weights
-    free = _usable(memory) - whole / served.tensor_parallel
-    low, other, high = other_bytes(config, served) if memory.other is None else (memory.other,) * 3
-    parts = (
-        f"{format_bytes(memory.gpu or 0)} of GPU memory at {format_percent(100 * memory.utilisation)}, less"
-        f" {format_bytes(whole / served.tensor_parallel)} of weights and {format_bytes(other)} of all else"
-    )
-    blocks = _blocks(free - other, block_bytes, f"{parts}, leaves no KV block")
-    if memory.other is not None:
-        return KvCache(blocks, served.block_size, f"computed from {parts}: {token}", per_token)
-    least, most = (max(0, floor((free - all_else) / block_bytes)) for all_else in (high, low))
-    how = f"computed from {parts} (estimated, {format_bytes(low)} to {format_bytes(high)}): {token}"
-    return KvCache(blocks, served.block_size, how, per_token, least, most)
-
-
-def _blocks(free: float, block_bytes: float, found: str) -> int:
-    blocks = floor(free / block_bytes)
-    if blocks < 2:
-        raise WrongUsage(
-            found,
-            where="KV cache",
-            remedy="Give more memory, more GPUs (tensor parallel), a higher utilisation, or smaller weights.",
-        )
-    return blocks
-
-
-def _usable(memory: GpuMemory) -> float:
-    """Return the bytes of a GPU that the engine may use."""
-    if memory.gpu is None:
+        free, parts, estimated = memory.kv, f"{format_bytes(memory.kv)} of KV cache", ""
+    elif memory.gpu is None:
         raise WrongUsage(
             "neither GPU memory nor that of the KV cache is given",
             where="KV cache",
             remedy="Give --gpu-memory 24564MiB or --kv-memory 4GiB, or the --kv-blocks that the engine's log says.",
         )
-    return memory.gpu * memory.utilisation
+    else:
+        weights = weight_bytes(config, served.dtype) / served.tensor_parallel
+        low, other, high = other_bytes(config, served)
+        free = memory.gpu * memory.utilisation - weights - other
+        parts = (
+            f"{format_bytes(memory.gpu)} of GPU memory at {format_percent(100 * memory.utilisation)}, less"
+            f" {format_bytes(weights)} of weights and {format_bytes(other)} of all else"
+        )
+        estimated = f" (estimated, {format_bytes(low)} to {format_bytes(high)})"
+    blocks = floor(free / (per_token * served.block_size))
+    if blocks < 2:
+        raise WrongUsage(
+            f"{parts}: no KV block is left",
+            where="KV cache",
+            remedy="Give more memory, more GPUs (tensor parallel), a higher utilisation, or smaller weights.",
+        )
+    token = f"{per_token:,} bytes per token, {served.block_size} tokens per block{window}"
+    return KvCache(blocks, served.block_size, f"computed from {parts}{estimated}: {token}")
 
 
 def other_bytes(config: Config, served: Served) -> tuple[float, float, float]:
