@@ -232,7 +232,11 @@ def _warnings(
         elif level.percentile is None:
             found.append(message("no_intervals", path=name))
         elif level.extrapolated:
-            found.append(wording.extrapolated(name, asked, level.extrapolated))
+            by_kind, rows = level.extrapolated, math.ceil(round(100 / (100 - asked) - 1, 9))
+            start = " and ".join(f"p{value:g} of steps {kind}" for kind, value in by_kind.items())
+            if len(set(by_kind.values())) == 1:
+                start = f"p{next(iter(by_kind.values())):g}"
+            found.append(message("too_few_samples", path=name, percentile=asked, start=start, wanted=rows))
         if request.context is None and path.fit.assumed_context:
             found.append(message("assumed_context", path=name, assumed=path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:

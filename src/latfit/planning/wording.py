@@ -1,7 +1,7 @@
 """Every sentence of a plan, from codes and numbers. Durations in ms, rates in requests/s."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from latfit.messages import Message, message
 from latfit.model import Pauses, StepNoise
@@ -41,16 +41,6 @@ def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what
 
 
 # Paths.
-
-
-def extrapolated(name: str, asked: float, measured: Mapping[str, float]) -> Message:
-    """measured: the highest percentile that was measured, by kind of step."""
-    if len(set(measured.values())) == 1:
-        start = f"p{next(iter(measured.values())):g}"
-    else:
-        start = " and ".join(f"p{value:g} of steps {kind}" for kind, value in measured.items())
-    rows = math.ceil(round(100 / (100 - asked) - 1, 9))  # from which a conformal limit exists
-    return message("too_few_samples", path=name, percentile=asked, start=start, wanted=rows)
 
 
 # Settings of engines.
@@ -167,15 +157,6 @@ def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -
     return f"{most}; this rate needs {count}: --replicas {count}."
 
 
-def open_interval(sla_ms: float, asked: float, ends: Interval, points: Sequence[tuple[int, int, str]]) -> Message:
-    """points: (B, S, path) to measure."""
-    low, high = (None if end is None else format_ms(end) for end in ends)
-    named = ", ".join(f"B={B} S={S:,} on {path}" for B, S, path in points)
-    more = f"measure these points: {named}" if points else "measure more steps"
-    high = high or "without an upper end"
-    return message("interval_open", sla=sla_ms, percentile=asked, low=low, high=high, measure=more)
-
-
 DECIDES = 0.25
 """Share of the mean square of a step's time due to the slowest hundredth of the steps from which their tail decides how
 long requests wait."""
@@ -195,15 +176,6 @@ def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES)
     return f"{count} of {label} cannot show how long pauses last; {fewest} or more can"
 
 
-def slow_steps_decide(label: str, noise: StepNoise, share: float) -> Message:
-    """share: of the mean square of a step's time that is due to the slowest hundredth."""
-    longest = f"{float(noise.values.max()):.3g} times the typical"
-    if noise.pauses is not None:
-        longest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
-    counts = {"slow": 0.01 * noise.steps, "steps": noise.steps}
-    return message("slow_steps", path=label, **counts, longest=longest, share=share)
-
-
 def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
     """Which kind of pause the data do not show, so that the more harmful one is planned for; none where they do."""
     if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
@@ -214,18 +186,6 @@ def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
     ]
     longest, said = float(pauses.ms.max()), " and whether they ".join(questions)
     return [message("unclear_pauses", path=label, pauses=pauses.independent, longest=longest, open=said)]
-
-
-def assumed(arrivals: str, steady: Sequence[str], scatters: bool, exponential: str | None) -> str:
-    """What the responses are for. steady: paths whose steps take their mean time."""
-    said = f"Responses are for {arrivals}"
-    if scatters:
-        said += ", and steps that scatter as measured, independently of each other"
-    if steady:
-        said += f"; steps on {' and '.join(steady)} take their mean time"
-    if exponential is not None:
-        said += f", one request at a time on {exponential} an exponential one"
-    return f"{said}."
 
 
 # T_cut.

@@ -363,7 +363,14 @@ class LoadPlanner:
         steady = [part.label for part in machine.parts if part.times.noise is None]
         cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.noise is None else None
         scattered = len(steady) < len(machine.parts)
-        found = [wording.assumed(machine.arrivals.label, steady, scattered, None if cpu is None else cpu.label)]
+        said = f"Responses are for {machine.arrivals.label}"
+        if scattered:
+            said += ", and steps that scatter as measured, independently of each other"
+        if steady:
+            said += f"; steps on {' and '.join(steady)} take their mean time"
+        if cpu is not None:
+            said += f", one request at a time on {cpu.label} an exponential one"
+        found = [f"{said}."]
         if isinstance(waiting, Cutoff):
             found.append(str(waiting.service["sentence"]))
         return [message("assumed", what=each) for each in found]
@@ -376,18 +383,22 @@ class LoadPlanner:
         high = None if estimate.interval is None else estimate.interval[1]
         if estimate.interval is not None and promise == "likely" and (high is None or high > sla_ms * (1 + ROUNDING)):
             points = [self.least_known(part) for part in self.machine.parts if part.path.fit.draws.get("values")]
-            found.insert(0, wording.open_interval(sla_ms, self.target.percentile, estimate.interval, points))
+            low, top = (None if end is None else format_ms(end) for end in estimate.interval)
+            ends = {"low": low, "high": top or "without an upper end"}
+            measure = f"measure these points: {', '.join(points)}" if points else "measure more steps"
+            percentile = self.target.percentile
+            found.insert(0, message("interval_open", sla=sla_ms, percentile=percentile, **ends, measure=measure))
         return found
 
-    def least_known(self, part: Part) -> tuple[int, int, str]:
-        """Return the step to measure (B, S, path): the least known of the batches that this load is likely to make."""
+    def least_known(self, part: Part) -> str:
+        """Return the step to measure: the least known of the batches that this load is likely to make."""
         top, reach = part.times.max_batch, 1
         while reach < top and reach < 2 * self.rate * part.times(reach):
             reach = min(2 * reach, top)
         B: FloatArray = np.arange(1.0, reach + 1)
         T, fast, slow = part.latency.range_ms(B)
         batch = int(B[int(np.argmax((slow - fast) / T))])
-        return batch, batch * self.target.tokens, part.label
+        return f"B={batch} S={batch * self.target.tokens:,} on {part.label}"
 
     def warn_of_slow_start(self, shown: Judged) -> list[Message]:
         """Warn where a queue whose steps are quicker the more they hold takes long from empty."""

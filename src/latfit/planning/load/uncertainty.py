@@ -21,6 +21,7 @@ from latfit.planning.result import Interval, Kind, Strategy
 from latfit.planning.verdict import Verdict, probability_within, verdict_of
 from latfit.queueing import FINE, QUICK, USUAL, ResponseDistribution, bisect
 from latfit.stats import FloatArray
+from latfit.units import format_ms
 
 DRAWS = 100
 MIN_SHARE = 0.2  # of the capacity of the fit: a robust rate below it is not searched
@@ -175,6 +176,10 @@ def tail_warnings(machine: Machine) -> list[Message]:
         if (noise := part.times.noise) is not None:
             share = noise.slow_share(float(part.times.at(np.ones(1))[0]))
             if share > wording.DECIDES:
-                found.append(wording.slow_steps_decide(part.label, noise, share))
+                longest = f"{float(noise.values.max()):.3g} times the typical"
+                if noise.pauses is not None:
+                    longest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
+                numbers = {"slow": 0.01 * noise.steps, "steps": noise.steps, "longest": longest, "share": share}
+                found.append(message("slow_steps", path=part.label, **numbers))
             found += wording.unclear_pauses(part.label, noise.pauses)
     return found
