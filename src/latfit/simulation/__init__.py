@@ -66,9 +66,7 @@ if TYPE_CHECKING:
         write_events as write_events,
     )
     from latfit.simulation.policies.run import (
-        Checked as Checked,
         Options as Options,
-        check as check,
         simulate as simulate,
     )
     from latfit.simulation.policies.service import (

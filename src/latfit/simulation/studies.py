@@ -31,17 +31,15 @@ LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)
 
 SLA_FACTOR = 2.5
 
-ONE_PATH = "It needs a second path, which this machine does not have."
-ONE_PATH_BRIEF = "needs a second path"
+ONE_PATH = "needs a second path, which this machine does not have"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and the result on this machine; `brief` has both in a few words, for a table."""
+    """A claim and the result on this machine."""
 
     claim: str
     found: str
-    brief: tuple[str, str]
 
 
 def policy_points(system: System, options: Options, solve: Solve) -> list[Point]:
@@ -70,19 +68,29 @@ def study_sla_ms(system: System) -> float:
 def findings(runs: Sequence[SimResult], system: System, sla_ms: float | None = None) -> list[Finding]:
     """Return the claims of the literature with the results of these runs."""
     limit_ms = study_sla_ms(system) if sla_ms is None or math.isinf(sla_ms) else sla_ms
-    there = {run.policy for run in runs}
-    carried = {name: carried_rate(runs, name, limit_ms) for name in STUDIED if name in there}
+    names = [name for name in STUDIED if name in {run.policy for run in runs}]
+    carried = {name: carried_rate(runs, name, limit_ms) for name in names}
+    most = max(carried, key=lambda name: carried[name])
+    alone, both = carried.get("gpu-only", 0.0), carried.get("three-stage")
+    tails = {slow: _ratios(runs, slow, "three-stage") for slow in ("fixed", "gpu-only")}
+    excess = _ratios(runs, "gpu-only", "optimal", "mean")
     return [
-        _tail(runs),
-        _throughput(carried, limit_ms),
-        _fixed(runs),
-        _greedy_is_enough(runs),
         Finding(
-            "The most load with p99 within the limit goes to the policy that uses both paths.",
-            f"Arrivals/s with p99 within {limit_ms:.3g} ms: "
-            + ", ".join(f"{name} {rate:,.0f}" for name, rate in sorted(carried.items(), key=lambda item: -item[1]))
-            + ".",
-            ("both paths carry the most load within the SLA", f"most: {max(carried, key=lambda name: carried[name])}"),
+            "three-stage lowers p99 2.5x",
+            ", ".join(f"{min(r):.2f} to {max(r):.2f}x vs {slow}" for slow, r in tails.items() if r) or ONE_PATH,
+        ),
+        Finding(
+            "three-stage raises throughput 1.4x",
+            ONE_PATH if both is None else f"{both / alone:.2f}x" if alone > 0 else "gpu-only carries none",
+        ),
+        Finding("gpu-only tails explode under load", _tails(runs, "gpu-only")),
+        Finding(
+            "waiting or not decides",
+            f"gpu-only {100 * (max(excess) - 1):+.2g} % over optimal" if excess else "no optimal table at these loads",
+        ),
+        Finding(
+            "both paths carry the most load within the SLA",
+            f"most: {most}, {carried[most]:,.0f}/s",
         ),
     ]
 
@@ -121,98 +129,19 @@ def _rates(runs: Sequence[SimResult]) -> list[float]:
     return sorted({run.rate_per_s for run in runs})
 
 
-def _ratios(runs: Sequence[SimResult], slow: str, fast: str) -> list[tuple[float, float, float]]:
-    """Return the ratio of p99 of `slow` to `fast`, with both p99 in ms, at each rate where both are stable."""
-    found = []
-    for rate in _rates(runs):
-        a, b = best_run(runs, slow, rate), best_run(runs, fast, rate)
-        if a is not None and b is not None:
-            found.append((a.latency["p99"].value / b.latency["p99"].value, a.latency["p99"].value, rate))
-    return found
-
-
-def _tail(runs: Sequence[SimResult]) -> Finding:
-    parts, spans = [], []
-    for slow in ("fixed", "gpu-only"):
-        ratios = _ratios(runs, slow, "three-stage")
-        if ratios:
-            most, least = max(ratios), min(ratios)
-            spans.append(f"{least[0]:.2f} to {most[0]:.2f}x vs {slow}")
-            parts.append(
-                f"against {slow} by a factor of {least[0]:.2f} (at {least[2]:,.0f}/s) to {most[0]:.2f}"
-                f" ({most[1]:.3g} to {most[1] / most[0]:.3g} ms at {most[2]:,.0f}/s)"
-            )
-    return Finding(
-        "Three-stage batching lowers p99 from 45 to 18 ms, a factor of 2.5.",
-        "Here it lowers p99 " + "; ".join(parts) + "." if parts else ONE_PATH,
-        ("three-stage lowers p99 2.5x", ", ".join(spans) or ONE_PATH_BRIEF),
-    )
-
-
-def _throughput(carried: Mapping[str, float], limit_ms: float) -> Finding:
-    claim, brief = "Three-stage batching raises throughput 1.4 times.", "three-stage raises throughput 1.4x"
-    if "three-stage" not in carried:
-        return Finding(claim, ONE_PATH, (brief, ONE_PATH_BRIEF))
-    alone, both = carried["gpu-only"], carried["three-stage"]
-    gain = f"{both / alone:.2f} times as much" if alone > 0 else "against none by gpu-only"
-    return Finding(
-        claim,
-        f"Within {limit_ms:.3g} ms at p99 three-stage carries {both:,.0f}/s and gpu-only {alone:,.0f}/s: {gain}.",
-        (brief, f"{both / alone:.2f}x" if alone > 0 else "gpu-only carries none"),
-    )
-
-
-def _fixed(runs: Sequence[SimResult]) -> Finding:
-    rates = _rates(runs)
-    ends = [best_run(runs, "fixed", rate) for rate in (rates[0], rates[-2])]
-    texts = [
-        f"{run.latency['p99'].value:.3g} ms at {run.rate_per_s:,.0f}/s (batch {run.settings['batch']})"
-        for run in ends
-        if run is not None
+def _ratios(runs: Sequence[SimResult], slow: str, fast: str, statistic: str = "p99") -> list[float]:
+    """Return p99 or another statistic of `slow` over that of `fast` at each rate where both are stable."""
+    pairs = [(best_run(runs, slow, rate), best_run(runs, fast, rate)) for rate in _rates(runs)]
+    return [
+        a.latency[statistic].value / b.latency[statistic].value for a, b in pairs if a is not None and b is not None
     ]
-    return Finding(
-        "The tail of GPU-only serving explodes under load.",
-        "With a fixed batch p99 is " + ", ".join(texts) + "; " + _growth(runs, "gpu-only"),
-        ("gpu-only tails explode under load", _growth_brief(runs, "gpu-only")),
-    )
 
 
-def _growth(runs: Sequence[SimResult], policy: str) -> str:
-    stable = [run for rate in _rates(runs) if (run := best_run(runs, policy, rate)) is not None]
-    if not stable:
-        return f"{policy} was stable at no rate."
-    low, high = stable[0], stable[-1]
-    return (
-        f"{policy} with greedy batches goes from {low.latency['p99'].value:.3g} ms at {low.rate_per_s:,.0f}/s to"
-        f" {high.latency['p99'].value:.3g} ms at {high.rate_per_s:,.0f}/s."
-    )
-
-
-def _growth_brief(runs: Sequence[SimResult], policy: str) -> str:
-    tails = [run.latency["p99"].value for rate in _rates(runs) if (run := best_run(runs, policy, rate)) is not None]
-    return f"p99 {tails[0]:.3g} to {tails[-1]:.3g} ms" if tails else "stable at no rate"
-
-
-def _greedy_is_enough(runs: Sequence[SimResult]) -> Finding:
-    worst: dict[str, tuple[float, float]] = {}
-    for rate in _rates(runs):
-        best = best_run(runs, "optimal", rate)
-        for name in ("gpu-only", "marginal-cost", "window"):
-            run = best_run(runs, name, rate)
-            if best is not None and run is not None:
-                excess = run.latency["mean"].value / best.latency["mean"].value - 1
-                worst[name] = max(worst.get(name, (-math.inf, 0.0)), (excess, rate))
-    text = ", ".join(f"{name} {100 * excess:+.2f} % (at {rate:,.0f}/s)" for name, (excess, rate) in worst.items())
-    return Finding(
-        "Waiting or not is what decides.",
-        f"Worst excess of the mean over the optimal rule: {text}." if text else "No optimal table at these loads.",
-        (
-            "waiting or not decides",
-            f"gpu-only at most {100 * worst['gpu-only'][0]:+.2g} % over optimal"
-            if "gpu-only" in worst
-            else "not known",
-        ),
-    )
+def _tails(runs: Sequence[SimResult], policy: str) -> str:
+    found = [run.latency["p99"].value for rate in _rates(runs) if (run := best_run(runs, policy, rate))]
+    if not found:
+        return "stable at no rate"
+    return f"p99 {found[0]:.3g} to {found[-1]:.3g} ms"
 
 
 REQUESTS = 3000
@@ -329,72 +258,34 @@ def _order_name(order: Order) -> str:
 
 
 def _padding(run: StudyRun) -> Finding:
-    lengths = ", ".join(map(str, PADDED_EXAMPLE))
     return Finding(
-        "A static batch with outputs of 100, 500 and 50 tokens is 43.3 % efficient.",
-        f"Of the tokens that the padded batch ({lengths}) computes {100 * run.summary.useful_share:.1f} % are of use.",
-        ("a static batch (100, 500, 50) is 43.3 % efficient", f"{100 * run.summary.useful_share:.1f} %"),
+        "a static batch (100, 500, 50) is 43.3 % efficient",
+        f"{100 * run.summary.useful_share:.1f} %",
     )
 
 
 def _continuous(batching: Mapping[str, StudyRun]) -> Finding:
     static = batching["static"].summary
-    gains = {
-        name: run.summary.output_tokens_per_s / static.output_tokens_per_s
+    gains = [
+        f"{run.summary.output_tokens_per_s / static.output_tokens_per_s:.2f}x {name}"
         for name, run in batching.items()
         if name != "static"
-    }
-    parts = ", ".join(f"{name} {gain:.2f} times" for name, gain in gains.items())
-    return Finding(
-        "Continuous batching gives 2.5 times the throughput of static batches.",
-        f"With up to {SEQUENCES} requests in a batch and geometric outputs: {parts}. The gain is what padding wastes"
-        f" ({100 * static.useful_share:.0f} % of the static tokens are of use): it grows with the batch"
-        " and with the spread of the outputs, and no single figure holds.",
-        (
-            "continuous batching: 2.5x the throughput of static",
-            ", ".join(f"{gain:.2f}x {name}" for name, gain in gains.items()),
-        ),
-    )
+    ]
+    return Finding("continuous batching: 2.5x the throughput", ", ".join(gains))
 
 
 def _orders(runs: Sequence[StudyRun]) -> list[Finding]:
-    by_name = {run.name: run for run in runs}
-    latency = {name: run.summary.latency for name, run in by_name.items()}
+    found = {run.name: run for run in runs}
+    latency = {name: run.summary.latency for name, run in found.items()}
     means = {name: each["mean"].value / latency["fcfs"]["mean"].value for name, each in latency.items()}
     tail = latency["sjf"]["p99"].value / latency["fcfs"]["p99"].value
-    met = ", ".join(f"{name} {100 * run.summary.slo_attainment:.0f} %" for name, run in by_name.items())
-    (guessed,) = (name for name in by_name if "length error" in name)
+    met = {name: f"{100 * run.summary.slo_attainment:.0f} %" for name, run in found.items()}
+    others = {name: f"{(run.others_ms or math.nan) / 1e3:.2f}" for name, run in found.items()}
     return [
         Finding(
-            "Shortest job first beats first come, first served.",
-            f"At {LOAD:g} times what the engine serves it lowers the mean latency to {means['sjf']:.2f} of that, with"
-            f" lengths guessed badly to {means[guessed]:.2f}, and raises p99 to {tail:.2f} of it: long ones starve.",
-            ("shortest job first is faster", f"mean {means['sjf']:.2f}x, p99 {tail:.2f}x"),
+            "shortest job first is faster",
+            f"mean {means['sjf']:.2f}x, p99 {tail:.2f}x",
         ),
-        Finding(
-            "An SLO-aware order meets more deadlines.",
-            f"Deadlines met: {met}.",
-            ("SLO-aware order meets more deadlines", f"{_met(by_name['slo'])} vs {_met(by_name['fcfs'])}"),
-        ),
-        Finding(
-            "A fair order protects users from a heavy one.",
-            "Mean latency of the user who sends half of the requests, and of the others:"
-            f" {_two(by_name['fcfs'])} under fcfs, {_two(by_name['fair'])} under fair.",
-            ("fair order protects from a heavy user", f"others' mean {_others(by_name['fcfs'], by_name['fair'])} s"),
-        ),
+        Finding("SLO-aware order meets more deadlines", f"{met['slo']} vs {met['fcfs']}"),
+        Finding("fair order protects from a heavy user", f"others' mean {others['fcfs']} to {others['fair']} s"),
     ]
-
-
-def _met(run: StudyRun) -> str:
-    return f"{100 * run.summary.slo_attainment:.0f} %"
-
-
-def _others(*runs: StudyRun) -> str:
-    """Format the mean latency in s of all but the heavy user, run by run."""
-    return " to ".join(f"{(run.others_ms or math.nan) / 1e3:.2f}" for run in runs)
-
-
-def _two(run: StudyRun) -> str:
-    assert run.heavy_ms is not None
-    assert run.others_ms is not None
-    return f"{run.heavy_ms / 1e3:.2f} and {run.others_ms / 1e3:.2f} s"

@@ -13,8 +13,9 @@ from latfit.planning.request import PlanRequest
 from latfit.planning.result import Cutoff, Plan
 from latfit.policies.policy import Limits, cutoff, gpu_only
 from latfit.queueing import linear_times, simulate_batches
-from latfit.simulation.policies.run import Options, check
+from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import System, linear_path, table_path
+from tests.oracle.checked import check
 from tests.unit.planning.test_plan import line, machine
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -24,7 +25,6 @@ NOMINAL = HardwareProfile(
         "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
     }
 )
-
 
 SCATTERED = {"ratios": noise_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000)).to_json()}
 

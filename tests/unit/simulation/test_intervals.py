@@ -27,12 +27,13 @@ from latfit.simulation.policies.estimate import (
     reach_in,
     wanted,
 )
-from latfit.simulation.policies.run import Options, check, compared, one_replication, simulate
+from latfit.simulation.policies.run import Options, compared, one_replication, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.stats import FloatArray
 from latfit.workload.arrivals import Piecewise, Poisson, bursts
 from latfit.workload.load import OpenLoad, RecordedLoad
 from latfit.workload.requests import make_requests
+from tests.oracle.checked import check
 
 MM1 = System(table_path("cpu", [1.0], exponential=True))
 ONE = policies.gpu_only(Limits(1))

@@ -14,12 +14,13 @@ from latfit.policies import policy as policies
 from latfit.policies.policy import Limits, Policy, QueueOrder
 from latfit.simulation.policies.estimate import describe
 from latfit.simulation.policies.replication import draw, run
-from latfit.simulation.policies.run import Options, check, compared, simulate
+from latfit.simulation.policies.run import Options, compared, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.workload.arrivals import Piecewise, Poisson
 from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass
 from latfit.workload.random_streams import Streams
 from latfit.workload.requests import make_requests
+from tests.oracle.checked import check
 
 MM1 = System(table_path("cpu", [2.0], exponential=True))
 GREEDY = policies.gpu_only(Limits(1))

@@ -51,7 +51,7 @@ def test_two_paths() -> None:
     assert best_run(runs, "gpu-only", LOADS[-1] * limit) is None
     found = findings(runs, system)
     assert len({each.claim for each in found}) == 5
-    assert "three-stage carries" in found[1].found
+    assert float(found[1].found.removesuffix("x")) > 1
 
 
 def test_one_path() -> None:

@@ -133,7 +133,7 @@ def brief_findings_table(findings: Sequence[Finding]) -> Table:
     return Table(
         "Claims of the literature",
         ("claim", "on this machine"),
-        [each.brief for each in findings],
+        [(each.claim, each.found) for each in findings],
         ("on this machine",),
     )
 

@@ -400,7 +400,7 @@ def _met(run: Replication, times: FloatArray, sla_ms: float) -> tuple[int, bool]
 MANY = 500_000
 """Requests in all at first, doubled until there are REACHES correlation lengths."""
 REACHES = 64 * APART
-WARM_SHARE = 0.1
+WARM_SHARE = 0.05
 """Share of a run that is left out at its start."""
 
 LONGEST = 2_000_000

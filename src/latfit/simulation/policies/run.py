@@ -1,15 +1,12 @@
-"""`simulate` runs replications of a policy against a load, until there are as many as asked or the result is precise;
-`check` does so for one percentile and an SLA.
+"""Run replications of a policy under a load, until there are as many as requested or the result is precise.
 
-Replication r draws its load from (seed, r) alone, whatever the policy: results of several policies with one seed are on
-common random numbers, and nothing depends on what else is run beside it, nor on the number of threads. How long the
-replications are, where nobody asked, follows from the load (`latfit.simulation.policies.estimate`).
+Replication r draws its load from (seed, r) alone, so policies with one seed meet the same requests, and neither other
+runs nor the number of threads change a result. The default length follows from the load (`policies.estimate`).
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from latfit.errors import WrongUsage
 from latfit.policies import Policy
@@ -38,7 +35,7 @@ from latfit.simulation.policies.result import Asked, SimResult, make_result
 from latfit.simulation.policies.service import System
 from latfit.simulation.summary import Interval
 from latfit.threads import on_threads
-from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, Poisson, RecordedLoad, Streams
+from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, RecordedLoad, Streams
 
 MOST_REQUESTS, MOST_REPLICATIONS = 100_000_000, 100_000
 """Of a replication, and of a run, that can be asked for."""
@@ -66,42 +63,27 @@ class Options:
     percentiles: tuple[float, ...] = PERCENTILES
 
     def __post_init__(self) -> None:
-        if (self.requests is not None and self.requests < FEWEST) or self.replications < 1:
-            each = "" if self.requests is None else f"{self.requests} requests in "
-            raise WrongUsage(
-                f"{each}{self.replications} replications",
-                where="--requests",
-                remedy=f"Give {FEWEST} requests or more, in one replication or more.",
-            )
-        for asked, most, option in (
-            (self.requests or 0, MOST_REQUESTS, "--requests"),
-            (self.replications, MOST_REPLICATIONS, "--replications"),
-        ):
-            if asked > most:
-                raise WrongUsage(
-                    f"{asked:,} {option[2:]}",
-                    where=option,
-                    remedy=f"Give {most:,} at most; --precision says how sure results shall be.",
-                )
-        if self.warmup is not None and not 0 <= self.warmup < 1:
-            raise WrongUsage(
-                f"a warm-up of {self.warmup:g} of the run",
-                where="--warmup",
-                remedy="Give a share from 0 to below 1.",
-            )
-        if self.precision is not None and not 0 < self.precision < 1:
-            raise WrongUsage(
-                f"a precision of {self.precision:g}", where="--precision", remedy="Give a share, such as 0.01."
-            )
-        if not 0 < self.level < 1:
-            raise WrongUsage(f"a level of {self.level:g}", where="--level", remedy="Give a share, such as 0.95.")
-        if not all(0 < p < 1 for p in self.percentiles):
-            raise WrongUsage(
-                "a percentile is not between 0 and 100 %", where="--percentile", remedy="Give one that is."
-            )
-        if self.statistic not in statistics(self.percentiles):
-            known = ", ".join(statistics(self.percentiles))
-            raise WrongUsage(f"{self.statistic!r} is not known", where="statistic", remedy=f"Take one of {known}.")
+        few, most = "--precision sets the accuracy.", f"{MOST_REQUESTS:,}"
+        known = statistics(self.percentiles)
+        for wrong, found, where, remedy in (
+            (self.requests is not None and self.requests < FEWEST, f"{self.requests} requests", "--requests",
+             f"Give {FEWEST} or more in each replication."),
+            ((self.requests or 0) > MOST_REQUESTS, f"{self.requests or 0:,} requests", "--requests",
+             f"Give {most} at most; {few}"),
+            (not 1 <= self.replications <= MOST_REPLICATIONS, f"{self.replications:,} replications", "--replications",
+             f"Give 1 to {MOST_REPLICATIONS:,}; {few}"),
+            (not 0 <= (self.warmup or 0) < 1, f"a warm-up of {self.warmup} of the run", "--warmup",
+             "Give a share from 0 to below 1."),
+            (self.precision is not None and not 0 < self.precision < 1, f"a precision of {self.precision}",
+             "--precision", "Give a share, such as 0.01."),
+            (not 0 < self.level < 1, f"a level of {self.level:g}", "--level", "Give a share, such as 0.95."),
+            (not all(0 < p < 1 for p in self.percentiles), "a percentile is not between 0 and 100 %", "--percentile",
+             "Give one that is."),
+            (self.statistic not in known, f"{self.statistic!r} is not known", "statistic",
+             f"Take one of {', '.join(known)}."),
+        ):  # fmt: skip
+            if wrong:
+                raise WrongUsage(found, where=where, remedy=remedy)
 
 
 def simulate(
@@ -252,72 +234,3 @@ def _class_names(load: Load) -> list[str]:
         return [f"class {c}" for c in range(int(load.requests.class_id.max()) + 1)]
     classes = load.classes if isinstance(load, OpenLoad | ClosedLoad) else ()
     return [each.name or f"class {c}" for c, each in enumerate(classes)]
-
-
-PRECISION = 0.01
-
-
-@dataclass(frozen=True, eq=False)
-class Checked:
-    """percentile: simulated, in ms.  holds: True where its whole interval lies within the SLA, the interval is to be
-    trusted and the system stable; False where the whole interval lies beyond or the system is unstable; None where the
-    runs cannot tell, or no SLA was given."""
-
-    percentile: Interval
-    level: float
-    sla_ms: float | None
-    holds: bool | None
-    result: SimResult
-
-    def to_json(self) -> dict[str, Any]:
-        low, high = self.percentile.low, self.percentile.high
-        return {
-            "percentile_ms": self.percentile.value,
-            "ci": [low, high],
-            "level": self.level,
-            "sla_ms": self.sla_ms,
-            "holds": self.holds,
-            "stable": self.result.stable,
-            "requests": self.result.requests,
-            "seed": self.result.seed,
-            "notes": list(self.result.notes),
-        }
-
-
-def check(
-    policy: Policy,
-    system: System,
-    load: Load | float,
-    percentile: float = 99.0,
-    sla_ms: float | None = None,
-    options: Options = Options(precision=PRECISION, most_replications=40),
-) -> Checked:
-    """Simulate until the percentile (in percent) is known within `options.precision`.
-
-    load: any, or a rate per ms for Poisson arrivals. Raises WrongUsage for a policy without the path it needs.
-    """
-    if 0 < percentile < 1:
-        meant = f"{100 * percentile:g}"
-        raise WrongUsage(
-            f"{percentile:g} % of them, next to none", where="--percentile", remedy=f"Was --percentile {meant} meant?"
-        )
-    if not 0 < percentile < 100:
-        raise WrongUsage(
-            f"{percentile:g} is not a percentile", where="--percentile", remedy="Give one above 0, below 100."
-        )
-    offered = OpenLoad(Poisson(load)) if isinstance(load, float | int) else load
-    share = round(percentile / 100, 12)
-    (_, name) = statistics((share,))
-    percentiles = tuple(sorted({*options.percentiles, share}))
-    asked = replace(options, statistic=name, percentiles=percentiles, sla_ms=sla_ms or math.inf)
-    result = simulate(policy, system, offered, asked)
-    found = result.latency[name]
-    return Checked(found, options.level, sla_ms, _verdict(found, sla_ms, result.stable), result)
-
-
-def _verdict(found: Interval, sla_ms: float | None, stable: bool) -> bool | None:
-    if sla_ms is None:
-        return None
-    if not stable or found.low > sla_ms:
-        return False
-    return True if found.trusted and found.high <= sla_ms else None
