@@ -18,7 +18,7 @@ from latfit.messages import Message as LatfitWarning
 from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, serve_replicas
 from latfit.stats import FloatArray
-from latfit.units import format_ms, format_percent, number
+from latfit.units import number
 from latfit.validation.calibrate import Calibration, calibrate
 from latfit.validation.measured import Measured
 from latfit.validation.server import ServerRun
@@ -179,6 +179,10 @@ NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": 
 JUDGED = ("ttft_ms", "tpot_ms", "latency_ms")
 
 
+def error_pct(simulated: float, measured: float) -> float:
+    return 100.0 * (simulated / measured - 1.0) if measured > 0 else math.nan
+
+
 @dataclass(frozen=True)
 class Figure:
     """One statistic of one metric, ms."""
@@ -190,7 +194,7 @@ class Figure:
 
     @property
     def error_pct(self) -> float:
-        return 100.0 * (self.simulated / self.measured - 1.0) if self.measured > 0 else math.nan
+        return error_pct(self.simulated, self.measured)
 
     @property
     def limit_pct(self) -> float | None:
@@ -203,30 +207,18 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Clocks:
-    """Mean of one metric in ms on the clocks of client, server and engine, and simulated on the engine's.
+class Clocks(Figure):
+    """Mean of one metric in ms on the clocks of client, server and engine (`measured`), and simulated on the engine's.
 
     quantiles: {name: (edges of the server's histogram bucket, simulated on the server's clock)}.
     """
 
-    metric: str
     client: float
     server: float
-    engine: float
-    simulated: float
     quantiles: Mapping[str, tuple[tuple[float, float], float]]
 
-    @property
-    def error_pct(self) -> float:
-        """Relative error of the simulation against the engine's clock."""
-        return 100.0 * (self.simulated / self.engine - 1.0) if self.engine > 0 else math.nan
-
-    @property
-    def holds(self) -> bool:
-        return abs(self.error_pct) <= LIMITS["mean"]
-
     def to_json(self) -> dict[str, Any]:
-        means = {"client": self.client, "server": self.server, "engine": self.engine, "simulated": self.simulated}
+        means = {"client": self.client, "server": self.server, "engine": self.measured, "simulated": self.simulated}
         buckets = {
             name: {"above": low, "up_to": high, "simulated": simulated}
             for name, ((low, high), simulated) in self.quantiles.items()
@@ -264,49 +256,35 @@ class Validation:
         return self.measured.watched_ms is not None
 
     @property
+    def judged(self) -> Sequence[Figure]:
+        """The figures with a tolerance: means against the server's engine if it is known, else against the client."""
+        return self.clocks or [each for each in self.figures if each.limit_pct is not None]
+
+    @property
     def agrees(self) -> bool:
-        return all(each.holds for each in self.clocks or self.figures)
+        return all(each.holds for each in self.judged)
+
+    @property
+    def mean_errors(self) -> dict[str, float]:
+        """Errors of the judged means in percent, by metric."""
+        return {each.metric: each.error_pct for each in self.judged if each.statistic == "mean"}
 
     @property
     def verdict(self) -> str:
-        """One sentence; two with the server's counts."""
-        if self.clocks:
-            return self._against_server()
-        off = [each for each in self.figures if not each.holds]
-        of = f"{int(self.scored.sum()):,} requests"
+        of, limits = f"{int(self.scored.sum()):,} requests", "means within 2 %, p90 and p99 within 4 %"
+        against = "the measured run"
+        if self.clocks and self.server is not None:
+            against = f"the server's {'engine' if self.server.has_engine or not self.watched else 'own counts'}"
+            limits = "means within 2 %"
+            of = f"{self.server.requests if self.watched else len(self.measured):,} requests"
+        off = [each for each in self.judged if not each.holds]
         if not off:
-            return f"Simulation agrees with the measured run: means within 2 %, p90 and p99 within 4 % ({of})."
+            return f"Simulation agrees with {against}: {limits} ({of})."
         worst = max(off, key=lambda each: abs(each.error_pct) / (each.limit_pct or 1.0))
         return (
-            f"Simulation differs from the measured run: {len(off)} of"
-            f" {sum(each.limit_pct is not None for each in self.figures)} figures are outside tolerance, worst"
+            f"Simulation differs from {against}: {len(off)} of {len(self.judged)} figures are outside tolerance, worst"
             f" {NAMES[worst.metric]} {worst.statistic} {worst.error_pct:+.1f} % ({of})."
         )
-
-    def _against_server(self) -> str:
-        errors = [f"{NAMES[each.metric]} {format_percent(each.error_pct, signed=True)}" for each in self.clocks]
-        if self.watched and self.server is not None:
-            counted = f"the server's {'engine' if self.server.has_engine else 'own counts'}"
-            return (
-                f"Simulation {'agrees with' if self.agrees else 'differs from'} {counted}: means {', '.join(errors)}"
-                f" ({self.server.requests:,} requests ended)."
-            )
-        ttft, tpot = self.clocks[:2]
-        client = format_percent(100 * (tpot.client / tpot.server - 1), signed=True) if tpot.server > 0 else "unknown"
-        return (
-            f"Simulation {'agrees with' if self.agrees else 'differs from'} the server's engine: means"
-            f" {', '.join(errors)} ({len(self.measured):,} requests). The client's mean TTFT is"
-            f" {_longer(ttft.client - ttft.server)} than the server's, its TPOT {client}; the server's TTFT is"
-            f" {_longer(ttft.server - ttft.engine)} than its engine's{self._unseen}."
-        )
-
-    @property
-    def _unseen(self) -> str:
-        """Describe the part of the difference due to the engine's steps, not its API process."""
-        if self.server is None or not self.server.has_engine:
-            return ""
-        rest = float(np.mean(self.run.seen_ms - self.measured.requests.arrival_ms))
-        return f", with {format_ms(rest)} simulated for the rest of the step that runs when a request comes"
 
     def to_json(self) -> dict[str, Any]:
         table: dict[str, dict[str, Any]] = {}
@@ -341,10 +319,6 @@ class Validation:
             },
             "source": self.measured.source,
         }
-
-
-def _longer(ms: float) -> str:
-    return f"{format_ms(abs(ms))} {'longer' if ms >= 0 else 'shorter'}"
 
 
 @dataclass(frozen=True)
@@ -418,10 +392,11 @@ def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clock
     return [
         Clocks(
             metric,
-            _mean(client[metric], weight if metric == "tpot_ms" else None),
-            of_server[metric],
+            "mean",
             of_engine[metric],
             _mean(of_scheduler[metric], weight if metric == "tpot_ms" else None),
+            _mean(client[metric], weight if metric == "tpot_ms" else None),
+            of_server[metric],
             {
                 name: (server.quantile_ms(metric, int(name[1:]) / 100), _statistic(simulated[metric], name))
                 for name in STATISTICS[1:]

@@ -18,7 +18,7 @@ from latfit.simulation import EngineSettings, StepCosts, scaled_costs
 from latfit.stats import FloatArray
 from latfit.trace import Trace
 from latfit.units import format_percent
-from latfit.validation.compare import JUDGED, NAMES, Asked, Validation, validate
+from latfit.validation.compare import NAMES, Asked, Validation, validate
 from latfit.validation.measured import Measured
 
 BLOCKS = 20
@@ -162,20 +162,13 @@ class RunSpeed:
         """The machine's speed, and the errors of the means at this speed."""
         phases = " and ".join(each.said for each in self.speeds if each.steps)
         by_phase = f": {phases}" if phases else ""
-        errors = [f"{NAMES[name]} {format_percent(off, signed=True)}" for name, off in self._means.items()]
+        errors = [
+            f"{NAMES[name]} {format_percent(off, signed=True)}" for name, off in self.at_speed.mean_errors.items()
+        ]
         return (
             f"During the run steps took {self.whole.times}{by_phase}. Simulated at that speed, the means are off by"
             f" {', '.join(errors)}."
         )
-
-    @property
-    def _means(self) -> dict[str, float]:
-        found = self.at_speed
-        if found.clocks:
-            return {each.metric: each.error_pct for each in found.clocks}
-        return {
-            each.metric: each.error_pct for each in found.figures if each.statistic == "mean" and each.metric in JUDGED
-        }
 
     def to_json(self) -> dict[str, Any]:
         by_phase = {

@@ -40,7 +40,7 @@ def clocks_table(found: Validation) -> Table:
     rows = [
         (
             TITLES[each.metric],
-            *(format_ms(value) for value in (each.client, each.server, each.engine, each.simulated)),
+            *(format_ms(value) for value in (each.client, each.server, each.measured, each.simulated)),
             format_percent(each.error_pct, signed=True),
             "ok" if each.holds else "differs",
         )
@@ -56,7 +56,7 @@ def _watched_table(found: Validation) -> Table:
     rows = [
         (
             TITLES[each.metric],
-            *(format_ms(value) for value in (each.server, each.engine, each.simulated)),
+            *(format_ms(value) for value in (each.server, each.measured, each.simulated)),
             format_percent(each.error_pct, signed=True),
             f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}",
             format_ms(p99),
