@@ -187,6 +187,9 @@ FAR_BETTER = 0.7
 WORSE_BEYOND = 1.1
 """Largest ratio of a simpler model's error beyond the training range, in S, B or context, to the best one's."""
 
+NEGLIGIBLE = 0.01
+"""Share of the best error below which a difference is no reason for a larger model."""
+
 WORSE_IN_PHASE = 1.25
 """Largest ratio of a candidate's error in a phase to that of the line, if others are as good on the whole."""
 
@@ -528,7 +531,8 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
     good = [
         name
         for name, score in scores.items()
-        if score.mape_pct - best.mape_pct <= min(_luck(rows) * paired_error(score, best), most)
+        if score.mape_pct - best.mape_pct
+        <= max(min(_luck(rows) * paired_error(score, best), most), NEGLIGIBLE * best.mape_pct)
         and score.mape_pct <= ceiling
         and all(own <= WORSE_BEYOND * least for own, least in zip(score.beyond, best.beyond, strict=True))
     ]
