@@ -130,6 +130,25 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def draw(found: list[tuple[CatalogEntry, CatalogEntry, float]]) -> None:
+    """Write the errors of systems left out as bars into docs/leave_one_out.png."""
+    from matplotlib.figure import Figure
+
+    rows = sorted(found, key=lambda row: row[2])
+    figure = Figure((8, 6), layout="constrained")
+    axes = figure.subplots()
+    colours = ["#9aa5b1" if system.lacks == NO_ATTENTION else "#1f77b4" for system, _, _ in rows]
+    axes.barh(
+        [f"{system.name}  from  {source.name}" for system, source, _ in rows],
+        [100 * e for *_, e in rows],
+        color=colours,
+    )
+    axes.set_xlabel("mean error of step times, % (grey: dense layers alone)")
+    axes.tick_params(axis="y", labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(ROOT / "docs" / "leave_one_out.png", dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="entries whose names begin so")
@@ -144,9 +163,11 @@ def main() -> None:
         print(
             f"{entry.name:32}{entry.steps:8,} steps {format_percent(entry.error_pct):>7} {file.stat().st_size:9,} bytes"
         )
+    found = list(left_out(all_entries()))
     print("\n| system | from | error |\n|---|---|---|")
-    for system, source, error in left_out(all_entries()):
+    for system, source, error in found:
         print(f"| {system.name} | {source.name} | {format_percent(100 * error)} |")
+    draw(found)
 
 
 if __name__ == "__main__":

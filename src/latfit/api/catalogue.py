@@ -32,6 +32,7 @@ from latfit.catalogue import (
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.messages import Message as LatfitWarning
 from latfit.model import FitResult, fitted_identity
+from latfit.planning import count_parameters, model_config
 from latfit.trace import Trace
 from latfit.units import count_text, format_percent
 
@@ -146,8 +147,8 @@ def _range(ends: Any) -> tuple[float, float]:
 def fit_in_catalog(name: str) -> FitResult:
     """A fit by its name in the catalogue, with the error that its times may have on another machine.
 
-    A system that nobody measured is scaled from its nearest neighbour if its GPU is known and its model is in the
-    catalogue. Raises WrongUsage for an unknown name, BadInput, FitNotUsable.
+    A system that nobody measured is scaled from its nearest neighbour if its GPU is known, and its model is in the
+    catalogue or named by its config.json. Raises WrongUsage for an unknown name, BadInput, FitNotUsable.
     """
     plain, entries = name.removeprefix(PREFIX), all_entries()
     if plain in entries:
@@ -173,10 +174,16 @@ def fit_in_catalog(name: str) -> FitResult:
 
 
 def _scaled(name: str, entries: Mapping[str, CatalogEntry]) -> tuple[CatalogEntry, FitResult] | None:
-    """The nearest neighbour of a system, and its times scaled to that system; None if nothing is known of it."""
+    """The nearest neighbour of a system, and its times scaled to that system; None if nothing is known of it.
+
+    name: GPU/MODEL, or GPU/FILE with the model's config.json, and @tp2 after it.
+    """
     gpu, _, model = name.partition("/")
     model, _, tp = model.partition("@tp")
-    weights = next((each.weights for each in entries.values() if each.model == model and each.weights), None)
+    if model.endswith(".json"):
+        weights: float | None = sum(count_parameters(model_config(Path(model))))
+    else:
+        weights = next((each.weights for each in entries.values() if each.model == model and each.weights), None)
     if gpu not in GPUS or weights is None or not (tp or "1").isdigit():
         return None
     found = nearest(entries, gpu, model, weights, int(tp or 1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.catalogue.entry import CatalogEntry, fit_of
+from latfit.catalogue.entry import KERNELS, STEPS, CatalogEntry, fit_of
 from latfit.errors import FitNotUsable
 from latfit.stats import FloatArray
 
@@ -59,10 +59,9 @@ def ratio_of(source: CatalogEntry, gpu: str, weights: float, tp: int, S: FloatAr
 
 
 def is_neighbour(source: CatalogEntry, gpu: str, model: str) -> bool:
-    """Whether an entry is of the same GPU or of the same model as a system, and the terms of both are known."""
-    return (
-        source.weights is not None and {source.gpu, gpu} <= set(GPUS) and (source.gpu == gpu or source.model == model)
-    )
+    """Whether an entry is of the same model as a system, or holds whole layers of another model on the same GPU."""
+    known = source.weights is not None and {source.gpu, gpu} <= set(GPUS)
+    return known and (source.model == model or (source.gpu == gpu and source.contents in (KERNELS, STEPS)))
 
 
 def nearest(
@@ -125,8 +124,8 @@ def scaled_steps(source: CatalogEntry, gpu: str, weights: float, tp: int) -> dic
 
 
 def neighbour_error(entries: Mapping[str, CatalogEntry]) -> float:
-    """Return the mean error of all systems that are left out in turn. Raises FitNotUsable without any."""
-    found = [error for _, _, error in left_out(entries)]
+    """Return the mean error of the systems with whole layers, left out in turn. Raises FitNotUsable without any."""
+    found = [error for system, _, error in left_out(entries) if system.contents in (KERNELS, STEPS)]
     if not found:
         raise FitNotUsable("no system of the catalogue has a neighbour", remedy="Add fits: latfit catalog add FIT.")
     return math.fsum(found) / len(found)

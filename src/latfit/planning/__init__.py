@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         kv_cache_of as kv_cache_of,
         model_config as model_config,
     )
+    from latfit.planning.serving.model_size import count_parameters as count_parameters
     from latfit.planning.serving.plan import ServingRequest as ServingRequest, plan_serving as plan_serving
     from latfit.planning.serving.result import (
         ApartPlan as ApartPlan,

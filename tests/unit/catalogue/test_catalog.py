@@ -1,5 +1,6 @@
 """The catalogue: names, own entries, widened fits, and systems scaled from a planted roofline."""
 
+import json
 import math
 from pathlib import Path
 
@@ -157,6 +158,20 @@ def test_shipped_systems_are_scaled_within_the_error_that_is_told() -> None:
         "catalog:h100/llama-3.2-3b"
     ).result.latency_ms(np.array([8.0]), np.array([8.0]))
     assert scaled.warnings[0].code == "from_catalog"
+
+
+def test_a_model_is_named_by_its_config(tmp_path: Path) -> None:
+    """Reading 3.21 billion parameters takes 0.4 of the time of 8.03 billion on the same GPU."""
+    config = {
+        "model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 8192, "vocab_size": 128256,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    scaled = latfit.Fit.load(f"catalog:h200/{tmp_path / 'config.json'}").result
+    one = np.ones(1)
+    measured = fit_of(all_entries()["h200/llama-3.1-8b"]).latency_ms(one, one)
+    assert scaled.latency_ms(one, one) / measured == pytest.approx(3.213 / 8.03, rel=0.05)
 
 
 def test_entries_are_written_whole(tmp_path: Path) -> None:

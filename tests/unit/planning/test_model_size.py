@@ -6,10 +6,10 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.planning.serving.model_size import (
+    count_parameters,
     has_sliding_window,
     kv_bytes_per_token,
     model_dtype,
-    parameters,
     weight_bytes,
 )
 
@@ -113,7 +113,7 @@ PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
 def test_parameters_are_those_that_are_published(name: str) -> None:
     """Norms, biases, routers and learned positions are left out."""
     count, sizes = PUBLISHED[name]
-    assert sum(parameters(sizes)) == pytest.approx(count, rel=0.004 if count > 1e9 else 0.02)
+    assert sum(count_parameters(sizes)) == pytest.approx(count, rel=0.004 if count > 1e9 else 0.02)
 
 
 def test_parameters_of_a_large_model_of_experts_with_latent_attention() -> None:
@@ -122,7 +122,7 @@ def test_parameters_of_a_large_model_of_experts_with_latent_attention() -> None:
         "deepseek_v3", 7168, 61, 128, 129280, intermediate_size=18432, moe_intermediate_size=2048, n_routed_experts=256,
         n_shared_experts=1, first_k_dense_replace=3, q_lora_rank=1536, **DEEPSEEK,
     )  # fmt: skip
-    assert sum(parameters(sizes)) == pytest.approx(671e9, rel=1e-3)
+    assert sum(count_parameters(sizes)) == pytest.approx(671e9, rel=1e-3)
 
 
 def test_weights_take_what_vllm_printed() -> None:
@@ -137,7 +137,7 @@ def test_quantised_weights_take_what_vllm_printed() -> None:
         "qwen2", 3584, 28, 28, 152064, num_key_value_heads=4, intermediate_size=18944, tie_word_embeddings=False,
         torch_dtype="float16", quantization_config=quantised,
     )  # fmt: skip
-    assert sum(parameters(sizes)) == pytest.approx(7_615_616_512, rel=1e-3)
+    assert sum(count_parameters(sizes)) == pytest.approx(7_615_616_512, rel=1e-3)
     assert weight_bytes(sizes) / 2**30 == pytest.approx(5.2032, rel=0.005)
 
 
@@ -193,7 +193,7 @@ def test_what_the_formula_does_not_know_is_refused(more: dict[str, Any], found: 
 
 def test_unknown_kinds_of_models_and_numbers_are_refused() -> None:
     with pytest.raises(BadInput, match="'novel' cannot be counted"):
-        parameters({**LLAMA_8B, "model_type": "novel"})
+        count_parameters({**LLAMA_8B, "model_type": "novel"})
     with pytest.raises(BadInput, match=r"unknown here \(gguf\)"):
         weight_bytes({**LLAMA_8B, "quantization_config": {"quant_method": "gguf"}})
     with pytest.raises(WrongUsage, match="no number type"):

@@ -153,7 +153,7 @@ def weight_bytes(config: Config, dtype: str | None = None) -> float:
     WrongUsage
         If the number type is unknown.
     """
-    layers, rest = parameters(config)
+    layers, rest = count_parameters(config)
     if dtype not in AUTO:
         width = number_bytes(dtype)
         return layers * width + rest * max(2.0, width)
@@ -181,7 +181,7 @@ def _quantised_bytes(said: Mapping[str, Any]) -> float:
     return (bits + ((16 + bits) / group_size if grouped and group_size else 0.0)) / 8
 
 
-def parameters(config: Config) -> tuple[int, int]:
+def count_parameters(config: Config) -> tuple[int, int]:
     """Count the parameters of the layers' matrices, all experts included, and of embedding and head.
 
     Raises
