@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
-from latfit.reporting.fit.page import render
+from latfit.planning.plan import make_plan
+from latfit.reporting.fit.page import SLA_FACTORS, render
 from latfit.reporting.simulation.page import Making, policies_page
 from tests.unit.reporting.conftest import two_paths
 from tests.unit.reporting.test_simulated_page import SYSTEM
@@ -82,7 +83,7 @@ def test_pictures_load_and_nothing_runs_off_the_side(
     assert found["width"] == width
     assert found["images"] == found["loaded"] == 9
     assert found["content"] <= width
-    assert found["answerTop"] < 250
+    assert found["answerTop"] < 300
     assert found["narrowestImage"] > 300
 
 
@@ -136,6 +137,58 @@ def test_figures_follow_the_colour_scheme(
     lightness = imread(shot)[:, :, :3].mean(axis=2)
     share = float((lightness > 0.9).mean())
     assert share > 0.7 if bright else share < 0.03
+
+
+MOVE = """
+<script>
+addEventListener("load", () => {{
+  const slider = document.querySelector(".slider input");
+  slider.value = {at};
+  slider.dispatchEvent(new Event("input"));
+  const visible = [...document.querySelectorAll(".slas .answer")].filter(card => card.checkVisibility());
+  document.title = JSON.stringify({{
+    sla: document.querySelector(".slider output").textContent,
+    cards: visible.map(card => card.innerText),
+  }});
+}});
+</script>
+"""
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
+def test_the_slider_moves_the_answer_to_that_of_a_plan_at_its_sla(
+    chromium: Chromium, page_html: str, tmp_path: Path, factor: float
+) -> None:
+    """What is visible then is what `latfit plan --json` says at that SLA, and nothing of another."""
+    copy = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", page_html)
+    moved = copy.replace("</body>", MOVE.format(at=SLA_FACTORS.index(factor)) + "</body>")
+    (tmp_path / "page.html").write_text(moved, encoding="utf-8")
+    dom = chromium("--dump-dom", (tmp_path / "page.html").as_uri())
+    title = re.search(r"<title>(.*?)</title>", dom, flags=re.DOTALL)
+    assert title is not None
+    found = json.loads(escaping.unescape(title.group(1)))
+    sla_ms = factor * two_paths().plans[0].sla_ms
+    plan = make_plan(two_paths().profile, sla_ms).to_json()
+    assert found["sla"] == f"{sla_ms:g} ms"
+    (card,) = found["cards"]
+    text = card.replace("\u00a0", " ")
+    assert plan["answer"] in text
+    largest = max(row["S_max"] for row in plan["inverse"]["S_at_B"])
+    assert re.search(rf"Largest step\s+{largest:,}\b", text)
+    if plan["settings"] is not None:
+        assert re.search(rf"Requests at once\s+{plan['settings']['max_num_seqs']:,}\b", text)
+    for threshold in ("B1", "B2"):
+        assert re.search(rf"{threshold}\s+{plan[threshold]['value']:,}\b", text)
+
+
+def test_the_page_runs_its_own_script(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
+    """The security line names the script's hash: the slider is there, and the button that copies."""
+    report = tmp_path / "report.html"
+    report.write_text(page_html, encoding="utf-8")
+    dom = chromium("--dump-dom", report.as_uri())
+    assert '<p class="slider">' in dom
+    assert "Copy</button>" in dom
+    assert len(page_html) < 1_500_000
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ from typing import Any
 
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.messages import Message as LatfitWarning
-from latfit.planning import Plan, PlanRequest
+from latfit.planning import Plan, PlanRequest, make_plan
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.checks import check_tables
 from latfit.reporting.fit.correction import correction_tables
@@ -23,6 +23,8 @@ from latfit.trace import Trace
 from latfit.units import format_ms
 
 PAGE_NAME = "report.html"
+SLA_FACTORS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.6, 2.0, 2.5, 3.0, 4.0, 5.0)
+"""Positions of the SLA's slider, times the plan's SLA."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def render(report: ReportInput) -> Rendered:
     page = template("report.html").render(
         title=title_of(subjects) if subjects else "Step latency",
         subjects=[(subject.path, subject.line) for subject in subjects],
-        answers=[_answer(plan, report.profile, shown) for plan, shown in zip(report.plans, loads, strict=True)],
+        answers=[_answer(plan, report, shown) for plan, shown in zip(report.plans, loads, strict=True)],
         trust=tables.trust(report.profile),
         trust_sentences=[(name, tables.trust_sentence(path.fit)) for name, path in report.profile.paths.items()],
         warnings=[{"path": "", **warning.to_json()} for warning in warnings if warning.needs_action],
@@ -95,12 +97,29 @@ def _prefixes(names: Sequence[str]) -> dict[str, str]:
     return stems
 
 
-def _answer(plan: Plan, profile: HardwareProfile, pictures: Sequence[Picture]) -> dict[str, Any]:
+def _answer(plan: Plan, report: ReportInput, pictures: Sequence[Picture]) -> dict[str, Any]:
     """The plan as the template takes it; where it was made for a load, with what that decides."""
     load = {"tables": list(plan_tables.load_tables(plan)), "pictures": [shown(picture) for picture in pictures]}
-    errors = [number for path in profile.paths.values() if (number := tables.held_out_number(path))]
     steps = (tables.tokens_at_batch(plan), tables.batch_at_tokens(plan), plan_tables.doubts_table(plan))
     engines = (plan_tables.settings_table(plan), plan_tables.engines_table(plan))
+    at_slas = plans_at_slas(plan, report)
+    return {
+        **_card(plan, report.profile),
+        "at_slas": [_card(each, report.profile) for each in at_slas],
+        "asked_at": SLA_FACTORS.index(1.0),
+        "other_slas": _with_rows(plan_tables.slas_table(at_slas)),
+        "load": None if plan.rate_per_s is None else load,
+        "steps": [table for table in steps if table.rows],
+        "thresholds": plan_tables.thresholds_table(plan, explained=True),
+        "engines": [table for table in engines if table.rows],
+        "no_engines": plan.unknown.get("settings", ""),
+        "notes": plan.notes,
+    }
+
+
+def _card(plan: Plan, profile: HardwareProfile) -> dict[str, Any]:
+    """The answer at one SLA."""
+    errors = [number for path in profile.paths.values() if (number := tables.held_out_number(path))]
     return {
         "sla": format_ms(plan.sla_ms),
         "promise": tables.promise(plan),
@@ -112,13 +131,26 @@ def _answer(plan: Plan, profile: HardwareProfile, pictures: Sequence[Picture]) -
         "remedy": plan.remedy,
         "key_numbers": [*plan_tables.key_numbers(plan), *errors],
         "command": engine_line(plan),
-        "load": None if plan.rate_per_s is None else load,
-        "steps": [table for table in steps if table.rows],
-        "thresholds": plan_tables.thresholds_table(plan, explained=True),
-        "engines": [table for table in engines if table.rows],
-        "no_engines": plan.unknown.get("settings", ""),
-        "notes": plan.notes,
     }
+
+
+def plans_at_slas(plan: Plan, report: ReportInput) -> list[Plan]:
+    """Plan again at SLAs around the plan's; empty for a load (seconds each) or if the request is not known."""
+    if plan.rate_per_s is not None:
+        return []
+
+    def at(sla_ms: float) -> Plan:
+        return make_plan(
+            report.profile,
+            sla_ms,
+            percentile=report.percentile,
+            tokens_per_request=plan.tokens_per_request,
+            request=report.request,
+        )
+
+    if at(plan.sla_ms).to_json() != plan.to_json():
+        return []
+    return [plan if factor == 1 else at(float(f"{factor * plan.sla_ms:.3g}")) for factor in SLA_FACTORS]
 
 
 def _with_rows(table: tables.Table) -> tables.Table | None:

@@ -1,6 +1,6 @@
 """A plan for people: the decision in three lines, then a table for each part that has something to say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from latfit.exporting import TITLES
 from latfit.planning import (
@@ -123,6 +123,25 @@ def _threshold_numbers(plan: Plan) -> list[KeyNumber]:
         for name, meaning, found in (("B1", B1, plan.B1), ("B2", "B2", plan.B2))
         if found.value is not None
     ]
+
+
+def slas_table(plans: Sequence[Plan]) -> Table:
+    """The limits at every SLA that was planned for."""
+    columns = ("SLA", "verdict", "largest step, tokens", "requests at once", "tokens per step")
+    rows = []
+    for plan in plans:
+        steps = [row.S_max for row in plan.S_at_B if row.S_max is not None]
+        limits = plan.settings
+        rows.append(
+            (
+                format_ms(plan.sla_ms),
+                verdict(plan),
+                count(max(steps)) if steps else "",
+                "" if limits is None else count(limits.max_num_seqs),
+                "" if limits is None else _optional(limits.max_num_batched_tokens),
+            )
+        )
+    return Table("Limits at other SLAs", columns, rows, words=("verdict",))
 
 
 def checked_table(plan: Plan) -> Table:
