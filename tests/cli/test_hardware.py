@@ -108,6 +108,16 @@ def test_a_fit_replaces_one_of_its_own_system_only(folder: Path, capsys: Capture
     assert list(read_hardware(folder / "hardware.json").paths) == ["gpu", "a100"]
 
 
+def test_fit_says_first_where_its_fit_goes_and_its_next_command_reads_there(folder: Path, capsys: Captured) -> None:
+    steps_of("H100", folder / "h100.csv")
+    assert latfit("fit", "h100.csv", "--model", "linear", "--hardware", "own.json") == 0
+    told = capsys.readouterr()
+    assert told.err.startswith("The fit goes into own.json")
+    assert "--hardware own.json" in told.out.splitlines()[-1]
+    latfit("plan", "--sla", "8ms", "--hardware", "own.json")
+    assert "decodes up to 64 requests (the most measured)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_each_enters_what_it_may(folder: Path, capsys: Captured) -> None:
     for name in ("H100", "A100"):
         steps_of(name, folder / f"{name}.csv")
