@@ -17,7 +17,6 @@ from latfit.model import Combination, LatencyModel, Steps
 from latfit.stats import FloatArray
 
 FLAT = 1e-8
-ILL_CONDITIONED = 1e3
 TRADES = 0.3
 """Component in a direction from which a parameter compensates the others in it."""
 

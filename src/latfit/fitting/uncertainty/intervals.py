@@ -20,12 +20,9 @@ from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.bootstrap import SCHEMES, ParameterDraws, Progress, bootstrap, from_covariance, kept
 from latfit.fitting.uncertainty.covariance import Uncertainty, uncertainty
-from latfit.fitting.uncertainty.identifiability import merge
-from latfit.stats import FloatArray
 
 METHODS = ("sandwich", "profile", "bootstrap")
-LINKED = 0.7
-"""Correlation of two parameters' logarithms over resamples from which they are told in combination only."""
+MAX_SPAN = math.exp(4)  # of the interval of an identified rate or peak: a factor of e^2 each way
 
 RESAMPLES = 1000
 """Resamples of bootstrap intervals where nobody says how many."""
@@ -83,47 +80,24 @@ def check(options: DoubtOptions) -> None:
 
 
 def _resampled(problem: FitProblem, found: Uncertainty, drawn: ParameterDraws) -> Uncertainty:
-    """The same doubt with percentile intervals of resampled fits."""
-    estimates, wide = dict(found.estimates), []
-    level = _expanded(problem, found.quantile, drawn.scheme)
+    """Return the uncertainty with percentile intervals of resampled fits.
+
+    Their level makes up for the spread that resamples of few rows lack.
+    """
+    estimates, groups = dict(found.estimates), [*found.unidentified]
+    n, p = problem.rows, len(problem.free)
+    level = math.erf(found.quantile * math.sqrt(n / max(n - p, 1)) / math.sqrt(2))
     for i, parameter in zip(problem.free, problem.free_parameters, strict=True):
         known = estimates[parameter.name]
         if not known.identified or known.low is None:
             continue
         low, high = drawn.interval(parameter.name, level)
+        spread: float | None = float(np.std(drawn.theta[:, i]))
+        identified = not parameter.positive or high <= MAX_SPAN * low
         if known.value == 0:
-            estimates[parameter.name] = structs.replace(known, high=max(high, known.high or 0.0))
-        elif tells(low, high, known.value, parameter.positive) or not parameter.positive:
-            spread = float(np.std(drawn.theta[:, i]))
-            estimates[parameter.name] = structs.replace(known, std_error=spread, low=low, high=high)
-        else:
-            wide.append(i)
-            estimates[parameter.name] = structs.replace(known, std_error=None, low=low, high=high, identified=False)
-    together = _moving_together(drawn.theta[:, wide])
-    names = [problem.model.parameters[i].name for i in wide]
-    groups = [*found.unidentified, *([names[i] for i in group] for group in together)]
+            low, high, spread = 0.0, max(high, known.high or 0.0), known.std_error
+        elif not identified:
+            spread = None
+            groups.append([parameter.name])
+        estimates[parameter.name] = structs.replace(known, std_error=spread, low=low, high=high, identified=identified)
     return replace(found, estimates=estimates, unidentified=groups)
-
-
-def _expanded(problem: FitProblem, quantile: float, scheme: str) -> float:
-    """Level of the percentile interval that makes up for what resamples of few rows lack in spread; drawn residuals
-    lack none, because they are inflated."""
-    n, p = problem.rows, len(problem.free)
-    narrow = 1.0 if scheme == "residual" or n <= p else math.sqrt(n / (n - p))
-    return math.erf(quantile * narrow / math.sqrt(2))
-
-
-def tells(low: float, high: float, value: float, positive: bool) -> bool:
-    """Return whether an interval pins its parameter: within its own size, or e^2 each way for rates and peaks."""
-    return high <= low * math.exp(4) if positive else high - low <= 4 * max(value, 1e-300)
-
-
-def _moving_together(theta: FloatArray) -> list[list[int]]:
-    """Groups of columns of positive draws (n, k) whose logarithms are correlated."""
-    if theta.shape[1] == 0:
-        return []
-    groups: list[list[int]] = []
-    linked = np.abs(np.atleast_2d(np.corrcoef(np.log(np.maximum(theta, 1e-300)), rowvar=False))) > LINKED
-    for i, row in enumerate(linked):
-        merge(groups, [i, *np.flatnonzero(row).tolist()])
-    return groups
