@@ -23,18 +23,17 @@ from latfit.fitting.diagnostics.messages import (
     better_model,
     cautions,
     cautions_in_time,
-    far_behind,
     floor_of,
 )
 from latfit.fitting.diagnostics.pooled import pooled_systems
-from latfit.fitting.model_selection import ROWS, corrected, correction_reason, is_auto, resolved, rival
+from latfit.fitting.model_selection import corrected, correction_reason, is_auto, resolved, rival
 from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solve, solved_once
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import identifiability_report, line_as_good, of_line, without_bends
 from latfit.fitting.windows import LINEAR, Windows, windows_of
-from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
+from latfit.messages import Message as LatfitWarning
 from latfit.model import (
     CORRECTION,
     Baseline,
@@ -51,10 +50,6 @@ from latfit.model import (
 )
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import Trace, identity_of
-from latfit.units import format_percent
-
-CLEARLY = 0.9
-"""Share of an error below which another model predicts clearly better."""
 
 BASELINES = ("constant", "linear", "saturation")
 
@@ -175,10 +170,6 @@ def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bo
         empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
         return FitResult(options.model, status, empty, Errors(problem.rows), **facts)
     found = _fitted(rows, options, asked, held_out)
-    if better := _beaten(found, wanted, len(rows)):
-        notes = [*notes, better]
-        options = _line(options)
-        found = _fitted(rows, options, asked)
     if not selection:
         notes = [*notes, *outdone(rows, options, found)]
     return replace(
@@ -213,29 +204,6 @@ def _spoken(options: FitOptions) -> bool:
     """Whether a user said something of the parameters of one model."""
     natural = {name for name, value in options.fixed.items() if value != 0}
     return bool(natural or options.bounds or options.priors)
-
-
-def _beaten(found: FitResult, wanted: FitOptions, rows: int) -> LatfitWarning | None:
-    """Why a line takes the place of a fit: its search had no end and it misses more than the line, or it was chosen on
-    a part of the rows, and on all of them the line predicts better, or by what most folds say, and where some of them
-    are left out it is so far off that it would be kept out of a profile."""
-    line = found.baselines.get("linear")
-    if line is None or line.mape_pct is None or found.metrics.mape_pct is None or _spoken(wanted):
-        return None
-    if found.status is FitStatus.NOT_CONVERGED and line.mape_pct <= found.metrics.mape_pct:
-        why = f"The search for an optimum of {found.model} had no end and a line does no worse, so a line was fitted."
-        return LatfitWarning("model_replaced", why, found.status.remedy)
-    error, beside = found.cross_validation.mape_pct, line.cv.mape_pct
-    if not is_auto(wanted.model) or not error or not beside:
-        return None
-    if rows > ROWS and beside < CLEARLY * error:
-        message = f"{found.model} was the best on a part of the rows; on all of them a line predicts better"
-    elif far_behind(error, beside):
-        message = f"{found.model} was the best in most folds; over all of them a line predicts far better"
-    else:
-        return None
-    numbers = f"{format_percent(beside)} vs {format_percent(error)}"
-    return LatfitWarning("model_replaced", f"{message} ({numbers}), so the line was fitted.", NO_ACTION, Severity.NOTE)
 
 
 def _fitted(data: FitData, options: FitOptions, asked: DoubtOptions, held_out: HeldOut | None = None) -> FitResult:

@@ -58,11 +58,13 @@ class Case:
 
 
 CASES = {
-    "one B": Case(one_B(), "saturation", ("tau_0", "P_max", "k_B", "tau_B"), r"B (≥ 8|≤ 2|other than 4)\b"),
-    "one B, line": Case(one_B(), "linear", ("tau_0", "tau_B"), r"B (≥ 8|≤ 2|other than 4)\b"),
-    "one S": Case(one_S(), "saturation", ("tau_0", "P_max", "k_S", "tau_S"), r"S (≥ 1024|≤ 256|other than 512)\b"),
-    "one S, line": Case(one_S(), "linear", ("tau_0", "tau_S"), r"S (≥ 1024|≤ 256|other than 512)\b"),
-    "saturated": Case(all_saturated(), "saturation", ("P_max", "k_B", "k_S", "tau_S"), r"S ≤ 1024\b|B ≤ (8|16|32)\b"),
+    "one B": Case(one_B(), "saturation", ("tau_0", "P_max", "k_B", "tau_B"), r"near B = (1|2|8|16)\b"),
+    "one B, line": Case(one_B(), "linear", ("tau_0", "tau_B"), r"near B = (1|2|8|16)\b"),
+    "one S": Case(one_S(), "saturation", ("tau_0", "P_max", "k_S", "tau_S"), r"S = (4096|2048|1024)\b"),
+    "one S, line": Case(one_S(), "linear", ("tau_0", "tau_S"), r"\(S = B\) near B = (1|2|4)\b"),
+    "saturated": Case(
+        all_saturated(), "saturation", ("P_max", "k_B", "k_S", "tau_S"), r"near B = [1-8], S = \d{2,3}\b"
+    ),
     "S = B": Case(collinear(), "saturation", ("P_max", "k_S", "tau_B", "tau_S"), r"prefill \(S > B\)"),
     "S = B, line": Case(collinear(), "linear", ("tau_B", "tau_S"), r"prefill \(S > B\)"),
 }

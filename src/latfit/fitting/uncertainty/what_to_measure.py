@@ -58,7 +58,8 @@ def _for_group(
     if worst[best] > MAX_ERROR_LEFT**2 * before:
         return None
     B, S = float(candidates["B"][best]), float(candidates["S"][best])
-    text = f"measure decode steps (S = B) near B = {B:g}" if S == B else f"measure steps near B = {B:g}, S = {S:g}"
+    decode = f"measure decode steps (S = B) near B = {B:g}"
+    text = decode if S == B else f"measure steps with prefill (S > B) near B = {B:g}, S = {S:g}"
     after = float(np.sqrt(worst[best]))
     return Measurement(tuple(group), _octave(B), _octave(S), float(np.sqrt(before)), after, text)
 
