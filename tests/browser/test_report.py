@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from latfit.planning.plan import make_plan
-from latfit.reporting.fit.page import SLA_FACTORS, render
+from latfit.reporting.fit.figures import map_figure
+from latfit.reporting.fit.page import SLA_FACTORS, ReportInput, render
+from latfit.reporting.fit.plot_data import measured_cells, surface
 from latfit.reporting.simulation.page import Making, policies_page
-from tests.unit.reporting.conftest import two_paths
+from latfit.reporting.style import png
+from tests.unit.reporting.conftest import fit_of, machine, planted_ms, planted_rows, two_paths
 from tests.unit.reporting.test_simulated_page import SYSTEM
 from tests.unit.simulation.made import made_result
 
@@ -189,6 +193,48 @@ def test_the_page_runs_its_own_script(chromium: Chromium, page_html: str, tmp_pa
     assert '<p class="slider">' in dom
     assert "Copy</button>" in dom
     assert len(page_html) < 1_500_000
+
+
+POINT = """
+<script>
+addEventListener("load", () => {{
+  const figure = document.querySelector("[data-readings]"), image = figure.querySelector("img");
+  const {{ left, top, width, height }} = image.getBoundingClientRect();
+  const at = {{ clientX: left + {x} * width, clientY: top + {y} * height }};
+  image.dispatchEvent(new PointerEvent("pointermove", at));
+  document.title = figure.querySelector("figcaption").textContent;
+}});
+</script>
+"""
+
+
+def test_the_map_is_read_under_the_pointer(chromium: Chromium, tmp_path: Path) -> None:
+    """At the pixel where Matplotlib draws a measured cell: its median, the planted latency, and an interval."""
+    rows = planted_rows()
+    ratio = rows.floats("T_ms") / planted_ms(rows.floats("B"), rows.floats("S"))
+    low, high = (float(np.quantile(ratio, share)) for share in (0.05, 0.95))
+    intervals = {"method": "empirical", "ratio_quantiles": {"0.95": high}, "lower_quantiles": {"0.95": low}}
+    fit = fit_of(rows, intervals=intervals)
+    html = render(ReportInput(machine(cpu=fit), {"cpu": rows})).html
+    cells = measured_cells(rows)
+    drawn = map_figure(surface(fit), cells)
+    png(drawn)
+    x, y = drawn.axes[0].transData.transform((8.0, 256.0)) / (drawn.bbox.width, drawn.bbox.height)
+    (tmp_path / "page.html").write_text(
+        re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", html).replace(
+            "</body>", POINT.format(x=x, y=1 - y) + "</body>"
+        ),
+        encoding="utf-8",
+    )
+    dom = chromium("--dump-dom", (tmp_path / "page.html").as_uri())
+    words = r"B = 8, S = 256: predicted (.*) ms, 90 % of steps (.*) to (.*) ms, measured (.*) ms \(8 steps\)"
+    found = re.search(f"<title>{words}</title>", dom)
+    assert found is not None
+    predicted, from_ms, to_ms, measured_ms = map(float, found.groups())
+    here = (rows.floats("B") == 8) & (rows.floats("S") == 256)
+    assert predicted == pytest.approx(planted_ms(8, 256), rel=1e-3)
+    assert measured_ms == pytest.approx(np.median(rows.floats("T_ms")[here]), rel=1e-3)
+    assert (from_ms, to_ms) == pytest.approx((low * predicted, high * predicted), rel=1e-3)
 
 
 @pytest.mark.nightly

@@ -19,12 +19,14 @@ _QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure: file name without its ending, the finding as its title, words in place of it, PNG bytes."""
+    """A drawn figure: file name without its ending, the finding as its title, words in place of it, PNG bytes, and as
+    JSON what the page's script reads from it under the pointer."""
 
     stem: str
     title: str
     alt: str
     png: bytes
+    readings: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def prose(text: str) -> Markup:
 def shown(picture: Picture) -> dict[str, str]:
     """A picture as the templates take it, inside the page."""
     encoded = base64.b64encode(picture.png).decode("ascii")
-    return {"title": picture.title, "alt": picture.alt, "source": f"data:image/png;base64,{encoded}"}
+    source = f"data:image/png;base64,{encoded}"
+    return {"title": picture.title, "alt": picture.alt, "source": source, "readings": picture.readings}
 
 
 def making(command: str, made_at: str) -> tables.Table:

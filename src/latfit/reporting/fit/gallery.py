@@ -1,5 +1,6 @@
 """The pictures of a report: which can be drawn from what is known, and why the others cannot."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from latfit.reporting.fit.plot_data import (
     agreement,
     batch_latency,
     measured_cells,
+    step_readings,
     surface,
     throughput_curves,
 )
@@ -103,12 +105,14 @@ def _single_pictures(path: ExecutionPath, views: Views, prefix: str) -> list[Pic
     found = views.finding or map_title(area)
     fastest, slowest = map(format_ms, area.span_ms)
     title = throughput_title(views.curves)
+    drawn = map_figure(area, cells, views.lines, views.finding)
     pictures = [
-        _picture(
+        Picture(
             f"{prefix}latency-map",
             found,
             f"Map of the latency of a step over requests B and tokens S, from {fastest} to {slowest}. {found}.",
-            lambda: map_figure(area, cells, views.lines, views.finding),
+            style.png(drawn),
+            _readings(path.fit, views, drawn),
         ),
         _picture(
             f"{prefix}throughput",
@@ -120,6 +124,14 @@ def _single_pictures(path: ExecutionPath, views: Views, prefix: str) -> list[Pic
     if (rows := views.rows) is None:
         return pictures
     return [*pictures, *_row_pictures(rows, path.name, prefix)]
+
+
+def _readings(fit: FitResult, views: Views, drawn: Figure) -> str:
+    """Where the axes of the drawn map are, as shares of the figure, and what can be read on them."""
+    area = views.area
+    box = [float(each) for each in drawn.axes[0].get_position().bounds]
+    ends = {name: [float(axis[0]), float(axis[-1])] for name, axis in (("B", area.B), ("S", area.S))}
+    return json.dumps({"box": box, **ends, "steps": step_readings(fit, area, views.cells)}, separators=(",", ":"))
 
 
 def _row_pictures(rows: Agreement, path: str, prefix: str) -> list[Picture]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.fitting import predict
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult
 from latfit.stats import FloatArray, error_metrics
@@ -21,6 +22,8 @@ DOTS = 5_000
 _PIXELS = 160
 _SURFACE_SIDE = 220
 _TOKEN_BINS = 14
+_READINGS_SIDE = 24
+_MOST_READINGS = 600
 
 
 @dataclass(frozen=True)
@@ -231,3 +234,27 @@ def batch_latency(
             measured = (found.B[match], found.median_ms[match])
         curves.append(BatchLatency(path.name, B, T, ~path.fit.outside_domain(B, S), *measured))
     return curves
+
+
+def step_readings(fit: FitResult, area: Surface, cells: Cells | None) -> list[list[float | None]]:
+    """Rows (B, S, predicted ms, low, high, level in percent, measured median ms, rows) of steps on the map.
+
+    Integer steps on a grid of the map's axes, and the measured cells; None: no interval, not measured.
+    """
+    B, S = (np.unique(np.round(np.geomspace(axis[0], axis[-1], _READINGS_SIDE))) for axis in (area.B, area.S))
+    measured = {} if cells is None else dict(zip(zip(cells.B, cells.S, strict=True), _evidence(cells), strict=True))
+    wanted = sorted({(b, s) for b in B for s in S if s >= b} | set(list(measured)[:_MOST_READINGS]))
+    columns = {name: np.array([step[i] for step in wanted]) for i, name in enumerate(("B", "S"))}
+    found = predict(fit, Trace(columns))
+    return [
+        [*(_rounded(value) for value in (b, s, T, low, high, 100 * level)), *measured.get((b, s), (None, None))]
+        for (b, s), T, low, high, level in zip(wanted, found.T_ms, found.low, found.high, found.level, strict=True)
+    ]
+
+
+def _evidence(cells: Cells) -> list[tuple[float | None, float | None]]:
+    return [(_rounded(T), _rounded(n)) for T, n in zip(cells.median_ms, cells.rows, strict=True)]
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.7g}") if np.isfinite(value) else None
