@@ -1,5 +1,5 @@
-"""Fills the cache of compiled code as the first plan would, with --all also as the first large fit and the first engine
-simulations would: with and without shared prefixes, one replica and several, static batches. Says so where there is
+"""Fills the cache of compiled code as the first plan would, with --all also as the first engine simulations
+would: with and without shared prefixes, one replica and several, static batches. Says so where there is
 anything to compile."""
 
 import json
@@ -7,11 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
 import latfit
-from latfit.fitting.solver.compiled import box_step
 
 measured = latfit.fit(Path(__file__).parent.parent / "sample_traces" / "cpu_numpy_tiny.parquet")
 machine = {"cpu": measured, "gpu": "launch=2ms,slope=0.05ms,max_batch=64"}
@@ -27,10 +23,3 @@ if "--all" in sys.argv:
         arrivals.write_text("\n".join(map(json.dumps, rows)))
         latfit.simulate_engine(measured, arrivals=arrivals, kv_blocks=512)
         latfit.simulate_engine(measured, arrivals=arrivals, kv_blocks=512, replicas=2, route="prefix")
-    rng = np.random.default_rng(0)
-    B = rng.integers(1, 65, 30_000)
-    S = B + rng.integers(0, 2000, len(B))
-    T_ms = (4 + 0.1 * B + 0.01 * S) * rng.lognormal(0, 0.05, len(B))
-    latfit.fit(pd.DataFrame({"B": B, "S": S, "T_ms": T_ms}), model="saturation")
-    latfit.fit(pd.DataFrame({"B": B, "S": B, "T_ms": T_ms}), model="linear")  # few cells of many rows
-    box_step(np.ones(2), np.eye(2), -np.ones(2), np.ones(2))  # a model of many terms

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.planning.serving.evaluate import Evaluator, requests_for
-from latfit.planning.serving.search import Room, Search
+from latfit.planning.serving.search import SearchSpace, Search
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import EngineSettings, Order, linear_costs
 from latfit.workload import OpenLoad, Poisson, RequestClass, Resampled
@@ -150,7 +150,7 @@ def planned(traffic: Traffic, rate: float, limit_ms: float, seed: int) -> tuple[
     evaluator = Evaluator(load, linear_costs(TAU_0, TAU_B, TAU_S), targets, seed=seed)
     evaluator.alone_ms = evaluator.alone(settings).summary.latency["mean"].value
     evaluator.requests = requests_for(load, evaluator.alone_ms)
-    found = Search(evaluator, settings, Room(everything)).run()
+    found = Search(evaluator, settings, SearchSpace(everything)).run()
     assert found.best is not None
     return found.best.setup.replicas, *found.carries
 

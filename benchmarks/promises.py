@@ -143,7 +143,7 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     from latfit.planning.fit_quality import quality_of
     from latfit.planning.serving.effects import bears
     from latfit.planning.serving.evaluate import Evaluator, requests_for
-    from latfit.planning.serving.search import Room, Search
+    from latfit.planning.serving.search import SearchSpace, Search
     from latfit.planning.serving.targets import RequestTarget, Targets
     from latfit.simulation import EngineSettings, step_costs
     from latfit.trace.table import Trace
@@ -164,7 +164,7 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     evaluator.requests = requests_for(load, evaluator.alone_ms)
     fixed = {"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order"}
     began = time.process_time()
-    found = Search(evaluator, settings, Room(frozenset(fixed))).run()
+    found = Search(evaluator, settings, SearchSpace(frozenset(fixed))).run()
     group = f"requests, {noise}, {engines} engines"
     if found.best is None:
         return [Outcome("requests", group, limit, 0.0, limit, math.nan, 0.0, "no number of replicas")]

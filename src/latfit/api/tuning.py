@@ -20,21 +20,23 @@ from latfit.api.reports import export
 from latfit.api.request import verb
 from latfit.api.requests import TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
+from latfit.api.validations import Validation, validate
 from latfit.engines import ENGINES
 from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
 from latfit.exporting import REQUEST_LIMIT, TITLES, engine_key, with_flags
-from latfit.files import write_json
+from latfit.files import write_json, write_text
 from latfit.messages import Message as LatfitWarning
 from latfit.metrics import limit_shown
 from latfit.planning import RequestTarget, parse_target, percentile_interval
 from latfit.profiling import LoadWatch
+from latfit.provenance import utc_now
 from latfit.records import Record
 from latfit.tuning import TRACE_DIR, Answered, recording, send_load, start_engine, steps_in, until_answered
 from latfit.units import count_text, format_ms, format_percent, format_rate
 from latfit.workload import OpenLoad, Poisson, Requests, Streams, parse_lengths
 
 if TYPE_CHECKING:
-    from latfit.reporting import Table
+    from latfit.reporting import Making, Rendered, Table
 
 STAGES = (0.5, 1.0, 2.0)
 """Rates of the first load, as ratios of the asked one: below it, at it, and above it for larger batches."""
@@ -59,6 +61,16 @@ BUSY = 0.1
 
 MARGIN = 0.9
 """Where the asked rate is too much: the share of the capacity at which settings are planned instead."""
+
+REQUESTS = "requests.csv"
+COLUMNS = {
+    "t_s": "due_s",
+    "prompt_tokens": "prompt_tokens",
+    "output_tokens": "output_tokens",
+    "first_token_s": "first_s",
+    "last_token_s": "last_s",
+}
+"""The last load's requests with their measured times, as `latfit validate` reads them."""
 
 SAVED_S = "10"
 """The plug-in writes a file after so many seconds."""
@@ -125,11 +137,13 @@ class Tuning(Record, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Tuned(Answer):
-    """Settings with what was planned and measured. steps: what `--dry-run` would do."""
+    """Settings with what was planned and measured. validation: the last load beside its simulation.  steps: what
+    `--dry-run` would do."""
 
     result: Tuning
     plan: EnginePlan | None = None
     fit: Fit | None = None
+    validation: Validation | None = None
     steps: Sequence[str] = ()
 
     @property
@@ -217,6 +231,14 @@ class Tuned(Answer):
         ]
         names = ["run", "SLO", "planned", "measured", "verdict"]
         return [Table("", names, rows, words=names)] if rows else []
+
+    def page(self, made: "Making") -> "Rendered":
+        """The report page: measured times first, with their distributions, then the plan."""
+        from latfit.reporting import serving_page
+
+        assert self.plan is not None
+        figure = None if self.validation is None else self.validation.plot()
+        return serving_page(self.plan.result, made, self.tables(), figure)
 
     def to_json(self) -> dict[str, Any]:
         return self.result.to_json() | {
@@ -366,7 +388,12 @@ class Loop:
         return found
 
     def run_of(self, name: str, at: float, answers: Sequence[Answered], others: float | None) -> Run:
-        """Return a run, without its warm-up."""
+        """Return a run, without its warm-up; its requests go into a file."""
+        from pandas import DataFrame
+
+        whole = [each for each in answers if not each.failure]
+        columns = {name: [getattr(each, ours) for each in whole] for name, ours in COLUMNS.items()}
+        write_text(self.out / REQUESTS, DataFrame(columns).to_csv(index=False))
         counted = [each for each in answers if each.due_s >= WARM_UP * self.load_s] or [*answers]
         whole = [each for each in counted if not each.failure]
         planned = {} if self.plan is None else {each.name: each for each in self.plan.result.targets}
@@ -425,6 +452,13 @@ class Loop:
     def may_restart(self) -> bool:
         restarts, used = self.starts - 1, time.monotonic() - self.begun_s
         return restarts < self.request.max_restarts and used < self.budget_s
+
+    def validated(self) -> Validation | None:
+        """The last load beside its simulation with the same requests; None without settings."""
+        if not self.settings or self.plan is None:
+            return None
+        engine = {name: self.plan.engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+        return validate(self.fit, self.out / REQUESTS, engine=engine, seed=self.request.seed)
 
     def result(self) -> Tuning:
         plan = None if self.plan is None else self.plan.result
@@ -488,8 +522,12 @@ def tune(request: TuneRequest) -> Tuned:
                 break
     except KeyboardInterrupt:
         raise Interrupted("interrupted", where=str(loop.out), remedy="Its traces and logs are kept.") from None
-    found = Tuned(loop.result(), loop.plan, loop.fit)
+    found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())
     write_json(loop.out / "tune.json", found.to_json())
+    if found.plan is not None:
+        from latfit.reporting import Making, write_page
+
+        write_page(loop.out, found.page(Making(made_at=utc_now(), subject=found.result.engine)))
     return found
 
 

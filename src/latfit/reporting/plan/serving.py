@@ -298,8 +298,10 @@ def serving_figure(plan: ServingPlan) -> "Figure":
     return figure
 
 
-def serving_page(plan: ServingPlan, made: "Making") -> "Rendered":
-    """The plan as a page."""
+def serving_page(
+    plan: ServingPlan, made: "Making", measured: Sequence[Table] = (), figure: "Figure | None" = None
+) -> "Rendered":
+    """The plan as a page. measured, figure: what an engine with its settings was measured to do, before all else."""
     from latfit.reporting import layout, style
 
     told = serving_summary(plan)
@@ -307,6 +309,9 @@ def serving_page(plan: ServingPlan, made: "Making") -> "Rendered":
     if plan.pareto:
         alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
         pictures = [layout.Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
+    if figure is not None:
+        alt = "Distributions of TTFT, TPOT and latency, measured and simulated."
+        pictures.insert(0, layout.Picture("measured", "Measured and simulated", alt, style.png(figure)))
     words = {"good": "meets the targets", "doubt": "likely meets the targets", "bad": "misses the targets"}
     looks = {"good": "", "doubt": "doubt", "bad": "unmet"}
     answer = {
@@ -324,7 +329,7 @@ def serving_page(plan: ServingPlan, made: "Making") -> "Rendered":
         answer=answer,
         heading="Latency of requests, and what would change it",
         broad=False,
-        tables=serving_tables(plan),
+        tables=[*measured, *serving_tables(plan)],
         findings=[],
         warnings=[{"path": "", "message": text, "remedy": ""} for text in (*told.warnings, *told.others)],
         machine=Table("Settings of a replica", ("setting", "value"), rows),
