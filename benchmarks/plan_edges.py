@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.planning.serving.evaluate import Evaluator, requests_for
-from latfit.planning.serving.search import SearchSpace, Search
+from latfit.planning.serving.search import Search, SearchSpace
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import EngineSettings, Order, linear_costs
 from latfit.workload import OpenLoad, Poisson, RequestClass, Resampled

@@ -143,7 +143,7 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     from latfit.planning.fit_quality import quality_of
     from latfit.planning.serving.effects import bears
     from latfit.planning.serving.evaluate import Evaluator, requests_for
-    from latfit.planning.serving.search import SearchSpace, Search
+    from latfit.planning.serving.search import Search, SearchSpace
     from latfit.planning.serving.targets import RequestTarget, Targets
     from latfit.simulation import EngineSettings, step_costs
     from latfit.trace.table import Trace
