@@ -1,7 +1,7 @@
 """Influence of cells on a fit, and cells that contradict their neighbours.
 
-Cook's distance picks ten cells; each is left out and the model fitted again. The largest change of a prediction says
-how much the fit depends on the cell. A cell stands alone if its residual differs from the median of its six nearest
+Cook's distance picks ten cells; each is left out by one Newton step. The largest change of a prediction says how much
+the fit depends on the cell. A cell stands alone if its residual differs from the median of its six nearest
 cells (in the logarithms of all columns) by five robust standard deviations and by 25 %.
 """
 
@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem, collapse
-from latfit.fitting.solver.levenberg_marquardt import Objective, minimise
 from latfit.fitting.solver.loss import score_factor
-from latfit.fitting.solver.objective import by_cell
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.identifiability import decompose
 from latfit.model import Steps, StepTable
@@ -27,8 +25,6 @@ ALONE_SIGMA, ALONE_RATIO = 5.0, 1.25
 LEFT_OUT, SHOWN = 10, 5
 MAX_CELLS = 20_000  # among more, no single cell matters
 MIN_CELLS_FOR_TREE = 1_500  # from here a k-d tree is worth loading
-REFIT_STEPS, REFIT_TOLERANCE = 12, 1e-9
-MIN_CELLS_FOR_ONE_STEP = 2_000  # leaving one out moves the optimum so little that one step reaches it
 
 
 @dataclass(frozen=True)
@@ -67,37 +63,25 @@ def influence(problem: FitProblem, solution: Solution, data: FitData) -> dict[st
 
 
 def _left_out(single: FitProblem, solution: Solution, known: Steps, cells: int) -> _Cells:
+    """Leave out the cells with the largest Cook's distance, by one Newton step from the optimum."""
     which, w = single.cells, single.weights
     predicted = np.maximum(single.model.latency_ms(single.theta(solution.z), single.steps), 1e-300)
     measured = by_group(np.log(single.observed), which, w)
     apart = by_group(np.log(single.observed) - np.log(predicted), which, w).mean
     first = np.unique(which, return_index=True)[1]
-    change = np.full(cells, np.nan)
-    for c in np.argsort(-_cook(single, solution, cells))[:LEFT_OUT]:
-        inside = np.flatnonzero(which != c)
-        theta = single.theta(_refitted(single.rows_at(inside), solution))
-        shift = np.log(np.maximum(single.model.latency_ms(theta, single.steps), 1e-300) / predicted)
-        change[c] = math.expm1(min(float(np.max(np.abs(shift[inside]))), 20.0))
-        apart[c] -= float(shift[which == c].mean())
+    r, J = single.residuals(solution.z), single.jacobian(solution.z)
+    psi, inverse = r * score_factor(single.options.loss, r, solution.f_scale), decompose(J, w).inverse()
+    pull = np.stack([np.bincount(which, w * psi * column, cells) for column in J.T], axis=1)
+    leverage = np.bincount(which, w * np.einsum("ij,jk,ik->i", J, inverse, J), cells)
+    moved = pull @ inverse / np.maximum(1 - leverage, 0.05)[:, None]
+    change, scale = np.full(cells, np.nan), 1.0 if single.options.residuals == "relative" else 1 / predicted[first]
+    for c in np.argsort(-np.einsum("ij,ij->i", moved, pull))[:LEFT_OUT]:
+        shift = scale * (J[first] @ moved[c])
+        change[c] = math.expm1(min(float(np.max(np.abs(np.delete(shift, c)))), 20.0))
+        apart[c] -= float(shift[c])
     return _Cells(
         {name: column[first] for name, column in known.items()}, measured.size, np.exp(measured.mean), apart, change
     )
-
-
-def _cook(single: FitProblem, solution: Solution, cells: int) -> FloatArray:
-    """Return Cook's distance of each cell (m,), up to a factor."""
-    r, J, w = single.residuals(solution.z), single.jacobian(solution.z), single.weights
-    psi = r * score_factor(single.options.loss, r, solution.f_scale)
-    inverse = decompose(J, w).inverse()
-    pull = np.stack([np.bincount(single.cells, w * psi * column, cells) for column in J.T], axis=1)
-    leverage = np.bincount(single.cells, w * np.einsum("ij,jk,ik->i", J, inverse, J), cells)
-    return np.asarray(np.einsum("ij,jk,ik->i", pull, inverse, pull) / np.maximum(1 - leverage, 0.05) ** 2)
-
-
-def _refitted(part: FitProblem, solution: Solution) -> FloatArray:
-    """Return z of a fit to some of the rows, from the full fit's optimum and with its scale of the loss."""
-    steps = REFIT_STEPS if len(part.observed) < MIN_CELLS_FOR_ONE_STEP else 1
-    return minimise(Objective(by_cell(part), solution.f_scale), solution.z, steps, REFIT_TOLERANCE).z
 
 
 def _beside_neighbours(found: _Cells) -> FloatArray:
