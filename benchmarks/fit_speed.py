@@ -4,7 +4,7 @@ scale, same box, numeric derivatives and a naive start for the peers, one thread
 Our side goes from the trace to the parameters: rows gathered, a start and the loss's scale searched, all of it counted.
 The peers are given the scale, and the rows as they are. Times are those of the processor that the process used.
 
-Aims: 50 times SciPy at a million rows, 12 times at 100,000, within 20 ms of it below 5,000 rows, and a final cost
+Aims: 20 times SciPy at a million rows, 10 times at 100,000, as fast as it below 5,000 rows, and a final cost
 never above the best peer's by more than 1 %. Run it with OPENBLAS_NUM_THREADS=1: threads of a linear algebra library
 that wait for each other on a busy machine slow either side tenfold.
 """
