@@ -12,10 +12,19 @@ from latfit.workload import Recording, Requests, read_requests
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Measured:
-    """Requests and when, on the clock of their arrivals, their first and last token appeared (ms, (n,)). notes: what
-    should be known of how they were read.  began_s: when the first request came, in seconds since 1970, None where that
-    is not told.  watched_ms: of a watch, which knows no single request, from when to when it was, and engines: how many
-    it sums up; see `watch.py`."""
+    """Requests with the times of their first and last token (n,), ms on the clock of their arrivals.
+
+    Attributes
+    ----------
+    notes
+        Remarks about reading them.
+    began_s
+        Time of the first request in seconds since 1970; None if unknown.
+    watched_ms
+        Begin and end of a watch, which knows no single request (see `watch.py`); else None.
+    engines
+        Engines that a watch sums up.
+    """
 
     requests: Requests
     first_ms: FloatArray
@@ -34,15 +43,20 @@ class Measured:
 
 
 def read_measured(source: str | Path) -> Measured:
-    """A measured run from a file of any format that `simulate` reads and that says when tokens came. Raises BadInput
-    that names the file, the column or the row."""
+    """Read a measured run from a file of any format that `simulate` reads and that has times of tokens.
+
+    Raises
+    ------
+    BadInput
+        Names the file, the column or the row.
+    """
     return as_measured(read_requests(source))
 
 
 def as_measured(found: Recording) -> Measured:
-    """A measured run from recorded requests that say when their tokens came. Raises BadInput.
+    """Return recorded requests with times of their tokens as a measured run.
 
-    Requests without these moments, or with impossible ones, are left out unless they are the most.
+    Requests without these times, or with impossible ones, are left out; BadInput is raised if most are.
     """
     if found.first_ms is None or found.last_ms is None:
         raise BadInput(

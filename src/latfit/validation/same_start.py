@@ -1,9 +1,8 @@
-"""Whether a trace's steps and a measured run are of one start of the engine, or else of one time.
+"""Check that a trace's steps and a measured run come from one start of the engine, or else from one time.
 
-A recorder writes down when it was started, which vLLM does together with the counters of `/metrics`, whose moments of
-creation stand beside them. Another start is another compilation, with other neighbours on the machine: two runs of one
-model on two cores were 40 to 160 % apart. Where only the result of a load generator tells a time, the run and the steps
-have to meet. What says no time is not judged.
+A recorder stores its start, and vLLM creates the counters of `/metrics` together with it. Another start compiles anew:
+two runs of one model on two cores were 40 to 160 % apart. Without counters the run and the steps must overlap in time.
+Sources without times are not judged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,15 +18,14 @@ from latfit.trace import Trace
 from latfit.validation.measured import Measured
 
 TOGETHER_S = 60.0
-"""Within this time a recorder and the counters of its server begin."""
+"""Largest time between the starts of a recorder and of the counters of its server."""
 EDGE_S = 5.0
-"""Load generators say to the second when they ended, or a little later."""
+"""Error of the end time that load generators report."""
 
 
 @dataclass(frozen=True)
 class EngineStart:
-    """A start of an engine that a trace records: when, and when its first and last steps were; seconds since 1970, NaN
-    where the trace does not tell."""
+    """Start of an engine, and its first and last steps, in seconds since 1970; NaN if unknown."""
 
     started_s: float
     first_s: float = np.nan
@@ -35,7 +33,7 @@ class EngineStart:
 
 
 def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list[EngineStart]:
-    """Starts that latfit's recorder wrote into a provenance; with the trace the times of their steps."""
+    """Return the starts that latfit's recorder stored in a provenance, with times of steps if the trace is given."""
     found = []
     for run, started_s in dict(_started(provenance)).items():
         span = (np.nan, np.nan)
@@ -49,8 +47,7 @@ def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list
 
 
 def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
-    """Which steps (n,) of a trace may be of the time of a measured run: those of its time, give or take EDGE_S, and all
-    where the trace or the run says no time."""
+    """Mark the steps (n,) within the time of a measured run, ± EDGE_S; all if either has no times."""
     kept = np.ones(len(trace), dtype=bool)
     if measured.began_s is None or "t_s" not in trace or "run" not in trace:
         return kept
@@ -63,7 +60,7 @@ def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
 
 
 def _started(provenance: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """(run, when it was started) of each file."""
+    """Yield (run, its start in seconds since 1970) of each file."""
     parts = provenance.get("parts")
     for each in parts.values() if isinstance(parts, Mapping) else [provenance]:
         try:
@@ -75,7 +72,7 @@ def _started(provenance: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def not_together(
     starts: Sequence[EngineStart], measured: Measured, server_started_s: float | None
 ) -> LatfitWarning | None:
-    """For steps and a run that are of different starts or, where that is not known, of different times."""
+    """Warn if steps and run are of different starts or, if starts are unknown, of different times; else None."""
     if not starts:
         return None
     if server_started_s is not None:

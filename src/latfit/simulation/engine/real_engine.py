@@ -13,7 +13,6 @@ from latfit.trace import EngineFacts
 
 BLOCK, BLOCK_ON_CPU = 16, 128
 SEQUENCES, SEQUENCES_ON_CPU, BUDGET = 256, 128, 2048
-HALVINGS = 50
 
 SAYS_NOTHING = ("model", "data_parallel_size", "max_model_len")
 """Facts that traces of other tools may contain, too, and that determine no setting."""
@@ -149,12 +148,9 @@ def _take_observed(facts: EngineFacts, values: dict[str, Any], origin: dict[str,
 
 
 def acceptance_of(gain: float, k: int) -> float:
-    """Solve a + a² + … + a^k = gain for a, by bisection; `gain` is the mean of accepted tokens per request and step."""
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        if sum(middle**i for i in range(1, k + 1)) < gain:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
+    """Solve a + a² + … + a^k = gain for a in [0, 1]; `gain` is the mean of accepted tokens per request and step."""
+    from scipy.optimize import brentq
+
+    if not 0 < gain < k:
+        return float(gain >= k)
+    return float(brentq(lambda a: sum(a**i for i in range(1, k + 1)) - gain, 0.0, 1.0, xtol=1e-14))

@@ -1,4 +1,4 @@
-"""`serve`: requests through one simulated engine, and what became of each of them.
+"""Serve requests by one simulated engine.
 
 run = serve(requests, step_costs(fit), EngineSettings(kv_blocks=2588))
 run.ttft_ms.mean()
@@ -43,9 +43,11 @@ from latfit.workload import Requests
 
 @dataclass(frozen=True)
 class Counters:
-    """What an engine did: steps (prefill_steps of them with prefill), preemptions, tokens generated and prefilled
-    (again, where a request was preempted), found in freed blocks, drafted and accepted, computed in all, and of prompts
-    that were cached when their requests started; KV blocks that are free at the end."""
+    """Counts over a run.
+
+    prefill_tokens include those computed again after preemption; reused_tokens were found in freed blocks;
+    cached_tokens are prompt tokens cached when their requests started; free_blocks are KV blocks free at the end.
+    """
 
     steps: int
     prefill_steps: int
@@ -60,17 +62,36 @@ class Counters:
     free_blocks: int
 
 
+PLACES = {
+    "steps": STEPS, "prefill_steps": PREFILL_STEPS, "preemptions": PREEMPTIONS, "generated_tokens": TOKENS,
+    "prefill_tokens": PREFILL_TOKENS, "reused_tokens": REUSED, "drafted_tokens": DRAFTED, "accepted_tokens": ACCEPTED,
+    "computed_tokens": COMPUTED, "cached_tokens": CACHED, "free_blocks": FREE,
+}  # fmt: skip
+"""Place of each counter in `State.i`."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineRun:
-    """What became of the requests; times in ms on the clock of their arrivals, (n,).
+    """Requests of a run with their times (n,), in ms on the clock of their arrivals.
 
-    seen_ms: when the scheduler first knew of it, behind the step that ran when it came.  start_ms: when the step began
-    that first computed something of it.  first_ms, last_ms: when its first and its last token appeared.  busy_ms: time
-    in steps, of all replicas.  itl: gaps between tokens by quantile name.  users: who sent the next request when they
-    had an answer; 0 where arrivals did not depend on answers.  replica_ms: time that replicas were there, of all
-    together.  scaled (3, k): where replicas came and went, moments, and from each on how
-    many requests were routed to and how many were asked for; None where they were always there.  begun_ms: where others
-    prefill, when a step first decoded it; None where the same engine does both.
+    Attributes
+    ----------
+    seen_ms
+        When the scheduler first had the request, after the step that ran when it arrived.
+    start_ms
+        Begin of the first step that computed some of its tokens.
+    busy_ms
+        Time in steps, over all replicas.
+    itl
+        Gaps between tokens, by quantile name.
+    users
+        Users of a closed loop, else 0.
+    replica_ms
+        Time for which replicas existed, over all replicas.
+    scaled
+        (3, k) for a changing number of replicas: times, replicas that serve, replicas requested; else None.
+    begun_ms
+        First decode step of each request if other engines prefill; else None.
     """
 
     requests: Requests
@@ -185,7 +206,7 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         start_ms=found.start[order],
         first_ms=found.first[order],
         last_ms=found.last[order],
-        counters=counters_of(counted),
+        counters=Counters(**{name: int(counted[place]) for name, place in PLACES.items()}),
         busy_ms=float(sum(state.f[BUSY] for state in states)),
         itl=gap_summary(states),
         batch_sizes=np.sum([state.batch for state in states], axis=0),
@@ -194,22 +215,6 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         users=load.users,
     )
     return replace(run, replica_ms=len(states) * run.makespan_ms)
-
-
-def counters_of(i: IntArray) -> Counters:
-    return Counters(
-        steps=int(i[STEPS]),
-        prefill_steps=int(i[PREFILL_STEPS]),
-        preemptions=int(i[PREEMPTIONS]),
-        generated_tokens=int(i[TOKENS]),
-        prefill_tokens=int(i[PREFILL_TOKENS]),
-        reused_tokens=int(i[REUSED]),
-        drafted_tokens=int(i[DRAFTED]),
-        accepted_tokens=int(i[ACCEPTED]),
-        computed_tokens=int(i[COMPUTED]),
-        cached_tokens=int(i[CACHED]),
-        free_blocks=int(i[FREE]),
-    )
 
 
 def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: FloatArray | None = None) -> Load:

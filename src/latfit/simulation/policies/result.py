@@ -8,15 +8,17 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field as field_of
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import field
 
 from latfit.errors import WrongUsage
 from latfit.files import write_text
 from latfit.policies import Policy
+from latfit.records import Number, Record
 from latfit.simulation.policies.estimate import (
     LEAST_BATCHES,
     PERCENTILES,
@@ -100,15 +102,11 @@ LEFT_OVER = 0.01
 """A share of requests never served that is worth a note; the last few may wait for others that do not come."""
 
 
-@dataclass(frozen=True)
-class ClassTimes:
+class ClassTimes(Record, frozen=True):
     """Response times in ms of one class of requests, by `mean`, `p50`, `p90`, `p99`."""
 
-    name: str
-    latency: Mapping[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"class": self.name, "latency_ms": dict(self.latency)}
+    name: str = field(name="class")
+    latency: dict[str, Number] = field(name="latency_ms")
 
 
 @dataclass(frozen=True)
@@ -157,8 +155,8 @@ class SimResult:
     notes: Sequence[str] = ()
     nominal: Sequence[str] = ()
     against: Difference | None = None
-    p99_error: BatchErrors | None = field(default=None, repr=False)
-    summaries: Sequence[Summary] = field(default=(), repr=False)
+    p99_error: BatchErrors | None = field_of(default=None, repr=False)
+    summaries: Sequence[Summary] = field_of(default=(), repr=False)
 
     def __repr__(self) -> str:
         state = "" if self.stable else ", unstable"
@@ -166,70 +164,51 @@ class SimResult:
         return f"SimResult({self.policy}, {self.rate_per_s:.4g} req/s, ms: {shown}{state})"
 
     def to_json(self) -> dict[str, Any]:
-        """An entry of `simulate policies --json`."""
+        """Return an entry of `simulate policies --json`."""
+        latency = {name: each.value for name, each in self.latency.items()}
         spans = {name: [each.low, each.high] for name, each in self.latency.items()}
         return {
-            "policy": self.policy,
-            "settings": dict(self.settings),
-            "rate_per_s": self.rate_per_s,
-            "requests": self.requests,
-            "latency_ms": {
-                **{name: each.value for name, each in self.latency.items()},
-                "ci": {**spans, "level": self.level},
-            },
-            "throughput_per_s": self.throughput_per_s,
-            "utilisation": dict(self.utilisation),
-            "share": dict(self.share),
-            "slo_attainment": self.slo_attainment,
-            "batch_size": dict(self.batch_size),
+            **{name: getattr(self, name) for name in (*PLAIN, *NUMBERS)},
+            "latency_ms": {**latency, "ci": {**spans, "level": self.level}},
             "by_class": [each.to_json() for each in self.by_class],
             "in_system": {"mean": self.mean_in_system, "most_waiting": self.most_waiting},
-            "unserved": self.unserved,
-            "replications": self.replications,
-            "warmup_requests": self.warmup_requests,
             "batches": {name: each.batches for name, each in self.latency.items()},
             "trusted": {name: each.trusted for name, each in self.latency.items()},
-            "seed": self.seed,
-            "stable": self.stable,
-            "capacity_per_s": self.capacity_per_s,
-            "nominal": list(self.nominal),
-            "notes": list(self.notes),
             **({"vs_baseline": self.against.to_json()} if self.against is not None else {}),
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "SimResult":
-        """The record that `to_json` wrote, without what it leaves out: replications, errors and the difference."""
+        """Return the record that `to_json` wrote, without replications, errors and the difference."""
         latency, counts, trusted = document["latency_ms"], document["batches"], document["trusted"]
         found = {}
         for name in counts:
             low, high = map(_number, latency["ci"][name])
             found[name] = Interval(_number(latency[name]), low, high, counts[name], trusted[name])
-        alike = ("policy", "settings", "requests", "slo_attainment", "unserved", "replications", "seed")
         return cls(
-            **{name: document[name] for name in (*alike, "stable", "capacity_per_s", "notes")},
-            nominal=document.get("nominal", document.get("quoted", ())),
-            warmup_requests=document.get("warmup_requests", document.get("left_out", 0)),
-            rate_per_s=_number(document["rate_per_s"]),
-            throughput_per_s=_number(document["throughput_per_s"]),
-            utilisation=_numbers(document["utilisation"]),
-            share=_numbers(document["share"]),
-            batch_size=_numbers(document["batch_size"]),
+            **{name: document[name] for name in PLAIN},
+            **{name: _number(document[name]) for name in NUMBERS},
             latency=found,
             level=latency["ci"]["level"],
             mean_in_system=_number(document["in_system"]["mean"]),
             most_waiting=document["in_system"]["most_waiting"],
-            by_class=[ClassTimes(each["class"], _numbers(each["latency_ms"])) for each in document["by_class"]],
+            by_class=[ClassTimes.from_json(each) for each in document["by_class"]],
         )
 
 
-def _number(value: float | None) -> float:
-    """A number of JSON, in which null stands for NaN."""
+PLAIN = (
+    "policy", "settings", "requests", "slo_attainment", "unserved", "replications", "warmup_requests", "seed", "stable",
+    "capacity_per_s", "nominal", "notes",
+)  # fmt: skip
+NUMBERS = ("rate_per_s", "throughput_per_s", "utilisation", "share", "batch_size")
+"""Fields of a SimResult that are their own JSON, and those in which JSON's null stands for NaN."""
+
+
+def _number(value: Any) -> Any:
+    """Return a number, or numbers by name, with NaN for null."""
+    if isinstance(value, Mapping):
+        return {name: _number(each) for name, each in value.items()}
     return math.nan if value is None else value
-
-
-def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: _number(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 Paths come from a hardware profile, measured or by nominal numbers.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -282,8 +281,3 @@ def path_times(system: System) -> PathTimes:
     """Mean times as policies by name go by them."""
     side = np.empty(0) if system.side is None else system.side.mean_ms[1:]
     return PathTimes(system.main.mean_ms[1:], side, system.main.servers)
-
-
-def capacity_of(path: ServicePath) -> float:
-    """Requests per ms at the best batch."""
-    return path.servers * float(np.max(np.arange(1, path.largest + 1) / path.mean_ms[1:])) if path.largest else math.nan
