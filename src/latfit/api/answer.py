@@ -1,11 +1,14 @@
 """What verbs return: a verdict, tables, sentences and warnings, printed and shown in notebooks in one way."""
 
-import html
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from latfit.errors import LatfitError
+
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from latfit.reporting import Table
 
 State = Literal["good", "doubt", "bad"]
@@ -58,9 +61,16 @@ class Answer:
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.verdict}"
 
-    def _repr_html_(self) -> str:
-        from latfit.reporting import table_html
+    def plot(self) -> "Figure | None":
+        """A matplotlib figure of the answer; None if it has none."""
+        return None
 
-        texts = "".join(f"<p>{html.escape(each)}</p>" for each in (*self.lines, *self.cautions))
-        tables = "".join(map(table_html, self.tables(brief=True)))
-        return f"<p><b>{html.escape(self.verdict)}</b></p>{tables}{texts}"
+    def _repr_html_(self) -> str:
+        from latfit.reporting import card_html
+
+        try:
+            figure = self.plot()
+        except LatfitError:
+            figure = None
+        sentences = [*self.lines, *self.cautions]
+        return card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)

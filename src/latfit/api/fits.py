@@ -1,6 +1,5 @@
 """Fits as a library: made from anything that can be read, applied to other steps, kept in files."""
 
-import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -273,9 +272,11 @@ class Fit:
         return f"Fit ({self.model}){on}: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        from latfit.reporting import table_html, tables
+        from latfit.reporting import card_html, tables
 
-        return f"<p>{html.escape(repr(self))}</p>{table_html(tables.parameters(self.result, short=True))}"
+        figure = self.plot() if self.ok else None
+        parameters = [tables.parameters(self.result, short=True)]
+        return card_html(repr(self), self.state, parameters, [each.text for each in self.needs_action], figure)
 
 
 def _with_its_path(result: FitResult, path: str | None) -> Fit:

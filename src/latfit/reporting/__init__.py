@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         runs_table as runs_table,
         validation_table as validation_table,
     )
-    from latfit.reporting.text import table_html as table_html, table_text as table_text
+    from latfit.reporting.text import card_html as card_html, table_html as table_html, table_text as table_text
     from latfit.reporting.trace import write_coverage as write_coverage
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

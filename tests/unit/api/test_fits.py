@@ -79,8 +79,10 @@ class TestFit:
 
     def test_html_is_escaped(self, fitted: latfit.Fit) -> None:
         hostile = latfit.Fit(fitted.result, path="<b>gpu</b>")
-        assert "<b>" not in hostile._repr_html_()
-        assert "P_max" in hostile._repr_html_()
+        card = hostile._repr_html_()
+        assert "<b>gpu" not in card
+        assert "P_max" in card
+        assert card.count('src="data:image/png;base64,') == 1
 
     def test_stored_and_loaded(self, fitted: latfit.Fit, in_tmp: Path) -> None:
         fitted.save("a.fit.json")

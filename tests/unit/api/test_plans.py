@@ -87,7 +87,9 @@ def test_short_words_for_people() -> None:
         < 400
     )
     assert made.summary().splitlines()[0] == made.answer
-    assert "<b>Serve 100 req/s" in made._repr_html_()
+    card = made._repr_html_()
+    assert "<b>Serve 100 req/s" in card
+    assert card.count('src="data:image/png;base64,') == 1
     hostile = Hardware({"<b>": GPU})
     assert "<td><b>" not in hostile._repr_html_()
     assert "Serve" not in plan({"cpu": CPU}, "1ms").answer
