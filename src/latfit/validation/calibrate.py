@@ -112,7 +112,7 @@ def calibrate(
         move /= max(1.0, float(np.abs(move[:3]).max()) / (2 * half))
         found = np.maximum(found + move, LOWEST)
     scale = np.array([1.0, 1.0, step_ms, step_ms])
-    decode, prefill, host, start = (found * scale).tolist()
+    decode, prefill, host, start = np.round(found * scale, 6).tolist()  # the solver stops just short of a bound
     return Calibration(decode, prefill, host, start, dict(zip(NAMES, (error * scale).tolist(), strict=True)))
 
 
