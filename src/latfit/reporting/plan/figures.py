@@ -1,6 +1,6 @@
 """Pictures of a plan: latency curves with B1 and B2, the feasible region, the T_cut trade-off, p99 against the rate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,14 +16,12 @@ from latfit.planning import (
     Threshold,
     cutoff_lines,
     latency_lines,
-    levels_for,
     rate_lines,
     spans_text,
 )
 from latfit.reporting import style
-from latfit.reporting.fit.figures import SlaLine, map_figure, mark_thresholds, thresholds_title
-from latfit.reporting.fit.plot_data import surface
-from latfit.reporting.format import drawable, file_stem
+from latfit.reporting.fit.figures import mark_thresholds, thresholds_title
+from latfit.reporting.format import drawable
 from latfit.reporting.layout import Picture
 from latfit.units import format_ms, format_rate
 
@@ -42,36 +40,18 @@ ROOM = 3.0
 
 def plan_pictures(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> list[Picture]:
     """The pictures of a plan for a load, for a page; none without a load."""
-    if plan.rate_per_s is None:
-        return []
-    found = []
-    for stem, figure in plan_figures(plan, profile, request):
-        # The feasible steps are in the latency map of each path, and the curves in the comparison of the paths.
-        if stem in ALTS:
-            title = " ".join(figure.axes[0].get_title(loc="left").split())
-            found.append(Picture(stem, title, f"{ALTS[stem]}. {title}.", style.png(figure)))
-    return found
-
-
-def plan_figures(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) of each picture."""
-    lines = latency_lines(profile, plan.tokens_per_request, request.context)
-    yield "plan-latency", latency_figure(plan, lines)
-    for name, path in profile.paths.items():
-        if path.nominal is None:
-            limit = SlaLine(
-                format_ms(plan.sla_ms), plan.sla_ms / levels_for(path, plan.percentile or 50.0).prefill.factor
-            )
-            yield (
-                f"plan-region-{file_stem(name)}",
-                map_figure(surface(path.fit), None, [limit], region_title(plan, name)),
-            )
     if plan.rate_per_s is None or plan.percentile is None:
-        return
+        return []
     target = Target(plan.sla_ms, plan.percentile / 100, plan.tokens_per_request)
+    found = {"plan-rate": rate_figure(plan, rate_lines(profile, target, request))}
     if plan.T_cut is not None:
-        yield "plan-cutoff", cutoff_figure(plan, plan.T_cut, cutoff_lines(profile, target, request))
-    yield "plan-rate", rate_figure(plan, rate_lines(profile, target, request))
+        cutoff = cutoff_figure(plan, plan.T_cut, cutoff_lines(profile, target, request))
+        found = {"plan-cutoff": cutoff, **found}
+    titles = {stem: " ".join(figure.axes[0].get_title(loc="left").split()) for stem, figure in found.items()}
+    return [
+        Picture(stem, titles[stem], f"{ALTS[stem]}. {titles[stem]}.", style.png(figure))
+        for stem, figure in found.items()
+    ]
 
 
 def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> Figure:
@@ -100,11 +80,6 @@ def latency_figure(plan: Plan, lines: Sequence[Line]) -> Figure:
         _interval(axes, threshold)
     style.legend(axes)
     return figure
-
-
-def region_title(plan: Plan, name: str) -> str:
-    met = "" if plan.percentile is None else f" for {plan.percentile:g} % of steps"
-    return f"Steps on {drawable(name)} within {format_ms(plan.sla_ms)}{met}"
 
 
 def cutoff_figure(plan: Plan, found: Cutoff, lines: Sequence[Line]) -> Figure:

@@ -116,6 +116,13 @@ def _help(plan: ServingPlan) -> list[str]:
     return [f"Bottleneck: {first.target} ({_value(first, first.before)}). With {told}."]
 
 
+def effect_bars(effects: Sequence[Effect]) -> list[tuple[str, str, float]]:
+    """Return (change, what the nearest target becomes, length of its bar in percent), the unchanged plan first."""
+    values = [("unchanged", each.before) for each in effects[:1]] + [(each.change, each.after) for each in effects]
+    longest = max((value for _, value in values), default=0.0) or 1.0
+    return [(change, _value(effects[0], value), 100 * value / longest) for change, value in values]
+
+
 def _value(each: Effect, value: float) -> str:
     return format_percent(value) if each.unit == "pct" else format_ms(value)
 
@@ -321,6 +328,9 @@ def serving_page(
         "state": looks[told.state],
         "beside": told.lines,
         "numbers": _numbers(plan),
+        "command": engine_command(plan) if plan.engine is not None and plan.feasible else "",
+        "help": effect_bars(plan.effects),
+        "target": plan.effects[0].target if plan.effects else "",
     }
     settings = {} if plan.engine is None else plan.engine.to_json()
     rows = [(name, "" if value is None else str(value)) for name, value in settings.items()]
