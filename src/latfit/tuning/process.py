@@ -30,7 +30,7 @@ class Engine:
         if code is None:
             return ""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return f"the engine ended with exit code {code}{f': {lines[-1][:200]}' if lines else ''}"
+        return f"the engine ended with exit code {code}{f': {lines[-1][:200]}' if lines else ''} ({self.log})"
 
     def stop(self, patience_s: float = STOP_S) -> None:
         """End the server and everything of its session: by SIGTERM, after this time by SIGKILL."""
