@@ -28,7 +28,7 @@ from latfit.stats import FloatArray
 SEARCH_ROWS = 256
 RACE_ROWS = 400
 RACERS = {0: 1, 1: 8, 2: 4}
-MANY_RACERS = 16
+MANY_RACERS = 12
 """Number of starts by the number of searched outer parameters; MANY_RACERS for more."""
 
 FEW_OUTER = 2

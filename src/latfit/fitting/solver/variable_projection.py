@@ -22,7 +22,7 @@ MOST_KINKS = {48: 96, 10: 48}
 """Largest number of nodes between kinks, by the number of evenly spaced nodes."""
 
 CORNERS = 2
-SCATTERED_POINTS = 512
+SCATTERED_POINTS = 384
 DIFFERENT = 0.8
 """Points closer than this in every log-coordinate count as one start."""
 
