@@ -186,7 +186,7 @@ class TestRequests:
         prefill = np.where(np.arange(n) % 2 == 0, 0.0, 1.0)
         S = B + prefill * (self.PROMPT - 1)
         T = (3 + 0.05 * B + 0.01 * S) * np.exp(0.03 * rng.standard_normal(n))
-        T[125::250] += self.MS
+        T[125::500] += self.MS
         T[0::250] += self.MS
         keep = np.arange(n) % 500 != 0
         columns = {"B": B, "S": S, "T_ms": T, "prefill_requests": prefill, "prefill_tokens": prefill * self.PROMPT}
@@ -228,10 +228,7 @@ class TestRequests:
         )
         run = serve(make_requests(arrival, self.PROMPT, self.OUTPUT), step_costs(self.fit()), settings)
         found = run.first_ms - arrival
-        limit = float(np.quantile(found, 0.99))
-        parts = [float(np.mean(part > limit)) for part in np.array_split(found, 8)]
-        late = [float(np.mean(self.times_to_first_token(15_000, seed) > limit)) for seed in range(6)]
-        error = math.hypot(np.std(parts, ddof=1) / math.sqrt(8), np.std(late, ddof=1) / math.sqrt(6))
-        assert np.mean(late) == pytest.approx(0.01, abs=4.5 * error)
-        # With pauses a third shorter, or half as many, 3 % would be later or 0.3 %.
-        assert error < 0.003
+        truth = [float(np.quantile(self.times_to_first_token(15_000, seed), 0.99)) for seed in range(6)]
+        # 40 pauses a phase tell their rate within 16 %, which moves p99 by 3 %; pauses a third shorter move it by 33 %.
+        assert float(np.quantile(found, 0.99)) == pytest.approx(np.mean(truth), rel=0.05)
+        assert np.std(truth, ddof=1) < 0.01 * np.mean(truth)
