@@ -203,11 +203,10 @@ class Tuned(Answer):
             if run.failed:
                 text = f"{run.name}: {run.failed:,} of {run.requests:,} requests failed"
                 found.append(LatfitWarning("failed_requests", text, "The engine's log says why."))
-        off = [
-            f"{run.name}: {each.name}" for run in self.result.runs[-1:] for each in run.figures if not each.as_planned
-        ]
+        broken = [run for run in self.result.runs[-1:] if not run.kept]
+        off = [each.name for run in broken for each in run.figures if not each.as_planned]
         if off:
-            text = f"Not as planned ({', '.join(off)})"
+            text = f"Longer than planned: {', '.join(off)}"
             found.append(LatfitWarning("not_as_planned", text, "Allow another restart: --max-restarts 3."))
         return found
 
