@@ -59,8 +59,8 @@ LATE = 0.1
 BUSY = 0.1
 """Share of the machine's CPUs that other programs may use; a load beside more is repeated once."""
 
-MARGIN = 0.9
-"""Where the asked rate is too much: the share of the capacity at which settings are planned instead."""
+LESS = (0.8, 0.6, 0.4, 0.2)
+"""Where the asked rate is too much: the shares of it for which settings are planned instead."""
 
 REQUESTS = "requests.csv"
 COLUMNS = {
@@ -425,8 +425,10 @@ class Loop:
         self.fit = fit([str(each) for each in self.traces])
         self.fit.save(self.out / "engine.fit.json")
         asked = self.plan = self._plan(self.rate_per_s)
-        if not asked.feasible and asked.result.capacity_per_s:
-            self.plan = self._plan(MARGIN * asked.result.capacity_per_s)
+        for share in LESS:
+            if self.plan.feasible:
+                break
+            self.plan = self._plan(share * self.rate_per_s)
         self.plan.save(self.out / "plan.json")
         self.settings = {}
         if self.plan.feasible:
