@@ -185,6 +185,7 @@ class TestExitCodes:
         assert latfit("demo", "--out", "file/inside", "--budget", "1s") == 7
         assert {file.name for file in in_tmp.iterdir()} == {"trace.parquet", "file"}
 
+    @pytest.mark.nightly
     def test_the_demo_goes_all_the_way(self, in_tmp: Path, capsys: Captured) -> None:
         assert latfit("demo", "--out", "shown", "--budget", "2s", "--quiet") == 0
         written = {file.name for file in (in_tmp / "shown").iterdir()}
