@@ -26,7 +26,7 @@ DATA = Path(os.environ.get("LATFIT_DATA", ROOT.parent / "shared" / "data")) / "s
 DIGITS = 10
 """Significant digits of the numbers in an entry."""
 
-OWN = ("latfit profile", "Apache-2.0", "https://github.com/latfit, sample_traces/")
+OWN = ("latfit profile", "Apache-2.0", "measured for latfit, sample_traces/")
 SPLITWISE = ("splitwise", "MIT", "https://github.com/Mutinifni/splitwise-sim")
 IBM = ("TGI", "CDLA-Permissive-2.0", "https://github.com/IBM/LLM-performance-prediction")
 VIDUR = ("Vidur's profiler", "MIT", "https://github.com/microsoft/vidur")
