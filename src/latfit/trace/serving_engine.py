@@ -21,7 +21,7 @@ FLAGS = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
 NAMES = ("model", "vllm", "device_type")
 MAX_SETTING = 2**40
 GPU_DEVICES = ("cuda", "rocm", "xpu")
-ENGINE_FORMATS = ("vllm", "trtllm", "dynamo", "sglang", "splitwise")
+ENGINE_FORMATS = ("vllm", "trtllm", "trtllm-log", "dynamo", "sglang", "sglang-log", "splitwise")
 WATCHED = "metrics"
 """The source of windows taken from a running server."""
 LARGEST_REQUESTS, LARGEST_TOKENS = "largest_step_requests", "largest_step_tokens"

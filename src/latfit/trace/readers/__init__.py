@@ -5,9 +5,11 @@ from latfit.trace.readers import requests, table, vllm
 from latfit.trace.readers.engines import DYNAMO, SGLANG, TRTLLM
 from latfit.trace.readers.simulators import LLMSERVINGSIM, SPLITWISE, VIDUR
 from latfit.trace.readers.source import Options, Reader, Source, open_source
+from latfit.trace.readers.step_lines import LLAMA_BENCH, SGLANG_LOG, TRTLLM_LOG
 
 READERS: list[Reader] = [
     *(vllm.READER, TRTLLM, DYNAMO, SGLANG),
+    *(TRTLLM_LOG, SGLANG_LOG, LLAMA_BENCH),
     *(SPLITWISE, VIDUR, LLMSERVINGSIM),
     requests.READER,
     table.READER,  # last: more special formats are tables too
