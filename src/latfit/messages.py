@@ -48,7 +48,13 @@ class Message(Record, frozen=True):
 
     @property
     def text(self) -> str:
-        return f"{self.message} {self.remedy}".strip()
+        """Message and remedy, each with a full stop."""
+        return " ".join(f"{part.rstrip('.')}." for part in (self.message, self.remedy) if part)
+
+
+def note(text: str) -> Message:
+    """Return a note that programs need not tell from others."""
+    return Message("note", text, "", Severity.NOTE)
 
 
 NO_ACTION = "No action needed."

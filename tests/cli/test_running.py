@@ -130,9 +130,9 @@ def test_doctor_finds_the_engine_of_this_machine(
     with serving(live(STEPS)) as url:
         monkeypatch.setattr("latfit.metrics.server.LOCAL_PORTS", (free_port(), int(url.rpartition(":")[2])))
         assert run(["doctor", "--duration", "1s"]) == 0
-    told = " ".join(capsys.readouterr().out.split("\n  ")[0].split())
+    told = " ".join(capsys.readouterr().out.split())
     assert told.startswith(f"vLLM at {url} is limited by max_num_seqs; 8")
-    assert told.endswith("requests at once at 18 ms TPOT; raise max_num_seqs.")
+    assert "requests at once at 18 ms TPOT; raise max_num_seqs." in told
 
 
 def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from latfit.errors import LatfitError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from latfit.messages import Message
     from latfit.reporting import Table
 
 State = Literal["good", "doubt", "bad"]
@@ -33,8 +34,13 @@ class Answer:
         return []
 
     @property
-    def cautions(self) -> Sequence[str]:
-        """What limits the answer, in sentences."""
+    def details(self) -> Sequence[str]:
+        """Sentences that only `--verbose` shows."""
+        return []
+
+    @property
+    def messages(self) -> "Sequence[Message | str]":
+        """What limits the answer; a sentence alone is a warning."""
         return []
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
@@ -56,7 +62,7 @@ class Answer:
         from latfit.reporting import table_text
 
         tables = map(table_text, self.tables(brief=True))
-        return "\n".join([self.verdict, *tables, *self.lines, *(f"  ! {each}" for each in self.cautions)])
+        return "\n".join([self.verdict, *tables, *self.lines, *map(_labelled, self.messages)])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.verdict}"
@@ -72,5 +78,12 @@ class Answer:
             figure = self.plot()
         except LatfitError:
             figure = None
-        sentences = [*self.lines, *self.cautions]
+        sentences = [*self.lines, *map(_labelled, self.messages)]
         return card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
+
+
+def _labelled(message: "Message | str") -> str:
+    """Return a line such as `warning: ...`."""
+    if isinstance(message, str):
+        return f"warning: {message}"
+    return f"warning: {message.text}" if message.needs_action else f"note: {message.message}"

@@ -1,14 +1,14 @@
 """Runs side by side: where one has become slower than the first, phase by phase and by regions of (B, S)."""
 
-import html
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from latfit.api.answer import Answer, State
 from latfit.api.fits import Fit, as_fit, fit, fit_each, names_a_fit
 from latfit.api.quantities import percent
 from latfit.api.reading import read
@@ -24,9 +24,13 @@ from latfit.fitting import (
     change_over_starts,
     changes_between,
 )
+from latfit.messages import Message, note
 from latfit.model import FitResult, fitted_identity
 from latfit.trace import check_one_system, facts_beside, row_weights
 from latfit.units import format_percent, number
+
+if TYPE_CHECKING:
+    from latfit.reporting import Table
 
 NAMED = 3
 """Regions that a verdict names."""
@@ -133,7 +137,7 @@ class Compared:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Answer):
     """Runs beside the first, the baseline, where both have measured.
 
     names: of the sources, the baseline first.  compared: each other one, by system where several are compared.
@@ -163,10 +167,35 @@ class Comparison:
         return [each.name for each, verdict in pairs if verdict == "slower"]
 
     @property
-    def states(self) -> list[Literal["good", "doubt", "bad"]]:
+    def states(self) -> list[State]:
         """bad: a regression.  doubt: it cannot be told.  Of each but the baseline."""
-        states: dict[str, Literal["good", "doubt", "bad"]] = {"slower": "bad", "unclear": "doubt"}
+        states: dict[str, State] = {"slower": "bad", "unclear": "doubt"}
         return [states.get(verdict, "good") for verdict in self.verdicts]
+
+    @property
+    def state(self) -> State:
+        return min(self.states, key=("bad", "doubt", "good").index)
+
+    @property
+    def verdict(self) -> str:
+        return " ".join(self.sentences)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.basis
+
+    @property
+    def messages(self) -> list[Message]:
+        return list(map(note, self.notes))
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        """The changes of each; then the fits side by side."""
+        from latfit.reporting import changes_table, comparison_table
+
+        found = [changes_table(each.name, each.change, self.tolerance_pct, brief=brief) for each in self.compared]
+        if not brief and self.fits:
+            found.append(comparison_table(self.names, [each.result for each in self.fits]))
+        return found
 
     @property
     def sentences(self) -> list[str]:
@@ -208,11 +237,6 @@ class Comparison:
                     )
         return pd.DataFrame(rows).set_index("source")
 
-    def summary(self) -> str:
-        """What `latfit compare` prints."""
-        pairs = zip(self.sentences, self.basis, strict=True)
-        return "\n".join([*(line for pair in pairs for line in pair), *self.notes])
-
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit compare --json`."""
         return {
@@ -229,12 +253,6 @@ class Comparison:
         compared = [Compared.from_json(each) for each in document["compared"]]
         names = [document["baseline"], *document["sources"]]
         return cls(names, compared, document["tolerance_pct"], document["alone"])
-
-    def __repr__(self) -> str:
-        return f"Comparison: {' '.join(self.sentences)}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.table.to_html(float_format='{:+.1f}'.format)}"
 
 
 def _phase_json(phase: PhaseChange, tolerance_pct: float) -> dict[str, Any]:

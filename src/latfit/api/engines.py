@@ -88,6 +88,10 @@ class EngineSimulation(Simulation):
             return engine_tables(self.runs)
         return [brief_engine_table(self.runs), *(engine_classes(self.runs) if len(self.runs) <= FEW else [])]
 
+    @property
+    def lines(self) -> list[str]:
+        return [self.setup_line] if self.setup_line else []
+
     def plot(self) -> "Figure":
         from latfit.reporting import engine_figure
 

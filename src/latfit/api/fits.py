@@ -6,11 +6,12 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.api.answer import Answer, State
 from latfit.api.many_fits import FitTask, Outcome, all_done, failed
 from latfit.api.predictions import SEEN, Evaluation, grid_of, predicted, steps_from, tell_unread
 from latfit.api.quantities import by_name, percent
@@ -40,15 +41,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from latfit.fitting import DoubtOptions, FitOptions, Sensitivity
-
-State = Literal["good", "doubt", "bad"]
+    from latfit.reporting import Table
 
 GRID_B, GRID_S = 5, 6
 """Values of B and S that a sensitivity takes where none are named."""
 
 
 @dataclass(frozen=True, repr=False)
-class Fit:
+class Fit(Answer):
     """A latency model fitted to steps, with its doubts.
 
     result: the whole record (`latfit.model.FitResult`).  path: the execution path that the steps ran on, where the
@@ -149,13 +149,34 @@ class Fit:
         rows = {name: {**found.to_json(), "meaning": meanings[name]} for name, found in self.result.parameters.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("parameter")
 
-    def summary(self) -> str:
-        """What `latfit fit` prints of it."""
-        lines = [self.verdict, data_line(self.result.data.to_json()), *filter(None, [self.time_line])]
-        if self.ok:
-            lines.append(self.range_line)
-        lines += [f"warning: {warning.text}" for warning in self.needs_action]
-        return "\n".join(lines)
+    @property
+    def lines(self) -> list[str]:
+        return [
+            data_line(self.result.data.to_json()),
+            *filter(None, [self.time_line]),
+            *([self.range_line] if self.ok else []),
+            *([f"{self.result.bootstrap['resamples']:,} resampled fits kept."] if self.result.bootstrap else []),
+        ]
+
+    @property
+    def details(self) -> list[str]:
+        return [self.result.status.sentence, *(each.text for each in self.warnings if not each.needs_action)]
+
+    @property
+    def messages(self) -> list[LatfitWarning]:
+        return self.needs_action
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        """Errors by phase; then parameters, errors and bootstrap intervals."""
+        from latfit.reporting import tables
+
+        found = [tables.phases(self.result)]
+        if not brief:
+            errors = tables.errors(self.result)
+            shown = errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE", "MAE")))
+            found += [tables.parameters(self.result, short=True), shown]
+            found += [tables.bootstrap_table(self.result)] if self.result.bootstrap else []
+        return [each for each in found if each.rows]
 
     def predict(
         self,
@@ -276,7 +297,7 @@ class Fit:
 
         figure = self.plot() if self.ok else None
         parameters = [tables.parameters(self.result, short=True)]
-        return card_html(repr(self), self.state, parameters, [each.text for each in self.needs_action], figure)
+        return card_html(repr(self), self.state, parameters, [each.text for each in self.messages], figure)
 
 
 def _with_its_path(result: FitResult, path: str | None) -> Fit:

@@ -80,13 +80,13 @@ class Profile(Answer):
         return " ".join(_sentence(each, len(self.outcomes) > 1) for each in self.outcomes)
 
     @property
-    def details(self) -> list[str]:
+    def lines(self) -> list[str]:
         """The range of step times, the time spent warming up, and cells that did not fit in memory."""
         return [text for each in self.outcomes for text in _details(each)]
 
     @property
-    def cautions(self) -> list[str]:
-        return [f"{each.message} {each.remedy}" for each in self.warnings]
+    def messages(self) -> list[LatfitWarning]:
+        return self.warnings
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit profile --json`: the whole run, and each path by itself under `paths`."""

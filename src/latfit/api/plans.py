@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from latfit.messages import Message as LatfitWarning
-    from latfit.reporting import PlanSummary
-
-WARNINGS = 3
+    from latfit.reporting import PlanSummary, Table
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,8 +154,20 @@ class Plan(Answer):
         return list(self._told.lines)
 
     @property
-    def cautions(self) -> list[str]:
-        return list(self._told.warnings[:WARNINGS])
+    def details(self) -> list[str]:
+        return [*self._told.others, *self.result.notes]
+
+    @property
+    def messages(self) -> list[str]:
+        return list(self._told.warnings)
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        """The results as tables of text; brief: engine settings to choose from."""
+        from latfit.reporting import plan_tables
+
+        if not brief:
+            return list(plan_tables(self.result))
+        return [] if self._told.choices is None else [self._told.choices]
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit plan --json`."""

@@ -1,18 +1,19 @@
 """The steps that a prediction is asked for, what a fit says of them, as a DataFrame, and how well it predicts steps
 that it has not seen."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.reading import steps_of
+from latfit.api.answer import Answer, State
+from latfit.api.reading import data_line, steps_of
 from latfit.api.request import ignored
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import predict
+from latfit.messages import Message, note
 from latfit.model import CONTEXT, SOURCES, FitResult, with_typical_context
 from latfit.stats import FloatArray
 from latfit.trace import COMPUTE, PERIOD, Trace, impossible_steps
@@ -20,6 +21,7 @@ from latfit.units import format_percent
 
 if TYPE_CHECKING:
     from latfit.fitting import MachineCheck
+    from latfit.reporting import Table
 
 FEW = 8
 """Numbers that an error repeats."""
@@ -188,7 +190,7 @@ MUCH_WORSE = 1.5
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
+class Evaluation(Answer):
     """Errors of a fit on a trace.
 
     scores: the contract of `latfit evaluate --json`.  data: what was read and dropped.  held_out_pct: the fit's own
@@ -206,7 +208,7 @@ class Evaluation:
         return bool(self.scores.get("machine", {}).get("state") == "other")
 
     @property
-    def state(self) -> Literal["good", "doubt", "bad"]:
+    def state(self) -> State:
         """bad: steps of another machine.  doubt: where that cannot be told or steps have shifted, or the error is far
         above that of the fit's cross-validation."""
         if self.foreign:
@@ -257,9 +259,19 @@ class Evaluation:
         rows = {"all": self.scores["metrics"], **self.scores["by_phase"]}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("phase")
 
-    def summary(self) -> str:
-        """What `latfit evaluate` prints."""
-        return "\n".join(filter(None, [self.verdict, self.coverage_line, *self.scores["notes"]]))
+    @property
+    def lines(self) -> list[str]:
+        return [*([data_line(self.data)] if self.data else []), self.coverage_line]
+
+    @property
+    def messages(self) -> list[Message]:
+        return list(map(note, self.scores["notes"]))
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        """Errors by phase, and what tells whether the steps are of the fitted machine."""
+        from latfit.reporting import evaluation_table, machine_table
+
+        return [evaluation_table(self.scores), *([] if brief else [machine_table(self.scores["machine"])])]
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit evaluate --json`."""
@@ -268,11 +280,3 @@ class Evaluation:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Evaluation":
         return cls(document)
-
-    def __repr__(self) -> str:
-        return f"Evaluation: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        from latfit.reporting import evaluation_table, table_html
-
-        return f"<p>{html.escape(repr(self))}</p>{table_html(evaluation_table(self.scores))}"

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from latfit.api.answer import Answer
 from latfit.api.fits import Fit
 from latfit.api.hardware import profile_of
 from latfit.api.plans import plan as make_plan
@@ -18,6 +19,7 @@ from latfit.errors import LatfitError, WrongUsage
 from latfit.exporting import Exported, Wanted, export_plan
 from latfit.files import check_writable, make_folder
 from latfit.hardware import HardwareProfile
+from latfit.messages import Message, note
 from latfit.planning import PlanRequest as NoPlan
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
@@ -27,7 +29,7 @@ Rows = tuple[dict[str, Trace], list[str]]
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Answer):
     """Where a report went. html: the page, which needs nothing else.  figures: its pictures as PNG.  notes: what the
     reader should know of how it was made."""
 
@@ -39,15 +41,20 @@ class Report:
         """The document of `latfit report --json`."""
         return {"html": str(self.html), "figures": [str(figure) for figure in self.figures]}
 
-    def summary(self) -> str:
-        """What `latfit report` prints."""
-        return f"Report: {self.html} (and {len(self.figures)} pictures beside it)"
+    @property
+    def verdict(self) -> str:
+        return f"Wrote {self.html} and {len(self.figures)} pictures beside it."
 
-    def __repr__(self) -> str:
-        return f"Report({str(self.html)!r}, {len(self.figures)} figures)"
+    @property
+    def details(self) -> list[str]:
+        return [str(each) for each in self.figures]
+
+    @property
+    def messages(self) -> list[Message]:
+        return list(map(note, self.notes))
 
     def _repr_html_(self) -> str:
-        return f'<a href="{escape(str(self.html))}">{escape(self.summary())}</a>'
+        return f'<a href="{escape(str(self.html))}">{escape(self.verdict)}</a>'
 
 
 @verb(ExportRequest)

@@ -129,28 +129,27 @@ class EnginePlan(Answer):
         return list(self.result.warnings)
 
     @cached_property
-    def told(self) -> "PlanSummary":
-        """The verdict, its state and the lines below it."""
+    def _told(self) -> "PlanSummary":
         from latfit.reporting import serving_summary
 
         return serving_summary(self.result)
 
     @property
     def verdict(self) -> str:
-        return self.told.verdict
+        return self._told.verdict
 
     @property
     def state(self) -> State:
         """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
-        return self.told.state
+        return self._told.state
 
     @property
     def lines(self) -> list[str]:
-        return list(self.told.lines)
+        return [*self._told.lines, *self._told.others]
 
     @property
-    def cautions(self) -> list[str]:
-        return list(self.told.warnings)
+    def messages(self) -> list[str]:
+        return list(self._told.warnings)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit plan --json`."""

@@ -95,11 +95,6 @@ class Simulation(Answer, ABC):
         """The report page."""
 
     @property
-    def details(self) -> list[str]:
-        """What else the runs say, in sentences."""
-        return []
-
-    @property
     def notes(self) -> list[str]:
         """What limits the results, each once."""
         return list(dict.fromkeys(text for run in self.runs for text in run.notes))
@@ -110,8 +105,8 @@ class Simulation(Answer, ABC):
         return any(run.stable if isinstance(run, SimResult) else run.summary.stable for run in self.runs)
 
     @property
-    def cautions(self) -> list[str]:
-        """Of notes that differ in their numbers only the first: those of a summary."""
+    def messages(self) -> list[str]:
+        """Of notes that differ in their numbers only the first."""
         from latfit.reporting import distinct
 
         return distinct(self.notes)
@@ -154,9 +149,9 @@ class PolicySimulation(Simulation):
         return [runs_table(self.runs) if len(self.runs) <= MOST_ROWS else rates_table(self.runs)]
 
     @property
-    def cautions(self) -> list[str]:
+    def messages(self) -> list[str]:
         """A study goes beyond what is carried on purpose."""
-        return [] if self.findings else super().cautions
+        return [] if self.findings else super().messages
 
     @property
     def details(self) -> list[str]:
@@ -164,7 +159,7 @@ class PolicySimulation(Simulation):
         from latfit.reporting import differences
 
         gaps = differences(self.runs) if len(self.runs) <= MOST_ROWS else []
-        return [*gaps, *(f"\n{each.claim}\n  {each.found}" for each in self.findings)]
+        return [*gaps, *(f"{each.claim}: {each.found}" for each in self.findings)]
 
     def plot(self) -> "Figure":
         from latfit.reporting import runs_figure

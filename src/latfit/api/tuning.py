@@ -211,8 +211,8 @@ class Tuned(Answer):
         return found
 
     @property
-    def cautions(self) -> list[str]:
-        return [f"{each.message}. {each.remedy}" for each in self.warnings]
+    def messages(self) -> list[LatfitWarning]:
+        return self.warnings
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         from latfit.reporting import Table

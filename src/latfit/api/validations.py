@@ -34,6 +34,7 @@ from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
 from latfit.units import format_ms
 from latfit.validation import (
     ALL_STEPS,
+    DEFINITIONS,
     OF_DECODE,
     WITH_PREFILL,
     Asked,
@@ -149,16 +150,27 @@ class Validation(Answer):
 
     @property
     def lines(self) -> list[str]:
-        return [self.line] if self.line else []
+        """The calibration; how the engine is set up and who says so, where that is not options alone."""
+        result, told = self.result, []
+        if (found := result.constants) is not None:
+            error = found.errors
+            told.append(
+                f"Calibrated on the first {int((~result.scored).sum()):,} requests: decode steps ×"
+                f" {found.decode_factor:.3f} ± {error['decode_factor']:.2g}, steps with prefill ×"
+                f" {found.prefill_factor:.3f} ± {error['prefill_factor']:.2g}, host time {found.step_ms:.3g} ±"
+                f" {error['step_ms']:.2g} ms per step, start delay {found.start_ms:.3g} ± {error['start_ms']:.2g} ms;"
+                " scored on the rest."
+            )
+        return told + ([self.setup.line] if self.setup is not None and self.setup.line else [])
 
     @property
-    def cautions(self) -> list[str]:
-        return [f"{each.message}. {each.remedy}" for each in self.warnings]
+    def details(self) -> list[str]:
+        """What each metric counts."""
+        return [f"  {name.removesuffix('_ms')}: {meaning}" for name, meaning in DEFINITIONS.items()]
 
     @property
-    def line(self) -> str:
-        """How the engine is set up and who says so, where that is not options alone."""
-        return "" if self.setup is None else self.setup.line
+    def messages(self) -> Sequence[LatfitWarning]:
+        return self.warnings
 
 
 def _a_fit(source: Any) -> bool:

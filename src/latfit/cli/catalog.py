@@ -1,13 +1,8 @@
 """`latfit catalog`: step models of systems that others measured, by name."""
 
-from typing import TYPE_CHECKING
-
 from latfit.api.requests import CatalogAddRequest, CatalogRequest
 from latfit.cli.options import OutputOptions, group_of_verbs, subverb
-from latfit.cli.output import print_json, print_table, say
-
-if TYPE_CHECKING:
-    from latfit.api import Catalogue
+from latfit.cli.output import print_answer
 
 catalog = group_of_verbs("Step models of measured systems, by name.")
 
@@ -22,7 +17,7 @@ def show(request: CatalogRequest, output: OutputOptions) -> None:
     """
     from latfit.api import catalog as shown
 
-    _show(shown.of(request), output)
+    print_answer(shown.of(request), output)
 
 
 @subverb(catalog)
@@ -33,15 +28,4 @@ def add(request: CatalogAddRequest, output: OutputOptions) -> None:
     """
     from latfit.api import add_to_catalog
 
-    _show(add_to_catalog.of(request), output)
-
-
-def _show(found: "Catalogue", output: OutputOptions) -> None:
-    if output.json:
-        print_json(found.to_json())
-        return
-    say(found.verdict)
-    for table in found.tables():
-        print_table(table)
-    for line in found.lines:
-        say(line)
+    print_answer(add_to_catalog.of(request), output)

@@ -2,7 +2,7 @@
 
 from latfit.api.requests import CompareRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import print_json, print_messages, print_table, progress_bar, say, verdict
+from latfit.cli.output import print_answer, print_messages, progress_bar, say, verdict
 from latfit.errors import Regression
 from latfit.units import format_percent
 
@@ -25,27 +25,18 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
     latfit compare a1.parquet b1.parquet a2.parquet b2.parquet --alternate
     """
     from latfit.api import compare_runs
-    from latfit.reporting import changes_table, comparison_table
 
     with progress_bar("Comparing", quiet=output.silent):
         found = compare_runs.of(request)
-    if output.json:
-        print_json(found.to_json())
+    if output.json or output.verbose or len(found.compared) <= FEW:
+        print_answer(found, output)
     else:
         order = sorted(range(len(found.compared)), key=lambda i: found.states[i] != "bad")
-        shown = order if output.verbose else order[:MOST]
-        for i in shown:
+        for i in order[:MOST]:
             verdict(found.sentences[i], found.states[i])
-            if not output.verbose and len(order) > FEW:
-                continue
-            one = found.compared[i]
-            print_table(changes_table(one.name, one.change, found.tolerance_pct, brief=not output.verbose))
-            say(found.basis[i])
-        if len(shown) < len(order):
-            say(f"... and {len(order) - len(shown):,} more: --verbose shows them.")
-        print_messages(found.notes, verbose=output.verbose, kind="note")
-        if output.verbose and found.fits:
-            print_table(comparison_table(found.names, [fit.result for fit in found.fits]))
+        if len(order) > MOST:
+            say(f"... and {len(order) - MOST:,} more: --verbose shows them.")
+        print_messages(found.messages, verbose=False)
     if found.slower:
         named = ", ".join(found.slower[:MOST]) + (" and more" if len(found.slower) > MOST else "")
         raise Regression(

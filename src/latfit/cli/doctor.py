@@ -5,7 +5,7 @@ from dataclasses import replace
 from latfit.api.request import given_in, option_of
 from latfit.api.requests import DoctorRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import print_json, progress_bar, say, verdict
+from latfit.cli.output import print_answer, progress_bar
 from latfit.errors import WrongUsage
 
 
@@ -21,7 +21,7 @@ def doctor(request: DoctorRequest, output: OutputOptions) -> None:
     latfit doctor
     latfit doctor http://localhost:8000 --fit trace.fit.json
     """
-    from latfit.api import examine_server
+    from latfit.api import examine_machine, examine_server
     from latfit.metrics import LOCAL_PORTS, local_engine
 
     if request.url is None:
@@ -33,28 +33,10 @@ def doctor(request: DoctorRequest, output: OutputOptions) -> None:
                     where=option_of(DoctorRequest, given[0]),
                     remedy="Name one: http://localhost:8000.",
                 )
-            _show_machine(output)
+            print_answer(examine_machine(), output)
             return
         request = replace(request, url=here)
 
     with progress_bar("Reading /metrics", quiet=output.silent) as advance:
         found = examine_server.of(replace(request, progress=lambda done, total: advance(done, int(total))))
-    if output.json:
-        print_json(found.to_json())
-        return
-    lines = found.lines  # before anything is printed: what is simulated takes a while, and may fail
-    verdict(found.verdict, found.state)
-    for line in lines:
-        say(line.strip(), "    " if line.startswith("  ") else "  ")
-
-
-def _show_machine(output: OutputOptions) -> None:
-    from latfit.api import examine_machine
-
-    here = examine_machine()
-    if output.json:
-        print_json(here.to_json())
-        return
-    verdict(here.verdict, "good")
-    for line in here.lines:
-        say(line.strip(), "  " if line.startswith("  ") else "")
+    print_answer(found, output)

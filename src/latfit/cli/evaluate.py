@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from latfit.api.request import Request
 from latfit.api.requests import FitFile, Force, ReadRequest
 from latfit.cli.options import OutputOptions, read_sources, verb
-from latfit.cli.output import print_json, print_messages, print_table, say, verdict
+from latfit.cli.output import print_answer
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,9 @@ def evaluate(scored: ScoredFit, request: ReadRequest, output: OutputOptions) -> 
 
     Example: latfit evaluate trace.fit.json other.parquet
     """
-    from latfit.api import Fit, data_line
-    from latfit.reporting import evaluation_table, machine_table
+    from latfit.api import Fit
 
     found = Fit.load(scored.fit).evaluate(read_sources(request, quiet=output.silent))
-    if output.json:
-        print_json(found.to_json())
-    else:
-        verdict(found.verdict, found.state)
-        print_table(evaluation_table(found.to_json()))
-        say(data_line(found.data))
-        say(found.coverage_line)
-        if output.verbose:
-            print_table(machine_table(found.to_json()["machine"]))
-        print_messages(found.scores["notes"], verbose=output.verbose, kind="note")
+    print_answer(found, output)
     if not scored.force:
         found.check_machine()

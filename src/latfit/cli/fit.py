@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from latfit.api.request import Option, Request, shared
 from latfit.api.requests import FitEachRequest, Hardware, ModelOptions, ReportFolder
 from latfit.cli.options import OutputOptions, read_sources, verb
-from latfit.cli.output import echo, note, print_json, print_messages, print_table, progress_bar, say, verdict
+from latfit.cli.output import echo, note, print_answer, print_json, print_messages, print_table, progress_bar, say
 from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
         documents = {each.label: each.fit.to_json() for each in made}
         print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
     else:
-        _print(made, [*reading_notes(steps), *replaced], targets.hardware, verbose=output.verbose)
+        _print(made, [*reading_notes(steps), *replaced], targets.hardware, output)
     if targets.report is not None:
         from latfit.api import report
 
@@ -186,12 +186,12 @@ def _enter(stored: dict[str, Stored], hardware: Path, *, force: bool) -> Sequenc
     return entered.replaced
 
 
-def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, *, verbose: bool) -> None:
-    if len(stored) > (MOST if verbose else FEW):
-        _print_overview(stored, verbose=verbose)
+def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, output: OutputOptions) -> None:
+    if len(stored) > (MOST if output.verbose else FEW):
+        _print_overview(stored, verbose=output.verbose)
     else:
         for each in stored:
-            _print_fit(each, several=len(stored) > 1, verbose=verbose)
+            _print_fit(each, output, several=len(stored) > 1)
     print_messages(notes, kind="note")
     usable = [each for each in stored if each.fit.ok]
     if not usable:
@@ -243,41 +243,15 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
     print_messages(reasons if verbose else reasons[:MOST])
 
 
-def _print_fit(stored: Stored, *, several: bool, verbose: bool) -> None:
-    """The verdict, what it stands on and what to do about it; verbose: the tables, and every warning."""
-    from latfit.api import data_line
-    from latfit.reporting import tables
-
-    found = stored.fit
+def _print_fit(stored: Stored, output: OutputOptions, *, several: bool) -> None:
+    """A fit that can be used as an answer; of another the rows that were read."""
     if several:
         echo(f"\n{stored.shown}")
-    if found.ok:
-        verdict(found.verdict, "bad" if stored.kept_out else found.state)
-        by_phase = tables.phases(found.result)
-        if by_phase.rows:
-            print_table(by_phase)
-    say(data_line(found.result.data.to_json()))
-    if found.time_line:
-        say(found.time_line)
-    if not found.ok:
+    if stored.fit.ok:
+        print_answer(stored.fit, output, "bad" if stored.kept_out else None)
         return
-    say(found.range_line)
-    if verbose:
-        _print_tables(found)
-    if found.result.bootstrap and not verbose:
-        say(f"{found.result.bootstrap['resamples']:,} resampled fits kept; --verbose shows their intervals.")
-    print_messages(found.warnings if verbose else found.needs_action, verbose=verbose)
-
-
-def _print_tables(found: "Fit") -> None:
-    from latfit.reporting import tables
-
-    say(found.result.status.sentence)
-    print_table(tables.parameters(found.result, short=True))
-    errors = tables.errors(found.result)
-    print_table(errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE", "MAE"))))
-    if found.result.bootstrap:
-        print_table(tables.bootstrap_table(found.result))
+    for line in stored.fit.lines:
+        say(line)
 
 
 def _raise_where_unusable(fits: Sequence[Stored], *, strict: bool, where: str) -> None:

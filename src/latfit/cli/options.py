@@ -247,41 +247,48 @@ def read_sources(
 
 
 @dataclass(frozen=True)
-class FileOptions(Request):
-    """Where an answer goes beside the terminal."""
+class Files(Request):
+    """Where an answer goes beside the terminal: its JSON (`out`), picture (`figure`) and page (`report`)."""
 
     PANEL = "Files"
-    SHOWN = "report"
-    figure: Figure = None
-    report: ReportFolder = None
 
     def check(self) -> None:
         """Raises TargetNotWritable before any work is done instead of after it."""
         from latfit.files import check_writable, make_folder
 
-        for target in (getattr(self, "out", None), self.figure):
-            if target is not None:
-                check_writable(target)
-        if self.report is not None:
+        given = vars(self)
+        for target in filter(None, map(given.get, ("out", "figure"))):
+            check_writable(target)
+        if (folder := given.get("report")) is not None:
             from latfit.reporting import PAGE_NAME
 
-            make_folder(self.report)
-            check_writable(self.report / PAGE_NAME)
+            make_folder(folder)
+            check_writable(folder / PAGE_NAME)
 
     def write(self, found: Any, *, quiet: bool) -> None:
         """Write the JSON, picture and page that were requested of an answer."""
-        if (out := getattr(self, "out", None)) is not None:
+        given = vars(self)
+        if (out := given.get("out")) is not None:
             found.save(out)
             note(f"Wrote {out}.", quiet=quiet)
-        if self.figure is not None:
+        if (figure := given.get("figure")) is not None:
             from latfit.files import write_bytes
             from latfit.reporting import style
 
-            write_bytes(self.figure, style.png(found.plot()))
-            note(f"Wrote {self.figure}.", quiet=quiet)
-        if self.report is not None:
+            write_bytes(figure, style.png(found.plot()))
+            note(f"Wrote {figure}.", quiet=quiet)
+        if (folder := given.get("report")) is not None:
             from latfit.provenance import command_line, utc_now
             from latfit.reporting import Making, write_page
 
             page = found.page(Making(command_line(), utc_now()))
-            note(f"Wrote {write_page(self.report, page).html}.", quiet=quiet)
+            note(f"Wrote {write_page(folder, page).html}.", quiet=quiet)
+
+
+@dataclass(frozen=True)
+class FileOptions(Files):
+    """Where a picture and a page go."""
+
+    SHOWN = "report"
+    figure: Figure = None
+    report: ReportFolder = None

@@ -20,6 +20,8 @@ from latfit.errors import printable
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from latfit.api.answer import Answer, State
+    from latfit.cli.options import OutputOptions
     from latfit.messages import Message as LatfitWarning
     from latfit.reporting import Table
 
@@ -98,19 +100,19 @@ def note(text: str, *, quiet: bool) -> None:
 
 
 @contextmanager
-def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[[float, int], None]]:
-    """A bar on stderr with the time left, to be called with (done, total); nothing where stderr is no terminal."""
+def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[..., None]]:
+    """A bar on stderr with the time left, to be called with (done, total, what goes on); nothing where stderr is no
+    terminal."""
     if quiet or not sys.stderr.isatty():
-        yield lambda done, total: None
+        yield lambda *_: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(
-        TextColumn(purpose), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task(purpose, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = (TextColumn(purpose), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(purpose, total=None, now="")
+        yield lambda done, total, now="": bar.update(task, completed=done, total=total, now=now)
 
 
 def print_json(document: Any) -> None:
@@ -197,22 +199,22 @@ def print_error(text: str) -> None:
         labelled("hint", remedy, err=True)
 
 
-def print_answer(
-    found: Any,
-    tables: "Iterable[Table]" = (),
-    *,
-    lines: Iterable[str] = (),
-    warnings: "Iterable[LatfitWarning | str]" = (),
-    verbose: bool = False,
-) -> None:
-    """Print the verdict of an answer, tables, sentences, and warnings."""
-    verdict(found.verdict, found.state)
-    shown = list(tables)
-    for table in shown:
+def print_answer(found: "Answer", options: "OutputOptions", state: "State | None" = None) -> None:
+    """Print an answer as options say: as JSON; else its verdict, tables, sentences and messages.
+
+    state: how sure the verdict is, in place of the answer's own.
+    """
+    if options.json:
+        print_json(found.to_json())
+        return
+    # Some lines are simulated, which takes a while and may fail: before anything is printed.
+    lines = [*found.lines, *(found.details if options.verbose else ())]
+    verdict(found.verdict, found.state if state is None else state)
+    tables = found.tables(brief=not options.verbose)
+    for table in tables:
         echo()
         print_table(table)
-    if shown and lines:
-        echo()
     for line in lines:
-        say(line)
-    print_messages(warnings, verbose=verbose)
+        text = line.lstrip(" ")
+        say(text, " " * (len(line) - len(text)))
+    print_messages(found.messages, verbose=options.verbose)

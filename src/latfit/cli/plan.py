@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from latfit.api.request import given_in, ignored, option_of
 from latfit.api.requests import EnginePlanRequest, JsonFile, PlanRequest
 from latfit.cli.options import FileOptions, OutputOptions, verb
-from latfit.cli.output import echo, note, print_answer, print_json, print_table, progress_bar, say
+from latfit.cli.output import note, print_answer, progress_bar, say
 from latfit.errors import FitNotUsable, SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
@@ -76,14 +76,7 @@ def _plan_engines(request: EnginePlanRequest, files: PlanFiles, output: OutputOp
     with progress_bar("Simulating", quiet=output.silent) as advance:
         found = plan_engine.of(replace(request, progress=advance))
     note("Planned serving engines for requests with lengths.", quiet=output.silent)
-    if output.json:
-        print_json(found.to_json())
-    else:
-        told = found.told
-        tables = found.tables(brief=not output.verbose)
-        print_answer(told, tables, lines=told.lines, warnings=told.warnings, verbose=output.verbose)
-        for text in told.others:
-            say(text)
+    print_answer(found, output)
     if files.figure is not None and not found.feasible:
         note(f"{files.figure} is not drawn: there are no settings to show.", quiet=output.silent)
         files = replace(files, figure=None)
@@ -118,10 +111,9 @@ def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions)
     question = "batches of requests that are alike" if request.has_load else "single steps (no --rate)"
     tokens = "" if request.tokens_per_request else "; decode, one token a request: --tokens-per-request changes that"
     note(f"Planned {question}{tokens}.", quiet=output.silent)
-    if output.json:
-        print_json(found.to_json())
-    else:
-        _print_plan(found, output, _next_command(found, request, files))
+    print_answer(found, output)
+    if found.feasible and not (output.json or output.verbose):
+        say(_next_command(found, request, files))
     replace(files, report=None).write(found, quiet=output.silent)
     if files.report is not None:
         note(report(found.hardware, files.report, plan=found).summary(), quiet=output.silent)
@@ -133,25 +125,6 @@ def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions)
             where=f"--hardware {request.paths}",
             remedy="Measure such steps, or fit a better model (latfit fit).",
         )
-
-
-def _print_plan(found: "Plan", output: OutputOptions, next_command: str) -> None:
-    """The verdict, thresholds, load, settings, what needs action; verbose: what it assumes and rests on too."""
-    from latfit.reporting import plan_summary, plan_tables
-
-    summary = plan_summary(found.result)
-    warnings = [*summary.warnings, *summary.others] if output.verbose else summary.warnings
-    tables = [summary.choices] if summary.choices is not None and summary.choices.rows and not output.verbose else []
-    print_answer(summary, tables, lines=summary.lines, warnings=warnings, verbose=output.verbose)
-    if not output.verbose:
-        if found.feasible:
-            say(next_command)
-        return
-    for text in found.result.notes:
-        say(text)
-    for table in plan_tables(found.result):
-        echo()
-        print_table(table)
 
 
 def _next_command(found: "Plan", request: PlanRequest, files: PlanFiles) -> str:

@@ -1,9 +1,6 @@
 """`latfit profile`: measures steps on this machine and writes a trace."""
 
 import shlex
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +8,9 @@ from typing import TYPE_CHECKING
 from latfit.api.request import Request
 from latfit.api.requests import ProfileRequest, TraceFile
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import echo, note, print_json, print_messages, say, verdict
+from latfit.cli.output import echo, note, print_answer, progress_bar
 from latfit.errors import Interrupted, LatfitError
-from latfit.units import format_ms, parse_duration_ms
+from latfit.units import format_ms
 
 if TYPE_CHECKING:
     from latfit.api import Profile
@@ -37,8 +34,6 @@ def profile(request: ProfileRequest, file: Target, output: OutputOptions) -> Non
     \b
     latfit profile --budget 60s
     """
-    budget_ms = parse_duration_ms(str(request.budget or "60s"), option="--budget")
-
     from latfit.api import profile as measured
 
     def announce(what: "Announcement") -> None:
@@ -49,55 +44,21 @@ def profile(request: ProfileRequest, file: Target, output: OutputOptions) -> Non
         note(text, quiet=output.silent)
 
     try:
-        with _progress_bar(budget_ms / 1e3, shown=not output.silent and sys.stderr.isatty()) as progress:
-            found = measured.of(replace(request, out=file.out, progress=progress, announce=announce))
+        with progress_bar("Measuring", quiet=output.silent) as advance:
+
+            def show(now: "Progress") -> None:
+                counts = f"{now.cells_done} of {now.cells} cells known, {now.samples} samples"
+                advance(min(now.elapsed_s, now.budget_s), now.budget_s, counts)
+
+            found = measured.of(replace(request, out=file.out, progress=show, announce=announce))
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted before the first step", remedy="Nothing was measured, nothing was written."
         ) from None
-    if output.json:
-        print_json(found.to_json())
-    else:
-        _show(found, file.out, output)
+    print_answer(found, output)
+    if not output.json:
+        echo(f"Wrote {file.out}. Next: latfit fit {shlex.quote(str(file.out))}")
     _raise_if_stopped(found, file.out)
-
-
-@contextmanager
-def _progress_bar(budget_s: float, *, shown: bool) -> "Iterator[Callable[[Progress], None] | None]":
-    """A bar on stderr with the time left of the budget."""
-    if not shown:
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn
-
-    columns = (
-        BarColumn(),
-        TextColumn("{task.fields[left]} left, {task.fields[done]} cells known, {task.fields[samples]} samples"),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=budget_s, left=format_ms(budget_s * 1e3), done="0", samples=0)
-
-        def update(now: "Progress") -> None:
-            left_s = max(0.0, now.budget_s - now.elapsed_s)
-            bar.update(
-                task,
-                completed=budget_s - left_s,
-                left=f"{left_s:.0f} s",
-                done=f"{now.cells_done} of {now.cells}",
-                samples=now.samples,
-            )
-
-        yield update
-
-
-def _show(found: "Profile", out: Path, output: OutputOptions) -> None:
-    """What was measured and how well, warnings, and what comes next."""
-    verdict(found.verdict, found.state)
-    for text in found.details:
-        say(text)
-    print_messages(found.warnings, verbose=output.verbose)
-    echo(f"Wrote {out}. Next: latfit fit {shlex.quote(str(out))}")
 
 
 def _raise_if_stopped(found: "Profile", out: Path) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from latfit.api.requests import ReplayRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import note, print_json, print_table, progress_bar, verdict
+from latfit.cli.output import note, print_answer, progress_bar
 from latfit.errors import FitNotUsable
 
 
@@ -24,13 +24,6 @@ def replay(request: ReplayRequest, output: OutputOptions) -> None:
     note("Measuring both paths, then each policy at each load.", quiet=output.silent)
     with progress_bar("replay", quiet=output.silent) as progress:
         found = replayed.of(replace(request, progress=progress))
-    if output.json:
-        print_json(found.to_json())
-    else:
-        verdict(found.verdict, found.state)
-        for table in found.tables(brief=not output.verbose):
-            print_table(table)
-        for line in found.notes:
-            note(line, quiet=output.silent)
+    print_answer(found, output)
     if not found.agrees:
         raise typer.Exit(FitNotUsable.exit_code)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from latfit.api.requests import ReportRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import echo, note, print_json, progress_bar, say
+from latfit.cli.output import print_answer, progress_bar
 from latfit.errors import WrongUsage
 
 
@@ -25,11 +25,4 @@ def report(request: ReportRequest, output: OutputOptions) -> None:
 
     with progress_bar("Writing the report", quiet=output.silent):
         written = write.of(request)
-    for text in written.notes:
-        note(text, quiet=output.silent)
-    if output.json:
-        print_json(written.to_json())
-        return
-    say(written.summary())
-    for figure in written.figures if output.verbose else ():
-        echo(str(figure))
+    print_answer(written, output)

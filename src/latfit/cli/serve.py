@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from latfit.api.requests import ServeRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import note, print_json, verdict
+from latfit.cli.output import note, print_answer
 
 TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
 """Environment variables: what is on a command line, everybody on the machine can read."""
@@ -32,7 +32,4 @@ def serve(request: ServeRequest, output: OutputOptions) -> None:
             ready=lambda text: note(text, quiet=output.silent),
         )
     )
-    if output.json:
-        print_json(found.to_json())
-    else:
-        verdict(found.verdict, found.state)
+    print_answer(found, output)

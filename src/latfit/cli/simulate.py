@@ -2,20 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from latfit.api.requests import SimulateEngineRequest, SimulateRequest, StudyRequest, SweepOptions
 from latfit.cli.options import FileOptions, OutputOptions, group_of_verbs, subverb
-from latfit.cli.output import (
-    echo,
-    note,
-    print_json,
-    print_messages,
-    print_table,
-    progress_bar,
-    say,
-    verdict,
-)
+from latfit.cli.output import note, print_answer, progress_bar
 from latfit.errors import Interrupted, SlaOutOfReach
 from latfit.units import format_rate
 
@@ -83,8 +74,6 @@ def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOpt
     from latfit.api import simulate_engine
 
     found = _simulated(simulate_engine.of, request, files, output)
-    if found.setup_line and not output.json:
-        say(found.setup_line)
     if not found.stable:
         best = max(found.runs, key=lambda run: run.summary.throughput_per_s)
         served = format_rate(best.summary.throughput_per_s)
@@ -122,22 +111,8 @@ def _simulated(
             raise
         kept = f"--resume --out {request.out} goes on from there."
         raise Interrupted("interrupted; the runs so far are kept", where=str(request.out), remedy=kept) from None
-    if output.json:
-        print_json(found.to_json())
-    else:
-        _show(found, verbose=output.verbose)
+    print_answer(found, output)
     files.write(found, quiet=output.silent)
     if request.out is not None:
         note(f"Wrote {request.out}", quiet=output.silent)
     return found
-
-
-def _show(found: Any, *, verbose: bool) -> None:
-    """The verdict, a table and what limits the results."""
-    verdict(found.verdict, found.state)
-    echo()
-    for table in found.tables(brief=not verbose):
-        print_table(table)
-    for text in found.details if verbose else ():
-        echo(text)
-    print_messages(found.notes if verbose else found.cautions, verbose=verbose)

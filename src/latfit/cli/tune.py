@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from latfit.api.requests import TuneRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, verdict
+from latfit.cli.output import echo, note, print_answer
 from latfit.errors import SlaOutOfReach
 
 TOKEN = "LATFIT_ENGINE_TOKEN"
@@ -36,17 +36,9 @@ def tune(request: TuneRequest, output: OutputOptions) -> None:
             progress=lambda text: note(text, quiet=output.silent),
         )
     )
-    if output.json:
-        print_json(found.to_json())
-    else:
-        verdict(found.verdict, found.state)
-        for table in found.tables():
-            print_table(table)
-        for line in found.lines:
-            say(line)
-        print_messages(found.warnings, verbose=output.verbose)
-        if found.result.runs:
-            say(f"Wrote {request.out}: traces, fit, plan, settings and logs.")
+    print_answer(found, output)
+    if found.result.runs:
+        note(f"Wrote {request.out}: traces, fit, plan, settings and logs.", quiet=output.silent)
     if not request.dry_run and not found.kept:
         raise SlaOutOfReach(
             "the SLOs are not met at this rate on one engine",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from latfit.api.request import Option
 from latfit.api.requests import WatchRequest
 from latfit.cli.options import OutputOptions, verb
-from latfit.cli.output import COLOURS, note, print_json, say, styled, verdict
+from latfit.cli.output import COLOURS, note, print_answer, styled
 from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
@@ -45,12 +45,7 @@ def watch(request: WatchRequest, output: Once) -> None:
     if output.once or output.json or not sys.stdout.isatty():
         note("Reading /metrics.", quiet=output.silent)
         found = block_of(snapshots, min(window_ms, ONCE_MS) / 1e3)
-        if output.json:
-            print_json(found.to_json())
-            return
-        verdict(found.verdict, found.state)
-        for line in found.lines:
-            say(line, "  ")
+        print_answer(found, output)
         return
     _show_live(snapshots)
 

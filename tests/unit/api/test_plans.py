@@ -164,7 +164,7 @@ def test_a_report_of_a_plan_that_was_made(in_tmp: Path) -> None:
     made = plan(paths, "20ms")
     written = report(paths, "one", plan=made)
     assert made.answer.replace(" ms", "\u00a0ms").split(",")[0][:20] in written.html.read_text()
-    assert repr(written) == f"Report('one/report.html', {len(written.figures)} figures)"
+    assert repr(written) == f"Report: Wrote one/report.html and {len(written.figures)} pictures beside it."
     with pytest.raises(WrongUsage, match="a rate without an SLA"):
         report(paths, "three", rate="5/s")
 

@@ -70,7 +70,7 @@ def test_the_simulated_load_has_the_times_that_the_server_counted(found: Recorde
     assert not line.result.settings.padded_graphs  # the steps were measured as they are served
     assert found.validation is not None
     assert all(abs(each.error_pct) < 12 for each in found.validation.result.clocks)
-    assert found.lines[-1] == found.validation.verdict
+    assert found.validation.verdict in found.lines
     assert json.loads(json.dumps(found.to_json()))["validation"]["verdict"] == found.validation.verdict
 
 
@@ -122,7 +122,7 @@ def test_a_plan_for_the_load_that_was_seen_is_next(found: RecordedFit, engine: S
     lengths = f"--lengths {round(engine.prompt[seen].mean())}:{round(engine.output[seen].mean())}"
     assert found.next[0].startswith(f"latfit plan --fit {found.file} --rate 12")
     assert lengths in found.next[0]
-    assert found.summary().count("\n") == 3
+    assert found.summary().startswith(found.verdict)
 
 
 def test_of_executions_without_tokens_a_plan_of_batches_is_next(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from latfit.api.answer import State
+from latfit.api.answer import Answer, State
 from latfit.api.engines import ASSUMED
 from latfit.api.fits import Fit, fit
 from latfit.api.running.recording import Recorded
@@ -18,6 +18,9 @@ from latfit.record import texts_beside
 from latfit.trace import open_source
 from latfit.units import format_ms, number
 
+if TYPE_CHECKING:
+    from latfit.reporting import Table
+
 FEWEST_ENDED = 20
 """Requests that make a mean worth a comparison."""
 LIMIT = "max_num_seqs"
@@ -27,7 +30,7 @@ DECIDING = ("no_better_than_constant", "large_error", "drift")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class RecordedFit:
+class RecordedFit(Answer):
     """A recording with its fit, and the load that was seen simulated with it beside the server's own histograms.
 
     not_fitted, not_validated: why there is none, empty where there is.  seen: from the first text of `/metrics` to the
@@ -57,8 +60,9 @@ class RecordedFit:
         """The fit with its error, and the comparison in a sentence; or why there is none."""
         if self.fit is None:
             return [self.not_fitted]
-        compared = self.not_validated if self.validation is None else self.validation.verdict
-        return [self.fit.verdict, self.fit.range_line, compared]
+        if self.validation is None:
+            return [self.fit.verdict, self.fit.range_line, self.not_validated]
+        return [self.fit.verdict, self.fit.range_line, self.validation.verdict, *self.validation.lines]
 
     @property
     def warnings(self) -> list[LatfitWarning]:
@@ -112,11 +116,16 @@ class RecordedFit:
             "next": self.next,
         }
 
-    def summary(self) -> str:
-        return "\n".join([self.recorded.verdict, *self.lines])
+    @property
+    def verdict(self) -> str:
+        return self.recorded.verdict
 
-    def __repr__(self) -> str:
-        return f"RecordedFit: {' '.join(self.lines)}"
+    @property
+    def messages(self) -> list[LatfitWarning]:
+        return self.warnings
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        return [] if self.validation is None else self.validation.tables(brief=True)
 
 
 def _limit(seen: Buckets | None, default: str) -> str:

@@ -99,6 +99,10 @@ class Recorded(Answer):
             found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more.", Severity.NOTE))
         return found
 
+    @property
+    def messages(self) -> list[LatfitWarning]:
+        return self.warnings
+
     def _of_load(self) -> Iterator[LatfitWarning]:
         """Where the windows in which it worked are few, or all of one load."""
         from latfit.reporting import counted
