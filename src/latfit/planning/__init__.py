@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from latfit.planning.serving.apart import PrefillApart as PrefillApart
     from latfit.planning.serving.effects import MOST_SLOWER as MOST_SLOWER
-    from latfit.planning.serving.evaluate import scaled as scaled
+    from latfit.planning.serving.evaluate import Evaluator as Evaluator, scaled as scaled
     from latfit.planning.serving.few import percentile_interval as percentile_interval
     from latfit.planning.serving.kv_cache import (
         GpuMemory as GpuMemory,
@@ -59,8 +59,11 @@ if TYPE_CHECKING:
         Reached as Reached,
         SchedulePlan as SchedulePlan,
         ServingPlan as ServingPlan,
+        Stall as Stall,
+        Stalls as Stalls,
         Trade as Trade,
     )
+    from latfit.planning.serving.stalls import stalls_of as stalls_of
     from latfit.planning.serving.targets import (
         USUAL_PERCENT as USUAL_PERCENT,
         Goodput as Goodput,

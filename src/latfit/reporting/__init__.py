@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         serving_page as serving_page,
         serving_summary as serving_summary,
         serving_tables as serving_tables,
+        stall_lines as stall_lines,
     )
     from latfit.reporting.plan.summary import PlanSummary as PlanSummary, plan_summary as plan_summary
     from latfit.reporting.plan.tables import plan_tables as plan_tables

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.engine.step_cost import (
         StepCosts as StepCosts,
+        Work as Work,
         linear_costs as linear_costs,
         scaled_costs as scaled_costs,
         step_costs as step_costs,
+        step_ms as step_ms,
     )
     from latfit.simulation.engine.sweep import EnginePoint as EnginePoint
     from latfit.simulation.points import (

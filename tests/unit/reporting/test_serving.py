@@ -2,9 +2,9 @@
 
 import pytest
 
-from latfit.planning import Reached
+from latfit.planning import Reached, Stall, Stalls
 from latfit.planning.serving.result import Effect
-from latfit.reporting.plan.serving import effect_bars
+from latfit.reporting.plan.serving import effect_bars, stall_lines, stalls_figure, stalls_table
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,19 @@ def test_bars_are_as_long_as_their_values() -> None:
         ("1 replica fewer", "80 ms", 100.0),
     ]
     assert effect_bars([]) == []
+
+
+def test_the_knee_is_named_where_the_plan_has_another_budget() -> None:
+    rows = [
+        Stall(512, "chunked-prefill", 500, 12.0, (11.0, 13.5), 980.0, knee=True),
+        Stall(8192, "chunked-prefill", 4000, 95.0, None, 1000.0, planned=True),
+    ]
+    found = Stalls(4000, 12, rows)
+    assert stall_lines(found) == [
+        "Stall: a prompt of 4,000 tokens (p99) leaves 12 decoding requests without a token for up to 95 ms;"
+        " 12 ms (90 %: 11 to 13.5 ms) with --max-num-batched-tokens 512, throughput -2 %."
+    ]
+    assert [row[0] for row in stalls_table(found).rows] == ["512", "8,192"]
+    texts = [each.get_text() for each in stalls_figure(found).axes[0].texts]
+    assert texts == ["980 tokens/s\nknee", "1,000 tokens/s\nplanned"]
+    assert stall_lines(None) == []

@@ -116,11 +116,14 @@ class Examination(Answer):
         settings = [*filter(None, [what_if.engine.setup.line]), *what_if.engine.notes]
         if not what_if.believed:
             return [f"No advice by the fit: {what_if.refusal}.", *settings]
+        from latfit.reporting import stall_lines
+
         agreed = ", ".join(each.sentence for each in what_if.checks)
         tolerance, level = format_percent(100 * TOLERANCE), format_percent(100 * LEVEL)
         told = [
             f"Simulated at this load and speed (ranges: {level} of {REPLICATIONS} runs):",
             *self._changes(what_if),
+            *stall_lines(what_if.stalls),
             f"The simulation matches the server within {tolerance}: {agreed}.",
         ]
         unknown = [name for name in MOVED if not what_if.engine.is_known(name)]
@@ -166,6 +169,7 @@ class Examination(Answer):
                 "changes": [{**each.to_json(), "effect": each.effect(what_if.now)} for each in what_if.changes]
                 if what_if.believed
                 else [],
+                "stalls": what_if.stalls.to_json() if what_if.believed and what_if.stalls is not None else None,
                 "settings_from": dict(what_if.engine.setup.origin),
                 "notes": list(what_if.engine.notes),
             }

@@ -18,10 +18,11 @@ from latfit.api.engines import UNNAMED, USUAL, EngineSetup, engine_costs, engine
 from latfit.api.serving import UNLIMITED
 from latfit.metrics import Diagnosis, Interval, Reading, between
 from latfit.model import FitResult
+from latfit.planning import Evaluator, Stalls, Targets, stalls_of
 from latfit.simulation import EngineRun, EngineSettings, StepCosts, scaled_costs, serve
 from latfit.units import format_ms, format_percent, number
 from latfit.validation import TOLERANCE, Check, PhaseSpeed, check_window, window_speed
-from latfit.workload import Requests, make_requests
+from latfit.workload import RecordedLoad, Requests, make_requests
 
 MAX_SPEED_CHANGE = 1.2
 """Largest speed factor, either way, at which advice needs no consent: about the error of a fit."""
@@ -302,6 +303,24 @@ class WhatIf:
             if settings["max_num_batched_tokens"] >= settings["max_num_seqs"]:
                 found.append(self._outcome(name, value, replace(now, **changed)))
         return found
+
+    @cached_property
+    def stalls(self) -> Stalls | None:
+        """Stalls by long prompts beside the most requests that ran; None if the token budget is not known."""
+        if self.load is None or not self.engine.is_known("max_num_batched_tokens"):
+            return None
+        fit = self.engine.fits[-1] if self.engine.fits else None
+        costs = scaled_costs(self.engine.costs, self.factor, self.factor)
+        flooded = Evaluator(RecordedLoad(self.load), costs, Targets(()), seed=self.seed)
+        return stalls_of(
+            costs,
+            self.engine.settings,
+            (self.load.prompt_tokens, self.load.output_tokens),
+            max(each.state.running / each.state.engines for each in self.readings),
+            math.inf if fit is None else fit.domain["S"][1],
+            lambda settings: flooded.saturated(settings).output_tokens_per_s,
+            fit,
+        )
 
     def capacity_per_s(self) -> float:
         """Return the highest rate at which p99 meets the SLO; NaN if none does."""

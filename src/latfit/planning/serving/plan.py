@@ -29,12 +29,14 @@ from latfit.planning.serving.result import (
     ReplicaCount,
     SchedulePlan,
     ServingPlan,
+    Stalls,
     Work,
     probability_of,
     settings_of,
 )
 from latfit.planning.serving.schedule import day_of, schedule_engines
 from latfit.planning.serving.search import Found, Search, SearchSpace
+from latfit.planning.serving.stalls import stalls_of
 from latfit.planning.serving.targets import Targets
 from latfit.planning.verdict import verdict_of
 from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
@@ -158,6 +160,7 @@ def plan_serving(
         outcome=found.best.summary if found.best is not None else None,
         effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],
         pareto=front(evaluator, shown.setup.settings, space) if met else [],
+        stalls=_stalls(evaluator, shown, space, list(fits.values())) if met else None,
         fits=quality,
         cost=_cost(request, shown),
         prefill_apart=None if apart is None else _apart(evaluator, apart, found, (space, contents), request),
@@ -168,6 +171,19 @@ def plan_serving(
         unsupported=by_severity["unsupported"],
         notes=by_severity["notes"],
         **settings_of(shown.setup.settings, feasible=met, contents=contents),
+    )
+
+
+def _stalls(evaluator: Evaluator, shown: Measured, space: SearchSpace, fits: Sequence[FitResult]) -> Stalls | None:
+    """Stalls beside the p99 batch of the planned load."""
+    return stalls_of(
+        evaluator.costs,
+        shown.setup.settings,
+        _lengths_drawn(evaluator.load),
+        shown.summary.batch_size["p99"],
+        space.most_tokens,
+        lambda settings: evaluator.saturated(settings).output_tokens_per_s,
+        fits[-1] if fits else None,
     )
 
 

@@ -154,6 +154,47 @@ class Trade(Record, frozen=True):
     best: bool = field(name="planned", default=False)
 
 
+class Stall(Record, frozen=True):
+    """Gap between two tokens at one token budget.
+
+    Attributes
+    ----------
+    chunk_tokens
+        Prompt tokens of the longest step.
+    interval_ms
+        90 % of single steps like it; None if the fit has no interval there.
+    output_tokens_per_s
+        Of a replica that always has enough to do.
+    knee
+        Whether it is the shortest gap with at least 95 % of the highest throughput.
+    """
+
+    max_num_batched_tokens: int
+    batching: str
+    chunk_tokens: int
+    gap_ms: float
+    interval_ms: tuple[float, float] | None
+    output_tokens_per_s: float
+    planned: bool = False
+    knee: bool = False
+
+
+class Stalls(Record, frozen=True):
+    """What a prompt of `prompt_tokens` does to `decoding` requests, by token budget."""
+
+    prompt_tokens: int
+    decoding: int
+    choices: Sequence[Stall]
+
+    @property
+    def planned(self) -> Stall:
+        return next(each for each in self.choices if each.planned)
+
+    @property
+    def knee(self) -> Stall:
+        return next(each for each in self.choices if each.knee)
+
+
 class Window(Record, frozen=True):
     """A part of a recording, from t_s on, and its replicas."""
 
@@ -313,6 +354,8 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
         Where the size of the KV cache comes from; None if it is taken as unlimited.
     steps_may_be_slower_pct
         How much longer the steps may take.
+    stalls
+        Gaps between tokens that a long prompt causes, by token budget; None if nothing decodes beside it.
     """
 
     what: ClassVar[str] = "plan"
@@ -333,6 +376,7 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
     share_of_throughput_used: float | None = None
     effects: Sequence[Effect] = ()
     pareto: Sequence[Trade] = ()
+    stalls: Stalls | None = None
     fits: Sequence[FitQuality]
     cost: Cost = Cost()
     prefill_apart: ApartPlan | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from latfit.exporting import engine_key, start_line, vllm_flags
-from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, SchedulePlan, ServingPlan, Trade
+from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, SchedulePlan, ServingPlan, Stall, Stalls, Trade
 from latfit.reporting.fit.tables import KeyNumber, Table
 from latfit.reporting.format import count
 from latfit.reporting.plan.summary import STATES, PlanSummary
@@ -36,7 +36,14 @@ def serving_summary(plan: ServingPlan) -> PlanSummary:
     if plan.outcome is not None:
         lines.append(_each_replica(plan, plan.outcome))
     if plan.feasible:
-        lines += [_margin(plan), *_help(plan), *_price(plan), *_scheduled(plan), f"Start each: {engine_command(plan)}"]
+        lines += [
+            _margin(plan),
+            *_help(plan),
+            *stall_lines(plan.stalls),
+            *_price(plan),
+            *_scheduled(plan),
+            f"Start each: {engine_command(plan)}",
+        ]
     lines += _apart(plan)
     warnings = [each.text for each in plan.warnings]
     return PlanSummary(verdict(plan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], plan.notes)
@@ -114,6 +121,28 @@ def _help(plan: ServingPlan) -> list[str]:
     first = helpful[0]
     told = ", ".join(f"{each.change} {_value(each, each.after)}" for each in helpful)
     return [f"Bottleneck: {first.target} ({_value(first, first.before)}). With {told}."]
+
+
+def stall_lines(stalls: Stalls | None) -> list[str]:
+    """Return what a long prompt does to requests that decode beside it, and the knee where it is another budget."""
+    if stalls is None:
+        return []
+    own, knee = stalls.planned, stalls.knee
+    beside = count_text(stalls.decoding, "decoding request")
+    prompt = f"a prompt of {stalls.prompt_tokens:,} tokens (p99)"
+    told = f"Stall: {prompt} leaves {beside} without a token for up to {_gap(own)}"
+    if knee is own:
+        return [f"{told}."]
+    less = 100 * (knee.output_tokens_per_s / own.output_tokens_per_s - 1)
+    budget = f"--max-num-batched-tokens {knee.max_num_batched_tokens}"
+    return [f"{told}; {_gap(knee)} with {budget}, throughput {format_percent(less, signed=True)}."]
+
+
+def _gap(stall: Stall) -> str:
+    if stall.interval_ms is None:
+        return format_ms(stall.gap_ms)
+    low, high = map(format_ms, stall.interval_ms)
+    return f"{format_ms(stall.gap_ms)} (90 %: {low.removesuffix(' ms') if high.endswith(' ms') else low} to {high})"
 
 
 def effect_bars(effects: Sequence[Effect]) -> list[tuple[str, str, float]]:
@@ -207,6 +236,8 @@ def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
         found.append(schedule_table(plan.schedule))
     if plan.pareto:
         found.append(front_table(plan.pareto))
+    if plan.stalls is not None:
+        found.append(stalls_table(plan.stalls))
     return found
 
 
@@ -272,6 +303,46 @@ def front_table(front: Sequence[Trade]) -> Table:
     return Table("Throughput against speed", columns, rows, words=("note",), note=note)
 
 
+def stalls_table(stalls: Stalls) -> Table:
+    """The longest gap between two tokens, and the throughput, by token budget."""
+    rows = [
+        (
+            count(each.max_num_batched_tokens) if each.batching == "chunked-prefill" else each.batching,
+            count(each.chunk_tokens),
+            _gap(each),
+            number(each.output_tokens_per_s, 3),
+            ", ".join(word for word, true in (("planned", each.planned), ("knee", each.knee)) if true),
+        )
+        for each in stalls.choices
+    ]
+    columns = ("max_num_batched_tokens", "chunk", "longest gap", "tokens/s a replica", "note")
+    note = "Knee: the shortest gap with at least 95 % of the highest throughput."
+    title = f"A prompt of {stalls.prompt_tokens:,} tokens beside {count_text(stalls.decoding, 'decoding request')}"
+    return Table(title, columns, rows, words=("note",), note=note)
+
+
+def stalls_figure(stalls: Stalls) -> "Figure":
+    """The longest gap over the token budget, with the throughput that each costs or gains."""
+    from latfit.reporting import style
+
+    figure = style.new_figure((7.0, 4.6))
+    axes = figure.subplots()
+    for each in stalls.choices:
+        low, high = each.interval_ms or (each.gap_ms, each.gap_ms)
+        place, reach = (each.max_num_batched_tokens, each.gap_ms), [[each.gap_ms - low], [high - each.gap_ms]]
+        colour = style.LINE_COLOURS[int(each.planned)]
+        axes.errorbar(*place, yerr=reach, fmt="D" if each.planned else "o", color=colour, capsize=4)
+        words = [word for word, true in (("planned", each.planned), ("knee", each.knee)) if true]
+        label = "\n".join([f"{number(each.output_tokens_per_s, 3)} tokens/s", *words])
+        axes.annotate(label, place, (8, 0), textcoords="offset points", va="center", fontsize=8.5)
+    title = f"Longest gap between tokens by a prompt of {stalls.prompt_tokens:,} tokens"
+    style.dress(axes, title, "max_num_batched_tokens", "longest gap [ms]")
+    budgets = [each.max_num_batched_tokens for each in stalls.choices]
+    style.log_x(axes, 0.8 * min(budgets), 1.6 * max(budgets), style.binary_ticks)
+    axes.set_ylim(bottom=0)
+    return figure
+
+
 def serving_figure(plan: ServingPlan) -> "Figure":
     """Tokens per second of a replica over those of a user: the front, with the planned settings."""
     from latfit.reporting import style  # brings matplotlib, which a plan in text does without
@@ -316,6 +387,9 @@ def serving_page(
     if plan.pareto:
         alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
         pictures = [layout.Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
+    if plan.stalls is not None:
+        alt = "Longest gap between two tokens by token budget, with 90 % intervals and output tokens per second."
+        pictures.append(layout.Picture("stalls", "Stalls by long prompts", alt, style.png(stalls_figure(plan.stalls))))
     if figure is not None:
         alt = "Distributions of TTFT, TPOT and latency, measured and simulated."
         pictures.insert(0, layout.Picture("measured", "Measured and simulated", alt, style.png(figure)))

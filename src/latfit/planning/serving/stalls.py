@@ -1,0 +1,118 @@
+"""Stalls by long prompts: the longest gap between two tokens of decoding requests, by token budget, and its price.
+
+With chunked prefill the gap is the longest step that holds a chunk of the prompt. Engines that compute whole prompts
+insert a step of the whole prompt (continuous), or decode beside it (selective).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from msgspec import structs
+
+from latfit.model import FitResult
+from latfit.planning.serving.result import Stall, Stalls
+from latfit.planning.serving.search import BUDGETS
+from latfit.simulation import EngineSettings, StepCosts, Work, step_ms
+from latfit.stats import IntArray
+from latfit.trace import MIXED
+
+LONG_PROMPT = 0.99  # quantile of the prompts that the stall is given for
+SIDED = 0.95  # one-sided level of each end of a 90 % interval
+MAX_CHOICES = 5
+NEAR_BEST = 0.95  # of the highest throughput; the shortest stall from there on is the knee
+
+
+def stalls_of(
+    costs: StepCosts,
+    settings: EngineSettings,
+    lengths: tuple[IntArray, IntArray],
+    decoding: float,
+    most_tokens: float,
+    throughput: Callable[[EngineSettings], float],
+    fit: FitResult | None = None,
+) -> Stalls | None:
+    """Return the stall at the planned settings and at other token budgets; None if nothing decodes beside a prompt.
+
+    Parameters
+    ----------
+    lengths
+        Prompt and output tokens (n,) of the load.
+    decoding
+        Requests that decode beside the prompt, at most max_num_seqs - 1.
+    most_tokens
+        Largest measured step.
+    throughput
+        Returns the output tokens per second of a saturated engine.
+    fit
+        Fit of steps with prefill, for intervals.
+    """
+    D = min(round(decoding), settings.max_num_seqs - 1)
+    if D < 1:
+        return None
+    prompt, output = lengths
+    longest = int(np.quantile(prompt, LONG_PROMPT, method="higher"))
+    # A request decodes for as many steps as it has output tokens, and then holds half of them on average.
+    context = float(np.sum(output * (prompt + output / 2)) / np.sum(output))
+    found = []
+    for each in [settings, *_other_budgets(settings, longest + D, most_tokens)]:
+        gap_ms, chunk = longest_gap(costs, each, D, longest, context)
+        rate = throughput(each)
+        interval = _interval(fit, gap_ms, D, chunk)
+        budget = each.max_num_batched_tokens
+        found.append(Stall(budget, each.batching, chunk, gap_ms, interval, rate, planned=each is settings))
+    best = max(each.output_tokens_per_s for each in found)
+    knee = min((each for each in found if each.output_tokens_per_s >= NEAR_BEST * best), key=lambda each: each.gap_ms)
+    rows = [structs.replace(each, knee=each is knee) for each in found]
+    return Stalls(longest, D, sorted(rows, key=lambda each: (each.max_num_batched_tokens, each.batching)))
+
+
+def _other_budgets(settings: EngineSettings, whole: int, most_tokens: float) -> list[EngineSettings]:
+    """Return chunked settings of other budgets, nearest first: measured ones, up to where a prompt fits into a step."""
+    own = settings.max_num_batched_tokens if settings.batching == "chunked-prefill" else 0
+    top = next((budget for budget in BUDGETS if budget >= whole), BUDGETS[-1])
+    tried = [each for each in BUDGETS if settings.max_num_seqs <= each <= min(top, most_tokens) and each != own]
+    nearest = sorted(tried, key=lambda each: abs(np.log(each / settings.max_num_batched_tokens)))[: MAX_CHOICES - 1]
+    chunked = replace(settings, batching="chunked-prefill", long_prefill_token_threshold=0)
+    return [replace(chunked, max_num_batched_tokens=budget) for budget in nearest]
+
+
+def longest_gap(costs: StepCosts, settings: EngineSettings, D: int, prompt: int, context: float) -> tuple[float, int]:
+    """Return the longest gap in ms between tokens of D decoding requests, and the prompt tokens of that step.
+
+    Parameters
+    ----------
+    prompt
+        Tokens of the prompt that is computed meanwhile.
+    context
+        Cached tokens of each decoding request.
+    """
+    done = min(int(settings.cached_share * prompt) // settings.block_size * settings.block_size, prompt - 1)
+    chunk = prompt - done
+    if settings.batching == "chunked-prefill":
+        chunk = min(chunk, settings.max_num_batched_tokens - D, settings.long_prefill_token_threshold or chunk)
+    interrupts = settings.batching in ("continuous", "static")
+    beside = 0 if interrupts else D
+    steps = [(_chunk_ms(costs, beside, min(chunk, prompt - k), k, context), k) for k in range(done, prompt, chunk)]
+    gap_ms, at = max(steps)
+    if interrupts:  # the next step decodes the new request, too
+        gap_ms += float(step_ms(costs, Work(D + 1.0, D + 1.0, 0.0, 0.0, 0.0, D * context + prompt, 0.0, 0.0)))
+    return gap_ms, min(chunk, prompt - at)
+
+
+def _chunk_ms(costs: StepCosts, D: int, tokens: int, cached: int, context: float) -> float:
+    """Return the time of a step of D decoding requests and one chunk behind `cached` tokens."""
+    p, k = float(tokens), float(cached)
+    return float(step_ms(costs, Work(D + 1.0, D + p, 1.0, p, k, D * context, p * (k + 0.5 * p), k + p)))
+
+
+def _interval(fit: FitResult | None, gap_ms: float, D: int, chunk: int) -> tuple[float, float] | None:
+    """Return the 90 % interval of a step with prefill, as `latfit predict` gives it."""
+    if fit is None:
+        return None
+    low, high = fit.limits.lower_factor(MIXED, SIDED), fit.limits.factor(MIXED, SIDED)
+    one, tokens = np.ones(1), np.array([float(chunk)])
+    wider = float(fit.widening(one * (D + 1), tokens + D, prefill_requests=one, prefill_tokens=tokens)[0])
+    if low is None or high is None or not np.isfinite(wider):
+        return None
+    return gap_ms * low / wider, gap_ms * high * wider
