@@ -71,9 +71,9 @@ def test_most_dropped_is_3_unless_accepted(in_tmp: Path, capsys: Captured) -> No
     assert latfit("fit", "async.parquet") == 3
     assert "--allow-drops" in capsys.readouterr().err
     assert latfit("ingest", "async.parquet", "--allow-drops") == 0
-    assert "no-async-scheduling" in capsys.readouterr().out
+    assert "plug-in" in capsys.readouterr().out
     assert latfit("fit", "async.parquet", "--allow-drops") == 0
-    assert "no-async-scheduling" in capsys.readouterr().out
+    assert "plug-in" in capsys.readouterr().out
 
 
 def test_switched_rules(log: Path, capsys: Captured) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from latfit.errors import WrongUsage
@@ -50,6 +51,28 @@ class Settings:
     path: str | None = None
 
 
+class OutputPeriods:
+    """Times of steps under asynchronous scheduling, where vLLM reports only how long it waited for the result.
+
+    The engine plans a step while the one before it runs, so a step takes from one output to the next. A request that
+    decodes in both has that time between its tokens, by the engine's clock. Without one, the outputs' arrival here
+    counts, and behind a pause the wait.
+    """
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+        self._paused = True
+
+    def step_ms(self, waited_ms: float, now_s: float, scheduler_stats: Any, iteration_stats: Any) -> float:
+        """Return the time of a step whose output came at `now_s`."""
+        paused, self._paused = self._paused, scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs == 0
+        last_s, self._last_s = self._last_s, now_s
+        if paused:
+            return waited_ms
+        periods_s = getattr(iteration_stats, "inter_token_latencies_iter", None)
+        return 1e3 * min(periods_s) if periods_s else max(waited_ms, 1e3 * (now_s - last_s))
+
+
 class LatfitStatLogger(StatLoggerBase):
     """Records the steps of one vLLM engine as a latfit trace."""
 
@@ -57,6 +80,7 @@ class LatfitStatLogger(StatLoggerBase):
         self.recorder: StepRecorder | None = None
         self._config = vllm_config
         self._flag: bool | None = None
+        self._periods: OutputPeriods | None = None
         try:
             settings = settings_from(os.environ)
             if settings is None:
@@ -72,10 +96,7 @@ class LatfitStatLogger(StatLoggerBase):
             if self._flag is False:
                 self._say_flag()
             if getattr(vllm_config.scheduler_config, "async_scheduling", False):
-                log.warning(
-                    "vLLM schedules asynchronously: the times it gives to latfit may miss a part of each step; "
-                    "start it with --no-async-scheduling to measure"
-                )
+                self._periods = OutputPeriods()
             server, servers = _api_server(vllm_config)
             if servers > 1:
                 log.warning(
@@ -111,10 +132,13 @@ class LatfitStatLogger(StatLoggerBase):
                 return
             prefix = getattr(scheduler_stats, "prefix_cache_stats", None)
             drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
+            now_s, T_ms = monotonic(), details.elapsed_ms
+            if self._periods is not None and not details.is_dummy:
+                T_ms = self._periods.step_ms(T_ms, now_s, scheduler_stats, iteration_stats)
             recorder.add(
                 (
                     details.iteration_index,
-                    details.elapsed_ms,
+                    T_ms,
                     details.num_ctx_requests,
                     details.num_ctx_tokens,
                     details.num_generation_requests,
@@ -130,7 +154,8 @@ class LatfitStatLogger(StatLoggerBase):
                     0 if drafts is None else drafts.num_draft_tokens,
                     0 if drafts is None else drafts.num_accepted_tokens,
                     *NO_REQUESTS,
-                )
+                ),
+                now_s,
             )
         except Exception as error:  # noqa: BLE001  see the module's text
             recorder.refuse(error)

@@ -1,9 +1,10 @@
 """vLLM's schedulers with a record of the steps they plan, with what only a scheduler knows: the requests of each.
 
-`vllm serve MODEL --scheduler-cls latfit.record.vllm_scheduler.RecordingScheduler` (`RecordingAsyncScheduler` with
-asynchronous scheduling). A step's T is from when it was planned, or the one before it had ended if that was later, to
-when its result was there. The loop over a step's requests is all of the cost that grows. If anything fails, the step is
-scheduled as ever and counted as refused. Without vLLM this module imports all the same."""
+`vllm serve MODEL --scheduler-cls latfit.record.vllm_scheduler.RecordingScheduler`. A step's T is from when it was
+planned, or the one before it had ended if that was later, to when its result was there. The loop over a step's requests
+is all of the cost that grows. If anything fails, the step is scheduled as ever and counted as refused. Without vLLM
+this module imports all the same.
+"""
 
 import importlib
 import os
@@ -151,7 +152,12 @@ def steps_of(config: Any) -> StepsInFlight | None:
 
 
 class RecordingScheduler(Scheduler):
-    """vLLM's scheduler, with a record of its steps."""
+    """vLLM's scheduler, synchronous or asynchronous as its config says, with a record of its steps."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> "RecordingScheduler":
+        if cls is RecordingScheduler and getattr(vllm_config.scheduler_config, "async_scheduling", False):
+            cls = RecordingAsyncScheduler
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -183,4 +189,4 @@ class RecordingScheduler(Scheduler):
 
 
 class RecordingAsyncScheduler(RecordingScheduler, AsyncScheduler):
-    """The same for asynchronous scheduling."""
+    """What RecordingScheduler is under asynchronous scheduling."""

@@ -77,7 +77,7 @@ def reading_notes(steps: CleanTrace) -> list[str]:
     if asynchronous > MAX_ASYNC_SHARE * steps.cleaned.rows_read:
         notes.append(
             f"{asynchronous:,} steps have a latency of next to zero: the engine schedules asynchronously, so other"
-            " latencies may be incomplete too. For vLLM, record with --no-async-scheduling."
+            " latencies may be incomplete too. For vLLM, record with latfit's plug-in."
         )
     if gaps := count_gaps(steps.everything):
         notes.append(f"The engine's counter skips {gaps:,} steps: lines are missing from the log.")

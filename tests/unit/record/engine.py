@@ -56,6 +56,7 @@ class IterationStats:
     num_preempted_reqs: int = 0
     time_to_first_tokens_iter: list[float] = field(default_factory=list)
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
+    inter_token_latencies_iter: list[float] = field(default_factory=list)
 
 
 @dataclass

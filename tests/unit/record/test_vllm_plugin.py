@@ -175,9 +175,51 @@ class TestWhatIsMissing:
             plugin.record(SimpleNamespace(kv_cache_usage=0.0))
         assert [FLAG in line for line in warnings(caplog)] == [True]
 
-    def test_asynchronous_scheduling_is_warned_of(self, folder: Path, caplog: Any) -> None:
-        LatfitStatLogger(config(scheduler_config={"async_scheduling": True}))
-        assert ["--no-async-scheduling" in line for line in warnings(caplog)] == [True]
+
+class TestAsynchronousScheduling:
+    """vLLM waits for a step's result only after it has planned the next: its own times are a part of each step."""
+
+    def record(self, folder: Path, monkeypatch: Any, steps: list[tuple[SchedulerStats, float, list[float]]]) -> Trace:
+        """Record (statistics, second of arrival, distances of tokens)."""
+        plugin = LatfitStatLogger(config(scheduler_config={"async_scheduling": True}))
+        for stats, now, distances in steps:
+            monkeypatch.setattr("latfit.record.vllm_plugin.monotonic", lambda now=now: now)
+            plugin.record(stats, IterationStats(inter_token_latencies_iter=distances))
+        plugin.close()
+        return recorded(folder)
+
+    def test_a_step_lasts_from_output_to_output(self, folder: Path, monkeypatch: Any, caplog: Any) -> None:
+        """The engine waits for half of each step; outputs arrive up to 5 ms late; one request skipped a step."""
+        rng = np.random.default_rng(1)
+        steps, end_s, planted = [], 100.0, []
+        for stats in engine_loop(200):
+            details = stats.iteration_details
+            assert details is not None
+            planted.append(details.elapsed_ms)
+            end_s += details.elapsed_ms / 1e3
+            distances = [details.elapsed_ms / 1e3] * details.num_generation_requests
+            details.elapsed_ms /= 2
+            steps.append((stats, end_s + 0.005 * rng.random(), [*distances, 0.2 + details.elapsed_ms]))
+        trace = self.record(folder, monkeypatch, steps)
+        assert trace["T_ms"][1:] == pytest.approx(planted[1:], rel=1e-9)
+        assert trace["period_ms"][1:-1] == pytest.approx(planted[1:-1], abs=5)
+        assert warnings(caplog) == []
+
+    def test_prefill_alone_lasts_until_its_output_arrives(self, folder: Path, monkeypatch: Any) -> None:
+        one, two, three = engine_loop(3)
+        one.num_running_reqs = two.num_running_reqs = 1
+        two.iteration_details.elapsed_ms = three.iteration_details.elapsed_ms = 2.0  # type: ignore[union-attr]
+        trace = self.record(folder, monkeypatch, [(one, 5.0, []), (two, 5.04, []), (three, 5.05, [])])
+        assert trace["T_ms"][1:].tolist() == pytest.approx([40, 10])
+
+    def test_behind_a_pause_the_wait_counts(self, folder: Path, monkeypatch: Any) -> None:
+        """No request was left, so that the time since the last output is not a step's."""
+        one, two = engine_loop(2)
+        one.num_running_reqs = one.num_waiting_reqs = 0
+        assert one.iteration_details is not None
+        assert two.iteration_details is not None
+        waits = [one.iteration_details.elapsed_ms, two.iteration_details.elapsed_ms]
+        assert self.record(folder, monkeypatch, [(one, 5.0, []), (two, 9.0, [4.0])])["T_ms"].tolist() == waits
 
 
 class TestTheFolder:

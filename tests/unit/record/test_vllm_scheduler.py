@@ -11,7 +11,7 @@ import pytest
 
 from latfit.api import read
 from latfit.record.vllm_plugin import LatfitStatLogger
-from latfit.record.vllm_scheduler import RecordingScheduler, Terms, terms_of
+from latfit.record.vllm_scheduler import RecordingAsyncScheduler, RecordingScheduler, Terms, terms_of
 from latfit.trace.parquet import read_parquet
 from latfit.trace.table import Trace
 from tests.unit.record.engine import SchedulerStats, config, engine_loop
@@ -139,6 +139,13 @@ def test_a_step_lasts_from_its_planning_or_the_end_of_the_one_before(
     trace = recorded(folder)
     assert trace["T_ms"] == pytest.approx([2000.0, 500.0])
     assert np.diff(trace["t_s"]) == pytest.approx([2.0])
+
+
+def test_the_config_decides_which_of_vllms_schedulers_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordingScheduler, "__init__", lambda self, vllm_config: None)
+    for asynchronous, kind in ((False, RecordingScheduler), (True, RecordingAsyncScheduler)):
+        found = RecordingScheduler(vllm_config=config(scheduler_config={"async_scheduling": asynchronous}))
+        assert type(found) is kind
 
 
 def test_empty_steps_are_none(folder: Path) -> None:
