@@ -14,6 +14,7 @@ from benchmarks import (
     front_overhead,
     gate,
     learning,
+    ledger,
     loads,
     optimum,
     parse_speed,
@@ -45,6 +46,7 @@ if __name__ == "__main__":
     front_overhead.main(smoke)
     router_overhead.main(smoke)
     learning.main(smoke)
+    ledger.main(smoke)
     profile_quality.main(smoke)
     profile_design.main(smoke)
     scale.main(smoke)

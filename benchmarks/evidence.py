@@ -71,6 +71,7 @@ SECTIONS = (
     _benchmark("router_overhead", "What does the live router cost per request?"),
     _benchmark("front_overhead", "What does `latfit serve` cost per request?"),
     _benchmark("learning", "How soon is a slower path detected?"),
+    _benchmark("ledger", "What was promised of measured serving runs, and what was measured?"),
     _benchmark("validated", "Does a simulation reproduce a measured serving run?"),
     _benchmark("engine_loop", "Does a real server do what was planned?"),
     _attack("mutants", "Damaged files", "--n 3000 --seed 1", "--n 40"),

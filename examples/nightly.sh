@@ -44,6 +44,10 @@ else
     echo "The first night: $folder is the baseline of those that follow."
 fi
 [ "$code" != 0 ] || touch "$folder/good"
+# A run that a load generator measured at the planned load, where there is one.
+if [ -n "${LATFIT_PLAN:-}" ] && [ -n "${LATFIT_RUN:-}" ]; then
+    latfit ledger add "$LATFIT_PLAN" "$LATFIT_RUN" --ledger "$kept/ledger.json" || code=$?
+fi
 
 # Days beyond those that are kept; never the only good one.
 ls -d "$kept"/????-??-?? | head -n -"$keep" | while read -r old; do

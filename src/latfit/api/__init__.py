@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         steps_from as steps_from,
         tell_unread as tell_unread,
     )
+    from latfit.api.promises import LedgerAnswer as LedgerAnswer, add_to_ledger as add_to_ledger, ledger as ledger
     from latfit.api.quantities import values_of as values_of
     from latfit.api.reading import data_line as data_line, read as read
     from latfit.api.reports import Report as Report, export as export, report as report

@@ -1023,6 +1023,37 @@ class CatalogAddRequest(Request):
     weights: Annotated[float | None, "Parameters of the model, for scaling."] = None
 
 
+LedgerFile = Annotated[Path | str, Option("The ledger's file.", kind=Path, panel="Ledger")]
+
+
+@dataclass(frozen=True)
+class LedgerRequest(Request):
+    """Promises with what was measured."""
+
+    ledger: LedgerFile = "ledger.json"
+
+
+@dataclass(frozen=True)
+class LedgerAddRequest(Request):
+    """A run compared with its plan, for the ledger."""
+
+    plan: Annotated[
+        Path | str,
+        Option("A plan for requests (latfit plan --out), or tune.json.", kind=Path, argument=True, metavar="PLAN"),
+    ]
+    run: Annotated[
+        Any,
+        Option(
+            "The measured requests with times of tokens; tune.json has its own.",
+            kind=Path | None,
+            argument=True,
+            metavar="RUN",
+        ),
+    ] = None
+    _: KW_ONLY
+    ledger: LedgerFile = "ledger.json"
+
+
 @dataclass(frozen=True)
 class AddPathRequest(Request):
     """A path entered into a hardware profile."""

@@ -27,12 +27,13 @@ from latfit.exporting import REQUEST_LIMIT, TITLES, engine_key, with_flags
 from latfit.files import write_json, write_text
 from latfit.messages import Message as LatfitWarning
 from latfit.metrics import limit_shown
-from latfit.planning import RequestTarget, parse_target, percentile_interval
+from latfit.planning import parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
 from latfit.records import Record
 from latfit.tuning import TRACE_DIR, Answered, recording, send_load, start_engine, steps_in, until_answered
 from latfit.units import count_text, format_ms, format_percent, format_rate
+from latfit.validation import PromisedFigure, compare_percentile
 from latfit.workload import OpenLoad, Poisson, Requests, Streams, parse_lengths
 
 if TYPE_CHECKING:
@@ -76,27 +77,6 @@ SAVED_S = "10"
 """The plug-in writes a file after so many seconds."""
 
 
-class Figure(Record, frozen=True, kw_only=True):
-    """A percentile of a load, as planned (None if nothing was) and as the client measured it, in ms, with 95 %
-    intervals."""
-
-    name: str
-    limit_ms: float
-    planned_ms: float | None = None
-    planned_interval_ms: tuple[float, float] | None = None
-    measured_ms: float
-    interval_ms: tuple[float, float]
-
-    @property
-    def kept(self) -> bool:
-        return self.measured_ms <= self.limit_ms
-
-    @property
-    def as_planned(self) -> bool:
-        """Whether the measured time is surely no longer than planned."""
-        return self.planned_interval_ms is None or self.interval_ms[0] <= self.planned_interval_ms[1]
-
-
 class Run(Record, frozen=True, kw_only=True):
     """One load on one start of the engine. settings: its options, empty as it was started first.  late_ms: p99 of how
     late the client sent requests.  others: share of the machine's CPUs that other programs used; None where the engine
@@ -109,7 +89,7 @@ class Run(Record, frozen=True, kw_only=True):
     failed: int
     late_ms: float
     others: float | None
-    figures: list[Figure]
+    figures: list[PromisedFigure]
 
     @property
     def kept(self) -> bool:
@@ -215,14 +195,14 @@ class Tuned(Answer):
         return self.warnings
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import Table
+        from latfit.reporting import Table, with_interval
 
         rows = [
             [
                 run.name,
                 f"{each.name} {format_ms(each.limit_ms)}",
-                _spread(each.planned_ms, each.planned_interval_ms),
-                _spread(each.measured_ms, each.interval_ms),
+                with_interval(each.planned_ms, each.planned_interval_ms),
+                with_interval(each.measured_ms, each.interval_ms),
                 "kept" if each.kept else "broken",
             ]
             for run in self.result.runs
@@ -245,12 +225,6 @@ class Tuned(Answer):
             "warnings": [each.to_json() for each in self.warnings],
             "dry_run": list(self.steps),
         }
-
-
-def _spread(value: float | None, ends: tuple[float, float] | None) -> str:
-    if value is None:
-        return "-"
-    return format_ms(value) + ("" if ends is None else f" ({format_ms(ends[0])} to {format_ms(ends[1])})")
 
 
 @dataclass
@@ -398,10 +372,10 @@ class Loop:
         planned = {} if self.plan is None else {each.name: each for each in self.plan.result.targets}
         figures = []
         for target in self.targets:
-            times = np.sort([getattr(each, f"{target.metric}_ms") for each in whole])
-            times = times[np.isfinite(times)]
-            if len(times):
-                figures.append(_figure(target, times, planned.get(target.name)))
+            times = np.array([getattr(each, f"{target.metric}_ms") for each in whole])
+            plan = planned.get(target.name)
+            known = None if plan is None else (plan.value, plan.interval)
+            figures.append(compare_percentile(target.name, target.percentile, times, target.limit_ms, known))
         late = float(np.quantile([each.sent_s - each.due_s for each in counted], 0.99))
         return Run(
             name=name,
@@ -411,7 +385,7 @@ class Loop:
             failed=len(counted) - len(whole),
             late_ms=1e3 * late,
             others=others,
-            figures=figures,
+            figures=[each for each in figures if each is not None],
         )
 
     def plan_settings(self) -> bool:
@@ -477,19 +451,6 @@ class Loop:
             runs=self.runs,
             files=[str(each) for each in sorted(self.out.rglob("*")) if each.is_file()],
         )
-
-
-def _figure(target: RequestTarget, times: Any, planned: Any) -> Figure:
-    """A percentile of sorted times (n,) with its distribution-free interval."""
-    q = target.percentile / 100
-    return Figure(
-        name=target.name,
-        limit_ms=target.limit_ms,
-        planned_ms=None if planned is None else planned.value,
-        planned_interval_ms=None if planned is None or planned.interval is None else tuple(planned.interval),
-        measured_ms=float(np.quantile(times, q, method="inverted_cdf")),
-        interval_ms=percentile_interval(times, q),
-    )
 
 
 @verb(TuneRequest)

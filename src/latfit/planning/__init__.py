@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from latfit.planning.serving.apart import PrefillApart as PrefillApart
     from latfit.planning.serving.effects import MOST_SLOWER as MOST_SLOWER
     from latfit.planning.serving.evaluate import Evaluator as Evaluator, scaled as scaled
-    from latfit.planning.serving.few import percentile_interval as percentile_interval
+    from latfit.planning.serving.few import percentile_interval as percentile_interval, share_interval as share_interval
     from latfit.planning.serving.kv_cache import (
         GpuMemory as GpuMemory,
         KvCache as KvCache,

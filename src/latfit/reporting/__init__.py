@@ -57,6 +57,11 @@ if TYPE_CHECKING:
         runs_figure as runs_figure,
         validation_figure as validation_figure,
     )
+    from latfit.reporting.simulation.ledger import (
+        ledger_page as ledger_page,
+        ledger_table as ledger_table,
+        with_interval as with_interval,
+    )
     from latfit.reporting.simulation.page import (
         PAGE_NAME as PAGE_NAME,
         Making as Making,

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
         outside_warning as outside_warning,
         validate as validate,
     )
+    from latfit.validation.ledger import (
+        Ledger as Ledger,
+        LedgerEntry as LedgerEntry,
+        PromisedFigure as PromisedFigure,
+        add_entry as add_entry,
+        compare_percentile as compare_percentile,
+        read_ledger as read_ledger,
+    )
     from latfit.validation.live_window import (
         TOLERANCE as TOLERANCE,
         Check as Check,

@@ -32,6 +32,8 @@ class Reached(Record, frozen=True, kw_only=True):
     ----------
     metric
         ttft, tpot, latency or goodput.
+    percentile
+        Of all requests; None for a class or a share of requests.
     interval
         95 %; None for one run, NaN for an end that is not known.
     certain
@@ -41,6 +43,7 @@ class Reached(Record, frozen=True, kw_only=True):
 
     name: str = field(name="target")
     metric: str = ""
+    percentile: float | None = None
     interval: tuple[Number, Number] | None = None
     met: bool = True
     certain: bool = True
@@ -106,13 +109,21 @@ class Reached(Record, frozen=True, kw_only=True):
 
 
 def reached(
-    name: str, metric: str, found: Interval, limit: float, *, unit: str = "ms", bound: float = math.nan
+    name: str,
+    metric: str,
+    found: Interval,
+    limit: float,
+    *,
+    unit: str = "ms",
+    bound: float = math.nan,
+    percentile: float | None = None,
 ) -> Reached:
     """Compare a figure with its limit. bound: what it is below, if its interval has no upper end."""
     met, highest = found.value <= limit, bound if math.isnan(found.high) else found.high
     return Reached(
         name=name,
         metric=metric,
+        percentile=percentile,
         interval=None if math.isnan(found.low) else (found.low, found.high),
         met=met,
         certain=highest <= limit if met else found.low > limit,

@@ -55,7 +55,8 @@ class RequestTarget:
         found = interval_of(times, share)
         longer = Interval(found.value * slower, found.low * slower, found.high * slower)
         bound = bound_of(times, share) * slower if math.isnan(longer.high) else math.nan
-        return reached(self.name, self.metric, longer, self.limit_ms, bound=bound)
+        of_all = self.percentile if self.group is None else None
+        return reached(self.name, self.metric, longer, self.limit_ms, bound=bound, percentile=of_all)
 
 
 @dataclass(frozen=True)

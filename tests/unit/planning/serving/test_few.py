@@ -20,19 +20,32 @@ def test_the_interval_of_a_percentile_holds_it() -> None:
     rng = np.random.default_rng(1)
     held = 0
     for _ in range(400):
-        low, high = percentile_interval(np.sort(rng.standard_exponential(900)), 0.99)
+        low, high = percentile_interval(rng.standard_exponential(900), 0.99)
         held += low <= math.log(100) <= high
     # 95 % or a little more, as ranks are whole.
     assert 0.93 <= held / 400 <= 0.99
 
 
 def test_its_ranks_are_those_of_counting() -> None:
-    """Of 400 requests 0.4 to 8 of a hundred thousand lie above their 99th percentile with 95 %."""
+    """Binomial ranks of 400 requests whose slowest do not come one after the other."""
     n, p = 400, 0.99
     law = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
     below = next(k for k in range(n + 1) if sum(law[: k + 1]) >= 0.025)
     above = next(k for k in range(n + 1) if sum(law[: k + 1]) >= 0.975)
-    assert percentile_interval(np.arange(1.0, n + 1), p) == (below, min(above + 1, n))
+    spread = np.array([1.0 + 37 * i % n for i in range(n)])
+    assert percentile_interval(spread, p) == (below, above + 1 if above < n else math.inf)
+
+
+def test_the_interval_of_requests_in_one_queue_is_wider() -> None:
+    """Waiting times of M/D/1 at 70 % (Lindley): ranks of independent requests cover their p90 in about 40 % of runs."""
+    rng = np.random.default_rng(2)
+    gaps = rng.exponential(1 / 0.7, (300, 2000))
+    waits = np.zeros(gaps.shape)
+    for i in range(1, gaps.shape[1]):
+        waits[:, i] = np.maximum(waits[:, i - 1] + 1 - gaps[:, i], 0)
+    truth = float(np.quantile(waits[:, 500:], 0.9))
+    ends = [percentile_interval(run[-400:], 0.9) for run in waits]
+    assert np.mean([low <= truth <= high for low, high in ends]) >= 0.7
 
 
 @pytest.mark.parametrize(
@@ -65,10 +78,10 @@ def test_a_limit_that_other_requests_would_miss_is_told() -> None:
 
 
 def test_enough_requests_decide() -> None:
-    """Of 20,000 requests the 99th percentile is known within a few percent."""
+    """Of 20,000 requests like these the 99th percentile has a standard deviation of 6 % over twelve seeds."""
     evaluator, setup = measured(recorded(20_000), 1e9)
     value = evaluator.measure(setup).reached[0].value
-    roomy = replace(evaluator, targets=Targets((RequestTarget("ttft", 1.2 * value),)), known={})
+    roomy = replace(evaluator, targets=Targets((RequestTarget("ttft", 1.4 * value),)), known={})
     assert few_requests(roomy, roomy.measure(setup), given=True) == []
 
 

@@ -1,0 +1,173 @@
+"""`ledger`: what plans promised, and what runs of the same load measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfit.api.answer import Answer, State
+from latfit.api.loads import recording_of
+from latfit.api.request import verb
+from latfit.api.requests import LedgerAddRequest, LedgerRequest
+from latfit.errors import BadInput
+from latfit.inputs import read_json
+from latfit.planning import ServingPlan
+from latfit.provenance import utc_now
+from latfit.units import count_text, format_percent
+from latfit.validation import (
+    Ledger,
+    LedgerEntry,
+    add_entry,
+    as_measured,
+    compare_percentile,
+    metrics,
+    read_ledger,
+)
+
+if TYPE_CHECKING:
+    from latfit.reporting import Making, Rendered, Table
+
+NOMINAL_PCT = 95.0
+"""Coverage that the intervals state."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LedgerAnswer(Answer):
+    """Promises with what was measured. result: the record."""
+
+    result: Ledger
+
+    @property
+    def verdict(self) -> str:
+        kept, all_ = self.result.kept
+        if not all_:
+            return "The ledger has no run of a planned load."
+        return f"{kept} of {count_text(all_, 'promise')} kept, in {count_text(len(self.result.counted), 'run')}."
+
+    @property
+    def state(self) -> State:
+        kept, all_ = self.result.kept
+        return "good" if all_ and kept == all_ else "doubt" if not all_ else "bad"
+
+    @property
+    def lines(self) -> list[str]:
+        found, coverage = [], self.result.coverage_pct
+        if coverage is not None:
+            share, (low, high) = coverage
+            found.append(
+                f"Stated intervals cover {format_percent(share)} of the percentiles (95 %: {format_percent(low)} to"
+                f" {format_percent(high)}), {format_percent(NOMINAL_PCT)} stated."
+            )
+        if other := len(self.result.entries) - len(self.result.counted):
+            found.append(f"Not counted, because of another load than planned: {count_text(other, 'run')}.")
+        return found
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        from latfit.reporting import ledger_table
+
+        return [ledger_table(self.result, brief=brief)] if self.result.entries else []
+
+    def page(self, made: "Making") -> "Rendered":
+        """The report page."""
+        from latfit.reporting import ledger_page
+
+        return ledger_page(self.result, self.verdict, self.state, self.lines, made)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit ledger show --json`."""
+        kept, all_ = self.result.kept
+        coverage = self.result.coverage_pct
+        share, interval = (None, None) if coverage is None else coverage
+        return self.result.to_json() | {
+            "kept": kept,
+            "promises": all_,
+            "coverage_pct": share,
+            "coverage_interval_pct": None if interval is None else list(interval),
+        }
+
+
+@verb(LedgerRequest)
+def ledger(request: LedgerRequest) -> LedgerAnswer:
+    """Show what plans promised and what runs measured. Raises BadInput."""
+    source = Path(request.ledger)
+    if not source.exists():
+        raise BadInput("no such ledger", where=str(source), remedy="Begin one: latfit ledger add plan.json run.json.")
+    return LedgerAnswer(read_ledger(source))
+
+
+@verb(LedgerAddRequest)
+def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
+    """Compare a run with its plan and add both to a ledger.
+
+    plan: a plan for requests, as `latfit plan --out` writes it, or the tune.json of `latfit tune`, which has its run.
+    Raises BadInput for a plan that promises nothing or a run in the ledger already, TargetNotWritable.
+    """
+    source = Path(request.plan)
+    document = read_json(source, what="plan", made_by="latfit plan --out plan.json")
+    tuned = isinstance(document, Mapping) and "runs" in document
+    if tuned == (request.run is not None):
+        found = "a tuning has its own run" if tuned else "no run is given"
+        raise BadInput(found, where=str(source), remedy="Give plan.json and run.json, or tune.json alone.")
+    entry = _of_tuning(document, source) if tuned else _of_run(ServingPlan.from_json(document, str(source)), request)
+    return LedgerAnswer(add_entry(Path(request.ledger), entry))
+
+
+def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> LedgerEntry:
+    """Compare a run of requests with a plan. Raises BadInput."""
+    if not plan.feasible or plan.unsupported:
+        found = "it misses its targets" if not plan.feasible else "the data do not support it"
+        raise BadInput(
+            f"the plan promises nothing: {found}", where=str(request.plan), remedy="`latfit plan` says what is missing."
+        )
+    promised = [each for each in plan.targets if each.percentile is not None and each.unit == "ms"]
+    if not promised:
+        raise BadInput(
+            "the plan has no percentile of all requests",
+            where=str(request.plan),
+            remedy="Plan with --ttft, --tpot or --e2e.",
+        )
+    run = as_measured(recording_of(request.run))
+    times = metrics(run, run.first_ms, run.last_ms)
+    figures = [
+        compare_percentile(
+            each.name, each.percentile or 0.0, times[f"{each.metric}_ms"], each.limit, (each.value, each.interval)
+        )
+        for each in promised
+    ]
+    arrivals = run.requests.arrival_ms
+    span_s = float(arrivals[-1] - arrivals[0]) / 1e3
+    if not span_s > 0:
+        raise BadInput("its requests have no rate", where=run.source, remedy="Give two or more, at different times.")
+    return LedgerEntry(
+        added=utc_now(),
+        subject=", ".join(dict.fromkeys(each.name for each in plan.fits)),
+        plan=str(request.plan),
+        run=run.source,
+        planned_per_s=plan.rate_per_s,
+        measured_per_s=(len(run) - 1) / span_s,
+        requests=len(run),
+        figures=[each for each in figures if each is not None],
+    )
+
+
+def _of_tuning(document: Mapping[str, Any], source: Path) -> LedgerEntry:
+    """Return the last planned run of a tuning. Raises BadInput."""
+    from latfit.api.tuning import Tuning
+
+    found = Tuning.from_json(document, str(source))
+    planned = [run for run in found.runs if any(each.planned_ms is not None for each in run.figures)]
+    if not planned:
+        raise BadInput(
+            "no run of planned settings", where=str(source), remedy="Tune with a rate that one engine meets."
+        )
+    last = planned[-1]
+    return LedgerEntry(
+        added=utc_now(),
+        subject=found.engine,
+        plan=str(source),
+        run=last.name,
+        planned_per_s=last.rate_per_s,
+        measured_per_s=last.rate_per_s,
+        requests=last.requests,
+        figures=last.figures,
+    )
