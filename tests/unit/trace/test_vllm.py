@@ -22,7 +22,7 @@ from latfit.trace.coverage import reading_notes
 from latfit.trace.read import ingest
 from latfit.trace.readers import reader_for, vllm as reader
 from latfit.trace.readers.source import Options, open_source
-from latfit.trace.readers.vllm import MAX_ENGINES, SLACK, Cursor
+from latfit.trace.readers.vllm import MAX_ENGINES
 from latfit.trace.table import Trace
 
 COUNTS = "0 context requests, 0 context tokens, 20 generation requests, 20 generation tokens"
@@ -357,7 +357,7 @@ ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 WHOLE_STEP = re.compile(
     rb"Iteration\((\d{1,15})\): (\d{1,15}) context requests, (\d{1,15}) context tokens, (\d{1,15}) generation "
     rb"requests, (\d{1,15}) generation tokens, iteration elapsed time: "
-    rb"(\d{1,15}(?= ms)|(?=[\d.]{3,16} ms)\d+\.\d+) ms( \(dummy\))?"
+    rb"(\d{1,15}(?:\.\d{1,15})?) ms( \(dummy\))?"
     rb"(?:, [^,]{0,39}? KV cache usage: (\d+\.?\d*)%)?"
 )
 
@@ -533,22 +533,6 @@ class TestProperties:
             file.flush()
             with pytest.raises(LatfitError):
                 reader.read(open_source(file.name), Options())
-
-    @given(st.lists(st.from_regex(r"[0-9]{0,30}(\.[0-9]{0,20})?", fullmatch=True), min_size=1, max_size=20))
-    def test_numbers_are_what_python_reads(self, texts: list[str]) -> None:
-        content = "\n".join(texts).encode()
-        starts = np.cumsum([0] + [len(text) + 1 for text in texts[:-1]])
-        block = np.frombuffer(content + SLACK, dtype=np.uint8)
-        whole, decimal = Cursor(block, starts), Cursor(block, starts)
-        for k, (text, number) in enumerate(zip(texts, whole.number().tolist(), strict=True)):
-            digits = text.partition(".")[0]
-            assert whole.whole[k] == (1 <= len(digits) <= 15)
-            if whole.whole[k]:
-                assert (number, whole.at[k] - starts[k]) == (int(digits), len(digits))
-        for k, (text, number) in enumerate(zip(texts, decimal.decimal().tolist(), strict=True)):
-            assert decimal.whole[k] == bool(re.fullmatch(r"(?=.{1,16}$)\d{1,15}(\.\d+)?", text))
-            if decimal.whole[k]:
-                assert (number, decimal.at[k] - starts[k]) == (float(text), len(text))
 
 
 class TestNoCompiler:

@@ -9,7 +9,7 @@ Without these lines, the statistics logged every ten seconds give one row per wi
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,10 +21,9 @@ from latfit.stats import FloatArray
 from latfit.trace.readers.source import Options, Reader, Source
 from latfit.trace.table import Array, Coded, Trace
 
-BLOCK_BYTES = 1 << 20  # what is computed from a block stays in the processor's cache
+BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 20  # a longer line is no log line and is read in pieces
 MAX_ENGINES, MAX_RUNS, MAX_RANK = 1024, 1 << 16, 1024
-MAX_MEMO = 1 << 13  # texts; logs with milliseconds in their time stamps never repeat one
 PREFIX_BYTES = 512  # of a line in front of its step, where engine and time are looked for
 LABEL_BYTES, NAME_BYTES = 64, 200
 
@@ -43,12 +42,13 @@ LOG_LINE = re.compile(
     rb"|\b(?:INFO|WARNING|DEBUG|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\n]*\.py: ?\d+\] "
     rb"|\((?:EngineCore\w*|APIServer|ApiServer_\d+) pid=\d+\) "
 )
+STEP = re.compile(
+    rb"Iteration\((\d{1,15})\): (\d{1,15}) context requests, (\d{1,15}) context tokens, (\d{1,15}) generation requests,"
+    rb" (\d{1,15}) generation tokens, iteration elapsed time: (\d{1,15}(?:\.\d{1,15})?) ms( \(dummy\))?"
+    rb"(?:, [^,\n]{0,39}? KV cache usage: (\d+\.?\d*)%)?"
+)
+BEGIN = re.compile(rb"Iteration\(\d")
 
-BEGIN = b"Iteration("
-MAX_DIGITS = 15  # a decimal with no more is a quotient of two exact floats
-SLACK = bytes(512)  # behind a block, for cursors that left their line
-
-TAIL = re.compile(rb"( \(dummy\))?(?:, [^,\n]{0,39}? KV cache usage: (\d+\.?\d*)%)?")
 PROCESS = re.compile(rb".*\(([^()]*) pid=(\d{1,18})", re.DOTALL)
 ENGINE = re.compile(rb"Engine \d+(?=: \Z)")
 RANK = re.compile(rb"Engine(?:.*?\D)?(\d*)", re.DOTALL)
@@ -105,35 +105,9 @@ class StartLine(NamedTuple):
     tokens: int
 
 
-class Memo(dict[bytes, int]):
-    """Numbers parsed from texts that repeat, such as the time stamps of lines within one second."""
-
-    def __init__(self, parse: Callable[[bytes], tuple[float, float]]) -> None:
-        super().__init__()
-        self.parse = parse
-        self.new: list[tuple[float, float]] = []
-        self.known: FloatArray = np.empty((0, 2))
-
-    def __missing__(self, text: bytes) -> int:
-        self[text] = place = len(self)
-        self.new.append(self.parse(text))
-        return place
-
-    def parsed(self, texts: Sequence[bytes]) -> FloatArray:
-        """Return two numbers per text (n, 2)."""
-        places = np.fromiter(map(self.__getitem__, texts), np.intp, len(texts))
-        self.known = np.concatenate([self.known, np.array(self.new).reshape(-1, 2)])
-        self.new.clear()
-        found = self.known[places]
-        if len(self) > MAX_MEMO:
-            self.clear()
-            self.known = self.known[:0]
-        return found
-
-
 @dataclass
 class LogScan:
-    """What the lines read so far contain."""
+    """Steps, start-up lines and engines of the lines read so far."""
 
     parts: list[dict[str, Array]] = field(default_factory=list)
     rows: int = 0
@@ -143,146 +117,65 @@ class LogScan:
     settings: list[dict[str, Any]] = field(default_factory=list)
     engines: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.prefixes = Memo(self._parse_prefix)
-        self.tails = Memo(_parse_tail)
-
     def add(self, text: bytes) -> None:
         """Add whole lines."""
         if b"\x1b" in text:
             text = ANSI.sub(b"", text)
-        block = np.frombuffer(text + SLACK, dtype=np.uint8)
-        newlines = np.flatnonzero(block == ord("\n"))
-        self.lines += len(newlines)
-        hits = np.flatnonzero(block == ord("(")) - len(BEGIN) + 1
-        hits = hits[hits >= 0]
-        cursor = Cursor(block, hits[Cursor(block, hits).stands(BEGIN)] + len(BEGIN))
-        begins_with_digit = cursor.digit() < 10
-        start = cursor.at - len(BEGIN)
-        columns = _parse_steps(cursor)
-        whole = cursor.whole
-        self.cut += int(np.count_nonzero(begins_with_digit & ~whole))
-        start, end = start[whole], cursor.at[whole]
-        place = np.searchsorted(newlines, start)
-        line_begin = np.where(place > 0, newlines[place - 1] + 1, 0)
-        line_end = newlines[np.searchsorted(newlines, end)]
-        # Lines without a step stand between the line of one step and that of the next.
-        gap_begin, gap_end = np.append(0, line_end + 1), np.append(line_begin, len(text))
-        for i in np.flatnonzero(gap_end > gap_begin).tolist():
-            self._add_start_lines(text[gap_begin[i] : gap_end[i]], i)
-        if not len(start):
-            return
-        previous_end = np.append(0, end[:-1])  # two steps may share a line
-        begin = np.maximum(np.maximum(line_begin, previous_end), start - PREFIX_BYTES)
-        prefixes = [text[a:b] for a, b in zip(begin.tolist(), start.tolist(), strict=True)]
-        engine, time = self.prefixes.parsed(prefixes).astype(np.int64).T
-        tails = self.tails.parsed([text[a:b] for a, b in zip(end.tolist(), line_end.tolist(), strict=True)])
-        columns = {name: column[whole] for name, column in columns.items()}
-        self.parts.append({**columns, "engine": engine, "time": time, "tail": tails})
-        self.rows += len(engine)
+        self.lines += text.count(b"\n")
+        *fields, rest = STEP.split(text)
+        gaps = fields[:: STEP.groups + 1]
+        if gaps:
+            engine, time, others = self._parse_gaps(gaps)
+            self.parts.append(_step_columns(fields) | {"engine": engine, "time": time})
+            for row in np.flatnonzero(others).tolist():
+                self._add_other_lines(gaps[row], self.rows + row)
+            self.rows += len(gaps)
+        self._add_other_lines(rest, self.rows)
 
-    def _add_start_lines(self, text: bytes, steps: int) -> None:
-        """Keep what start-up lines report. steps: whole steps in front of them in this block."""
-        if not any(mark in text for mark in MARKS):
-            return
-        for line in text.split(b"\n"):
+    def _add_other_lines(self, gap: bytes, row: int) -> None:
+        """Keep what start-up lines report, and count torn steps. row: steps in front of the text."""
+        self.cut += len(BEGIN.findall(gap))
+        for line in gap.split(b"\n") if any(mark in gap for mark in MARKS) else ():
             if settings := settings_in(line):
                 self.settings.append(settings)
-            size = CACHE_SIZE.search(line)
-            tokens = int(size[1].replace(b",", b"")) if size else 0
-            if START in line or tokens > 0:
-                process = PROCESS.match(line)
-                rank = rank_of(process[1] if process else b"")
-                self.starts.append(StartLine(self.rows + steps, rank, 0 if START in line else tokens))
+            size, process = CACHE_SIZE.search(line), PROCESS.match(line)
+            tokens = int(size[1].replace(b",", b"")) if size and START not in line else 0
+            if START in line or tokens:
+                self.starts.append(StartLine(row, rank_of(process[1] if process else b""), tokens))
 
-    def _parse_prefix(self, text: bytes) -> tuple[float, float]:
-        """Return (engine number, time stamp) of the text in front of a step.
+    def _parse_gaps(self, gaps: Sequence[bytes]) -> Array:
+        """Return what `parse_gap` finds (3, n); texts of one process repeat within a second."""
+        places = {gap: i for i, gap in enumerate(dict.fromkeys(gaps))}
+        table = np.array([self.parse_gap(gap) for gap in places])
+        return np.asarray(table[np.fromiter(map(places.__getitem__, gaps), np.intp, len(gaps))].T)
+
+    def parse_gap(self, gap: bytes) -> tuple[int, int, bool]:
+        """Return (engine number, time stamp, whether there are other lines to see) of the text in front of a step.
 
         Engines that write their own lines differ by process. Lines of API servers name the engine; the process of a
         single server tells one start from the next.
         """
-        text = text[-PREFIX_BYTES:]
-        process, engine = PROCESS.match(text), ENGINE.search(text)
+        text = gap[max(gap.rfind(b"\n") + 1, len(gap) - PREFIX_BYTES) :]
+        process, engine, clock = PROCESS.match(text), ENGINE.search(text), CLOCK.match(text)
         name, pid = (process[1], int(process[2])) if process else (b"", -1)
         if engine:
             name, pid = engine[0], pid if name == b"APIServer" else -1
         number = self.engines.setdefault((name, pid), min(len(self.engines), MAX_ENGINES))
-        clock = CLOCK.match(text)
-        if clock is None:
-            return number, NO_TIME
-        month, day, hour, minute, second = map(int, clock.groups())
-        return number, (32 * month + day) * DAY_S + 3600 * hour + 60 * minute + second
+        others = any(mark in gap for mark in (*MARKS, b"Iteration("))
+        return number, NO_TIME if clock is None else _stamp(clock), others
 
 
-def _parse_tail(text: bytes) -> tuple[float, float]:
-    """Return (dummy, KV cache usage) of the text behind a step."""
-    found = TAIL.match(text)
-    assert found is not None  # both parts are optional
-    return float(found[1] is not None), float(found[2]) / 100 if found[2] else np.nan
+def _stamp(clock: re.Match[bytes]) -> int:
+    """Return seconds that grow with the time in a year, with 32 days a month."""
+    month, day, hour, minute, second = map(int, clock.groups())
+    return (32 * month + day) * DAY_S + 3600 * hour + 60 * minute + second
 
 
-class Cursor:
-    """A place in each of many lines (n,), and which lines have contained all that was parsed."""
-
-    def __init__(self, block: Array, at: Array) -> None:
-        self.block, self.at = block, at
-        self.whole = np.ones(len(at), dtype=bool)
-
-    def stands(self, text: bytes) -> Array:
-        """Return where `text` comes next (n,)."""
-        windows = np.ndarray((len(self.block) - len(text) + 1,), f"S{len(text)}", self.block, strides=(1,))
-        return np.asarray(windows[self.at] == text)
-
-    def skip(self, text: bytes) -> "Cursor":
-        """Go behind `text`, which has to come next."""
-        self.whole &= self.stands(text)
-        self.at = np.minimum(self.at + len(text), len(self.block) - len(SLACK))
-        return self
-
-    def digit(self) -> Array:
-        """Return the digit at the cursor (n,), 10 or more for other characters."""
-        return self.block[self.at] - np.uint8(ord("0"))
-
-    def number(self) -> Array:
-        """Parse the whole number that has to come next (n,)."""
-        value, begin = np.zeros(len(self.at), dtype=np.int64), self.at
-        for _ in range(MAX_DIGITS + 1):
-            digit = self.digit()
-            found = digit < 10
-            if not found.any():
-                break
-            value = np.where(found, 10 * value + digit, value)
-            self.at = self.at + found
-        self.whole &= (self.at > begin) & (self.at - begin <= MAX_DIGITS)
-        return value
-
-    def decimal(self) -> FloatArray:
-        """Parse the number that has to come next (n,), with or without decimals."""
-        first = self.at
-        value = self.number()
-        pointed = self.stands(b".")
-        if not pointed.any():
-            return value.astype(np.float64)
-        part = Cursor(self.block, self.at[pointed] + 1)
-        begin = part.at
-        decimals = part.number()
-        scale = np.ones(len(value), dtype=np.int64)
-        scale[pointed] = 10 ** np.minimum(part.at - begin, MAX_DIGITS)
-        value[pointed] = value[pointed] * scale[pointed] + decimals
-        self.whole[pointed] &= part.whole & (part.at - first[pointed] - 1 <= MAX_DIGITS)
-        self.at[pointed] = part.at
-        return np.asarray(value / scale)
-
-
-def _parse_steps(line: Cursor) -> dict[str, Array]:
-    """Parse the step behind each `BEGIN`. Columns of lines that are no whole step are meaningless."""
-    step = line.number()
-    prefill_requests = line.skip(b"): ").number()
-    prefill_tokens = line.skip(b" context requests, ").number()
-    requests = line.skip(b" context tokens, ").number()
-    tokens = line.skip(b" generation requests, ").number()
-    ms = line.skip(b" generation tokens, iteration elapsed time: ").decimal()
-    line.skip(b" ms")
+def _step_columns(fields: Sequence[Any]) -> dict[str, Array]:
+    """Return the columns of steps, given as what STEP splits a text into."""
+    groups = [fields[i :: STEP.groups + 1] for i in range(1, STEP.groups + 1)]
+    *counts, ms = (np.fromstring(b" ".join(each), sep=" ") for each in groups[:-2])
+    step, prefill_requests, prefill_tokens, requests, tokens = (each.astype(np.int64) for each in counts)
     return {
         "B": prefill_requests + requests,
         "S": prefill_tokens + tokens,
@@ -291,6 +184,8 @@ def _parse_steps(line: Cursor) -> dict[str, Array]:
         "prefill_tokens": prefill_tokens,
         "step": step,
         "phase": (requests > 0) + 2 * (prefill_requests > 0),
+        "dummy": np.array(groups[-2], dtype=object).astype(bool),
+        "kv_usage": np.array(groups[-1], dtype=object).astype(np.float64) / 100,
     }
 
 
@@ -368,13 +263,9 @@ def start_facts(source: Source) -> dict[str, Any]:
 
 
 def _start_facts(scan: LogScan) -> dict[str, Any]:
-    sizes: list[int] = []
-    previous = -1
-    for line in scan.starts:
-        if line.tokens and previous == 0:
-            sizes = []
-        sizes += [line.tokens] if line.tokens else []
-        previous = line.tokens
+    tokens = [line.tokens for line in scan.starts]
+    last_start = max((i for i, size in enumerate(tokens[:-1]) if not size and tokens[i + 1]), default=-1)
+    sizes = [size for size in tokens[last_start + 1 :] if size]
     capacity = {"kv_capacity_tokens": min(sizes)} if sizes else {}
     return {"format": "vllm", **agreed_settings(scan.settings), **capacity}
 
@@ -415,97 +306,85 @@ def trace_of(scan: LogScan, name: str) -> Trace:
             remedy="Record the running server from outside (latfit record URL), or start vLLM with"
             " --enable-logging-iteration-details, and without --disable-log-stats.",
         )
-    runs = _split_runs(scan) if len(scan.engines) <= MAX_ENGINES else []
+    columns = {name: np.concatenate([part[name] for part in scan.parts]) for name in scan.parts[0]}
+    scan.parts.clear()
+    engine = columns.pop("engine")
+    runs = _split_runs(scan, engine, columns["step"]) if len(scan.engines) <= MAX_ENGINES else []
     if not 0 < len(runs) <= MAX_RUNS:
         reason = "step counters that go back and forth" if runs else f"more than {MAX_ENGINES:,} engines"
         remedy = "Give the log of one deployment, with the names of its engines as vLLM writes them."
         raise BadInput(f"has {reason}", where=name, remedy=remedy)
-    labels = [process[:LABEL_BYTES].decode("utf-8", "replace") for process, _ in scan.engines]
-    columns = {name: np.concatenate([part[name] for part in scan.parts]) for name in scan.parts[0]}
-    scan.parts.clear()
-    engine_of_run = [int(columns["engine"][rows[0]]) for rows in runs]
-    capacity = _capacities(scan, [(int(rows[0]), engine) for rows, engine in zip(runs, engine_of_run, strict=True)])
-    replicas = [labels[engine] for engine in engine_of_run]
-    known = {label: tokens for label, tokens in zip(replicas, capacity, strict=True) if tokens}
-    more = {"engines": len(set(labels)), "runs": len(runs), "kv_capacity_tokens": known}
-    facts |= {**agreed_settings(scan.settings), **more}
-    return _as_trace(columns, runs, replicas, capacity, facts)
+    names = [process for process, _ in scan.engines]
+    engines = [names[engine[rows[0]]] for rows in runs]
+    labels = [each[:LABEL_BYTES].decode("utf-8", "replace") for each in engines]
+    capacity = _capacities(scan.starts, [int(rows[0]) for rows in runs], [rank_of(each) for each in engines])
+    known = {label: tokens for label, tokens in zip(labels, capacity, strict=True) if tokens}
+    facts |= agreed_settings(scan.settings)
+    facts |= {"engines": len(set(labels)), "runs": len(runs), "kv_capacity_tokens": known}
+    return _with_runs(columns, runs, labels, capacity, facts)
 
 
-def _split_runs(scan: LogScan) -> list[NDArray[np.intp]]:
+def _split_runs(scan: LogScan, engine: Array, step: Array) -> list[NDArray[np.intp]]:
     """Return the rows of each run, in order of their first rows: one start of one engine.
 
     A run ends where the step counter restarts or a start-up line says so.
     """
-    engine = np.concatenate([part["engine"] for part in scan.parts])
-    step = np.concatenate([part["step"] for part in scan.parts])
     by_engine = np.split(np.argsort(engine, kind="stable"), np.cumsum(np.bincount(engine))[:-1])
     runs = []
     for (name, _), rows in zip(scan.engines, by_engine, strict=False):
         counter = step[rows]
         fall = counter[:-1] - counter[1:]
         restart = (fall > MAX_REORDER_STEPS) | ((counter[1:] == 0) & (fall > 0))
-        started = [line.row for line in scan.starts if line.tokens == 0 and line.rank in (-1, rank_of(name))]
+        started = [line.row for line in scan.starts if not line.tokens and line.rank in (-1, rank_of(name))]
         places = {*(np.flatnonzero(restart) + 1).tolist(), *np.searchsorted(rows, started).tolist()} - {0, len(rows)}
         runs += np.split(rows, sorted(places))
     return sorted((rows for rows in runs if len(rows)), key=lambda rows: int(rows[0]))
 
 
-def _capacities(scan: LogScan, runs: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the KV cache tokens of each run, given as (first row, engine number); 0 if unknown.
+def _capacities(starts: Sequence[StartLine], first: Sequence[int], ranks: Sequence[int]) -> list[int]:
+    """Return the KV cache tokens of each run, given its first row and its engine's rank; 0 if unknown.
 
-    Of several lines of a start (one per worker) the smallest counts. Lines without a rank apply to ranks that have
-    none of their own.
+    They are in the lines since the engine's run before; one line per worker, of which the smallest counts. Lines
+    without a rank apply to ranks that have none of their own.
     """
-    ranks = [rank_of(name) for name, _ in scan.engines]
-    sizes = [line for line in scan.starts if line.tokens][::-1]
-    known: dict[int, int] = {}
-    used: set[int] = set()
+    sizes: dict[int, list[StartLine]] = {}
+    for line in starts:
+        if line.tokens:
+            sizes.setdefault(line.rank, []).append(line)
+    before: dict[int, int] = {}
     found = []
-    for first, engine in runs:
-        while sizes and sizes[-1].row <= first:
-            line = sizes.pop()
-            before = line.tokens if line.rank in used else known.get(line.rank, line.tokens)
-            known[line.rank] = min(before, line.tokens)
-            used.discard(line.rank)
-        rank = ranks[engine] if ranks[engine] in known else -1
-        used.add(rank)
-        found.append(known.get(rank, 0))
+    for row, rank in zip(first, ranks, strict=True):
+        own = [line for line in sizes.get(rank, sizes.get(-1, ())) if line.row <= row]
+        recent = [line.tokens for line in own if line.row > before.get(rank, -1)]
+        found.append(min(recent or [line.tokens for line in own[-1:]], default=0))
+        before[rank] = row
     return found
 
 
-def _as_trace(
+def _with_runs(
     columns: dict[str, Array],
     runs: Sequence[Array],
     replicas: Sequence[str],
     capacity: Sequence[int],
     facts: dict[str, Any],
 ) -> Trace:
-    """Name runs and replicas, and add the columns that the log has values for."""
-    time, tail, phase = columns.pop("time"), columns.pop("tail"), columns.pop("phase")
-    del columns["engine"]
-    if (time != NO_TIME).any():
-        columns["t_s"] = np.empty(len(time))
+    """Name runs and replicas, and leave out the columns that the log has no values for."""
+    time, phase = columns.pop("time"), columns.pop("phase")
     run_of_row = np.empty(len(time), dtype=np.int32)
+    columns["t_s"] = np.empty(len(time))
     for number, rows in enumerate(runs):
         run_of_row[rows] = number
-        if "t_s" in columns:
-            columns["t_s"][rows] = seconds_since_start(time[rows])
-    names = _run_names(replicas)
-    codes: dict[str, Coded] = {"phase": (phase, PHASE_NAMES), "run": (run_of_row, names)}
+        columns["t_s"][rows] = seconds_since_start(time[rows])
+    codes: dict[str, Coded] = {"phase": (phase, PHASE_NAMES), "run": (run_of_row, _run_names(replicas))}
     if any(replicas):
-        distinct = list(dict.fromkeys(replicas))
-        codes["replica"] = np.array([distinct.index(label) for label in replicas])[run_of_row], distinct
+        number_of = {label: i for i, label in enumerate(dict.fromkeys(replicas))}
+        codes["replica"] = np.array([number_of[label] for label in replicas])[run_of_row], list(number_of)
     columns |= {name: np.array(values, dtype=object)[code] for name, (code, values) in codes.items()}
-    dummy, usage = tail.T
-    if np.isfinite(usage).any():
-        columns["kv_usage"] = usage
-        if any(capacity):
-            tokens = np.array([size or np.nan for size in capacity])
-            columns["context_tokens"] = usage * tokens[run_of_row]
-    if dummy.any():
-        columns["dummy"] = dummy > 0
-    return Trace(columns, facts, codes)
+    tokens = np.array([size or np.nan for size in capacity])
+    columns["context_tokens"] = columns["kv_usage"] * tokens[run_of_row]
+    absent = [name for name in ("t_s", "kv_usage", "context_tokens") if np.isnan(columns[name]).all()]
+    absent += [] if columns["dummy"].any() else ["dummy"]
+    return Trace({name: column for name, column in columns.items() if name not in absent}, facts, codes)
 
 
 def _run_names(replicas: Sequence[str]) -> list[str]:
@@ -556,7 +435,7 @@ def _read_windows(lines: Iterator[bytes]) -> Trace | None:
             reports.append(tuple(map(float, found.groups())))
     if not reports:
         return None
-    engines, stamps = scan.prefixes.parsed(prefixes).astype(np.int64).T
+    engines, stamps, _ = np.array([scan.parse_gap(prefix) for prefix in prefixes]).T
     times = seconds_since_start(stamps).tolist()
     names = [str(max(rank_of(name), 0)) for name, _ in scan.engines]
     last: dict[int, tuple[float, float]] = {}
