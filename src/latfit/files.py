@@ -1,8 +1,7 @@
 """Write files atomically, and report file system errors in the user's terms.
 
 A file is written under a temporary name and renamed: after a full disk or a crash it has the old content or the new.
-`rewrite` serves read-modify-write: writers take turns by a lock file, and retry if the content changed meanwhile. On
-file systems without locks the lock file's existence is the lock.
+`rewrite` serves read-modify-write: writers lock the folder, and retry if the content changed meanwhile.
 """
 
 import errno
@@ -22,8 +21,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from latfit.errors import TargetNotWritable, tell
-from latfit.provenance import command_line
+from latfit.errors import TargetNotWritable
 
 if sys.platform != "win32":
     import fcntl
@@ -37,10 +35,8 @@ TEMPORARY = (".latfit-", ".part")
 STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n\w]")
 """Characters that may control a terminal: all but printable ASCII, letters and digits."""
-ABANDONED_S, ABANDONED_WITHOUT_LOCKS_S = 60.0, 86_400.0
-LOCK = ".latfit.lock"
-"""Lock file of a folder during `rewrite`; names its owner."""
-SAID_AFTER_S, GIVEN_UP_AFTER_S, POLL_S = 2.0, 60.0, 0.005
+ABANDONED_S = 60.0  # age of a temporary file that nobody locks
+GIVEN_UP_AFTER_S, POLL_S = 60.0, 0.005  # waiting for a folder that another process has locked
 TRIES = 100
 
 
@@ -87,12 +83,12 @@ def rewrite(target: Path, content: Callable[[], str]) -> None:
     Raises
     ------
     TargetNotWritable
-        If the file keeps changing, or its lock stays taken.
+        If the file keeps changing, or its folder stays locked.
     """
     check_writable(target)
     with file_system_errors(target):
         place = _place(target)
-        with _turn(place):
+        with _locked(place.parent):
             for _ in range(TRIES):
                 before = _version(place)
                 text = content().encode()
@@ -198,12 +194,10 @@ def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 @functools.cache
 def _remove_abandoned(folder: Path) -> None:
-    """Delete stale temporary files that nobody locks, once per process."""
+    """Delete old temporary files that nobody locks, once per process."""
     for left in folder.glob("*".join(TEMPORARY)):
         with suppress(OSError, TargetNotWritable), os.fdopen(open_own(left, os.O_RDWR), "rb") as stream:
-            free = lock(stream.fileno())
-            patience_s = ABANDONED_S if free else ABANDONED_WITHOUT_LOCKS_S
-            if free is not False and time.time() - os.fstat(stream.fileno()).st_mtime > patience_s:
+            if lock(stream.fileno()) and time.time() - os.fstat(stream.fileno()).st_mtime > ABANDONED_S:
                 left.unlink()
 
 
@@ -231,76 +225,24 @@ def _version(place: Path) -> tuple[int, int, int] | None:
 
 
 @contextmanager
-def _turn(place: Path) -> Iterator[None]:
-    """Hold the lock for rewriting files in the folder of `place`."""
-    sidecar = place.with_name(LOCK)
-    descriptor = _wait_for(sidecar, place)
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, where the file system has locks. Raises TargetNotWritable after GIVEN_UP_AFTER_S."""
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor, begun = os.open(folder, os.O_RDONLY), time.monotonic()
     try:
+        while lock(descriptor) is False:
+            if time.monotonic() - begun > GIVEN_UP_AFTER_S:
+                raise TargetNotWritable(
+                    f"its folder is locked by another process for more than {GIVEN_UP_AFTER_S:.0f} s",
+                    where=str(folder),
+                    remedy="Wait for it or end it, then repeat the command.",
+                )
+            time.sleep(POLL_S)
         yield
     finally:
-        # Unlink before unlocking: waiters see that their file is no longer the one in the folder.
-        with suppress(OSError):
-            sidecar.unlink()
         os.close(descriptor)
-
-
-def _wait_for(sidecar: Path, place: Path) -> int:
-    """Open the lock file once this process owns it. Raises TargetNotWritable after GIVEN_UP_AFTER_S."""
-    begun, told, holder = time.monotonic(), False, "another process"
-    while True:
-        with suppress(FileNotFoundError):  # another process removed it after it was found
-            descriptor, made = _open_lock(sidecar)
-            try:
-                if _take_lock(descriptor, sidecar, made):
-                    return descriptor
-                holder = os.read(descriptor, 500).decode(errors="replace") or holder
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-        waited = time.monotonic() - begun
-        if waited > GIVEN_UP_AFTER_S:
-            raise TargetNotWritable(
-                f"is being changed by {holder} for more than {GIVEN_UP_AFTER_S:.0f} s",
-                where=str(place),
-                remedy="Wait for it or end it, then repeat the command.",
-            )
-        if waited > SAID_AFTER_S and not told:
-            tell(f"Waiting for {place}, which {holder} changes.")
-            told = True
-        time.sleep(POLL_S)
-
-
-def _open_lock(sidecar: Path) -> tuple[int, bool]:
-    """Create or open the lock file; return the descriptor and whether this process created it."""
-    with suppress(FileExistsError):
-        return os.open(sidecar, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
-    try:
-        return open_own(sidecar, os.O_RDWR), False
-    except PermissionError:  # another user's
-        return open_own(sidecar, os.O_RDONLY), False
-
-
-def _take_lock(descriptor: int, sidecar: Path, made: bool) -> bool:
-    """Lock the file if this process created it and it is still in the folder; remove it if its creator was killed.
-
-    Only the creator writes into the file, so nothing that another process put there changes. Without file locks the
-    creator owns the file until its age shows that the creator was killed.
-    """
-    free = lock(descriptor)
-    try:
-        in_folder = os.path.samestat(os.fstat(descriptor), sidecar.lstat())
-    except FileNotFoundError:
-        return False
-    if free is False or not in_folder:
-        return False
-    if made:
-        with suppress(OSError):
-            os.write(descriptor, f"process {os.getpid()} ({command_line()})".encode())
-        return True
-    if free or time.time() - os.fstat(descriptor).st_mtime > GIVEN_UP_AFTER_S / 2:
-        sidecar.unlink(missing_ok=True)
-    return False
 
 
 def _fill(stream: BinaryIO, content: bytes) -> None:

@@ -1,118 +1,94 @@
-"""Files that a user brings, opened so that nothing hangs and nothing is read without an end.
+"""Open the files that a user names, and decode JSON, within bounds.
 
-Regular files are read as they are. A pipe (standard input, `<(zcat log.gz)`, a FIFO) is copied into a temporary file
-first, because readers look at a file more than once; it ends at `MOST_PIPED` bytes or at half of the disk. A pipe into
-which nobody writes is refused after `SILENCE_S`, devices and folders at once. What is decoded as a whole is bounded by
-`MOST_JSON`, and by the memory that is free (`memory.py`).
+Readers look at a file more than once, so a pipe (standard input, `<(zcat log.gz)`, a FIFO) is copied into a temporary
+file first. Devices and folders are refused. JSON is bounded by MAX_JSON_BYTES.
 """
 
 import json
 import os
-import select
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from latfit.errors import BadInput
 
-MOST_JSON = 1 << 27
-"""Bytes of a JSON document that is read at once; a fit has some 60 KiB."""
-DEEPEST = 50
-"""Lists and objects within each other; a hardware profile has eight."""
+MAX_JSON_BYTES = 1 << 27  # of a document that is read at once; a fit has some 60 KiB
+MAX_DEPTH = 50  # lists and objects within each other; a hardware profile has eight
 LARGEST_NUMBER = 1e30
 """Of a document, of metrics, of a record: above every quantity in its unit, and products of several stay finite."""
 LARGEST_WHOLE_NUMBER = (1 << 63) - 1
 """What an array holds."""
-MOST_PIPED = 1 << 36
-SILENCE_S = 10.0
-BLOCK_BYTES = 1 << 20
-GIB = 1 << 30
-SHOWN_DIGITS = 24
-"""Of a number in an error; one of 64 bits has 20 with its sign."""
+SHOWN_DIGITS = 24  # of a number in an error; one of 64 bits has 20 with its sign
 PARQUET = b"PAR1"
 
 _SPOOLED: list[Any] = []
-"""Temporary files with what came through pipes; they vanish when the program ends."""
+"""Temporary files with the content of pipes; they vanish when the program ends."""
 
 
 def regular_file(source: Path) -> Path:
-    """The file itself, or where what comes through the pipe was put. Raises BadInput, also where it is empty."""
-    stream, mode = _opened(source)
-    with stream:
-        if stat.S_ISFIFO(mode):
-            return spooled(stream, str(source), _first_bytes(stream, str(source)))
-        if not stat.S_ISREG(mode):
-            raise _not_a_file(source, mode)
-        if os.fstat(stream.fileno()).st_size == 0:
-            # files of the kernel say that they have no bytes, and have some
-            try:
-                begun = stream.read(1)
-            except OSError as error:
-                raise unreadable(source, error) from None
-            if begun:
-                stream.seek(0)
-                return spooled(stream, str(source))
-            raise BadInput("the file is empty", where=str(source), remedy="Check how it was made, and make it again.")
-    return source
-
-
-def spooled(stream: BinaryIO, name: str, begun: bytes = b"") -> Path:
-    """All that comes out of a stream, in a temporary file that is kept until the program ends. Raises BadInput.
-
-    begun: what has been read of it.
-    """
-    if _is_device(stream):
-        raise _not_a_file(Path(name), stat.S_IFCHR)
+    """Return the file itself, or the temporary file with the content of a pipe. Raises BadInput, also if empty."""
     try:
-        kept = tempfile.NamedTemporaryFile(prefix="latfit-piped-")  # noqa: SIM115  lives as long as the program
-        _SPOOLED.append(kept)
-        most = min(MOST_PIPED, shutil.disk_usage(kept.name).free // 2)
-        kept.write(begun)
-        while kept.tell() <= most and (block := stream.read(BLOCK_BYTES)):
-            kept.write(block)
-        kept.flush()
+        found = source.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError
+        if stat.S_ISREG(found.st_mode) and found.st_size and os.access(source, os.R_OK):
+            return source
+        with _refuse_device(source, found.st_mode).open("rb") as stream:
+            # Files of the kernel have a size of zero, and content.
+            return spooled(stream, str(source))
+    except (OSError, ValueError) as error:  # a name may hold a NUL, which is no error of the system
+        raise unreadable(source, error if isinstance(error, OSError) else OSError(str(error))) from None
+
+
+def spooled(stream: BinaryIO, name: str) -> Path:
+    """Copy a stream into a temporary file that stays until the program ends. Raises BadInput."""
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        number = -1  # no file of the system, as in a test
+    if number >= 0 and not os.isatty(number):
+        _refuse_device(Path(name), os.fstat(number).st_mode)
+    try:
+        copy = tempfile.NamedTemporaryFile(prefix="latfit-piped-")  # noqa: SIM115  lives as long as the program
+        shutil.copyfileobj(stream, copy)
+        copy.flush()
     except OSError as error:
         raise BadInput(
             f"cannot be kept in a temporary file ({error.strerror or error})",
             where=name,
-            remedy="Set TMPDIR to a folder with room, or give a file.",
+            remedy="Set TMPDIR to a folder with enough space, or give a file.",
         ) from None
-    size = kept.tell()
-    if 0 < size <= most:
-        return Path(kept.name)
-    _SPOOLED.pop().close()
-    if size:
-        remedy = "Give a file, or set TMPDIR to a folder with more room."
-        raise BadInput(f"more than {most / GIB:.3g} GiB come through the pipe", where=name, remedy=remedy)
-    raise BadInput("nothing came in", where=name, remedy="Pipe a trace or a log into latfit.")
+    if not copy.tell():
+        raise BadInput("the file is empty", where=name, remedy="Check how it was made, and make it again.")
+    _SPOOLED.append(copy)
+    return Path(copy.name)
 
 
-def _is_device(stream: BinaryIO) -> bool:
-    """Whether it is one that never ends, unlike a terminal."""
-    try:
-        number = stream.fileno()
-    except (OSError, ValueError):
-        return False  # no file of the system, as in a test
-    return stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number)
-
-
-def _not_a_file(source: Path, mode: int) -> BadInput:
-    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-    return BadInput(f"is {kind}, not a file", where=str(source), remedy="Give a file.")
+def _refuse_device(source: Path, mode: int) -> Path:
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        kind = "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise BadInput(f"is {kind}, not a file", where=str(source), remedy="Give a file.")
+    return source
 
 
 def read_json(source: Path, *, what: str, made_by: str, infinite: bool = False) -> Any:
-    """Return the document in `source`; `made_by` names the command that makes such a file, for the error. infinite: see
-    `decode_json`."""
+    """Return the document in a file. Raises BadInput.
+
+    Parameters
+    ----------
+    what, made_by
+        What such a file is called, and the command that makes one, for the error.
+    infinite
+        See `decode_json`.
+    """
     try:
         with regular_file(source).open("rb") as stream:
-            content = stream.read(MOST_JSON + 1)
-        if len(content) > MOST_JSON:
+            content = stream.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
             raise BadInput(
-                f"has more than {MOST_JSON >> 20} MiB, so it is no {what}",
+                f"has more than {MAX_JSON_BYTES >> 20} MiB, so it is no {what}",
                 where=str(source),
                 remedy=f"Check the name, or make one with `{made_by}`.",
             )
@@ -121,8 +97,8 @@ def read_json(source: Path, *, what: str, made_by: str, infinite: bool = False) 
         found = error.found if source.exists() else f"no such {what}"
         raise BadInput(found, where=error.where, remedy=f"Make one with `{made_by}`.") from None
     except UnicodeDecodeError:
-        told = f"a Parquet file, not a {what}" if content.startswith(PARQUET) else f"not a {what}: it is no text"
-        raise BadInput(told, where=str(source), remedy=f"Make one with `{made_by}`.") from None
+        found = f"a Parquet file, not a {what}" if content.startswith(PARQUET) else f"not a {what}: it is no text"
+        raise BadInput(found, where=str(source), remedy=f"Make one with `{made_by}`.") from None
     except ValueError as error:
         raise BadInput(
             f"not a {what} ({error})", where=str(source), remedy=f"Make it again with `{made_by}`."
@@ -152,7 +128,7 @@ def decode_json(content: bytes, *, infinite: bool = False) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     level = [document]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for outer in level
@@ -190,43 +166,10 @@ def _shown(text: str) -> str:
 
 
 def unreadable(source: Path, error: OSError) -> BadInput:
-    """The error for a file that is there in name only, or not at all."""
+    """Return the error for a file that cannot be opened."""
     if isinstance(error, FileNotFoundError):
         return BadInput("no such file", where=str(source), remedy="Check the name; paths are relative to this folder.")
     if isinstance(error, IsADirectoryError):
         return BadInput("is a folder", where=str(source), remedy="Name a file inside it.")
     remedy = "Check its permissions." if isinstance(error, PermissionError) else "Check its name and its disk."
     return BadInput(f"cannot be read ({error.strerror or error})", where=str(source), remedy=remedy)
-
-
-def _opened(source: Path) -> tuple[BinaryIO, int]:
-    """What is there, open, and its mode; a FIFO without a writer does not keep us waiting."""
-    try:
-        descriptor = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (OSError, ValueError) as error:
-        # a name may hold a NUL, which is no error of the system
-        raise unreadable(source, error if isinstance(error, OSError) else OSError(str(error))) from None
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISDIR(mode):
-        os.close(descriptor)
-        raise unreadable(source, IsADirectoryError())
-    return os.fdopen(descriptor, "rb"), mode
-
-
-def _first_bytes(stream: BinaryIO, name: str) -> bytes:
-    """Wait until something is in the pipe. Raises BadInput where nobody is at its other end."""
-    poll = select.poll()
-    poll.register(stream, select.POLLIN)
-    begun = b""
-    while not begun and not poll.poll(1e3 * SILENCE_S):
-        # nothing to read so far: without a writer this is the end of the file, else it would have to wait
-        with suppress(BlockingIOError):
-            begun = os.read(stream.fileno(), 1)
-            if not begun:
-                raise BadInput(
-                    f"is a pipe into which nobody writes (for {SILENCE_S:.0f} s)",
-                    where=name,
-                    remedy="Start the command that writes into it first, or give a file.",
-                )
-    os.set_blocking(stream.fileno(), True)
-    return begun

@@ -1,6 +1,7 @@
-"""Read `/metrics` of a running server over HTTP, each read within one time limit from connect to last byte."""
+"""Read `/metrics` of a running server over HTTP, within a time limit and without following redirects."""
 
 import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -12,7 +13,6 @@ from urllib.parse import urlsplit
 from latfit.engines import ENGINES, describe_engines, setting_names
 from latfit.errors import BadInput, WrongUsage
 from latfit.inputs import decode_json
-from latfit.metrics.deadline import timed_opener
 from latfit.metrics.state import MAX_BYTES, ServerState, state_of
 
 TIMEOUT_S = 5.0
@@ -53,6 +53,13 @@ class Unanswered(Exception):
     """The server did not answer this time, or not with metrics. The text is the reason."""
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Reports a redirect as the answer, so that nothing is read from an address that was not given."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class Server:
     """A server by its address: `http://host:8000`, `host:8000`, or the whole address of its metrics."""
 
@@ -64,7 +71,8 @@ class Server:
         self.base = f"{parts.scheme}://{parts.netloc}"
         self.places = PLACES if parts.path in ("", "/") else (parts.path + (f"?{parts.query}" if parts.query else ""),)
         self.timeout_s = timeout_s
-        self._opener = timed_opener(direct=parts.hostname in LOCAL)
+        proxies = [urllib.request.ProxyHandler({})] if parts.hostname in LOCAL else []
+        self._opener = urllib.request.build_opener(_NoRedirects, *proxies)
 
     def __str__(self) -> str:
         return self.base
@@ -130,12 +138,15 @@ class Server:
     def _blocks(self, place: str, timeout_s: float | None = None) -> Iterator[bytes]:
         """Yield the answer, as a whole within the time. Raises Unanswered."""
         patience_s, size = self.timeout_s if timeout_s is None else timeout_s, 0
+        end = monotonic() + patience_s
         try:
             with self._opener.open(f"{self.base}{place}", timeout=patience_s) as answer:
                 while block := answer.read1(BLOCK):
                     size += len(block)
                     if size > MAX_BYTES:
                         raise Unanswered(f"answers with more than {MAX_BYTES >> 20} MiB")
+                    if monotonic() > end:
+                        raise TimeoutError
                     yield block
         except urllib.error.HTTPError as error:
             raise Unanswered(f"answers {error.code} {error.reason}") from None

@@ -1,17 +1,13 @@
-"""Read recorded requests from tables and from what load generators write; the format is detected from the content.
+"""Read recorded requests from tables and from the results of load generators; the content shows the format.
 
 Times are counted from the first request. Requests that failed, and rows without a time or a length, are left out and
-counted, unless they are the majority. Tables must be in order of arrival; results in order of completion (AIPerf,
-GuideLLM) are sorted. Moments of the first and last token are kept where a file has them; those of load generators are
-the client's, so they include the network. The formats: docs/formats.md.
+counted, unless they are the majority. Tables must be in order of arrival; results of load generators are sorted. Their
+moments of the first and last token are the client's, so they include the network. The formats: docs/formats.md.
 """
 
-import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +24,17 @@ from latfit.trace import (
     Source,
     Tally,
     Trace,
-    member,
-    number,
     numbers,
     open_source,
     read_columns,
-    records,
     request_format,
 )
 from latfit.workload.arrivals import Piecewise
-from latfit.workload.load_generators import genai_perf_rows, inference_perf_rows
+from latfit.workload.load_generators import FORMATS, MS, NS, S, rows_of
 from latfit.workload.requests import MOST_TOKENS, PrefixBlocks, Requests, make_requests
 
 _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
 
-S, MS, NS = 1e3, 1.0, 1e-6
-"""Units of time in ms."""
 MIN_EPOCH_S = 1e9  # larger times count from 1970, smaller ones from boot
 
 BLOCK_TOKENS = tuple(2**k for k in range(13, 2, -1))  # 512 in Mooncake's traces, 16 in Qwen's
@@ -185,7 +176,30 @@ def read_curve(source: str | Path) -> Piecewise:
 
 def _rows(source: Source) -> _Rows:
     name = request_format(source.head)
-    return _table(source) if name is None else READERS[name](source)
+    return _table(source) if name is None else _generated(source, name)
+
+
+def _generated(source: Source, name: str) -> _Rows:
+    """Read the result of a load generator, or a log of requests in JSON."""
+    tally, form = Tally(), FORMATS[name]
+    found = form.find(source, tally)
+    rows, dropped = rows_of(found, form.row)
+    sent, prompt, output, first_ms, last_ms = np.array(rows, dtype=np.float64).reshape(-1, 5).T
+    # From the first moment on, before scaling: nanoseconds since 1970 have no digits to spare.
+    finite = sent[np.isfinite(sent)]
+    start = float(finite.min()) if len(finite) else 0.0
+    start_s = start * found.unit_ms / S
+    return _Rows(
+        (sent - start) * found.unit_ms,
+        prompt,
+        output,
+        {**dropped, **tally.facts()},
+        found.notes,
+        spans=None if np.isnan(first_ms + last_ms).all() else (first_ms, last_ms),
+        sort=True,
+        contents=found.contents,
+        began_s=start_s if found.began_s is None and start_s > MIN_EPOCH_S else found.began_s,
+    )
 
 
 def _table(source: Source) -> _Rows:
@@ -257,167 +271,3 @@ def _without_zone(text: Any) -> np.datetime64:
         return np.datetime64(clock[0].strip().replace(" ", "T") if clock else "NaT", "ns")
     except ValueError:
         return np.datetime64("NaT", "ns")
-
-
-def _mooncake(source: Source) -> _Rows:
-    tally = Tally()
-    names = ("timestamp", "input_length", "output_length")
-    unit, rows, contents = MS, [], []
-    for record in records(source, tally):
-        rows.append([number(record, name) for name in names])
-        contents.append(record.get("hash_ids"))
-        # Traces with conversations (Qwen's, of Alibaba) count in seconds.
-        unit = S if "chat_id" in record else unit
-    table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-    return _Rows(table[:, 0] * unit, table[:, 1], table[:, 2], tally.facts(), contents=contents)
-
-
-def _aiperf(source: Source) -> _Rows:
-    tally = Tally()
-    dropped: Counter[str] = Counter()
-
-    def kept() -> Iterator[Mapping[str, Any]]:
-        for record in records(source, tally):
-            if record.get("error"):
-                dropped["failed"] += 1
-            elif member(record, "metadata", "benchmark_phase") not in (None, "profiling"):
-                dropped["warmup"] += 1
-            else:
-                yield record
-
-    columns = [
-        (
-            number(record, "metadata", "request_start_ns"),
-            number(record, "metrics", "input_sequence_length", "value"),
-            number(record, "metrics", "output_sequence_length", "value"),
-            number(record, "metrics", "time_to_first_token", "value"),
-            number(record, "metrics", "request_latency", "value"),
-        )
-        for record in kept()
-    ]
-    return _sorted_rows(columns, NS, {**dropped, **tally.facts()})
-
-
-def _vllm_bench(source: Source) -> _Rows:
-    """Read a document with a list for each column; newer versions write `start_times` with --save-detailed."""
-    for record in records(source, Tally()):
-        names = ("start_times", "input_lens", "output_lens", "errors", "ttfts", "itls")
-        starts, prompts, outputs, errors, ttfts, gaps = (record.get(name) for name in names)
-        if not isinstance(starts, list):
-            raise BadInput(
-                "holds lengths but no start times, so when the requests came is not known",
-                where=source.name,
-                remedy="Run `vllm bench serve --save-result --save-detailed` of a version that writes start_times, or"
-                " draw arrivals with --rate.",
-            )
-        if not isinstance(prompts, list) or not isinstance(outputs, list):
-            break
-        failed = errors if isinstance(errors, list) and len(errors) == len(starts) else [""] * len(starts)
-        tokens: Iterable[Any] = [(None, None)] * len(starts)
-        if isinstance(ttfts, list) and isinstance(gaps, list):
-            tokens = zip(ttfts, gaps, strict=False)
-        columns = [
-            (number(start), number(prompt), number(output), S * number(ttft), S * (number(ttft) + _sum(between)))
-            for start, prompt, output, error, (ttft, between) in zip(
-                starts, prompts, outputs, failed, tokens, strict=False
-            )
-            if not error and output
-        ]
-        dropped = {"failed": len(starts) - len(columns)} if len(columns) < len(starts) else {}
-        return replace(_sorted_rows(columns, S, dropped), began_s=_began_s(record))
-    raise BadInput("no result of vllm bench serve in it", where=source.name, remedy="It may be cut short.")
-
-
-def _began_s(record: Mapping[str, Any]) -> float | None:
-    """Return when a benchmark began, from its end `date` in the client's zone, taken for this machine's."""
-    try:
-        ended = datetime.strptime(record["date"], "%Y%m%d-%H%M%S")
-        return ended.timestamp() - float(record["duration"])
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return None
-
-
-def _sum(gaps: Any) -> float:
-    """Return the sum of a list of numbers, NaN for what is no list."""
-    return math.fsum(map(number, gaps)) if isinstance(gaps, list) else math.nan
-
-
-def _guidellm(source: Source) -> _Rows:
-    """Read the benchmark with the most requests of a sweep."""
-    for record in records(source, Tally()):
-        benchmarks = record.get("benchmarks")
-        if not isinstance(benchmarks, list):
-            continue
-        served = [member(each, "requests", "successful") for each in benchmarks]
-        lists = [each for each in served if isinstance(each, list)]
-        if not lists:
-            break
-        longest = max(lists, key=len)
-        columns = [
-            (
-                _first_number(each, "request_start_time", "start_time"),
-                number(each, "prompt_tokens"),
-                number(each, "output_tokens"),
-                number(each, "time_to_first_token_ms") * MS,
-                number(each, "request_latency") * S,
-            )
-            for each in longest
-        ]
-        note = f"{len(lists)} benchmarks in the file: taken is the one with the most requests ({len(longest)})"
-        return _sorted_rows(columns, S, {}, (note,) if len(lists) > 1 else ())
-    raise BadInput(
-        "no benchmark with its requests in it",
-        where=source.name,
-        remedy="It may be cut short; else let GuideLLM save the requests, not only their summary.",
-    )
-
-
-def _first_number(record: Any, *names: str) -> float:
-    found = (number(record, name) for name in names)
-    return next((value for value in found if not math.isnan(value)), math.nan)
-
-
-def _sorted_rows(
-    rows: Sequence[tuple[float, ...]], unit: float, dropped: Mapping[str, int], notes: tuple[str, ...] = ()
-) -> _Rows:
-    """rows: time in a unit, prompt, output, and ms to the first and to the last token."""
-    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
-    sent, prompt, output, ttft, latency = table.T
-    # From the first moment on, before scaling: nanoseconds since 1970 have no digits to spare.
-    finite = sent[np.isfinite(sent)]
-    start = finite.min() if len(finite) else 0.0
-    spans = None if np.isnan(ttft + latency).all() else (ttft, latency)
-    began_s = float(start * unit / S) if start * unit / S > MIN_EPOCH_S else None
-    return _Rows((sent - start) * unit, prompt, output, dropped, notes, spans=spans, sort=True, began_s=began_s)
-
-
-def _genai_perf(source: Source) -> _Rows:
-    rows, dropped, notes = genai_perf_rows(source)
-    return _sorted_rows(rows, NS, dropped, notes)
-
-
-def _inference_perf(source: Source) -> _Rows:
-    rows, dropped = inference_perf_rows(source)
-    return _sorted_rows(rows, S, dropped)
-
-
-def _summary(source: Source) -> _Rows:
-    """Always raises BadInput."""
-    raise BadInput(
-        "holds statistics of a run, not its requests",
-        where=source.name,
-        remedy="Give the file beside it: profile_export.json (genai-perf), profile_export.jsonl (AIPerf) or"
-        " per_request_lifecycle_metrics.json (inference-perf).",
-    )
-
-
-READERS: Mapping[str, Callable[[Source], _Rows]] = {
-    "AIPerf": _aiperf,
-    "GuideLLM": _guidellm,
-    "genai-perf": _genai_perf,
-    "inference-perf": _inference_perf,
-    "statistics": _summary,
-    "vLLM bench": _vllm_bench,
-    "Mooncake": _mooncake,
-}
-"""By the names of `latfit.trace.request_format`; what is none of these is a table."""

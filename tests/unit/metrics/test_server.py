@@ -58,9 +58,8 @@ def test_a_server_that_answers_too_slowly_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize("sent", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nX-Slow: ", b""])
-def test_a_server_that_drips_is_not_waited_for(sent: bytes, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte of head or body comes in time, the whole does not."""
+def test_a_server_that_drips_is_not_waited_for(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of the body comes in time, the whole does not."""
     certificate = Path(__file__).parents[2] / "stand_in.pem"
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     stopped = threading.Event()
@@ -74,7 +73,7 @@ def test_a_server_that_drips_is_not_waited_for(sent: bytes, scheme: str, monkeyp
                 connection = context.wrap_socket(connection, server_side=True)
             with connection, suppress(OSError):
                 connection.recv(1000)
-                connection.sendall(sent)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
                 while not stopped.wait(0.05):
                     connection.sendall(b"1")
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,22 @@ from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
 from tests.unit.profiling.fake_device import FakeFaults
 from tests.unit.profiling.planted import fake
-from tests.unit.test_files import PLANTED, plant
+
+PLANTED = ("link", "dangling", "hard link", "pipe", "device", "folder")
+
+
+def plant(kind: str, place: Path, victim: Path) -> None:
+    """Put there what no file of latfit is."""
+    makers: dict[str, Callable[[], object]] = {
+        "link": lambda: place.symlink_to(os.path.relpath(victim, place.parent)),
+        "dangling": lambda: place.symlink_to("nowhere"),
+        "hard link": lambda: place.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(place),
+        "device": lambda: place.symlink_to("/dev/zero"),
+        "folder": place.mkdir,
+    }
+    makers[kind]()
+
 
 REQUEST = ProfileRequest(grid="B=1,2,4;S=1,4,32,64", command="latfit profile")
 
