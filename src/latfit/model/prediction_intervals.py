@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from latfit.model.noise.size_levels import MAX_RATIO
 from latfit.model.noise.step_noise import StepNoise, noise_from_json
 from latfit.trace import MIXED, PREFILL, UNKNOWN
@@ -20,6 +22,8 @@ STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {
     UNKNOWN: ((UNKNOWN,), (MIXED, PREFILL), (MIXED,), (PREFILL,)),
 }
 """Groups of phases whose limits a phase uses: the first group the fit has in full, its widest limits."""
+
+REFERENCE_MS = 100.0  # a usual step with prefill, on which the noise of phases is compared
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class PredictionIntervals:
     def of(self, phase: str) -> Limits:
         """Return the limits that a phase uses; of several those with the widest noise."""
         found = [self.by_phase[name] for name in self.phases(phase)]
-        return max(found, key=lambda limits: limits.ratios.width if limits.ratios else 0.0, default=self.all)
+        T, one = np.full(1, REFERENCE_MS), np.ones(1)
+        return max(found, key=lambda limits: limits.ratios.cv(T, one)[0] if limits.ratios else 0.0, default=self.all)
 
     def factor(self, phase: str, level: float) -> float | None:
         """Return the factor on the typical latency below which a share `level` of a phase's steps stays.

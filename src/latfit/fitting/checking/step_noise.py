@@ -19,9 +19,6 @@ from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
 LEVEL = 0.05  # of a false split into groups, over all cuts
 MIN_GROUP = 40  # independent steps
-MIN_SLOWEST, MAX_SLOWEST = 8, 0.5  # count of slowest steps, and share of all, whose batch sizes are compared
-MIN_CUT_SIGMA = 2.0  # by which the squared deviations of smaller and larger batches differ; less does not matter
-LEAST_P = 1e-300
 
 PAUSE_SIGMA = 5.0  # of log ratios; of log-normal noise one step in 3 million lies beyond
 MIN_PAUSE_RATIO = 2.0  # of observed over typical; below, a curve that misses a size or a busy stretch look alike
@@ -35,8 +32,8 @@ MAX_ROWS = 200_000  # rows that are enough to see the noise
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
     """Return the group number (n,) of each row; groups rise with batch size.
 
-    Sizes are cut where the share of small batches among the K slowest steps, for some K, is not that of all steps, and
-    again on either side. A cut also needs squared deviations that differ: those decide how long requests wait.
+    Sizes are cut where squared deviations of small and large batches differ most, and again on either side. Under equal
+    noise the cumulated deviations are a Brownian bridge (Kolmogorov-Smirnov).
 
     Parameters
     ----------
@@ -49,56 +46,17 @@ def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArr
     """
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
-    cut = _cut(number, ratio, weights)
-    if cut is not None:
-        large = number >= cut
-        for side in (~large, large):
-            group[side] = batch_groups(B[side], ratio[side], weights[side])
-        group[large] += group[~large].max() + 1
-    return group
-
-
-def _cut(number: NDArray[np.intp], ratio: FloatArray, weights: FloatArray) -> int | None:
-    """Return the size at which larger batches begin to be slow otherwise than those below; None if none shows it."""
-    below = np.cumsum(np.bincount(number, weights=weights))
-    total = float(below[-1])
-    tried = (below >= MIN_GROUP) & (total - below >= MIN_GROUP)
     square = (ratio - weighted_quantiles(ratio, (0.5,), weights)[0]) ** 2
     square -= np.average(square, weights=weights)
-    off = np.cumsum(np.bincount(number, weights=weights * square))
-    variance = np.average(square**2, weights=weights) * below * (total - below) / total
-    cuts = np.flatnonzero(tried & (np.abs(off) >= MIN_CUT_SIGMA * np.sqrt(variance)) & (variance > 0))
-    if not len(cuts):
-        return None
-    order = np.argsort(-ratio, kind="stable")
-    slowest = np.cumsum(weights[order])
-    log_p = []
-    count = MIN_SLOWEST
-    while count <= MAX_SLOWEST * total:
-        rows = order[: np.searchsorted(slowest, count) + 1]
-        seen = np.cumsum(np.bincount(number[rows], weights=weights[rows], minlength=len(below)))
-        log_p.append(log_p_of_counts(np.round(seen[cuts]), round(float(seen[-1])), below[cuts] / total))
-        count *= 2
-    found = np.min(log_p, axis=0)
-    if found.min() + math.log(len(log_p) * tried.sum()) >= math.log(LEVEL):
-        return None
-    return int(cuts[np.argmin(np.sum(log_p, axis=0))]) + 1
-
-
-def _evenly(rows: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return the numbers of the rows (n,) that are true, or of MAX_ROWS of them, evenly spread."""
-    found = np.flatnonzero(rows)
-    if len(found) <= MAX_ROWS:
-        return found
-    return found[np.linspace(0, len(found) - 1, MAX_ROWS).astype(np.int64)]
-
-
-def log_p_of_counts(count: FloatArray, events: int, chance: FloatArray) -> FloatArray:
-    """Return ln p (n,), two-sided, of `count` (n,) of so many events where each falls with `chance` (n,): binomial."""
-    from scipy.special import bdtr, bdtrc
-
-    fewer, more = bdtr(count, events, chance), np.where(count > 0, bdtrc(count - 1, events, chance), 1.0)
-    return np.asarray(np.log(np.clip(2 * np.minimum(fewer, more), LEAST_P, 1.0)))
+    below, off = (np.cumsum(np.bincount(number, weights=weights * each)) for each in (np.ones(len(B)), square))
+    tried = (below >= MIN_GROUP) & (below[-1] - below >= MIN_GROUP)
+    if np.max(np.abs(off[tried]), initial=0.0) <= math.sqrt(float(weights @ square**2) * math.log(2 / LEVEL) / 2):
+        return group
+    large = number > np.argmax(np.where(tried, np.abs(off), 0.0))
+    for side in (~large, large):
+        group[side] = batch_groups(B[side], ratio[side], weights[side])
+    group[large] += group[~large].max() + 1
+    return group
 
 
 class Steps(NamedTuple):
@@ -136,6 +94,8 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     events = float(weights[paused].sum())
     if share * events < 1 or events > MAX_PAUSED_SHARE * weights.sum():
         return none, None
+    # Pauses closer together than steps that resemble each other are one.
+    share = float(np.mean(np.diff(np.flatnonzero(paused), prepend=-np.inf) >= 1 / share))
     calm = float(np.average(ratio[~paused], weights=weights[~paused]))
     # A pause of a step of T ms is told from noise if it is longer than hidden * T.
     hidden = limit - calm
@@ -211,7 +171,8 @@ def with_noise(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArra
         """entry: the intervals of the phase; its `in_time_share` is the number of independent steps per step."""
         if not asked.any():
             return None
-        rows = _evenly(asked)
+        rows = np.flatnonzero(asked)
+        rows = rows[:: -(-len(rows) // MAX_ROWS)]
         observed = data.observed[rows]
         steps = Steps(observed / ratio[rows], observed, data.weights[rows])
         share = float(entry.get("in_time_share", 1.0))

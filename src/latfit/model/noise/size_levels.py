@@ -83,9 +83,7 @@ def levels_from_json(document: Mapping[str, Any] | None) -> SizeLevels:
     if not document or not document["sizes"]:
         return NO_LEVELS
     sizes, level, error = (np.asarray(document[name], dtype=np.float64) for name in ("sizes", "log_level", "error"))
-    alike = sizes.shape == level.shape == error.shape and sizes.ndim == 1
-    most = np.log(MAX_RATIO)
-    usable = (np.abs(level) < most) & (sizes > 0) & (sizes < np.inf) & (error >= 0) & (error < most)
-    if not alike or not np.all(usable) or np.any(np.diff(sizes) <= 0):
+    rising = sizes.shape == level.shape == error.shape and bool(np.all(np.diff(sizes, prepend=0.0) > 0))
+    if not rising or not np.all((np.abs(level) + error < np.log(MAX_RATIO)) & (error >= 0) & (sizes < np.inf)):
         raise ValueError("levels of ratios are not rising sizes with a level and an error each")
     return SizeLevels(sizes, level, error)

@@ -16,11 +16,10 @@ import numpy as np
 from latfit.model.noise.size_levels import MAX_RATIO, NO_LEVELS, SizeLevels, levels_from_json
 from latfit.stats import FloatArray, IntArray, distinct
 
-RESOLUTION = 200  # points of each decade of the tail
-DECADES = (0.99, 0.999, 0.9999, 0.99999)
+POINTS_PER_DECADE = 250  # the slowest hundred steps are a point each
 MIN_BEYOND = 1  # independent steps beyond a percentile from which its tail counts as measured
-REFERENCE_MS = 100.0  # a usual step with prefill
 MAX_SLOW_SHARE = 0.01  # "the slowest hundredth", of `slow_share`
+JEFFREYS = 0.5  # events added to a count, whose gamma distribution then covers the rate from both sides
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,34 +65,32 @@ class Pauses:
 
     def moment(self, T: FloatArray, power: int) -> FloatArray:
         """E[length^power] (n,) of one pause of steps of T (n,) ms."""
-        T = np.asarray(T, dtype=np.float64)
-        if self.length_is_known:
-            return np.full(T.shape, float(self.weights @ self.ms**power))
-        return np.asarray(
-            sum(w * np.maximum(ms, r * T) ** power for ms, r, w in zip(self.ms, self.ratio, self.weights, strict=True))
-        )
+        return np.asarray(np.maximum(self.ms, np.multiply.outer(T, self.ratio)) ** power @ self.weights)
 
     @cached_property
-    def mean_excess(self) -> float:
-        """Mean of what pauses longer than the median exceed it by, over the longest; one more excess, as long as the
-        longest pause, stands for what so few show."""
+    def excesses(self) -> tuple[float, float]:
+        """Sum of what pauses exceed the median by, over the longest pause, and their number, at least one."""
         upper = self.reached >= 0.5
-        count = self.independent * float(self.weights[upper].sum())
-        excess = self.independent * float(self.weights[upper] @ (self.ms[upper] - self.ms[upper][0]))
-        return (excess / float(self.ms[-1]) + 1) / (count + 1)
+        total = self.independent * float(self.weights[upper] @ (self.ms[upper] - self.ms[upper][0]))
+        return total / float(self.ms[-1]), max(self.independent * float(self.weights[upper].sum()) - 1, 1.0)
 
     def drawn(self, rng: np.random.Generator) -> "Pauses":
-        """Return pauses that the measured ones allow: one more is longer than all of them, by an exponential excess."""
-        counts = np.append(_bootstrap_counts(self.independent * self.weights, rng), rng.standard_exponential())
-        longer = 1 + self.mean_excess * rng.standard_exponential()
-        more = float(counts.sum()) / self.independent
-        return replace(
-            self,
-            ms=np.append(self.ms, longer * self.ms[-1]),
-            ratio=np.append(self.ratio, longer * self.ratio[-1]),
-            weights=counts / counts.sum(),
-            per_step=self.per_step * more,
-            per_ms=self.per_ms * more,
+        """Return pauses that the measured ones allow, of one kind where the kind is not known.
+
+        One more pause exceeds the longest: where excesses over the median are exponential, by such an excess.
+        """
+        total, count = self.excesses
+        longer = 1 + total * rng.standard_exponential() / rng.standard_gamma(count)
+        weights = rng.standard_gamma(np.append(self.independent * self.weights, 1.0))
+        more = rng.standard_gamma(self.independent + JEFFREYS) / self.independent
+        fixed, of_steps = (rng.random(2) < 0.5).tolist()
+        return Pauses(
+            np.append(self.ms, longer * self.ms[-1]) * (fixed or self.length_is_known),
+            np.append(self.ratio, longer * self.ratio[-1]) * (not fixed),
+            weights / weights.sum(),
+            more * self.per_step * (of_steps or self.rate_is_known),
+            more * self.per_ms * (not of_steps or self.rate_is_known),
+            self.independent,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -108,14 +105,10 @@ def pauses_from_json(document: Mapping[str, Any] | None) -> Pauses | None:
     """Return the pauses that `to_json` wrote. Raises ValueError, TypeError, KeyError for anything else."""
     if not document:
         return None
-    ms, ratio, weights = (np.asarray(document[name], dtype=np.float64) for name in ("ms", "ratio", "weights"))
+    ms, ratio, weights = _points(document, "pauses", "ms", "ratio", "weights")
     per_step, per_ms, independent = (float(document[name]) for name in ("per_step", "per_ms", "independent"))
-    numbers = np.concatenate([ms.ravel(), ratio.ravel(), weights.ravel(), [per_step, per_ms, independent]])
-    alike = ms.ndim == 1 and len(ms) > 0 and ms.shape == ratio.shape == weights.shape
-    if not alike or not np.all((numbers >= 0) & (numbers < MAX_RATIO)) or not independent > 0:
+    if not (0 <= per_step < MAX_RATIO and 0 <= per_ms < MAX_RATIO and 0 < independent < MAX_RATIO and ms[-1] > 0):
         raise ValueError("pauses are not lengths with a weight each, and rates of at least zero")
-    if not abs(float(weights.sum()) - 1) < 1e-6:
-        raise ValueError("weights of pauses do not add up to 1")
     return Pauses(ms, ratio, weights, per_step, per_ms, independent)
 
 
@@ -135,9 +128,8 @@ class Ratios:
         return float(self.weights @ self.values)
 
     @cached_property
-    def mean_square(self) -> float:
-        """E[F^2]."""
-        return float(self.weights @ self.values**2)
+    def variance(self) -> float:
+        return float(self.weights @ (self.values - self.mean) ** 2)
 
     @cached_property
     def reached(self) -> FloatArray:
@@ -147,8 +139,9 @@ class Ratios:
     def drawn(self, rng: np.random.Generator) -> "Ratios":
         """Return a distribution that the steps allow: a Bayesian bootstrap (Rubin 1981) with one more event at the
         largest value, so that upper limits of tail shares are those of Clopper and Pearson."""
-        counts = _bootstrap_counts(self.independent * self.weights, rng)
-        counts[-1] += rng.standard_exponential()
+        counts = self.independent * self.weights
+        counts[-1] += 1
+        counts = rng.standard_gamma(counts)
         return replace(self, weights=counts / counts.sum())
 
 
@@ -174,37 +167,32 @@ class StepNoise:
     pauses: Pauses | None = None
 
     @cached_property
-    def pooled(self) -> Ratios:
-        """F of all steps, whatever their batch."""
-        if len(self.groups) == 1:
-            return self.groups[0]
-        values, weights, _ = self._points()
-        return Ratios(values, weights, self.steps, sum(group.independent for group in self.groups))
+    def pooled(self) -> tuple[Ratios, IntArray]:
+        """F of all steps, whatever their batch, and the group of each of its points."""
+        steps = sum(group.steps for group in self.groups)
+        values = np.concatenate([group.values for group in self.groups])
+        weights = np.concatenate([group.weights * (group.steps / steps) for group in self.groups])
+        number = np.repeat(np.arange(len(self.groups)), [len(group.values) for group in self.groups])
+        order = np.argsort(values, kind="stable")
+        independent = sum(group.independent for group in self.groups)
+        return Ratios(values[order], weights[order], steps, independent), number[order]
 
     @property
     def values(self) -> FloatArray:
-        return self.pooled.values
+        return self.pooled[0].values
 
     @property
     def weights(self) -> FloatArray:
-        return self.pooled.weights
+        return self.pooled[0].weights
 
     @property
     def mean(self) -> float:
-        return self.pooled.mean
+        return self.pooled[0].mean
 
     @property
     def steps(self) -> float:
         """Measured steps."""
-        return sum(group.steps for group in self.groups)
-
-    def _points(self) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Return the points of all groups by rising value: values, shares of all steps, numbers of their groups."""
-        values = np.concatenate([group.values for group in self.groups])
-        weights = np.concatenate([group.weights * (group.steps / self.steps) for group in self.groups])
-        number = np.repeat(np.arange(len(self.groups)), [len(group.values) for group in self.groups])
-        order = np.argsort(values, kind="stable")
-        return values[order], weights[order], number[order]
+        return self.pooled[0].steps
 
     def group_of(self, batches: FloatArray) -> IntArray:
         """Return the group (n,) of batches (n,)."""
@@ -229,27 +217,12 @@ class StepNoise:
         means = np.array([group.mean for group in self.groups])[self.group_of(batches)] * T
         return means if self.pauses is None else means + self.pauses.per_step_of(T) * self.pauses.moment(T, 1)
 
-    def mean_square(self, T: FloatArray, batches: FloatArray) -> FloatArray:
-        """Mean square (n,) of the same times."""
-        squares = np.array([group.mean_square for group in self.groups])[self.group_of(batches)] * np.asarray(T) ** 2
-        if self.pauses is None:
-            return squares
-        expected, means = self.pauses.per_step_of(T), self.mean_ms(T, batches)
-        paused = expected * self.pauses.moment(T, 1)
-        return np.asarray(squares + 2 * means * paused - paused**2 + expected * self.pauses.moment(T, 2))
-
     def cv(self, T: FloatArray, batches: FloatArray) -> FloatArray:
         """Coefficient of variation (n,) of the same times."""
-        return np.asarray(np.sqrt(np.maximum(self.mean_square(T, batches) / self.mean_ms(T, batches) ** 2 - 1, 0.0)))
-
-    @property
-    def width(self) -> float:
-        """E[F^2] plus the variance of the total pause over T^2, at T = REFERENCE_MS; used to compare phases."""
-        square = self.pooled.mean_square
+        variance = np.array([group.variance for group in self.groups])[self.group_of(batches)] * np.asarray(T) ** 2
         if self.pauses is not None:
-            T = np.array([REFERENCE_MS])
-            square += float((self.pauses.per_step_of(T) * self.pauses.moment(T, 2))[0]) / REFERENCE_MS**2
-        return square
+            variance = variance + self.pauses.per_step_of(T) * self.pauses.moment(T, 2)
+        return np.asarray(np.sqrt(variance) / self.mean_ms(T, batches))
 
     def sees(self, share: float) -> bool:
         """Whether each group has MIN_BEYOND independent steps beyond a share of its steps."""
@@ -277,14 +250,14 @@ class StepNoise:
 
     def to_json(self) -> dict[str, Any]:
         """Return the points of all groups by rising value, with the group of each where there are several."""
-        values, weights, number = self._points()
+        all_steps, number = self.pooled
         found = {
-            "steps": self.steps,
-            "independent": self.pooled.independent,
-            "mean": self.mean,
-            "mean_square": self.pooled.mean_square,
-            "values": _short(values, 8),
-            "weights": _short(weights, 10),
+            "steps": all_steps.steps,
+            "independent": all_steps.independent,
+            "mean": all_steps.mean,
+            "mean_square": all_steps.variance + all_steps.mean**2,
+            "values": _short(all_steps.values, 8),
+            "weights": _short(all_steps.weights, 10),
             "levels": {name: _short(getattr(self.levels, name), 8) for name in ("sizes", "log_level", "error")},
             "pauses": None if self.pauses is None else self.pauses.to_json(),
         }
@@ -299,19 +272,14 @@ def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
     anything else."""
     if not document:
         return None
-    values, weights = (np.asarray(document[name], dtype=np.float64) for name in ("values", "weights"))
-    known = len(values) > 0 and values.shape == weights.shape and values.ndim == 1
-    usable = (values > 1 / MAX_RATIO) & (values < MAX_RATIO) & (weights >= 0) if known else False
-    if not np.all(usable) or np.any(np.diff(values) < 0):
+    values, weights = _points(document, "ratios", "values", "weights")
+    if not values[0] > 1 / MAX_RATIO or np.any(np.diff(values) < 0):
         raise ValueError("ratios are not rising values above zero with a weight each")
     edges, number = _groups_from_json(document.get("by_batch"), len(values))
-    shares = np.bincount(number, weights=weights)
-    if not abs(float(shares.sum()) - 1) < 1e-6 or not np.all(shares > 0):
-        raise ValueError("weights of ratios do not add up to 1")
     steps, independent = float(document["steps"]), float(document["independent"])
     groups = tuple(
-        Ratios(values[number == g], weights[number == g] / share, steps * share, independent * share)
-        for g, share in enumerate(shares.tolist())
+        Ratios(values[of], weights[of] / weights[of].sum(), steps * weights[of].sum(), independent * weights[of].sum())
+        for of in (number == g for g in range(len(edges) + 1))
     )
     levels, pauses = levels_from_json(document.get("levels")), pauses_from_json(document.get("pauses"))
     return StepNoise(groups, edges, levels, pauses)
@@ -328,6 +296,17 @@ def _groups_from_json(document: Mapping[str, Any] | None, points: int) -> tuple[
     if not known or number.shape != (points,) or set(number.tolist()) != set(range(len(low))):
         raise ValueError("groups of ratios are not rising batches with a group of each point")
     return _middles(low, high), number
+
+
+def _points(document: Mapping[str, Any], what: str, *names: str) -> list[FloatArray]:
+    """Return arrays (n,) of numbers of at least zero, n >= 1, the last of weights that add up to 1."""
+    found = [np.asarray(document[name], dtype=np.float64) for name in names]
+    alike = found[0].ndim == 1 and len(found[0]) > 0 and len({each.shape for each in found}) == 1
+    if not alike or not np.all((np.stack(found) >= 0) & (np.stack(found) < MAX_RATIO)):
+        raise ValueError(f"{what} are not numbers of at least zero with a weight each")
+    if not abs(float(found[-1].sum()) - 1) < 1e-6:
+        raise ValueError(f"weights of {what} do not add up to 1")
+    return found
 
 
 def noise_of(
@@ -359,32 +338,14 @@ def _middles(low: FloatArray, high: FloatArray) -> FloatArray:
 
 def tail_points(count: FloatArray) -> IntArray:
     """Return the index of the first value of each tail point. count (n,): steps at each of the rising values."""
-    steps = float(count.sum())
-    middle = (np.cumsum(count) - count / 2) / steps
-    edges: list[FloatArray] = []
-    low = 0.0
-    # Decade by decade, until each point is a single step.
-    for high in (*DECADES, 1.0):
-        edges.append(np.linspace(low, high, RESOLUTION + 1)[1:])
-        if (high - low) * steps <= RESOLUTION:
-            break
-        low = high
-    if high < 1:
-        edges.append(np.linspace(high, 1.0, RESOLUTION + 1)[1:])
-    return np.flatnonzero(np.diff(np.searchsorted(np.concatenate(edges), middle), prepend=-1))
+    slower = np.cumsum(count[::-1])[::-1] - count / 2
+    return np.flatnonzero(np.diff(np.floor(POINTS_PER_DECADE * np.log10(slower)), prepend=np.inf))
 
 
 def _cumulated(weights: FloatArray) -> FloatArray:
     """Return the share (n,) of the weights up to each; the last is 1."""
     found = np.cumsum(weights)
     return np.asarray(found / found[-1])
-
-
-def _bootstrap_counts(counts: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Draw gamma variables with means `counts` (n,) by inverse CDF: a small change of counts changes them little."""
-    from scipy.special import gammaincinv
-
-    return np.asarray(gammaincinv(np.maximum(counts, 1e-6), rng.random(len(counts))))
 
 
 def _short(numbers: FloatArray, digits: int) -> list[float]:

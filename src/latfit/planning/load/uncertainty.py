@@ -14,16 +14,17 @@ import numpy as np
 from latfit.hardware import CERTAIN, HardwareProfile
 from latfit.messages import Message, message
 from latfit.planning import wording
-from latfit.planning.load.cutoff import is_surely_met
 from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.planning.verdict import Verdict, probability_within, verdict_of
-from latfit.queueing import FINE, QUICK, USUAL, ResponseDistribution, bisect
+from latfit.queueing import COARSE, FINE, QUICK, ResponseDistribution, bisect
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 
 DRAWS = 100
+MISSED_DRAWS = int((1 - CERTAIN[1]) * DRAWS)  # that may miss the target at a robust rate
+SLOW_DRAWS = 10  # the slowest at one rate, of which those at another are
 MIN_SHARE = 0.2  # of the capacity of the fit: a robust rate below it is not searched
 PRECISION = 0.01
 ROUNDING = 1e-6
@@ -90,16 +91,21 @@ def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower:
 def robust_rate(
     machine: Machine, strategy: Strategy, target: Target, slowest: Sequence[int], most: float
 ) -> float | None:
-    """Return the rate per ms up to `most` that the machine at the slow end of the interval meets the target at, too.
+    """Return the rate per ms up to `most` at which all but 2.5 % of the drawn machines meet the target, too.
 
     slowest: seeds of drawn machines, the slowest first. None if the rate is below MIN_SHARE of `most`.
     """
     if not slowest:
         return most
-    slow = machine.drawn(slowest[int((1 - CERTAIN[1]) * DRAWS)])
+    slow = [machine.drawn(seed) for seed in slowest[:SLOW_DRAWS]]
 
     def met(rate: float) -> bool:
-        return is_surely_met(slow.simulate(strategy, rate, USUAL), target)
+        missed = 0
+        for each in slow:
+            missed += not target.is_met(each.simulate(strategy, rate, COARSE))
+            if missed > MISSED_DRAWS:
+                return False
+        return True
 
     if met(most):
         return most
