@@ -46,7 +46,12 @@ if TYPE_CHECKING:
         examine_machine as examine_machine,
     )
     from latfit.api.running.recorded_fit import RecordedFit as RecordedFit, fit_recording as fit_recording
-    from latfit.api.running.recording import Recorded as Recorded, record_server as record_server
+    from latfit.api.running.recording import (
+        Recorded as Recorded,
+        RecordedSteps as RecordedSteps,
+        record_passes as record_passes,
+        record_server as record_server,
+    )
     from latfit.api.running.replays import Replay as Replay, replay as replay
     from latfit.api.running.watching import Snapshot as Snapshot, block_of as block_of, watch_server as watch_server
     from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine

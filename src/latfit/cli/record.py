@@ -21,10 +21,14 @@ def record(request: RecordRequest, output: OutputOptions) -> None:
     Writes the mean step of each window, which latfit fit reads, and the first and last text of /metrics. Then fits the
     windows, simulates the observed load, and compares with the server's own histograms.
 
+    An address of ZeroMQ is that of an engine's forward-pass metrics: single steps.
+
     \b
     latfit record http://localhost:8000 --duration 10min --out trace.parquet
+    latfit record zmq://localhost:20380
     """
-    from latfit.api import fit_recording, record_server
+    from latfit.api import fit_recording, record_passes, record_server
+    from latfit.record import is_stream
 
     with progress_bar("Recording", quiet=output.silent) as advance:
 
@@ -33,7 +37,14 @@ def record(request: RecordRequest, output: OutputOptions) -> None:
             now = "" if last is None else f"{number(last.running)} running, {number(last.waiting)} waiting"
             advance(at_s, whole_s, now)
 
-        found = record_server.of(replace(request, progress=show))
+        if is_stream(request.url):
+            steps = record_passes.of(replace(request, progress=show))
+        else:
+            found = record_server.of(replace(request, progress=show))
+    if is_stream(request.url):
+        print_answer(steps, output)
+        note(f"Wrote {steps.out}. Next: latfit fit {shlex.quote(str(steps.out))}", quiet=output.silent)
+        return
     kept = f"What was recorded until then is kept in {found.out}."
     try:
         with progress_bar("Fitting and simulating", quiet=output.silent):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         timed as timed,
     )
     from latfit.trace.readers import Options as Options, Reader as Reader, add_reader as add_reader
+    from latfit.trace.readers.engines import Rows as Rows, add_pass as add_pass, trace_of_passes as trace_of_passes
     from latfit.trace.readers.requests import (
         OUTPUTS as OUTPUTS,
         PROMPTS as PROMPTS,

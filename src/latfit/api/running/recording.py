@@ -14,7 +14,7 @@ from latfit.files import check_writable
 from latfit.messages import Message as LatfitWarning, Severity
 from latfit.metrics import Server
 from latfit.record import MetricsRecorder, texts_beside
-from latfit.trace import check_trace_name
+from latfit.trace import check_trace_name, write_trace
 from latfit.units import format_ms, format_percent, number
 
 if TYPE_CHECKING:
@@ -160,6 +160,59 @@ def _times(trace: "Trace") -> str:
 
 
 COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RecordedSteps(Answer):
+    """Steps that an engine published. server: its address.  interrupted: whether the user ended it before its time."""
+
+    trace: "Trace"
+    server: str
+    out: Path
+    unread: int
+    interrupted: bool = False
+
+    @property
+    def busy(self) -> "Trace":
+        """Steps with requests."""
+        return self.trace.select(~self.trace["idle"].astype(bool))
+
+    @property
+    def verdict(self) -> str:
+        """How much was recorded."""
+        spans = [f"{name} {_span(self.busy.floats(name))}" for name in ("B", "S")]
+        return f"{len(self.busy):,} steps: {', '.join(spans)}, {_times(self.busy)} a step."
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit record --json` for a stream."""
+        lost = self.trace.provenance.get("lost_steps", 0)
+        counts = {"steps": len(self.busy), "lost_steps": lost, "unread_messages": self.unread}
+        return {"out": str(self.out), "server": self.server, **counts, "interrupted": self.interrupted}
+
+
+@verb(RecordRequest)
+def record_passes(request: RecordRequest) -> RecordedSteps:
+    """Record the forward-pass metrics that an engine publishes over ZeroMQ: single steps.
+
+    url: zmq://host:port or ipc:///path. Ctrl-C ends it earlier, with what there is. Raises WrongUsage, HardwareMissing
+    (pyzmq), BadInput (no step came), TargetNotWritable.
+    """
+    from latfit.record.forward_passes import PassRecorder
+
+    long_s = in_ms(request.duration, "--duration") / 1e3
+    target = Path(request.out)
+    check_writable(target)
+    check_trace_name(target)
+    recorder, interrupted = PassRecorder(request.url), False
+    try:
+        for spent_s in recorder.record(long_s):
+            if request.progress is not None:
+                request.progress(spent_s, long_s, None)
+    except KeyboardInterrupt:
+        interrupted = True
+    trace = recorder.trace({} if request.path is None else {"path": request.path})
+    write_trace(target, trace)
+    return RecordedSteps(trace, request.url, target, recorder.unread, interrupted)
 
 
 @verb(RecordRequest)

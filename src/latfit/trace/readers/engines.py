@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -271,11 +271,11 @@ TRTLLM = Reader("trtllm", "iteration statistics of TensorRT-LLM", recognises_trt
 # ----------------------------------------------------------------------------------------------------------- Dynamo
 
 FLAT = ("wall_time_s", "prefill_tokens", "prefill_requests", "decode_requests")
-FPM_EXPECTED = "forward-pass metrics of Dynamo: start the workers with --fpm-trace and DYN_FPM_MODE=full"
+FPM_EXPECTED = "forward-pass metrics, such as Dynamo's: start the workers with --fpm-trace and DYN_FPM_MODE=full"
 
 
 def recognises_dynamo(head: bytes) -> bool:
-    return (has_keys(head, "fpm") and b"dynamo.fpm.trace.v1" in head) or has_columns(head, *FLAT)
+    return has_keys(head, "scheduled_requests", "wall_time") or has_columns(head, *FLAT)
 
 
 def read_dynamo(source: Source, options: Options) -> Trace:
@@ -311,17 +311,21 @@ def _read_passes(source: Source) -> Trace:
     modes: set[str] = set()
     for record in records(source, tally):
         event = record["event"] if isinstance(record.get("event"), dict) else record
-        if isinstance(member(event, "fpm", "scheduled_requests"), dict):
-            _add_pass(rows, event)
+        if add_pass(rows, event):
             modes.add(text(event, "capture_mode") or "full")
         else:
             tally.bad += 1
     if not rows.count:
         raise no_steps(source, FPM_EXPECTED, tally)
+    return trace_of_passes(rows, modes).with_provenance(**tally.facts())
+
+
+def trace_of_passes(rows: Rows, modes: Collection[str] = ("full",)) -> Trace:
+    """Return the trace of rows made by `add_pass`."""
     columns = {name: column for name, column in rows.columns().items() if name != "seconds"}
     columns |= {"idle": rows.numbers("B") == 0, **rows.run_columns()}
-    facts: dict[str, Any] = {"format": "dynamo", "capture_mode": "+".join(sorted(modes)), **tally.facts()}
-    if modes != {"full"}:
+    facts: dict[str, Any] = {"format": "dynamo", "capture_mode": "+".join(sorted(modes))}
+    if set(modes) != {"full"}:
         facts["note"] = "sampled: steps between the samples are missing; DYN_FPM_MODE=full keeps them all"
     else:
         facts["lost_steps"] = _count_gaps(columns["run"].tolist(), rows.numbers("step"))
@@ -331,9 +335,12 @@ def _read_passes(source: Source) -> Trace:
     return Trace(columns, facts)
 
 
-def _add_pass(rows: Rows, event: dict[str, Any]) -> None:
-    fpm = event["fpm"]
-    done = fpm["scheduled_requests"]
+def add_pass(rows: Rows, event: Mapping[str, Any]) -> bool:
+    """Add the forward pass in `event`, bare or under `fpm`; return whether there is one."""
+    fpm = event["fpm"] if isinstance(event.get("fpm"), dict) else event
+    done = fpm.get("scheduled_requests")
+    if not isinstance(done, dict):
+        return False
     prefill, decode = number(done, "num_prefill_requests"), number(done, "num_decode_requests")
     prefill_tokens, prefill_context = number(done, "sum_prefill_tokens"), number(done, "sum_prefill_kv_tokens")
     B, S = prefill + decode, prefill_tokens + decode
@@ -355,6 +362,7 @@ def _add_pass(rows: Rows, event: dict[str, Any]) -> None:
         "step": number(fpm, "counter_id"),
     }
     rows.add(row, {"replica": f"{text(fpm, 'worker_id')}/{text(fpm, 'dp_rank')}"})
+    return True
 
 
 def _count_gaps(runs: Sequence[str], counters: FloatArray) -> int:
@@ -368,4 +376,6 @@ def _count_gaps(runs: Sequence[str], counters: FloatArray) -> int:
     return int(lost)
 
 
-DYNAMO = Reader("dynamo", "forward-pass metrics of NVIDIA Dynamo", recognises_dynamo, read_dynamo, path="gpu")
+DYNAMO = Reader(
+    "dynamo", "forward-pass metrics of NVIDIA Dynamo, vLLM or SGLang", recognises_dynamo, read_dynamo, path="gpu"
+)
