@@ -197,7 +197,7 @@ def record_passes(request: RecordRequest) -> RecordedSteps:
     url: zmq://host:port or ipc:///path. Ctrl-C ends it earlier, with what there is. Raises WrongUsage, HardwareMissing
     (pyzmq), BadInput (no step came), TargetNotWritable.
     """
-    from latfit.record.forward_passes import PassRecorder
+    from latfit.record import PassRecorder
 
     long_s = in_ms(request.duration, "--duration") / 1e3
     target = Path(request.out)
