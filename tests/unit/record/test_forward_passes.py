@@ -98,7 +98,14 @@ def test_steps_of_a_stream(kind: type[SglangMetrics] | type[VllmMetrics], tmp_pa
         found = record_passes(place, duration="400ms", out=tmp_path / "t.parquet", path="gpu")
     steps = read_parquet(tmp_path / "t.parquet")
     rows = [i for i, step in enumerate(steps["step"].tolist()) if step == 7][:1]
-    expected: dict[str, object] = {"B": 9, "S": 207, "T_ms": 17, "prefill_requests": 2, "prefill_tokens": 200, "context_tokens": 7050}
+    expected: dict[str, object] = {
+        "B": 9,
+        "S": 207,
+        "T_ms": 17,
+        "prefill_requests": 2,
+        "prefill_tokens": 200,
+        "context_tokens": 7050,
+    }
     expected |= {"prefill_context_tokens": 50, "queued_requests": 3, "path": "gpu", "idle": False}
     for name, value in expected.items():
         assert steps[name][rows[0]] == (pytest.approx(value) if isinstance(value, float) else value), name
