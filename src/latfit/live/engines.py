@@ -23,25 +23,28 @@ UNNAMED = ""
 """The name of an engine's only input, or output, where nobody needs one."""
 
 
-class ByRows:
-    """A function of stacked arrays, {name: (b, ...)} to {name: (b, ...)}, as a function of requests."""
+class RowStack:
+    """Stacks the rows of batches, and splits outputs into those of each row. It knows the shapes of the first batch."""
 
-    def __init__(self, compute: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:
-        self._compute = compute
+    def __init__(self) -> None:
         self._kinds: Kinds | None = None
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
+    def stack(self, inputs: list[Any]) -> tuple[dict[str, Array] | None, list[Any]]:
+        """Return the arrays of a batch (None without a usable row), and the error of each row, None for most."""
         rows = [_named(each) for each in inputs]
         unlike = [self._unlike(row) for row in rows]
         stands_in = next((row for row, error in zip(rows, unlike, strict=True) if error is None), None)
         if stands_in is None:
-            return unlike
+            return None, unlike
         kinds = self._kinds or _kinds(stands_in)
         taken = [row if error is None else stands_in for row, error in zip(rows, unlike, strict=True)]
-        stacked = {name: np.stack([row[name] for row in taken], dtype=kind) for name, (_, kind) in kinds.items()}
-        outputs = _split(self._compute(stacked), len(rows))
-        self._kinds = kinds
-        return [output if error is None else error for output, error in zip(outputs, unlike, strict=True)]
+        return {name: np.stack([row[name] for row in taken], dtype=kind) for name, (_, kind) in kinds.items()}, unlike
+
+    def split(self, outputs: Mapping[str, Array], stacked: Mapping[str, Array], unlike: list[Any]) -> list[Any]:
+        """Return the output of each row, or its error; later rows must be like those of `stacked`."""
+        found = _split(outputs, len(unlike))
+        self._kinds = {name: (array.shape[1:], array.dtype) for name, array in stacked.items()}
+        return [output if error is None else error for output, error in zip(found, unlike, strict=True)]
 
     def _unlike(self, row: Mapping[str, Array]) -> ValueError | None:
         """What is wrong with a row, beside those that went before."""
@@ -55,6 +58,18 @@ class ByRows:
                 there = f"{found[name][1]} of shape {found[name][0]}"
                 return ValueError(f"{there}{name and f' for {name}'}, not {kind} of shape {shape}")
         return None
+
+
+class ByRows(RowStack):
+    """A function of stacked arrays, {name: (b, ...)} to {name: (b, ...)}, as a function of requests."""
+
+    def __init__(self, compute: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        stacked, unlike = self.stack(inputs)
+        return unlike if stacked is None else self.split(self._compute(stacked), stacked, unlike)
 
 
 def _named(given: Any) -> dict[str, Array]:

@@ -1,25 +1,15 @@
-"""Run batches on a model of a Triton server, by HTTP.
-
-Triton's client encodes and decodes the bodies; each worker thread sends them over its own `http.client` connection,
-since the client's own connections belong to gevent and cannot be shared by threads or closed while a batch is out.
-"""
+"""Run batches on a model of a Triton server, by HTTP. Triton's client encodes and decodes the bodies."""
 
 import asyncio
 import json
-import select
-import socket
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from latfit.errors import HardwareMissing, WrongUsage, first_line
-from latfit.live.engines import UNNAMED, Array, ByRows
+from latfit.live.engines import UNNAMED, Array, RowStack
 from latfit.live.executor import BatchExecutor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, padded
 
 READY_TRIES, READY_PAUSE_S = 20, 0.5  # how often a server is asked whether it is ready before the path rests
@@ -40,7 +30,7 @@ class TritonModel:
     timeout_ms
         Limit for a batch, even if nothing else sets one.
     connection
-        Further arguments of `http.client.HTTPSConnection`, such as context.
+        Further arguments of `aiohttp.TCPConnector`, such as ssl.
     """
 
     address: str
@@ -67,19 +57,19 @@ class TritonExecutor(BatchExecutor):
         self, name: str, model: TritonModel, largest: int, *, servers: int = 1, buckets: Sequence[int] = ()
     ) -> None:
         super().__init__(name, largest, servers, buckets)
-        self._model, self._url = model, urlsplit(model.address)
-        if self._url.scheme not in ("http", "https"):
+        url = urlsplit(model.address)
+        if url.scheme not in ("http", "https"):
             raise WrongUsage(
                 f"{model.address!r} is no HTTP address",
                 where=name,
                 remedy="Write http://localhost:8000, not gRPC's port.",
             )
         version = f"/versions/{quote(model.version, safe='')}" if model.version else ""
-        self._path = f"{self._url.path.rstrip('/')}/v2/models/{quote(model.name, safe='')}{version}"
-        self._threads = ThreadPoolExecutor(servers, f"latfit-{name}")
-        self._of_thread = threading.local()
-        self._rows = ByRows(self._infer)
+        self._model, self._host = model, url.netloc
+        self._url = f"{model.address.rstrip('/')}/v2/models/{quote(model.name, safe='')}{version}"
+        self._rows = RowStack()
         self._types: dict[str, tuple[str, Any]] = {}  # Triton's and NumPy's data type of each input
+        self._session: Any = None
 
     async def start(self) -> None:
         """Read the model's inputs.
@@ -95,33 +85,8 @@ class TritonExecutor(BatchExecutor):
         HardwareMissing
             If tritonclient is not installed.
         """
-        await asyncio.to_thread(self._describe)
-
-    async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        """Run a batch. If cancelled, close its connection."""
-        sent_on: list[HTTPConnection] = []
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, inputs, sent_on)
-        except asyncio.CancelledError:
-            for connection in sent_on:
-                if connection.sock is not None:
-                    with suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)
-            raise
-
-    async def recover(self) -> None:
-        """Wait until the model is ready. Raises ExecutorLost if that takes too long."""
-        for _ in range(READY_TRIES):
-            if await asyncio.to_thread(self._is_ready):
-                return
-            await asyncio.sleep(READY_PAUSE_S)
-        raise self._lost("the model is not ready")
-
-    async def close(self) -> None:
-        self._threads.shutdown(wait=False)
-
-    def _describe(self) -> None:
-        try:
+            import aiohttp
             from tritonclient.http import InferenceServerClient  # noqa: F401 (not first in mid traffic)
             from tritonclient.utils import triton_to_np_dtype
         except ImportError as error:
@@ -130,28 +95,46 @@ class TritonExecutor(BatchExecutor):
                 where=self._model.address,
                 remedy="Install it: pip install 'latfit[triton]'.",
             ) from None
-        inputs, config = self._get("")["inputs"], self._get("/config")
-        self._types = {each["name"]: (each["datatype"], triton_to_np_dtype(each["datatype"])) for each in inputs}
-        if int(config["max_batch_size"]) < max([self.largest, *self.buckets]):
-            raise WrongUsage(
-                f"batches of up to {max([self.largest, *self.buckets])}, but the model's max_batch_size is"
-                f" {config['max_batch_size']}",
-                where=self.name,
-                remedy="Set max_batch_size in its config.pbtxt, or give smaller batches.",
-            )
-
-    def _is_ready(self) -> bool:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, **self._model.connection)
+            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         try:
-            self._get("/ready")
-        except ExecutorFailed:
-            return False
-        return True
+            inputs, config = (await self._get(""))["inputs"], await self._get("/config")
+            most = max([self.largest, *self.buckets])
+            if int(config["max_batch_size"]) < most:
+                raise WrongUsage(
+                    f"batches of up to {most}, but the model's max_batch_size is {config['max_batch_size']}",
+                    where=self.name,
+                    remedy="Set max_batch_size in its config.pbtxt, or give smaller batches.",
+                )
+        except BaseException:
+            await self.close()
+            raise
+        self._types = {each["name"]: (each["datatype"], triton_to_np_dtype(each["datatype"])) for each in inputs}
 
-    def _run(self, inputs: list[Any], sent_on: list[HTTPConnection]) -> list[Any]:
-        self._of_thread.sent_on = sent_on
-        return self._rows(padded(inputs, self.buckets))[: len(inputs)]
+    async def execute(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run a batch. If cancelled, its connection is closed."""
+        stacked, unlike = self._rows.stack(padded(inputs, self.buckets))
+        outputs = unlike if stacked is None else self._rows.split(await self._infer(stacked), stacked, unlike)
+        return outputs[: len(inputs)]
 
-    def _infer(self, arrays: dict[str, Array]) -> dict[str, Array]:
+    async def recover(self) -> None:
+        """Wait until the model is ready. Raises ExecutorLost if that takes too long."""
+        for _ in range(READY_TRIES):
+            try:
+                await self._get("/ready")
+            except ExecutorFailed:
+                await asyncio.sleep(READY_PAUSE_S)
+            else:
+                return
+        raise self._lost("the model is not ready")
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _infer(self, arrays: dict[str, Array]) -> dict[str, Array]:
         from tritonclient.http import InferenceServerClient, InferInput
 
         if set(arrays) == {UNNAMED} and len(self._types) == 1:
@@ -164,36 +147,38 @@ class TritonExecutor(BatchExecutor):
             inputs.append(InferInput(name, list(array.shape), kind))
             inputs[-1].set_data_from_numpy(array.astype(dtype, copy=False))
         body, length = InferenceServerClient.generate_request_body(inputs)
-        headers = {} if length is None else {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(length)}
-        connection = self._kept_connection()
-        self._of_thread.sent_on.append(connection)
-        answer, content = self._exchange(connection, "POST", "/infer", body, headers)
-        length = answer.getheader(HEADER_LENGTH)
+        headers = {"Content-Type": "application/octet-stream"} | (
+            {} if length is None else {HEADER_LENGTH: str(length)}
+        )
+        answer, content = await self._exchange("POST", "/infer", self._model.timeout_ms / 1000, body, headers)
+        length = answer.headers.get(HEADER_LENGTH)
         result = InferenceServerClient.parse_response_body(content, header_length=length and int(length))
         return {each["name"]: result.as_numpy(each["name"]) for each in result.get_response()["outputs"]}
 
-    def _get(self, what: str) -> Any:
+    async def _get(self, what: str) -> Any:
         """Return the JSON at a path of the model, None if it is empty."""
-        with closing(self._connect(CONTROL_TIMEOUT_S)) as connection:
-            _, content = self._exchange(connection, "GET", what)
+        _, content = await self._exchange("GET", what, CONTROL_TIMEOUT_S)
         try:
             return json.loads(content) if content else None
         except ValueError:
-            raise self._failed(f"{self._url.netloc} does not answer as Triton does") from None
+            raise self._failed(f"{self._host} does not answer as Triton does") from None
 
-    def _exchange(
-        self, connection: HTTPConnection, method: str, what: str, body: Any = None, headers: Mapping[str, str] = {}
+    async def _exchange(
+        self, method: str, what: str, within_s: float, body: Any = None, headers: Mapping[str, str] = {}
     ) -> tuple[Any, bytes]:
-        """Return a good answer and its content. A request is sent once."""
+        """Return a good answer and its content. A batch is sent once."""
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=within_s)
         try:
-            connection.request(method, self._path + what, body, headers)
-            answer = connection.getresponse()
-            content = answer.read()
-        except (OSError, HTTPException) as error:
-            connection.close()
+            async with self._session.request(
+                method, self._url + what, data=body, headers=headers, timeout=limit, allow_redirects=False
+            ) as answer:
+                content = await answer.read()
+        except (OSError, aiohttp.ClientError) as error:  # TimeoutError is an OSError
             if isinstance(error, TimeoutError) and method == "POST":
                 raise self._late() from error
-            raise self._lost(f"{self._url.netloc}: {type(error).__name__}: {first_line(error)}") from error
+            raise self._lost(f"{self._host}: {type(error).__name__}: {first_line(error)}") from error
         if answer.status == HTTPStatus.OK:
             return answer, content
         try:
@@ -203,19 +188,6 @@ class TritonExecutor(BatchExecutor):
         if answer.status == HTTPStatus.GATEWAY_TIMEOUT:
             raise self._late()
         raise self._lost(found) if answer.status == HTTPStatus.SERVICE_UNAVAILABLE else self._failed(found)
-
-    def _connect(self, timeout_s: float) -> HTTPConnection:
-        kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
-        return kind(self._url.netloc, timeout=timeout_s, **self._model.connection)
-
-    def _kept_connection(self) -> HTTPConnection:
-        """Return this thread's connection; a new one if the server has closed it, so that no batch is sent twice."""
-        kept: HTTPConnection | None = getattr(self._of_thread, "connection", None)
-        if kept is None or kept.sock is None or select.select([kept.sock], [], [], 0)[0]:
-            if kept is not None:
-                kept.close()
-            kept = self._of_thread.connection = self._connect(self._model.timeout_ms / 1000)
-        return kept
 
     def _failed(self, found: str) -> ExecutorFailed:
         return ExecutorFailed(found, where=self.name, remedy="See the log of the Triton server.")
