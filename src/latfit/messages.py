@@ -150,6 +150,11 @@ TABLE: Mapping[str, Template] = {
         " with few requests are slow, and requests that arrive meanwhile wait.",
         "Start with little load, or full batches.",
     ),
+    "two_states": Template(
+        WARNING,
+        "Two states at one load: {fast}, but after a burst {slow}, in a simulation for good. From {rate} on.",
+        "--max-num-seqs {limit} removes the slow state.",
+    ),
     "nominal": Template(NOTE, "{path}: nominal numbers ({numbers}), not measured; without any spread."),
     "period": Template(NOTE, "{path}: step times are periods, with the host's work."),
     "compute": Template(NOTE, "{path}: step times are compute, without the host's work between steps."),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Transfer as Transfer,
         serve_replicas as serve_replicas,
     )
+    from latfit.simulation.engine.loop import captured as captured
     from latfit.simulation.engine.real_engine import (
         KnownSettings as KnownSettings,
         known_settings as known_settings,

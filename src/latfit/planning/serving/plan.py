@@ -25,6 +25,7 @@ from latfit.planning.serving.few import few_requests
 from latfit.planning.serving.result import (
     ApartPlan,
     Cost,
+    OperatingStates,
     Reached,
     ReplicaCount,
     SchedulePlan,
@@ -37,12 +38,13 @@ from latfit.planning.serving.result import (
 from latfit.planning.serving.schedule import day_of, schedule_engines
 from latfit.planning.serving.search import Found, Search, SearchSpace
 from latfit.planning.serving.stalls import stalls_of
+from latfit.planning.serving.states import operating_states
 from latfit.planning.serving.targets import Targets
 from latfit.planning.verdict import verdict_of
 from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
-from latfit.units import format_ms, format_percent, number
+from latfit.units import count_text, format_ms, format_percent, format_rate, number
 from latfit.validation import outside_warning
 from latfit.workload import ClosedLoad, Load, RecordedLoad
 
@@ -123,6 +125,8 @@ def plan_serving(
         each = next(each for each in shown.reached if not each.precise)
         ends = f"{each.name} is {format_ms(each.low)} to {format_ms(each.high)}"
         messages.append(message("wide_interval", widest=ends, runs=shown.summary.replications))
+    states = operating_states(evaluator, shown.setup.settings, shown.setup.replicas, list(fits.values()))
+    messages += _two_states(states)
     slower_pct = 100 * (bears(evaluator, shown) - 1) if met else None
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate, (carries, missed_from) = _rate(load, shown), found.carries
@@ -160,6 +164,7 @@ def plan_serving(
         outcome=found.best.summary if found.best is not None else None,
         effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],
         pareto=front(evaluator, shown.setup.settings, space) if met else [],
+        states=states,
         stalls=_stalls(evaluator, shown, space, list(fits.values())) if met else None,
         fits=quality,
         cost=_cost(request, shown),
@@ -185,6 +190,20 @@ def _stalls(evaluator: Evaluator, shown: Measured, space: SearchSpace, fits: Seq
         lambda settings: evaluator.saturated(settings).output_tokens_per_s,
         fits[-1] if fits else None,
     )
+
+
+def _two_states(states: OperatingStates | None) -> list[Message]:
+    """The warning on an engine that a burst leaves in a slower state."""
+    if states is None or not states.confirmed:
+        return []
+    stable = [each for each in states.points if each.stable]
+    fast, slow = (
+        f"{count_text(round(each.batch), 'request')} at once at {format_ms(each.tpot_ms)} a token"
+        for each in (stable[0], stable[-1])
+    )
+    slow += ", with a queue that grows" if stable[-1].overloaded else ""
+    rate = format_rate(states.from_rate_per_s or 0.0)
+    return [message("two_states", fast=fast, slow=slow, rate=rate, limit=states.max_num_seqs)]
 
 
 def _schedule(evaluator: Evaluator, request: ServingRequest, best: Measured) -> SchedulePlan | None:

@@ -206,6 +206,46 @@ class Stalls(Record, frozen=True):
         return next(each for each in self.choices if each.knee)
 
 
+class OperatingPoint(Record, frozen=True):
+    """A batch at which an engine serves as many requests as come, and its time per token.
+
+    Attributes
+    ----------
+    stable
+        Whether the batch returns after a small change.
+    overloaded
+        Whether less is served than comes, so that a queue grows.
+    interval
+        95 % of the batch over the fit's draws that have as many points; None without.
+    """
+
+    batch: float
+    tpot_ms: float
+    stable: bool
+    overloaded: bool = False
+    interval: tuple[float, float] | None = None
+
+
+class OperatingStates(Record, frozen=True):
+    """All operating points of a replica at the planned load, by rising batch.
+
+    Attributes
+    ----------
+    from_rate_per_s, to_rate_per_s
+        Loads of all replicas between which there are several stable points; None if there are none at any load.
+    max_num_seqs
+        The largest limit with which there is one stable point at every load.
+    confirmed
+        Whether a simulated burst moves the engine from one to another for good; None if nothing was simulated.
+    """
+
+    points: Sequence[OperatingPoint]
+    from_rate_per_s: float | None = None
+    to_rate_per_s: float | None = None
+    max_num_seqs: int | None = None
+    confirmed: bool | None = None
+
+
 class Window(Record, frozen=True):
     """A part of a recording, from t_s on, and its replicas."""
 
@@ -367,6 +407,8 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
         How much longer the steps may take.
     stalls
         Gaps between tokens that a long prompt causes, by token budget; None if nothing decodes beside it.
+    states
+        Batches at which a replica serves as many requests as come; None of users in a closed loop.
     """
 
     what: ClassVar[str] = "plan"
@@ -388,6 +430,7 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
     effects: Sequence[Effect] = ()
     pareto: Sequence[Trade] = ()
     stalls: Stalls | None = None
+    states: OperatingStates | None = None
     fits: Sequence[FitQuality]
     cost: Cost = Cost()
     prefill_apart: ApartPlan | None = None

@@ -50,10 +50,8 @@ def stalls_of(
     D = min(round(decoding), settings.max_num_seqs - 1)
     if D < 1:
         return None
-    prompt, output = lengths
-    longest = int(np.quantile(prompt, LONG_PROMPT, method="higher"))
-    # A request decodes for as many steps as it has output tokens, and then holds half of them on average.
-    context = float(np.sum(output * (prompt + output / 2)) / np.sum(output))
+    longest = int(np.quantile(lengths[0], LONG_PROMPT, method="higher"))
+    context = mean_context(lengths)
     found = []
     for each in [settings, *_other_budgets(settings, longest + D, most_tokens)]:
         gap_ms, chunk = longest_gap(costs, each, D, longest, context)
@@ -65,6 +63,12 @@ def stalls_of(
     knee = min((each for each in found if each.output_tokens_per_s >= NEAR_BEST * best), key=lambda each: each.gap_ms)
     rows = [structs.replace(each, knee=each is knee) for each in found]
     return Stalls(longest, D, sorted(rows, key=lambda each: (each.max_num_batched_tokens, each.batching)))
+
+
+def mean_context(lengths: tuple[IntArray, IntArray]) -> float:
+    """Return the mean cached tokens of a decoding request: its prompt and half of its output, for its output steps."""
+    prompt, output = lengths
+    return float(np.sum(output * (prompt + output / 2)) / np.sum(output))
 
 
 def _other_budgets(settings: EngineSettings, whole: int, most_tokens: float) -> list[EngineSettings]:

@@ -8,7 +8,7 @@ Details: docs/theory/simulation.md, "Engine loop".
 
 import numpy as np
 
-from latfit.compiled import inner, shared
+from latfit.compiled import entry, inner, shared
 from latfit.simulation.engine.prefix_cache import give_back
 from latfit.simulation.engine.queue import absorb, peek
 from latfit.simulation.engine.scheduler import blocks_to_admit, plan
@@ -162,7 +162,7 @@ def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> No
     s.f[NOW] = begin if o.asynchronous == 1 else end
 
 
-@inner
+@entry
 def captured(B: float) -> float:
     """Return the captured graph's batch that runs a decode step: 1, 2, 4, then multiples of 8, up to 512."""
     if B <= 2.0 or B > 512.0:
