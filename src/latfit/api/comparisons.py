@@ -14,6 +14,7 @@ from latfit.api.quantities import percent
 from latfit.api.reading import read
 from latfit.api.request import shared, verb
 from latfit.api.requests import CompareRequest, FitEachRequest, ReadRequest, Time
+from latfit.api.upgrades import Upgrade, compare_plans
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import (
     Change,
@@ -142,7 +143,7 @@ class Comparison(Answer):
 
     names: of the sources, the baseline first.  compared: each other one, by system where several are compared.
     tolerance_pct: a slowdown from which it is a regression.  alone: systems that not every source holds.  fits: of the
-    sources, where they are at hand.
+    sources, where they are at hand.  upgrades: a load planned with each, where one is given.
     """
 
     names: Sequence[str]
@@ -150,6 +151,7 @@ class Comparison(Answer):
     tolerance_pct: float
     alone: Sequence[str] = ()
     fits: Sequence[Fit] = field(default=(), compare=False)
+    upgrades: Sequence[Upgrade] = ()
 
     @property
     def baseline(self) -> str:
@@ -182,7 +184,7 @@ class Comparison(Answer):
 
     @property
     def lines(self) -> list[str]:
-        return self.basis
+        return [*self.basis, *(line for each in self.upgrades for line in each.sentences(self.baseline))]
 
     @property
     def messages(self) -> list[Message]:
@@ -195,7 +197,7 @@ class Comparison(Answer):
         found = [changes_table(each.name, each.change, self.tolerance_pct, brief=brief) for each in self.compared]
         if not brief and self.fits:
             found.append(comparison_table(self.names, [each.result for each in self.fits]))
-        return found
+        return [*found, *(each.table() for each in self.upgrades if each.changes)]
 
     @property
     def sentences(self) -> list[str]:
@@ -245,6 +247,7 @@ class Comparison(Answer):
             "tolerance_pct": self.tolerance_pct,
             "compared": [each.to_json(self.tolerance_pct) for each in self.compared],
             "alone": list(self.alone),
+            "upgrades": [each.to_json() for each in self.upgrades],
         }
 
     @classmethod
@@ -252,7 +255,8 @@ class Comparison(Answer):
         """The comparison in a decoded document, without the fits."""
         compared = [Compared.from_json(each) for each in document["compared"]]
         names = [document["baseline"], *document["sources"]]
-        return cls(names, compared, document["tolerance_pct"], document["alone"])
+        upgrades = [Upgrade.from_json(each) for each in document.get("upgrades", ())]
+        return cls(names, compared, document["tolerance_pct"], document["alone"], upgrades=upgrades)
 
 
 def _phase_json(phase: PhaseChange, tolerance_pct: float) -> dict[str, Any]:
@@ -312,7 +316,8 @@ def compare_runs(request: CompareRequest) -> Comparison:
 
     sources: two or more fits, fit files, or whatever `latfit.fit` takes. Steps are compared in the cells that both
     runs have measured, where steps are at hand, else by the fits. With `alternate` intervals hold the variance
-    between starts. Raises WrongUsage, FitNotUsable; BadInput where the runs have no common range.
+    between starts. With a load and its SLO, `upgrades` says what each change means for it. Raises WrongUsage,
+    FitNotUsable; BadInput where the runs have no common range.
     """
     sources, names, path, seed = request.sources, request.names, request.path, request.seed
     tolerance, each, alternate = request.tolerance, request.each, request.alternate
@@ -338,7 +343,10 @@ def compare_runs(request: CompareRequest) -> Comparison:
         if alternate:
             return _over_starts(shown, [first, *others], tolerance_pct)
         pairs = [(name, "", first, other) for name, other in zip(shown[1:], others, strict=True)]
-        return _compared(shown, pairs, tolerance_pct, [], [first, *others])
+        comparison = _compared(shown, pairs, tolerance_pct, [], [first, *others])
+        if request.rate is None:
+            return comparison
+        return replace(comparison, upgrades=compare_plans(request, shown, [first, *others]))
     systems = _alike(sources, lambda source, time: _each(source, path, seed, time, request))
     pairs, alone = _matched(shown, systems, by_path=bool(path and "{" in path))
     return _compared(shown, pairs, tolerance_pct, alone, [])

@@ -50,6 +50,10 @@ Server = Annotated[str, Option("Address of the server, such as http://localhost:
 Tokens = Annotated[int | None, Option("Tokens per request and step. Default: 1 (decode).", min=1)]
 Percentile = Annotated[float | str, Option("Percentile that must meet the SLA: of steps, or of responses.", kind=float)]
 RateOf = Annotated[str | None, Option("Arrival rate, such as 500/s.", panel="Load")]
+LengthsOf = Annotated[
+    Any,
+    Option("Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file.", kind=str, panel="Load"),
+]
 Sla = Annotated[
     Duration | None, Option("Latency SLA, such as 20ms: per step, or per request when --rate is given.", panel="Target")
 ]
@@ -225,8 +229,9 @@ class PredictRequest(Request):
 class CompareRequest(ReadOptions):
     """Compare runs with the first one."""
 
-    SHOWN = "tolerance each alternate path map unit where cells format"
-    EXCLUDES = "each alternate"
+    SHOWN = "tolerance each alternate path rate lengths ttft tpot map unit where cells format"
+    EXCLUDES = "each alternate rate"
+    NEEDS = "lengths ttft tpot kv_blocks price_per_hour: rate"
     sources: Annotated[
         Sequence[Any],
         Option(
@@ -250,6 +255,12 @@ class CompareRequest(ReadOptions):
             panel="Comparison",
         ),
     ] = None
+    rate: RateOf = None
+    lengths: LengthsOf = None
+    ttft: Ttft = None
+    tpot: Tpot = None
+    kv_blocks: Annotated[int | None, Option("Blocks of the KV cache. Default: from the engine's trace.", min=1)] = None
+    price_per_hour: Annotated[float | None, Option("Price of a replica per hour.", min=0)] = None
     seed: Seed = 0
 
 
@@ -419,10 +430,6 @@ FitOfEngine = Annotated[
     Any, Option("Fit of the engine's steps. Default: the gpu path of --hardware.", panel="Engine", metavar="FIT")
 ]
 PrefillFit = Annotated[Any, Option("A separate fit of steps that contain prefill.", panel="Engine")]
-LengthsOf = Annotated[
-    Any,
-    Option("Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file.", kind=str, panel="Load"),
-]
 Users = Annotated[int | None, Option("Closed-loop users, each with one request at a time.", min=1, panel="Load")]
 Think = Annotated[Duration, Option("Mean think time of a user between requests.", panel="Load")]
 ArrivalProcess = Annotated[

@@ -17,11 +17,13 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
     """Compare runs, with a verdict by phase and region.
 
     The first is the baseline. Phases and regions of (B, S) are compared in common cells, or by fits where none are
-    common. Exit code 8 if one is slower by more than the tolerance, at 95 % confidence for all together. One run of
+    common. Exit code 8 if one is slower by more than the tolerance, at 95 % confidence for all together, or if a load
+    that is given (--rate, --lengths, --ttft, --tpot) needs more replicas. One run of
     each version cannot separate the machine from the code: measure in turn, and compare all runs with --alternate.
 
     \b
     latfit compare before.parquet after.parquet --tolerance 3%
+    latfit compare before.parquet after.parquet --rate 40/s --lengths 500:200 --tpot 50ms
     latfit compare a1.parquet b1.parquet a2.parquet b2.parquet --alternate
     """
     from latfit.api import compare_runs
@@ -37,6 +39,12 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
         if len(order) > MOST:
             say(f"... and {len(order) - MOST:,} more: --verbose shows them.")
         print_messages(found.messages, verbose=False)
+    needing = [each for each in found.upgrades if each.worse]
+    if needing and not found.slower:
+        raise Regression(
+            f"{', '.join(each.source for each in needing)}: the load needs more replicas",
+            remedy="Look at what changed between the runs, or plan with more: latfit plan.",
+        )
     if found.slower:
         named = ", ".join(found.slower[:MOST]) + (" and more" if len(found.slower) > MOST else "")
         raise Regression(

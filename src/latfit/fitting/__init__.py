@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         evaluate as evaluate,
         mean_ms as mean_ms,
         predict as predict,
+        read_columns_of as read_columns_of,
         typical_ms as typical_ms,
     )
     from latfit.fitting.problem import FitOptions as FitOptions
