@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import latfit
+from latfit.api import add_to_ledger, ledger as read
 from latfit.errors import LatfitError
 from latfit.provenance import utc_now
 from latfit.reporting import Making, table_text, write_page
@@ -74,10 +75,10 @@ def main(smoke: bool = False, folder: Path | None = None) -> None:
                 plan = out / f"{name}.plan.json"
                 try:
                     promise(fit, run, rate_per_s, runs.max_num_seqs, plan)
-                    latfit.add_to_ledger(plan, run, ledger=ledger)
+                    add_to_ledger(plan, run, ledger=ledger)
                 except LatfitError as error:
                     print(f"{name}: not counted, {error}")
-        answer = latfit.ledger(ledger)
+        answer = read(ledger)
         print(answer.verdict, *answer.lines, sep="\n")
         for table in answer.tables():
             print(table_text(table))
