@@ -87,7 +87,7 @@ COMMANDS: dict[str, Sequence[Sequence[str]]] = {
     REQUESTS: REQUEST_COMMANDS,
     SERVED: (*REQUEST_COMMANDS, ["validate", GOOD_FIT, "FILE", "--kv-blocks", "4000"]),
     CURVE: (
-        ["simulate", "policies", *PATHS, *DRAWN, "--load-curve", "FILE"],
+        ["simulate", "policies", *PATHS, *DRAWN, "--set", "load_curve=FILE"],
         ["plan", "--sla", "40ms", *NOMINAL, "--arrivals", "FILE", "--laws-only"],
     ),
     FIT: (

@@ -26,7 +26,7 @@ def dask_client(scheduler: str | None, workers: int | None = None) -> Iterator[A
         distributed: Any = import_module("distributed")
     except ImportError:
         remedy = "Install it: pip install 'latfit[dask]'."
-        raise WrongUsage("Dask is not installed", where="--backend dask", remedy=remedy) from None
+        raise WrongUsage("Dask is not installed", where="--scheduler", remedy=remedy) from None
     with ExitStack() as opened:
         address = scheduler
         if scheduler is None:

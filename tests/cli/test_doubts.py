@@ -43,17 +43,17 @@ class TestFit:
     def test_a_prior_reaches_the_interval(self, trace: Path, capsys: Captured) -> None:
         plain, told = (
             answer(capsys, "fit", trace, "--model", "saturation", *more)["parameters"]
-            for more in ((), ("--prior", "P_max=60:0.05"))
+            for more in ((), ("--set", "prior=P_max=60:0.05"))
         )
         assert told["P_max"]["std_error"] < 0.06 < plain["P_max"]["std_error"]
 
     @pytest.mark.parametrize(
         "mistake",
         [
-            ("--intervals", "magic"),
+            ("--set", "intervals=magic"),
             ("--bootstrap", 3),
-            ("--prior", "P_max=60"),
-            ("--prior", "P_max=60:0"),
+            ("--set", "prior=P_max=60"),
+            ("--set", "prior=P_max=60:0"),
             ("--fix", "P_max=fast"),
         ],
     )

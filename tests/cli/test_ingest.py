@@ -125,7 +125,7 @@ class TestCells:
     def test_on_a_cluster_the_cells_are_the_same(self, folder: Path, in_tmp: Path, capsys: Captured) -> None:
         pytest.importorskip("distributed", reason="the extra `dask` is not installed")
         assert latfit("ingest", folder, "--out", "here.parquet", "--json") == 0
-        assert latfit("ingest", folder, "--out", "there.parquet", "--backend", "dask", "--json") == 0
+        assert latfit("ingest", folder, "--out", "there.parquet", "--scheduler", "local", "--json") == 0
         here, there = (pq.read_table(in_tmp / f"{name}.parquet") for name in ("here", "there"))
         assert here.equals(there)
 
@@ -133,7 +133,7 @@ class TestCells:
         (folder / "bad.parquet").write_bytes(b"PAR1 not really")
         assert latfit("fit", folder) == 3
         assert "bad.parquet" in capsys.readouterr().err
-        assert latfit("fit", folder, "--model", "saturation", "--skip-bad") == 0
+        assert latfit("fit", folder, "--model", "saturation", "--set", "skip_bad=yes") == 0
 
     def test_what_tells_of_a_folder_is_no_trace(self, folder: Path, capsys: Captured) -> None:
         for name in ("README.md", "LICENSE", "overview.png"):

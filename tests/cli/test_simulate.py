@@ -71,16 +71,15 @@ def test_tokens_of_the_prompts(in_tmp: Path, capsys: pytest.CaptureFixture[str])
     assert found["latency_ms"]["mean"] == pytest.approx(expected, rel=0.01)
 
 
-def test_sweep_resume_and_figure(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_and_resume(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ("--sweep", "rate=100/s,400/s; t-cut=2ms,4ms", "--policy", "cutoff", "--policy", "gpu-only")
-    files = ("--out", "runs.parquet", "--figure", "runs.png")
+    files = ("--out", "runs.parquet")
     runs = simulated(*sweep, *files, *PATHS, *SMALL, capsys=capsys)["runs"]
     # T_cut is the cut-off's own: greedy batching has one point a rate.
     assert [(each["policy"], each["rate_per_s"]) for each in runs] == [
         *[("cutoff", 100)] * 2, ("gpu-only", 100), *[("cutoff", 400)] * 2, ("gpu-only", 400)
     ]  # fmt: skip
     assert pq.read_table("runs.parquet").num_rows == 6
-    assert Path("runs.png").read_bytes().startswith(b"\x89PNG")
     again = simulated(*sweep, *files, "--resume", *PATHS, *SMALL, capsys=capsys)["runs"]
     assert again == runs
 
@@ -100,11 +99,11 @@ def test_differences_on_the_same_load(in_tmp: Path, capsys: pytest.CaptureFixtur
     [
         ["--rate", "200/s", "--law", "gamma:2"],
         ["--rate", "200/s", "--law", "bursts:4:0.1:1s"],
-        ["--rate", "200/s", "--class", "chat:0.3:50ms", "--class", "batch:0.7", "--ageing", "20ms"],
+        ["--rate", "200/s", "--class", "chat:0.3:50ms", "--class", "batch:0.7", "--set", "ageing=20ms"],
         ["--users", "20", "--think", "50ms"],
         ["--arrivals", "requests.csv"],
         ["--arrivals", "requests.csv", "--rate", "200/s"],
-        ["--load-curve", "day.csv", "--rate", "200/s"],
+        ["--set", "load_curve=day.csv", "--rate", "200/s"],
     ],
 )
 def test_loads(load: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,11 +147,11 @@ def test_a_point_without_an_optimal_table_is_left_out(in_tmp: Path, capsys: pyte
 
 def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["simulate", "study", "--path", "gpu=8ms+0.05ms*16", "--path", "amx=exp:2ms"]
-    assert run([*arguments, "--requests", "2000", "--replications", "2", "--figure", "study.png", "-q"]) == 0
+    assert run([*arguments, "--requests", "2000", "--replications", "2", "--report", "page", "-q"]) == 0
     out = capsys.readouterr().out
     assert len(out.splitlines()) <= 20
     assert "three-stage raises throughput 1.4x" in out
-    assert Path("study.png").exists()
+    assert Path("page/simulation.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -165,12 +164,11 @@ def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--rate", "5/s", "--sweep", "colour=red", *PATHS], 2, "'colour' is not a setting"),
         (["--rate", "5/s", "--policy", "fixed", "--sweep", "batch=red", *PATHS], 2, "cannot be read"),
         (["--users", "3", "--arrivals", "x.csv", *PATHS], 2, "contradict"),
-        (["--rate", "5/s", "--by-prompt", *PATHS], 2, "no prompt lengths"),
+        (["--rate", "5/s", "--set", "by_prompt=yes", *PATHS], 2, "no prompt lengths"),
         (["--users", "0", *PATHS], 2, "--users"),
         (["--users", "3", "--sweep", "rate=5/s", *PATHS], 2, "has no rate"),
         (["--arrivals", "missing.csv", *PATHS], 3, "missing.csv"),
         (["--arrivals", "zero.csv", *PATHS], 3, "0 output_tokens"),
-        (["--rate", "5/s", "--figure", "no/such/folder.png", *PATHS], 7, "does not exist"),
     ],
 )
 def test_errors(arguments: list[str], code: int, words: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

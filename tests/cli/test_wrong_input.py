@@ -25,7 +25,7 @@ ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-bloc
     [
         (["fit", "trace.parquet", "--seed", "-1"], 2, "--seed"),
         (["plan", "--sla", "20ms", "--tokens-per-request", "0"], 2, "--tokens-per-request"),
-        (["simulate", "policies", "--load-curve", "curve.csv", "--policy", "gpu-only", *PATHS], 3, "curve.csv"),
+        (["simulate", "policies", "--set", "load_curve=curve.csv", "--policy", "gpu-only", *PATHS], 3, "curve.csv"),
         (["simulate", "policies", "--rate", "5/s", "--law", "gamma:0", *PATHS], 2, "gamma:0"),
         (["simulate", "engine", "--rate", "5/s", "--policy", "fixed"], 2, "--policy"),
         (
@@ -60,7 +60,7 @@ ENGINE = ["simulate", "engine", "--rate", "5/s", "--lengths", "60:5", "--kv-bloc
             "--requests",
         ),
         (["fit", "trace.parquet", "--fix", "P_max=60", "--fix", "P_max=70"], 2, "P_max is given twice"),
-        (["fit", "trace.parquet", "--prior", "P_max=60"], 2, "mean and standard deviation"),
+        (["fit", "trace.parquet", "--set", "prior=P_max=60"], 2, "mean and standard deviation"),
         (["ingest", "trace.parquet", "--out", "clean.csv"], 2, "clean.parquet"),
         (
             [
@@ -152,7 +152,7 @@ def test_what_an_engine_is_not_known_by_is_said(in_tmp: Path, capsys: Captured) 
     assert run(["fit", "decode.parquet", "--model", "linear", "--quiet"]) == 0
     assert run(["hardware", "add", "gpu", "--quoted", "launch=8ms,slope=0.05ms", "--hardware", "q.json"]) == 0
     load = ["--rate", "2/s", "--lengths", "64:8", "--kv-blocks", "500", "--requests", "100", "--replications", "1"]
-    for source, words in ((["--fit", "decode.fit.json"], "lower bound"), (["--hardware", "q.json"], "nominal")):
+    for source, words in ((["--fit", "decode.fit.json"], "lower bound"), (["--set", "hardware=q.json"], "nominal")):
         capsys.readouterr()
         assert run(["simulate", "engine", "--engine", "static", *load, *source, "--json"]) == 0
         assert any(words in note for note in json.loads(capsys.readouterr().out)["runs"][0]["notes"])

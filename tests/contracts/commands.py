@@ -31,7 +31,7 @@ COMMANDS = {
     "fit saturation": f"fit {TINY} --model saturation --out s.fit.json --hardware other.json",
     "fit context": f"fit {OTHER} --path cpu --force --out auto.fit.json --hardware other.json",
     "fit linear": f"fit {OTHER} --model linear --force --out linear.fit.json --hardware other.json",
-    "fit bootstrap": f"fit {TINY} --model linear --bootstrap 20 --intervals bootstrap --out b.fit.json "
+    "fit bootstrap": f"fit {TINY} --model linear --bootstrap 20 --set intervals=bootstrap --out b.fit.json "
     "--hardware other.json --force",
     "fit cells": f"fit {TINY} --model linear --cells --out c.fit.json --hardware other.json --force",
     "predict": "predict cpu_numpy_tiny.fit.json -B 1 -B 8 -S 64 -S 100000",

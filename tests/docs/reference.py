@@ -13,7 +13,7 @@ from latfit.cli.app import app
 from tests.conftest import ROOT
 
 PAGE = ROOT / "docs" / "cli.md"
-SHARED = frozenset({"--json", "--quiet", "--verbose", "--help", "--help-all"})
+SHARED = frozenset({"--json", "--quiet", "--verbose", "--set", "--help", "--help-all"})
 """What every command takes; told of once, at the head of the page."""
 
 COMMON = 4

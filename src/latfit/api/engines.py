@@ -1,7 +1,7 @@
 """`simulate_engine`: a serving engine under a load, token by token; `engine_settings_of`: how a real one is set up."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -13,7 +13,7 @@ from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, rates, several, transfer as transfers, values_of
 from latfit.api.reading import read, table_of
-from latfit.api.request import ignored, verb
+from latfit.api.request import declared, ignored, verb
 from latfit.api.requests import Duration, SimulateEngineRequest
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
@@ -35,6 +35,7 @@ from latfit.simulation import (
     Running,
     Scaling,
     Schedule,
+    SettingNote,
     Speculation,
     StepCosts,
     Transfer,
@@ -105,7 +106,7 @@ class EngineSimulation(Simulation):
         if best.routing.scaling is not None:
             return "Ask for more replicas, or sooner; or lower the rate."
         if best.prefill_replicas:
-            return "Lower the rate, or give more --prefill-replicas or --replicas."
+            return "Lower the rate, or give more --set prefill_replicas or --replicas."
         if not best.rate_per_s > 0:
             return "Lower the rate, or give more --kv-blocks or --max-num-seqs."
         needed = math.floor(best.rate_per_s / each) + 1
@@ -118,25 +119,18 @@ class EngineSimulation(Simulation):
         return engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
 
 
-def _yes(text: str) -> bool:
-    return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
-
-
-AXES: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("rate", "think", "lengths", "batching", "order"), str),
-    **dict.fromkeys(("kv_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"), int),
-    **dict.fromkeys(("long_prefill_token_threshold", "start_at", "draft_tokens", "switch_at"), int),
-    **dict.fromkeys(("replicas", "prefill_replicas"), int),
-    **dict.fromkeys(("users", "tenants"), int),
-    **dict.fromkeys(("prefix_hit_rate", "acceptance", "length_error", "prefix_share"), float),
-    **dict.fromkeys(("swap", "draft_cost", "ageing", "route", "autoscale", "start_up"), str),
-    **dict.fromkeys(("synchronous", "decode_first"), _yes),
-}
-"""What a sweep of engines varies, and how a value is read."""
+AXES = (
+    "rate", "users", "think", "lengths", "tenants", "batching", "order", "kv_blocks", "block_size", "max_num_seqs",
+    "max_num_batched_tokens", "long_prefill_token_threshold", "synchronous", "start_at", "decode_first", "swap",
+    "prefix_hit_rate", "draft_tokens", "acceptance", "draft_cost", "length_error", "switch_at", "ageing", "replicas",
+    "prefill_replicas", "route", "prefix_share", "autoscale", "start_up",
+)  # fmt: skip
+"""What a sweep of engines varies."""
 
 
 def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
     """What is varied, by parameter, the rate first. Raises WrongUsage."""
+    fields = {each.name: each for each in declared(SimulateEngineRequest)}
     found: dict[str, list[Any]] = {}
     for asked, values in sorted(vary.items(), key=lambda item: item[0] != "rate"):
         name = asked.replace("-", "_")
@@ -144,10 +138,10 @@ def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
             known = ", ".join(sorted(each.replace("_", "-") for each in AXES))
             raise WrongUsage(f"{asked!r} is no setting of engines", where="--sweep", remedy=f"Vary {known}.")
         try:
-            found[name] = [AXES[name](str(value)) for value in values]
+            found[name] = [fields[name].value_of(str(value)) for value in values]
         except (ValueError, KeyError):
-            what = "yes and no" if AXES[name] is _yes else "numbers"
-            raise WrongUsage(f"{asked} takes {what}", where="--sweep", remedy="Correct its values.") from None
+            told = f"{', '.join(map(str, values))}: no values of {asked}"
+            raise WrongUsage(told, where="--sweep", remedy=fields[name].text) from None
     return found
 
 
@@ -202,6 +196,7 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
         line = line or setup.line
         ordered = order_of(case)
         load = _load(case, loads)
+        known = [*unmeasured, *notes_of(load), *(each.sentence for each in setup.notes)]
         points.append(
             EnginePoint(
                 load=load,
@@ -211,7 +206,7 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
                 promise=promise,
                 cluster=replace(apart, routing=_routing(case), prefill_replicas=case.prefill_replicas),
                 labels={name: value for name, value in chosen.items() if name in varied},
-                told=partial(_told, [*unmeasured, *notes_of(load), *setup.notes], fits, apart.transfer),
+                told=partial(_told, known, fits, apart.transfer),
                 whole=not varied and request.out is None and running.backend == "local",
             )
         )
@@ -278,7 +273,7 @@ class EngineSetup:
 
     settings: Sequence[EngineSettings]
     origin: Mapping[str, str]
-    notes: Sequence[str] = ()
+    notes: Sequence[SettingNote] = ()
     files: Sequence[str] = ()
 
     @property
@@ -389,7 +384,7 @@ def _setup(
         replace(_of_engine(name, chosen), prefix_cache=contents, padded_graphs=known.padded_graphs) for name in names
     ]
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
-    notes = [note for note in known.notes if not any(f"--{name.replace('_', '-')} " in note for name in named)]
+    notes = [note for note in known.notes if note.setting not in named]
     return EngineSetup(settings, origin, notes, known.files)
 
 
@@ -419,14 +414,14 @@ def _limit(text: Duration | None, option: str) -> float:
 
 def order_of(request: Any) -> Order:
     """The order of waiting requests. Raises WrongUsage."""
-    return Order(request.order, request.length_error, _limit(request.ageing, "--ageing"), request.switch_at)
+    return Order(request.order, request.length_error, _limit(request.ageing, "--set ageing"), request.switch_at)
 
 
 def scatters(service: str) -> bool:
     """Whether steps scatter as measured. Raises WrongUsage."""
     if service not in ("fitted", "deterministic"):
         raise WrongUsage(
-            f"steps of an engine are not {service}", where="--service", remedy="Take fitted or deterministic."
+            f"steps of an engine are not {service}", where="--set service", remedy="Take fitted or deterministic."
         )
     return service == "fitted"
 
@@ -556,7 +551,7 @@ def _made_load(case: SimulateEngineRequest) -> Load:
             raise WrongUsage(
                 "requests have no lengths",
                 where="--users" if isinstance(load, ClosedLoad) else "--rate",
-                remedy="Give --lengths 512:128 or --prompt-lengths FILE.",
+                remedy="Give --lengths 512:128 or --set prompt_lengths=FILE.",
             )
         load = replace(load, lengths=load.lengths if case.lengths is None else parse_lengths(case.lengths))
     if isinstance(load, ClosedLoad):

@@ -127,7 +127,7 @@ class Fit(Answer):
         """
         from latfit.fitting import keeps_out
 
-        return keeps_out(self.result, None if max_error is None else percent(max_error, "--max-error"))
+        return keeps_out(self.result, None if max_error is None else percent(max_error, "max_error"))
 
     @property
     def range_line(self) -> str:
@@ -425,9 +425,9 @@ def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
     options = FitOptions(
         **given(model="model", loss="loss", residuals="residuals", weights="weights"),
         fixed={name: _number(value, "--fix", "P_max=60") for name, value in fixed.items()},
-        bounds=_ranges(request.bounds, "--bounds", "k_B=0.01:1", lambda low, high: 0 <= low < high < math.inf),
+        bounds=_ranges(request.bounds, "--set bounds", "k_B=0.01:1", lambda low, high: 0 <= low < high < math.inf),
         priors=_ranges(
-            request.prior, "--prior", "P_max=60:5 (mean and standard deviation)",
+            request.prior, "--set prior", "P_max=60:5 (mean and standard deviation)",
             lambda mean, spread: 0 <= mean < math.inf and 0 < spread < math.inf,
         ),
         seed=request.seed,

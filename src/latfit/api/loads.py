@@ -72,7 +72,7 @@ def request_tokens(load: Load | None, by_prompt: bool, tokens_per_request: int |
     elif load is not None and isinstance(load.lengths, Resampled):
         prompts = load.lengths.prompt_tokens
     if by_prompt and prompts is None:
-        raise WrongUsage("no prompt lengths are known", where="--by-prompt", remedy="Give --arrivals FILE.")
+        raise WrongUsage("no prompt lengths are known", where="--set by_prompt", remedy="Give --arrivals FILE.")
     if prompts is None:
         return float(tokens_per_request or 1), 0.0
     if tokens_per_request is not None:

@@ -111,7 +111,7 @@ def profile(request: ProfileRequest) -> Profile:
     design, budget = request.design, request.budget
     made = Measurement(
         contexts=parse_contexts(request.context),
-        histories=parse_contexts(request.history, option="--history"),
+        histories=parse_contexts(request.history, option="--set history"),
         pin=parse_cpus(request.pin),
         part=request.kernel,
         budget_ms=duration(budget or "60s", "--budget"),

@@ -9,9 +9,11 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
+from pathlib import Path
+from types import UnionType
+from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
 
 from latfit.errors import LatfitError, WrongUsage, tell
 from latfit.units import MOST_SEED
@@ -38,6 +40,8 @@ class Option:
         Heading in the help. Default: `PANEL` of the class that declares the field.
     argument
         Whether it has a place instead of a name.
+    expert
+        Whether only `--help-all` shows it.
     """
 
     help: str
@@ -48,6 +52,7 @@ class Option:
     min: float | None = None
     max: float | None = None
     metavar: str | None = None
+    expert: bool = False
 
     def all_names(self, field: str) -> list[str]:
         """Names of the option, such as `--arrival-process --law`."""
@@ -58,13 +63,14 @@ class Option:
 class Request:
     """Base of what verbs take.
 
-    PANEL: heading of its options.  SHOWN: fields that the help shows, others are for experts; empty: all.  EXCLUDES:
-    fields that contradict each other, `rate arrivals; fit hardware`.  NEEDS: fields that do nothing without one of
-    others, `think: users; ageing: classes arrivals`.
+    PANEL: heading of its options.  SHOWN: fields that the help shows, others are for experts; empty: all.  LACKS:
+    fields without an option here, although a base has one.  EXCLUDES: fields that contradict each other, `rate
+    arrivals; fit hardware`.  NEEDS: fields that do nothing without one of others, `think: users; ageing: classes`.
     """
 
     PANEL: ClassVar[str] = ""
     SHOWN: ClassVar[str] = ""
+    LACKS: ClassVar[str] = ""
     EXCLUDES: ClassVar[str] = ""
     NEEDS: ClassVar[str] = ""
 
@@ -100,6 +106,31 @@ class Declared:
     def name(self) -> str:
         return self.field.name
 
+    @property
+    def kinds(self) -> list[Any]:
+        """Types of the field but None."""
+        several = get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
+        return [kind for kind in several if kind is not type(None)]
+
+    @property
+    def is_settable(self) -> bool:
+        """Whether `--set` takes the field: it has no option, and a text can be its value."""
+        origins = {get_origin(kind) or kind for kind in self.kinds}
+        return self.option is None and bool(origins & {bool, int, float, str, Path, Any, Literal, Sequence})
+
+    def value_of(self, text: str) -> Any:
+        """Return the value that a text stands for, by the type of the field. Raises ValueError, KeyError."""
+        choices = [choice for kind in self.kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+        if choices:
+            return choices[choices.index(text)]
+        if bool in self.kinds:
+            return {"yes": True, "true": True, "no": False, "false": False}[text.lower()]
+        if {str, Path, Any} & set(self.kinds):
+            return text
+        if any(get_origin(kind) is Sequence for kind in self.kinds):
+            return [text]
+        return int(text) if int in self.kinds else float(text)
+
 
 def declared(request: Any) -> Iterator[Declared]:
     """Yield the fields of a request, those of the class itself before those of its bases."""
@@ -111,6 +142,7 @@ def declared(request: Any) -> Iterator[Declared]:
             kind, meaning = (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, "")
             option = meaning if isinstance(meaning, Option) else None
             text = option.help if option else str(meaning)
+            option = None if name in request.LACKS.split() else option
             panel = option.panel if option and option.panel else getattr(group, "PANEL", "")
             yield Declared(known.pop(name), kind, text, option, panel)
 
@@ -160,7 +192,11 @@ def _by_parameter(text: str, names: Mapping[str, str]) -> str:
     """Return a text with parameters in place of options: `classes` for `--class`; commands in backquotes stay."""
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = [
-        re.sub(r"(?<![\w/-])--[a-z][a-z0-9-]*", lambda found: names.get(found[0], found[0][2:].replace("-", "_")), part)
+        re.sub(
+            r"(?<![\w/-])--[a-z][a-z0-9-]*",
+            lambda found: names.get(found[0], found[0][2:].replace("-", "_")),
+            part.replace("--set ", ""),
+        )
         for part in parts[::2]
     ]
     return "".join(parts)
@@ -196,7 +232,7 @@ def ignored(option: str, why: str) -> None:
 def option_of(request: Any, name: str) -> str:
     """Return what the command line calls a field."""
     found = next(each for each in declared(request) if each.name == name)
-    return (found.option or Option("")).all_names(name)[0]
+    return found.option.all_names(name)[0] if found.option else f"--set {name}"
 
 
 def check_seed(seed: object) -> None:

@@ -22,9 +22,8 @@ Ranges = Mapping[str, tuple[float, float]] | Sequence[str] | None
 Progress = Callable[[float, int], None]
 Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
-RouteOf = Annotated[
-    Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"],
-    Option("Routing policy."),
+Route = Annotated[
+    Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"], "Routing policy."
 ]
 Service = Literal["fitted", "deterministic", "exponential"]
 Policies = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split|deadline"
@@ -70,7 +69,7 @@ TransferOf = Annotated[
     str | None,
     Option("Time to move a request or, after disaggregated prefill, its KV cache: fixed plus per token, 2ms+1us."),
 ]
-Ageing = Annotated[Duration | None, Option("Priority ageing: waiting time worth one class, such as 50ms.")]
+Ageing = Annotated[Duration | None, "Priority ageing: waiting time worth one class, such as 50ms."]
 PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument=True, metavar="PATH")]
 TraceFile = Annotated[Path, Option("Trace to write.")]
 JsonFile = Annotated[Path | None, Option("File for the answer as JSON.")]
@@ -96,8 +95,8 @@ class Cluster(Request):
     """Where many pieces of work are done."""
 
     NEEDS = "scheduler: backend"
-    backend: Annotated[Literal["local", "dask"], Option("Where to run: cells of traces, or runs of a sweep.")] = "local"
-    scheduler: Annotated[str | None, Option("Address of a Dask cluster, tcp://...; without it workers here.")] = None
+    backend: Annotated[Literal["local", "dask"], "Where to run: cells of traces, or runs of a sweep."] = "local"
+    scheduler: Annotated[str | None, "Address of a Dask cluster, tcp://...; without it workers here."] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,19 +152,17 @@ class ModelOptions(Request):
             "compute: forward pass (T_ms); period: step to step, with host overhead. Default: the period if available."
         ),
     ] = None
-    window_means: Annotated[
-        bool, Option("Rows are window means, although no column shows it (window_ms, B_sd, ...).")
-    ] = False
+    window_means: Annotated[bool, "Rows are window means, although no column shows it (window_ms, B_sd, ...)."] = False
     weights: Annotated[str | None, "What counts the same: rows, doublings of S, or cells by their variance."] = None
     fix: Annotated[Mapping[str, float] | Sequence[str] | None, Option("Hold a parameter: P_max=60. Repeatable.")] = None
-    bounds: Annotated[Ranges, Option("Bound a parameter: k_B=0.01:1. Repeatable.")] = None
-    prior: Annotated[Ranges, Option("Prior of a parameter, mean and deviation: P_max=60:5. Repeatable.")] = None
+    bounds: Annotated[Ranges, "Bound a parameter: k_B=0.01:1. Repeatable."] = None
+    prior: Annotated[Ranges, "Prior of a parameter, mean and deviation: P_max=60:5. Repeatable."] = None
     loss: Annotated[str | None, "Robust loss of the residuals: huber, soft_l1, tukey or linear."] = None
     residuals: Annotated[str | None, "relative (log of predicted/observed) or absolute (ms)."] = None
     bootstrap: Annotated[int, Option("Number of bootstrap resamples, such as 1000.", min=0)] = 0
     intervals: Annotated[
         Literal["sandwich", "profile", "bootstrap"] | None,
-        Option("Intervals of parameters: sandwich (covariance) or bootstrap (also profile)."),
+        "Intervals of parameters: sandwich (covariance) or bootstrap (also profile).",
     ] = None
     resample: Annotated[str | None, "What the bootstrap draws: auto, rows or block (of time)."] = None
     seed: Seed = 0
@@ -190,6 +187,7 @@ class FitEachRequest(FitRequest):
     """Fit every system of a source."""
 
     SHOWN = "model bootstrap fix map unit where path"
+    LACKS = "keep drop skip_bad"
     made: Annotated["Callable[[str, Fit], None] | None", "Called with (label, fit) as each is there."] = None
 
 
@@ -229,7 +227,8 @@ class PredictRequest(Request):
 class CompareRequest(ReadOptions):
     """Compare runs with the first one."""
 
-    SHOWN = "tolerance each alternate path rate lengths ttft tpot map unit where cells format"
+    SHOWN = "tolerance each alternate path rate lengths ttft tpot kv_blocks map unit where cells"
+    LACKS = "keep drop skip_bad"
     EXCLUDES = "each alternate rate"
     NEEDS = "lengths ttft tpot kv_blocks price_per_hour: rate"
     sources: Annotated[
@@ -260,7 +259,7 @@ class CompareRequest(ReadOptions):
     ttft: Ttft = None
     tpot: Tpot = None
     kv_blocks: Annotated[int | None, Option("Blocks of the KV cache. Default: from the engine's trace.", min=1)] = None
-    price_per_hour: Annotated[float | None, Option("Price of a replica per hour.", min=0)] = None
+    price_per_hour: Annotated[float | None, "Price of a replica per hour."] = None
     seed: Seed = 0
 
 
@@ -305,7 +304,7 @@ class PlanRequest(StepPlanRequest):
     objective: Annotated[
         str | Mapping[str, float] | None, "Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."
     ] = None
-    max_batch: Annotated[int | None, Option("Largest batch of the main path.", panel="Machine")] = None
+    max_batch: Annotated[int | None, "Largest batch of the main path."] = None
     transfer: TransferOf = None
     wait: Annotated[Duration | None, "Expected wait for the GPU; without it what the rate makes it."] = None
     laws_only: LawsOnly = False
@@ -357,21 +356,17 @@ class EngineLimits(Request):
             "--synchronous/--asynchronous",
         ),
     ] = None
-    block_size: Annotated[
-        int | None, Option("Tokens in a block of the KV cache. Default: the trace's, else 16.", min=1)
-    ] = None
+    block_size: Annotated[int | None, "Tokens in a block of the KV cache. Default: the trace's, else 16."] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(EngineLimits):
     """Settings of an engine; None: as the fit's trace says, else the usual."""
 
-    long_prefill_token_threshold: Annotated[
-        int | None, Option("Most prompt tokens of one request in a step; 0: no limit.")
-    ] = None
-    prefix_hit_rate: Annotated[float | None, Option("Cached share of every prompt. Default: as recorded, else 0.")] = (
+    long_prefill_token_threshold: Annotated[int | None, "Most prompt tokens of one request in a step; 0: no limit."] = (
         None
     )
+    prefix_hit_rate: Annotated[float | None, "Cached share of every prompt. Default: as recorded, else 0."] = None
     engine: Annotated[Mapping[str, Any] | None, "Further settings by name, such as those of a plan's `.engine`."] = None
 
 
@@ -382,11 +377,9 @@ class SpecialSettings(EngineSettings):
     start_at: Annotated[int | None, "continuous, static: queue length that starts a prefill."] = None
     decode_first: Annotated[bool | None, "continuous: prefill only when nothing decodes."] = None
     swap: Annotated[str | None, "Swap preempted requests out and in, at this per token: 2us."] = None
-    draft_tokens: Annotated[
-        int | None, Option("Speculative decoding: tokens per draft. Default: the trace's, else 0.")
-    ] = None
+    draft_tokens: Annotated[int | None, "Speculative decoding: tokens per draft. Default: the trace's, else 0."] = None
     acceptance: Annotated[
-        float | None, Option("Probability that a draft token is accepted. Default: as recorded, else 0.7.")
+        float | None, "Probability that a draft token is accepted. Default: as recorded, else 0.7."
     ] = None
     draft_cost: Annotated[str | None, "Time per draft token, such as 0.5ms."] = None
     batching: Annotated[
@@ -405,11 +398,11 @@ class SpecialSettings(EngineSettings):
     switch_at: Annotated[int, "switch: queue length from which it is sjf by class."] = 32
     ageing: Ageing = None
     replicas: Annotated[int, Option("Identical engines behind a router.")] = 1
-    route: RouteOf = "round-robin"
+    route: Route = "round-robin"
     prefix_share: Annotated[float, "prefix routing: share of a prompt that a user's replica has cached."] = 0.5
     service: Annotated[
         Literal["fitted", "deterministic"],
-        Option("Step times: with the measured noise, or always the typical one."),
+        "Step times: with the measured noise, or always the typical one.",
     ] = "fitted"
 
 
@@ -420,10 +413,10 @@ class Memory(Request):
     PANEL = "KV cache"
     model_config: Annotated[Any, Option("The model's config.json, to compute the KV cache.")] = None
     gpu_memory: Annotated[str | None, Option("Memory of a GPU as nvidia-smi prints it: 81559MiB.")] = None
-    gpu_memory_utilization: Annotated[float, Option("Share of GPU memory that the engine uses.")] = 0.9
-    kv_memory: Annotated[str | None, Option("Memory of the KV cache: 4GiB.")] = None
+    gpu_memory_utilization: Annotated[float, "Share of GPU memory that the engine uses."] = 0.9
+    kv_memory: Annotated[str | None, "Memory of the KV cache: 4GiB."] = None
     kv_dtype: Annotated[str | None, "KV-cache dtype: fp8."] = None
-    tensor_parallel: Annotated[int, Option("Tensor-parallel size: GPUs of one replica.", min=1)] = 1
+    tensor_parallel: Annotated[int, "Tensor-parallel size: GPUs of one replica."] = 1
 
 
 FitOfEngine = Annotated[
@@ -461,6 +454,7 @@ class EnginePlanRequest(EngineSettings, Memory):
 
     PANEL = "Serving engines"
     SHOWN = "rate lengths ttft tpot e2e replicas hardware fit kv_blocks"
+    LACKS = "max_num_seqs max_num_batched_tokens"
     EXCLUDES = (
         "rate rate_per_s; arrivals users; rate users; lengths arrivals; classes arrivals; "
         "kv_blocks model_config; fit hardware; transfer replicas; transfer users"
@@ -480,7 +474,7 @@ class EnginePlanRequest(EngineSettings, Memory):
     rate_per_s: Annotated[float | None, "The rate as a number of requests a second."] = None
     arrivals: Arrivals = None
     arrival_process: ArrivalProcess = "poisson"
-    growth: Annotated[float | str | None, Option("Multiple of the load to plan for: 2x.", panel="Load")] = None
+    growth: Annotated[float | str | None, "Multiple of the load to plan for: 2x."] = None
     users: Users = None
     think: Think = "1s"
     classes: Classes = ()
@@ -490,18 +484,16 @@ class EnginePlanRequest(EngineSettings, Memory):
     transfer: TransferOf = None
     hardware: Hardware = "hardware.json"
     replicas: Annotated[int | None, Option("Replicas that there are. Default: the fewest that do.", min=1)] = None
-    route: RouteOf = "round-robin"
+    route: Route = "round-robin"
     order: Annotated[
         Literal["fcfs", "sjf", "slo", "priority"] | None,
-        Option("Scheduling policy. Default: fcfs; with classes also priority."),
+        "Scheduling policy. Default: fcfs; with classes also priority.",
     ] = None
-    batching: Annotated[
-        Literal["chunked-prefill", "continuous"] | None, Option("Batching. Default: both are tried.")
-    ] = None
-    price_per_hour: Annotated[float | None, Option("Price of a replica per hour.", min=0)] = None
+    batching: Annotated[Literal["chunked-prefill", "continuous"] | None, "Batching. Default: both are tried."] = None
+    price_per_hour: Annotated[float | None, "Price of a replica per hour."] = None
     watts: Annotated[float | None, "Power of a replica."] = None
     service: Annotated[str, "Step times: fitted (as measured ones scatter) or deterministic."] = "fitted"
-    steps_slower: Annotated[float | str | None, Option("Plan with steps slower than fitted: 20%.")] = None
+    steps_slower: Annotated[float | str | None, "Plan with steps slower than fitted: 20%."] = None
     seed: Seed = 0
     progress: Listener = None
     force: Force = False
@@ -522,7 +514,7 @@ class SweepOptions(Cluster):
     sla: Annotated[Duration | None, Option("Latency SLA per response, such as 20ms; attainment is reported.")] = None
     out: Annotated[Path | None, Option("Write the runs into one Parquet file.")] = None
     resume: Annotated[bool, Option("Keep the runs that --out contains already.")] = False
-    workers: Annotated[int | None, Option("Runs at a time. Default: one per core.")] = None
+    workers: Annotated[int | None, "Runs at a time. Default: one per core."] = None
     running: Annotated["Running | None", "workers, backend and scheduler in one record."] = None
     progress: Listener = None
     force: Force = False
@@ -544,10 +536,10 @@ class PolicyMachine(SweepOptions):
         ),
     ] = None
     tokens_per_request: Tokens = None
-    service: Annotated[Service, Option("Service-time distribution.")] = "fitted"
+    service: Annotated[Service, "Service-time distribution."] = "fitted"
     servers: Annotated[Mapping[str, int] | None, 'Servers of a path, {"amx": 2}.'] = None
     buckets: Annotated[Sequence[int] | str | None, "Batch sizes that the main path pads to: 1,2,4,8."] = None
-    precision: Annotated[float | None, Option("Relative precision of p99 to reach, such as 0.01.")] = None
+    precision: Annotated[float | None, "Relative precision of p99 to reach, such as 0.01."] = None
 
 
 @dataclass(frozen=True)
@@ -564,12 +556,12 @@ class PolicySettings(Request):
 
     PANEL = "Policies"
     batch: Annotated[int | None, Option("fixed: batch size.")] = None
-    window: Annotated[Duration | None, Option("window: batching timeout, such as 2ms.")] = None
+    window: Annotated[Duration | None, "window: batching timeout, such as 2ms."] = None
     t_cut: Annotated[
         Duration | None, Option("cutoff, three-stage: queueing timeout before falling back to the CPU tier.")
     ] = None
     b1: Annotated[int | None, "three-stage: smallest batch for the GPU."] = None
-    max_batch: Annotated[int | None, Option("Largest batch on the main path.")] = None
+    max_batch: Annotated[int | None, "Largest batch on the main path."] = None
     rule: Annotated[Literal["amortised", "literal", "total-delay"] | None, "marginal-cost: the rule."] = None
     longest: Annotated[Duration | None, "marginal-cost, split: longest wait for more requests."] = None
     merge_below: Annotated[int | None, "split: fewer requests than this wait for more."] = None
@@ -587,13 +579,11 @@ class SimulatedLoad(Request):
     rate_per_s: Annotated[float | Sequence[float] | None, "The rates as numbers of requests a second."] = None
     arrivals: Arrivals = None
     arrival_process: ArrivalProcess = "poisson"
-    load_curve: Annotated[
-        Path | str | None, Option("Table (t_s, rate_per_s) of a rate that varies and repeats.", kind=Path)
-    ] = None
+    load_curve: Annotated[Path | str | None, "Table (t_s, rate_per_s) of a rate that varies and repeats."] = None
     users: Users = None
     think: Think = "1s"
     classes: Classes = ()
-    prompt_lengths: Annotated[Any, Option("Recorded requests to draw token lengths from.")] = None
+    prompt_lengths: Annotated[Any, "Recorded requests to draw token lengths from."] = None
     vary: Annotated[
         Mapping[str, Iterable[Any]] | str | Sequence[str] | None,
         Option("Settings to vary: 'rate=10/s,20/s; replicas=1..4'. Repeatable.", "--sweep", list[str], "Run"),
@@ -618,7 +608,7 @@ class SimulateRequest(PolicySettings, SimulatedLoad, PolicyMachine):
         Option("Batching policy; the first is the baseline. Repeatable.", metavar=Policies, panel="Policies"),
     ] = "gpu-only"
     _: KW_ONLY
-    by_prompt: Annotated[bool, Option("With --arrivals: count the prompt's tokens of a request.", panel="Load")] = False
+    by_prompt: Annotated[bool, "With --arrivals: count the prompt's tokens of a request."] = False
     log: Annotated[Path | None, "Event log of the first 1,000 requests of run 1 (CSV)."] = None
 
 
@@ -628,6 +618,7 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
 
     PANEL = "Engine"
     SHOWN = "fit kv_blocks max_num_seqs max_num_batched_tokens batching replicas rate lengths ttft tpot vary"
+    LACKS = "hardware sla"
     EXCLUDES = (
         "fit hardware; lengths prompt_lengths; arrivals lengths; autoscale replicas_at; replicas replicas_at; "
         "users autoscale; prefill_on autoscale; prefill_on replicas_at"
@@ -646,11 +637,11 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
     prefill_fit: PrefillFit = None
     hardware: Hardware = "hardware.json"
     prefill_on: Annotated[Any, Option("Disaggregated prefill, on an engine with this fit.")] = None
-    prefill_replicas: Annotated[int, Option("Engines that prefill for the others.", min=1)] = 1
+    prefill_replicas: Annotated[int, "Engines that prefill for the others."] = 1
     prefill_lengths: Annotated[str | None, "Tokens of prompts that they prefill: ..160, 512... Default: all."] = None
     transfer: TransferOf = None
     tenants: Annotated[int, "Users that requests at a rate come from, for routing by prefix."] = 1
-    replicas_at: Annotated[Any, Option("Table (t_s, replicas): requested replicas over time.")] = None
+    replicas_at: Annotated[Any, "Table (t_s, replicas): requested replicas over time."] = None
     autoscale: Annotated[
         str | None,
         Option("Autoscaler, METRIC:TARGET:LEAST..MOST: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min."),
@@ -669,6 +660,7 @@ class ValidateRequest(SpecialSettings):
         "metrics_before metrics_after run_steps calibrate kv_blocks max_num_seqs max_num_batched_tokens replicas "
         "where strict out figure"
     )
+    LACKS = "batching order"
     EXCLUDES = "calibrate metrics_after; calibrate run_steps"
     NEEDS = "metrics_before: metrics_after; route: replicas; switch_at length_error: order"
     fit: Annotated[
@@ -693,9 +685,7 @@ class ValidateRequest(SpecialSettings):
     model: Annotated[
         str | None, Option("Model to fit to the trace's steps. Default: auto.", metavar="NAME", panel="Step costs")
     ] = None
-    time: Annotated[
-        Time | None, Option("What to fit, as for latfit fit. Default: the period if available.", panel="Step costs")
-    ] = None
+    time: Annotated[Time | None, "What to fit, as for latfit fit. Default: the period if available."] = None
     where: Annotated[str | None, Option('Use only steps that match: "tp == 8".', panel="Step costs")] = None
     metrics_after: Annotated[
         Path | str | None,
@@ -803,15 +793,15 @@ class ProfileRequest(Request):
     ] = None
     context: Annotated[str, Option("Cached tokens of a decode request, one number or several: 128,512.")] = "256"
     layers: Annotated[int | None, Option("Number of the model's layers to measure.")] = None
-    kernel: Annotated[
-        Literal["step", "gemm", "attention"], Option("The whole step, products with weights, or attention.")
-    ] = "step"
+    kernel: Annotated[Literal["step", "gemm", "attention"], "The whole step, products with weights, or attention."] = (
+        "step"
+    )
     engine: Annotated[
         Literal["kernels", "transformers"],
         Option("transformers: HuggingFace's continuous batching, random weights."),
     ] = "kernels"
-    history: Annotated[str, Option("Cached tokens before a prefill chunk: 0,1024.")] = "0"
-    cache: Annotated[Literal["warm", "cold"], Option("cold: flushed before every step.")] = "warm"
+    history: Annotated[str, "Cached tokens before a prefill chunk: 0,1024."] = "0"
+    cache: Annotated[Literal["warm", "cold"], "cold: flushed before every step."] = "warm"
     design: Annotated[
         Literal["auto", "adaptive", "grid"],
         "adaptive: a grid of five times the budget, the most informative cells first; grid: every cell three times.",
@@ -890,7 +880,7 @@ class RunningEngine(EngineLimits):
     NEEDS = "prefill_fit: fit; kv_blocks block_size synchronous at_measured_speed: fit hardware"
     fit: Annotated[Any, Option("Step costs: simulate what a change would do.", metavar="FIT")] = None
     prefill_fit: PrefillFit = None
-    hardware: Annotated[Any, Option("Instead of --fit: the machine's profile, its gpu path.")] = None
+    hardware: Annotated[Any, "Instead of --fit: the machine's profile, its gpu path."] = None
     ttft: Ttft = None
     tpot: Tpot = None
     at_measured_speed: Annotated[bool, Option("Simulate at the measured speed, even far from the fit's.")] = False
@@ -972,9 +962,7 @@ class ServeRequest(Request):
         Option("File with the bearer token that clients must send; else $LATFIT_TOKEN.", panel="Listening"),
     ] = None
     engine_token: Annotated[str | None, "Sent to the engines."] = None
-    most_waiting: Annotated[
-        int, Option("Most queued requests; others are rejected (429).", min=1, panel="Listening")
-    ] = 256
+    most_waiting: Annotated[int, "Most queued requests; others are rejected (429)."] = 256
     max_body: Annotated[str, "Largest body of a request (413)."] = "8MiB"
     max_memory: Annotated[str, "Bodies of all requests together (429)."] = "256MiB"
     connect: Annotated[Duration, "Until an engine is connected."] = "5s"

@@ -228,7 +228,7 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     apart = _apart(load, (fit, prefill_fit, costs), request.transfer, factor, scatter=scatter)
     found = plan_serving(load, costs, _named(measured), asked, _ticking(request.progress), apart)
     # The search chooses the sequences, so what an engine would take by default does not matter.
-    of_setup = [note for note in setup.notes if "--max-num-seqs sets it" not in note]
+    of_setup = [note.sentence for note in setup.notes if note.setting != "max_num_seqs"]
     notes = [*_slower_note(factor), *unmeasured, *notes_of(load), *of_setup, *found.notes]
     from msgspec import structs
 
@@ -291,9 +291,9 @@ def _named(fits: Iterable[FitResult]) -> dict[str, FitResult]:
 
 def _step_factor(slower: float | str | None) -> float:
     """How many times the fitted time a step takes. Raises WrongUsage."""
-    pct = 0.0 if slower is None else percent(slower, "--steps-slower")
+    pct = 0.0 if slower is None else percent(slower, "--set steps_slower")
     if not -100 < pct < math.inf:
-        raise WrongUsage(f"{slower!r} leaves no time for a step", where="--steps-slower", remedy="Write 20%.")
+        raise WrongUsage(f"{slower!r} leaves no time for a step", where="--set steps_slower", remedy="Write 20%.")
     return 1 + pct / 100
 
 
@@ -310,7 +310,7 @@ def _growth(growth: float | str | None) -> float:
     except ValueError:
         found = math.nan
     if not 0 < found < math.inf:
-        raise WrongUsage(f"{growth!r} is no growth", where="--growth", remedy="Write 2x, or 1.3x.")
+        raise WrongUsage(f"{growth!r} is no growth", where="--set growth", remedy="Write 2x, or 1.3x.")
     return found
 
 
@@ -415,7 +415,7 @@ def _kv_cache(request: EnginePlanRequest) -> KvCache | None:
     memory = GpuMemory(
         None if gpu is None else parse_bytes(gpu, option="--gpu-memory"),
         request.gpu_memory_utilization,
-        kv=None if kv is None else parse_bytes(kv, option="--kv-memory"),
+        kv=None if kv is None else parse_bytes(kv, option="--set kv_memory"),
     )
     try:
         return kv_cache_of(config, memory, Served(kv_dtype=request.kv_dtype, tensor_parallel=request.tensor_parallel))

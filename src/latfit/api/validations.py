@@ -345,10 +345,10 @@ def _of_the_server(found: Comparison, requests: int) -> list[LatfitWarning]:
     ]
 
 
+GIVE_OPTIONS = "Give options if not so."
+
+
 def _of_setup(setup: EngineSetup, fits: PhaseFits) -> list[LatfitWarning]:
     """Notes on the settings, each with the option that it names as its remedy."""
-    found = []
-    for note in (*setup.notes, *fits.notes):
-        message, _, option = note.rstrip(".").partition("; --")
-        found.append(LatfitWarning("engine_setup", message, f"--{option}." if option else "Give options if not so."))
-    return found
+    told = [LatfitWarning("engine_setup", each.text, each.option or GIVE_OPTIONS) for each in setup.notes]
+    return told + [LatfitWarning("engine_setup", each, GIVE_OPTIONS) for each in fits.notes]

@@ -36,13 +36,6 @@ class TargetOptions(Request):
     each: Annotated[bool, Option("Fit every system (hardware, model, tp) in the file by itself.")] = False
     out: Annotated[Path | None, Option("The fit file; without it NAME.fit.json in this folder.")] = None
     hardware: Hardware = Path("hardware.json")
-    max_error: Annotated[
-        str | None,
-        Option(
-            "Largest held-out error that enters the profile: 10%. Default: refuse errors far above the noise floor"
-            " or the linear baseline."
-        ),
-    ] = None
     force: Annotated[
         bool,
         Option("Enter the fit into the profile anyway, also over a measurement of another system."),
@@ -115,7 +108,7 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
             label if found.system else "",
             targets.file(steps.sources[0].name, label if found.system else ""),
             None if no_machine else found.path or ASSUMED_PATH,
-            None if targets.force else found.kept_out(targets.max_error),
+            None if targets.force else found.kept_out(),
         )
         if found.ok:
             found.save(made.file)

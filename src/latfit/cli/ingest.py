@@ -1,7 +1,7 @@
 """`latfit ingest`: logs and result files of serving engines into a clean trace."""
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,9 @@ class TraceFiles(OutputOptions):
 
     out: TraceFile = Path("trace.parquet")
     dropped: Annotated[Path | None, Option("File for the dropped rows, with reasons.")] = None
+    scheduler: Annotated[
+        str | None, Option("Summarise a folder on a Dask cluster: its address, tcp://..., or local.", metavar="ADDRESS")
+    ] = None
 
 
 @verb
@@ -45,6 +48,9 @@ def ingest(request: ReadRequest, output: TraceFiles) -> None:
         check_writable(dropped)
     check_writable(out)
     _check_apart(request.source, filter(None, (out, dropped)))
+    if output.scheduler is not None:
+        cluster = None if output.scheduler == "local" else output.scheduler
+        request = replace(request, backend="dask", scheduler=cluster)
     read = read_sources(request, quiet=output.silent)
     data, notes = data_facts(read, {}, read.trace), reading_notes(read)
     facts = {**run_facts(0), "data": data}

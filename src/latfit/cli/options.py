@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from latfit.api.request import Declared, Option, Request, declared, shared
-from latfit.api.requests import Figure, ReadOptions, ReadRequest, ReportFolder
+from latfit.api.requests import ReadOptions, ReadRequest, ReportFolder
 from latfit.cli.output import note, progress_bar
-from latfit.errors import silent
+from latfit.errors import WrongUsage, silent
 
 if TYPE_CHECKING:
     from latfit.trace import CleanTrace
@@ -49,7 +48,7 @@ def verb(function: Verb) -> Verb:
                 continue
             first = found.setdefault(each.option.all_names(each.name)[0], each)
             targets.setdefault(first.name, []).append((group, each.name))
-            if each.name in (record.SHOWN.split() or [each.name]):
+            if each.name in (record.SHOWN.split() or [each.name]) and not each.option.expert:
                 shown.add(first.name)
     order = [name for record in records.values() for name in record.SHOWN.split()]
     ordered = sorted(found.values(), key=lambda each: order.index(each.name) if each.name in order else len(order))
@@ -65,12 +64,31 @@ def verb(function: Verb) -> Verb:
         for name, value in typed.items():
             for group, field in targets[name]:
                 values[group][field] = value
+        for text in typed.get("set") or ():
+            for group, name, value in _set(records, text):
+                several = isinstance(value, list)
+                values[group][name] = values[group].get(name, []) + value if several else value
         function(**{group: record(**values[group]) for group, record in records.items()})
 
     flat.parsed = parsed  # type: ignore[attr-defined]  # filled by the parser
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {each.name: each.annotation for each in parameters}
     return flat
+
+
+def _set(records: dict[str, Any], text: str) -> list[tuple[str, str, Any]]:
+    """Return (group, field, value) of `NAME=VALUE` for each request that has the field. Raises WrongUsage."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    name = name.replace("-", "_")
+    known = [(group, each) for group, record in records.items() for each in declared(record) if each.is_settable]
+    found = [(group, each) for group, each in known if each.name == name]
+    if not found:
+        names = ", ".join(sorted({each.name for _, each in known}))
+        raise WrongUsage(f"{name!r} is no parameter without an option", where="--set", remedy=f"There are: {names}.")
+    try:
+        return [(group, name, each.value_of(value)) for group, each in found]
+    except (ValueError, KeyError):
+        raise WrongUsage(f"{value!r} is no value of {name}", where="--set", remedy=f"{found[0][1].text}") from None
 
 
 def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
@@ -105,14 +123,12 @@ def _kind(each: Declared) -> Any:
     assert each.option is not None
     if each.option.kind is not None:
         return _with_choices(each.option.kind)
-    union = get_origin(each.type) in (Union, UnionType)
-    kinds = [kind for kind in (get_args(each.type) if union else (each.type,)) if kind is not type(None)]
-    if Any in kinds:
+    if Any in each.kinds:
         return Path
-    several = next((kind for kind in kinds if get_origin(kind) is Sequence), None)
+    several = next((kind for kind in each.kinds if get_origin(kind) is Sequence), None)
     if several is not None:
         return list[get_args(several)]  # type: ignore[misc]
-    return str if str in kinds else kinds[0]
+    return str if str in each.kinds else each.kinds[0]
 
 
 def _with_choices(kind: Any) -> Any:
@@ -215,6 +231,10 @@ class OutputOptions(Request):
     verbose: Annotated[bool, Option("All tables and details.", "--verbose -v")] = False
     json: Annotated[bool, Option("Print one JSON object on stdout and nothing else.")] = False
     quiet: Quiet = False
+    set: Annotated[
+        Sequence[str],
+        Option("Set a parameter of the library that has no option. Repeatable.", metavar="NAME=VALUE", expert=True),
+    ] = ()
 
     @property
     def silent(self) -> bool:
@@ -287,8 +307,6 @@ class Files(Request):
 
 @dataclass(frozen=True)
 class FileOptions(Files):
-    """Where a picture and a page go."""
+    """Where the page of an answer goes."""
 
-    SHOWN = "report"
-    figure: Figure = None
     report: ReportFolder = None

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class PlanFiles(FileOptions):
     """Where a plan goes."""
 
-    SHOWN = "out report"
     out: JsonFile = None
 
 
@@ -77,9 +76,6 @@ def _plan_engines(request: EnginePlanRequest, files: PlanFiles, output: OutputOp
         found = plan_engine.of(replace(request, progress=advance))
     note("Planned serving engines for requests with lengths.", quiet=output.silent)
     print_answer(found, output)
-    if files.figure is not None and not found.feasible:
-        note(f"{files.figure} is not drawn: there are no settings to show.", quiet=output.silent)
-        files = replace(files, figure=None)
     files.write(found, quiet=output.silent)
     _check_engines(found, request)
 

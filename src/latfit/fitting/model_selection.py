@@ -512,7 +512,7 @@ def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
     if not kept:
         raise WrongUsage(
             f"no model has all of {', '.join(sorted(spoken))}",
-            where="--fix, --bounds, --prior",
+            where="--fix, --set bounds, --set prior",
             remedy="Name the model with --model, or leave them out.",
         )
     return kept

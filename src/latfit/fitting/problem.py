@@ -348,7 +348,7 @@ def make_problem(data: Rows, options: FitOptions) -> FitProblem:
 
 def _check_options(model: LatencyModel, options: FitOptions) -> None:
     names = [p.name for p in model.parameters]
-    for option, given in (("--fix", options.fixed), ("--bounds", options.bounds), ("--prior", options.priors)):
+    for option, given in (("--fix", options.fixed), ("--set bounds", options.bounds), ("--set prior", options.priors)):
         for name in given:
             if name not in names:
                 raise WrongUsage(
@@ -360,7 +360,7 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
         if not (np.isfinite(mean) and 0 < deviation < np.inf):
             raise WrongUsage(
                 f"the prior on {name} cannot be used",
-                where="--prior",
+                where="--set prior",
                 remedy="Give a mean and a standard deviation above zero.",
             )
     for told, given in (("bounded", options.bounds), ("has a prior", options.priors)):

@@ -75,7 +75,7 @@ class FitStatus(Enum):
         "not_converged",
         True,
         "The fit is usable with caution: the search for the optimum was ended at its step limit.",
-        "Hold a parameter with --fix, or give --bounds; predictions are checked on held-out steps all the same.",
+        "Hold a parameter with --fix, or give --set bounds; predictions are checked on held-out steps all the same.",
     )
     FAILED = ("failed", False, "An error ended the fit.", "Fit its steps alone with --where.")
 

@@ -86,7 +86,10 @@ class PlanRequest:
         _check(0 < self.launch_share < 1, f"a share of {self.launch_share:g}", "--launch-share", "Give one in (0, 1).")
         _check(self.context is None or self.context >= 0, "a negative context", "--context", "Give 0 or more tokens.")
         _check(
-            self.max_batch is None or self.max_batch >= 1, "a largest batch below 1", "--max-batch", "Give 1 or more."
+            self.max_batch is None or self.max_batch >= 1,
+            "a largest batch below 1",
+            "--set max_batch",
+            "Give 1 or more.",
         )
         _check(self.serving.prompt_tokens >= 1, "a prompt of no tokens", "--prompt-tokens", "Give 1 or more.")
         both = self.rate is not None and self.load is not None

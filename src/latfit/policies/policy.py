@@ -99,7 +99,7 @@ class Limits:
     def __post_init__(self) -> None:
         if self.main < 1 or self.side < 0:
             raise WrongUsage(
-                f"largest batches {self.main} and {self.side}", where="--max-batch", remedy="Give 1 or more."
+                f"largest batches {self.main} and {self.side}", where="--set max_batch", remedy="Give 1 or more."
             )
 
 
@@ -408,7 +408,7 @@ def _limits(times: PathTimes, settings: Settings) -> Limits:
     if asked is not None and not 1 <= asked <= len(times.main):
         raise WrongUsage(
             f"a largest batch of {asked}, where the path takes 1 to {len(times.main)}",
-            where="--max-batch",
+            where="--set max_batch",
             remedy="Give a batch that the path can take.",
         )
     return Limits(asked or len(times.main), len(times.side))

@@ -64,8 +64,8 @@ class ProfileRequest:
             ("--device", self.device, DEVICES),
             ("--dtype", self.dtype, ("auto", *PRECISIONS)),
             ("--design", self.design, DESIGNS),
-            ("--kernel", self.part, PARTS),
-            ("--cache", self.cache, CACHES),
+            ("--set kernel", self.part, PARTS),
+            ("--set cache", self.cache, CACHES),
             ("--engine", self.engine, ENGINES),
         ):
             if value not in known:
@@ -79,7 +79,7 @@ class ProfileRequest:
             found = f"{self.processes} processes cannot take turns"
             raise WrongUsage(found, where="--processes", remedy=f"Ask for 1 to {MAX_PROCESSES}.")
         if self.engine != "kernels" and (self.grid or self.part != "step" or self.cache != "warm"):
-            remedy = "Leave --grid, --kernel and --cache out, or measure --engine kernels."
+            remedy = "Leave --grid, kernel and cache out, or measure --engine kernels."
             raise WrongUsage("an engine chooses its own steps", where="--engine", remedy=remedy)
         if self.grid is not None:
             parse_grid(self.grid, self.contexts)

@@ -16,7 +16,7 @@ SYMPTOMS: Mapping[str, tuple[str, str]] = {
     "outliers": ("{slow} of {steps} steps took more than {factor} times their cell's median", QUIET),
     "settling": (
         "after the warm-up, steps of a visit still became {fall:.1f} % faster",
-        "Measure warm caches with a smaller --model, or say --cache cold where that is what you mean.",
+        "Measure warm caches with a smaller --model, or say --set cache=cold where that is what you mean.",
     ),
     "processes": (
         "medians differ by {sd:.1f} % between processes",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from latfit.simulation.engine.loop import captured as captured
     from latfit.simulation.engine.real_engine import (
         KnownSettings as KnownSettings,
+        SettingNote as SettingNote,
         known_settings as known_settings,
     )
     from latfit.simulation.engine.replications import (

@@ -70,11 +70,11 @@ class Running:
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
-            raise WrongUsage(f"{self.backend!r} is no backend", where="--backend", remedy="Take local or dask.")
+            raise WrongUsage(f"{self.backend!r} is no backend", where="--set backend", remedy="Take local or dask.")
         if self.scheduler is not None and self.backend != "dask":
-            raise WrongUsage("a scheduler belongs to Dask", where="--scheduler", remedy="Add --backend dask.")
+            raise WrongUsage("a scheduler belongs to Dask", where="--set scheduler", remedy="Add --set backend=dask.")
         if self.workers is not None and self.workers < 1:
-            raise WrongUsage(f"{self.workers} workers", where="--workers", remedy="Give 1 or more.")
+            raise WrongUsage(f"{self.workers} workers", where="--set workers", remedy="Give 1 or more.")
 
 
 def simulate_points(

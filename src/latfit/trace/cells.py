@@ -532,9 +532,9 @@ def compress(
 def _check_options(scan: Scan, backend: str, scheduler: str | None) -> None:
     check_reasons(scan.cleaning)
     if backend not in BACKENDS:
-        raise WrongUsage(f"{backend!r} is not known", where="--backend", remedy=f"Choose: {', '.join(BACKENDS)}.")
+        raise WrongUsage(f"{backend!r} is not known", where="--set backend", remedy=f"Choose: {', '.join(BACKENDS)}.")
     if scheduler is not None and backend != "dask":
-        raise WrongUsage("a scheduler belongs to Dask", where="--scheduler", remedy="Add --backend dask.")
+        raise WrongUsage("a scheduler belongs to Dask", where="--set scheduler", remedy="Add --set backend=dask.")
     if scan.unit is not None and scan.unit not in MS_PER_UNIT:
         raise WrongUsage(f"{scan.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
 

@@ -45,7 +45,7 @@ class TestFit:
         write_trace(in_tmp / "trace.parquet", planted_trace(0.05, repeats=6))
         options: dict[str, Any] = {"model": "saturation", "fix": {"tau_S": 0.002}, "bounds": {"k_B": (0.01, 1)}}
         found = latfit.fit("trace.parquet", **options, seed=3)
-        command = ("--model", "saturation", "--fix", "tau_S=0.002", "--bounds", "k_B=0.01:1", "--seed", 3)
+        command = ("--model", "saturation", "--fix", "tau_S=0.002", "--set", "bounds=k_B=0.01:1", "--seed", 3)
         code, document = printed(capsys, "fit", "trace.parquet", *command)
         assert code == 0
         assert without_provenance(found.to_json()) == without_provenance(document)

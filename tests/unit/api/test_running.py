@@ -161,7 +161,7 @@ def test_without_a_fit_only_what_counters_prove(fit_file: Path) -> None:
 def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BadInput):
         examine_server("localhost:1", ttft="1s", duration="200ms")
-    assert "note: --ttft has no effect: there is no --fit or --hardware." in capsys.readouterr().err
+    assert "note: --ttft has no effect: there is no --fit or --set hardware." in capsys.readouterr().err
     steps = steady(30.0, 5, 0.015)
     with (
         serving(one_after_another([steps.text(20.0), steps.text(2.0)])) as url,

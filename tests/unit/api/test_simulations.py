@@ -151,7 +151,7 @@ class TestEngines:
     def test_says_what_the_command_says(self, fit: Path, capsys: Captured) -> None:
         engine = ["--fit", "a.fit.json", "--kv-blocks", "400", "--batching", "chunked-prefill", "--engine", "static"]
         load = ["--rate", "5/s", "--lengths", "64:32", "--ttft-slo", "1s", "--replicas", "2"]
-        apart = ["--synchronous", "--prefix-hit-rate", "0.5"]
+        apart = ["--synchronous", "--set", "prefix_hit_rate=0.5"]
         told = printed(
             capsys, "simulate", "engine", *engine, *load, *apart, "--requests", "200", "--replications", "2", "--json"
         )

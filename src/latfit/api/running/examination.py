@@ -113,7 +113,10 @@ class Examination(Answer):
         what_if = self.what_if
         if what_if is None:
             return ["To quantify a change: --fit FIT, which latfit record writes."]
-        settings = [*filter(None, [what_if.engine.setup.line]), *what_if.engine.notes]
+        engine = what_if.engine
+        settings = [*filter(None, [engine.setup.line]), *engine.unmeasured]
+        unknown = [name for name in MOVED if what_if.believed and not engine.is_known(name)]
+        settings += [note.sentence for note in engine.setup.notes if note.setting not in unknown]
         if not what_if.believed:
             return [f"No advice by the fit: {what_if.refusal}.", *settings]
         from latfit.reporting import stall_lines
@@ -126,11 +129,9 @@ class Examination(Answer):
             *stall_lines(what_if.stalls),
             f"The simulation matches the server within {tolerance}: {agreed}.",
         ]
-        unknown = [name for name in MOVED if not what_if.engine.is_known(name)]
         if unknown:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
             told.append(f"Not varied, as unknown: {', '.join(unknown)}. {options} sets it.")
-            settings = [note for note in settings if not any(f"No source tells {name}" in note for name in unknown)]
         return [*told, *settings]
 
     def _changes(self, what_if: WhatIf) -> list[str]:
@@ -171,7 +172,7 @@ class Examination(Answer):
                 else [],
                 "stalls": what_if.stalls.to_json() if what_if.believed and what_if.stalls is not None else None,
                 "settings_from": dict(what_if.engine.setup.origin),
-                "notes": list(what_if.engine.notes),
+                "notes": [*what_if.engine.unmeasured, *(each.sentence for each in what_if.engine.setup.notes)],
             }
         }
 

@@ -189,7 +189,7 @@ def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
             "two paths need a core each, and there is one", remedy="Run it on a machine with two cores or more."
         )
     if not 1 <= max_batch <= 1024:
-        raise WrongUsage(f"batches of up to {max_batch}", where="--max-batch", remedy="Give 1 to 1024.")
+        raise WrongUsage(f"batches of up to {max_batch}", where="--set max_batch", remedy="Give 1 to 1024.")
     model_shape(model)  # refused here rather than in a process
     main = DecodeSteps(model, largest=max_batch, launch_ms=launch_ms)
     side = DecodeSteps(model, largest=SIDE_LARGEST)

@@ -124,11 +124,14 @@ FIGURES = (*TTFT, "tpot_ms", "tpot_p99_ms", "tokens_per_s", "meets")
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """An engine with the costs of a fit. impossible: why its sequence limit must be wrong, else empty."""
+    """An engine with the costs of a fit.
+
+    unmeasured: which costs the fit has no data on.  impossible: why its sequence limit must be wrong, else empty.
+    """
 
     costs: StepCosts
     setup: EngineSetup
-    notes: Sequence[str]
+    unmeasured: Sequence[str]
     fits: Sequence[FitResult]
     impossible: str = ""
 
@@ -163,7 +166,7 @@ def fitted_engine(
     if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
         server["max_num_seqs"] = round(diagnosis.figures["running_most"] / diagnosis.engines)
     setup = engine_settings_of(fits, server=server, usual={**USUAL, "kv_blocks": UNLIMITED}, **given)
-    found = Fitted(costs, setup, [*unmeasured, *setup.notes], fits)
+    found = Fitted(costs, setup, unmeasured, fits)
     queues = diagnosis.binding == "unknown" and "max_num_seqs" not in diagnosis.limits
     if queues and diagnosis.figures["running_most"] < found.settings.max_num_seqs * diagnosis.engines:
         limit = "no source tells the sequence limit"

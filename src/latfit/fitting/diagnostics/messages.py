@@ -30,7 +30,7 @@ class Message:
 
 
 MESSAGES: Mapping[str, Message] = {
-    "at_bound": Message("{name} ends on the bound {end:g} that it was given.", "Widen --bounds, or leave it out."),
+    "at_bound": Message("{name} ends on the bound {end:g} that it was given.", "Widen --set bounds, or leave it out."),
     "not_identified": Message(
         "{names} not {separately}identifiable{from_data}.{known}",
         "{measure}Predictions within the measured range are not affected.",

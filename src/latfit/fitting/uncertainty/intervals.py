@@ -66,7 +66,7 @@ def doubts(problem: FitProblem, solution: Solution, data: FitData, options: Doub
 def check(options: DoubtOptions) -> None:
     """Raises WrongUsage for a method, a scheme or a number of resamples that there is not."""
     for option, value, known in (
-        ("--intervals", options.intervals, METHODS),
+        ("--set intervals", options.intervals, METHODS),
         ("--resample", options.scheme, ("auto", *SCHEMES)),
     ):
         if value not in known:

@@ -76,7 +76,7 @@ class GpuMemory:
         if not 0 < self.utilisation <= 1:
             raise WrongUsage(
                 f"a share of {self.utilisation:g}",
-                where="--gpu-memory-utilization",
+                where="--set gpu_memory_utilization",
                 remedy="Give one above 0, up to 1.",
             )
 
@@ -100,7 +100,7 @@ def kv_cache_of(config: Config, memory: GpuMemory, served: Served | None = None)
         raise WrongUsage(
             "neither GPU memory nor that of the KV cache is given",
             where="KV cache",
-            remedy="Give --gpu-memory 24564MiB or --kv-memory 4GiB, or the --kv-blocks that the engine's log says.",
+            remedy="Give --gpu-memory 24564MiB or --set kv_memory=4GiB, or the --kv-blocks that the engine's log says.",
         )
     else:
         weights = weight_bytes(config, served.dtype) / served.tensor_parallel

@@ -17,20 +17,39 @@ SEQUENCES, SEQUENCES_ON_CPU, BUDGET = 256, 128, 2048
 SAYS_NOTHING = ("model", "data_parallel_size", "max_model_len")
 """Facts that traces of other tools may contain, too, and that determine no setting."""
 
-OPTIONS: Mapping[str, str] = {
-    "block_size": "--block-size",
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "long_prefill_token_threshold": "--long-prefill-token-threshold",
-    "kv_capacity_tokens": "--kv-blocks",
-    "num_gpu_blocks": "--kv-blocks",
-    "num_speculative_tokens": "--draft-tokens",
-    "async_scheduling": "--synchronous",
+SETTINGS: Mapping[str, str] = {
+    "kv_capacity_tokens": "kv_blocks",
+    "num_gpu_blocks": "kv_blocks",
+    "num_speculative_tokens": "draft_tokens",
+    "async_scheduling": "synchronous",
+    **{name: name for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold")},
 }
-"""Option that sets a fact."""
+"""Setting that follows from a fact."""
+
+OPTIONS = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "synchronous")
+"""Settings with an option of their own."""
 
 DEFAULT, ASSUMED = "vLLM's default", "assumed"
 """Origins of a value that no source reports."""
+
+
+@dataclass(frozen=True)
+class SettingNote:
+    """A remark on how an engine is set up. setting: what it is about, empty if nothing can be set."""
+
+    text: str
+    setting: str = ""
+
+    @property
+    def option(self) -> str:
+        """The option that sets it."""
+        if self.setting in OPTIONS:
+            return f"--{self.setting.replace('_', '-')}"
+        return f"--set {self.setting}" if self.setting else ""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.text}; {self.option} sets it." if self.setting else f"{self.text}."
 
 
 @dataclass(frozen=True)
@@ -54,7 +73,7 @@ class KnownSettings:
     values: Mapping[str, Any] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[SettingNote] = ()
     padded_graphs: bool = True
 
 
@@ -69,7 +88,9 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     notes = [
-        f"Traces differ in {name} ({', '.join(map(str, several[:4]))}): none is used{_hint(name)}."
+        SettingNote(
+            f"Traces differ in {name} ({', '.join(map(str, several[:4]))}): none is used", SETTINGS.get(name, "")
+        )
         for name, several in facts.differing.items()
     ]
     if facts.overruled:
@@ -77,7 +98,7 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
             f"{name} {facts.values[name]} ({', '.join(map(str, others[:4]))} in the trace)"
             for name, others in facts.overruled.items()
         ]
-        notes.append(f"The running server's settings replace those of the trace: {'; '.join(parts)}.")
+        notes.append(SettingNote(f"The running server's settings replace those of the trace: {'; '.join(parts)}"))
 
     def take(name: str, fact: str, value: Any) -> None:
         values[name], origin[name] = value, facts.sources.get(fact, ASSUMED)
@@ -89,14 +110,13 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
     if "kv_capacity_tokens" in told and told["kv_capacity_tokens"] >= 2 * values["block_size"]:
         take("kv_blocks", "kv_capacity_tokens", told["kv_capacity_tokens"] // values["block_size"])
         if origin["block_size"] == DEFAULT:
-            notes.append(
-                f"No source tells the tokens of a KV block: {values['block_size']} taken, vLLM's default"
-                f"{' on a CPU' if values['block_size'] == BLOCK_ON_CPU else ''}; --block-size sets it."
-            )
+            where = " on a CPU" if values["block_size"] == BLOCK_ON_CPU else ""
+            text = f"No source tells the tokens of a KV block: {values['block_size']} taken, vLLM's default{where}"
+            notes.append(SettingNote(text, "block_size"))
     elif "num_gpu_blocks" in told:
         take("kv_blocks", "num_gpu_blocks", told["num_gpu_blocks"])
     if origin["max_num_seqs"] == ASSUMED:
-        notes.append(f"No source tells max_num_seqs: {values['max_num_seqs']} assumed; --max-num-seqs sets it.")
+        notes.append(SettingNote(f"No source tells max_num_seqs: {values['max_num_seqs']} assumed", "max_num_seqs"))
     if "async_scheduling" in told:
         take("synchronous", "async_scheduling", not told["async_scheduling"])
     elif told.get("device_type") == "cpu":
@@ -104,19 +124,12 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
         values["synchronous"], origin["synchronous"] = True, DEFAULT
     else:
         origin["synchronous"] = ASSUMED
-        notes.append("No source tells how steps are scheduled: asynchronous assumed; --synchronous sets it.")
+        notes.append(SettingNote("No source tells how steps are scheduled: asynchronous assumed", "synchronous"))
     if told.get("enable_chunked_prefill") is False:
-        notes.append(
-            "The engine ran without chunked prefill; chunked-prefill splits prompts that the budget has no room for."
-        )
+        text = "The engine ran without chunked prefill; chunked-prefill splits prompts that the budget has no room for"
+        notes.append(SettingNote(text))
     _take_observed(facts, values, origin)
     return KnownSettings(values, origin, facts.files, notes, padded_graphs=not facts.as_served)
-
-
-def _hint(fact: str) -> str:
-    """Name the option that sets a fact, as the end of a sentence; empty if there is none."""
-    option = OPTIONS.get(fact)
-    return f"; {option} sets it" if option else ""
 
 
 def _with_defaults(values: dict[str, Any], origin: dict[str, str], device: str) -> None:

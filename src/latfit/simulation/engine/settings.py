@@ -97,7 +97,7 @@ class Speculation:
         if self.draft_tokens < 0 or not 0 <= self.acceptance <= 1 or not self.draft_ms >= 0:
             raise WrongUsage(
                 f"{self.draft_tokens} draft tokens, accepted with probability {self.acceptance:g}",
-                where="--draft-tokens",
+                where="--set draft_tokens",
                 remedy="Give a count that is not negative and a probability.",
             )
 
@@ -168,7 +168,7 @@ class EngineSettings:
             )
         if not 0 <= self.cached_share < 1:
             raise WrongUsage(
-                f"a share of {self.cached_share:g}", where="--prefix-hit-rate", remedy="Give 0 or more, below 1."
+                f"a share of {self.cached_share:g}", where="--set prefix_hit_rate", remedy="Give 0 or more, below 1."
             )
         if self.batching == "static" and (self.order.name != "fcfs" or self.speculation.draft_tokens):
             raise WrongUsage(

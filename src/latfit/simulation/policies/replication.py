@@ -217,7 +217,7 @@ def check_paths(policy: Policy, system: System) -> None:
         if asked > there:
             raise WrongUsage(
                 f"policy {policy.name} has batches of up to {asked}, the path takes {there}",
-                where="--max-batch",
+                where="--set max_batch",
                 remedy="Make the policy for what the path can take.",
             )
     if policy.code == codes.OPTIMAL and policy.parameters[codes.MAIN_LARGEST] < 1:

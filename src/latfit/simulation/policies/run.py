@@ -63,7 +63,7 @@ class Options:
     percentiles: tuple[float, ...] = PERCENTILES
 
     def __post_init__(self) -> None:
-        few, most = "--precision sets the accuracy.", f"{MOST_REQUESTS:,}"
+        few, most = "--set precision=0.01 sets the accuracy.", f"{MOST_REQUESTS:,}"
         known = statistics(self.percentiles)
         for wrong, found, where, remedy in (
             (self.requests is not None and self.requests < FEWEST, f"{self.requests} requests", "--requests",
@@ -75,7 +75,7 @@ class Options:
             (not 0 <= (self.warmup or 0) < 1, f"a warm-up of {self.warmup} of the run", "--warmup",
              "Give a share from 0 to below 1."),
             (self.precision is not None and not 0 < self.precision < 1, f"a precision of {self.precision}",
-             "--precision", "Give a share, such as 0.01."),
+             "--set precision", "Give a share, such as 0.01."),
             (not 0 < self.level < 1, f"a level of {self.level:g}", "--level", "Give a share, such as 0.95."),
             (not all(0 < p < 1 for p in self.percentiles), "a percentile is not between 0 and 100 %", "--percentile",
              "Give one that is."),

@@ -206,7 +206,7 @@ class Serving:
         if self.service not in SERVICES:
             raise WrongUsage(
                 f"{self.service!r} is not a service-time distribution",
-                where="--service",
+                where="--set service",
                 remedy=f"Take one of {', '.join(SERVICES)}.",
             )
         if self.tokens_per_request < 1:

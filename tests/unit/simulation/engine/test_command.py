@@ -75,7 +75,7 @@ def test_classes_have_their_names_and_the_urgent_one_goes_first(folder: Path, ca
 def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
     assert latfit(*RECORDED, "--prefill-on", "amx.fit.json", "--transfer", "2ms+1us", "--json") == 0
     apart = json.loads(capsys.readouterr().out)["runs"][0]
-    assert latfit(*RECORDED, "--replicas", 2, "--route", "least-loaded", "--json") == 0
+    assert latfit(*RECORDED, "--replicas", 2, "--set", "route=least-loaded", "--json") == 0
     routed = json.loads(capsys.readouterr().out)["runs"][0]
     assert apart["settings"]["prefill_replicas"] == 1
     assert routed["settings"]["prefill_replicas"] == 0
@@ -100,7 +100,7 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
         return found["latency_ms"]["mean"], found["latency_ms"]["p99"]
 
     fitted, deterministic = (
-        means("--fit", "paused.fit.json", "--service", each) for each in ("fitted", "deterministic")
+        means("--fit", "paused.fit.json", "--set", f"service={each}") for each in ("fitted", "deterministic")
     )
     assert means("--fit", "paused.fit.json") == fitted
     assert means("--fit", "paused.fit.json", "--seed", 1) != fitted
@@ -117,8 +117,8 @@ def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: C
     [
         (["--engine", "chunked-prefill", "--arrivals", "r.csv", "--fit", "gpu.fit.json"], 2, "--kv-blocks"),
         ([*RECORDED, "--order", "whim"], 2, "'whim' is not one of"),
-        ([*RECORDED, "--prefix-hit-rate", 1], 2, "--prefix-hit-rate"),
-        ([*RECORDED, "--acceptance", 2, "--draft-tokens", 2], 2, "--draft-tokens"),
+        ([*RECORDED, "--set", "prefix_hit_rate=1"], 2, "--set prefix_hit_rate"),
+        ([*RECORDED, "--set", "acceptance=2", "--set", "draft_tokens=2"], 2, "--set draft_tokens"),
         ([*DRAWN], 2, "--rate"),
         ([*DRAWN, "--users", 3, "--rate", "5/s"], 2, "--rate"),
         ([*DRAWN, "--users", 300, "--requests", 500], 2, "5 of each user"),
@@ -137,7 +137,7 @@ def test_mistakes_are_told(folder: Path, capsys: Captured, arguments: list[objec
 
 def test_users_who_wait_for_answers(folder: Path, capsys: Captured) -> None:
     """One user alone: 33 steps of 8 + 0.05 + 0.02 ms, 64 prompt tokens in the first, then a second of thinking."""
-    asked = ("--users", 1, "--think", "1s", "--requests", 3000, "--replications", 2, "--service", "deterministic")
+    asked = ("--users", 1, "--think", "1s", "--requests", 3000, "--replications", 2, "--set", "service=deterministic")
     assert latfit(*DRAWN, *asked, "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     alone = 32 * (8 + 0.07) + 63 * 0.02
@@ -148,7 +148,7 @@ def test_users_who_wait_for_answers(folder: Path, capsys: Captured) -> None:
     assert latfit(*DRAWN, *restless, "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     assert found["throughput_per_s"] == pytest.approx(1e3 / alone, rel=1e-3)
-    assert latfit(*DRAWN, "--users", 40, "--replicas", 2, "--route", "shortest-queue", "--requests", 2000) == 0
+    assert latfit(*DRAWN, "--users", 40, "--replicas", 2, "--set", "route=shortest-queue", "--requests", 2000) == 0
     assert "40 users are served" in capsys.readouterr().out
 
 

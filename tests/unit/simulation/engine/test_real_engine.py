@@ -37,7 +37,7 @@ def test_what_a_log_leaves_out_is_said() -> None:
     found = known_settings(engine_facts([("server.log", log)]))
     assert (found.values["block_size"], found.values["kv_blocks"]) == (16, 2588)
     for note, said in zip(found.notes, ("KV block", "max_num_seqs", "asynchronous assumed"), strict=True):
-        assert said in note
+        assert said in note.text
     on_cpu = known_settings(engine_facts([("server.log", {**log, "device_type": "cpu"})]))
     assert (on_cpu.values["block_size"], on_cpu.values["kv_blocks"], on_cpu.values["max_num_seqs"]) == (128, 323, 128)
     assert on_cpu.values["synchronous"]
@@ -52,7 +52,7 @@ def test_a_fact_on_which_files_differ_is_nobodys() -> None:
     other = {**RECORDED, "max_num_seqs": 64}
     found = known_settings(engine_facts([("a", RECORDED), ("b", other)]))
     assert found.origin["max_num_seqs"] == "assumed"
-    assert any("128, 64" in note and "--max-num-seqs" in note for note in found.notes)
+    assert any("128, 64" in note.text and note.option == "--max-num-seqs" for note in found.notes)
 
 
 def test_the_running_server_goes_before_the_trace() -> None:
@@ -62,7 +62,7 @@ def test_the_running_server_goes_before_the_trace() -> None:
     assert found.values["kv_blocks"] == 100
     assert found.values["max_num_batched_tokens"] == 2048
     (note,) = found.notes
-    assert "max_num_seqs 4 (128 in the trace)" in note
+    assert "max_num_seqs 4 (128 in the trace)" in note.text
     same = known_settings(facts.overruled_by("the server", {"max_num_seqs": 128}))
     assert not same.notes
 
@@ -72,7 +72,7 @@ def test_a_server_settles_what_traces_differ_in() -> None:
     found = known_settings(facts.overruled_by("the server", {"max_num_seqs": 64}))
     assert found.values["max_num_seqs"] == 64
     (note,) = found.notes
-    assert "max_num_seqs 64 (128 in the trace)" in note
+    assert "max_num_seqs 64 (128 in the trace)" in note.text
 
 
 @pytest.mark.parametrize(("a", "k"), [(0.6, 2), (0.9, 3), (0.05, 8)])

@@ -58,11 +58,11 @@ class Schedule:
         if not self.moments_ms or self.moments_ms[0] != 0 or not rising or len(self.moments_ms) != len(self.replicas):
             raise WrongUsage(
                 "the moments do not rise from 0 on",
-                where="--replicas-at",
+                where="--set replicas_at",
                 remedy="Give t_s from 0 on, in rising order, and replicas at each.",
             )
         if min(self.replicas) < 1:
-            raise WrongUsage("a time without any replica", where="--replicas-at", remedy="Give 1 or more at all times.")
+            raise WrongUsage("a time without any replica", where="--set replicas_at", remedy="Give 1 or more.")
 
     @property
     def most(self) -> int:

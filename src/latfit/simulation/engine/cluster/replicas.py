@@ -78,7 +78,7 @@ class Routing:
 
     def __post_init__(self) -> None:
         if self.route not in ROUTES:
-            raise WrongUsage(f"{self.route!r} is not a route", where="--route", remedy=f"One of {', '.join(ROUTES)}.")
+            raise WrongUsage(f"{self.route!r} is no route", where="--set route", remedy=f"Take {', '.join(ROUTES)}.")
         if self.replicas < 1:
             raise WrongUsage(f"{self.replicas} replicas", where="--replicas", remedy="Give 1 or more.")
         if not 0 <= self.prefix_share < 1:
@@ -139,7 +139,7 @@ def _served(
 
 def _check_routed(limits: Limits, *, in_turn: bool) -> None:
     if limits.batching == STATIC and not in_turn:
-        raise WrongUsage("static batches are routed in turn only", where="--route", remedy="Take round-robin.")
+        raise WrongUsage("static batches are routed in turn only", where="--set route", remedy="Take round-robin.")
 
 
 def _idle(limits: Limits, load: Load, engines: int, first: SmallIntArray, before: int = 0) -> State:
