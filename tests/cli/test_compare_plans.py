@@ -40,7 +40,7 @@ def test_a_change_is_told_in_replicas_and_by_its_origin(
     monkeypatch.chdir(fits)
     capsys.readouterr()
     files = ["before.json", "host.json", "batch.json"]
-    assert run(["compare", *files, *LOAD, "--price-per-hour", "2", "--json"]) == 8
+    assert run(["compare", *files, *LOAD, "--set", "price_per_hour=2", "--json"]) == 8
     host, batch = json.loads(capsys.readouterr().out)["upgrades"]
     for upgrade, fixed_ms, per_request_ms in ((host, FIXED_MS, 0.0), (batch, 0.3, 0.3)):
         for change in upgrade["changes"]:
