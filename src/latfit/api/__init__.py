@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         simulate as simulate,
         simulate_study as simulate_study,
     )
+    from latfit.api.speculation import Speculation as Speculation, speculate as speculate
     from latfit.api.tuning import Tuned as Tuned, tune as tune
     from latfit.api.validations import Validation as Validation, validate as validate
 

@@ -223,6 +223,24 @@ class PredictRequest(Request):
     strict: Annotated[bool, Option("Refuse steps outside the measured range (exit code 3).")] = False
 
 
+@dataclass(frozen=True)
+class SpeculateRequest(Request):
+    """Steps with and without drafts."""
+
+    PANEL = "Speculation"
+    fit: FitFile
+    drafts: Annotated[
+        Any, Option("A fit of the engine while it drafts. Default: FIT, with more tokens.", kind=Path, metavar="FIT")
+    ] = None
+    draft_tokens: Annotated[int | None, Option("Tokens per draft. Default: as recorded.", min=1, max=64)] = None
+    acceptance: Annotated[float | None, Option("Probability that a draft token is accepted. Default: as recorded.")] = (
+        None
+    )
+    draft_cost: Annotated[str | None, Option("Time per draft token, such as 0.5ms.")] = None
+    context: Context = None
+    seed: Seed = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest(ReadOptions):
     """Compare runs with the first one."""

@@ -59,6 +59,7 @@ VERBS = {
         "catalog": "Step models of measured systems, by name.",
         "hardware": "Execution paths by name: measured fits, nominal numbers.",
         "plan": "Batch limits, engine settings, capacity, replicas under an SLA.",
+        "speculate": "From which batch speculative decoding stops paying.",
         "tune": "Find and verify the settings of a running engine.",
         "export": "Write a plan as settings of vLLM, SGLang, Triton, ...",
     },

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         Targets as Targets,
         parse_target as parse_target,
     )
+    from latfit.planning.speculation import SpeculationPlan as SpeculationPlan, plan_speculation as plan_speculation
     from latfit.planning.steps.budget import StepBudget as StepBudget, step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
     from latfit.planning.wording import (

@@ -1,0 +1,127 @@
+"""`speculate`: from which batch speculative decoding stops paying."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from latfit.api.answer import Answer, State
+from latfit.api.fits import as_fit
+from latfit.api.quantities import duration
+from latfit.api.request import verb
+from latfit.api.requests import SpeculateRequest
+from latfit.errors import BadInput, WrongUsage
+from latfit.model import FitResult
+from latfit.planning import SpeculationPlan, plan_speculation
+from latfit.simulation import known_settings
+from latfit.trace import engine_facts
+from latfit.units import count_text, format_ms, format_percent, number
+
+if TYPE_CHECKING:
+    from latfit.reporting import Table
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Speculation(Answer):
+    """What drafting is worth by batch. result: the record."""
+
+    result: SpeculationPlan
+
+    @property
+    def verdict(self) -> str:
+        found = self.result
+        drafts = count_text(found.draft_tokens, "draft token")
+        if found.stops_at is None:
+            return f"{drafts} a step pay at every measured batch, up to {found.largest_batch:,} requests."
+        low, high = (
+            f"{end:,.0f}" if math.isfinite(end) else f"beyond {found.largest_batch:,}" for end in found.stops_interval
+        )
+        return f"{drafts} a step stop paying from {found.stops_at:,} requests on (95 %: {low} to {high})."
+
+    @property
+    def state(self) -> State:
+        first = self.result.rows[0]
+        return "good" if first.interval[0] > 1 else "bad" if first.interval[1] < 1 else "doubt"
+
+    @property
+    def lines(self) -> list[str]:
+        found = self.result
+        reach = 1.96 * found.acceptance_se
+        ends = [format_percent(100 * min(max(found.acceptance + side, 0.0), 1.0)) for side in (-reach, reach)]
+        error = f" (95 %: {ends[0]} to {ends[1]})" if reach else " (given)"
+        cost = f", {format_ms(found.draft_ms)} per draft token" if found.draft_ms else ""
+        return [
+            f"Acceptance {format_percent(100 * found.acceptance)}{error}, {number(found.tokens_per_step)} tokens per"
+            f" request and step{cost}."
+        ]
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        from latfit.reporting import Table
+
+        rows = [
+            (
+                f"{each.B:,}",
+                format_ms(each.step_ms),
+                format_ms(each.draft_step_ms),
+                number(each.tokens_per_s),
+                number(each.draft_tokens_per_s),
+                f"{each.speedup:.2f}",
+                f"{each.interval[0]:.2f} to {each.interval[1]:.2f}",
+            )
+            for each in self.result.rows
+        ]
+        columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
+        return [Table("", columns, rows)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit speculate --json`."""
+        return self.result.to_json()
+
+
+@verb(SpeculateRequest)
+def speculate(request: SpeculateRequest) -> Speculation:
+    """Say from which batch speculative decoding stops paying.
+
+    Draft tokens and acceptance come from the recorded engine unless they are given. Raises WrongUsage, BadInput,
+    FitNotUsable.
+    """
+    plain = as_fit(request.fit).result
+    drafting = plain if request.drafts is None else as_fit(request.drafts).result
+    k, acceptance = _recorded(drafting)
+    k = request.draft_tokens or k
+    if k is None:
+        raise WrongUsage("no number of draft tokens is known", where="--draft-tokens", remedy="Give it, such as 3.")
+    if request.acceptance is not None:
+        if not 0 <= request.acceptance <= 1:
+            raise WrongUsage(f"{request.acceptance:g} is no probability", where="--acceptance", remedy="Give 0 to 1.")
+        acceptance = request.acceptance, 0.0
+    if acceptance is None:
+        raise WrongUsage(
+            "no acceptance is known",
+            where="--acceptance",
+            remedy="Give the share of drafts that are accepted, or a fit of an engine that drafts as --drafts.",
+        )
+    draft_ms = 0.0 if request.draft_cost is None else duration(request.draft_cost, "--draft-cost")
+    found = plan_speculation(plain, drafting, k, acceptance, draft_ms, request.context, request.seed)
+    if found is None:
+        raise BadInput(
+            f"no decode step of {1 + k} tokens a request was measured",
+            where="--fit" if request.drafts is None else "--drafts",
+            remedy="Fit steps with more tokens.",
+        )
+    return Speculation(found)
+
+
+def _recorded(fit: FitResult) -> tuple[int | None, tuple[float, float] | None]:
+    """Return draft tokens of a recorded engine, and their acceptance with its standard error; None if unknown.
+
+    The error is binomial in the drafts of a request that were looked at: all up to the first that was rejected.
+    """
+    counts = fit.data.more.get("engine_counts") or {}
+    facts = engine_facts([("", fit.provenance.get("trace") or {})], counts)
+    settings = known_settings(facts).values
+    k = settings.get("draft_tokens")
+    if not k or "acceptance" not in settings:
+        return k, None
+    a, accepted = float(settings["acceptance"]), facts.did.get("accepted_tokens", 0.0)
+    looked_at = accepted / a if a > 0 else facts.did.get("decode_requests", 1.0)
+    return int(k), (a, math.sqrt(max(a * (1 - a), 0.0) / max(looked_at, 1.0)))

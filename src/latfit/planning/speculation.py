@@ -1,0 +1,159 @@
+"""From which batch speculative decoding stops paying: step times with and without drafts at equal concurrency.
+
+A request that drafts k tokens, each accepted with probability a after the one before it, generates 1 + a + ... + a^k
+tokens per step. Drafting pays while that number exceeds the ratio of the step times.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from latfit.fitting import lack_of_fit
+from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws
+from latfit.records import Number, Record
+from latfit.stats import FloatArray
+from latfit.trace import DECODE
+
+DRAWS = 400
+TAILS_PCT = (2.5, 97.5)
+MAX_BATCH = 4096  # batches that are looked at
+
+
+class SpeculationRow(Record, frozen=True, kw_only=True):
+    """A batch: step times, tokens per second of one request, and the speed-up of drafting with its 95 % interval."""
+
+    B: int
+    step_ms: Number
+    draft_step_ms: Number
+    tokens_per_s: Number
+    draft_tokens_per_s: Number
+    speedup: Number
+    interval: tuple[Number, Number]
+
+
+class SpeculationPlan(Record, frozen=True, kw_only=True):
+    """What drafting is worth by batch.
+
+    Attributes
+    ----------
+    acceptance_se
+        Standard error; 0 if it was given.
+    tokens_per_step
+        Tokens of one request in a step with drafts.
+    stops_at
+        Smallest batch at which drafting is slower; None if it pays at all batches up to `largest_batch`.
+    stops_interval
+        95 %; an end that is not a number lies beyond `largest_batch`.
+    largest_batch
+        Largest batch whose steps with drafts were measured.
+    """
+
+    draft_tokens: int
+    acceptance: float
+    acceptance_se: float
+    tokens_per_step: float
+    draft_ms: float
+    stops_at: int | None
+    stops_interval: tuple[Number, Number]
+    largest_batch: int
+    rows: Sequence[SpeculationRow]
+
+
+def tokens_per_step(acceptance: FloatArray, k: int) -> FloatArray:
+    """Return 1 + a + ... + a^k for each acceptance (n,)."""
+    return np.asarray(np.power.outer(acceptance, np.arange(k + 1)).sum(axis=-1))
+
+
+def plan_speculation(
+    fit: FitResult,
+    with_drafts: FitResult,
+    k: int,
+    acceptance: tuple[float, float],
+    draft_ms: float,
+    context: float | None,
+    seed: int = 0,
+) -> SpeculationPlan | None:
+    """Compare decode steps of B tokens with steps of B (1 + k) tokens that also take k times `draft_ms`.
+
+    Parameters
+    ----------
+    with_drafts
+        Fit of steps with drafts: `fit`, or one of an engine that drafted, whose steps hold the time of drafting. The
+        interval holds the lack of fit of both, as one factor on the ratio of their times.
+    acceptance
+        Probability, and its standard error.
+    context
+        Cached tokens of a request; None for the fit's median.
+
+    Returns
+    -------
+    SpeculationPlan or None
+        None if no batch was measured with that many tokens.
+    """
+    low = max(1, *(math.ceil(each.domain["B"][0]) for each in (fit, with_drafts)))
+    high = min(fit.domain["B"][1], with_drafts.domain["B"][1], with_drafts.domain["S"][1] / (1 + k), fit.domain["S"][1])
+    B = np.arange(low, math.floor(min(high, MAX_BATCH)) + 1, dtype=np.float64)
+    if not len(B):
+        return None
+    rng = np.random.default_rng(seed)
+    a, error = acceptance
+    drawn = np.clip(rng.normal(a, error, DRAWS), 0.0, 1.0) if error > 0 else np.full(DRAWS, a)
+    gain = tokens_per_step(np.array([a, *drawn]), k)
+    plain, drafted = (
+        _times(fit, B, B, context, seed),
+        _times(with_drafts, B, B * (1 + k), context, seed + 1) + k * draft_ms,
+    )
+    misfit = math.hypot(*(lack_of_fit(each, DECODE) for each in (fit, with_drafts)))
+    factor = np.exp(np.array([0.0, *rng.normal(0.0, misfit, DRAWS)]))
+    speedup = (gain * factor)[:, None] * plain / drafted  # (1 + draws, n): the fits themselves first
+    stops = np.array([_first_below_one(each, B) for each in speedup])
+    ends = np.percentile(stops[1:], TAILS_PCT, method="closest_observation")
+    intervals = np.percentile(speedup[1:], TAILS_PCT, axis=0)
+    shown = [int(np.searchsorted(B, each)) for each in _powers(B)]
+    return SpeculationPlan(
+        draft_tokens=k,
+        acceptance=a,
+        acceptance_se=error,
+        tokens_per_step=float(gain[0]),
+        draft_ms=draft_ms,
+        stops_at=int(stops[0]) if math.isfinite(stops[0]) else None,
+        stops_interval=(float(ends[0]), float(ends[1])),
+        largest_batch=int(B[-1]),
+        rows=[
+            SpeculationRow(
+                B=int(B[i]),
+                step_ms=float(plain[0, i]),
+                draft_step_ms=float(drafted[0, i]),
+                tokens_per_s=1e3 / float(plain[0, i]),
+                draft_tokens_per_s=1e3 * float(gain[0] / drafted[0, i]),
+                speedup=float(speedup[0, i]),
+                interval=(float(intervals[0, i]), float(intervals[1, i])),
+            )
+            for i in shown
+        ],
+    )
+
+
+def _powers(B: FloatArray) -> list[float]:
+    """Powers of two within the batches (n,), and both ends."""
+    found = {float(B[0]), float(B[-1])} | {2.0**i for i in range(13) if B[0] <= 2.0**i <= B[-1]}
+    return sorted(found)
+
+
+def _first_below_one(speedup: FloatArray, B: FloatArray) -> float:
+    """Return the first batch with a speed-up below one; infinite if there is none."""
+    below = np.flatnonzero(speedup < 1)
+    return float(B[below[0]]) if len(below) else math.inf
+
+
+def _times(fit: FitResult, B: FloatArray, S: FloatArray, context: float | None, seed: int) -> FloatArray:
+    """Return typical decode times in ms (1 + DRAWS, n): of the fit, then of its parameter draws."""
+    columns = {"B": B, "S": S, "prefill_requests": 0 * B, "prefill_tokens": 0 * B}
+    if fit.reads_context:
+        typical = fit.typical.get(CONTEXT, 0.0) if context is None else context
+        columns |= {CONTEXT: B * typical, "prefill_context_tokens": 0 * B}
+    read = {name: columns[name] for name in dict.fromkeys(["B", "S", *fit.columns]) if name in columns}
+    own = np.asarray(fit.latency_ms(**read))[None, :]
+    draws = parameter_draws(fit, DRAWS, seed)
+    return np.vstack([own, np.repeat(own, DRAWS, axis=0) if draws is None else latency_draws(fit, draws, **read)])
