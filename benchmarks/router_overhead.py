@@ -148,7 +148,7 @@ async def decision_us(rule: Policy, sides: int, count: int) -> float:
     """Of a policy that looks at a queue of two behind a busy path."""
     executors = [ThreadExecutor("gpu", same, LARGEST), ThreadExecutor("cpu", same, SIDE_LARGEST)][:sides]
     router = Router(executors, [TIMES, SIDE_TIMES][:sides], rule)
-    now, loop = router._clock.now_ms(), asyncio.get_running_loop()
+    now, loop = router._now_ms(), asyncio.get_running_loop()
     for _ in range(2):
         router._queue.add(Request(None, 0, now, loop.create_future()))
     router.main.occupy(now, 4)

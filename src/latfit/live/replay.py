@@ -8,14 +8,11 @@ that others on the machine disturbed does not count. Method and results: docs/ho
 
 import asyncio
 import math
-import os
 import selectors
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +24,7 @@ from latfit.live.router import Router, RouterOptions
 from latfit.live.waiting import Request
 from latfit.model import FitResult
 from latfit.policies import SERVE_MAIN, SERVE_SIDE, WAIT, Limits, Policy, policy as policies
+from latfit.profiling import LoadWatch, usable_cpus
 from latfit.simulation import SimResult, System, measured_result, measured_run
 from latfit.stats import FloatArray
 from latfit.trace import Trace
@@ -473,17 +471,17 @@ async def _ran(router: Router, arrive_ms: FloatArray, *, ends_early: bool = Fals
     ended: list[Request] = []
     router.listeners.append(ended.append)
     await router.start()
-    executors = [path.executor for path in router.paths]
     with short_pauses(none=True):  # all requests of a run are kept, which no server does
-        busy, began = _busy_of_others(executors), time.monotonic()
+        watch = LoadWatch(0)
         start_ms = time.monotonic() * 1000 + 50.0
         tasks, late_ms = await _send(router, start_ms + arrive_ms)
         if not ends_early:
             await asyncio.gather(*tasks, return_exceptions=True)
         await router.drain()
         await asyncio.gather(*tasks, return_exceptions=True)
-    others = (_busy_of_others(executors) - busy) / ((time.monotonic() - began) * (os.cpu_count() or 1))
-    return _Ran(ended, start_ms, late_ms, max(others, 0.0))
+    load = watch()
+    others = 0.0 if load is None else load.other_cpus / len(usable_cpus())
+    return _Ran(ended, start_ms, late_ms, others)
 
 
 async def _send(router: Router, moments_ms: FloatArray) -> tuple[list[asyncio.Task[Any]], FloatArray]:
@@ -507,23 +505,6 @@ async def _send(router: Router, moments_ms: FloatArray) -> tuple[list[asyncio.Ta
     threading.Thread(target=keep_time, name="latfit-arrivals", daemon=True).start()
     await sent.wait()
     return tasks, np.array(late) * 1000
-
-
-def _busy_of_others(executors: Sequence[Executor]) -> float:
-    """Return the seconds that cores were busy or stolen for other processes so far; 0 if the system has no count."""
-    with suppress(OSError, ValueError, IndexError):
-        counters = [float(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        user, nice, system, _, _, irq, softirq, stolen = counters
-        pids = [os.getpid(), *(pid for each in executors for pid in getattr(each, "pids", ()))]
-        own = sum(_used_by(pid) for pid in pids)
-        return (user + nice + system + irq + softirq + stolen - own) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-def _used_by(pid: int) -> float:
-    """Return the clock ticks of a process, in user mode and in the system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return float(fields[11]) + float(fields[12])
 
 
 Repeat = Callable[[], Coroutine[Any, Any, Driven]]

@@ -97,21 +97,6 @@ class _Phase(Enum):
     DRAINING = auto()
 
 
-class _Clock:
-    """Milliseconds of a clock that may be set back; time then goes on from where it was."""
-
-    def __init__(self, seconds: Callable[[], float]) -> None:
-        self._seconds, self._last = seconds, -math.inf
-        self.set_back_ms = 0.0
-
-    def now_ms(self) -> float:
-        read = self._seconds() * 1000
-        if read + self.set_back_ms < self._last:
-            self.set_back_ms = self._last - read
-        self._last = max(self._last, read + self.set_back_ms)  # but for rounding the second one
-        return self._last
-
-
 class _Timer:
     """Call a function at a moment of the event loop's clock, s; setting it again replaces the moment."""
 
@@ -196,14 +181,17 @@ class Router:
         self._places = max(executor.servers for executor in executors)
         self._view = np.full(VIEW + 2 * self._places, math.inf)
         self._use(times_ms, policy)
-        self._clock, self._phase = _Clock(clock), _Phase.CLOSED
+        self._clock, self._phase = clock, _Phase.CLOSED
         self._ask_at = 1  # waiting requests from which on the policy is asked
-        self._wake = _Timer(lambda _: self._dispatch(self._clock.now_ms()))
+        self._wake = _Timer(lambda _: self._dispatch(self._now_ms()))
         self._watch = _Timer(self._find_late)  # for all batches: one timer each would cost more than a hand-over
         self._running: set[_Batch] = set()
         self._idle = asyncio.Event()
         self._failing_since = math.inf
         self._probes: list[asyncio.Task[None]] = []
+
+    def _now_ms(self) -> float:
+        return self._clock() * 1000
 
     @property
     def main(self) -> LivePath:
@@ -225,7 +213,7 @@ class Router:
 
     def up(self) -> dict[str, bool]:
         """Return whether batches may go to each path, by its name."""
-        now = self._clock.now_ms()
+        now = self._now_ms()
         return {path.name: path.up(now) for path in self.paths}
 
     async def __aenter__(self) -> "Router":
@@ -283,11 +271,11 @@ class Router:
         if self.waiting >= self.options.most_waiting:
             self.refused += 1
             raise QueueFull(f"{self.waiting:,} requests wait already", remedy="Send it later, or elsewhere.")
-        now = self._clock.now_ms()
+        now = self._now_ms()
         if self._is_down(now):
             self.refused += 1
             raise _no_path()
-        came = now if arrived_s is None else min(arrived_s * 1000 + self._clock.set_back_ms, now)
+        came = now if arrived_s is None else min(arrived_s * 1000, now)
         request = Request(input, class_id, came, asyncio.get_running_loop().create_future(), retry)
         self.submitted += 1
         _call(self.arrival_listeners, request)
@@ -301,14 +289,14 @@ class Router:
             if request.state is not State.ENDED:
                 self.cancelled += 1
                 self._queue.give_up(request)
-                self._dispatch(self._clock.now_ms())  # the policy was asked of a longer queue
+                self._dispatch(self._now_ms())  # the policy was asked of a longer queue
             raise
 
     def adopt(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
         """Use these times and this policy from now on; requests keep their places. Raises WrongUsage."""
         _check([path.executor for path in self.paths], times_ms, policy, self.options)
         self._use(times_ms, policy)
-        self._dispatch(self._clock.now_ms())
+        self._dispatch(self._now_ms())
 
     def _use(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
         for path, times in zip(self.paths, times_ms, strict=True):
@@ -326,7 +314,7 @@ class Router:
             Whether all ended in time; those that did not are ended with Closed.
         """
         self._phase = _Phase.DRAINING
-        self._dispatch(self._clock.now_ms())
+        self._dispatch(self._now_ms())
         try:
             async with asyncio.timeout(within_s if math.isfinite(within_s) else None):
                 if self.waiting or self._running:
@@ -353,10 +341,10 @@ class Router:
             work, batch.work = batch.work, None
             work.cancel()
             for request in batch.requests:
-                self._end(request, _closed(), self._clock.now_ms())
+                self._end(request, _closed(), self._now_ms())
 
     def _drop_waiting(self, error: LatfitError) -> None:
-        now = self._clock.now_ms()
+        now = self._now_ms()
         for request in self._queue.take(self.waiting, now):
             self._end(request, error, now)
 
@@ -370,7 +358,7 @@ class Router:
     async def _keep_probing(self, path: LivePath, executor: Probed) -> None:
         """Probe every `probe_ms`, and as soon as a cool-down ends."""
         while True:
-            cool_down = path.opens_again_ms - self._clock.now_ms()
+            cool_down = path.opens_again_ms - self._now_ms()
             await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
             await self._probe(path, executor)
 
@@ -379,7 +367,7 @@ class Router:
         if answered is None:
             return
         path.record_probe(answered)
-        now = self._clock.now_ms()
+        now = self._now_ms()
         if not any(each.up(now) for each in self.paths):
             self._failing_since = min(self._failing_since, now)
         elif path.up(now) and math.isinf(path.opens_again_ms):  # it has failed no batch since it served one
@@ -479,7 +467,7 @@ class Router:
 
     def _finish(self, batch: _Batch, outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
         """End the requests of a batch, note its outcome at the path, and free or recover its server."""
-        path, now = batch.path, self._clock.now_ms()
+        path, now = batch.path, self._now_ms()
         path.busy_ms += now - batch.began_ms
         for place, request in enumerate(batch.requests):
             is_given_up = request.state is State.ENDED
@@ -511,8 +499,8 @@ class Router:
         try:
             await batch.path.executor.recover()
         except Exception:  # noqa: BLE001 (an executor that cannot be started is tried again)
-            batch.path.rest(self._clock.now_ms())
-        self._release(batch, self._clock.now_ms())
+            batch.path.rest(self._now_ms())
+        self._release(batch, self._now_ms())
 
     def _release(self, batch: _Batch, now: float) -> None:
         batch.path.release(batch.server, now)
