@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,9 @@ from typing import Any
 import numpy as np
 
 from latfit.api import replay
-from latfit.live import TritonExecutor, TritonModel
+from latfit.errors import LatfitError
+from latfit.live import Router, RouterOptions, ThreadExecutor, TritonExecutor, TritonModel
+from latfit.policies import Limits, policy
 
 EXPORTS = Path(__file__).parent / "exports"
 ROW = np.ones(1, np.float32)
@@ -102,6 +105,53 @@ def policies(server: Server, seconds: float) -> None:
         ["gpu-only", "cutoff", "three-stage"], ["50%", "70%"], duration_each=f"{seconds}s", executors=executors
     )
     print(found.summary())
+
+
+async def killed(server: Server, seconds: float) -> None:
+    """A server that dies while requests come, and one in its place; the second path is in this process."""
+    outcomes: Counter[str] = Counter()
+
+    async def one() -> None:
+        try:
+            await router.submit(ROW)
+            outcomes["served"] += 1
+        except LatfitError as error:
+            outcomes[type(error).__name__] += 1
+
+    async def stream() -> None:
+        sent = []
+        while not enough.is_set():
+            sent.append(asyncio.ensure_future(one()))
+            await asyncio.sleep(0.003)
+        await asyncio.gather(*sent)
+
+    def in_this_process(rows: list[Any]) -> list[Any]:
+        time.sleep((MODELS["cpu"][1] + MODELS["cpu"][2] * len(rows)) / 1000)
+        return rows
+
+    enough = asyncio.Event()
+    main = TritonExecutor("gpu", TritonModel(server.address, "gpu"), MODELS["gpu"][0])
+    side = ThreadExecutor("cpu", in_this_process, MODELS["cpu"][0])
+    times = [[launch + slope * b for b in range(1, n + 1)] for n, launch, slope in (MODELS["gpu"], MODELS["cpu"])]
+    rule = policy.cutoff(20.0, Limits(MODELS["gpu"][0], MODELS["cpu"][0]))
+    async with Router([main, side], times, rule, RouterOptions(timeout_ms=2000.0)) as router:
+        sender = asyncio.ensure_future(stream())
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(server.kill)
+        began, before = time.monotonic(), dict(outcomes)
+        await asyncio.to_thread(server.start)
+        away = time.monotonic() - began
+        while not router.up()["gpu"] and time.monotonic() - began < 60:
+            await asyncio.sleep(0.05)
+        back, batches = time.monotonic() - began, router.main.batches
+        await asyncio.sleep(seconds)
+        enough.set()
+        await sender
+        print(
+            f"triton, killed: {before.get('served', 0)} served before; a new one ready after {away:.1f} s, used again"
+            f" after {back:.1f} s, {router.main.batches - batches} batches since; of {router.submitted} requests in all"
+            f" {dict(outcomes)}"
+        )
 
 
 def main(smoke: bool = False, arguments: Sequence[str] = ()) -> None:
