@@ -1,7 +1,7 @@
 """A closed loop with a real vLLM on this machine's cores, with nothing by hand and nothing calibrated.
 
 `python -m benchmarks.engine_loop --vllm ENVIRONMENT [--rates 6,4,8] [--seconds 70] [--keep FOLDER] [--by-request]
-[--promise 3s:40ms --promised-rate 8]`
+[--asynchronous] [--promise 3s:40ms --promised-rate 8]`
 
 A small model is made and served by vLLM with latfit's recorder in it, and loaded by `vllm bench serve`: at the first
 rate, at others, and at the first again. Steps of the first rate alone are fitted, and `latfit validate` simulates the
@@ -54,6 +54,7 @@ def main(smoke: bool = False, arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=70.0, help="of each load")
     parser.add_argument("--keep", type=Path, help="folder for everything that is made; default: a temporary one")
     parser.add_argument("--by-request", action="store_true", help="record in vLLM's scheduler, with terms by request")
+    parser.add_argument("--asynchronous", action="store_true", help="schedule asynchronously, as vLLM does on GPUs")
     parser.add_argument("--promise", help="limits TTFT:TPOT, such as 3s:40ms: plan, export, serve with the settings")
     parser.add_argument("--promised-rate", type=float, default=8.0, help="requests a second of that")
     parser.add_argument("--once", action="store_true", help="repeat no run that was disturbed")
@@ -74,7 +75,7 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
     make_model(vllm, place / "model")
     print(f"engine loop: vLLM {vllm.version}, {machine()}, load {os.getloadavg()[0]:.2f}", flush=True)
     recorded = ["--scheduler-cls", BY_REQUEST] if asked.by_request else ["--enable-logging-iteration-details"]
-    options = ["--no-async-scheduling", *recorded]
+    options = [*([] if asked.asynchronous else ["--no-async-scheduling"]), *recorded]
     with serving(vllm, place / "model", place / "server", options) as server:
         print(f"engine loop: {server.url} is ready", flush=True)
         fitted, others = _loads(server, asked)

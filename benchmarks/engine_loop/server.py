@@ -78,13 +78,15 @@ def make_model(vllm: Installation, folder: Path) -> None:
         raise Skipped(f"the model cannot be made: {done.stderr.strip()[-300:]}")
 
 
-def _beside(vllm: Installation, place: Path) -> Path:
+def _beside(vllm: Installation, place: Path, asynchronous: bool) -> Path:
     """The folder for PYTHONPATH."""
     folder = place / "beside"
     probe = folder / "latfit_engine_loop-0.dist-info"
     probe.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "request_probe.py", folder)
     (probe / "METADATA").write_text("Metadata-Version: 2.1\nName: latfit-engine-loop\nVersion: 0\n")
+    if asynchronous:
+        shutil.copy(HERE / "asynchronous.py", folder / "sitecustomize.py")
     entry = "[vllm.stat_logger_plugins]\nlatfit_engine_loop = request_probe:RequestProbe\n"
     (probe / "entry_points.txt").write_text(entry)
     if vllm.unnamed:
@@ -135,7 +137,11 @@ class Server:
 
 @contextmanager
 def serving(
-    vllm: Installation, model: Path, place: Path, options: Sequence[str], cores: Sequence[int] = ()
+    vllm: Installation,
+    model: Path,
+    place: Path,
+    options: Sequence[str],
+    cores: Sequence[int] = (),
 ) -> Iterator[Server]:
     """A server with latfit's recorder in it, ready for requests. All that it started has ended afterwards. cores: of
     the forward pass; all but the first where not given. Raises Skipped where it does not start."""
@@ -144,7 +150,7 @@ def serving(
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OPENBLAS_", "OMP_"))},
         **SWITCHES,
-        "PYTHONPATH": str(_beside(vllm, place)),
+        "PYTHONPATH": str(_beside(vllm, place, "--no-async-scheduling" not in options)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores or model_cores())),
         "LATFIT_TRACE_DIR": str(place / "traces"),
         "LATFIT_TRACE_SECONDS": "3",
