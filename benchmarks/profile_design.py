@@ -81,6 +81,8 @@ def error_at(result: ProfileResult, at_s: float, truth: FloatArray) -> float:
 
 def compare(trace: Path, seeds: Sequence[int]) -> None:
     recorded = recorded_cells(trace)
+    if not recorded:
+        return  # an engine's run, which repeats no cell
     cells = tuple(recorded)
     truth = np.array([np.median(recorded[cell]) for cell in cells])
     S = np.array([float(cell.S) for cell in cells])
