@@ -60,7 +60,7 @@ class Engine:
             raise WrongUsage(
                 "the plan computes whole prompts in steps of their own; llama.cpp adds prompts to any step that fits",
                 where=plan.file,
-                remedy="Plan with --batching chunked-prefill.",
+                remedy="Plan with --set batching=chunked-prefill.",
             )
         settings, model = self.settings_of(plan), model_of(plan, wanted.model)
         values = {
