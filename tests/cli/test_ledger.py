@@ -15,7 +15,7 @@ from tests.oracle.engine_reference import Engine
 
 RATE_PER_S, REQUESTS = 8.0, 400
 LOAD = ["--rate", f"{RATE_PER_S}/s", "--lengths", "200:40", "--replicas", "1", "--kv-blocks", "4000"]
-ENGINE = ["--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
+ENGINE = ["--set", "max_num_seqs=16", "--set", "max_num_batched_tokens=512"]
 
 
 def step_ms(B: np.ndarray, S: np.ndarray) -> np.ndarray:

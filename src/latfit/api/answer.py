@@ -1,6 +1,7 @@
 """What verbs return: a verdict, tables, sentences and warnings, printed and shown in notebooks in one way."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from latfit.messages import Message
-    from latfit.reporting import Table
+    from latfit.reporting import PlanSummary, Table
 
 State = Literal["good", "doubt", "bad"]
 
@@ -80,6 +81,56 @@ class Answer:
             figure = None
         sentences = [*self.lines, *map(_labelled, self.messages)]
         return card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
+
+
+class Planned(Answer):
+    """Base of plans: a record that is its own JSON, and its summary."""
+
+    result: Any
+
+    @cached_property
+    def _summary(self) -> "PlanSummary":
+        raise NotImplementedError
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the targets can be met."""
+        return bool(self.result.feasible)
+
+    @property
+    def promise(self) -> str:
+        """meets, likely or misses."""
+        return str(self.result.promise)
+
+    @property
+    def warnings(self) -> "list[Message]":
+        return list(self.result.warnings)
+
+    @property
+    def verdict(self) -> str:
+        return self._summary.verdict
+
+    @property
+    def state(self) -> State:
+        """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
+        return self._summary.state
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return self._summary.lines
+
+    @property
+    def details(self) -> Sequence[str]:
+        return [*self._summary.others, *self.result.notes]
+
+    @property
+    def messages(self) -> Sequence[str]:
+        return self._summary.warnings
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `latfit plan --json`."""
+        found: dict[str, Any] = self.result.to_json()
+        return found
 
 
 def _labelled(message: "Message | str") -> str:

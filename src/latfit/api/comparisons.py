@@ -184,7 +184,12 @@ class Comparison(Answer):
 
     @property
     def lines(self) -> list[str]:
-        return [*self.basis, *(line for each in self.upgrades for line in each.sentences(self.baseline))]
+        return [*self.basis, *self.load_lines]
+
+    @property
+    def load_lines(self) -> list[str]:
+        """What each change means for the load."""
+        return [line for each in self.upgrades for line in each.sentences(self.baseline)]
 
     @property
     def messages(self) -> list[Message]:

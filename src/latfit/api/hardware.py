@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from html import escape
 from pathlib import Path
 from types import MappingProxyType
@@ -95,15 +95,20 @@ class Hardware:
                     where="FIT",
                     remedy='Name its .fit.json, or give --nominal "p50=2ms".',
                 )
-            return self._changed(partial(_known_better, name=name, ceiling=ceiling, price=price))
-        path = replace(_path_from(name, numbers, nominal), ceiling=ceiling, price_per_hour=price)
+            return self._changed(lambda profile: _known_better(profile, name, ceiling, price))
+        if numbers is not None and nominal is not None:
+            raise WrongUsage(
+                "a fit and nominal numbers contradict each other", where="--nominal", remedy="Give one of them."
+            )
+        path = path_of(name, numbers) if numbers is not None else nominal_path(name, parse_nominal(str(nominal)))
+        path = replace(path, ceiling=ceiling, price_per_hour=price)
         old = self.result.paths.get(name)
         told = replacement(old, path) if old is not None else ""
-        return self._changed(partial(_with_path, path=path, force=force), told)
+        return self._changed(lambda profile: profile.with_path(path, force=force), told)
 
     def remove(self, name: str) -> "Hardware":
         """The machine without a path. Raises WrongUsage that names the paths there are."""
-        return self._changed(partial(_without, name=name))
+        return self._changed(lambda profile: profile.without(name))
 
     def _changed(self, change: Change, replaced: str = "") -> "Hardware":
         """The machine after a change, which is remembered: a file that is saved to gets the same change."""
@@ -266,31 +271,11 @@ def profile_of(paths: Any) -> HardwareProfile:
     return read_hardware(Path(paths))
 
 
-def _with_path(profile: HardwareProfile, path: ExecutionPath, force: bool) -> HardwareProfile:
-    return profile.with_path(path, force=force)
-
-
-def _without(profile: HardwareProfile, name: str) -> HardwareProfile:
-    return profile.without(name)
-
-
 def _known_better(profile: HardwareProfile, name: str, ceiling: Ceiling, price: float | None) -> HardwareProfile:
     """More known of a path that is there, whatever its numbers are by now."""
     if name not in profile.paths:
         return profile.without(name)
     return profile.with_path(replace(profile.paths[name], ceiling=ceiling, price_per_hour=price))
-
-
-def _path_from(name: str, numbers: Numbers | None, nominal: str | None) -> ExecutionPath:
-    """The path of the fit or of the nominal numbers. Raises BadInput, FitNotUsable, WrongUsage."""
-    if numbers is not None and nominal is not None:
-        raise WrongUsage(
-            "a fit and nominal numbers contradict each other", where="--nominal", remedy="Give one of them."
-        )
-    if nominal is not None:
-        return nominal_path(name, parse_nominal(nominal))
-    assert numbers is not None
-    return path_of(name, numbers)
 
 
 def path_of(name: str, numbers: Numbers) -> ExecutionPath:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.answer import Answer, State
+from latfit.api.answer import Planned
 from latfit.api.hardware import check_one_model, profile_of, tell_unread_context
 from latfit.api.quantities import duration, percent, rate as per_ms, transfer as transfers
 from latfit.api.request import verb
@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from latfit.messages import Message as LatfitWarning
     from latfit.reporting import PlanSummary, Table
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Answer):
+class Plan(Planned):
     """What to do under an SLA. Print it for the answer; DataFrames hold the rest, times in ms, rates per second.
 
     result: the record (`latfit.planning.Plan`).  hardware, request: what it was made for.
@@ -45,16 +44,6 @@ class Plan(Answer):
     result: PlanRecord
     hardware: HardwareProfile = field(default_factory=HardwareProfile)
     request: PlanRecordRequest = field(default_factory=PlanRecordRequest)
-
-    @property
-    def feasible(self) -> bool:
-        """Whether the SLA can be met."""
-        return self.result.feasible
-
-    @property
-    def promise(self) -> str:
-        """meets, likely or misses."""
-        return self.result.promise
 
     @property
     def answer(self) -> str:
@@ -88,10 +77,6 @@ class Plan(Answer):
         """Replicas that the whole rate needs; None without a rate, or where no number serves it."""
         found = self.result.capacity
         return None if found is None else found.replicas
-
-    @property
-    def warnings(self) -> "list[LatfitWarning]":
-        return list(self.result.warnings)
 
     @property
     def why_in_doubt(self) -> list[str]:
@@ -135,31 +120,10 @@ class Plan(Answer):
         )
 
     @cached_property
-    def _told(self) -> "PlanSummary":
+    def _summary(self) -> "PlanSummary":
         from latfit.reporting import plan_summary
 
         return plan_summary(self.result)
-
-    @property
-    def verdict(self) -> str:
-        return self._told.verdict
-
-    @property
-    def state(self) -> State:
-        """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
-        return self._told.state
-
-    @property
-    def lines(self) -> list[str]:
-        return list(self._told.lines)
-
-    @property
-    def details(self) -> list[str]:
-        return [*self._told.others, *self.result.notes]
-
-    @property
-    def messages(self) -> list[str]:
-        return list(self._told.warnings)
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         """The results as tables of text; brief: engine settings to choose from."""
@@ -167,11 +131,7 @@ class Plan(Answer):
 
         if not brief:
             return list(plan_tables(self.result))
-        return [] if self._told.choices is None else [self._told.choices]
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit plan --json`."""
-        return self.result.to_json()
+        return [] if self._summary.choices is None else [self._summary.choices]
 
     def plot(self) -> "Figure":
         """The percentile over the rate for every strategy; without a rate the latency of batches, with B1 and B2."""

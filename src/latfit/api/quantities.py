@@ -114,6 +114,14 @@ def by_name(
     return found
 
 
+def count(value: Any, option: str, example: str) -> int:
+    """Return a whole number above zero. Raises WrongUsage."""
+    found = value if isinstance(value, int) else whole_number(value)
+    if not found:
+        raise WrongUsage(f"{value!r} is no count", where=option, remedy=f"Write {example}.")
+    return found
+
+
 def _one_of(
     value: Any,
     named: float | None,

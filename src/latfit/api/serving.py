@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.answer import Answer, State
+from latfit.api.answer import Planned
 from latfit.api.engines import (
     UNNAMED,
     USUAL,
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from latfit.messages import Message as LatfitWarning
     from latfit.reporting import Making, PlanSummary, Rendered, Table
     from latfit.simulation import Progress
 
@@ -74,7 +73,7 @@ UNLIMITED = 50_000_000
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class EnginePlan(Answer):
+class EnginePlan(Planned):
     """Serving engines for a load of requests. Print it for the answer; `.frame` has the front of throughput against
     speed, `.plot()` draws it; `.engine` holds the settings, as `simulate_engine` takes them.
 
@@ -85,19 +84,9 @@ class EnginePlan(Answer):
     subject: str = ""
 
     @property
-    def feasible(self) -> bool:
-        """Whether the targets can be kept."""
-        return self.result.feasible
-
-    @property
     def supported(self) -> bool:
         """Whether the data support the answer."""
         return not self.result.unsupported
-
-    @property
-    def promise(self) -> str:
-        """meets, likely or misses."""
-        return self.result.promise
 
     @property
     def replicas(self) -> int | None:
@@ -124,36 +113,19 @@ class EnginePlan(Answer):
         rows = [] if found is None else found.replicas_at
         return DataFrame(rows, columns=["t_s", "replicas"])
 
-    @property
-    def warnings(self) -> "list[LatfitWarning]":
-        return list(self.result.warnings)
-
     @cached_property
-    def _told(self) -> "PlanSummary":
+    def _summary(self) -> "PlanSummary":
         from latfit.reporting import serving_summary
 
         return serving_summary(self.result)
 
     @property
-    def verdict(self) -> str:
-        return self._told.verdict
-
-    @property
-    def state(self) -> State:
-        """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
-        return self._told.state
-
-    @property
     def lines(self) -> list[str]:
-        return [*self._told.lines, *self._told.others]
+        return [*self._summary.lines, *self._summary.others]
 
     @property
-    def messages(self) -> list[str]:
-        return list(self._told.warnings)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit plan --json`."""
-        return self.result.to_json()
+    def details(self) -> list[str]:
+        return []
 
     @cached_property
     def frame(self) -> "DataFrame":

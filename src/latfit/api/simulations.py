@@ -1,8 +1,7 @@
 """`simulate`: batching policies under a load; `simulate_study`: the literature's claims on this hardware."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from latfit.api.answer import Answer, State
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
-from latfit.api.quantities import by_name, duration, rates, several, values_of
-from latfit.api.request import given_in, ignored, verb
+from latfit.api.quantities import by_name, count, duration, rates, several, values_of
+from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import SimulateRequest, StudyRequest
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.hardware import HardwareProfile, PathLatency, nominal_path, parse_nominal
@@ -38,7 +37,6 @@ from latfit.simulation import (
     system_of,
     write_events,
 )
-from latfit.units import whole_number
 from latfit.workload import Load, RecordedLoad
 
 if TYPE_CHECKING:
@@ -56,43 +54,25 @@ MOST_ROWS = 24
 """Runs that are shown one a row; of more, p99 by rate and policy."""
 
 
-class Simulation(Answer, ABC):
+class Simulation(Answer):
     """Simulated runs, one a policy or engine at a load. Print it for the answer; `.frame` has every run, a row each,
-    times in ms, rates per second; `.plot()` draws them; `.to_json()` is what the command prints with `--json`."""
+    times in ms, rates per second, shares from 0 to 1; `.plot()` draws them; `.to_json()` is what the command prints
+    with `--json`; `.page()` is the report."""
 
     runs: Sequence[SimResult] | Sequence[EngineResult]
 
     @cached_property
-    @abstractmethod
     def answer(self) -> "Verdict":
         """The verdict with its state."""
+        raise NotImplementedError
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence."""
         return self.answer.text
 
     @property
     def state(self) -> State:
-        """Whether the verdict is good, in doubt or bad."""
         return self.answer.state
-
-    @property
-    @abstractmethod
-    def frame(self) -> "DataFrame":
-        """A DataFrame, one row a run: times in ms, rates per second, shares from 0 to 1."""
-
-    @abstractmethod
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        """The results as tables of text; brief: the few rows that fit a terminal."""
-
-    @abstractmethod
-    def plot(self) -> "Figure":
-        """A matplotlib figure of the runs."""
-
-    @abstractmethod
-    def page(self, made: "Making") -> "Rendered":
-        """The report page."""
 
     @property
     def notes(self) -> list[str]:
@@ -185,22 +165,18 @@ HIDDEN = ("document", "notes", "p99_error")
 """Columns of a sweep's file that say nothing to a reader."""
 
 
-def _duration(value: Any, option: str) -> float:
-    return duration(value, option)
-
-
-SETTINGS: Mapping[str, tuple[str, Callable[[Any, str], Any]]] = {
-    "batch": ("batch", lambda value, option: int(value)),
-    "window": ("window_ms", _duration),
-    "t_cut": ("t_cut_ms", _duration),
-    "b1": ("B1", lambda value, option: int(value)),
-    "max_batch": ("max_batch", lambda value, option: int(value)),
-    "rule": ("rule", lambda value, option: str(value).replace("-", " ")),
-    "longest": ("longest_ms", _duration),
-    "merge_below": ("merge_below", lambda value, option: int(value)),
-    "ageing": ("ageing_ms", _duration),
+SETTINGS: Mapping[str, str] = {
+    "batch": "batch",
+    "window": "window_ms",
+    "t_cut": "t_cut_ms",
+    "b1": "B1",
+    "max_batch": "max_batch",
+    "rule": "rule",
+    "longest": "longest_ms",
+    "merge_below": "merge_below",
+    "ageing": "ageing_ms",
 }
-"""Settings of policies by name: what they are inside, and how a value is read."""
+"""Settings of policies by name: what they are inside."""
 
 
 @verb(SimulateRequest)
@@ -220,7 +196,10 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
     mean, longest = request_tokens(load, request.by_prompt, request.tokens_per_request)
     machine, system, limit = _simulated(request, mean, longest)
     _tell_unread_tokens(machine, request)
-    varied = {_setting(key)[0]: [_parsed(key, value) for value in values] for key, values in axes.items()}
+    varied = {
+        _setting(key): [_parsed(key, value, f"--sweep {key.replace('_', '-')}") for value in values]
+        for key, values in axes.items()
+    }
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) is not None}
     skipped: list[SlaOutOfReach] = []
     grid = Grid(several(request.policy), offered, varied, policy_settings({**given, **(request.settings or {})}))
@@ -255,7 +234,9 @@ def simulate_study(request: StudyRequest) -> PolicySimulation:
 
 def _simulated(request: Any, mean: float, longest: float = 0.0) -> tuple[HardwareProfile, System, float]:
     """The machine, its paths that serve requests of such tokens, and the SLA in ms. Raises WrongUsage."""
-    servers = {name: _count(number) for name, number in by_name(request.servers, "--servers", "amx=2").items()}
+    servers = {
+        name: count(each, "--servers", "amx=2") for name, each in by_name(request.servers, "--servers", "amx=2").items()
+    }
     buckets = request.buckets or ()
     if isinstance(buckets, str):
         try:
@@ -278,13 +259,6 @@ def _options(request: Any, limit: float) -> Options:
 def _swept(points: Sequence[Point], request: Any) -> Sequence[SimResult]:
     running = request.running or Running(request.workers, request.backend, request.scheduler)
     return sweep(points, running, out=request.out, resume=request.resume, progress=request.progress)
-
-
-def _count(number: Any) -> int:
-    found = number if isinstance(number, int) else whole_number(number)
-    if not found:
-        raise WrongUsage(f"{number!r} is no count", where="--servers", remedy="Write amx=2.")
-    return found
 
 
 def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfile:
@@ -329,24 +303,29 @@ def solve_optimal(rate: float, T_ms: "FloatArray") -> "DispatchTable":
 
 def policy_settings(given: Mapping[str, Any]) -> Settings:
     """Settings of policies by the names of `SETTINGS`; None for the default. Raises WrongUsage."""
-    chosen = {
-        _setting(key)[0]: _parsed(key, value, key.replace("_", "-"))
-        for key, value in given.items()
-        if value is not None
-    }
-    return Settings(**chosen)
+    return Settings(
+        **{
+            _setting(key): _parsed(key, value, option_of(SimulateRequest, key))
+            for key, value in given.items()
+            if value is not None
+        }
+    )
 
 
-def _setting(key: str) -> tuple[str, Callable[[Any, str], Any]]:
+def _setting(key: str) -> str:
     if key not in SETTINGS:
         known = ", ".join(name.replace("_", "-") for name in SETTINGS)
         raise WrongUsage(f"{key!r} is not a setting", where="--sweep", remedy=f"Vary rate, {known}.")
     return SETTINGS[key]
 
 
-def _parsed(key: str, value: Any, where: str = "sweep") -> Any:
-    option = f"--{where}" if where != "sweep" else f"--sweep {key.replace('_', '-')}"
+def _parsed(key: str, value: Any, option: str) -> Any:
+    """Return the value of a setting. Raises WrongUsage."""
+    if _setting(key).endswith("_ms"):
+        return duration(value, option)
+    if key == "rule":
+        return str(value).replace("-", " ")
     try:
-        return _setting(key)[1](value, option)
+        return int(value)
     except (TypeError, ValueError):
         raise WrongUsage(f"{value!r} cannot be read", where=option, remedy="Give a number.") from None

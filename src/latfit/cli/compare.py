@@ -38,6 +38,8 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
             verdict(found.sentences[i], found.states[i])
         if len(order) > MOST:
             say(f"... and {len(order) - MOST:,} more: --verbose shows them.")
+        for line in found.load_lines:
+            say(line)
         print_messages(found.messages, verbose=False)
     needing = [each for each in found.upgrades if each.worse]
     if needing and not found.slower:

@@ -428,7 +428,7 @@ def summarise(part: Part, scan: Scan, progress: Callable[[int], None] | None = N
 def unreadable(path: str, reason: str) -> BadInput:
     """Return the error for a file that is no part of a trace."""
     return BadInput(
-        reason, where=path, remedy="Make it again or move it away, or go on without such files: --skip-bad."
+        reason, where=path, remedy="Make it again or move it away, or leave it out: latfit ingest --skip-bad."
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from latfit.api.answer import Answer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
-from latfit.api.quantities import by_name, duration as in_ms, several
+from latfit.api.quantities import by_name, count, duration as in_ms, several
 from latfit.api.request import verb
 from latfit.api.requests import ServeRequest
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage
@@ -22,7 +22,7 @@ from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
 from latfit.policies import PathTimes, Policy, Settings, named_policy
 from latfit.simulation import Options, System, path_times, simulate
-from latfit.units import format_ms, parse_bytes, whole_number
+from latfit.units import format_ms, parse_bytes
 from latfit.workload import OpenLoad, Poisson, parse_lengths
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def serve(request: ServeRequest) -> Served:
     if request.token_file is not None:
         token = token_in(request.token_file)
     times = by_name(request.times, "--times", "gpu=800ms")
-    slots = {name: _count(each) for name, each in by_name(request.slots, "--slots", "gpu=8").items()}
+    slots = {name: count(each, "--slots", "gpu=8") for name, each in by_name(request.slots, "--slots", "gpu=8").items()}
     names = list(urls)
     if not 1 <= len(names) <= 2:
         raise WrongUsage(f"{len(names)} engines", where="URL", remedy="Give one or two, the main path first.")
@@ -139,13 +139,6 @@ def _addresses(engines: Any) -> dict[str, str]:
     if not isinstance(engines, Mapping) and len(alone := several(engines)) == 1 and not re.match(r"[\w-]+=", alone[0]):
         return {DEFAULT_PATH: alone[0]}
     return by_name(engines, "URL", "gpu=http://localhost:8000")
-
-
-def _count(number: Any) -> int:
-    found = number if isinstance(number, int) else whole_number(number)
-    if not found:
-        raise WrongUsage(f"{number!r} is no number of requests", where="--slots", remedy="Write gpu=8.")
-    return found
 
 
 async def _run(live: Any, front: "Front", place: tuple[str, int, float], ready: Callable[[str], None]) -> Served:
