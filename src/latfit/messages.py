@@ -155,6 +155,11 @@ TABLE: Mapping[str, Template] = {
         "Two states at one load: {fast}, but after a burst {slow}, in a simulation for good. From {rate} on.",
         "--max-num-seqs {limit} removes the slow state.",
     ),
+    "above_cliff": Template(
+        WARNING,
+        "{setting} {value:,} is just above a cliff: {steps} take {longer:percent} longer beyond {size:,}.",
+        "--{option} {size} makes more tokens/s{graphs}.",
+    ),
     "nominal": Template(NOTE, "{path}: nominal numbers ({numbers}), not measured; without any spread."),
     "period": Template(NOTE, "{path}: step times are periods, with the host's work."),
     "compute": Template(NOTE, "{path}: step times are compute, without the host's work between steps."),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         ENGINES as ENGINES,
         describe_engines as describe_engines,
         engine_named as engine_named,
+        graph_sizes_option as graph_sizes_option,
         setting_names as setting_names,
     )
 

@@ -69,6 +69,8 @@ class Engine:
         How to record its steps if its metrics do not tell the mean step.
     port
         Where its metrics are by default.
+    graph_sizes
+        Its option for the batch sizes of captured graphs, if it has one.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Engine:
     metrics_help: str = ""
     steps_help: str = "Record single steps: latfit.record.StepRecorder, or the engine's log."
     port: int = 8000
+    graph_sizes: str = ""
 
     def metric_names(self) -> set[str]:
         """Return the names that its text has, without prefixes."""

@@ -16,6 +16,11 @@ def engine_named(name: str) -> Engine:
     return next(engine for engine in ENGINES if engine.name == name)
 
 
+def graph_sizes_option(engine: str) -> str:
+    """Return the option for the batch sizes of captured graphs; empty if the engine is not known or has none."""
+    return next((each.graph_sizes for each in ENGINES if each.name.lower() == engine.lower()), "")
+
+
 def describe_engines() -> str:
     """Return the engines as part of a sentence, with how their metrics are turned on."""
     *names, last = (f"{each.name} ({each.metrics_help})" if each.metrics_help else each.name for each in ENGINES)

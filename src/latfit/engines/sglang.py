@@ -32,4 +32,5 @@ SGLANG = Engine(
     metrics_help="--enable-metrics",
     steps_help="Start SGLang of a version that publishes cuda_graph_passes_total and realtime_tokens_total.",
     port=30000,
+    graph_sizes="cuda_graph_bs",
 )

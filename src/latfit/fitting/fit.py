@@ -14,6 +14,7 @@ from latfit.fitting.checking.crossval import PHASE_ROWS, HeldOut, Validated, cro
 from latfit.fitting.checking.step_noise import with_noise
 from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data, rows_of
+from latfit.fitting.diagnostics.cliffs import find_cliffs
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.messages import (
@@ -23,6 +24,7 @@ from latfit.fitting.diagnostics.messages import (
     better_model,
     cautions,
     cautions_in_time,
+    cliff_note,
     floor_of,
 )
 from latfit.fitting.diagnostics.pooled import pooled_systems
@@ -172,13 +174,22 @@ def _chosen(rows: FitData, wanted: FitOptions, asked: DoubtOptions, *, steps: bo
     found = _fitted(rows, options, asked, held_out)
     if not selection:
         notes = [*notes, *outdone(rows, options, found)]
-    return replace(
+    found = replace(
         found,
         warnings=[*notes, *found.warnings],
         cross_validation=structs.replace(found.cross_validation, selection=selection or None),
         typical=typical_context(rows.steps, rows.weights),
         **facts,
     )
+    return with_cliffs(found, rows) if steps else found
+
+
+def with_cliffs(found: FitResult, rows: FitData) -> FitResult:
+    """Return the fit with its cliffs, and a note on them."""
+    cliffs = find_cliffs(rows, found)
+    notes = [note for axis in ("B", "S") if (note := cliff_note([each for each in cliffs.found if each.axis == axis]))]
+    diagnostics = structs.replace(found.diagnostics, cliffs=cliffs)
+    return replace(found, diagnostics=diagnostics, warnings=[*found.warnings, *notes])
 
 
 def _supported(data: FitData, options: FitOptions) -> tuple[FitOptions, list[LatfitWarning]]:

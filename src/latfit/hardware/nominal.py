@@ -2,7 +2,7 @@
 
 Formats: `launch=8ms,slope=0.05ms` (linear in B and S), short `8ms+0.05ms*256` (with the largest batch), `exp:2ms` (mean
 of an exponential service), `p50=2ms` (median of one request served at a time). They have no intervals. Median and mean:
-docs/theory/planning.md, "Nominal paths".
+docs/concepts/plans.md, "What plans assume".
 """
 
 import math

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     )
     from latfit.model.fit_parts import (
         Baseline as Baseline,
+        Cliff as Cliff,
+        Cliffs as Cliffs,
         Combination as Combination,
         CrossValidation as CrossValidation,
         DataFacts as DataFacts,

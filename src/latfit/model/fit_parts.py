@@ -163,8 +163,40 @@ class Drift(Record, frozen=True):
     reason: str = ""
 
 
+class Cliff(Record, frozen=True):
+    """A size beyond which a step takes abruptly longer.
+
+    Attributes
+    ----------
+    axis
+        B of decode steps, or S of steps with prefill.
+    size, above
+        The measured sizes on either side.
+    step_pct, interval_pct
+        By how much T rises beyond smooth growth, and its 95 % interval.
+    cost_pct
+        Throughput lost at size + 1, compared with size.
+    """
+
+    axis: str
+    size: int
+    above: int
+    step_pct: float
+    interval_pct: tuple[float, float]
+    cost_pct: float
+
+
+class Cliffs(Record, frozen=True):
+    """Cliffs of a trace. tested: boundaries between neighbouring sizes.  level: probability of any false one."""
+
+    found: Sequence[Cliff] = ()
+    tested: int = 0
+    level: float = 0.05
+
+
 class Diagnostics(Record, frozen=True, omit_defaults=True):
-    """Errors by phase (`regimes`), noise floor (`lack_of_fit`), influence, impossible steps, drift and error parts.
+    """Errors by phase (`regimes`), noise floor (`lack_of_fit`), influence, impossible steps, drift, error parts
+    and cliffs.
 
     What could not be computed holds a `reason`; what was not looked for is None.
     """
@@ -175,6 +207,7 @@ class Diagnostics(Record, frozen=True, omit_defaults=True):
     contradictions: JsonObject | None = None
     drift: Drift | None = None
     error_parts: JsonObject | None = None
+    cliffs: Cliffs | None = None
 
     def __repr__(self) -> str:
         names = (name for name, found in msgspec.structs.asdict(self).items() if found is not None)

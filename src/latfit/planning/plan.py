@@ -24,6 +24,7 @@ from latfit.planning.result import (
     LoadPlan,
     Plan,
     Reach,
+    Settings,
     StepPlan,
     Threshold,
     TokenRange,
@@ -31,7 +32,7 @@ from latfit.planning.result import (
 )
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
-from latfit.planning.support import doubtful_steps, how_far, inherited, outside, unsupported
+from latfit.planning.support import above_cliffs, doubtful_steps, how_far, inherited, outside, unsupported
 from latfit.planning.verdict import Verdict
 from latfit.units import format_ms
 
@@ -78,6 +79,9 @@ def make_plan(
     messages = [*_notes(profile), *messages, *of_load]
     serving = PathLatency(_serving_path(profile, load), tokens_per_request, request.context)
     settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context)
+    if isinstance(settings, Settings):
+        chosen = settings.max_num_seqs, settings.max_num_batched_tokens
+        messages += above_cliffs([serving.path.fit] if serving.path.nominal is None else [], *chosen)
     factor = level_for(serving.path, percentile, serving.phase).factor
     decides = steps if load is None else load
     promise: Verdict = load.promise if load is not None else "meets" if steps.feasible else "misses"

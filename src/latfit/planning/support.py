@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from latfit.engines import graph_sizes_option
 from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
 from latfit.messages import Message, message
+from latfit.model import FitResult, fitted_identity
 from latfit.planning.result import Doubt, LoadPlan, StepPlan, TokenRange
 from latfit.planning.steps.limits import levels_for
 from latfit.stats import FloatArray
@@ -107,6 +109,23 @@ def outside(paths: Iterable[ExecutionPath], tokens: float, context: float | None
     """Return messages on batches of a load that lie outside the measurements."""
     told = [PathLatency(path, tokens, context).outside for path in paths]
     return [message("outside_measured", what=text) for text in told if text]
+
+
+def above_cliffs(fits: Iterable[FitResult], max_num_seqs: int | None, budget: int | None) -> list[Message]:
+    """Return warnings on settings just above a cliff, where a full step makes fewer tokens/s than at the cliff."""
+    found = []
+    settings = {"B": ("max_num_seqs", max_num_seqs), "S": ("max_num_batched_tokens", budget)}
+    for fit in fits:
+        graphs = graph_sizes_option(fitted_identity(fit).get("engine", ""))
+        for cliff in fit.diagnostics.cliffs.found if fit.diagnostics.cliffs else ():
+            (setting, value), longer = settings[cliff.axis], cliff.step_pct / 100
+            if value is None or not cliff.size < value < cliff.size * (1 + longer):
+                continue
+            steps = "decode steps" if cliff.axis == "B" else "steps with prefill"
+            hint = f", or add {value:,} to {graphs}" if graphs and cliff.axis == "B" else ""
+            about = {"setting": setting, "option": setting.replace("_", "-"), "steps": steps, "graphs": hint}
+            found.append(message("above_cliff", **about, value=value, longer=longer, size=cliff.size))
+    return found
 
 
 def drift_of(path: ExecutionPath) -> float | None:

@@ -16,7 +16,7 @@ from latfit.fitting.diagnostics.diagnose import noise_floor
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
 from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
-from latfit.model import CONTEXT, Baseline, Combination, Diagnostics, FitResult, Identifiability
+from latfit.model import CONTEXT, Baseline, Cliff, Combination, Diagnostics, FitResult, Identifiability
 from latfit.units import format_percent
 
 
@@ -91,6 +91,11 @@ MESSAGES: Mapping[str, Message] = {
         " the differences between steps of equal B and S, up to {ratio:.2g} times.",
         "Fit each by itself: --map path={column}.",
     ),
+    "cliffs": Message(
+        "{steps} take abruptly longer beyond {axis} = {sizes}.",
+        "One above costs up to {cost} of the throughput; plans warn of such settings.",
+        acts=False,
+    ),
     "better_model": Message(
         "{better} predicts held-out steps far better than {name} ({theirs} vs {own}).",
         "Use --model auto, which compares all models.",
@@ -114,6 +119,7 @@ REJECTED_FLOORS, REJECTED_OTHERS = 3.0, 2.0  # times the noise floor, or a bette
 AS_GOOD_PCT = 0.1
 MIN_DRIFT = 0.05  # share of the residuals' variance due to changes of level
 FAR_BETTER = 0.7  # times an error: clearly better
+MAX_CLIFFS = 5  # named in a note
 SATURATED_AT = 5.0  # rate times size from which a saturation factor is one
 _NAME = re.compile(r"[A-Za-z]\w*")
 
@@ -208,6 +214,20 @@ def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWar
         why = f"and repeats of the same step differ by {format_percent(floor)} only"
     shown = {"model": found.model, "error": format_percent(error), "why": why, "remedy": remedy}
     return message("kept_out", **shown) if why else None
+
+
+def cliff_note(cliffs: Sequence[Cliff]) -> LatfitWarning | None:
+    """Return a note on the cliffs of one kind of step, the highest first; None if there are none."""
+    if not cliffs:
+        return None
+    highest = sorted(cliffs, key=lambda each: -each.step_pct)[:MAX_CLIFFS]
+    return message(
+        "cliffs",
+        steps="Decode steps" if cliffs[0].axis == "B" else "Steps with prefill",
+        axis=cliffs[0].axis,
+        sizes=", ".join(f"{each.size:,} ({format_percent(each.step_pct, signed=True)})" for each in highest),
+        cost=format_percent(max(each.cost_pct for each in cliffs)),
+    )
 
 
 def far_behind(error: float, other: float) -> bool:

@@ -40,6 +40,7 @@ from latfit.planning.serving.search import Found, Search, SearchSpace
 from latfit.planning.serving.stalls import stalls_of
 from latfit.planning.serving.states import operating_states
 from latfit.planning.serving.targets import Targets
+from latfit.planning.support import above_cliffs
 from latfit.planning.verdict import verdict_of
 from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
@@ -126,7 +127,11 @@ def plan_serving(
         ends = f"{each.name} is {format_ms(each.low)} to {format_ms(each.high)}"
         messages.append(message("wide_interval", widest=ends, runs=shown.summary.replications))
     states = operating_states(evaluator, shown.setup.settings, shown.setup.replicas, list(fits.values()))
-    messages += _two_states(states)
+    settings = shown.setup.settings
+    messages += [
+        *_two_states(states),
+        *above_cliffs(fits.values(), settings.max_num_seqs, settings.max_num_batched_tokens),
+    ]
     slower_pct = 100 * (bears(evaluator, shown) - 1) if met else None
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate, (carries, missed_from) = _rate(load, shown), found.carries

@@ -3,7 +3,7 @@ what is known of parameters together, and the cells that the fit hangs on."""
 
 from collections.abc import Iterator
 
-from latfit.model import FitResult
+from latfit.model import Cliffs, FitResult
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.format import count
 from latfit.units import format_ms, format_percent, number
@@ -13,7 +13,7 @@ MOST_CELLS = 5
 
 def check_tables(fit: FitResult) -> Iterator[Table]:
     """Every table that has rows."""
-    of_errors = (contradicting(fit), error_parts(fit), held_out(fit))
+    of_errors = (contradicting(fit), cliffs(fit), error_parts(fit), held_out(fit))
     of_parameters = (together(fit), to_measure(fit), influential(fit))
     return (table for table in (*of_errors, *of_parameters) if table.rows)
 
@@ -127,3 +127,21 @@ def contradicting(fit: FitResult) -> Table:
     note = f"And {count(more)} more." if more > 0 else ""
     columns = ("step", "measured", "those beside suggest", "judged")
     return Table("Steps that contradict those beside them", columns, rows, words=("judged",), note=note)
+
+
+def cliffs(fit: FitResult) -> Table:
+    """The sizes beyond which steps take abruptly longer, and what one above them costs."""
+    found = fit.diagnostics.cliffs or Cliffs()
+    rows = [
+        (
+            "decode" if each.axis == "B" else "with prefill",
+            f"{each.axis} = {count(each.size)}",
+            count(each.above),
+            "{} ({} to {})".format(*(format_percent(value) for value in (each.step_pct, *each.interval_pct))),
+            format_percent(each.cost_pct),
+        )
+        for each in found.found
+    ]
+    columns = ("steps", "cliff above", "next size", "longer by (95 %)", "throughput lost one above")
+    note = f"At {count(found.tested)} tested sizes; a smooth machine shows none in {1 - found.level:.0%} of traces."
+    return Table("Cliffs", columns, rows, note=note)
