@@ -1,16 +1,16 @@
-"""Cells: a trace of any length in flat memory, as counts of similar steps, here or on a Dask cluster.
+"""Cells: a trace of any length in bounded memory, as counts of similar steps, here or on a Dask cluster.
 
-Steps are counted in bins of hardware, model, tp, path, phase, B, S, context and ln T. Each bin keeps sums from which
-the means of B, S, context and ln T and the variance of ln T come. If there are too many bins, those of B, S and context
-are made coarser. Rows with weights (`cell_rows`) come back. See docs/formats.md.
+Steps are counted in bins of hardware, model, tp, path, phase, B, S, context and ln T. Each bin has sums that give the
+means of B, S, context and ln T and the variance of ln T. If there are too many bins, those of B, S and context are made
+coarser. The result is rows with weights (`cell_rows`). See docs/formats.md.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ from latfit.trace.table import WEIGHT, Trace, phases
 from latfit.units import MS_PER_UNIT
 
 Progress = Callable[[int, int], None]
-BACKENDS = ("local", "dask")
+BACKENDS = LOCAL, _ = ("local", "dask")
 
 LABELS = (*IDENTITY, "phase")
 MAX_LABELS = 256  # different values of such a column
@@ -59,8 +59,8 @@ Label = tuple[str, ...]
 
 BIN = 1 / 64  # of ln T
 RELATIVE_ERROR = float(np.expm1(BIN / 2))  # of a quantile read at the middle of its bin
-FIRST_UNIT, SECOND_UNIT = 2.0**36, 2.0**44  # sums of whole numbers do not depend on the order of the steps
 MIN_T_BINS = 16  # a cell with fewer needs its variance within bins too
+MIN_SPREAD = 1e-9  # of ln T within a bin; less is rounding
 MAX_BINS = 1 << 20  # a pass holds them in less than 1 GiB
 
 FRACTION_BITS, CONTEXT_FRACTION_BITS = 15, 3  # B and S are exact up to 65,536; 8 bins of the context per octave
@@ -77,8 +77,7 @@ SAMPLED_FILES = 8
 NUMBERS = ("B", "S", "T_ms", "context_tokens", "prefill_requests", "prefill_tokens", "period_ms")
 FLAGS = ("dummy", "idle", "warmup")
 OF_RECORDS = ("t_s", "step", "run", "replica", "queued_requests", "draft_tokens")
-DOCUMENTS = (".md", ".rst", ".html", ".pdf", ".png", ".svg")
-ABOUT = ("README", "LICENSE", "LICENCE", "NOTICE")
+SUFFIXES = (".parquet", ".parq", ".pq")
 
 
 @dataclass(frozen=True)
@@ -113,15 +112,11 @@ class Bins:
     keys
         (n,) S = B, and the leading bits of B, S, context and ln T, in one integer.
     sums
-        (6, n) of steps, d and d^2 (d: ln T from the middle of its bin, scaled), B, S and context.
-    low, high
-        (n,) shortest and longest T in ms.
+        (6, n) of steps, d and d^2 (d: ln T from the middle of its bin), B, S and context.
     """
 
     keys: IntArray
     sums: FloatArray
-    low: FloatArray
-    high: FloatArray
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -130,8 +125,10 @@ class Bins:
     def steps(self) -> FloatArray:
         return np.asarray(self.sums[0])
 
-    def select(self, rows: NDArray[np.bool_]) -> "Bins":
-        return Bins(self.keys[rows], self.sums[:, rows], self.low[rows], self.high[rows])
+    @property
+    def mean_ln_ms(self) -> FloatArray:
+        middle = ((self.keys & ((1 << T_BITS) - 1)) - T_MIDDLE) * BIN
+        return np.asarray(middle + self.sums[1] / self.steps)
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class Cells:
     short
         Rows with fewer tokens than requests.
     host
-        By (phase, quantity), of steps with a period: `steps`, and the sums `T_us` and `period_us`.
+        By phase, of steps with a period: their number, and the sums of their T and of their periods in ms.
     """
 
     bins: Mapping[Label, Bins] = field(default_factory=dict)
@@ -152,7 +149,7 @@ class Cells:
     dropped: Mapping[str, int] = field(default_factory=dict)
     short: int = 0
     unreadable: tuple[tuple[str, str], ...] = ()
-    host: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    host: Mapping[str, FloatArray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(map(len, self.bins.values()))
@@ -163,17 +160,18 @@ class Cells:
 
 
 def merge(parts: Sequence[Cells], limit: int) -> Cells:
-    """Return all parts together, coarser if there are too many bins. The order of the parts does not matter."""
+    """Return all parts together, coarser if there are too many bins."""
     level = max(part.level for part in parts)
     bins = _group_labels([part.bins for part in parts], level)
     while sum(map(len, bins.values())) > limit and level < len(COARSER) - 1:
         level += 1
         bins = _group_labels([bins], level)
     dropped: Counter[str] = Counter()
-    host: Counter[tuple[str, str]] = Counter()
+    host: dict[str, FloatArray] = {}
     for part in parts:
         dropped.update(part.dropped)
-        host.update(part.host)
+        for phase, sums in part.host.items():
+            host[phase] = host.get(phase, 0.0) + sums
     return Cells(
         bins,
         level,
@@ -185,23 +183,14 @@ def merge(parts: Sequence[Cells], limit: int) -> Cells:
     )
 
 
-class Accumulator:
-    """Merges cells when those that wait are as many as those merged, so that each is moved a few times only."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.merged = Cells()
-        self.waiting: list[Cells] = []
-
-    def add(self, cells: Cells) -> None:
-        self.waiting.append(cells)
-        if sum(map(len, self.waiting)) >= max(len(self.merged), self.limit // 4):
-            self.total()
-
-    def total(self) -> Cells:
-        self.merged = merge([self.merged, *self.waiting], self.limit)
-        self.waiting = []
-        return self.merged
+def merge_all(parts: Iterable[Cells], limit: int) -> Cells:
+    """Merge parts as they come, each bin a few times only: when those that wait are as many as those merged."""
+    merged, waiting = Cells(), list[Cells]()
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= max(len(merged), limit // 4):
+            merged, waiting = merge([merged, *waiting], limit), []
+    return merge([merged, *waiting], limit)
 
 
 def _group_labels(parts: Sequence[Mapping[Label, Bins]], level: int) -> dict[Label, Bins]:
@@ -212,21 +201,16 @@ def _group_labels(parts: Sequence[Mapping[Label, Bins]], level: int) -> dict[Lab
     found = {}
     for label in sorted({label for part in parts for label in part}):
         bins = [part[label] for part in parts if label in part]
-        found[label] = _group(
-            np.concatenate([each.keys for each in bins]) & ~cut,
-            np.concatenate([each.sums for each in bins], axis=1),
-            np.concatenate([each.low for each in bins]),
-            np.concatenate([each.high for each in bins]),
-        )
+        keys, sums = (np.concatenate(each, axis=-1) for each in zip(*((b.keys, b.sums) for b in bins), strict=True))
+        found[label] = _group(keys & ~cut, sums)
     return found
 
 
-def _group(keys: IntArray, sums: FloatArray, low: FloatArray, high: FloatArray) -> Bins:
+def _group(keys: IntArray, sums: FloatArray) -> Bins:
     order = np.argsort(keys)
     keys = keys[order]
     starts = np.flatnonzero(np.diff(keys, prepend=-1))
-    totals = np.stack([np.add.reduceat(row[order], starts) for row in sums])
-    return Bins(keys[starts], totals, np.minimum.reduceat(low[order], starts), np.maximum.reduceat(high[order], starts))
+    return Bins(keys[starts], np.stack([np.add.reduceat(row[order], starts) for row in sums]))
 
 
 def bins_of(B: FloatArray, S: FloatArray, T: FloatArray, context: FloatArray) -> Bins:
@@ -236,12 +220,11 @@ def bins_of(B: FloatArray, S: FloatArray, T: FloatArray, context: FloatArray) ->
     d = ln_T - t * BIN
     known = context >= 0
     tokens = np.where(known, context, 0.0)
-    sums = np.stack([np.ones(len(T)), np.rint(d * FIRST_UNIT), np.rint(d * d * SECOND_UNIT), B, S, tokens])
     keys = ((S == B).astype(np.int64) << B_BITS | _leading_bits(B, FRACTION_BITS)) << S_BITS
     keys = (keys | _leading_bits(S, FRACTION_BITS)) << CONTEXT_BITS
     bits = _leading_bits(np.minimum(tokens + 1.0, 2.0**31), CONTEXT_FRACTION_BITS)
     keys = (keys | np.where(known, bits | KNOWN_CONTEXT, 0)) << T_BITS
-    return _group(keys | (t.astype(np.int64) + T_MIDDLE), sums, T, T)
+    return _group(keys | (t.astype(np.int64) + T_MIDDLE), np.stack([np.ones(len(T)), d, d * d, B, S, tokens]))
 
 
 def _leading_bits(x: FloatArray, fraction: int) -> IntArray:
@@ -257,8 +240,10 @@ def weighted_rows(cells: Cells) -> Trace:
     tables = []
     for label, bins in cells.bins.items():
         table = _rows_of(bins)
-        texts = {name: np.full(len(table["B"]), text, dtype=object) for name, text in zip(LABELS, label, strict=True)}
-        tables.append(table | texts)
+        tables.append(
+            table
+            | {name: np.full(len(table["B"]), text, dtype=object) for name, text in zip(LABELS, label, strict=True)}
+        )
     columns = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
     empty = [name for name in LABELS if name in columns and not np.any(columns[name] != "")]
     if "context_tokens" in columns and np.isnan(columns["context_tokens"]).all():
@@ -272,13 +257,12 @@ def _rows_of(bins: Bins) -> dict[str, NDArray[Any]]:
     count = np.bincount(cell, steps)
     B, S, context = ((np.bincount(cell, total) / count)[cell] for total in totals)
     context = np.where(bins.keys >> T_BITS & KNOWN_CONTEXT > 0, context, np.nan)
-    mean = d / FIRST_UNIT / steps
-    spread = np.sqrt(np.maximum(d2 / SECOND_UNIT / steps - mean**2, 0.0))
-    centre = ((bins.keys & ((1 << T_BITS) - 1)) - T_MIDDLE) * BIN + mean
-    split = (bins.low < bins.high) & (np.bincount(cell) < MIN_T_BINS)[cell]
+    spread = np.sqrt(np.maximum(d2 / steps - (d / steps) ** 2, 0.0))
+    split = (spread > MIN_SPREAD) & (np.bincount(cell) < MIN_T_BINS)[cell]
     upper = np.where(split, np.floor(steps / 2), 0.0)
     lower = steps - upper
-    T = np.where(bins.low == bins.high, bins.low, np.exp(centre - spread * np.sqrt(upper / lower)))
+    centre = bins.mean_ln_ms
+    T = np.exp(centre - np.where(split, spread * np.sqrt(upper / lower), 0.0))
     T_upper = np.exp(centre + spread * np.sqrt(lower / np.maximum(upper, 1.0)))
     return {
         **{name: np.append(x, x[split]) for name, x in (("B", B), ("S", S), ("context_tokens", context))},
@@ -301,9 +285,10 @@ class Part:
 
 
 def find_parts(source: str | Path, filesystem: Any = None) -> tuple[list[Part], list[tuple[str, str]]]:
-    """Return the files of a folder (or one file) at a path or URI, and (file, reason) of unreadable ones.
+    """Return the Parquet files of a folder (or one file) at a path or URI, and (file, reason) of unreadable ones.
 
-    Raises BadInput if there is no such place or no file in it.
+    Hidden files and those in hidden folders (names that begin with `.` or `_`) do not count. Raises BadInput if there
+    is no such place or no file in it.
     """
     import pyarrow as pa
     from pyarrow import fs
@@ -324,20 +309,15 @@ def find_parts(source: str | Path, filesystem: Any = None) -> tuple[list[Part], 
             where=str(source),
             remedy="Give a readable path, or a URI such as s3://bucket/folder, gs://bucket/folder, hdfs://host/folder.",
         ) from None
-    paths = sorted(each.path for each in inside if each.type == fs.FileType.File and (is_file or _is_data(each, root)))
-    if not paths:
-        remedy = "Name the folder that holds the Parquet files of a trace."
+    hidden = re.compile(r"(^|/)[._]")
+    files = sorted(each.path for each in inside if each.type == fs.FileType.File)
+    paths = [path for path in files if path.lower().endswith(SUFFIXES) and not hidden.search(path.removeprefix(root))]
+    if not (paths or is_file):
+        remedy = f"Name the folder that holds the Parquet files of a trace (*{SUFFIXES[0]})."
         raise BadInput("holds no trace", where=str(source), remedy=remedy)
-    found = [_part_or_reason(filesystem, path, allow_text=is_file) for path in paths]
+    found = [_part_or_reason(filesystem, path, allow_text=is_file) for path in (files if is_file else paths)]
     parts = [part for part in found if isinstance(part, Part)]
-    return parts, [(path, part) for path, part in zip(paths, found, strict=True) if isinstance(part, str)]
-
-
-def _is_data(file: Any, root: str) -> bool:
-    """Return whether a file is no marker (`_SUCCESS`, `.crc`) and no page about the folder."""
-    hidden = any(step.startswith(("_", ".")) for step in file.path.removeprefix(root).split("/"))
-    name = file.base_name
-    return not hidden and not name.lower().endswith(DOCUMENTS) and not name.upper().startswith(ABOUT)
+    return parts, [(path, part) for path, part in zip(paths or files, found, strict=True) if isinstance(part, str)]
 
 
 def _part_or_reason(filesystem: Any, path: str, allow_text: bool) -> Part | str:
@@ -409,12 +389,14 @@ def summarise(part: Part, scan: Scan, progress: Callable[[int], None] | None = N
     """Return the cells of one file. Raises BadInput if it cannot be read, unless that is to be skipped."""
     import pyarrow as pa
 
-    total = Accumulator(scan.limit)
-    try:
+    def batches() -> Iterator[Cells]:
         for trace in read_batches(part, scan):
-            total.add(_cells_of(trace, scan, part.path))
+            yield _cells_of(trace, scan, part.path)
             if progress:
                 progress(len(trace))
+
+    try:
+        return merge_all(batches(), scan.limit)
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError, BadInput) as error:
@@ -422,7 +404,6 @@ def summarise(part: Part, scan: Scan, progress: Callable[[int], None] | None = N
         if scan.skip_unreadable:
             return Cells(unreadable=((part.path, reason),))
         raise error if isinstance(error, BadInput) else unreadable(part.path, reason) from None
-    return total.total()
 
 
 def unreadable(path: str, reason: str) -> BadInput:
@@ -433,25 +414,20 @@ def unreadable(path: str, reason: str) -> BadInput:
 
 
 def _cells_of(trace: Trace, scan: Scan, path: str) -> Cells:
-    """Filter, clean and count the steps of a batch."""
+    """Filter, clean and count the steps of a batch. Raises BadInput if a label column has too many values."""
     if scan.where:
         trace = trace.select(matching_rows(trace, scan.where))
+    rows, short = len(trace), count_short(trace)
     used, dropped = clean_part(trace, scan.cleaning)
     period = trace.floats("period_ms") if "period_ms" in trace else np.full(len(trace), np.nan)
     known = used & (period >= MIN_MS) & (period <= MAX_MS)
-    host: dict[tuple[str, str], int] = {}
-    steps = trace.select(known)
-    T_us, period_us = (np.rint(1e3 * each).astype(np.int64) for each in (steps.floats("T_ms"), period[known]))
-    phase = phases(steps) if len(steps) else np.empty(0, dtype=object)
-    for name in dict.fromkeys(phase.tolist()):
-        rows = phase == name
-        sums = {"steps": rows.sum(), "T_us": T_us[rows].sum(), "period_us": period_us[rows].sum()}
-        host |= {(name, quantity): int(total) for quantity, total in sums.items()}
+    times = np.stack([known[known], trace.floats("T_ms")[known], period[known]])
+    phase = phases(trace.select(known)) if known.any() else np.empty(0, dtype=object)
+    host = {name: times[:, phase == name].sum(axis=1) for name in dict.fromkeys(phase.tolist())}
     if scan.time == PERIOD:
         dropped[NO_PERIOD] = int(np.count_nonzero(used & ~known))
         trace, used = trace.with_columns(T_ms=period), known
-    bins = _bins_by_label(trace.select(used), path)
-    return Cells(bins, 0, len(trace), dropped, count_short(trace), host=host)
+    return Cells(_bins_by_label(trace.select(used), path), 0, rows, dropped, short, host=host)
 
 
 def _bins_by_label(trace: Trace, path: str) -> dict[Label, Bins]:
@@ -517,8 +493,8 @@ def compress(
     if bad and not scan.skip_unreadable:
         raise unreadable(*bad[0])
     scan = _with_time(scan, parts, str(source))
-    run = _run_on_dask if backend == "dask" else _run_here
-    cells = merge([run(parts, scan, scheduler, progress), Cells(unreadable=tuple(bad))], scan.limit)
+    summaries = _summaries(parts, scan, scheduler if backend == "dask" else LOCAL, progress)
+    cells = merge_all(chain(summaries, [Cells(unreadable=tuple(bad))]), scan.limit)
     cells = _drop_zero_times(cells, scan.cleaning)
     if cells.rows_read == 0:
         remedy = "Correct --where." if scan.where else "Check how it was made, and make it again."
@@ -545,20 +521,21 @@ def _with_time(scan: Scan, parts: Sequence[Part], where: str) -> Scan:
 
     if scan.time == COMPUTE:
         return scan
-    with_a_period = used = 0
+    with_a_period, used = 0.0, 0
     for part in parts[:: max(len(parts) // SAMPLED_FILES, 1)]:
         with suppress(pa.ArrowException, OSError, ValueError, BadInput):  # reported by the pass over all files
             for batch in islice(read_batches(part, scan), 1):
                 found = _cells_of(batch, replace(scan, time=COMPUTE), part.path)
                 used += found.rows_used
-                with_a_period += sum(n for (_, quantity), n in found.host.items() if quantity == "steps")
+                with_a_period += sum(float(steps) for steps, *_ in found.host.values())
     share = with_a_period / used if used else 0.0
     if scan.time == PERIOD and share == 0:
         raise no_periods(where)
     return replace(scan, time=PERIOD if scan.time == PERIOD or share >= MIN_PERIOD_SHARE else COMPUTE)
 
 
-def _run_here(parts: Sequence[Part], scan: Scan, _: str | None, progress: Progress | None) -> Cells:
+def _summaries(parts: Sequence[Part], scan: Scan, scheduler: str | None, progress: Progress | None) -> Iterator[Cells]:
+    """Yield the cells of each file. scheduler: LOCAL, the address of a Dask cluster, or None for one of this host."""
     done, rows = 0, sum(part.rows for part in parts)
 
     def report(more: int) -> None:
@@ -567,23 +544,14 @@ def _run_here(parts: Sequence[Part], scan: Scan, _: str | None, progress: Progre
         if progress:
             progress(done, max(rows, done))
 
-    total = Accumulator(scan.limit)
-    for part in parts:
-        total.add(summarise(part, scan, report))
-    return total.total()
-
-
-def _run_on_dask(parts: Sequence[Part], scan: Scan, scheduler: str | None, progress: Progress | None) -> Cells:
-    done, rows = 0, sum(part.rows for part in parts)
-    total = Accumulator(scan.limit)
+    if scheduler == LOCAL:
+        yield from (summarise(part, scan, report) for part in parts)
+        return
     with dask_client(scheduler) as client:
         futures = {client.submit(summarise, part, scan, pure=False): part for part in parts}
         for future in finished(client, list(futures)):
-            total.add(result_of(future))
-            done += futures[future].rows
-            if progress:
-                progress(done, rows)
-    return total.total()
+            yield result_of(future)
+            report(futures[future].rows)
 
 
 def _drop_zero_times(cells: Cells, options: CleanOptions) -> Cells:
@@ -595,9 +563,9 @@ def _drop_zero_times(cells: Cells, options: CleanOptions) -> Cells:
         rows = weighted_rows(replace(cells, bins=of_system))
         limit = shortest_plausible_ms(rows.floats("S"), rows.floats("T_ms"), rows.floats(WEIGHT))
         for label, each in of_system.items():
-            fast = each.high < limit
+            fast = np.exp(each.mean_ln_ms) < limit
             dropped["zero_time"] += int(each.steps[fast].sum())
-            bins[label] = each.select(~fast)
+            bins[label] = Bins(each.keys[~fast], each.sums[:, ~fast])
     return replace(cells, bins={label: each for label, each in bins.items() if len(each)}, dropped=dict(+dropped))
 
 
@@ -625,10 +593,9 @@ def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
     if cells.level:
         facts["coarser"] = f"Telling all cells apart would take more than {scan.limit:,} counters."
     if cells.host:
-        facts |= {"time": scan.time, "host": {}}
-        for phase in sorted({phase for phase, _ in cells.host}):
-            T_us, period_us = (cells.host[phase, each] / cells.host[phase, "steps"] for each in ("T_us", "period_us"))
-            facts["host"][phase] = {"T_ms": T_us / 1e3, "period_ms": period_us / 1e3}
+        means = {phase: sums[1:] / sums[0] for phase, sums in sorted(cells.host.items())}
+        host = {phase: {"T_ms": float(T), "period_ms": float(period)} for phase, (T, period) in means.items()}
+        facts |= {"time": scan.time, "host": host}
     return facts
 
 

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -254,23 +254,33 @@ def _utf8_content(source: Source) -> bytes:
 
 
 def _parse(content: bytes) -> tuple[Any, int]:
-    """Return (Arrow table, number of bad lines). An open quote would swallow all lines up to the next one."""
+    """Return (Arrow table, number of lines left out): those with an open quote or the wrong number of cells."""
     import pyarrow as pa
+    from pyarrow import csv as arrow_csv
 
-    header = content.partition(b"\n")[0].decode(errors="replace")
-    delimiter, bad = delimiter_of(header), 0
-    if b'"' in content and _has_open_quote(content):
-        content, bad = _drop_lines(content, lambda line: line.count(b'"') % 2 == 1)
+    header, *lines = content.split(b"\n", 2)
+    delimiter, bad = delimiter_of(header.decode(errors="replace")), []
+    if b'"' in content and _has_open_quote(content):  # it would swallow all lines up to the next one
+        every = content.split(b"\n")
+        bad = [line for line in every[1:] if line.count(b'"') % 2]
+        content = b"\n".join([header, *(line for line in every[1:] if line.count(b'"') % 2 == 0)])
+
+    def skip(row: Any) -> str:
+        bad.append(row)
+        return "skip"
+
+    # A semicolon separates where the comma marks decimals.
+    decimal = "," if delimiter == ";" and lines and b"," in lines[0] else "."
     buffer = _arrow_buffer(content)
     del content  # the memory is needed for the table
-    try:
-        return _arrow_table(buffer, delimiter), bad
-    except pa.ArrowInvalid:
-        width = len(_cells(header, delimiter))
-        content, wrong = _drop_lines(buffer.to_pybytes(), lambda line: len(_cells(line.decode(), delimiter)) != width)
-        if not wrong:
-            raise
-        return _arrow_table(_arrow_buffer(content), delimiter), bad + wrong
+    table = arrow_csv.read_csv(
+        pa.BufferReader(buffer),
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=skip),
+        convert_options=arrow_csv.ConvertOptions(
+            decimal_point=decimal, auto_dict_encode=True, auto_dict_max_cardinality=MAX_LABELS
+        ),
+    )
+    return table, len(bad)
 
 
 def _has_open_quote(content: bytes) -> bool:
@@ -280,34 +290,11 @@ def _has_open_quote(content: bytes) -> bool:
     return bool(np.any(np.add.reduceat(text == ord('"'), starts, dtype=np.uint8) & 1))
 
 
-def _drop_lines(content: bytes, is_bad: Callable[[bytes], bool]) -> tuple[bytes, int]:
-    """Leave out bad lines but the header; also return how many."""
-    header, *lines = content.split(b"\n")
-    good = [line for line in lines if not line.strip() or not is_bad(line)]
-    return b"\n".join([header, *good]), len(lines) - len(good)
-
-
 def _cells(line: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
         return []
-
-
-def _arrow_table(buffer: Any, delimiter: str) -> Any:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
-    second = buffer[: 1 << 16].to_pybytes().split(b"\n", 2)[1:2]
-    # A semicolon separates where the comma marks decimals.
-    decimal = "," if delimiter == ";" and second and b"," in second[0] else "."
-    return arrow_csv.read_csv(
-        pa.BufferReader(buffer),
-        parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
-        convert_options=arrow_csv.ConvertOptions(
-            decimal_point=decimal, auto_dict_encode=True, auto_dict_max_cardinality=MAX_LABELS
-        ),
-    )
 
 
 def _arrow_buffer(content: bytes) -> Any:
