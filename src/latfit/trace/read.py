@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, WrongUsage
+from latfit.records import convert
 from latfit.threads import on_threads
 from latfit.trace.clean import Cleaned, CleanOptions, check_enough_left, check_tokens, clean, count_short
 from latfit.trace.columns import BY_NAME, IDENTITY
@@ -277,9 +278,7 @@ def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> di
     names = [str(source.path.resolve()) for source in steps.sources]
     host = _host_times(steps, system)
     facts: dict[str, Any] = {"time": steps.time, "host": host} if host else {}
-    if any(
-        origin.get("host_time") == "none" for _, origin in [("", trace.provenance), *parts_of("", trace.provenance)]
-    ):
+    if any(origin.get("host_time") == "none" for _, origin in parts_of("", trace.provenance)):
         facts["host_time"] = "none"  # a table of kernels
     if counts := engine_counts(trace):
         facts["engine_counts"] = counts
@@ -319,37 +318,17 @@ def _host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[
 
 def read_again(data: Mapping[str, Any]) -> Trace:
     """Return the clean rows that a fit with these `data` was made from. Raises BadInput if they are gone or changed."""
-    names = data.get("sources", [])
-    if not names:
+    if not data.get("sources"):
         raise BadInput("its rows were in memory", where=data.get("source"), remedy="Fit a file to have them again.")
-    steps = ingest(_check_texts(names), _stored_reading(data.get("reading", {})))
+    try:
+        names, reading = convert(data["sources"], list[str]), convert(data.get("reading", {}), Reading)
+    except ValueError as error:
+        raise BadInput(f"the fit does not say how its rows were read ({error})", remedy="Fit it again.") from None
+    steps = ingest(names, reading)
     if steps.sha256 != data.get("sha256"):
         raise BadInput("has changed since the fit was made", where=steps.name, remedy="Fit it again.")
     steps = timed(steps, data.get("time", COMPUTE))
     return next((rows for key, rows in steps.systems if key == data.get("system", {})), steps.trace)
-
-
-def _stored_reading(stored: Mapping[str, Any]) -> Reading:
-    """Return how the rows of a fit were read. Raises BadInput for what `data_facts` never wrote."""
-    try:
-        cleaning = CleanOptions(**stored.get("cleaning", {}))
-        found = Reading(**{**stored, "cleaning": cleaning})
-        _check_texts([*found.column_map, *found.column_map.values(), found.format, found.unit or "", found.where or ""])
-        _check_texts([*cleaning.keep, *cleaning.drop])
-        float(0.0 if cleaning.max_ms is None else cleaning.max_ms)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _unknown_reading() from error
-    return found
-
-
-def _check_texts(entries: Any) -> list[str]:
-    if not isinstance(entries, list | tuple) or not all(isinstance(each, str) for each in entries):
-        raise _unknown_reading()
-    return list(entries)
-
-
-def _unknown_reading() -> BadInput:
-    return BadInput("the fit does not say how its rows were read", remedy="Fit it again.")
 
 
 def _sha256_of(table: Trace) -> str:
@@ -366,6 +345,5 @@ def _sha256_of_files(sources: Sequence[Source]) -> str:
     digest = hashlib.sha256()
     for source in sources:
         with source.path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()

@@ -76,12 +76,10 @@ class TestReading:
         [
             {"sources": "t.csv"},
             {"sources": [1]},
-            {"reading": {"value": 1}},
             {"reading": []},
             {"reading": {"column_map": ["B"]}},
             {"reading": {"column_map": {"B": 1}}},
             {"reading": {"where": 5}},
-            {"reading": {"cleaning": {"max": 1}}},
             {"reading": {"cleaning": {"keep": 1}}},
             {"reading": {"cleaning": {"max_ms": []}}},
         ],

@@ -83,18 +83,26 @@ class TestSplitwise:
             read(simulators.SPLITWISE, tmp_path / "p.csv")
 
 
+def model_folder(folder: Path, model: str) -> Path:
+    found = folder / "compute" / "a100" / "organisation" / model
+    found.mkdir(parents=True)
+    return found
+
+
 class TestVidur:
     def test_operators_are_summed_over_layers(self, tmp_path: Path) -> None:
-        (tmp_path / "mlp.csv").write_text(mlp("32,32,4096,11008,32768", 4096))
-        trace = read(simulators.VIDUR, tmp_path / "mlp.csv")
+        folder = model_folder(tmp_path, "Llama-2-7b-hf")
+        (folder / "mlp.csv").write_text(mlp("32,32,4096,11008,32768", 4096))
+        trace = read(simulators.VIDUR, folder / "mlp.csv")
         assert (trace["B"].tolist(), trace["S"].tolist(), trace["tp"].tolist()) == ([1], [4096], [2])
         assert trace["T_ms"] == pytest.approx([0.234 + 32 * (0.105 + 1.911 + 1.604 + 2 * 0.055)])
-        assert trace["model"].tolist() == ["Llama-2-7b"]
+        assert (trace["hardware"].tolist(), trace["model"].tolist()) == (["a100"], ["Llama-2-7b-hf"])
         assert trace.provenance["layers"] == [32]
 
     def test_an_operator_that_the_model_lacks_costs_nothing(self, tmp_path: Path) -> None:
-        (tmp_path / "mlp.csv").write_text(mlp("32,32,2560,10240,51200", 1, ("", 0.1, 0.2, 0.3, 0.05)))
-        trace = read(simulators.VIDUR, tmp_path / "mlp.csv")
+        folder = model_folder(tmp_path, "phi-2")
+        (folder / "mlp.csv").write_text(mlp("32,32,2560,10240,51200", 1, ("", 0.1, 0.2, 0.3, 0.05)))
+        trace = read(simulators.VIDUR, folder / "mlp.csv")
         assert trace["T_ms"] == pytest.approx([32 * (0.1 + 0.2 + 0.3 + 0.1)])
 
     def test_an_unknown_model_asks_for_its_layers(self, tmp_path: Path) -> None:
@@ -105,18 +113,6 @@ class TestVidur:
         (tmp_path / "mlp.csv").write_text(mlp("7,7,77,777,7777", 1, extra=(",n_layer", ",3")))
         trace = read(simulators.VIDUR, tmp_path / "mlp.csv")
         assert trace["T_ms"] == pytest.approx([0.234 + 3 * (0.105 + 1.911 + 1.604 + 2 * 0.055)])
-
-    @pytest.mark.parametrize(("vocabulary", "layers"), [(103168, 60), (32768, 40)])
-    def test_two_models_of_one_shape_differ_in_vocabulary(self, vocabulary: int, layers: int, tmp_path: Path) -> None:
-        (tmp_path / "mlp.csv").write_text(mlp(f"40,40,5120,13824,{vocabulary}", 1))
-        assert read(simulators.VIDUR, tmp_path / "mlp.csv").provenance["layers"] == [layers]
-
-    def test_folders_name_hardware_and_model(self, tmp_path: Path) -> None:
-        folder = tmp_path / "compute" / "a100" / "meta-llama" / "Llama-2-7b-hf"
-        folder.mkdir(parents=True)
-        (folder / "mlp.csv").write_text(mlp("32,32,4096,11008,32768", 1))
-        trace = read(simulators.VIDUR, folder / "mlp.csv")
-        assert (trace["hardware"].tolist(), trace["model"].tolist()) == (["a100"], ["Llama-2-7b-hf"])
 
     def test_its_attention_table_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.csv").write_text("time_stats.attn_prefill.median,batch_size,kv_cache_size\n0.1,1,32\n")

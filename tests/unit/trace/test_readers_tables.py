@@ -111,10 +111,6 @@ class TestContainers:
         with pytest.raises(BadInput, match="in a gzip file"):
             table(tmp_path, gzip.compress((tmp_path / "t.parquet").read_bytes()))
 
-    def test_the_first_version_of_feather_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="first version of Feather"):
-            table(tmp_path, b"FEA1\0\0\0\0FEA1")
-
     def test_lists_in_a_column_are_cleaned_and_written(self, tmp_path: Path) -> None:
         more = np.array([["a"], None, ["b", "c"]], dtype=object)
         numbers = {name: np.array([1.0, 2.0, 3.0]) for name in ("B", "S", "T_ms", "step")}

@@ -6,7 +6,7 @@ Vidur and LLMServingSim measure the operators of one layer; a step is their sum 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,48 +18,30 @@ from latfit.trace.readers.text import Tally, has_columns, header_of, numbers, re
 from latfit.trace.table import Array, Trace
 from latfit.units import MS_PER_UNIT
 
-
-class ModelShape(NamedTuple):
-    """A published model: its name, layers, and the sizes that identify it in a table of one layer."""
-
-    name: str
-    layers: int
-    embedding: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-
-
-KNOWN_MODELS = (
-    ModelShape("Llama-2-7b", 32, 4096, 11008, 32, 32, 32000),
-    ModelShape("Llama-2-13b", 40, 5120, 13824, 40, 40, 32000),
-    ModelShape("Llama-2-70b", 80, 8192, 28672, 64, 8, 32000),
-    ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128256),
-    ModelShape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128256),
-    ModelShape("Llama-3-70B", 80, 8192, 28672, 64, 8, 128256),
-    ModelShape("Llama-3.1-70B", 80, 8192, 28672, 64, 8, 128256),
-    ModelShape("CodeLlama-34b", 48, 8192, 22016, 64, 8, 32000),
-    ModelShape("internlm-20b", 60, 5120, 13824, 40, 40, 103168),
-    ModelShape("internlm2-20b", 48, 6144, 16384, 48, 8, 92544),
-    ModelShape("phi-2", 32, 2560, 10240, 32, 32, 51200),
-    ModelShape("Qwen-72B", 80, 8192, 24576, 64, 64, 152064),
-    ModelShape("Qwen3-8B", 36, 4096, 12288, 32, 8, 151936),
-    ModelShape("Qwen3-32B", 64, 5120, 25600, 64, 8, 151936),
-)
+LAYERS: Mapping[str, int] = {
+    "Llama-2-7b": 32,
+    "Llama-2-13b": 40,
+    "Llama-2-70b": 80,
+    "Llama-3-8B": 32,
+    "Llama-3.1-8B": 32,
+    "Llama-3-70B": 80,
+    "Llama-3.1-70B": 80,
+    "CodeLlama-34b": 48,
+    "internlm-20b": 60,
+    "internlm2-20b": 48,
+    "phi-2": 32,
+    "Qwen-72B": 80,
+    "Qwen3-8B": 36,
+    "Qwen3-32B": 64,
+}
+"""Layers of published models by the beginning of their names."""
 
 
-def model_of_shape(sizes: tuple[float, ...], vocabulary: float) -> ModelShape | None:
-    """Find a model by (embedding, feed-forward, heads, KV heads), then by the nearest vocabulary, often padded."""
-    fitting = [m for m in KNOWN_MODELS if (m.embedding, m.feed_forward, m.heads, m.kv_heads) == sizes]
-    return min(fitting, key=lambda m: abs(m.vocabulary - vocabulary), default=None)
-
-
-def model_of_name(name: str) -> ModelShape | None:
-    """Find the model whose name the last part of `name` starts with (`meta-llama/Llama-3.1-8B-Instruct`)."""
+def layers_of(name: str) -> int | None:
+    """Return the layers of a model such as `meta-llama/Llama-3.1-8B-Instruct`; None if it is not known."""
     plain = name.rpartition("/")[2].casefold().removeprefix("meta-")
-    fitting = [m for m in KNOWN_MODELS if plain.startswith(m.name.casefold())]
-    return max(fitting, key=lambda m: len(m.name), default=None)
+    fitting = [known for known in LAYERS if plain.startswith(known.casefold())]
+    return LAYERS[max(fitting, key=len)] if fitting else None
 
 
 # ---------------------------------------------------------------------------------------------------- splitwise-sim
@@ -106,7 +88,6 @@ SPLITWISE = Reader(
 # ------------------------------------------------------------------------------------------------------------ Vidur
 
 PREFIX, STATISTIC = "time_stats.", ".median"
-SHAPE = ("n_embd", "n_expanded_embd", "n_head", "n_kv_head")
 
 
 def read_vidur(source: Source, options: Options) -> Trace:
@@ -128,15 +109,16 @@ def read_vidur(source: Source, options: Options) -> Trace:
     S, tally = column["num_tokens"], Tally(bad=table.bad_lines)
     if not len(S):
         raise no_steps(source, "a line for each number of tokens", tally)
-    models = _models_by_row(column, len(S))
+    labels = _compute_labels(source)
     layers = next((column[name] for name in ("n_layer", "num_layers") if name in column), None)
     if layers is None:
-        layers = np.array([np.nan if model is None else model.layers for model in models], dtype=np.float64)
+        layers = np.full(len(S), layers_of(labels.get("model", "")) or np.nan)
     if not (np.isfinite(layers).all() and (layers >= 1).all()):
         raise BadInput(
             "measures one layer of a model whose number of layers is not known",
             where=source.name,
-            remedy="Add a column n_layer with the number of layers of the model.",
+            remedy="Add a column n_layer with the number of layers of the model, or keep the file in Vidur's folders,"
+            " compute/HARDWARE/ORGANISATION/MODEL.",
         )
     total, known = np.zeros_like(layers), np.zeros(len(layers), dtype=bool)
     for name in operators:
@@ -153,27 +135,14 @@ def read_vidur(source: Source, options: Options) -> Trace:
         "layers": sorted({int(n) for n in layers.tolist()}),
     }
     facts |= {"note": "without attention", "host_time": "none", **tally.facts()}
-    return Trace(found | _vidur_labels(source, models), facts)
+    found |= {name: np.full(len(S), label, dtype=object) for name, label in labels.items()}
+    return Trace(found, facts)
 
 
-def _models_by_row(column: Mapping[str, FloatArray], rows: int) -> list[ModelShape | None]:
-    """Find the model of each row by its shape; old tables hold several."""
-    if any(name not in column for name in SHAPE):
-        return [None] * rows
-    vocabulary = column.get("vocab_size", np.zeros(rows))
-    keys = [tuple(key) for key in np.stack([*(column[name] for name in SHAPE), vocabulary], axis=1).tolist()]
-    found = {key: model_of_shape(key[:4], key[4]) for key in set(keys)}
-    return [found[key] for key in keys]
-
-
-def _vidur_labels(source: Source, models: list[ModelShape | None]) -> dict[str, Array]:
-    """Take hardware and model from the folders `compute/<hardware>/<organisation>/<model>/`, else from the shape."""
+def _compute_labels(source: Source) -> dict[str, str]:
+    """Take hardware and model from the folders `compute/<hardware>/<organisation>/<model>/`."""
     folders = source.path.parts[-5:-1]
-    if len(folders) == 4 and folders[0] == "compute":
-        named = {"hardware": folders[1], "model": folders[3]}
-        return {label: np.array([name] * len(models), dtype=object) for label, name in named.items()}
-    names = ["" if model is None else model.name for model in models]
-    return {"model": np.array(names, dtype=object)} if any(names) else {}
+    return {"hardware": folders[1], "model": folders[3]} if len(folders) == 4 and folders[0] == "compute" else {}
 
 
 VIDUR = Reader(
@@ -210,7 +179,7 @@ def read_llmservingsim(source: Source, options: Options) -> Trace:
     if not len(chunk):
         raise no_steps(source, f"the columns {', '.join(ATTENTION)}", tally)
     labels = _folder_labels(source)
-    layers = _layers_of(labels.get("model", ""), source)
+    layers = _known_layers(labels.get("model", ""), source)
     prefill = (chunk > 0).astype(np.float64)
     B, S = prefill + decode, chunk + decode
     step_us = layers * attention_us
@@ -229,7 +198,7 @@ def read_llmservingsim(source: Source, options: Options) -> Trace:
         "context_tokens": past + decode * decode_past,
         "prefill_context_tokens": past,
     }
-    found |= {name: np.array([labels[name]] * len(B), dtype=object) for name in ("hardware", "model") if name in labels}
+    found |= {name: np.full(len(B), labels[name], dtype=object) for name in ("hardware", "model") if name in labels}
     if "tp" in labels:
         found["tp"] = np.full(len(B), int(labels["tp"]))
     facts: dict[str, Any] = {"format": "llmservingsim", "layers": layers, "beyond_tables": int(np.isnan(step_us).sum())}
@@ -277,16 +246,16 @@ def _text_of(path: Path) -> str:
     return open_source(path).head.decode("utf-8", errors="replace") if path.is_file() else ""
 
 
-def _layers_of(name: str, source: Source) -> int:
-    model = model_of_name(name)
-    if model is None:
+def _known_layers(name: str, source: Source) -> int:
+    layers = layers_of(name)
+    if layers is None:
         known = f"{name!r} is not a model it knows" if name else "there is no meta.yaml with the model's name"
         raise BadInput(
             f"measures one layer, and the number of layers is not known: {known}",
             where=source.name,
             remedy="Write the name of the published model in meta.yaml (model: meta-llama/Llama-3.1-8B).",
         )
-    return model.layers
+    return layers
 
 
 LLMSERVINGSIM = Reader(

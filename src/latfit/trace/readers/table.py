@@ -34,7 +34,6 @@ TYPICAL_MS = 20.0
 
 PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
-OLD_FEATHER_MAGIC = b"FEA1"
 ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
 MAX_COLUMNS = 4096
 
@@ -186,7 +185,7 @@ def _read_table(source: Source) -> Trace:
 
 
 def _is_binary(head: bytes) -> bool:
-    return head.startswith((PARQUET_MAGIC, ARROW_FILE_MAGIC, OLD_FEATHER_MAGIC, ARROW_STREAM_MAGIC))
+    return head.startswith((PARQUET_MAGIC, ARROW_FILE_MAGIC, ARROW_STREAM_MAGIC))
 
 
 def _read_binary(source: Source) -> Trace:
@@ -197,12 +196,6 @@ def _read_binary(source: Source) -> Trace:
             f"a table in a {source.compression} file",
             where=source.name,
             remedy="Decompress it: Parquet and Feather are compressed inside.",
-        )
-    if source.head.startswith(OLD_FEATHER_MAGIC):
-        raise BadInput(
-            "is in the first version of Feather, which Arrow does not read",
-            where=source.name,
-            remedy="Save it again in the second version (or as Parquet).",
         )
     try:
         if source.head.startswith(PARQUET_MAGIC):
@@ -241,19 +234,21 @@ def _read_json(source: Source) -> Trace:
     """Return flat objects as columns; values that are objects or lists are left out, except lists of requests."""
     tally = Tally()
     columns: dict[str, list[Any]] = {}
-    for row, record in enumerate(records(source, tally)):
+    rows = 0
+    for rows, record in enumerate(records(source, tally), start=1):
         for name, value in record.items():
             if not isinstance(value, (dict, list)) or name in (EXTEND, PAST):
-                columns.setdefault(str(label(name.strip())), [None] * row)[row:] = [value]
+                column = columns.setdefault(str(label(name.strip())), [])
+                column += [None] * (rows - 1 - len(column))
+                column[rows - 1 :] = [value]
         if len(columns) > MAX_COLUMNS:
             raise BadInput(
                 f"has more than {MAX_COLUMNS} different keys",
                 where=source.name,
                 remedy="Give a table: one object a step, with the same keys in each.",
             )
-        for column in columns.values():
-            if len(column) == row:
-                column.append(None)
+    for column in columns.values():
+        column += [None] * (rows - len(column))
     schema = str(columns.get("schema", [""])[0])
     if schema.startswith("latfit."):
         found = f"is what latfit wrote ({schema}), not a trace"
