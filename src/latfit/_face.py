@@ -1,7 +1,6 @@
-"""The face of a package: the names that others import, each loaded when it is first asked for (PEP 562).
+"""Public names of a package, each loaded at its first use (PEP 562), because many modules import SciPy or compile.
 
-A command needs few of them, and many stand in modules that import SciPy or compile at import. A face is written down
-once, as the imports that a type checker sees: `if TYPE_CHECKING: from latfit.room.module import name as name`.
+A package lists them once, as imports for type checkers: `if TYPE_CHECKING: from latfit.package.module import name`.
 """
 
 import ast
@@ -12,7 +11,7 @@ from typing import Any
 
 
 def face(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """`__all__`, `__getattr__` and `__dir__` of a package, from the `TYPE_CHECKING` block of its `__init__.py`."""
+    """Return `__all__`, `__getattr__` and `__dir__` of a package, from the TYPE_CHECKING block of `__init__.py`."""
     block = next(node for node in ast.parse(Path(file).read_bytes()).body if isinstance(node, ast.If))
     home = {
         alias.asname or alias.name: (node.module or "", alias.name)

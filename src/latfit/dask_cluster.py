@@ -1,8 +1,7 @@
-"""Tasks on a Dask cluster, or on workers of this machine: a client, tasks as they finish, and what they returned.
+"""Tasks on a Dask cluster, or on workers of this host: a client, tasks as they finish, and their results.
 
-Only this module knows Dask. Nothing waits for ever: a scheduler that does not answer, or that has no workers, ends the
-work after PATIENCE_S, and a task whose worker dies again and again is given up by Dask itself. Whatever ends the work,
-an interrupt too, closes the client, and with it go its tasks, and the workers that were started here.
+A scheduler that does not answer, or has no workers, ends the work after PATIENCE_S. Any error or interrupt closes the
+client, which cancels its tasks and ends the workers that it started.
 """
 
 import time
@@ -14,14 +13,15 @@ from typing import Any
 from latfit.errors import LatfitError, WrongUsage, first_line
 
 POLL_S = 0.1
-PATIENCE_S = 20.0
-"""How long to wait for an answer of the scheduler, and for a first worker or the return of the last one."""
+PATIENCE_S = 20.0  # for an answer of the scheduler, and without any worker
 
 
 @contextmanager
 def dask_client(scheduler: str | None, workers: int | None = None) -> Iterator[Any]:
-    """A client of the cluster at an address, or of so many workers (one a core) that live as long as it. Raises
-    WrongUsage where Dask is not installed or no scheduler answers."""
+    """Yield a client of the cluster at an address, or of `workers` on this host (default: one a core).
+
+    Raises WrongUsage if Dask is not installed or no scheduler answers.
+    """
     try:
         distributed: Any = import_module("distributed")
     except ImportError:
@@ -45,7 +45,7 @@ def dask_client(scheduler: str | None, workers: int | None = None) -> Iterator[A
 
 
 def finished(client: Any, futures: Sequence[Any]) -> Iterator[Any]:
-    """The futures as they finish, failed ones too. Raises LatfitError where there are no workers for PATIENCE_S."""
+    """Yield futures as they finish or fail. Raises LatfitError after PATIENCE_S without workers."""
     left = list(futures)
     alive = asked = time.monotonic()
     while left:
@@ -64,7 +64,7 @@ def finished(client: Any, futures: Sequence[Any]) -> Iterator[Any]:
 
 
 def result_of(future: Any) -> Any:
-    """What a finished task returned. Raises the LatfitError that it raised, and LatfitError where it was lost."""
+    """Return the result of a finished task. Raises its LatfitError, or LatfitError if the task was lost."""
     from concurrent.futures import CancelledError
 
     try:
@@ -79,7 +79,7 @@ def result_of(future: Any) -> Any:
 
 
 def _workers(client: Any) -> int:
-    """How many workers the scheduler has; none where it does not answer."""
+    """Return the number of workers; 0 if the scheduler does not answer."""
     try:
         return len(client.sync(client.scheduler.ncores, callback_timeout=PATIENCE_S / 4))
     except Exception:  # noqa: BLE001 - a lost connection has many names

@@ -1,11 +1,11 @@
-"""Errors that a user can mend. Each says what was found, where, and what to do, and carries its exit code."""
+"""Errors that a user can correct: what was found, where, what to do, and the exit code."""
 
 import sys
 from collections.abc import Collection
 from contextvars import ContextVar
 
 silent: ContextVar[bool] = ContextVar("silent", default=False)
-"""Whether nothing goes to stderr but errors."""
+"""Whether only errors go to stderr."""
 
 
 def printable(text: str) -> str:
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def tell(text: str) -> None:
-    """A line for who waits, on stderr at once."""
+    """Print a line about progress to stderr at once, unless silent."""
     if not silent.get():
         print(printable(text), file=sys.stderr, flush=True)
 
@@ -30,7 +30,14 @@ def tell(text: str) -> None:
 class LatfitError(Exception):
     """Base of every error that latfit raises on purpose.
 
-    found: what is wrong, in one line.  where: the file, option or row it was found in.  remedy: what to do.
+    Parameters
+    ----------
+    found
+        What is wrong, in one line.
+    remedy
+        What to do.
+    where
+        File, option or row.
     """
 
     exit_code = 1
@@ -46,7 +53,7 @@ class LatfitError(Exception):
         return f"{place}{self.found}\n{self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Keyword arguments survive pickling, as on the way from a worker."""
+        """Keep keyword arguments when an error comes from a worker."""
         return _remade, (type(self), self.found, self.where, self.remedy)
 
 
@@ -55,7 +62,7 @@ def _remade(kind: type[LatfitError], found: str, where: str | None, remedy: str)
 
 
 def first_line(error: BaseException) -> str:
-    """What another library says of an error, short enough for a line of ours."""
+    """Return the first line of an error's message, at most 200 characters."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
@@ -66,7 +73,7 @@ class WrongUsage(LatfitError):
 
 
 def refuse_taken(name: str, known: Collection[str], what: str) -> None:
-    """Raises WrongUsage where something of that kind already goes by the name."""
+    """Raise WrongUsage if something of that kind already has the name."""
     if name in known:
         raise WrongUsage(f"there is a {what} called {name!r}", where=f"add_{what}", remedy="Give yours another name.")
 
@@ -78,7 +85,7 @@ class BadInput(LatfitError):
 
 
 class FitNotUsable(LatfitError):
-    """The data cannot carry the model that was asked for."""
+    """The data do not support the requested model."""
 
     exit_code = 4
 
@@ -90,7 +97,7 @@ class SlaOutOfReach(LatfitError):
 
 
 class HardwareMissing(LatfitError):
-    """The machine lacks the device or instruction set that was asked for."""
+    """The host lacks the requested device or instruction set."""
 
     exit_code = 6
 
@@ -102,12 +109,12 @@ class TargetNotWritable(LatfitError):
 
 
 class Regression(LatfitError):
-    """A comparison found one side slower than it may be."""
+    """A comparison found a slowdown beyond the tolerance."""
 
     exit_code = 8
 
 
 class Interrupted(LatfitError):
-    """The user stopped the run; what was measured so far has been kept where the message says."""
+    """The user stopped the run; the message says where the measurements so far are."""
 
     exit_code = 130

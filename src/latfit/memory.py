@@ -1,4 +1,4 @@
-"""How much memory is free, and whether that is enough for what is about to be read."""
+"""Free memory, and checks against it."""
 
 import re
 from collections.abc import Iterator
@@ -8,12 +8,11 @@ from pathlib import Path
 from latfit.errors import BadInput
 
 GIB = 1 << 30
-MOST_EXPANSION = 1000
-"""Of a column that is compressed inside its file."""
+MAX_EXPANSION = 1000  # of a column that is compressed inside its file
 
 
 def check_memory(needed: float, where: str, remedy: str) -> None:
-    """Raises BadInput where so many bytes are more than what is free, as far as that is known."""
+    """Raise BadInput if `needed` bytes exceed the free memory, as far as that is known."""
     free = free_memory_bytes()
     if free is not None and needed > free:
         raise BadInput(
@@ -24,14 +23,13 @@ def check_memory(needed: float, where: str, remedy: str) -> None:
 
 
 def absurd_size(error: MemoryError, source: Path) -> bool:
-    """Whether so much was asked for that the file cannot hold it: its sizes are damaged, and no memory would do."""
-    asked = re.search(r"size (\d+)", str(error))
-    return asked is not None and int(asked[1]) > MOST_EXPANSION * source.stat().st_size + GIB
+    """Return whether the requested size shows that the file is damaged: it cannot hold so much."""
+    requested = re.search(r"size (\d+)", str(error))
+    return requested is not None and int(requested[1]) > MAX_EXPANSION * source.stat().st_size + GIB
 
 
 def free_memory_bytes() -> int | None:
-    """Memory that can still be taken without swapping, within the limits of the container and the process; None where
-    it is not known."""
+    """Return the memory free without swapping, within the limits of container and process; None if unknown."""
     return min(_free_memory(), default=None)
 
 

@@ -1,4 +1,4 @@
-"""What every result remembers of the run that made it."""
+"""Provenance of results: version, command, time, seed, libraries."""
 
 import platform
 import shlex
@@ -9,11 +9,11 @@ from typing import Any
 from latfit._version import __version__
 
 COMPUTE = ("numpy", "scipy", "pandas", "pyarrow", "numba")
-"""The libraries whose versions may move a number."""
+"""Libraries whose versions may change a number."""
 
 
 def command_line() -> str:
-    """The command as typed, with the program by its name instead of its place on disk."""
+    """Return the command as typed, with the program's name instead of its path."""
     program = sys.argv[0].rpartition("/")[2]
     return shlex.join(["latfit" if program in ("latfit", "__main__.py") else program, *sys.argv[1:]])
 
@@ -23,8 +23,7 @@ def utc_now() -> str:
 
 
 def runs_on() -> str:
-    """What the numbers come from, on a line: Python, the libraries that compute, the platform. Nothing is imported but
-    what lists installed packages, so that `latfit --version` stays instant."""
+    """Return Python, libraries and platform in one line, without importing the libraries."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = [f"Python {platform.python_version()}"]
@@ -37,7 +36,7 @@ def runs_on() -> str:
 
 
 def run_facts(seed: int) -> dict[str, Any]:
-    """Version, command, time, seed and the libraries that decide the numbers."""
+    """Return version, command, time, seed and libraries of a run."""
     import numpy as np
     import scipy
 

@@ -1,9 +1,4 @@
-"""Small statistics that several rooms share. Arrays are float64; nothing here knows what a step is.
-
-The interval of a median uses order statistics: of n independent samples, the number below the true median is
-Binomial(n, 1/2) whatever the distribution, so [x_(l), x_(u)] with P(l <= Bin < u) >= level covers it without any
-assumption on the shape (Hahn & Meeker 1991, section 5.2).
-"""
+"""Statistics that several packages share: medians with intervals, weighted quantiles, groups, error metrics."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +17,7 @@ MAD_TO_SIGMA = 1.482602218505602
 
 @dataclass(frozen=True)
 class MedianInterval:
-    """A median with a distribution-free interval; `low`/`high` are infinite where n is too small for the level."""
+    """A median with a distribution-free interval, whose ends are infinite if n is too small for the level."""
 
     median: float
     low: float
@@ -34,8 +29,10 @@ class MedianInterval:
 
 
 def median_interval(samples: FloatArray, level: float = 0.95) -> MedianInterval:
-    """Median of `samples` (n,) with its order-statistic interval of at least `level` coverage; n = 5 cannot reach 95
-    %.
+    """Return the median of samples (n,) with its order-statistic interval of at least `level` coverage.
+
+    The number of samples below the true median is Binomial(n, 1/2) for any distribution (Hahn & Meeker 1991, section
+    5.2). n = 5 cannot reach 95 %.
     """
     ordered = np.sort(np.asarray(samples, dtype=np.float64))
     n = len(ordered)
@@ -49,7 +46,7 @@ def median_interval(samples: FloatArray, level: float = 0.95) -> MedianInterval:
 
 
 def _median_rank(n: int, level: float) -> int:
-    """Largest l with P(Bin(n, 1/2) < l) <= (1 - level)/2, so that [x_(l), x_(n+1-l)] covers; 0 where none does."""
+    """Return the largest l with P(Bin(n, 1/2) < l) <= (1 - level)/2, so that [x_(l), x_(n+1-l)] covers; 0 for none."""
     tail = (1 - level) / 2
     log_half = n * math.log(0.5)
     mass = 0.0
@@ -61,19 +58,17 @@ def _median_rank(n: int, level: float) -> int:
 
 
 def mad_sigma(residuals: FloatArray, weights: FloatArray | None = None) -> float:
-    """Robust standard deviation about zero: 1.4826 x (weighted) median of |residual|."""
+    """Return the robust standard deviation about zero: 1.4826 x (weighted) median of |residual|."""
     return MAD_TO_SIGMA * weighted_quantile(np.abs(residuals), 0.5, weights)
 
 
 def weighted_quantile(values: FloatArray, q: float, weights: FloatArray | None = None) -> float:
-    """Smallest value with at least a share `q` of the weight at or below it; without weights, NumPy's median for q =
-    1/2.
-    """
+    """Return the smallest value with at least a share `q` of the weight at or below it; np.quantile without weights."""
     return float(np.quantile(values, q)) if weights is None else weighted_quantiles(values, (q,), weights)[0]
 
 
 def weighted_quantiles(values: FloatArray, shares: Sequence[float], weights: FloatArray) -> list[float]:
-    """The same for several shares."""
+    """Return such quantiles of several shares."""
     if len(values) and weights[0] > 0 and np.all(weights == weights[0]):
         ranks = np.ceil(np.asarray(shares) * (len(values) * (1 - 1e-12))).astype(np.int64) - 1
         ranks = np.clip(ranks, 0, len(values) - 1)
@@ -84,19 +79,13 @@ def weighted_quantiles(values: FloatArray, shares: Sequence[float], weights: Flo
     return [float(value) for value in values[order[np.minimum(ranks, len(values) - 1)]]]
 
 
-MANY = 4096
-SPARSE = 4
-"""Whole numbers are counted where their span is at most so many times their number."""
+MIN_COUNTED = 4096  # values; fewer are sorted
+MAX_SPAN_RATIO = 4  # of whole numbers that are counted: span over number of values
 
 
 def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Different values (m,) in rising order, and the number of each of the values (n,) among them: `np.unique`, and by
-    counting, without a sort, where many whole numbers lie close together."""
-    if len(values) < MANY:
-        found, number = np.unique(values, return_inverse=True)
-        return found, number.ravel()
-    low, high = values.min(), values.max()
-    if high - low <= SPARSE * len(values):
+    """Return np.unique(values, return_inverse=True); many whole numbers close together are counted, not sorted."""
+    if len(values) >= MIN_COUNTED and (values.max() - (low := values.min())) <= MAX_SPAN_RATIO * len(values):
         key = (values - low).astype(np.intp)
         if values.dtype.kind in "iu" or np.array_equal(key, values - low):
             seen = np.bincount(key) > 0
@@ -107,8 +96,7 @@ def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """One-way analysis of variance of values in groups: of each its weight, mean, and sum of weighted squares about the
-    mean, (m,). A weight is how many values one stands for."""
+    """One-way analysis of variance: weight, mean, and weighted sum of squares about the mean of each group (m,)."""
 
     size: FloatArray
     mean: FloatArray
@@ -116,7 +104,7 @@ class Groups:
 
     @property
     def values(self) -> float:
-        """How many values there are."""
+        """Number of values."""
         return float(self.size.sum())
 
     @property
@@ -126,18 +114,18 @@ class Groups:
 
     @property
     def within(self) -> float:
-        """Variance within groups; freedom has to be above zero."""
+        """Variance within groups, for freedom above zero."""
         return float(self.squares.sum()) / self.freedom
 
     @property
     def typical_size(self) -> float:
-        """The size that groups of one size would need for the same variance of their means."""
+        """Size of equal groups with the same variance of their means."""
         n = self.values
         return (n - float(self.size @ self.size) / n) / max(len(self.size) - 1, 1)
 
 
 def by_group(values: FloatArray, group: NDArray[np.integer], weights: FloatArray) -> Groups:
-    """The groups of values (n,) with weights (n,); group: number of each (n,), all from 0 on in use."""
+    """Return the groups of values (n,) with weights (n,). group: number of each value's group (n,), without gaps."""
     size = np.asarray(np.bincount(group, weights=weights), dtype=np.float64)
     mean = np.bincount(group, weights=weights * values) / size
     squares = np.bincount(group, weights=weights * (values - mean[group]) ** 2)
@@ -147,8 +135,7 @@ def by_group(values: FloatArray, group: NDArray[np.integer], weights: FloatArray
 def error_metrics(
     observed: FloatArray, predicted: FloatArray, weights: FloatArray | None = None
 ) -> Mapping[str, float]:
-    """The metrics of the JSON contract for times in ms, both (n,): n, r2, rmse_ms, mae_ms, mape_pct, median_ape_pct,
-    p90_ape_pct. R2 is NaN where the observed times do not vary."""
+    """Return the error metrics of the JSON contract for times in ms (n,); r2 is NaN if the observed ones are equal."""
     weights = np.ones_like(observed) if weights is None else weights
     total = float(weights.sum())
     error = predicted - observed

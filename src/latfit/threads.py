@@ -1,4 +1,4 @@
-"""Threads that work beside one another, and that nobody waits for once Ctrl-C is pressed or one of them has failed."""
+"""A thread pool that ends at once on Ctrl-C or an error."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +7,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def on_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool of so many threads. Where an error leaves the block, work that waits is dropped, and work that has begun
-    is left to end by itself: a compiled loop, which no signal stops, may take minutes."""
+    """Yield a pool of `count` threads.
+
+    An error in the block cancels pending work and does not wait for running work: a compiled loop, which no signal
+    stops, may take minutes.
+    """
     pool = ThreadPoolExecutor(count)
     try:
         yield pool

@@ -1,7 +1,4 @@
-"""Units at the edges: quantities as people write them, and numbers as they read them.
-
-Inside, time is milliseconds and rates are per millisecond, both float64. Every number that is shown goes through here.
-"""
+"""Parse quantities with units, and format numbers. Internally, times are ms and rates per ms, both float64."""
 
 import math
 import re
@@ -21,14 +18,14 @@ MS_PER_UNIT: Mapping[str, float] = {
 }
 
 MOST_SEED = 2**32 - 1
-"""Every generator of random numbers takes a seed from 0 to here."""
+"""Largest seed of a random number generator."""
 
 BYTES_PER_UNIT: Mapping[str, int] = {
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
 }
-"""`GB` is 10⁹ bytes and `GiB` 2³⁰, as the standards have it. What nvidia-smi and engines print is in MiB and GiB."""
+"""`GB` is 10⁹ bytes and `GiB` 2³⁰ (IEC 80000-13); nvidia-smi and engines print MiB and GiB."""
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _DURATION = re.compile(rf"\s*({_NUMBER})\s*([a-zµμ]+)\s*")
@@ -38,8 +35,7 @@ _SIZE = re.compile(rf"\s*({_NUMBER})\s*([a-zA-Z]+)\s*")
 
 
 def parse_duration_ms(text: str, *, option: str = "duration", zero: bool = False) -> float:
-    """Milliseconds from `20ms`, `1.5s`, `250us`, `2min`. A number without a unit is refused: it could mean either.
-    zero: whether nothing is a duration, too, `0` as `0s`."""
+    """Return ms of `20ms`, `1.5s`, `250us`, `2min`. zero: accept `0` and `0s`. Raises WrongUsage, also without unit."""
     if zero and _NOTHING.fullmatch(text):
         return 0.0
     value, unit_ms = _parse(_DURATION, text, option, "a duration with its unit, such as 20ms or 1.5s", MS_PER_UNIT)
@@ -47,13 +43,13 @@ def parse_duration_ms(text: str, *, option: str = "duration", zero: bool = False
 
 
 def parse_rate_per_ms(text: str, *, option: str = "rate") -> float:
-    """Events per millisecond from `500/s`, `0.5/ms`, `1200/min`."""
+    """Return events per ms of `500/s`, `0.5/ms`, `1200/min`. Raises WrongUsage."""
     value, unit_ms = _parse(_RATE, text, option, "a rate with its unit, such as 500/s or 30/min", MS_PER_UNIT)
     return value / unit_ms
 
 
 def parse_bytes(text: str, *, option: str = "memory") -> float:
-    """Bytes from `24GiB`, `81559MiB`, `80GB`. A number without a unit is refused: it could mean any."""
+    """Return the bytes of `24GiB`, `81559MiB`, `80GB`. Raises WrongUsage, also without unit."""
     value, unit = _parse(_SIZE, text, option, "a size with its unit, such as 24GiB or 80GB", BYTES_PER_UNIT)
     return value * unit
 
@@ -61,7 +57,7 @@ def parse_bytes(text: str, *, option: str = "memory") -> float:
 def _parse(
     pattern: re.Pattern[str], text: str, option: str, wanted: str, units: Mapping[str, float]
 ) -> tuple[float, float]:
-    """The number, and what its unit is worth."""
+    """Return the number and the value of its unit."""
     found = pattern.fullmatch(text)
     unit = found.group(2) if found else ""
     if not found or unit not in units:
@@ -73,12 +69,12 @@ def _parse(
 
 
 def whole_number(text: str) -> int | None:
-    """A whole number of 0 or more that is written in up to 18 digits; None for anything else."""
+    """Return a whole number of up to 18 digits; None for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """`digits` significant digits with thousands separators; powers of ten only where that would be long."""
+    """Format with significant digits and thousands separators; with powers of ten if that would be long."""
     if value is None or not math.isfinite(value):
         return "unlimited" if value == math.inf else "unknown"
     if value == 0:
@@ -91,12 +87,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """`1 replica`, `1,200 replicas`."""
+    """Format a count: `1 replica`, `1,200 replicas`."""
     return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_ms(value_ms: float, digits: int = 3) -> str:
-    """A duration: the unit that keeps the number between 1 and 1000, up to `digits` significant digits."""
+    """Format a duration in the unit that keeps the number between 1 and 1000."""
     if not math.isfinite(value_ms):
         return "unlimited" if value_ms > 0 else "unknown"
     size = abs(value_ms)
@@ -107,12 +103,12 @@ def format_ms(value_ms: float, digits: int = 3) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """A size of memory in GiB, three significant digits: `5.05 GiB`."""
+    """Format a size of memory: `5.05 GiB`."""
     return f"{number(value / 2**30, 3)} GiB"
 
 
 def format_percent(value: float | None, *, signed: bool = False) -> str:
-    """A percentage, given in percent: `95 %`, and two significant digits below ten. signed: `+95 %`, for a change."""
+    """Format a percentage, given in percent: `95 %`, two significant digits below ten; signed: `+95 %`."""
     if signed and value is not None and abs(value) < 0.01:
         return "0 %"
     if signed and value is not None and value > 0:
@@ -125,8 +121,7 @@ def format_percent(value: float | None, *, signed: bool = False) -> str:
 
 
 def format_rate(per_s: float, *, down: bool = False, digits: int = 4) -> str:
-    """Requests a second, four significant digits: `2,655 req/s`. down: never rounded up, to so many digits, for a rate
-    that is carried."""
+    """Format requests per second: `2,655 req/s`. down: round a capacity down to `digits` digits."""
     if not math.isfinite(per_s):
         return number(per_s)
     if down and per_s > 0:

@@ -53,7 +53,7 @@ class Diagnosis:
     binding, why
         The limit, and the readings that show it.
     figures
-        What was seen, by name; NaN if the engine does not tell.
+        Measured figures by name; NaN if unknown.
     limits
         Settings that are known.
     growing
@@ -84,14 +84,14 @@ class Diagnosis:
 
 
 def diagnose(readings: Sequence[Reading], limits: Mapping[str, int] | None = None) -> Diagnosis:
-    """Find what binds an engine.
+    """Find the limit that binds an engine.
 
     Parameters
     ----------
     readings
         Two or more of one run, in their order.
     limits
-        Settings that are known besides what the engine says, by the names of a recorder's provenance.
+        Further known settings, by the names of a recorder's provenance.
     """
     seen = between(readings[0], readings[-1])
     facts = {**seen.last.facts, **(limits or {})}

@@ -1,6 +1,6 @@
-"""What a server did between two readings, and its mean step, by the differences of its counters.
+"""Counts and the mean step between two readings of a server, from the differences of its counters.
 
-docs/how-to/record.md ("From outside") has the formulas, for vLLM and SGLang, llama.cpp and Triton.
+Formulas for vLLM and SGLang, llama.cpp and Triton: docs/how-to/record.md ("From outside").
 """
 
 import math
@@ -31,17 +31,17 @@ class Interval:
         return self.last.counters.get(name, math.nan) - self.first.counters.get(name, 0.0)
 
     def histogram(self, name: str) -> Buckets | None:
-        """Return what a histogram saw; None if there is none."""
+        """Return the values that a histogram gained; None if there is none."""
         found = self.last.histograms.get(name)
         return None if found is None else found.since(self.first.histograms.get(name))
 
     def mean(self, name: str) -> float:
-        """Return a histogram's mean in ms or tokens; NaN if it saw nothing."""
+        """Return the mean of a histogram's new values in ms or tokens; NaN without any."""
         found = self.histogram(name)
         return math.nan if found is None else found.mean
 
     def seen(self, name: str) -> float:
-        """Return how many values a histogram counted; NaN if there is none."""
+        """Return the number of a histogram's new values; NaN if there is none."""
         found = self.histogram(name)
         return math.nan if found is None else found.count
 
@@ -57,7 +57,7 @@ class Interval:
 
     @cached_property
     def prefill_tokens(self) -> float:
-        """Prompt tokens that were computed: without those found in the prefix cache."""
+        """Computed prompt tokens, without those found in the prefix cache."""
         computed = self.count("prefill_tokens")
         if not math.isnan(computed):
             return computed
@@ -65,7 +65,7 @@ class Interval:
 
     @cached_property
     def decode_tokens(self) -> float:
-        """Tokens of requests that decoded, drafts that were accepted among them."""
+        """Decoded tokens, with accepted drafts."""
         counted = self.count("decode_tokens")
         return self.count("generation_tokens") - self.first_tokens if math.isnan(counted) else counted
 
@@ -76,19 +76,18 @@ class Interval:
 
     @cached_property
     def finished(self) -> float:
-        """Requests that ended; if they are not counted, those whose latency was."""
+        """Finished requests; if they are not counted, the values of the latency histogram."""
         counted = self.count("finished")
         return self.seen("latency") if math.isnan(counted) else counted
 
     @cached_property
     def arrived(self) -> float:
-        """Requests that came: those that ended, and what more there is now than before."""
+        """Arrived requests: the finished ones and the growth of those in the server."""
         more = _or_zero(self.last.running - self.first.running) + _or_zero(self.last.waiting - self.first.waiting)
         return self.finished + more
 
     def lengths(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray] | None:
-        """Prompt and output tokens (n,) of requests as the histograms have them, where there is none all of the mean;
-        None where that is not known either."""
+        """Draw prompt and output tokens (n,) from the histograms, else from the means; None if neither is known."""
         found = []
         for name, counter in (("prompt_lengths", "prompt_tokens"), ("output_lengths", "generation_tokens")):
             seen = self.histogram(name)
@@ -103,7 +102,7 @@ class Interval:
 
     @cached_property
     def worked(self) -> float:
-        """Share of the time that steps took, by the gaps between tokens; NaN if there are too few."""
+        """Share of the time that the engine was busy, from the gaps between tokens; NaN if there are too few."""
         gaps = self.histogram("itl")
         if gaps is None or gaps.count < MIN_GAPS or not self.steps > 0:
             return math.nan
@@ -111,7 +110,7 @@ class Interval:
 
     @property
     def was_busy(self) -> bool:
-        """Whether the engine can be taken to have worked all the time."""
+        """Whether the engine was busy all the time."""
         if min(self.first.waiting, self.last.waiting) > 0 or self.of_executions:
             return True
         if min(self.first.running, self.last.running) <= 0:
@@ -120,16 +119,16 @@ class Interval:
 
     @property
     def of_slots(self) -> bool:
-        """Whether busy slots are counted step by step, and neither first tokens nor generated ones."""
+        """Whether the server counts busy slots step by step instead of tokens (llama.cpp)."""
         return SLOT_STEPS in self.last.counters
 
     @property
     def of_executions(self) -> bool:
-        """Whether what is counted are executions of any model, without tokens."""
+        """Whether the server counts executions of any model, without tokens (Triton)."""
         return "samples" in self.last.counters
 
     def mean_step(self) -> dict[str, float] | None:
-        """Return the mean step as columns of a trace; None if there was none, or the counters do not tell."""
+        """Return the mean step as columns of a trace; None without steps, or if the counters do not give it."""
         N, window_ms = self.steps, self.seconds * MS_PER_S
         if not N > 0:
             return None
@@ -176,9 +175,8 @@ def between(first: Reading, last: Reading) -> Interval:
 
 
 def path_sd(first: float, last: float, mean: float) -> float:
-    """Return the standard deviation of a path of two straight lines from one value to another with this mean; NaN if an
-    end is unknown. Its middle m makes the mean, (first + 2 m + last) / 4; each line has the mean square
-    (a^2 + a m + m^2) / 3."""
+    """Return the standard deviation of a path of two straight lines with these ends and mean; NaN without an end."""
+    # The middle m gives the mean (first + 2 m + last) / 4; each line has the mean square (a^2 + a m + m^2) / 3.
     middle = 2 * mean - (first + last) / 2
     square = sum(a * a + a * middle + middle * middle for a in (first, last)) / 6
     return math.sqrt(max(square - mean * mean, 0.0)) if math.isfinite(square) else math.nan

@@ -50,7 +50,7 @@ class Reading:
 
 
 class Unanswered(Exception):
-    """The server did not answer this time, or not with metrics. The text is the reason."""
+    """The server did not answer with metrics; the text is the reason."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -61,10 +61,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Server:
-    """A server by its address: `http://host:8000`, `host:8000`, or the whole address of its metrics."""
+    """A server by its address: `http://host:8000`, `host:8000`, or the whole address of its metrics.
+
+    Raises WrongUsage for an address that is not HTTP.
+    """
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Raises WrongUsage for what is no address of HTTP."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname or _port(parts) == 0:
             raise WrongUsage(f"{url!r} is no address of a server", where="URL", remedy="Write http://localhost:8000.")
@@ -99,8 +101,10 @@ class Server:
         return self._read(self.places[0])
 
     def readings(self, every_s: float, duration_s: float) -> "Iterator[Reading | Unanswered]":
-        """Yield readings at even distances, the first at once, or why one was not answered. A slow answer takes the
-        place of those that were due meanwhile. Raises BadInput if already the first is not answered."""
+        """Yield readings at even distances, or the reason for a missing one. Raises BadInput if the first is missing.
+
+        A slow answer replaces those due meanwhile.
+        """
         begun = monotonic()
         yield self.first()
         due = 0
@@ -112,7 +116,7 @@ class Server:
                 yield error
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that the server tells besides, by the names of a recorder's provenance."""
+        """Return the settings that the server publishes elsewhere, by the names of a recorder's provenance."""
         end, names = monotonic() + SETTINGS_TIMEOUT_S, setting_names()
         for place in dict.fromkeys(place for engine in ENGINES for place in engine.settings_places):
             if (left_s := end - monotonic()) <= 0:

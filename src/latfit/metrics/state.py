@@ -1,7 +1,6 @@
-"""What a serving engine publishes at a moment, by the same names for every engine (`latfit.engines`).
+"""The metrics of a serving engine at a moment, by the same names for every engine (`latfit.engines`).
 
-Counters and histograms only grow, so what happened between two moments is their difference (`interval`). Counts of
-engines beside each other (data parallel) are summed, the use of their KV caches is averaged.
+Counts of data-parallel engines are summed, the use of their KV caches is averaged. `interval` takes differences.
 """
 
 import math
@@ -23,9 +22,9 @@ MAX_BYTES = 1 << 26
 TOKENS = ("step_tokens", "prompt_lengths", "output_lengths")
 """Histograms of tokens; all others are of seconds, and in ms here."""
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
-"""Labels of processes that compute one engine's steps together: each publishes the same."""
+"""Labels of processes that compute one engine's steps together and publish the same."""
 REPLICAS = ("engine", "dp_rank", "model_name")
-"""Labels of engines beside each other, which add up."""
+"""Labels of data-parallel engines, which add up."""
 
 # A line of Prometheus's text format: https://prometheus.io/docs/instrumenting/exposition_formats
 _SAMPLE = re.compile(
@@ -78,8 +77,10 @@ class Buckets:
         return below / self.count, above / self.count
 
     def drawn(self, n: int, rng: np.random.Generator) -> IntArray:
-        """Draw lengths (n,) of a token or more: evenly within each bucket, then scaled to the mean. The last bucket
-        goes to twice its lower edge; without buckets all are of the mean."""
+        """Draw lengths (n,) of a token or more, uniform within each bucket, scaled to the mean.
+
+        The last bucket extends to twice its lower edge; without buckets all lengths are the mean.
+        """
         edges = np.array([0.0, *self.edges])
         counts = np.diff(np.array([0.0, *self.reached])).clip(0.0)
         top = edges[np.isfinite(edges)].max()
@@ -91,7 +92,7 @@ class Buckets:
         return np.asarray(np.maximum(np.rint(lengths * self.mean / lengths.mean()), 1), dtype=np.int64)
 
     def since(self, before: "Buckets | None") -> "Buckets":
-        """Return what came after an earlier state of the histogram."""
+        """Return the values since an earlier state of the histogram."""
         if before is None:
             return self
         known = dict(zip(before.edges, before.reached, strict=True))
@@ -106,7 +107,7 @@ class ServerState:
     Attributes
     ----------
     running, waiting
-        Requests; NaN if the server does not tell, like `kv_usage`.
+        Requests; NaN if unknown, like `kv_usage`.
     kv_usage
         Share of the KV cache.
     counters, histograms
@@ -130,7 +131,7 @@ class ServerState:
     live: bool = True
 
     def fell_below(self, before: "ServerState") -> bool:
-        """Whether a counter is below an earlier state's: the server started again."""
+        """Return whether a counter is below an earlier state's: the server restarted."""
         now, then = ({**s.counters, **{f"{n} ": h.count for n, h in s.histograms.items()}} for s in (self, before))
         return any(value < then.get(name, 0.0) for name, value in now.items())
 
@@ -180,7 +181,7 @@ def state_of(lines: Iterable[bytes], name: str) -> ServerState:
 
 
 def _one_of_ranks(samples: Sequence[Sample]) -> list[Sample]:
-    """Leave out what processes of one engine publish again."""
+    """Keep one sample of those that the processes of one engine repeat."""
     first: dict[tuple[tuple[str, str], ...], Sample] = {}
     for number, sample in enumerate(samples):
         is_ranked = any(rank in sample.labels for rank in RANKS)
@@ -255,7 +256,7 @@ def _edge(text: str) -> float:
 
 
 def _facts(engine: Engine, own: Own) -> dict[str, Any]:
-    """Settings that are gauges (whole numbers above zero, the smallest of several engines') or labels of one."""
+    """Return settings from gauges (whole numbers above zero, the smallest of several engines) and labels."""
     gauge, names = engine.info
     labels = next((sample.labels for sample in own.get(gauge, ())), {})
     facts: dict[str, Any] = {}

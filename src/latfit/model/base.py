@@ -1,4 +1,4 @@
-"""The interface of a latency model: parameters, columns, and the separable form that the search uses."""
+"""The interface of a latency model: parameters, columns, and the separable form that the solver uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,12 @@ Steps = Mapping[str, FloatArray]
 class Parameter:
     """One parameter of a formula.
 
-    positive: above zero by nature (rates and peaks), so it is searched and its interval built on the log scale;
-    the others may be exactly zero. fixed: the value it is held at unless a user frees it.
+    Parameters
+    ----------
+    positive
+        Above zero by nature (rates and peaks): searched, and its interval built, on the log scale. Others may be zero.
+    fixed
+        Value it has unless a user frees it.
     """
 
     name: str
@@ -26,10 +30,10 @@ class Parameter:
 
 
 class LatencyModel(Protocol):
-    """Structure of a formula; numbers live in `FitResult`.
+    """Structure of a formula; parameter values are in `FitResult`.
 
     Every model is separable: given its outer parameters (rates inside exponentials, corners of smooth maxima, tile
-    lengths) the latency is basis @ coefficients with coefficients >= 0, which is what the search over them uses.
+    lengths) the latency is basis @ coefficients with coefficients >= 0. The solver searches the outer parameters.
     """
 
     @property
@@ -40,7 +44,7 @@ class LatencyModel(Protocol):
     def parameters(self) -> tuple[Parameter, ...]: ...
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of `Steps` that the formula reads."""
+        """Columns of `Steps` that the formula uses."""
         ...
 
     @property
@@ -50,26 +54,25 @@ class LatencyModel(Protocol):
 
     @property
     def outer(self) -> tuple[str, ...]:
-        """Parameters that the latency is not linear in, in the order that `basis` takes them."""
+        """Parameters that the latency is not linear in, in the order of `basis`."""
         ...
 
     def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
-        """Where a parameter that is no rate is searched on these steps; None where its unit says it."""
+        """Return the range in which a parameter is searched on these steps; None if its unit decides."""
         ...
 
     def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        """T in ms (n,) for parameters theta (p,), in the order of `parameters`; (k, n) for k vectors at once, given as
-        (p, k, 1)."""
+        """Return T in ms (n,) for parameters theta (p,); (k, n) for k vectors at once, given as (p, k, 1)."""
         ...
 
     def gradient(self, theta: FloatArray, steps: Steps) -> FloatArray:
-        """dT/dtheta (n, p), or (k, n, p) of k vectors as above."""
+        """Return dT/dtheta (n, p); (k, n, p) for k vectors."""
         ...
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
-        """The non-negative columns (n, m) that the latency is linear in, given the outer parameters."""
+        """Return the non-negative columns (n, m) that the latency is linear in, given the outer parameters."""
         ...
 
     def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
-        """theta (p,) from outer parameters and linear coefficients (m,)."""
+        """Return theta (p,) from outer parameters and linear coefficients (m,)."""
         ...

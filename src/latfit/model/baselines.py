@@ -1,4 +1,4 @@
-"""The simple models that a richer one has to beat: constant, linear, hinge (a kink in S), quadratic attention."""
+"""Simple models as baselines: constant, linear, hinge (a kink in S), quadratic attention."""
 
 import numpy as np
 
@@ -16,9 +16,8 @@ TAU_A = Term(
 )
 
 
-def _told(f: Features) -> tuple[float, float]:
-    """Where a kink in S is searched: up to two thirds of the longest step, because a slope that few steps near the end
-    of the data speak for says nothing of what follows."""
+def _kink_range(f: Features) -> tuple[float, float]:
+    """Return the range of a kink in S, up to 2/3 of the longest step: beyond it few steps determine the slope."""
     low = max(0.5 * float(f["S"].min()), 0.5)
     return low, max(float(f["S"].max()) * 2 / 3, 2 * low)
 
@@ -42,15 +41,15 @@ HINGE = Separable(
         TAU_B,
         TAU_S,
         Term(
-            Parameter("b", "ms/token", "cost of a token above S_0, beside tau_S"),
+            Parameter("b", "ms/token", "cost of a token above S_0, in addition to tau_S"),
             lambda f, s: np.maximum(f["S"] - s["S_0"], 0.0),
             {"S_0": lambda f, s: -(f["S"] > s["S_0"]).astype(np.float64)},
         ),
     ),
     (
         Shape(
-            Parameter("S_0", "tokens", "tokens that fill the machine", positive=True),
-            _told,
+            Parameter("S_0", "tokens", "tokens that saturate the hardware", positive=True),
+            _kink_range,
             kinks_at="S",
         ),
     ),

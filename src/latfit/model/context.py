@@ -13,20 +13,22 @@ from latfit.model.term_model import Separable, Shape, Term
 
 
 def with_prefill(f: Features) -> bool:
-    """Whether the steps say anything about prefill."""
+    """Return whether the steps contain prefill worth fitting."""
     return not decode_only(f)
 
 
 TAU_K = Term(
-    Parameter("tau_K", "ms/token", "cached token read by decoding, in a step without prefill"),
+    Parameter("tau_K", "ms/token", "cached token that decoding attends to, in a step without prefill"),
     lambda f, _: (1 - f["m"]) * f["KD"],
 )
 TAU_L = Term(
-    Parameter("tau_L", "ms/token", "cached token read by decoding, in a step with prefill"),
+    Parameter("tau_L", "ms/token", "cached token that decoding attends to, in a step with prefill"),
     lambda f, _: f["m"] * f["KD"],
     when=with_prefill,
 )
-TAU_R = Term(Parameter("tau_R", "ms/token", "cached token read by prefill"), lambda f, _: f["KP"], when=with_prefill)
+TAU_R = Term(
+    Parameter("tau_R", "ms/token", "cached token that prefill attends to"), lambda f, _: f["KP"], when=with_prefill
+)
 TAU_N = Term(Parameter("tau_N", "ms/request", "cost of a request in prefill"), lambda f, _: f["n"], when=with_prefill)
 TAU_M = Term(Parameter("tau_M", "ms", "cost of a step that contains prefill"), lambda f, _: f["m"], when=with_prefill)
 TAU_Y = Term(

@@ -6,7 +6,7 @@ from latfit.model.baselines import CONSTANT, HINGE, LINEAR, QUADRATIC
 from latfit.model.context import CONTEXT, K_E, TAU_E
 from latfit.model.correction import CORRECTION
 from latfit.model.roofline import ROOFLINE
-from latfit.model.saturation import Saturation, SaturationGamma
+from latfit.model.saturation import Saturation
 from latfit.model.term_model import Separable
 
 _PLAIN: tuple[LatencyModel, ...] = (
@@ -15,7 +15,7 @@ _PLAIN: tuple[LatencyModel, ...] = (
     QUADRATIC,
     HINGE,
     Saturation(),
-    SaturationGamma(),
+    Saturation(grows=True),
     CONTEXT,
     ROOFLINE,
 )
@@ -44,17 +44,17 @@ FAMILY: dict[str, LatencyModel] = {model.name: model for model in _PLAIN} | {
 
 
 def add_model(model: LatencyModel) -> None:
-    """Fit a model of your own by its name, also with a saturating cost (+moe). Files of its fits can be read wherever
-    it was added. `auto` does not consider it, and the engine's simulator has no step cost for it.
+    """Register a model by its name, also with a saturating cost (+moe). Raises WrongUsage for a name that is taken.
 
-    Raises WrongUsage for a name that is taken.
+    Files of its fits can be read wherever it is registered. `auto` does not consider it, and the engine's simulator
+    has no step cost for it.
     """
     refuse_taken(model.name, FAMILY, "model")
     FAMILY.update({model.name: model, f"{model.name}{MOE}": _with_experts(model)})
 
 
 def model_named(name: str) -> LatencyModel:
-    """The structure called `name`. Raises WrongUsage with the names there are."""
+    """Return the model called `name`. Raises WrongUsage with the known names."""
     if name not in FAMILY:
         plain = ", ".join(known for known in FAMILY if not known.endswith(MOE))
         raise WrongUsage(

@@ -3,7 +3,7 @@
 The terms and their meaning: docs/theory/fitting.md#models.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,32 +16,29 @@ from latfit.stats import FloatArray
 
 
 def pmax(x: FloatArray | float, y: FloatArray, p: float) -> FloatArray:
-    """Smooth maximum (n,)."""
+    """Return the smooth maximum (n,)."""
     top = np.maximum(x, y)
     safe = np.where(top > 0, top, 1.0)
     return np.asarray(top * _root(1.0 + _power(np.minimum(x, y) / safe, p), p))
 
 
 def pmax_slope(x: FloatArray | float, whole: FloatArray, p: float) -> FloatArray:
-    """d pmax / dx (n,), where `whole` is pmax."""
+    """Return d pmax / dx (n,), where `whole` is pmax."""
     return _power(x / np.where(whole > 0, whole, 1.0), p - 1.0)
 
 
 def _power(x: FloatArray, p: float) -> FloatArray:
-    """x^p, by products where p is a small whole number: a tenth of the time."""
+    """Return x^p, by products if p is a small whole number: a tenth of the time."""
     if p not in range(1, 9):
         return np.asarray(x**p)
-    found, left = None, int(p)
-    while left:
-        if left & 1:
-            found = x if found is None else found * x
-        left >>= 1
-        x = x * x if left else x
+    found = x
+    for bit in bin(int(p))[3:]:
+        found = found * found * x if bit == "1" else found * found
     return np.asarray(found)
 
 
 def _root(x: FloatArray, p: float) -> FloatArray:
-    """x^(1/p), by square roots where p is 2, 4 or 8."""
+    """Return x^(1/p), by square roots if p is 2, 4 or 8."""
     if p not in (2.0, 4.0, 8.0):
         return np.asarray(x ** (1.0 / p))
     for _ in range(int(p).bit_length() - 1):
@@ -50,7 +47,7 @@ def _root(x: FloatArray, p: float) -> FloatArray:
 
 
 def tiles(S: FloatArray, Q: float, rho: float) -> FloatArray:
-    """Tokens after rounding up to tiles of Q with a riser of rho Q; zero where Q is zero (no tiles)."""
+    """Return tokens rounded up to tiles of Q, with a riser of rho Q; zero if Q is zero (no tiles)."""
     if Q <= 0:
         return np.zeros_like(S)
     if rho <= 0:
@@ -60,8 +57,7 @@ def tiles(S: FloatArray, Q: float, rho: float) -> FloatArray:
 
 
 def _longest(f: Features) -> FloatArray:
-    """Tokens of the longest single sequence in a step with prefill, of those that decode by their average; zero
-    elsewhere."""
+    """Return the tokens of the longest sequence in a step with prefill, decoding ones by their mean; else zero."""
     return np.asarray(f["m"] * np.maximum(f["L"], f["KD"] / np.maximum(f["D"], 1.0)))
 
 
@@ -74,18 +70,18 @@ def _attention(f: Features, s: Shapes) -> FloatArray:
 
 
 def _attention_slope(f: Features, s: Shapes) -> FloatArray:
-    """d pmax(L, W) / dW."""
+    """Return d pmax(L, W) / dW."""
     return pmax_slope(_work(f, s), _attention(f, s), s["p_A"])
 
 
 def _reads_cache(f: Features) -> bool:
-    """Whether prefill reads cached tokens, of varying number: only then L and W can be told apart."""
+    """Return whether prefill attends to varying cached tokens: only then L and W are distinguishable."""
     held = f["m"] > 0
     return bool(held.any()) and not decode_only(f) and float(np.ptp(f["KP"][held])) > 0
 
 
 def _plainly(term: Term) -> Term:
-    """The term, where L and W cannot be told apart."""
+    """Return the term for data in which L and W are not distinguishable."""
     return replace(term, when=lambda f: term.when(f) and not _reads_cache(f))
 
 
@@ -102,7 +98,7 @@ GEMM_OF_DECODE = Term(
     when=decode_only,
 )
 LONG = Term(
-    Parameter("tau_H", "ms/token", "what a token beyond S_1 costs more"),
+    Parameter("tau_H", "ms/token", "additional cost of a token beyond S_1"),
     lambda f, s: np.maximum(f["S"] - s["S_1"], 0.0),
     {"S_1": lambda f, s: -(f["S"] > s["S_1"]).astype(np.float64)},
     when=with_prefill,
@@ -118,7 +114,7 @@ WAVES = Term(
     when=with_prefill,
 )
 LARGE = Term(
-    Parameter("tau_C", "ms/request", "what a decoding request beyond B_1 costs more"),
+    Parameter("tau_C", "ms/request", "additional cost of a decoding request beyond B_1"),
     lambda f, s: (1 - f["m"]) * np.maximum(f["B"] - s["B_1"], 0.0),
     {"B_1": lambda f, s: -(1 - f["m"]) * (f["B"] > s["B_1"])},
 )
@@ -139,11 +135,13 @@ CLIFF = Term(
 )
 
 
+@dataclass(frozen=True)
 class _Span:
-    """(low, high) of a shape; a class, so that the table stays one line a shape."""
+    """Range of a shape by the largest value of a feature; a low end below zero is a share of that value."""
 
-    def __init__(self, name: str, low: float, high: float) -> None:
-        self.name, self.low, self.high = name, low, high
+    name: str
+    low: float
+    high: float
 
     def __call__(self, f: Features) -> tuple[float, float]:
         top = max(float(f[self.name].max()), 1.0)
@@ -154,7 +152,7 @@ class _Span:
 SHARPNESS = (4.0, 2.0, 8.0)
 
 TILE_LENGTHS = (32.0, 64.0, 96.0, 128.0, 192.0, 256.0, 320.0, 384.0, 512.0, 576.0, 640.0, 768.0, 1024.0, 1280.0)
-"""Tiles of 32 to 256 tokens, and what two to ten of the larger ones make."""
+"""Tiles of 32 to 256 tokens, and multiples of the larger ones."""
 
 ROOFLINE = Separable(
     "roofline",
@@ -190,9 +188,11 @@ ROOFLINE = Separable(
             _Span("S", -1 / 32, 2 / 3),
             kinks_at="S",
         ),
-        Shape(Parameter("P_0", "tokens", "prompt tokens that fill the machine", positive=True), _Span("P", 1.0, 4.0)),
         Shape(
-            Parameter("Q_s", "requests", "decoding requests that fill the machine", positive=True),
+            Parameter("P_0", "tokens", "prompt tokens that saturate the hardware", positive=True), _Span("P", 1.0, 4.0)
+        ),
+        Shape(
+            Parameter("Q_s", "requests", "decoding requests that saturate the hardware", positive=True),
             _Span("B", 0.25, 4.0),
         ),
         Shape(

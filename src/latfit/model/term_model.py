@@ -1,8 +1,8 @@
 """Models as tables of terms: T = [base model] + sum_j c_j X_j(step; shapes), with c_j >= 0.
 
-A term is a coefficient and a column, which shapes (a corner, a rate) may bend. Latency, gradient, basis and assembly
-follow from the table. Choices (a tile length, the sharpness of a corner) are parameters that are never searched
-continuously; they are stored as fixed ones.
+A term is a coefficient and a column, which may depend on shapes (a corner, a rate). Latency, gradient, basis and
+assembly follow from the table. Choices (a tile length, the sharpness of a corner) are parameters with a few values;
+they are stored as fixed.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +24,14 @@ Column = Callable[[Features, Shapes], FloatArray]
 
 @dataclass(frozen=True)
 class Term:
-    """A coefficient >= 0 times a column (n,) of features; slopes: d column / d shape by the shape's name.
+    """A coefficient >= 0 times a column (n,) of features.
 
-    when: whether steps with these features can carry the term; otherwise it is held at zero.
+    Parameters
+    ----------
+    slopes
+        d column / d shape, by the shape's name.
+    when
+        Whether steps with these features determine the term; otherwise it is zero.
     """
 
     parameter: Parameter
@@ -37,8 +42,17 @@ class Term:
 
 @dataclass(frozen=True)
 class Shape:
-    """A parameter inside a column: the range it is searched in, the column it multiplies where it is a rate, and the
-    feature at whose values the latency has a kink in it."""
+    """A parameter inside a column.
+
+    Parameters
+    ----------
+    span
+        Range in which it is searched.
+    rate_of
+        Column that it multiplies, if it is a rate.
+    kinks_at
+        Feature at whose values the latency has a kink in it.
+    """
 
     parameter: Parameter
     span: Callable[[Features], tuple[float, float]]
@@ -48,7 +62,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Choice:
-    """A parameter that takes one of a few values; the first is what it has where nothing depends on it."""
+    """A parameter that takes one of a few values; the first if no column depends on it."""
 
     parameter: Parameter
     values: tuple[float, ...]
@@ -56,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Separable:
-    """A table of terms, with or without a saturation form in front."""
+    """A table of terms, possibly added to a base model."""
 
     name: str
     formula: str
@@ -68,7 +82,7 @@ class Separable:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Those of the saturation form, then coefficients, shapes, choices."""
+        """Parameters of the base model, then coefficients, shapes, choices."""
         own = (tuple(t.parameter for t in self.terms), tuple(s.parameter for s in self.shapes))
         return (*self._base_parameters, *own[0], *own[1], *(choice.parameter for choice in self.choices))
 
@@ -127,10 +141,12 @@ class Separable:
         return np.concatenate([front, coefficients[len(coefficients) - own :], outer[in_base:]])
 
     def held(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
-        """{coefficient: 0, ...} of terms that these steps cannot tell from what stands before them in the table, and
-        nominal values of the shapes that bend only such terms; given: parameters that a user fixed. What a step costs
-        by itself, by request and by token stays free: zero for a token would be a claim, where only tau_B + tau_S is
-        told."""
+        """Return the parameters that these steps do not determine, with the values at which they are held.
+
+        A term is held at zero if its column is a combination of those before it in the table; a shape is held at its
+        nominal value if only such terms depend on it. NEVER_HELD stay free: zero for tau_S would be a claim where only
+        tau_B + tau_S is identifiable. given: parameters that a user fixed.
+        """
         seen = features_of(steps)
         shapes = self._nominal(seen, given)
         rows = np.sqrt(weights)[:, None]
@@ -138,30 +154,26 @@ class Separable:
         if self.base is not None:
             middle = [1 / float(np.median(steps[column])) for _, column in self.base.rates]
             base = self.base.basis(np.array(middle + [0.0] * (self._in_base - len(middle))), steps) * rows
-        carried = [term.when(seen) for term in self.terms]
-        own = np.stack([t.column(seen, shapes) * c for t, c in zip(self.terms, carried, strict=True)], axis=1) * rows
-        kept = [
-            keep or (can and term.parameter.name in NEVER_HELD)
-            for keep, can, term in zip(_independent(base, own), carried, self.terms, strict=True)
+        possible = [term.when(seen) for term in self.terms]
+        own = np.stack([t.column(seen, shapes) * p for t, p in zip(self.terms, possible, strict=True)], axis=1) * rows
+        free = [
+            term
+            for term, is_new, is_possible in zip(self.terms, _independent(base, own), possible, strict=True)
+            if is_new or (is_possible and term.parameter.name in NEVER_HELD)
         ]
-        alive = [term for term, keep in zip(self.terms, kept, strict=True) if keep]
-        found = {term.parameter.name: 0.0 for term, keep in zip(self.terms, kept, strict=True) if not keep}
-        needed = {name for term in alive for name in term.slopes}
-        idle = [s.parameter.name for s in self.shapes if s.parameter.name not in needed]
-        return found | {name: shapes[name] for name in idle}
+        needed = {name for term in free for name in term.slopes}
+        found = {term.parameter.name: 0.0 for term in self.terms if term not in free}
+        return found | {name: shapes[name] for s in self.shapes if (name := s.parameter.name) not in needed}
 
     def column_means(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
-        """Weighted mean of each term's column at nominal or given shapes, by coefficient."""
+        """Return the weighted mean of each term's column at nominal or given shapes, by coefficient."""
         seen = features_of(steps)
         shapes = self._nominal(seen, given)
         return {t.parameter.name: float(np.average(t.column(seen, shapes), weights=weights)) for t in self.terms}
 
     def _nominal(self, seen: Features, given: Shapes) -> dict[str, float]:
-        """What is given, else the middle of each shape's range and choices as they are held."""
-        middle = {}
-        for shape in self.shapes:
-            low, high = shape.span(seen)
-            middle[shape.parameter.name] = float(np.sqrt(low * high))
+        """Return given values, else the middle of each shape's range and the fixed values of choices."""
+        middle = {shape.parameter.name: float(np.sqrt(np.prod(shape.span(seen)))) for shape in self.shapes}
         middle |= {c.parameter.name: c.parameter.fixed or 0.0 for c in self.choices}
         return {name: given.get(name, value) for name, value in middle.items()}
 
@@ -174,7 +186,7 @@ class Separable:
         return len(self.base.outer) if self.base else 0
 
     def _named(self, values: FloatArray) -> Shapes:
-        """Shapes as they are, and choices, which no two vectors differ in, as numbers."""
+        """Return shapes, and choices as numbers: all vectors have the same."""
         named = dict(zip(self._outer_names, values, strict=True))
         return named | {c.parameter.name: float(named[c.parameter.name].item(0)) for c in self.choices}
 
@@ -185,7 +197,7 @@ class Separable:
 
 
 def _used(coefficients: FloatArray) -> list[bool]:
-    """Which coefficients (m,), or any of several vectors of them (m, k, 1), are not zero."""
+    """Return which coefficients (m,) are not zero, in any of several vectors of them (m, k, 1)."""
     if coefficients.ndim == 1:
         return [c != 0 for c in coefficients.tolist()]
     return [bool(used) for used in (coefficients != 0).reshape(len(coefficients), -1).any(axis=1)]
@@ -193,12 +205,11 @@ def _used(coefficients: FloatArray) -> list[bool]:
 
 NEVER_HELD = ("tau_0", "tau_B", "tau_S")
 
-DEPENDENT = 1e-5
-"""A column whose part outside the span of those before it is shorter than this share of it says nothing new."""
+MIN_NEW_SHARE = 1e-5  # of a column's length outside the span of those before it; less is rounding
 
 
 def _independent(base: FloatArray, own: FloatArray) -> list[bool]:
-    """Which columns of `own` (n, m) are not combinations of `base` (n, k) and the columns kept before them."""
+    """Return which columns of `own` (n, m) are no combination of `base` (n, k) and the independent ones before them."""
     # The triangle has the inner products of the columns, and few rows.
     together = np.asarray(np.linalg.qr(_unit(np.concatenate([base, own], axis=1)), mode="r"))
     first, own = together[:, : base.shape[1]], together[:, base.shape[1] :]
@@ -208,7 +219,7 @@ def _independent(base: FloatArray, own: FloatArray) -> list[bool]:
         rest = column - directions @ (directions.T @ column)
         rest = rest - directions @ (directions.T @ rest)
         size = float(np.linalg.norm(rest))
-        kept.append(size > DEPENDENT)
+        kept.append(size > MIN_NEW_SHARE)
         if kept[-1]:
             directions = np.concatenate([directions, (rest / size)[:, None]], axis=1)
     return kept

@@ -8,24 +8,21 @@ from latfit.workload.arrivals import ArrivalProcess, Gamma, Poisson, bursts
 from latfit.workload.lengths import Constant, LengthDistribution, Lognormal
 from latfit.workload.load import RequestClass
 
-PROMISED = {"ttft": "ttft_slo_ms", "tpot": "tpot_slo_ms", "sla": "deadline_ms"}
-"""What a class is promised, by the names of the options that promise it to all."""
-
-BURSTS = 3
-"""Numbers of `bursts:TIMES:SHARE:LENGTH`."""
+LIMITS = {"ttft": "ttft_slo_ms", "tpot": "tpot_slo_ms", "sla": "deadline_ms"}
+"""Limits of a request class, by the names of the options that set them for all requests."""
 
 
 def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
-    """`poisson`, `gamma:CV` or `bursts:TIMES:SHARE:LENGTH` with a mean rate per ms. Raises WrongUsage."""
+    """Parse `poisson`, `gamma:CV` or `bursts:TIMES:SHARE:LENGTH`, with a mean rate per ms. Raises WrongUsage."""
     where = "--arrival-process"
-    name, *rest = text.split(":")
     try:
-        if name == "poisson" and not rest:
-            return Poisson(rate)
-        if name == "gamma" and len(rest) == 1:
-            return Gamma(rate, float(rest[0]))
-        if name == "bursts" and len(rest) == BURSTS:
-            return bursts(rate, float(rest[0]), float(rest[1]), parse_duration_ms(rest[2], option=where))
+        match text.split(":"):
+            case ["poisson"]:
+                return Poisson(rate)
+            case ["gamma", cv]:
+                return Gamma(rate, float(cv))
+            case ["bursts", times, share, length]:
+                return bursts(rate, float(times), float(share), parse_duration_ms(length, option=where))
     except ValueError:
         pass
     except WrongUsage as error:
@@ -36,16 +33,15 @@ def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
 
 
 def parse_class(text: str) -> RequestClass:
-    """`NAME:SHARE`, `NAME:SHARE:DEADLINE`, or `NAME:SHARE:ttft=300ms,tpot=50ms,sla=2s` with any of the three. Raises
-    WrongUsage."""
+    """Parse `NAME:SHARE`, `NAME:SHARE:DEADLINE`, or `NAME:SHARE:ttft=300ms,tpot=50ms,sla=2s`. Raises WrongUsage."""
     name, _, rest = text.partition(":")
-    share, limited, promised = rest.partition(":")
+    share, limited, given = rest.partition(":")
     remedy = "Write chat:0.3:50ms, or chat:0.3:ttft=300ms,tpot=50ms."
     limits: dict[str, float] = {}
     try:
-        for each in promised.split(",") if limited else ():
-            what, named, value = each.rpartition("=")
-            limit = PROMISED[what.strip() if named else "sla"]
+        for each in given.split(",") if limited else ():
+            option, named, value = each.rpartition("=")
+            limit = LIMITS[option.strip() if named else "sla"]
             if limit in limits:
                 raise WrongUsage(f"{text!r} gives one limit twice", where="--class", remedy=remedy)
             limits[limit] = parse_duration_ms(value, option="--class")
@@ -55,8 +51,10 @@ def parse_class(text: str) -> RequestClass:
 
 
 def parse_lengths(text: str) -> LengthDistribution:
-    """Prompt and output tokens in `512:128`, the same for all; in `512:128:0.8` as means of a lognormal distribution
-    whose standard deviation is 0.8 of its mean. Raises WrongUsage."""
+    """Parse prompt and output tokens: `512:128` for all requests; `512:128:0.8` lognormal, sd 0.8 of the mean.
+
+    Raises WrongUsage.
+    """
     prompt, output, *more = text.split(":") if text.count(":") in (1, 2) else ("", "")
     try:
         counts, variation = (int(prompt), int(output)), float(more[0]) if more else 0.0

@@ -1,4 +1,4 @@
-"""Requests as columns: arrival, lengths, class, user, deadline and SLOs, and the contents of prompts."""
+"""Requests as columns: arrival, lengths, class, user, deadline, SLOs, and prefix blocks."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from latfit.stats import FloatArray, IntArray
 
 SmallIntArray = NDArray[np.int32]
 
-MOST_TOKENS = 2**31 - 1
-"""Of a request, as of a step."""
+MOST_TOKENS = 2**31 - 1  # of a request, as of a step
 
 
 @dataclass(frozen=True, eq=False)

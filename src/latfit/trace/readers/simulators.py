@@ -112,7 +112,7 @@ def read_vidur(source: Source, options: Options) -> Trace:
     labels = _compute_labels(source)
     layers = next((column[name] for name in ("n_layer", "num_layers") if name in column), None)
     if layers is None:
-        layers = np.full(len(S), layers_of(labels.get("model", "")) or np.nan)
+        layers = np.full(len(S), layers_of(labels.get("model", "")) or np.nan, dtype=np.float64)
     if not (np.isfinite(layers).all() and (layers >= 1).all()):
         raise BadInput(
             "measures one layer of a model whose number of layers is not known",

@@ -1,11 +1,8 @@
-"""What a reader is, and where its bytes come from: a file, a pipe or standard input, compressed or not, bounded.
-
-Decompressed bytes are bounded against archives made to explode; content read at once is bounded by the free memory.
-"""
+"""Readers and their sources: a file, a pipe or standard input, compressed or not."""
 
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +10,12 @@ from typing import Any, BinaryIO, cast
 
 from latfit.errors import BadInput, first_line
 from latfit.inputs import regular_file, spooled, unreadable
-from latfit.memory import GIB, free_memory_bytes
+from latfit.memory import check_memory
 from latfit.trace.table import Trace
 
 HEAD_BYTES = 1 << 16
-BLOCK_BYTES = 1 << 24
-UNCHECKED_BYTES = 1 << 27  # plain bytes that any compressed file may hold
-MAX_EXPANSION = 50  # plain over compressed bytes; engine logs reach 10 to 30
 MEMORY_PER_BYTE = 12  # of the text of a table of short numbers, while it is read
+COMPRESSION = 10  # plain over compressed bytes of such a table
 
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -53,7 +48,7 @@ class Source:
             return stream.read(HEAD_BYTES)
 
     def open(self) -> BinaryIO:
-        """Open the decompressed bytes. Reading raises BadInput if they are broken or explode."""
+        """Open the decompressed bytes. Reading raises BadInput if they are broken."""
         raw = self._raw()
         if self.compression is None:
             return raw
@@ -64,27 +59,12 @@ class Source:
         plain = pa.CompressedInputStream(pa.OSFile(str(self.path)), self.compression)
         return cast(BinaryIO, io.BufferedReader(_Decompressed(plain, self)))
 
-    def blocks(self, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-        """Yield the decompressed bytes in blocks of at most `size`."""
-        with self.open() as stream:
-            while block := stream.read(size):
-                yield block
-
     def content(self) -> bytes:
-        """Return all decompressed bytes. Raises BadInput if memory is short."""
-        free = free_memory_bytes()
-        limit = sys.maxsize if free is None else free // MEMORY_PER_BYTE
-        size, parts = 0, []
-        for block in self.blocks():
-            size += len(block)
-            if size > limit:
-                raise BadInput(
-                    f"more than {limit / GIB:.2g} GiB of text, whose table does not fit in the free memory",
-                    where=self.name,
-                    remedy="Summarise it in flat memory with --cells, or read a part of it.",
-                )
-            parts.append(block)
-        return b"".join(parts)
+        """Return all decompressed bytes. Raises BadInput if their table would not fit in the free memory."""
+        size = self.path.stat().st_size * (COMPRESSION if self.compression else 1)
+        check_memory(MEMORY_PER_BYTE * size, self.name, "Summarise it in flat memory with --cells, or read a part.")
+        with self.open() as stream:
+            return stream.read()
 
     def _raw(self) -> BinaryIO:
         try:
@@ -94,13 +74,11 @@ class Source:
 
 
 class _Decompressed(io.RawIOBase):
-    """Decompressed bytes, counted."""
+    """Decompressed bytes; a broken archive is BadInput."""
 
     def __init__(self, plain: Any, source: Source) -> None:
         self.plain = plain
         self.source = source
-        self.limit = max(UNCHECKED_BYTES, MAX_EXPANSION * source.path.stat().st_size)
-        self.size = 0
 
     def readable(self) -> bool:
         return True
@@ -116,13 +94,6 @@ class _Decompressed(io.RawIOBase):
                 where=self.source.name,
                 remedy="It may be cut short: copy or make it again.",
             ) from None
-        self.size += len(block)
-        if self.size > self.limit:
-            raise BadInput(
-                f"grows to more than {MAX_EXPANSION} times its size when decompressed",
-                where=self.source.name,
-                remedy="If that is right, decompress it yourself and give the plain file.",
-            )
         buffer[: len(block)] = block
         return len(block)
 

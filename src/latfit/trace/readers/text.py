@@ -92,7 +92,7 @@ def text(record: Any, *path: str) -> str:
     return "" if isinstance(value, (dict, list)) else _to_text(value)
 
 
-def _decode(raw: bytes | bytearray) -> str:
+def _decode(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
 
 
@@ -109,15 +109,14 @@ def _is_document(head: bytes) -> bool:
 
 
 def _records_of_document(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
-    content = bytearray()
-    for block in source.blocks():
-        content += block
-        if len(content) > MAX_DOCUMENT_BYTES:
-            raise BadInput(
-                f"a JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB",
-                where=source.name,
-                remedy="Turn it into JSON lines, for example with: jq -c '.[]' FILE",
-            )
+    with source.open() as stream:
+        content = stream.read(MAX_DOCUMENT_BYTES + 1)
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise BadInput(
+            f"a JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB",
+            where=source.name,
+            remedy="Turn it into JSON lines, for example with: jq -c '.[]' FILE",
+        )
     document = _decode(content)
     del content
     position = 1 if document.startswith("[") else 0
