@@ -77,7 +77,8 @@ SAMPLED_FILES = 8
 NUMBERS = ("B", "S", "T_ms", "context_tokens", "prefill_requests", "prefill_tokens", "period_ms")
 FLAGS = ("dummy", "idle", "warmup")
 OF_RECORDS = ("t_s", "step", "run", "replica", "queued_requests", "draft_tokens")
-SUFFIXES = (".parquet", ".parq", ".pq")
+NO_DATA = re.compile(r"(^|/)([._]|(README|LICEN[SC]E|NOTICE)[^/]*$)|\.(md|rst|html|pdf|png|svg)$", re.IGNORECASE)
+"""Files about a folder, and hidden ones or those in hidden folders."""
 
 
 @dataclass(frozen=True)
@@ -285,10 +286,9 @@ class Part:
 
 
 def find_parts(source: str | Path, filesystem: Any = None) -> tuple[list[Part], list[tuple[str, str]]]:
-    """Return the Parquet files of a folder (or one file) at a path or URI, and (file, reason) of unreadable ones.
+    """Return the files of a folder (or one file) at a path or URI, and (file, reason) of unreadable ones.
 
-    Hidden files and those in hidden folders (names that begin with `.` or `_`) do not count. Raises BadInput if there
-    is no such place or no file in it.
+    Raises BadInput if there is no such place or no file in it.
     """
     import pyarrow as pa
     from pyarrow import fs
@@ -309,15 +309,14 @@ def find_parts(source: str | Path, filesystem: Any = None) -> tuple[list[Part], 
             where=str(source),
             remedy="Give a readable path, or a URI such as s3://bucket/folder, gs://bucket/folder, hdfs://host/folder.",
         ) from None
-    hidden = re.compile(r"(^|/)[._]")
-    files = sorted(each.path for each in inside if each.type == fs.FileType.File)
-    paths = [path for path in files if path.lower().endswith(SUFFIXES) and not hidden.search(path.removeprefix(root))]
-    if not (paths or is_file):
-        remedy = f"Name the folder that holds the Parquet files of a trace (*{SUFFIXES[0]})."
+    files = [each.path for each in inside if each.type == fs.FileType.File]
+    paths = sorted(path for path in files if is_file or not NO_DATA.search(path.removeprefix(root)))
+    if not paths:
+        remedy = "Name the folder that holds the Parquet files of a trace."
         raise BadInput("holds no trace", where=str(source), remedy=remedy)
-    found = [_part_or_reason(filesystem, path, allow_text=is_file) for path in (files if is_file else paths)]
+    found = [_part_or_reason(filesystem, path, allow_text=is_file) for path in paths]
     parts = [part for part in found if isinstance(part, Part)]
-    return parts, [(path, part) for path, part in zip(paths or files, found, strict=True) if isinstance(part, str)]
+    return parts, [(path, part) for path, part in zip(paths, found, strict=True) if isinstance(part, str)]
 
 
 def _part_or_reason(filesystem: Any, path: str, allow_text: bool) -> Part | str:
