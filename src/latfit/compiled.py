@@ -162,7 +162,7 @@ entry: Callable[..., Any] = cached(**_WITHOUT_ARRAYS, forceinline=True)
 """For a core's function that Python calls."""
 
 shared: Callable[..., Any] = cached(**_WITHOUT_ARRAYS)
-"""For a core's function that another core calls, too: linked there, not copied."""
+"""For a core's function that another core also calls: linked there, not copied."""
 
 inner: Callable[..., Any] = cached(**_INNER, forceinline=True)
 """For functions that only a core calls: inlined."""

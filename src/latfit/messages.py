@@ -1,4 +1,4 @@
-"""What a user should know of an answer before relying on it: one record, and one table of what plans say."""
+"""Messages about an answer: one record, and the table of the messages of plans."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -12,7 +12,7 @@ from latfit.units import format_ms, format_percent
 
 
 class Severity(StrEnum):
-    """What a message does to the answer, the gravest first."""
+    """How a message affects the answer, the gravest first."""
 
     UNSUPPORTED = "unsupported"
     """The data do not support the answer."""
@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 
 class Message(Record, frozen=True):
-    """A message. code: key of the table, by which programs tell it.  message: what was found.  remedy: what to do."""
+    """A message: its code in the table, what was found, and what to do."""
 
     code: str
     message: str
@@ -34,7 +34,7 @@ class Message(Record, frozen=True):
 
     @classmethod
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Older files said in the remedy that a message is a note."""
+        """Make messages of older files notes if their remedy says so."""
         note = str(document.get("remedy")).startswith(NO_ACTION)
         return {"severity": Severity.NOTE, **document} if note else document
 
@@ -43,7 +43,7 @@ class Message(Record, frozen=True):
         return self.severity != Severity.NOTE
 
     def about(self, subject: str) -> "Message":
-        """The message with what it is about in front."""
+        """Return the message with its subject in front."""
         return structs.replace(self, message=f"{subject}: {self.message}")
 
     @property
@@ -169,11 +169,11 @@ TABLE: Mapping[str, Template] = {
     ),
     "assumed": Template(NOTE, "{what}"),
 }
-"""What plans say, by code."""
+"""Messages of plans by code."""
 
 
 class _Units(Formatter):
-    """Formats with units: `ms`, `percent` of a share, `+percent`."""
+    """Format values with units: `ms`, `percent` of a share, `+percent`."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "ms":
@@ -184,14 +184,14 @@ class _Units(Formatter):
 
 
 def message(code: str, **values: Any) -> Message:
-    """The message of a code of the table."""
+    """Return the message of a code with its values."""
     row = TABLE[code]
     found, remedy = (_Units().format(text, **values) for text in row[1:])
     return Message(code, found, remedy, row.severity)
 
 
 def views(messages: Iterable[Message]) -> dict[str, Any]:
-    """The keys of a plan's JSON that show its messages, each by severity."""
+    """Return the keys of a plan's JSON that hold its messages, by severity."""
     every = list(messages)
 
     def texts(*severities: Severity) -> list[str]:

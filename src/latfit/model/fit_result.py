@@ -145,7 +145,7 @@ class FitResult:
 
     @property
     def beats_linear(self) -> bool | None:
-        """Whether its held-out error is below that of the linear baseline; None if unknown."""
+        """Whether the held-out error is below that of the linear baseline; None if unknown."""
         line = self.baselines.get("linear", Baseline())
         own, simple = self.cross_validation.mape_pct, line.cv.mape_pct
         if own is None or simple is None:
@@ -297,10 +297,8 @@ class FitResult:
         outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
         if not self.knows_prefill:
             outside |= self.holds_prefill(B, S, **context)
-        for column, values in {"B": B, "S": S, **context}.items():
-            if column in self.domain:
-                low, high = self.domain[column]
-                outside |= (np.asarray(values) < low) | (np.asarray(values) > high)
+        for times in self.times_outside(B, S, **context).values():
+            outside |= times != 0
         return outside | self.unlike(B, S, **context)
 
     def unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
@@ -334,8 +332,8 @@ class FitResult:
     @staticmethod
     def holds_prefill(B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """Return whether steps (n,) have more tokens per request than decoding, or name prefill tokens."""
-        told = np.asarray(context.get("prefill_tokens", 0.0)) > 0
-        return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | told)
+        reported = np.asarray(context.get("prefill_tokens", 0.0)) > 0
+        return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | reported)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of a `.fit.json` file; `docs/formats.md` describes it."""

@@ -7,6 +7,7 @@ longer than any fixed limit; outliers are only marked. Rules that compare rows d
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -100,31 +101,35 @@ class Cleaned:
         return step_count(self.trace)
 
 
+class Scope(Enum):
+    """Rows that a rule compares: none, those of one system, or all of the trace."""
+
+    ROW, SYSTEM, TRACE = range(3)
+
+
 @dataclass(frozen=True)
 class Rule:
-    """One reason to drop rows.
+    """One reason to drop rows; several rules may share it.
 
     Parameters
     ----------
     find
         Return the mask of the rows to drop.
-    find_in_part
-        The same for rows in any order, without the rest of the trace; None if that cannot be decided.
     necessary
         No fit could use the rows, so the rule cannot be switched off.
     marks
-        Only mark the rows unless asked to drop them.
-    within_system
-        Compare rows of one system only.
+        Only mark the rows unless requested to drop them.
     """
 
     reason: str
     meaning: str
     find: Callable[[Trace, CleanOptions], Mask]
-    find_in_part: Callable[[Trace, CleanOptions], Mask] | None = None
+    scope: Scope = Scope.ROW
     necessary: bool = False
     marks: bool = False
-    within_system: bool = False
+
+    def applies(self, options: CleanOptions) -> bool:
+        return self.necessary or self.reason not in options.keep
 
 
 def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
@@ -135,25 +140,25 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
         return _check_cells(trace)
     fate = np.zeros(len(trace), dtype=np.uint8)
     marked: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
     rest, rows = trace.only(LOOKED_AT), np.arange(len(trace))
     for number, rule in enumerate(RULES, start=1):
-        if rule.reason in options.keep and not rule.necessary:
+        if not rule.applies(options):
             continue
         found = _find(rule, rest, options)
         if rule.marks and rule.reason not in options.drop:
             marked[rule.reason] += int(np.count_nonzero(found))
         elif found.any():
             fate[rows[found]] = number
+            dropped[rule.reason] += int(np.count_nonzero(found))
             rest, rows = rest.select(~found), rows[~found]
-    counts = np.bincount(fate, minlength=len(RULES) + 1)[1:].tolist()
-    dropped = {rule.reason: n for rule, n in zip(RULES, counts, strict=True) if n}
     used = trace.select(rows) if dropped else trace
-    return Cleaned(used, len(trace), dropped, +marked, fate)
+    return Cleaned(used, len(trace), dict(dropped), +marked, fate)
 
 
 def _find(rule: Rule, trace: Trace, options: CleanOptions) -> Mask:
-    """Return the mask (n,) of the rows that a rule finds, within each system if it compares rows."""
-    if not (rule.within_system and trace.identity()):
+    """Return the mask (n,) of the rows that a rule finds."""
+    if rule.scope != Scope.SYSTEM or not trace.identity():
         return rule.find(trace, options)
     found = np.zeros(len(trace), dtype=bool)
     for rows in trace.split(IDENTITY):
@@ -161,14 +166,17 @@ def _find(rule: Rule, trace: Trace, options: CleanOptions) -> Mask:
     return found
 
 
-def clean_part(trace: Trace, options: CleanOptions) -> tuple[Mask, dict[str, int]]:
-    """Return the mask of usable rows of a part of a trace, in any order, and how many each rule dropped."""
+def clean_part(trace: Trace, options: CleanOptions) -> tuple[Mask, Counter[str]]:
+    """Return the mask of usable rows of a part of a trace, in any order, and how many each reason dropped.
+
+    Only rules that look at single rows apply.
+    """
     used = np.ones(len(trace), dtype=bool)
-    dropped = {}
+    dropped: Counter[str] = Counter()
     for rule in RULES:
-        if rule.find_in_part is not None and (rule.necessary or rule.reason not in options.keep):
-            found = used & rule.find_in_part(trace, options)
-            dropped[rule.reason] = int(np.count_nonzero(found))
+        if rule.scope == Scope.ROW and rule.applies(options):
+            found = used & rule.find(trace, options)
+            dropped[rule.reason] += int(np.count_nonzero(found))
             used &= ~found
     return used, dropped
 
@@ -203,7 +211,7 @@ def _check_cells(trace: Trace) -> Cleaned:
 
 def check_reasons(options: CleanOptions) -> None:
     """Raise WrongUsage for a reason that no rule has, or that cannot be switched."""
-    can_keep = [rule.reason for rule in RULES if not (rule.necessary or rule.marks)]
+    can_keep = list(dict.fromkeys(rule.reason for rule in RULES if not (rule.necessary or rule.marks)))
     can_drop = [rule.reason for rule in RULES if rule.marks]
     for option, reasons, known in (("--keep", options.keep, can_keep), ("--drop", options.drop, can_drop)):
         for reason in reasons:
@@ -290,10 +298,10 @@ def find_non_finite(trace: Trace, _: CleanOptions | None = None) -> Mask:
     return np.asarray(~np.all([np.isfinite(trace.floats(name)) for name in ("B", "S", "T_ms")], axis=0))
 
 
-def find_zero_time(trace: Trace, _: CleanOptions) -> Mask:
+def find_too_fast(trace: Trace, _: CleanOptions) -> Mask:
     S, T = trace.floats("S"), trace.floats("T_ms")
     timed = T > 0
-    return np.asarray((T == 0) | (timed & (shortest_plausible_ms(S[timed], T[timed]) > T)))
+    return np.asarray(timed & (shortest_plausible_ms(S[timed], T[timed]) > T))
 
 
 def shortest_plausible_ms(S: FloatArray, T_ms: FloatArray, weights: FloatArray | None = None) -> float:
@@ -342,30 +350,26 @@ def find_duplicate(trace: Trace, _: CleanOptions) -> Mask:
     return found
 
 
-def find_cold_start(trace: Trace, options: CleanOptions) -> Mask:
-    """Find warm-up steps and the slow start of each run.
+def find_slow_start(trace: Trace, _: CleanOptions) -> Mask:
+    """Find the slow start of each run.
 
-    The slow start is the longest prefix that ends with a slow step and has at least half of its steps slow. A step is
-    slow if it exceeds the median of its cell by both COLD_RATIO and COLD_SIGMA standard deviations. The prefix has at
-    most MAX_COLD_ROWS rows and a tenth of the run.
+    It is the longest prefix that ends with a slow step and has at least half of its steps slow. A step is slow if it
+    exceeds the median of its cell by both COLD_RATIO and COLD_SIGMA standard deviations. The prefix has at most
+    MAX_COLD_ROWS rows and a tenth of the run.
     """
-    found = find_warmup(trace, options)
+    found = np.zeros(len(trace), dtype=bool)
     if "t_s" not in trace or "rep" in trace:
         return found  # a grid marks its own warm-up, and rows without time have no first ones
     excess, sigma = excess_over_cell(trace)
-    stands_out = excess > max(np.log(COLD_RATIO), COLD_SIGMA * sigma)
-    for rows in runs_in_time(trace) if stands_out.any() else []:
+    is_slow = excess > max(np.log(COLD_RATIO), COLD_SIGMA * sigma)
+    for rows in runs_in_time(trace) if is_slow.any() else []:
         first = rows[: min(MAX_COLD_ROWS, len(rows) // 10)]
-        slow = stands_out[first]
+        slow = is_slow[first]
         share = np.cumsum(slow) / np.arange(1, len(slow) + 1)
         ends = np.flatnonzero(slow & (share >= 0.5))
         if len(ends):
             found[first[: ends[-1] + 1]] = True
     return found
-
-
-def find_warmup(trace: Trace, _: CleanOptions) -> Mask:
-    return _flagged(trace, "warmup")
 
 
 def find_slow(trace: Trace, options: CleanOptions) -> Mask:
@@ -412,33 +416,22 @@ def runs_in_time(trace: Trace) -> list[NDArray[np.intp]]:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "idle",
-        "no request: an idle engine, a dummy step of data parallelism, a window with less than one",
-        find_idle,
-        find_idle,
+        "idle", "no request: an idle engine, a dummy step of data parallelism, a window with less than one", find_idle
     ),
-    Rule("non_finite", "B, S or T missing, infinite or not a number", find_non_finite, find_non_finite, necessary=True),
-    Rule(
-        "zero_time",
-        "T = 0, or below 5 % of the shortest median over octaves of S: asynchronous scheduling",
-        find_zero_time,
-        lambda trace, _: trace.floats("T_ms") == 0,
-        within_system=True,
-    ),
+    Rule("non_finite", "B, S or T missing, infinite or not a number", find_non_finite, necessary=True),
+    Rule("zero_time", "T = 0: asynchronous scheduling", lambda trace, _: trace.floats("T_ms") == 0),
+    Rule("zero_time", "T below 5 % of the shortest median over octaves of S", find_too_fast, Scope.SYSTEM),
     Rule(
         "bad_value",
         "T below 1e-9 or above 1e13 ms, B < 1, S < B or S of 2^31 or more, a part below zero, a prefill part larger"
         " than the whole, 2^40 cached tokens or more, a counter of 2^53 or more",
         find_bad_value,
-        find_bad_value,
         necessary=True,
     ),
-    Rule("duplicate", "the same step of the same run twice", find_duplicate),
-    Rule(
-        "cold_start", "run to warm up, or the slow first steps of a run", find_cold_start, find_warmup,
-        within_system=True,
-    ),
-    Rule("max_t", "slower than the limit that was asked for", find_slow, find_slow),
-    Rule("outlier", "far from the median of its (B, S) cell", find_outlier, marks=True, within_system=True),
-)  # fmt: skip
+    Rule("duplicate", "the same step of the same run twice", find_duplicate, Scope.TRACE),
+    Rule("cold_start", "run to warm up", lambda trace, _: _flagged(trace, "warmup")),
+    Rule("cold_start", "the slow first steps of a run", find_slow_start, Scope.SYSTEM),
+    Rule("max_t", "slower than the requested limit", find_slow),
+    Rule("outlier", "far from the median of its (B, S) cell", find_outlier, Scope.SYSTEM, marks=True),
+)
 """Every rule, in the order in which they are tried."""

@@ -28,6 +28,9 @@ LARGEST_REQUESTS, LARGEST_TOKENS = "largest_step_requests", "largest_step_tokens
 """Facts of windows: the most requests seen in a step, tokens that no step exceeded."""
 GRAPHLESS_DEVICES = ("numpy", "openvino", "torch-cpu")  # of `latfit profile`; no engine captures graphs for them
 
+COMMON_DRAFT_SHARE, DRAFT_QUANTILE, MIN_DECODES = 0.3, 0.9, 20
+MAX_DRAFTS = 64
+
 SUMMED = ("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
 """Columns whose sums show what an engine did besides computing steps."""
 
@@ -162,9 +165,9 @@ def engine_notes(trace: Trace) -> list[str]:
         accepted, drafted = did.get("accepted_tokens", 0.0), did.get("draft_tokens", 0.0)
         share = f", of which {format_percent(100 * accepted / drafted)} were accepted" if drafted else ""
         notes.append(f"Speculative decoding: up to {k} tokens drafted for each request that decodes{share}.")
-    elif "num_speculative_tokens" not in facts.values and (tokens := _tokens_per_decode(trace)) > 1:
+    elif "num_speculative_tokens" not in facts.values and (k := draft_tokens(trace)):
         notes.append(
-            f"Requests that decode compute up to {tokens} tokens a step: drafts, which the record does not name."
+            f"Requests that decode compute up to {k + 1} tokens a step: drafts, which the record does not name."
         )
     if did.get("preemptions"):
         notes.append(f"{did['preemptions']:,.0f} requests were preempted.")
@@ -202,15 +205,26 @@ def _note_on_windows(origin: Mapping[str, Any]) -> str:
     )
 
 
-def _tokens_per_decode(trace: Trace) -> int:
-    """Return the most tokens per request of an engine's decode steps, if most of them have more than one."""
-    if not is_record(trace.provenance) or "prefill_tokens" not in trace:
-        return 1
-    B, S = trace.floats("B"), trace.floats("S")
-    decodes = (trace.floats("prefill_tokens") == 0) & (B >= 1) & (S >= B)
-    if not decodes.any() or np.mean(S[decodes] > B[decodes]) <= 0.5:
-        return 1
-    return int(np.ceil(np.max(S[decodes] / B[decodes])))
+def draft_tokens(trace: Trace) -> int:
+    """Return the drafts per decode request in a record of steps; 0 for any other trace.
+
+    If the engine does not report them and many decode steps have extra tokens, take their 90 % quantile: steps after a
+    preemption are rare, and longer by hundreds of tokens.
+    """
+    if not is_record(trace.provenance) or not all(name in trace for name in ("prefill_requests", "prefill_tokens")):
+        return 0
+    facts = engine_facts([("", trace.provenance)])
+    reported = facts.values.get("num_speculative_tokens")
+    if reported is not None:
+        return int(reported)
+    if several := facts.differing.get("num_speculative_tokens"):
+        return int(max(several))
+    B, S, n = (trace.floats(name) for name in ("B", "S", "prefill_requests"))
+    decodes = (n == 0) & (B >= 1) & np.isfinite(S)
+    if np.count_nonzero(decodes) < MIN_DECODES or np.mean(S[decodes] > B[decodes]) <= COMMON_DRAFT_SHARE:
+        return 0
+    usual = float(np.quantile(S[decodes] / B[decodes], DRAFT_QUANTILE))
+    return int(min(np.ceil(usual) - 1, MAX_DRAFTS))
 
 
 def _settings(provenance: Mapping[str, Any]) -> dict[str, Any]:

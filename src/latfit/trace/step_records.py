@@ -5,7 +5,6 @@ the periods of a busy stretch add up to its length. vLLM counts the tokens that 
 generation; here they count as prefill.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
 from latfit.trace.clean import MAX_MS, runs_in_time
-from latfit.trace.serving_engine import engine_facts, is_record
+from latfit.trace.serving_engine import draft_tokens, is_record
 from latfit.trace.table import MIXED, PREFILL, Trace
 
 Mask = NDArray[np.bool_]
@@ -30,9 +29,6 @@ MAX_GAP_RATIO = 20.0  # to that quantile; a longer gap is a pause in any case
 MIN_PAUSE_MS = 1.0  # the resolution of most clocks
 MAX_GAP_ERROR = 0.05  # standard error of a mean gap from whole seconds, relative to the mean T
 MAX_STAMP_STEP_S = 2.0  # between stamps of one stretch, besides the step's own time
-
-COMMON_DRAFT_SHARE, DRAFT_QUANTILE, MIN_DECODES = 0.3, 0.9, 20
-MAX_DRAFTS = 64
 
 
 def no_periods(where: str) -> BadInput:
@@ -154,7 +150,7 @@ def with_recompute(trace: Trace) -> Trace:
         return trace
     B, S, n, P = (trace.floats(name) for name in needed)
     D, G = B - n, S - P
-    k = draft_tokens(trace.provenance, D, G, n)
+    k = draft_tokens(trace)
     with np.errstate(invalid="ignore"):
         found = (D >= 1) & (D * (1 + k) < G)
     if not found.any():
@@ -173,22 +169,3 @@ def with_recompute(trace: Trace) -> Trace:
         phase[found] = np.where(D[found] > 1, MIXED, PREFILL)
         columns["phase"] = phase
     return trace.with_columns(**columns)
-
-
-def draft_tokens(provenance: Mapping[str, Any], D: FloatArray, G: FloatArray, n: FloatArray) -> int:
-    """Return the drafts per request of steps (n,) in which D requests decode G tokens beside n in prefill.
-
-    If the engine does not report it and most decode steps have extra tokens, take their 90 % quantile: steps after a
-    preemption are rare, and longer by hundreds of tokens.
-    """
-    facts = engine_facts([("", provenance)])
-    reported = facts.values.get("num_speculative_tokens")
-    if reported is not None:
-        return int(reported)
-    if several := facts.differing.get("num_speculative_tokens"):
-        return int(max(several))
-    alone = (n == 0) & (D >= 1) & np.isfinite(G)
-    if np.count_nonzero(alone) < MIN_DECODES or np.mean(G[alone] > D[alone]) <= COMMON_DRAFT_SHARE:
-        return 0
-    usual = float(np.quantile(G[alone] / D[alone], DRAFT_QUANTILE))
-    return int(min(np.ceil(usual) - 1, MAX_DRAFTS))

@@ -188,7 +188,8 @@ UNKNOWN = "prefill or mixed"
 def phases(trace: Trace) -> NDArray[np.object_]:
     """Return the phase of each row (n,): the trace's own, else from its columns."""
     if "phase" in trace:
-        return np.array([str(phase) for phase in trace["phase"].tolist()], dtype=object)
+        codes, texts = trace.coded("phase")
+        return np.array(texts, dtype=object)[codes]
     B, S = trace.floats("B"), trace.floats("S")
     if "prefill_tokens" in trace:
         prefill = trace.floats("prefill_tokens")

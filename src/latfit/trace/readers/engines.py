@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -327,8 +327,6 @@ def trace_of_passes(rows: Rows, modes: Collection[str] = ("full",)) -> Trace:
     facts: dict[str, Any] = {"format": "dynamo", "capture_mode": "+".join(sorted(modes))}
     if set(modes) != {"full"}:
         facts["note"] = "sampled: steps between the samples are missing; DYN_FPM_MODE=full keeps them all"
-    else:
-        facts["lost_steps"] = _count_gaps(columns["run"].tolist(), rows.numbers("step"))
     if "prefill_attention" in columns:
         columns, refused = fill_refused(columns)
         facts |= refused
@@ -363,17 +361,6 @@ def add_pass(rows: Rows, event: Mapping[str, Any]) -> bool:
     }
     rows.add(row, {"replica": f"{text(fpm, 'worker_id')}/{text(fpm, 'dp_rank')}"})
     return True
-
-
-def _count_gaps(runs: Sequence[str], counters: FloatArray) -> int:
-    """Count the counter values missing within the runs."""
-    last: dict[str, float] = {}
-    lost = 0.0
-    for run, counter in zip(runs, counters.tolist(), strict=True):
-        if math.isfinite(counter):
-            lost += max(0.0, counter - last.get(run, counter - 1) - 1)
-            last[run] = counter
-    return int(lost)
 
 
 DYNAMO = Reader(

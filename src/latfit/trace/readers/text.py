@@ -270,7 +270,7 @@ def _parse(content: bytes) -> tuple[Any, int]:
 
     # A semicolon separates where the comma marks decimals.
     decimal = "," if delimiter == ";" and lines and b"," in lines[0] else "."
-    buffer = _arrow_buffer(content)
+    buffer = arrow_buffer(content)
     del content  # the memory is needed for the table
     table = arrow_csv.read_csv(
         pa.BufferReader(buffer),
@@ -296,7 +296,7 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-def _arrow_buffer(content: bytes) -> Any:
+def arrow_buffer(content: bytes) -> Any:
     """Return a copy that no Python object owns: Arrow's threads may outlive the interpreter."""
     import pyarrow as pa
 

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
+from latfit.trace.parquet import columns_of
 from latfit.trace.readers.source import Options, Reader, Source
+from latfit.trace.readers.text import arrow_buffer
 from latfit.trace.table import Array, Coded, Trace
 
 BLOCK_BYTES = 1 << 20
@@ -43,10 +45,15 @@ LOG_LINE = re.compile(
     rb"|\((?:EngineCore\w*|APIServer|ApiServer_\d+) pid=\d+\) "
 )
 STEP = re.compile(
-    rb"Iteration\((\d{1,15})\): (\d{1,15}) context requests, (\d{1,15}) context tokens, (\d{1,15}) generation requests,"
-    rb" (\d{1,15}) generation tokens, iteration elapsed time: (\d{1,15}(?:\.\d{1,15})?) ms( \(dummy\))?"
+    rb"Iteration\((\d{1,15}\): \d{1,15} context requests, \d{1,15} context tokens, \d{1,15} generation requests,"
+    rb" \d{1,15} generation tokens, iteration elapsed time: \d{1,15}(?:\.\d{1,15})?) ms( \(dummy\))?"
     rb"(?:, [^,\n]{0,39}? KV cache usage: (\d+\.?\d*)%)?"
 )
+NUMBERS = ("step", "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "T_ms")
+"""Numbers in the first group of STEP, in order."""
+TO_COMMAS = bytes.maketrans(b")", b",")
+NO_NUMBERS = bytes(set(range(256)) - set(b"0123456789.,)\n"))
+"""Translation of the first groups to lines of CSV, and the characters that it leaves out."""
 BEGIN = re.compile(rb"Iteration\(\d")
 
 PROCESS = re.compile(rb".*\(([^()]*) pid=(\d{1,18})", re.DOTALL)
@@ -109,6 +116,7 @@ class StartLine(NamedTuple):
 class LogScan:
     """Steps, start-up lines and engines of the lines read so far."""
 
+    numbers: list[bytes] = field(default_factory=list)
     parts: list[dict[str, Array]] = field(default_factory=list)
     rows: int = 0
     lines: int = 0
@@ -125,8 +133,11 @@ class LogScan:
         *fields, rest = STEP.split(text)
         gaps = fields[:: STEP.groups + 1]
         if gaps:
+            numbers, dummy, usage = (fields[i :: STEP.groups + 1] for i in range(1, STEP.groups + 1))
+            self.numbers.append(b"\n".join(numbers).translate(TO_COMMAS, NO_NUMBERS))
             engine, time, others = self._parse_gaps(gaps)
-            self.parts.append(_step_columns(fields) | {"engine": engine, "time": time})
+            columns = {"engine": engine, "time": time, "dummy": np.array(dummy, dtype=object).astype(bool)}
+            self.parts.append(columns | {"kv_usage": np.array(usage, dtype=object).astype(np.float64) / 100})
             for row in np.flatnonzero(others).tolist():
                 self._add_other_lines(gaps[row], self.rows + row)
             self.rows += len(gaps)
@@ -171,21 +182,26 @@ def _stamp(clock: re.Match[bytes]) -> int:
     return (32 * month + day) * DAY_S + 3600 * hour + 60 * minute + second
 
 
-def _step_columns(fields: Sequence[Any]) -> dict[str, Array]:
-    """Return the columns of steps, given as what STEP splits a text into."""
-    groups = [fields[i :: STEP.groups + 1] for i in range(1, STEP.groups + 1)]
-    *counts, ms = (np.fromstring(b" ".join(each), sep=" ") for each in groups[:-2])
-    step, prefill_requests, prefill_tokens, requests, tokens = (each.astype(np.int64) for each in counts)
+def _parse_numbers(lines: list[bytes]) -> dict[str, Array]:
+    """Return the columns of steps, given as lines of CSV with NUMBERS; empties the list."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    buffer = arrow_buffer(b"\n".join(lines))
+    lines.clear()
+    types = {name: pa.float64() if name == "T_ms" else pa.int64() for name in NUMBERS}
+    table = csv.read_csv(
+        pa.BufferReader(buffer),
+        csv.ReadOptions(use_threads=False, column_names=list(NUMBERS)),
+        convert_options=csv.ConvertOptions(column_types=types),
+    )
+    found = columns_of(table, "the log")
+    requests, tokens = found.pop("decode_requests"), found.pop("decode_tokens")
     return {
-        "B": prefill_requests + requests,
-        "S": prefill_tokens + tokens,
-        "T_ms": ms,
-        "prefill_requests": prefill_requests,
-        "prefill_tokens": prefill_tokens,
-        "step": step,
-        "phase": (requests > 0) + 2 * (prefill_requests > 0),
-        "dummy": np.array(groups[-2], dtype=object).astype(bool),
-        "kv_usage": np.array(groups[-1], dtype=object).astype(np.float64) / 100,
+        "B": found["prefill_requests"] + requests,
+        "S": found["prefill_tokens"] + tokens,
+        **found,
+        "phase": (requests > 0) + 2 * (found["prefill_requests"] > 0),
     }
 
 
@@ -306,7 +322,8 @@ def trace_of(scan: LogScan, name: str) -> Trace:
             remedy="Record the running server from outside (latfit record URL), or start vLLM with"
             " --enable-logging-iteration-details, and without --disable-log-stats.",
         )
-    columns = {name: np.concatenate([part[name] for part in scan.parts]) for name in scan.parts[0]}
+    columns = _parse_numbers(scan.numbers)
+    columns |= {name: np.concatenate([part[name] for part in scan.parts]) for name in scan.parts[0]}
     scan.parts.clear()
     engine = columns.pop("engine")
     runs = _split_runs(scan, engine, columns["step"]) if len(scan.engines) <= MAX_ENGINES else []
