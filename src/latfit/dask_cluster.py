@@ -47,7 +47,7 @@ def dask_client(scheduler: str | None, workers: int | None = None) -> Iterator[A
 def finished(client: Any, futures: Sequence[Any]) -> Iterator[Any]:
     """Yield futures as they finish or fail. Raises LatfitError after PATIENCE_S without workers."""
     left = list(futures)
-    alive = asked = time.monotonic()
+    alive = checked = time.monotonic()
     while left:
         done = {id(future) for future in left if future.done()}
         yield from (future for future in left if id(future) in done)
@@ -56,8 +56,8 @@ def finished(client: Any, futures: Sequence[Any]) -> Iterator[Any]:
             continue
         time.sleep(POLL_S)
         now = time.monotonic()
-        if now - asked > PATIENCE_S / 10:
-            asked = now
+        if now - checked > PATIENCE_S / 10:
+            checked = now
             alive = now if _workers(client) else alive
         if now - alive > PATIENCE_S:
             raise _lost(f"no worker for {PATIENCE_S:.0f} s")

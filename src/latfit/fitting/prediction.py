@@ -81,7 +81,7 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
     biased = [_bias(fit, phase) for phase in np.unique(_phases_of(steps)).tolist()]
     silent = [text for text in dict.fromkeys(without.tolist()) if text and NO_PREFILL not in text]
     notes = (*outside_note(fit, steps), *taken(fit, steps), *filter(None, biased), *narrower, *silent)
-    if np.any(np.isnan(fit.widening_unlike(**_read(fit, steps))) & np.isfinite(high)):
+    if np.any(np.isnan(fit.widening_outside_support(**_read(fit, steps))) & np.isfinite(high)):
         notes = (*notes, UNTESTED)
     return Predictions(T, low, high, levels_of, _why_outside(fit, steps), without, notes)
 
@@ -126,7 +126,7 @@ def outside_note(fit: FitResult, steps: Trace) -> list[str]:
     """How many steps lie outside the measured range and how far, in a sentence; empty where none does."""
     columns = _read(fit, steps)
     outside = [np.abs(times) > 0 for times in fit.times_outside(**columns).values()]
-    unlike = fit.unlike(**columns) & ~_blind(fit, steps)
+    unlike = fit.outside_support(**columns) & ~_blind(fit, steps)
     count = int(np.any([*outside, unlike], axis=0).sum())
     if not count:
         return []
@@ -188,7 +188,7 @@ def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
     """Why each step (n,) lies outside the data; empty where it does not."""
     far = fit.how_far(**_read(fit, steps))
     why = np.where(far == "", "", OUTSIDE + ": " + far).astype(object)
-    why[fit.unlike(**_read(fit, steps)) & (why == "")] = f"{OUTSIDE}: few steps like it"
+    why[fit.outside_support(**_read(fit, steps)) & (why == "")] = f"{OUTSIDE}: few steps like it"
     why[_blind(fit, steps)] = NO_PREFILL
     return why
 

@@ -16,7 +16,7 @@ from latfit.inputs import decode_json
 from latfit.metrics.state import MAX_BYTES, ServerState, state_of
 
 TIMEOUT_S = 5.0
-SETTINGS_TIMEOUT_S = 15.0  # vLLM collects much besides its settings when it is asked for them first
+SETTINGS_TIMEOUT_S = 15.0  # vLLM collects other facts before its first answer
 BLOCK = 1 << 16
 PLACES = ("/metrics", "/prometheus/metrics")  # `trtllm-serve` has JSON of its own under the first
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
@@ -158,8 +158,8 @@ class Server:
             raise Unanswered(f"does not answer within {patience_s:g} s") from None
         except urllib.error.URLError as error:
             late = isinstance(error.reason, TimeoutError)
-            told = f"does not answer within {patience_s:g} s" if late else f"cannot be reached ({error.reason})"
-            raise Unanswered(told) from None
+            reason = f"does not answer within {patience_s:g} s" if late else f"cannot be reached ({error.reason})"
+            raise Unanswered(reason) from None
         except HTTPException as error:
             raise Unanswered(f"does not speak HTTP ({type(error).__name__})") from None
         except (OSError, ValueError) as error:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         Measurement as Measurement,
     )
     from latfit.model.fit_result import (
-        KEPT as KEPT,
+        STORED_DRAWS as STORED_DRAWS,
         FitResult as FitResult,
         FitStatus as FitStatus,
         StepLatency as StepLatency,

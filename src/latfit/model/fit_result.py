@@ -231,7 +231,7 @@ class FitResult:
         )
         if cached is not None and CONTEXT in context:
             wider = np.maximum(wider, self._widened(CONTEXT, context[CONTEXT], cached, cached.trained_up_to_context))
-        unlike = self.widening_unlike(B, S, **context)
+        unlike = self.widening_outside_support(B, S, **context)
         return np.where(np.isnan(unlike), wider, np.maximum(wider, unlike))
 
     def _widened(
@@ -299,13 +299,13 @@ class FitResult:
             outside |= self.holds_prefill(B, S, **context)
         for times in self.times_outside(B, S, **context).values():
             outside |= times != 0
-        return outside | self.unlike(B, S, **context)
+        return outside | self.outside_support(B, S, **context)
 
-    def unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
+    def outside_support(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """Return whether steps (n,) lie outside the measured region of (B, S) for their kind."""
-        return self._far(B, S, **context) > ROUNDING
+        return self._support_distance(B, S, **context) > ROUNDING
 
-    def _far(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+    def _support_distance(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Return the distance (n,) from the measured region for their kind; 0 if unknown."""
         if not self.support:
             return np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)))
@@ -314,9 +314,9 @@ class FitResult:
         kinds = self.kinds(**steps)
         return outside_by(self.support, steps["B"], steps["S"], kinds, read_by(steps)).reshape(shape)
 
-    def widening_unlike(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
+    def widening_outside_support(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Return the factor (n,) >= 1 by which limits widen outside the measured region; NaN if it is unknown."""
-        far, tried = self._far(B, S, **context), self.cross_validation.outside_support
+        far, tried = self._support_distance(B, S, **context), self.cross_validation.outside_support
         unlike = far > ROUNDING
         if tried is None or not tried.distance:
             return np.where(unlike, np.nan, 1.0)
@@ -427,10 +427,10 @@ def _is_possible(parameter: Parameter, found: Estimate | None) -> bool:
     return found is not None and 0 <= found.value < MAX_VALUE and (found.value > 0 or not parameter.positive)
 
 
-KEPT = 200  # parameter vectors that a fit stores
+STORED_DRAWS = 200  # parameter vectors that a fit stores
 
 
-def parameter_draws(fit: FitResult, n: int = KEPT, seed: int = 0) -> FloatArray | None:
+def parameter_draws(fit: FitResult, n: int = STORED_DRAWS, seed: int = 0) -> FloatArray | None:
     """Return parameter vectors (n, p) that are compatible with the data, in the order of the model's parameters.
 
     The stored vectors, permuted by the seed and repeated if n exceeds their number. None for a fit without draws: one

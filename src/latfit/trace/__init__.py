@@ -59,7 +59,6 @@ if TYPE_CHECKING:
         numbers as numbers,
         records as records,
     )
-    from latfit.trace.readers.vllm import start_facts as start_facts
     from latfit.trace.recorded_times import (
         REQUEST_TIMES as REQUEST_TIMES,
         request_times as request_times,

@@ -31,7 +31,7 @@ from latfit.trace import (
 )
 from latfit.workload.arrivals import Piecewise
 from latfit.workload.load_generators import FORMATS, MS, NS, S, rows_of
-from latfit.workload.requests import MOST_TOKENS, PrefixBlocks, Requests, make_requests
+from latfit.workload.requests import MAX_TOKENS, PrefixBlocks, Requests, make_requests
 
 _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
 
@@ -45,7 +45,7 @@ LEFT_OUT = {
     "cut_lines": "{:,} lines are cut off",
     "failed": "{:,} requests failed",
     "no_output": "{:,} requests have no output",
-    "no_usage": "{:,} requests tell no lengths",
+    "no_usage": "{:,} requests have no lengths",
     "warmup": "{:,} requests were sent to warm up",
 }
 """What of a file is left out, in words."""
@@ -115,7 +115,7 @@ def _recording(rows: _Rows, name: str) -> Recording:
         first_row = int(np.argmin(usable)) + 1
         notes.append(f"{wrong:,} of {len(usable):,} requests have no time or no length (the first is {first_row:,})")
     else:
-        usable[:] = True  # what is wrong with the first of them is told below
+        usable[:] = True  # the first of them is reported below
     order = np.flatnonzero(usable)
     if rows.sort:
         order = order[np.argsort(time_ms[order], kind="stable")]
@@ -158,7 +158,7 @@ def _prefix(requests: Requests, contents: Sequence[Any]) -> PrefixBlocks | None:
 
 
 def _is_length(tokens: FloatArray) -> NDArray[np.bool_]:
-    return np.asarray((tokens >= 1) & (tokens <= MOST_TOKENS))
+    return np.asarray((tokens >= 1) & (tokens <= MAX_TOKENS))
 
 
 def read_curve(source: str | Path) -> Piecewise:

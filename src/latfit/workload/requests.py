@@ -13,7 +13,7 @@ from latfit.stats import FloatArray, IntArray
 
 SmallIntArray = NDArray[np.int32]
 
-MOST_TOKENS = 2**31 - 1  # of a request, as of a step
+MAX_TOKENS = 2**31 - 1  # of a request, as of a step
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ def make_requests(
     if len(late):
         raise _bad_row(late[0] + 1, "arrives before the one above it", "Sort the requests by arrival.")
     for name in ("prompt_tokens", "output_tokens"):
-        wrong = np.flatnonzero((columns[name] < 1) | (columns[name] > MOST_TOKENS))
+        wrong = np.flatnonzero((columns[name] < 1) | (columns[name] > MAX_TOKENS))
         if len(wrong):
             value = int(columns[name][wrong[0]])
             remedy = "A request has one or more of both, and fewer than 2^31: drop the row."

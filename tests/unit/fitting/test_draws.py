@@ -14,7 +14,15 @@ from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.bootstrap import from_covariance
 from latfit.fitting.uncertainty.covariance import relative_error_at, uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions
-from latfit.model.fit_result import KEPT, FitResult, fit_from_json, latency_draws, parameter_draws, read_fit, write_fit
+from latfit.model.fit_result import (
+    STORED_DRAWS,
+    FitResult,
+    fit_from_json,
+    latency_draws,
+    parameter_draws,
+    read_fit,
+    write_fit,
+)
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 
@@ -32,7 +40,7 @@ class TestFromCovariance:
         """200 draws know a standard deviation to 1/sqrt(400) = 5 %."""
         draws = parameter_draws(fit)
         assert draws is not None
-        assert draws.shape == (KEPT, 8)
+        assert draws.shape == (STORED_DRAWS, 8)
         for i, (name, known) in enumerate(fit.parameters.items()):
             if known.std_error is not None and known.low and known.low > 0:
                 assert np.std(draws[:, i]) == pytest.approx(known.std_error, rel=0.2), name
@@ -76,11 +84,11 @@ class TestKept:
         assert parameter_draws(fit_from_json(document, "old")) is None
 
     def test_more_than_are_kept_start_again(self, fit: FitResult) -> None:
-        few, many = parameter_draws(fit, 50, seed=1), parameter_draws(fit, 2 * KEPT, seed=1)
+        few, many = parameter_draws(fit, 50, seed=1), parameter_draws(fit, 2 * STORED_DRAWS, seed=1)
         assert few is not None
         assert many is not None
         assert np.array_equal(few, many[:50])
-        assert np.array_equal(many[:KEPT], many[KEPT:])
+        assert np.array_equal(many[:STORED_DRAWS], many[STORED_DRAWS:])
 
 
 class TestMethods:

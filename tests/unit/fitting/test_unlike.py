@@ -40,7 +40,7 @@ def test_nine_of_ten_steps_unlike_the_measured_ones_are_within_their_intervals(f
     new = log_of(3000, 1, 2.0)
     columns = {name: new.floats(name) for name in new.columns if name != "T_ms"}
     box = ~np.any([np.abs(times) > 0 for times in fit.times_outside(**columns).values()], axis=0)
-    unlike, T = box & fit.unlike(**columns), new.floats("T_ms")
+    unlike, T = box & fit.outside_support(**columns), new.floats("T_ms")
     plain = predict(replace(fit, cross_validation=structs.replace(fit.cross_validation, outside_support=None)), new)
     wider = predict(fit, new)
     held = [float(np.mean((each.low <= T) & (each.high >= T), where=unlike)) for each in (plain, wider)]
@@ -57,7 +57,7 @@ def test_widens_with_the_distance_up_to_what_was_tested(fit: FitResult) -> None:
     assert tried.distance is not None
     S = np.geomspace(60.0, 40 * 30.0, 200)
     columns = {"B": B, "S": S, "prefill_requests": B, "prefill_tokens": S}
-    wider, far = fit.widening_unlike(**columns), outside_by(fit.support, B, S, fit.kinds(**columns))
+    wider, far = fit.widening_outside_support(**columns), outside_by(fit.support, B, S, fit.kinds(**columns))
     most = 1 + tried.p90_ape_pct / 100
     assert wider[-1] == 1.0
     assert np.all(np.diff(wider) <= 1e-12)

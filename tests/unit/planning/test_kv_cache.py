@@ -18,7 +18,8 @@ from latfit.planning.serving.kv_cache import (
 )
 from latfit.planning.serving.model_size import kv_bytes_per_token, weight_bytes
 from latfit.simulation import known_settings
-from latfit.trace import engine_facts, open_source, start_facts
+from latfit.trace import engine_facts, open_source
+from latfit.trace.readers.vllm import scan_log, start_facts
 from tests.conftest import ROOT
 from tests.unit.planning.test_model_size import LLAMA_8B, PUBLISHED, config
 
@@ -139,7 +140,9 @@ def test_published_memory_makes_the_published_blocks() -> None:
 def in_log(log: Path, block_size: int | None = None) -> tuple[int, int]:
     """Blocks and block size as a log's start says them."""
     source = open_source(log)
-    values = known_settings(engine_facts([(source.name, start_facts(source))]), block_size).values
+    with source.open() as stream:
+        facts = start_facts(scan_log(stream))
+    values = known_settings(engine_facts([(source.name, facts)]), block_size).values
     return values["kv_blocks"], values["block_size"]
 
 

@@ -186,7 +186,7 @@ def test_what_load_generators_write(tmp_path: Path, kind: str) -> None:
     [
         (json.dumps({name: column for name, column in BENCH.items() if name != "itls"}), "no times of first"),
         (json.dumps({"guidellm_version": "0.6.0", "benchmarks": [{}]}), "no benchmark with its requests"),
-        (json.dumps({"experiments": [{"requests": [genai_perf(1, (2, 3), None)]}]}), "tells no lengths of 1 of 1"),
+        (json.dumps({"experiments": [{"requests": [genai_perf(1, (2, 3), None)]}]}), "has no lengths of 1 of 1"),
         (json.dumps({"experiments": [{"requests": 3, "x": {"response_timestamps": 0}}]}), "no experiment with its"),
         (json.dumps([FAILED]), "there is no request in it"),
         (json.dumps([{"start_time": "x", "end_time": None, "info": {"input_tokens": []}}]), "."),

@@ -20,7 +20,7 @@ from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
 from latfit.fitting.solver.objective import prior_rows
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty
-from latfit.model import KEPT, LatencyModel
+from latfit.model import STORED_DRAWS, LatencyModel
 from latfit.stats import FloatArray
 
 SCHEMES = ("rows", "block")
@@ -37,7 +37,7 @@ DIGITS = 7
 Progress = Callable[[int, int], None]
 
 
-def from_covariance(problem: FitProblem, solution: Solution, doubt: Uncertainty, n: int = KEPT) -> FloatArray:
+def from_covariance(problem: FitProblem, solution: Solution, doubt: Uncertainty, n: int = STORED_DRAWS) -> FloatArray:
     """Draw all parameters (n, p) from the covariance of the free coordinates."""
     if doubt.root is None or not problem.free:
         return np.empty((0, len(problem.model.parameters)))
@@ -48,7 +48,7 @@ def from_covariance(problem: FitProblem, solution: Solution, doubt: Uncertainty,
 
 def kept(problem: FitProblem, theta: FloatArray, source: str) -> Mapping[str, Any]:
     """Return the `draws` section of a fit's JSON: the free parameters of up to 200 vectors (n, p)."""
-    values = theta[:KEPT, problem.free]
+    values = theta[:STORED_DRAWS, problem.free]
     rounded = [[float(f"{x:.{DIGITS}g}") for x in row] for row in values.tolist()]
     return {"source": source, "parameters": [p.name for p in problem.free_parameters], "values": rounded}
 

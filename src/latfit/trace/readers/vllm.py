@@ -136,6 +136,7 @@ class LogScan:
             numbers, dummy, usage = (fields[i :: STEP.groups + 1] for i in range(1, STEP.groups + 1))
             self.numbers.append(b"\n".join(numbers).translate(TO_COMMAS, NO_NUMBERS))
             engine, time, others = self._parse_gaps(gaps)
+            others[0] = True  # no step ends in front of it
             columns = {"engine": engine, "time": time, "dummy": np.array(dummy, dtype=object).astype(bool)}
             self.parts.append(columns | {"kv_usage": np.array(usage, dtype=object).astype(np.float64) / 100})
             for row in np.flatnonzero(others).tolist():
@@ -161,7 +162,7 @@ class LogScan:
         return np.asarray(table[np.fromiter(map(places.__getitem__, gaps), np.intp, len(gaps))].T)
 
     def parse_gap(self, gap: bytes) -> tuple[int, int, bool]:
-        """Return (engine number, time stamp, whether there are other lines to see) of the text in front of a step.
+        """Return (engine number, time stamp, whether there are other lines) of the text in front of a step.
 
         Engines that write their own lines differ by process. Lines of API servers name the engine; the process of a
         single server tells one start from the next.
@@ -172,7 +173,7 @@ class LogScan:
         if engine:
             name, pid = engine[0], pid if name == b"APIServer" else -1
         number = self.engines.setdefault((name, pid), min(len(self.engines), MAX_ENGINES))
-        others = any(mark in gap for mark in (*MARKS, b"Iteration("))
+        others = gap.count(b"\n") > 1 or b"Iteration(" in gap
         return number, NO_TIME if clock is None else _stamp(clock), others
 
 
@@ -265,20 +266,15 @@ def read(source: Source, options: Options) -> Trace:
         with source.open() as stream:
             windows = _read_windows(line for text in _whole_lines(stream) for line in text.split(b"\n"))
         if windows is not None:
-            return windows.with_provenance(**_start_facts(scan))
+            return windows.with_provenance(**start_facts(scan))
     return trace_of(scan, source.name)
 
 
-def start_facts(source: Source) -> dict[str, Any]:
-    """Return the engine settings that a log reports, also without a step in it.
+def start_facts(scan: LogScan) -> dict[str, Any]:
+    """Return the engine settings that a log reports.
 
     `kv_capacity_tokens` is the KV cache size of the last start, the smallest if several workers report one.
     """
-    with source.open() as stream:
-        return _start_facts(scan_log(stream))
-
-
-def _start_facts(scan: LogScan) -> dict[str, Any]:
     tokens = [line.tokens for line in scan.starts]
     last_start = max((i for i, size in enumerate(tokens[:-1]) if not size and tokens[i + 1]), default=-1)
     sizes = [size for size in tokens[last_start + 1 :] if size]
