@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from latfit.metrics.diagnosis import (
         FULL as FULL,
         Diagnosis as Diagnosis,
-        Lever as Lever,
         diagnose as diagnose,
         limit_shown as limit_shown,
         tpot_ms as tpot_ms,

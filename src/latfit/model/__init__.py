@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         noise_table as noise_table,
     )
     from latfit.model.noise.size_levels import (
-        NO_LEVELS as NO_LEVELS,
         by_size as by_size,
         size_levels as size_levels,
     )
@@ -75,7 +74,6 @@ if TYPE_CHECKING:
         add_model as add_model,
         model_named as model_named,
     )
-    from latfit.model.saturation import Saturation as Saturation
     from latfit.model.support import outside_by as outside_by, read_by as read_by, support_of as support_of
     from latfit.model.term_model import Choice as Choice, Separable as Separable, Shape as Shape, Term as Term
 

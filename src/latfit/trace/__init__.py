@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from latfit.trace.columns import PHASES as PHASES
     from latfit.trace.coverage import Coverage as Coverage, coverage_of as coverage_of, reading_notes as reading_notes
     from latfit.trace.identity import (
-        FACTS as FACTS,
         Fact as Fact,
         facts_beside as facts_beside,
         identity_of as identity_of,

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         CLASSES as CLASSES,
         LENGTHS as LENGTHS,
         SERVICE as SERVICE,
-        THINKING as THINKING,
         Streams as Streams,
     )
     from latfit.workload.recordings import (

@@ -52,16 +52,19 @@ class Format:
     row: Callable[[Any], Row | str]
 
 
-def rows_of(found: Found, row: Callable[[Any], Row | str]) -> tuple[list[Row], Counter[str]]:
-    """Return the rows of requests, and how many were left out by reason."""
-    rows, dropped = [], Counter[str]()
-    for request in found.requests:
-        made = row(request)
-        if isinstance(made, Row):
-            rows.append(made)
-        else:
-            dropped[made] += 1
-    return rows, dropped
+def rows_of(source: Source, name: str, tally: Tally) -> tuple[Found, list[Row], Counter[str]]:
+    """Return what a format finds, the rows of its requests, and how many were left out by reason. Raises BadInput."""
+    found = FORMATS[name].find(source, tally)
+    made = [FORMATS[name].row(request) for request in found.requests]
+    dropped = Counter(each for each in made if isinstance(each, str))
+    if 2 * dropped["no_usage"] > len(made):
+        raise BadInput(
+            f"has no lengths of {dropped['no_usage']:,} of {len(made):,} requests",
+            where=source.name,
+            remedy="Let the server report them: genai-perf ... --extra-inputs"
+            ' \'{"stream_options": {"include_usage": true}}\', or measure with AIPerf.',
+        )
+    return found, [each for each in made if isinstance(each, Row)], +dropped
 
 
 def _first(record: Any, *paths: str) -> float:
@@ -160,14 +163,6 @@ def _guidellm_row(request: Any) -> Row:
 
 def _genai_perf(source: Source, _: Tally) -> Found:
     requests, notes = _most_requests(source, "experiments", "requests", "Give genai-perf's profile_export.json.")
-    lacking = sum(_genai_perf_row(request) == "no_usage" for request in requests)
-    if 2 * lacking > len(requests):
-        raise BadInput(
-            f"has no lengths of {lacking:,} of {len(requests):,} requests",
-            where=source.name,
-            remedy="Let the server report them: genai-perf ... --extra-inputs"
-            ' \'{"stream_options": {"include_usage": true}}\', or measure with AIPerf.',
-        )
     return Found(requests, NS, notes)
 
 

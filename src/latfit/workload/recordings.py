@@ -30,7 +30,7 @@ from latfit.trace import (
     request_format,
 )
 from latfit.workload.arrivals import Piecewise
-from latfit.workload.load_generators import FORMATS, MS, NS, S, rows_of
+from latfit.workload.load_generators import MS, NS, S, rows_of
 from latfit.workload.requests import MAX_TOKENS, PrefixBlocks, Requests, make_requests
 
 _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
@@ -181,9 +181,8 @@ def _rows(source: Source) -> _Rows:
 
 def _generated(source: Source, name: str) -> _Rows:
     """Read the result of a load generator, or a log of requests in JSON."""
-    tally, form = Tally(), FORMATS[name]
-    found = form.find(source, tally)
-    rows, dropped = rows_of(found, form.row)
+    tally = Tally()
+    found, rows, dropped = rows_of(source, name, tally)
     sent, prompt, output, first_ms, last_ms = np.array(rows, dtype=np.float64).reshape(-1, 5).T
     # From the first moment on, before scaling: nanoseconds since 1970 have no digits to spare.
     finite = sent[np.isfinite(sent)]
