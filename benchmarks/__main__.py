@@ -32,6 +32,7 @@ from benchmarks import (
     simulated_intervals,
     start_up,
     triton_executor,
+    tune_sweep,
     validated,
 )
 
@@ -64,6 +65,7 @@ if __name__ == "__main__":
     loads.main(smoke)
     simulated_intervals.main(smoke)
     exports.main(smoke)
+    tune_sweep.main(smoke)
     validated.main(smoke)
     triton_executor.main(smoke)
     engine_loop.main(smoke)

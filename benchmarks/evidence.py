@@ -72,6 +72,7 @@ SECTIONS = (
     _benchmark("front_overhead", "What does `latfit serve` cost per request?"),
     _benchmark("learning", "How soon is a slower path detected?"),
     _benchmark("ledger", "What was promised of measured serving runs, and what was measured?"),
+    _benchmark("tune_sweep", "How good are tuned settings, compared with a sweep and the defaults?"),
     _benchmark("validated", "Does a simulation reproduce a measured serving run?"),
     _benchmark("engine_loop", "Does a real server do what was planned?"),
     _attack("mutants", "Damaged files", "--n 3000 --seed 1", "--n 40"),
