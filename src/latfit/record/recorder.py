@@ -44,6 +44,8 @@ class Step(NamedTuple):
         Prompt tokens of requests that were admitted, and those of them found in the prefix cache.
     draft_tokens, accepted_tokens
         Drafted for requests that decoded, and accepted.
+    wait_ms
+        Part of T_ms in which the engine waited for the device; NaN if unknown.
     context_tokens, prefill_context_tokens
         From here on for a recorder with `by_request`: cached tokens that all requests attend to, and those in prefill.
     prefill_attention, longest_prefill
@@ -68,6 +70,7 @@ class Step(NamedTuple):
     prefix_hits: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    wait_ms: float = math.nan
     context_tokens: int = 0
     prefill_context_tokens: int = 0
     prefill_attention: float = 0.0
@@ -136,6 +139,8 @@ def columns(
         found["context_tokens"] = _rounded(rows["kv_usage"] * kv_capacity_tokens)
     for name in ("queued_requests", "kv_usage", "step", "dummy", *NO_COST, *(BY_REQUEST if by_request else ())):
         found[name] = rows[name].copy()
+    if np.isfinite(rows["wait_ms"]).any():
+        found["wait_ms"] = rows["wait_ms"].copy()
     # The last row's is missing: its successor is in the next file.
     found["period_ms"] = period_ms(Trace(found))
     for name, value in labels.items():

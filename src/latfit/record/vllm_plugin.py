@@ -8,6 +8,7 @@ with an incomplete or too old vLLM the import fails, which vLLM logs and survive
 
 import importlib
 import logging
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -132,8 +133,9 @@ class LatfitStatLogger(StatLoggerBase):
                 return
             prefix = getattr(scheduler_stats, "prefix_cache_stats", None)
             drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
-            now_s, T_ms = monotonic(), details.elapsed_ms
+            now_s, T_ms, waited_ms = monotonic(), details.elapsed_ms, math.nan
             if self._periods is not None and not details.is_dummy:
+                waited_ms = T_ms
                 T_ms = self._periods.step_ms(T_ms, now_s, scheduler_stats, iteration_stats)
             recorder.add(
                 (
@@ -153,6 +155,7 @@ class LatfitStatLogger(StatLoggerBase):
                     0 if prefix is None else prefix.hits,
                     0 if drafts is None else drafts.num_draft_tokens,
                     0 if drafts is None else drafts.num_accepted_tokens,
+                    waited_ms,
                     *NO_REQUESTS,
                 ),
                 now_s,

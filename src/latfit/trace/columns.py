@@ -50,6 +50,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("prefix_hits", "int", False, "those of them that were found, and not computed"),
     Column("draft_tokens", "int", False, "tokens drafted for requests that decode"),
     Column("accepted_tokens", "int", False, "drafted tokens that were accepted"),
+    Column("wait_ms", "float", False, "part of T_ms in which an engine that schedules ahead waited for the device"),
     Column("cell_rows", "float", False, "how many steps the row stands for, in a trace made of cells"),
     Column("rep", "int", False, "repetition number of the same cell, in the order measured"),
     Column("warmup", "flag", False, "true for a step run to warm up; kept in the file, dropped by cleaning"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from latfit.units import format_percent
 
@@ -30,6 +31,7 @@ GRAPHLESS_DEVICES = ("numpy", "openvino", "torch-cpu")  # of `latfit profile`; n
 
 COMMON_DRAFT_SHARE, DRAFT_QUANTILE, MIN_DECODES = 0.3, 0.9, 20
 MAX_DRAFTS = 64
+HOST_BOUND = 0.2  # share of a step's time; an engine that waits less for its device is busy itself
 
 SUMMED = ("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
 """Columns whose sums show what an engine did besides computing steps."""
@@ -187,9 +189,19 @@ def engine_notes(trace: Trace) -> list[str]:
             f"The engine's steps went to {max(servers)} API servers, each of which recorded a part of them: periods"
             " from one step to the next are not known. Record with one API server."
         )
+    if "wait_ms" in trace:
+        notes.append(_note_on_waiting(trace.floats("wait_ms"), trace.floats("T_ms")))
     if any(origin.get("host_time") == "none" for origin in origins):
         notes.append("The steps are sums of kernels and hold no host time, as scheduling and output handling take.")
     return notes
+
+
+def _note_on_waiting(waited_ms: FloatArray, T_ms: FloatArray) -> str:
+    """Return a note on how much of its steps (n,) an engine that schedules ahead waited for the device."""
+    known = np.isfinite(waited_ms) & (T_ms > 0)
+    waited = float(np.sum(waited_ms[known]) / max(np.sum(T_ms[known]), 1e-9))
+    bound = ": the host is the bottleneck, not the device" if waited < HOST_BOUND else ""
+    return f"The engine waited for the device in {format_percent(100 * waited)} of the steps' time{bound}."
 
 
 def _note_on_windows(origin: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, kv_capac
 from latfit.trace.parquet import read_parquet
 from latfit.trace.read import ingest
 from latfit.trace.recorded_times import request_times, time_quantile
+from latfit.trace.serving_engine import engine_notes
 from latfit.trace.table import Trace
 from tests.conftest import REFERENCE, ROOT
 from tests.unit.record.engine import (
@@ -203,6 +204,10 @@ class TestAsynchronousScheduling:
         trace = self.record(folder, monkeypatch, steps)
         assert trace["T_ms"][1:] == pytest.approx(planted[1:], rel=1e-9)
         assert trace["period_ms"][1:-1] == pytest.approx(planted[1:-1], abs=5)
+        assert trace["wait_ms"][1:] == pytest.approx(np.array(planted[1:]) / 2)
+        assert "The engine waited for the device in 50 % of the steps' time." in engine_notes(
+            trace.select(np.arange(1, 200))
+        )
         assert warnings(caplog) == []
 
     def test_prefill_alone_lasts_until_its_output_arrives(self, folder: Path, monkeypatch: Any) -> None:
