@@ -21,7 +21,7 @@ BOXES = (0.15, 0.1, 0.1)
 """Half widths of the boxes."""
 AROUND, AT_CENTRE = 32, 12
 """Simulations per box: for the slopes, and for the times at its centre."""
-BLOCKS = 20
+BLOCKS = 8
 """Blocks of successive requests, whose errors are independent of each other."""
 LOWEST, HIGHEST = np.array([0.2, 0.2, 0.0, 0.0]), np.array([5.0, 5.0, 10.0, 1e4])
 NAMES = ("decode_factor", "prefill_factor", "step_ms", "start_ms")
@@ -64,11 +64,6 @@ class _Times:
     unit: FloatArray
     delayed: float
 
-    def block_means(self, values: FloatArray) -> FloatArray:
-        """Return the mean of a value's block for each request (n,)."""
-        sums, counts = np.bincount(self.block, values), np.bincount(self.block)
-        return np.asarray((sums / np.maximum(counts, 1))[self.block])
-
 
 def calibrate(
     measured: Measured,
@@ -99,21 +94,17 @@ def calibrate(
             changed = scaled_costs(costs, decode, prefill, host * step_ms)
             runs.append(serve_replicas(requests, changed, settings, routing, seed))
         surfaces = [_surface(piece, runs, offsets, found[3], step_ms) for piece in pieces]
-        move = np.zeros(4)
-        for k in range(4):  # the weights depend on the solution
-            rows = [
-                _whitened(piece, *surface, move, random_blocks=k > 0)
-                for piece, surface in zip(pieces, surfaces, strict=True)
-            ]
-            matrix = np.vstack([*(slopes for slopes, _ in rows), np.diag(1 / PRIOR)])
-            target = np.concatenate([*(residual for _, residual in rows), (usual - found) / PRIOR])
-            move = lsq_linear(matrix, target, bounds=(LOWEST - found - 1e-12, HIGHEST - found)).x
+        slopes, residual = (np.concatenate(parts) for parts in zip(*surfaces, strict=True))
+        scale = np.sqrt(np.mean(residual**2)) + 1e-9
+        matrix = np.vstack([slopes / scale, np.diag(1 / PRIOR)])
+        target = np.concatenate([residual / scale, (usual - found) / PRIOR])
+        move = lsq_linear(matrix, target, bounds=(LOWEST - found - 1e-12, HIGHEST - found)).x
         error = _errors(matrix, target - matrix @ move, np.concatenate([piece.block for piece in pieces]))
         move /= max(1.0, float(np.abs(move[:3]).max()) / (2 * half))
         found = np.maximum(found + move, LOWEST)
-    scale = np.array([1.0, 1.0, step_ms, step_ms])
-    decode, prefill, host, start = np.round(found * scale, 6).tolist()  # the solver stops just short of a bound
-    return Calibration(decode, prefill, host, start, dict(zip(NAMES, (error * scale).tolist(), strict=True)))
+    unit = np.array([1.0, 1.0, step_ms, step_ms])
+    decode, prefill, host, start = np.round(found * unit, 6).tolist()  # the solver stops just short of a bound
+    return Calibration(decode, prefill, host, start, dict(zip(NAMES, (error * unit).tolist(), strict=True)))
 
 
 def _pieces(measured: Measured, given: NDArray[np.bool_], step_ms: float) -> list[_Times]:
@@ -146,24 +137,6 @@ def _surface(
     of_delay = piece.delayed * step_ms / piece.unit
     residual = piece.measured / piece.unit - times[AROUND:].mean(axis=0) - delay * of_delay
     return np.column_stack([slopes.T, of_delay]), residual
-
-
-def _whitened(
-    piece: _Times, slopes: FloatArray, residual: FloatArray, move: FloatArray, *, random_blocks: bool
-) -> tuple[FloatArray, FloatArray]:
-    """Scale rows to unit variance, with a random effect of each block of requests, which share steps."""
-    error = residual - slopes @ move
-    means, counts = piece.block_means(error), np.bincount(piece.block)
-    blocks = int(np.count_nonzero(counts))
-    within = float(np.sum((error - means) ** 2)) / max(len(error) - blocks, 1) + 1e-9
-    of_block = np.bincount(piece.block, error)[counts > 0] / counts[counts > 0]
-    between = max(float(np.mean(of_block**2)) - within / (len(error) / blocks), 0.0) if random_blocks else 0.0
-    share = (1 - np.sqrt(within / (within + counts * between)))[piece.block]
-
-    def scale(values: FloatArray) -> FloatArray:
-        return np.asarray((values - share * piece.block_means(values)) / np.sqrt(within))
-
-    return np.column_stack([scale(column) for column in slopes.T]), scale(residual)
 
 
 def _errors(matrix: FloatArray, residual: FloatArray, block: IntArray) -> FloatArray:

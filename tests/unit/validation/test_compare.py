@@ -68,9 +68,12 @@ def test_calibration_recovers_planted_parameters() -> None:
     run = serve(requests, scaled_costs(costs, 1.06, 1.0, 2.0), limits, seed=7)
     found = validate(Measured(requests, run.first_ms + 30.0, run.last_ms + 30.0), costs, limits, Asked(True))
     assert found.constants is not None
-    for name, truth in (("decode_factor", 1.06), ("prefill_factor", 1.0), ("step_ms", 2.0), ("start_ms", 30.0)):
+    # Three times the root mean square error over 16 other seeds.
+    planted_within = {"decode_factor": (1.06, 0.065), "prefill_factor": (1.0, 0.035)}
+    planted_within |= {"step_ms": (2.0, 0.6), "start_ms": (30.0, 1.7)}
+    for name, (truth, within) in planted_within.items():
         value, error = getattr(found.constants, name), found.constants.errors[name]
-        assert abs(value - truth) < 2.5 * error, (name, value, error)
+        assert abs(value - truth) < min(within, 4 * error), (name, value, error)
     assert found.constants.errors["decode_factor"] < 0.02
     assert int(found.scored.sum()) == 600
     means = {each.metric: each.error_pct for each in found.figures if each.statistic == "mean"}
