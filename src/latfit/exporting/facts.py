@@ -79,10 +79,7 @@ class PlanFacts:
         share = "a typical" if plan.percentile is None else f"the p{plan.percentile:g}"
         if plan.rate_per_s is None:
             return f"{share} step within {format_ms(plan.sla_ms)}"
-        capacity, rate = (
-            None if plan.capacity is None else plan.capacity.sustainable_per_s,
-            format_rate(plan.rate_per_s),
-        )
+        capacity = None if plan.capacity is None else plan.capacity.sustainable_per_s
         up_to = "" if capacity is None else f", and up to {format_rate(capacity, down=True)}"
         rate, tokens = format_rate(plan.rate_per_s), count_text(plan.tokens_per_request, "token")
         return f"{share} response within {format_ms(plan.sla_ms)} at {rate} a replica{up_to}, requests of {tokens}"
