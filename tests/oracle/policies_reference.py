@@ -109,7 +109,7 @@ class Reference:
         if on.exponential:
             T *= -math.log1p(-self.rngs[path].random())
         elif on.noise is not None:
-            law = on.noise.of(len(taken))
+            law = on.noise.groups[int(on.noise.group_of(np.array([len(taken)]))[0])]
             u, reached = self.rngs[path].random(), np.cumsum(law.weights)
             T *= float(law.values[min(int(np.sum(reached <= u)), len(reached) - 1)])
         return T

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.model.noise.step_noise import joined_noise, noise_of
+from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.policies import policy as policies
 from latfit.policies.policy import DispatchTable, Limits, Policy, QueueOrder
 from latfit.simulation.policies.replication import draw, run
@@ -58,7 +58,7 @@ def spread(path: ServicePath) -> ServicePath:
 def spread_by_batch(path: ServicePath) -> ServicePath:
     """One request alone, two or three, and more: each with ratios of their own."""
     laws = [noise_of(np.array(ratios), np.array([3.0, 1.0])) for ratios in ([0.9, 1.1], [0.5, 4.0], [1.0, 1.3])]
-    return replace(path, noise=joined_noise(laws, np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 6.0])))
+    return replace(path, noise=StepNoise(tuple(law.pooled for law in laws), np.sqrt([1.0 * 2.0, 3.0 * 4.0])))
 
 
 SYSTEMS: dict[str, System] = {

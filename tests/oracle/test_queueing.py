@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 
 from latfit.errors import SlaOutOfReach
-from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_of
+from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.queueing.arrivals import Arrivals
 from latfit.queueing.sampled import Effort, settling_ms, simulate_batches
 from latfit.queueing.service import ServiceTimes, exponential_noise, linear_times, measured_times
@@ -50,9 +50,9 @@ def test_one_at_a_time_with_an_exponential_service_is_mm1(load: float) -> None:
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_the_mean_with_pauses_is_pollaczek_and_khinchines(load: float) -> None:
     scatter = pauses()
-    scatter = noise_of(scatter.values / scatter.mean, scatter.weights)
+    scatter = noise_of(scatter.pooled.values / scatter.pooled.mean, scatter.pooled.weights)
     law = simulate_batches(load, alone(scatter), effort=Effort(shortest=1_000_000, longest=1_000_000))
-    wait = load * float(scatter.weights @ scatter.values**2) / (2 * (1 - load))
+    wait = load * float(scatter.pooled.weights @ scatter.pooled.values**2) / (2 * (1 - load))
     by_run = np.array([run.mean for run in law.runs])
     assert law.mean_ms == pytest.approx(1 + wait, abs=4.5 * by_run.std(ddof=1) / math.sqrt(len(by_run)))
 
@@ -87,7 +87,7 @@ def test_batches_scatter_as_their_size_does(paused: bool) -> None:
     stalls, even = noise_of(np.array([1.0, 9.0]) / 1.08, np.array([99.0, 1.0])), np.array([0.5, 1.5])
     steady = noise_of(even, np.ones(2))
     laws = [steady, stalls] if paused else [stalls, steady]
-    scatter = joined_noise(laws, np.array([1.0, 4.0]), np.array([3.0, 16.0]))
+    scatter = StepNoise(tuple(law.pooled for law in laws), np.sqrt([3.0 * 4.0]))
     law = simulate_batches(0.5, measured_times(2 + 0.25 * np.arange(1.0, 17), scatter), effort=LONG)
     late = []
     for seed in range(8):

@@ -32,9 +32,9 @@ def test_mean_and_spread_are_those_of_the_sample() -> None:
     latency = PathLatency(path_with(draws))
     found = latency.noise
     assert found is not None
-    assert found.mean == pytest.approx(draws.mean(), rel=1e-7)
+    assert found.pooled.mean == pytest.approx(draws.mean(), rel=1e-7)
     assert found.cv(np.ones(1), np.ones(1))[0] == pytest.approx(draws.std() / draws.mean(), rel=1e-3)
-    assert latency.mean_ms(np.array([10.0]))[0] == pytest.approx(5.0 * found.mean)
+    assert latency.mean_ms(np.array([10.0]))[0] == pytest.approx(5.0 * found.pooled.mean)
 
 
 def test_quantiles_are_the_factor_times_the_typical_step() -> None:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_from_json, noise_of
+from latfit.model.noise.step_noise import Ratios, StepNoise, middle_batches, noise_from_json, noise_of, ratios_of
 
 RNG = np.random.default_rng(4)
 SMALL, MIDDLE, LARGE = RNG.lognormal(0, 0.02, 700), RNG.lognormal(0.1, 0.3, 900), RNG.lognormal(0, 1, 400)
@@ -14,7 +14,11 @@ LOW, HIGH = np.array([1.0, 6.0, 40.0]), np.array([4.0, 32.0, 64.0])
 
 
 def law_of(*samples: np.ndarray) -> StepNoise:
-    return joined_noise([noise_of(each, np.ones(len(each))) for each in samples], LOW, HIGH)
+    return StepNoise(tuple(ratios_of(each, np.ones(len(each)), 1.0) for each in samples), middle_batches(LOW, HIGH))
+
+
+def group_of(law: StepNoise, batch: float) -> Ratios:
+    return law.groups[int(law.group_of(np.array([batch]))[0])]
 
 
 def test_a_batch_is_of_the_group_that_is_nearest_in_its_logarithm() -> None:
@@ -32,14 +36,14 @@ def test_sums_are_those_of_each_groups_sample() -> None:
     assert law.mean_ms(np.ones(1), batches) == pytest.approx([SMALL.mean(), MIDDLE.mean(), LARGE.mean()], rel=1e-12)
     cvs = [each.std() / each.mean() for each in (SMALL, MIDDLE, LARGE)]
     assert law.cv(np.ones(3), batches) == pytest.approx(cvs, rel=5e-3)
-    assert law.mean == pytest.approx(np.concatenate([SMALL, MIDDLE, LARGE]).mean(), rel=1e-12)
-    assert law.of(20.0).steps == pytest.approx(900)
+    assert law.pooled.mean == pytest.approx(np.concatenate([SMALL, MIDDLE, LARGE]).mean(), rel=1e-12)
+    assert group_of(law, 20.0).steps == pytest.approx(900)
 
 
 def test_each_batch_has_the_points_of_its_group() -> None:
     law = law_of(SMALL, MIDDLE, LARGE)
     for batch, sample in ((1, SMALL), (4, SMALL), (6, MIDDLE), (40, LARGE), (64, LARGE)):
-        values = law.of(batch).values
+        values = group_of(law, batch).values
         # A point is the mean of two in four hundred or more.
         assert sample.min() * (1 - 1e-12) <= values[0] <= np.quantile(sample, 0.02)
         assert values.max() == pytest.approx(sample.max())
@@ -48,13 +52,13 @@ def test_each_batch_has_the_points_of_its_group() -> None:
 
 def test_groups_that_no_batch_reaches_are_left_out() -> None:
     law = law_of(SMALL, MIDDLE, LARGE).up_to(32)
-    assert law.steps == pytest.approx(1600)
-    assert law.weights.sum() == pytest.approx(1)
+    assert law.pooled.steps == pytest.approx(1600)
+    assert law.pooled.weights.sum() == pytest.approx(1)
     assert law.mean_ms(np.ones(1), np.array([1.0, 32.0, 64.0])) == pytest.approx(
         [SMALL.mean(), MIDDLE.mean(), MIDDLE.mean()]
     )
-    assert law_of(SMALL, MIDDLE, LARGE).up_to(math.inf).steps == 2000
-    assert law_of(SMALL, MIDDLE, LARGE).up_to(2).mean == pytest.approx(SMALL.mean())
+    assert law_of(SMALL, MIDDLE, LARGE).up_to(math.inf).pooled.steps == 2000
+    assert law_of(SMALL, MIDDLE, LARGE).up_to(2).pooled.mean == pytest.approx(SMALL.mean())
 
 
 @pytest.mark.parametrize("buckets", [[1, 2, 4, 8], [16, 64], [64], [3, 5, 48], [1, 40]])
@@ -62,7 +66,7 @@ def test_a_padded_batch_scatters_as_the_bucket_it_is_padded_to(buckets: list[int
     law = law_of(SMALL, MIDDLE, LARGE)
     for batch in range(1, buckets[-1] + 1):
         bucket = buckets[bisect.bisect_left(buckets, batch)]
-        assert law.padded(buckets).of(batch).mean == law.of(bucket).mean
+        assert group_of(law.padded(buckets), batch).mean == group_of(law, bucket).mean
 
 
 def test_the_tail_is_seen_where_every_group_shows_it() -> None:
@@ -76,9 +80,9 @@ def test_rare_events_of_each_group_are_drawn_as_their_counts_leave_them_open() -
     calm, stalled = np.linspace(0.9, 1.1, 1000), np.repeat([1.0, 50.0], [997, 3])
     law, rng = law_of(calm, stalled, calm), np.random.default_rng(0)
     laws = [law.drawn(rng) for _ in range(4000)]
-    rates = np.array([each.of(10.0).weights[each.of(10.0).values > 10].sum() for each in laws])
+    rates = np.array([group_of(each, 10.0).weights[group_of(each, 10.0).values > 10].sum() for each in laws])
     assert np.quantile(rates, 0.975) == pytest.approx(0.00874, rel=0.05)
-    longest = np.array([[each.of(batch).weights[-1] for batch in (1.0, 64.0)] for each in laws])
+    longest = np.array([[group_of(each, batch).weights[-1] for batch in (1.0, 64.0)] for each in laws])
     assert np.quantile(longest, 0.975, axis=0) == pytest.approx([0.00556, 0.00556], rel=0.07)
     assert np.mean([each.mean_ms(np.ones(1), np.array([1.0]))[0] for each in laws]) == pytest.approx(1, abs=1e-3)
 
@@ -88,21 +92,20 @@ def test_json_gives_the_same_law_and_its_points_are_those_of_all_steps() -> None
     written = law.to_json()
     again = noise_from_json(written)
     assert again is not None
-    assert again.values == pytest.approx(law.values, rel=1e-7)
-    assert again.weights == pytest.approx(law.weights, rel=1e-7)
+    assert again.pooled.values == pytest.approx(law.pooled.values, rel=1e-7)
+    assert again.pooled.weights == pytest.approx(law.pooled.weights, rel=1e-7)
     assert [len(group.values) for group in again.groups] == [len(group.values) for group in law.groups]
     assert again.group_of(np.array([4.0, 5.0, 36.0])).tolist() == [0, 1, 2]
     # Who does not know groups reads the law of all steps.
     everything = noise_from_json({name: value for name, value in written.items() if name != "by_batch"})
     assert everything is not None
-    assert np.all(np.diff(everything.values) >= 0)
-    assert everything.mean == pytest.approx(law.mean, rel=1e-7)
+    assert np.all(np.diff(everything.pooled.values) >= 0)
+    assert everything.pooled.mean == pytest.approx(law.pooled.mean, rel=1e-7)
 
 
 def test_one_group_is_written_as_ever() -> None:
     law = noise_of(SMALL, np.ones(len(SMALL)))
     assert "by_batch" not in law.to_json()
-    assert joined_noise([law], LOW[:1], HIGH[:1]).to_json() == law.to_json()
 
 
 @pytest.mark.parametrize(

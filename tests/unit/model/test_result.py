@@ -58,9 +58,9 @@ def test_the_factor_of_an_unknown_level_is_none(fit: FitResult) -> None:
 def test_a_fit_keeps_the_ratios_of_every_phase(fit: FitResult) -> None:
     law = fit.limits.all.ratios
     assert law is not None
-    assert law.mean == pytest.approx(1, abs=0.02)
-    steps = [limits.ratios.steps for limits in fit.limits.by_phase.values() if limits.ratios is not None]
-    assert [sum(steps), law.steps] == pytest.approx([fit.metrics.n] * 2)
+    assert law.pooled.mean == pytest.approx(1, abs=0.02)
+    steps = [limits.ratios.pooled.steps for limits in fit.limits.by_phase.values() if limits.ratios is not None]
+    assert [sum(steps), law.pooled.steps] == pytest.approx([fit.metrics.n] * 2)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class TestTimes:
     def test_times_scatter_as_measured(self) -> None:
         main = system_of(profile("gpu")).main
         assert main.noise is not None
-        assert main.noise.values == pytest.approx(RATIOS.values, rel=1e-7)
+        assert main.noise.pooled.values == pytest.approx(RATIOS.pooled.values, rel=1e-7)
         assert main.mean_ms[1] / main.typical_ms[1] == pytest.approx(0.3 * 0.9 + 0.5 + 0.19 * 1.2 + 0.01 * 2.0)
         assert system_of(profile("gpu"), Serving(service="deterministic")).main.noise is None
 
@@ -107,13 +107,13 @@ class TestTimes:
         known = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
         main = system_of(known, Serving(tokens_per_request=tokens, most_tokens=most)).main
         assert main.noise is not None
-        assert main.noise.values.max() == pytest.approx(factor)
+        assert main.noise.pooled.values.max() == pytest.approx(factor)
 
     def test_a_phase_without_ratios_takes_those_of_all_steps(self) -> None:
         law = noise_of(np.array([1.0, 3.0]), np.ones(2)).to_json()
         fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": {"prefill": {"ratios": law}}})
         assert fit.limits.of("decode").ratios is not None
-        assert fit.limits.of("decode").ratios.values == pytest.approx(RATIOS.values, rel=1e-7)  # type: ignore[union-attr]
+        assert fit.limits.of("decode").ratios.pooled.values == pytest.approx(RATIOS.pooled.values, rel=1e-7)  # type: ignore[union-attr]
 
     def test_exponential(self) -> None:
         main = system_of(profile("gpu"), Serving(service="exponential")).main

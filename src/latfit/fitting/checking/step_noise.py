@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
-from latfit.model import Pauses, StepNoise, by_size, joined_noise, noise_of, size_levels, tail_points
+from latfit.model import Pauses, StepNoise, by_size, middle_batches, ratios_of, size_levels, tail_points
 from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
 LEVEL = 0.05  # of a false split into groups, over all cuts
@@ -23,26 +23,16 @@ MIN_GROUP = 40  # independent steps
 PAUSE_SIGMA = 5.0  # of log ratios; of log-normal noise one step in 3 million lies beyond
 MIN_PAUSE_RATIO = 2.0  # of observed over typical; below, a curve that misses a size or a busy stretch look alike
 MAX_PAUSED_SHARE = 0.05  # of all steps; more of them are no rare event
-MIN_RATE_PAUSES = 5  # independent; with fewer, the question of their rate is not raised, and they come per step
 REJECTED_Z = 2.6  # one-sided; a true hypothesis is rejected once in 200 times
 MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any question
 MAX_ROWS = 200_000  # rows that are enough to see the noise
 
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Return the group number (n,) of each row; groups rise with batch size.
+    """Return the group number (n,), rising with batch size, of rows with B requests (n,) and ratios to typical (n,).
 
     Sizes are cut where squared deviations of small and large batches differ most, and again on either side. Under equal
-    noise the cumulated deviations are a Brownian bridge (Kolmogorov-Smirnov).
-
-    Parameters
-    ----------
-    B
-        Requests (n,); sizes within an eighth of an octave are not separated.
-    ratio
-        Observed over typical time (n,).
-    weights
-        Independent steps of each row (n,).
+    noise the cumulated deviations are a Brownian bridge (Kolmogorov-Smirnov). weights (n,): independent steps.
     """
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
@@ -73,16 +63,7 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     A step is a candidate if its ratio exceeds the median by PAUSE_SIGMA standard deviations of the log ratio and by the
     factor MIN_PAUSE_RATIO. Candidates remain in F if they are fewer than one independent step or more than
     MAX_PAUSED_SHARE of all, if their length grows in proportion to T, or if neither a rate per step nor per ms fits.
-
-    Parameters
-    ----------
-    share
-        Independent steps per step.
-
-    Returns
-    -------
-    paused : (n,) whether F leaves the step out.
-    pauses : None where F describes all steps.
+    share: independent steps per step. Returns whether F leaves each step out (n,), and None where F describes all.
     """
     T, observed, weights = steps
     ratio = observed / T
@@ -114,11 +95,8 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     rates = [count / sums[:, 0] for sums in exposure]
     if trends[0] < -REJECTED_Z or trends[1] > REJECTED_Z:
         return none, None
-    per_step, per_ms = trends[0] <= REJECTED_Z, trends[1] >= -REJECTED_Z
-    if not per_step and not per_ms:
-        per_step = per_ms = True
-    if share * count.sum() < MIN_RATE_PAUSES:
-        per_step, per_ms = True, False
+    neither = trends[0] > REJECTED_Z and trends[1] < -REJECTED_Z
+    per_step, per_ms = neither or trends[0] <= REJECTED_Z, neither or trends[1] >= -REJECTED_Z
     rate = rates[0] if per_step else rates[1]
     starts = tail_points(count)
     weight = np.add.reduceat(rate, starts)
@@ -193,9 +171,9 @@ def noise_of_steps(B: FloatArray, S: FloatArray, steps: Steps, share: float) -> 
     B, ratio, weights = B[~paused], (about.observed / about.typical)[~paused], steps.weights[~paused]
     group = batch_groups(B, ratio, share * weights)
     parts = [group == g for g in range(int(group.max()) + 1)]
-    return joined_noise(
-        [noise_of(ratio[of], weights[of], share * float(weights[of].sum()), levels) for of in parts],
-        np.array([B[of].min() for of in parts]),
-        np.array([B[of].max() for of in parts]),
+    return StepNoise(
+        tuple(ratios_of(ratio[of], weights[of], share) for of in parts),
+        middle_batches(np.array([B[of].min() for of in parts]), np.array([B[of].max() for of in parts])),
+        levels,
         pauses,
     )

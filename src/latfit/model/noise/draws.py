@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latfit.compiled import first_beyond, inner, mixed
-from latfit.model.noise.step_noise import StepNoise, noise_of
+from latfit.model.noise.step_noise import Pauses, StepNoise, noise_of
 from latfit.stats import FloatArray
 
 GUIDES = 4096  # equal parts of 0..1; a power of two, so that a part is found without rounding
 BITS = 9007199254740992.0  # 2^53, the numbers that a uniform float takes
 NO_NOISE = noise_of(np.ones(1), np.ones(1))
+NO_PAUSES = Pauses(np.empty(0), np.empty(0), np.empty(0), 0.0, 0.0, 0.0)
 MAX_PAUSES = 1000  # of one step; bounds the loop if a step is far longer than any measured one
 
 
@@ -49,20 +50,26 @@ def noise_table(kinds: Sequence[StepNoise | None], largest: int) -> NoiseTable:
     batches = np.maximum(np.arange(largest + 1.0), 1.0)
     first = np.cumsum([0, *counts])
     starts = np.cumsum([0, *(len(part.values) for part in parts)]).tolist()
-    pauses = [noise.pauses for noise in noises]
-    lengths = [(np.empty(0),) * 3 if each is None else (each.ms, each.ratio, each.reached) for each in pauses]
+    reached = [_cumulated(part.weights) for part in parts]
+    pauses = [noise.pauses or NO_PAUSES for noise in noises]
     return NoiseTable(
         np.concatenate([part.values for part in parts]),
-        np.concatenate([part.reached for part in parts]),
-        np.array([_guide(part.reached, start) for part, start in zip(parts, starts[:-1], strict=True)]),
+        np.concatenate(reached),
+        np.array([_guide(each, start) for each, start in zip(reached, starts[:-1], strict=True)]),
         np.stack([start + noise.group_of(batches) for start, noise in zip(first[:-1], noises, strict=True)]),
         np.repeat(np.arange(len(noises)), counts),
-        np.array([(0.0, 0.0) if each is None else (each.per_step, each.per_ms) for each in pauses]),
-        np.concatenate([ms for ms, _, _ in lengths]),
-        np.concatenate([ratio for _, ratio, _ in lengths]),
-        np.concatenate([reached for _, _, reached in lengths]),
-        np.cumsum([0, *(len(each[0]) for each in lengths)]),
+        np.array([(each.per_step, each.per_ms) for each in pauses]),
+        np.concatenate([each.ms for each in pauses]),
+        np.concatenate([each.ratio for each in pauses]),
+        np.concatenate([_cumulated(each.weights) for each in pauses]),
+        np.cumsum([0, *(len(each.ms) for each in pauses)]),
     )
+
+
+def _cumulated(weights: FloatArray) -> FloatArray:
+    """Return the share (n,) of the weights up to each; the last is 1."""
+    found = np.cumsum(weights)
+    return np.asarray(found / found[-1:])
 
 
 def _guide(reached: FloatArray, start: int) -> FloatArray:

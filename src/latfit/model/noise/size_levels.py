@@ -4,9 +4,7 @@ A curve that misses the steps of a size misses them every time, which is no nois
 by empirical Bayes (Efron & Morris 1973): by the variance between sizes over that plus their own standard error.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,29 +19,30 @@ MAX_RATIO = 1e60  # of observed over typical time, and one over the least; its s
 @dataclass(frozen=True, eq=False)
 class SizeLevels:
     """sizes (m,) of steps in tokens, rising; log_level (m,) of the steps over the curve there, error (m,) its standard
-    error. Without sizes the curve is the level."""
+    error."""
 
     sizes: FloatArray
     log_level: FloatArray
     error: FloatArray
 
+    def __post_init__(self) -> None:
+        usable = (np.diff(self.sizes, prepend=0.0) > 0) & (self.error >= 0)
+        if not np.all(usable & (np.abs(self.log_level) + self.error < np.log(MAX_RATIO))):
+            raise ValueError("levels of ratios are not rising sizes with a level and an error each")
+
     def factors(self, S: FloatArray) -> FloatArray:
         """Return level over curve at S tokens, of any shape: linear in ln S, constant beyond the measured sizes."""
-        if not len(self.sizes):
-            return np.ones(np.shape(S))
         return np.asarray(np.exp(np.interp(np.log(S), np.log(self.sizes), self.log_level)))
 
     def drawn_factors(self, S: FloatArray, rng: np.random.Generator) -> FloatArray:
         """Return such factors (n,) of levels that the steps allow: between two sizes the level steps from one to the
         other, nobody measured where."""
-        if not len(self.sizes):
-            return np.ones(len(S))
         level = self.log_level + self.error * rng.standard_normal(len(self.sizes))
         place = np.interp(np.log(S), np.log(self.sizes), np.arange(len(self.sizes)))
         return np.asarray(np.exp(level[np.floor(place + rng.random() * (1 - 1e-9)).astype(np.intp)]))
 
 
-NO_LEVELS = SizeLevels(np.empty(0), np.empty(0), np.empty(0))
+NO_LEVELS = SizeLevels(np.ones(1), np.zeros(1), np.zeros(1))
 
 
 def by_size(sizes: FloatArray) -> NDArray[np.intp]:
@@ -76,14 +75,3 @@ def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for
         return NO_LEVELS
     trust = between / (between + error**2)
     return SizeLevels(np.bincount(number, weights=weights * S) / count, trust * level, np.sqrt(trust) * error)
-
-
-def levels_from_json(document: Mapping[str, Any] | None) -> SizeLevels:
-    """Return the levels that a fit keeps. Raises ValueError, TypeError, KeyError for anything else."""
-    if not document or not document["sizes"]:
-        return NO_LEVELS
-    sizes, level, error = (np.asarray(document[name], dtype=np.float64) for name in ("sizes", "log_level", "error"))
-    rising = sizes.shape == level.shape == error.shape and bool(np.all(np.diff(sizes, prepend=0.0) > 0))
-    if not rising or not np.all((np.abs(level) + error < np.log(MAX_RATIO)) & (error >= 0) & (sizes < np.inf)):
-        raise ValueError("levels of ratios are not rising sizes with a level and an error each")
-    return SizeLevels(sizes, level, error)

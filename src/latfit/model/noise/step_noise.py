@@ -7,34 +7,29 @@ noise that the measured steps allow. See docs/theory/fitting.md#noise-and-pauses
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from latfit.model.noise.size_levels import MAX_RATIO, NO_LEVELS, SizeLevels, levels_from_json
+from latfit.model.noise.size_levels import MAX_RATIO, NO_LEVELS, SizeLevels
 from latfit.stats import FloatArray, IntArray, distinct
 
+T = TypeVar("T", "Pauses", "Ratios", SizeLevels)
+
 POINTS_PER_DECADE = 250  # the slowest hundred steps are a point each
-MIN_BEYOND = 1  # independent steps beyond a percentile from which its tail counts as measured
 MAX_SLOW_SHARE = 0.01  # "the slowest hundredth", of `slow_share`
 JEFFREYS = 0.5  # events added to a count, whose gamma distribution then covers the rate from both sides
 
 
 @dataclass(frozen=True, eq=False)
 class Pauses:
-    """Stalls that add to a step of typical time T, as a Poisson process.
+    """Stalls that add to a step of typical time T: a Poisson number with mean max(per_step, per_ms T).
 
-    Parameters
-    ----------
-    ms, ratio, weights
-        Points (m,) by rising length: a pause takes max(ms, ratio T); weights sum to 1. A ratio of 0 is a fixed time;
-        both are above 0 where the data cannot tell a fixed time from a multiple of T, so that the longer one counts.
-    per_step, per_ms
-        Expected pauses of a step: max(per_step, per_ms T). One is 0 unless the data cannot tell.
-    independent
-        Independent pauses that were measured.
+    A pause takes max(ms, ratio T), by points (m,) of rising length whose weights sum to 1; a fixed time has no ratio.
+    Where the data show neither the kind of length nor of rate, both are above 0, so that the larger counts.
+    independent: independent pauses that were measured.
     """
 
     ms: FloatArray
@@ -43,11 +38,6 @@ class Pauses:
     per_step: float
     per_ms: float
     independent: float
-
-    @cached_property
-    def reached(self) -> FloatArray:
-        """Share of the pauses up to each point (m,)."""
-        return _cumulated(self.weights)
 
     @property
     def length_is_known(self) -> bool:
@@ -59,29 +49,21 @@ class Pauses:
         """Whether the data show that pauses come per step, or per second."""
         return 0.0 in (self.per_step, self.per_ms)
 
-    def per_step_of(self, T: FloatArray) -> FloatArray:
-        """Expected pauses (n,) of steps of typical time T (n,) ms."""
-        return np.maximum(self.per_step, self.per_ms * np.asarray(T))
-
-    def moment(self, T: FloatArray, power: int) -> FloatArray:
-        """E[length^power] (n,) of one pause of steps of T (n,) ms."""
-        return np.asarray(np.maximum(self.ms, np.multiply.outer(T, self.ratio)) ** power @ self.weights)
-
-    @cached_property
-    def excesses(self) -> tuple[float, float]:
-        """Sum of what pauses exceed the median by, over the longest pause, and their number, at least one."""
-        upper = self.reached >= 0.5
-        total = self.independent * float(self.weights[upper] @ (self.ms[upper] - self.ms[upper][0]))
-        return total / float(self.ms[-1]), max(self.independent * float(self.weights[upper].sum()) - 1, 1.0)
+    def expected(self, T: FloatArray, power: int = 0) -> FloatArray:
+        """Return the expected sum (n,) of length^power over the pauses of a step of T (n,) ms."""
+        lengths = np.maximum(self.ms, np.multiply.outer(T, self.ratio))
+        return np.asarray(np.maximum(self.per_step, self.per_ms * np.asarray(T)) * (lengths**power @ self.weights))
 
     def drawn(self, rng: np.random.Generator) -> "Pauses":
         """Return pauses that the measured ones allow, of one kind where the kind is not known.
 
         One more pause exceeds the longest: where excesses over the median are exponential, by such an excess.
         """
-        total, count = self.excesses
-        longer = 1 + total * rng.standard_exponential() / rng.standard_gamma(count)
-        weights = rng.standard_gamma(np.append(self.independent * self.weights, 1.0))
+        upper = np.cumsum(self.weights) >= 0.5
+        counts = self.independent * self.weights
+        total, excesses = counts[upper] @ (self.ms[upper] - self.ms[upper][0]), max(float(counts[upper].sum()) - 1, 1.0)
+        longer = 1 + total / (self.ms[-1] or 1.0) * rng.standard_exponential() / rng.standard_gamma(excesses)
+        weights = rng.standard_gamma(np.append(counts, 1.0))
         more = rng.standard_gamma(self.independent + JEFFREYS) / self.independent
         fixed, of_steps = (rng.random(2) < 0.5).tolist()
         return Pauses(
@@ -92,24 +74,6 @@ class Pauses:
             more * self.per_ms * (not of_steps or self.rate_is_known),
             self.independent,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **{name: _short(getattr(self, name), 8) for name in ("ms", "ratio")},
-            "weights": _short(self.weights, 10),
-            **{name: getattr(self, name) for name in ("per_step", "per_ms", "independent")},
-        }
-
-
-def pauses_from_json(document: Mapping[str, Any] | None) -> Pauses | None:
-    """Return the pauses that `to_json` wrote. Raises ValueError, TypeError, KeyError for anything else."""
-    if not document:
-        return None
-    ms, ratio, weights = _points(document, "pauses", "ms", "ratio", "weights")
-    per_step, per_ms, independent = (float(document[name]) for name in ("per_step", "per_ms", "independent"))
-    if not (0 <= per_step < MAX_RATIO and 0 <= per_ms < MAX_RATIO and 0 < independent < MAX_RATIO and ms[-1] > 0):
-        raise ValueError("pauses are not lengths with a weight each, and rates of at least zero")
-    return Pauses(ms, ratio, weights, per_step, per_ms, independent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +94,6 @@ class Ratios:
     @cached_property
     def variance(self) -> float:
         return float(self.weights @ (self.values - self.mean) ** 2)
-
-    @cached_property
-    def reached(self) -> FloatArray:
-        """Share of the steps up to each point (n,)."""
-        return _cumulated(self.weights)
 
     def drawn(self, rng: np.random.Generator) -> "Ratios":
         """Return a distribution that the steps allow: a Bayesian bootstrap (Rubin 1981) with one more event at the
@@ -167,40 +126,22 @@ class StepNoise:
     pauses: Pauses | None = None
 
     @cached_property
-    def pooled(self) -> tuple[Ratios, IntArray]:
-        """F of all steps, whatever their batch, and the group of each of its points."""
+    def pooled(self) -> Ratios:
+        """F of all steps, whatever their batch."""
         steps = sum(group.steps for group in self.groups)
         values = np.concatenate([group.values for group in self.groups])
         weights = np.concatenate([group.weights * (group.steps / steps) for group in self.groups])
-        number = np.repeat(np.arange(len(self.groups)), [len(group.values) for group in self.groups])
-        order = np.argsort(values, kind="stable")
         independent = sum(group.independent for group in self.groups)
-        return Ratios(values[order], weights[order], steps, independent), number[order]
+        return Ratios(values[self._order], weights[self._order], steps, independent)
 
-    @property
-    def values(self) -> FloatArray:
-        return self.pooled[0].values
-
-    @property
-    def weights(self) -> FloatArray:
-        return self.pooled[0].weights
-
-    @property
-    def mean(self) -> float:
-        return self.pooled[0].mean
-
-    @property
-    def steps(self) -> float:
-        """Measured steps."""
-        return self.pooled[0].steps
+    @cached_property
+    def _order(self) -> IntArray:
+        """Order (n,) of the points of all groups by rising value."""
+        return np.argsort(np.concatenate([group.values for group in self.groups]), kind="stable")
 
     def group_of(self, batches: FloatArray) -> IntArray:
         """Return the group (n,) of batches (n,)."""
         return np.searchsorted(self.edges, batches, side="left")
-
-    def of(self, batch: float) -> Ratios:
-        """Return F of one batch size."""
-        return self.groups[int(self.group_of(np.array([batch]))[0])]
 
     def up_to(self, largest: float) -> "StepNoise":
         """Return the noise without groups that no batch of up to `largest` belongs to."""
@@ -215,28 +156,27 @@ class StepNoise:
     def mean_ms(self, T: FloatArray, batches: FloatArray) -> FloatArray:
         """Mean time (n,) of steps of typical time T (n,) ms and so many requests."""
         means = np.array([group.mean for group in self.groups])[self.group_of(batches)] * T
-        return means if self.pauses is None else means + self.pauses.per_step_of(T) * self.pauses.moment(T, 1)
+        return means if self.pauses is None else means + self.pauses.expected(T, 1)
 
     def cv(self, T: FloatArray, batches: FloatArray) -> FloatArray:
         """Coefficient of variation (n,) of the same times."""
         variance = np.array([group.variance for group in self.groups])[self.group_of(batches)] * np.asarray(T) ** 2
         if self.pauses is not None:
-            variance = variance + self.pauses.per_step_of(T) * self.pauses.moment(T, 2)
+            variance = variance + self.pauses.expected(T, 2)
         return np.asarray(np.sqrt(variance) / self.mean_ms(T, batches))
 
     def sees(self, share: float) -> bool:
-        """Whether each group has MIN_BEYOND independent steps beyond a share of its steps."""
-        fewest = min(group.independent for group in self.groups)
-        return fewest * (1 - share) >= MIN_BEYOND * (1 - 1e-9)
+        """Whether each group has an independent step beyond a share of its steps."""
+        return min(group.independent for group in self.groups) * (1 - share) >= 1 - 1e-9
 
     def slow_share(self, T: float) -> float:
         """Share of the mean square of the time of steps of T ms that is due to their slowest hundredth; 0.01 or little
         more where nothing stalls."""
-        values, weights = self.values * T, self.weights
+        values, weights = self.pooled.values * T, self.pooled.weights
         if self.pauses is not None:
-            often = float(-np.expm1(-self.pauses.per_step_of(np.array([T]))[0]))
+            often = float(-np.expm1(-self.pauses.expected(np.array([T]))[0]))
             lengths = np.maximum(self.pauses.ms, self.pauses.ratio * T)
-            values = np.concatenate([values, self.mean * T + lengths])
+            values = np.concatenate([values, self.pooled.mean * T + lengths])
             weights = np.concatenate([(1 - often) * weights, often * self.pauses.weights])
         order = np.argsort(values, kind="stable")
         values, weights = values[order], weights[order]
@@ -250,19 +190,16 @@ class StepNoise:
 
     def to_json(self) -> dict[str, Any]:
         """Return the points of all groups by rising value, with the group of each where there are several."""
-        all_steps, number = self.pooled
-        found = {
-            "steps": all_steps.steps,
-            "independent": all_steps.independent,
-            "mean": all_steps.mean,
-            "mean_square": all_steps.variance + all_steps.mean**2,
-            "values": _short(all_steps.values, 8),
-            "weights": _short(all_steps.weights, 10),
-            "levels": {name: _short(getattr(self.levels, name), 8) for name in ("sizes", "log_level", "error")},
-            "pauses": None if self.pauses is None else self.pauses.to_json(),
+        found: dict[str, Any] = {
+            **_plain(self.pooled),
+            "mean": self.pooled.mean,
+            "mean_square": self.pooled.variance + self.pooled.mean**2,
+            "levels": _plain(self.levels),
+            "pauses": None if self.pauses is None else _plain(self.pauses),
         }
         if len(self.groups) > 1:
             edges = self.edges.tolist()
+            number = np.repeat(np.arange(len(self.groups)), [len(group.values) for group in self.groups])[self._order]
             found["by_batch"] = {"low": [1.0, *edges], "high": [*edges, edges[-1]], "group": number.tolist()}
         return found
 
@@ -272,66 +209,68 @@ def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
     anything else."""
     if not document:
         return None
-    values, weights = _points(document, "ratios", "values", "weights")
-    if not values[0] > 1 / MAX_RATIO or np.any(np.diff(values) < 0):
+    found = _read(Ratios, document)
+    if found.values[0] <= 1 / MAX_RATIO or np.any(np.diff(found.values) < 0):
         raise ValueError("ratios are not rising values above zero with a weight each")
-    edges, number = _groups_from_json(document.get("by_batch"), len(values))
-    steps, independent = float(document["steps"]), float(document["independent"])
-    groups = tuple(
-        Ratios(values[of], weights[of] / weights[of].sum(), steps * weights[of].sum(), independent * weights[of].sum())
-        for of in (number == g for g in range(len(edges) + 1))
-    )
-    levels, pauses = levels_from_json(document.get("levels")), pauses_from_json(document.get("pauses"))
-    return StepNoise(groups, edges, levels, pauses)
+    edges, number = np.empty(0), np.zeros(len(found.values))
+    if by_batch := document.get("by_batch"):
+        low, high, number = (np.asarray(by_batch[name], dtype=np.float64) for name in ("low", "high", "group"))
+        alike = low.shape == high.shape and number.shape == found.values.shape and set(number) == set(range(len(low)))
+        if not alike or not np.all(np.diff(np.stack([low, high], axis=1).ravel(), prepend=0.0) >= 0):
+            raise ValueError("groups of ratios are not rising batches with a group of each point")
+        edges = middle_batches(low, high)
+    groups = []
+    for g in range(len(edges) + 1):
+        values, weights = found.values[number == g], found.weights[number == g]
+        share = float(weights.sum())
+        groups.append(Ratios(values, weights / share, found.steps * share, found.independent * share))
+    levels = _read(SizeLevels, document["levels"]) if (document.get("levels") or {}).get("sizes") else NO_LEVELS
+    pauses = _read(Pauses, document["pauses"]) if document.get("pauses") else None
+    return StepNoise(tuple(groups), edges, levels, pauses)
 
 
-def _groups_from_json(document: Mapping[str, Any] | None, points: int) -> tuple[FloatArray, IntArray]:
-    """Return the edges between the groups, and the group of each point."""
-    if not document:
-        return np.empty(0), np.zeros(points, dtype=np.int64)
-    low, high = (np.asarray(document[name], dtype=np.float64) for name in ("low", "high"))
-    number = np.asarray(document["group"], dtype=np.int64)
-    ends = np.stack([low, high], axis=1).ravel() if low.shape == high.shape and low.ndim == 1 else np.empty(0)
-    known = len(ends) > 0 and bool(np.all(np.isfinite(ends) & (ends > 0) & (np.diff(ends, prepend=0) >= 0)))
-    if not known or number.shape != (points,) or set(number.tolist()) != set(range(len(low))):
-        raise ValueError("groups of ratios are not rising batches with a group of each point")
-    return _middles(low, high), number
+def _plain(record: Ratios | Pauses | SizeLevels) -> dict[str, Any]:
+    """Return the fields of a record, with arrays as lists of numbers of ten digits."""
+    found = {each.name: getattr(record, each.name) for each in fields(record)}
+    return {
+        name: value if isinstance(value, float) else [float(f"{number:.10g}") for number in value.tolist()]
+        for name, value in found.items()
+    }
 
 
-def _points(document: Mapping[str, Any], what: str, *names: str) -> list[FloatArray]:
-    """Return arrays (n,) of numbers of at least zero, n >= 1, the last of weights that add up to 1."""
-    found = [np.asarray(document[name], dtype=np.float64) for name in names]
-    alike = found[0].ndim == 1 and len(found[0]) > 0 and len({each.shape for each in found}) == 1
-    if not alike or not np.all((np.stack(found) >= 0) & (np.stack(found) < MAX_RATIO)):
-        raise ValueError(f"{what} are not numbers of at least zero with a weight each")
-    if not abs(float(found[-1].sum()) - 1) < 1e-6:
-        raise ValueError(f"weights of {what} do not add up to 1")
-    return found
+def _read(kind: type[T], document: Mapping[str, Any]) -> T:
+    """Return the record that `_plain` wrote."""
+    what = kind.__name__.lower()
+    found: dict[str, Any] = {each.name: np.asarray(document[each.name], dtype=np.float64) for each in fields(kind)}
+    points = [found[each.name] for each in fields(kind) if each.type is not float]
+    if len(points[0]) == 0 or any(each.shape != points[0].shape or each.ndim != 1 for each in points):
+        raise ValueError(f"{what} are not points with as many numbers each")
+    for name, each in found.items():
+        if not np.all(np.abs(each) < MAX_RATIO) or (name != "log_level" and np.any(each < 0)):
+            raise ValueError(f"{name} of {what} is not at least zero and finite")
+    if not abs(found.get("weights", np.ones(1)).sum() - 1) < 1e-6 or found.get("independent") == 0:
+        raise ValueError(f"weights of {what} do not add up to 1, or stand for no steps")
+    values: dict[str, Any] = {name: each if each.ndim else float(each) for name, each in found.items()}
+    return kind(**values)
 
 
-def noise_of(
-    values: FloatArray, weights: FloatArray, independent: float | None = None, levels: SizeLevels = NO_LEVELS
-) -> StepNoise:
-    """Return the noise of measured ratios (n,) to curve times `levels`, n >= 1, that stand for weights (n,) steps."""
+def noise_of(values: FloatArray, weights: FloatArray, share: float = 1.0) -> StepNoise:
+    """Return the noise of measured ratios (n,), n >= 1, that stand for weights (n,) steps; see `ratios_of`."""
+    return StepNoise((ratios_of(values, weights, share),), np.empty(0))
+
+
+def ratios_of(values: FloatArray, weights: FloatArray, share: float) -> Ratios:
+    """Return the distribution of measured ratios (n,) that stand for weights (n,) steps. share: independent steps per
+    step."""
     rising, number = distinct(np.asarray(values, dtype=np.float64))
     count: FloatArray = np.bincount(number, weights=weights).astype(np.float64)
     steps = float(count.sum())
     starts = tail_points(count)
-    share = np.add.reduceat(count, starts)
-    means = np.add.reduceat(count * rising, starts) / share
-    ratios = Ratios(means, share / steps, steps, steps if independent is None else float(independent))
-    return StepNoise((ratios,), np.empty(0), levels)
+    counts = np.add.reduceat(count, starts)
+    return Ratios(np.add.reduceat(count * rising, starts) / counts, counts / steps, steps, share * steps)
 
 
-def joined_noise(
-    noises: Sequence[StepNoise], low: FloatArray, high: FloatArray, pauses: Pauses | None = None
-) -> StepNoise:
-    """Return one noise of those of batches low (k,) to high (k,), rising; levels are those of the first."""
-    groups = tuple(group for noise in noises for group in noise.groups)
-    return StepNoise(groups, _middles(low, high), noises[0].levels, pauses)
-
-
-def _middles(low: FloatArray, high: FloatArray) -> FloatArray:
+def middle_batches(low: FloatArray, high: FloatArray) -> FloatArray:
     """Return the batch sizes (k - 1,) between groups of batches low (k,) to high (k,), in the middle by ln B."""
     return np.asarray(np.sqrt(high[:-1] * low[1:]))
 
@@ -340,14 +279,3 @@ def tail_points(count: FloatArray) -> IntArray:
     """Return the index of the first value of each tail point. count (n,): steps at each of the rising values."""
     slower = np.cumsum(count[::-1])[::-1] - count / 2
     return np.flatnonzero(np.diff(np.floor(POINTS_PER_DECADE * np.log10(slower)), prepend=np.inf))
-
-
-def _cumulated(weights: FloatArray) -> FloatArray:
-    """Return the share (n,) of the weights up to each; the last is 1."""
-    found = np.cumsum(weights)
-    return np.asarray(found / found[-1])
-
-
-def _short(numbers: FloatArray, digits: int) -> list[float]:
-    """With so many digits, more than any of them is known to."""
-    return [float(f"{number:.{digits}g}") for number in numbers.tolist()]

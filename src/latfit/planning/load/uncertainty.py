@@ -182,10 +182,11 @@ def tail_warnings(machine: Machine) -> list[Message]:
         if (noise := part.times.noise) is not None:
             share = noise.slow_share(float(part.times.at(np.ones(1))[0]))
             if share > wording.DECIDES:
-                longest = f"{float(noise.values.max()):.3g} times the typical"
+                longest = f"{float(noise.pooled.values.max()):.3g} times the typical"
                 if noise.pauses is not None:
                     longest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
-                numbers = {"slow": 0.01 * noise.steps, "steps": noise.steps, "longest": longest, "share": share}
+                steps = noise.pooled.steps
+                numbers = {"slow": 0.01 * steps, "steps": steps, "longest": longest, "share": share}
                 found.append(message("slow_steps", path=part.label, **numbers))
             found += wording.unclear_pauses(part.label, noise.pauses)
     return found

@@ -9,7 +9,7 @@ import pytest
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.noise.size_levels import SizeLevels
-from latfit.model.noise.step_noise import StepNoise, joined_noise, noise_of
+from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import ENGINES, EngineSettings
@@ -144,7 +144,7 @@ def test_levels_by_size_count_where_a_cost_knows_nothing_else() -> None:
 @pytest.mark.parametrize(("size", "factor"), [(1, 1.5), (10, 1.5), (14, 1.5), (15, 3.0), (400, 3.0), (2000, 3.0)])
 def test_a_batch_scatters_as_steps_of_its_group_did(size: int, factor: float) -> None:
     """Groups of 1 to 10 and of 20 to 60 requests: what nobody measured goes by ln B, up to sqrt(200) = 14.1."""
-    both = joined_noise([law([1.5], [1.0]), law([3.0], [1.0])], np.array([1.0, 20.0]), np.array([10.0, 60.0]))
+    both = StepNoise((law([1.5], [1.0]).pooled, law([3.0], [1.0]).pooled), np.array([np.sqrt(10.0 * 20.0)]))
     large = EngineSettings(max_num_seqs=2048, kv_blocks=5000, asynchronous=False, padded_graphs=False)
     run = serve(make_requests(np.zeros(size), 1, 3), costs(both), large)
     assert run.last_ms.tolist() == [3 * STEP_MS * factor] * size
