@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from latfit.model.noise.step_noise import (
         Pauses as Pauses,
         StepNoise as StepNoise,
-        middle_batches as middle_batches,
         noise_of as noise_of,
         ratios_of as ratios_of,
         tail_points as tail_points,

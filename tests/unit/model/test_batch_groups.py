@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from latfit.model.noise.step_noise import Ratios, StepNoise, middle_batches, noise_from_json, noise_of, ratios_of
+from latfit.model.noise.step_noise import Ratios, StepNoise, noise_from_json, noise_of, ratios_of
 
 RNG = np.random.default_rng(4)
 SMALL, MIDDLE, LARGE = RNG.lognormal(0, 0.02, 700), RNG.lognormal(0.1, 0.3, 900), RNG.lognormal(0, 1, 400)
@@ -14,7 +14,7 @@ LOW, HIGH = np.array([1.0, 6.0, 40.0]), np.array([4.0, 32.0, 64.0])
 
 
 def law_of(*samples: np.ndarray) -> StepNoise:
-    return StepNoise(tuple(ratios_of(each, np.ones(len(each)), 1.0) for each in samples), middle_batches(LOW, HIGH))
+    return StepNoise(tuple(ratios_of(each, np.ones(len(each)), 1.0) for each in samples), np.sqrt(HIGH[:-1] * LOW[1:]))
 
 
 def group_of(law: StepNoise, batch: float) -> Ratios:

@@ -1,20 +1,19 @@
 """Estimate the noise of single steps for a fit, of all steps and of each phase (see `model.noise`).
 
-Ratios are to the fitted curve times the level of the step's size. Every measured step counts, marked outliers too.
-`separate_pauses` finds the steps that were paused, and whether pauses take a fixed time and come per step or per
-second; `batch_groups` the batch sizes that have another F. Steps that resemble those before them count as fewer. See
+Every measured step counts, marked outliers too; steps that resemble those before them count as fewer. See
 docs/theory/fitting.md#noise-and-pauses.
 """
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
-from latfit.model import Pauses, StepNoise, by_size, middle_batches, ratios_of, size_levels, tail_points
+from latfit.model import Pauses, StepNoise, by_size, ratios_of, size_levels, tail_points
 from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
 LEVEL = 0.05  # of a false split into groups, over all cuts
@@ -25,7 +24,6 @@ MIN_PAUSE_RATIO = 2.0  # of observed over typical; below, a curve that misses a 
 MAX_PAUSED_SHARE = 0.05  # of all steps; more of them are no rare event
 REJECTED_Z = 2.6  # one-sided; a true hypothesis is rejected once in 200 times
 MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any question
-MAX_ROWS = 200_000  # rows that are enough to see the noise
 
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
@@ -149,12 +147,8 @@ def with_noise(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArra
         """entry: the intervals of the phase; its `in_time_share` is the number of independent steps per step."""
         if not asked.any():
             return None
-        rows = np.flatnonzero(asked)
-        rows = rows[:: -(-len(rows) // MAX_ROWS)]
-        observed = data.observed[rows]
-        steps = Steps(observed / ratio[rows], observed, data.weights[rows])
-        share = float(entry.get("in_time_share", 1.0))
-        return noise_of_steps(data.B[rows], data.S[rows], steps, share).to_json()
+        steps = Steps((data.observed / ratio)[asked], data.observed[asked], data.weights[asked])
+        return noise_of_steps(data.B[asked], data.S[asked], steps, float(entry.get("in_time_share", 1.0))).to_json()
 
     by_phase = {
         phase: {**entry, "ratios": noise(data.by_phase[phase], entry)}
@@ -173,7 +167,7 @@ def noise_of_steps(B: FloatArray, S: FloatArray, steps: Steps, share: float) -> 
     parts = [group == g for g in range(int(group.max()) + 1)]
     return StepNoise(
         tuple(ratios_of(ratio[of], weights[of], share) for of in parts),
-        middle_batches(np.array([B[of].min() for of in parts]), np.array([B[of].max() for of in parts])),
+        np.array([math.sqrt(B[small].max() * B[large].min()) for small, large in pairwise(parts)]),
         levels,
         pauses,
     )

@@ -26,7 +26,7 @@ class NoiseTable(NamedTuple):
 
     values, reached: F of all groups in a row and the share of the group up to each.  guide (groups, GUIDES + 1): places
     in them.  group (kinds, batches): group of a batch, the last for all larger ones.  kind (groups,).  hazard (kinds,
-    2): pauses per step and per ms.  pause_ms, pause_ratio, pause_reached: length in ms and as a share of T, and the
+    2): pauses per step and per ms.  pause (m, 2), pause_reached (m,): length in ms and as a share of T, and the
     cumulated share.  pauses (kinds + 1,): first pause of each kind.
     """
 
@@ -36,8 +36,7 @@ class NoiseTable(NamedTuple):
     group: Any
     kind: Any
     hazard: Any
-    pause_ms: Any
-    pause_ratio: Any
+    pause: Any
     pause_reached: Any
     pauses: Any
 
@@ -45,31 +44,24 @@ class NoiseTable(NamedTuple):
 def noise_table(kinds: Sequence[StepNoise | None], largest: int) -> NoiseTable:
     """Return the arrays for batches up to `largest`; None for steps that always take T."""
     noises = [noise or NO_NOISE for noise in kinds]
+    pauses = [noise.pauses or NO_PAUSES for noise in noises]
     parts = [group for noise in noises for group in noise.groups]
     counts = [len(noise.groups) for noise in noises]
+    first = np.cumsum([0, *counts[:-1]])
     batches = np.maximum(np.arange(largest + 1.0), 1.0)
-    first = np.cumsum([0, *counts])
     starts = np.cumsum([0, *(len(part.values) for part in parts)]).tolist()
-    reached = [_cumulated(part.weights) for part in parts]
-    pauses = [noise.pauses or NO_PAUSES for noise in noises]
+    reached = [np.minimum(np.cumsum(part.weights), 1.0) for part in parts]
     return NoiseTable(
         np.concatenate([part.values for part in parts]),
         np.concatenate(reached),
         np.array([_guide(each, start) for each, start in zip(reached, starts[:-1], strict=True)]),
-        np.stack([start + noise.group_of(batches) for start, noise in zip(first[:-1], noises, strict=True)]),
+        np.stack([start + noise.group_of(batches) for start, noise in zip(first, noises, strict=True)]),
         np.repeat(np.arange(len(noises)), counts),
         np.array([(each.per_step, each.per_ms) for each in pauses]),
-        np.concatenate([each.ms for each in pauses]),
-        np.concatenate([each.ratio for each in pauses]),
-        np.concatenate([_cumulated(each.weights) for each in pauses]),
+        np.concatenate([np.stack([each.ms, each.ratio], axis=1) for each in pauses]),
+        np.concatenate([np.cumsum(each.weights) for each in pauses]),
         np.cumsum([0, *(len(each.ms) for each in pauses)]),
     )
-
-
-def _cumulated(weights: FloatArray) -> FloatArray:
-    """Return the share (n,) of the weights up to each; the last is 1."""
-    found = np.cumsum(weights)
-    return np.asarray(found / found[-1:])
 
 
 def _guide(reached: FloatArray, start: int) -> FloatArray:
@@ -99,7 +91,7 @@ def drawn_step_ms(noise, group, T, u):  # type: ignore[no-untyped-def]
             u = min(max((u - below) / chance, 0.0), 1.0 - 1e-16) if chance > 0.0 else 0.0
             for _ in range(count):
                 at = first_beyond(noise.pause_reached, first, last, u)
-                paused += max(noise.pause_ms[at], noise.pause_ratio[at] * T)
+                paused += max(noise.pause[at, 0], noise.pause[at, 1] * T)
                 u = (mixed(np.uint64(u * BITS) + np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)) / BITS
     part = int(u * GUIDES)
     at = first_beyond(noise.reached, noise.guide[group, part], noise.guide[group, part + 1], u)

@@ -13,6 +13,7 @@ from latfit.stats import FloatArray, by_group, distinct, mad_sigma, weighted_qua
 
 SIZES_PER_OCTAVE = 8  # sizes closer than this count as one
 CLIP_SIGMA = 3.0  # of log ratios about the median of their size: pauses do not move a level
+LEAST_VARIANCE = 1e-12  # between sizes; less does not matter
 MAX_RATIO = 1e60  # of observed over typical time, and one over the least; its square is still a number
 
 
@@ -35,8 +36,7 @@ class SizeLevels:
         return np.asarray(np.exp(np.interp(np.log(S), np.log(self.sizes), self.log_level)))
 
     def drawn_factors(self, S: FloatArray, rng: np.random.Generator) -> FloatArray:
-        """Return such factors (n,) of levels that the steps allow: between two sizes the level steps from one to the
-        other, nobody measured where."""
+        """Return factors (n,) of levels that the steps allow; between two sizes a level steps at an unknown place."""
         level = self.log_level + self.error * rng.standard_normal(len(self.sizes))
         place = np.interp(np.log(S), np.log(self.sizes), np.arange(len(self.sizes)))
         return np.asarray(np.exp(level[np.floor(place + rng.random() * (1 - 1e-9)).astype(np.intp)]))
@@ -70,8 +70,6 @@ def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for
     level = middle + found.mean
     # F takes up what all sizes share.
     level -= np.average(level, weights=count)
-    between = max(float(np.average(level**2 - error**2, weights=count)), 0.0)
-    if between == 0.0:
-        return NO_LEVELS
+    between = max(float(np.average(level**2 - error**2, weights=count)), LEAST_VARIANCE)
     trust = between / (between + error**2)
     return SizeLevels(np.bincount(number, weights=weights * S) / count, trust * level, np.sqrt(trust) * error)

@@ -19,7 +19,6 @@ from latfit.stats import FloatArray, IntArray, distinct
 T = TypeVar("T", "Pauses", "Ratios", SizeLevels)
 
 POINTS_PER_DECADE = 250  # the slowest hundred steps are a point each
-MAX_SLOW_SHARE = 0.01  # "the slowest hundredth", of `slow_share`
 JEFFREYS = 0.5  # events added to a count, whose gamma distribution then covers the rate from both sides
 
 
@@ -55,10 +54,7 @@ class Pauses:
         return np.asarray(np.maximum(self.per_step, self.per_ms * np.asarray(T)) * (lengths**power @ self.weights))
 
     def drawn(self, rng: np.random.Generator) -> "Pauses":
-        """Return pauses that the measured ones allow, of one kind where the kind is not known.
-
-        One more pause exceeds the longest: where excesses over the median are exponential, by such an excess.
-        """
+        """Return pauses of one kind that the measured ones allow, and one more: longer by an exponential excess."""
         upper = np.cumsum(self.weights) >= 0.5
         counts = self.independent * self.weights
         total, excesses = counts[upper] @ (self.ms[upper] - self.ms[upper][0]), max(float(counts[upper].sum()) - 1, 1.0)
@@ -96,8 +92,7 @@ class Ratios:
         return float(self.weights @ (self.values - self.mean) ** 2)
 
     def drawn(self, rng: np.random.Generator) -> "Ratios":
-        """Return a distribution that the steps allow: a Bayesian bootstrap (Rubin 1981) with one more event at the
-        largest value, so that upper limits of tail shares are those of Clopper and Pearson."""
+        """Return a distribution that the steps allow: a Bayesian bootstrap with one more event at the largest value."""
         counts = self.independent * self.weights
         counts[-1] += 1
         counts = rng.standard_gamma(counts)
@@ -106,18 +101,10 @@ class Ratios:
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """F by groups of batch sizes, and pauses.
+    """F by groups of batch sizes, and pauses; without pauses F describes all steps.
 
-    Parameters
-    ----------
-    groups
-        F of each group, by rising batch size.
-    edges
-        Batch sizes (k - 1,) between the k groups; a batch at an edge belongs to the group below.
-    levels
-        Factor on the fitted curve by step size; F is the ratio to curve times level.
-    pauses
-        None if F describes all steps.
+    groups (k,) rise with batch size; edges (k - 1,) are the batch sizes between them, each of the group below. F is the
+    ratio to the fitted curve times `levels`.
     """
 
     groups: tuple[Ratios, ...]
@@ -131,13 +118,8 @@ class StepNoise:
         steps = sum(group.steps for group in self.groups)
         values = np.concatenate([group.values for group in self.groups])
         weights = np.concatenate([group.weights * (group.steps / steps) for group in self.groups])
-        independent = sum(group.independent for group in self.groups)
-        return Ratios(values[self._order], weights[self._order], steps, independent)
-
-    @cached_property
-    def _order(self) -> IntArray:
-        """Order (n,) of the points of all groups by rising value."""
-        return np.argsort(np.concatenate([group.values for group in self.groups]), kind="stable")
+        order = np.argsort(values, kind="stable")
+        return Ratios(values[order], weights[order], steps, sum(group.independent for group in self.groups))
 
     def group_of(self, batches: FloatArray) -> IntArray:
         """Return the group (n,) of batches (n,)."""
@@ -170,18 +152,11 @@ class StepNoise:
         return min(group.independent for group in self.groups) * (1 - share) >= 1 - 1e-9
 
     def slow_share(self, T: float) -> float:
-        """Share of the mean square of the time of steps of T ms that is due to their slowest hundredth; 0.01 or little
-        more where nothing stalls."""
-        values, weights = self.pooled.values * T, self.pooled.weights
-        if self.pauses is not None:
-            often = float(-np.expm1(-self.pauses.expected(np.array([T]))[0]))
-            lengths = np.maximum(self.pauses.ms, self.pauses.ratio * T)
-            values = np.concatenate([values, self.pooled.mean * T + lengths])
-            weights = np.concatenate([(1 - often) * weights, often * self.pauses.weights])
-        order = np.argsort(values, kind="stable")
-        values, weights = values[order], weights[order]
-        beyond = np.clip(np.cumsum(weights) - (1 - MAX_SLOW_SHARE), 0.0, weights)
-        return float(beyond @ values**2 / (weights @ values**2))
+        """Share of the mean square of the time of steps of T ms due to pauses and to the slowest hundredth of F."""
+        F = self.pooled
+        beyond = np.clip(np.cumsum(F.weights) - 0.99, 0.0, F.weights)
+        paused = 0.0 if self.pauses is None else float(self.pauses.expected(np.array([T]), 2)[0])
+        return (T**2 * float(beyond @ F.values**2) + paused) / (T**2 * (F.variance + F.mean**2) + paused)
 
     def drawn(self, rng: np.random.Generator) -> "StepNoise":
         """Return a noise that the measured steps allow."""
@@ -198,9 +173,10 @@ class StepNoise:
             "pauses": None if self.pauses is None else _plain(self.pauses),
         }
         if len(self.groups) > 1:
-            edges = self.edges.tolist()
-            number = np.repeat(np.arange(len(self.groups)), [len(group.values) for group in self.groups])[self._order]
-            found["by_batch"] = {"low": [1.0, *edges], "high": [*edges, edges[-1]], "group": number.tolist()}
+            edges, points = self.edges.tolist(), [len(group.values) for group in self.groups]
+            order = np.argsort(np.concatenate([group.values for group in self.groups]), kind="stable")
+            number = np.repeat(np.arange(len(points)), points)[order].tolist()
+            found["by_batch"] = {"low": [1.0, *edges], "high": [*edges, edges[-1]], "group": number}
         return found
 
 
@@ -218,7 +194,7 @@ def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
         alike = low.shape == high.shape and number.shape == found.values.shape and set(number) == set(range(len(low)))
         if not alike or not np.all(np.diff(np.stack([low, high], axis=1).ravel(), prepend=0.0) >= 0):
             raise ValueError("groups of ratios are not rising batches with a group of each point")
-        edges = middle_batches(low, high)
+        edges = np.sqrt(high[:-1] * low[1:])
     groups = []
     for g in range(len(edges) + 1):
         values, weights = found.values[number == g], found.weights[number == g]
@@ -268,11 +244,6 @@ def ratios_of(values: FloatArray, weights: FloatArray, share: float) -> Ratios:
     starts = tail_points(count)
     counts = np.add.reduceat(count, starts)
     return Ratios(np.add.reduceat(count * rising, starts) / counts, counts / steps, steps, share * steps)
-
-
-def middle_batches(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Return the batch sizes (k - 1,) between groups of batches low (k,) to high (k,), in the middle by ln B."""
-    return np.asarray(np.sqrt(high[:-1] * low[1:]))
 
 
 def tail_points(count: FloatArray) -> IntArray:
