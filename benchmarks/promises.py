@@ -28,6 +28,8 @@ import numpy as np
 
 from benchmarks import promises_truth as truth_of
 from benchmarks.promises_truth import Planted, System
+from latfit.planning.load.strategies import Machine, Target
+from latfit.planning.result import Strategy
 
 Q = 0.99
 RECORDED = 20_000
@@ -37,9 +39,10 @@ ENGINE_ROWS = 10_000
 TRUTH = truth_of.Effort(tolerance=0.008, budget=10_000_000)
 COARSE = truth_of.Effort(tolerance=0.03, budget=1_500_000)
 BISECTIONS = 5
-RATES = 3
+RATES = int(os.environ.get("PROMISES_RATES", 3))
 """Of so many systems one is asked for the rate it carries, and one is met by
-bursts and served by engines."""
+bursts and served by engines; with PROMISES_RATES=1 all are asked for it, and
+none is met by bursts or served by engines."""
 
 ONLY = os.environ.get("PROMISES_ONLY", "")
 """`one path` or `requests`: a part of the run."""
@@ -64,6 +67,8 @@ class Outcome:
     seed: int = 0
     provision: float = math.nan
     """What is truly carried over what is promised, or replicas planned over those needed; of rates and requests."""
+    oracle: float = math.nan
+    """Of rates: the same of a promise that knows all but how often pauses come and how long they are."""
 
     @property
     def harmful(self) -> bool:
@@ -89,11 +94,11 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
     from latfit.planning.load.capacity import feasible_rates, range_of
-    from latfit.planning.load.strategies import Target, machine_of
+    from latfit.planning.load.strategies import machine_of
     from latfit.planning.load.uncertainty import estimate_percentile, robust_rate
     from latfit.planning.load.varying import load_from_arrivals
     from latfit.planning.request import PlanRequest
-    from latfit.planning.result import Kind, Strategy
+    from latfit.planning.result import Kind
     from latfit.trace.table import Trace
 
     began = time.process_time()
@@ -133,7 +138,60 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
         sure = robust_rate(machine, strategy, target, found.slowest, most)
     if sure is None:
         return [first]
-    return [first, _rate_outcome(planted.system, sure, sla, group, seed)]
+    found_rate = _rate_outcome(planted.system, sure, sla, group, seed)
+    if planted.system.main.stalls is None:
+        return [first, found_rate]
+    carried = oracle_rate(planted, seed, machine, strategy, target)
+    return [first, replace(found_rate, oracle=found_rate.provision * sure / carried if carried else math.inf)]
+
+
+def oracle_rate(planted: Planted, seed: int, machine: Machine, strategy: Strategy, target: Target) -> float:
+    """The rate that is promised to him who knows T, F and the kind of the pauses: from the pauses of the same trace he
+    estimates their rate (Jeffreys' prior) and the parameters of their lengths (fiducial distributions)."""
+    from latfit.model import Pauses, noise_of
+    from latfit.planning.load.capacity import feasible_rates, range_of
+    from latfit.planning.load.uncertainty import DRAWS, percentile_ratios, robust_rate
+    from latfit.queueing import measured_times
+
+    main, stalls = planted.system.main, planted.system.main.stalls
+    assert stalls is not None
+    law, per_second = stalls.lengths_ms, stalls.per_ms
+    without = replace(planted, system=replace(planted.system, main=replace(main, stalls=None)))
+    calm = truth_of.measure(without, planted.rows, seed)
+    added = truth_of.measure(planted, planted.rows, seed)["T_ms"] - calm["T_ms"]
+    lengths = np.sort(added[added > 1e-9])
+    exposure = float(calm["T_ms"].sum()) if per_second else float(planted.rows)
+    F = noise_of(main.laws[0].draw(200_000, np.random.default_rng([seed, 12])), np.ones(200_000))
+    T = np.asarray(main.times_ms)[: planted.system.cap]
+    shares = np.concatenate([np.linspace(0, 0.9, 91), 1 - np.geomspace(0.1, 1e-4, 91)[1:], [1.0]])
+    middle = (shares[1:] + shares[:-1]) / 2
+
+    def made(per: float, quantiles: np.ndarray) -> Machine:
+        per_step, per_ms = (0.0, per * F.pooled.mean) if per_second else (per, 0.0)
+        pauses = Pauses(quantiles, np.zeros(len(middle)), np.diff(shares), per_step, per_ms, len(lengths))
+        times = measured_times(T, replace(F, pauses=pauses), 0.0)
+        return replace(machine, gpu=replace(machine.main, times=times))
+
+    class Known(Machine):
+        def drawn(self, draw: int) -> Machine:
+            rng, n = np.random.default_rng([seed, 13, draw]), len(lengths)
+            quantiles: np.ndarray = np.full(len(middle), lengths.mean())
+            if law.kind == truth_of.EXPONENTIAL:
+                quantiles = np.log1p(-middle) * (-lengths.sum() / rng.standard_gamma(n))
+            elif law.kind == truth_of.UNIFORM:
+                u = np.sort(rng.random(n))
+                width = (lengths[-1] - lengths[0]) / max(u[-1] - u[0], 1e-9)
+                quantiles = np.maximum(lengths[0] + (middle - u[0]) * width, 1e-9)
+            found = made(rng.standard_gamma(n + 0.5) / exposure, quantiles)
+            return replace(found, arrivals=machine.arrivals.drawn(np.random.default_rng(draw)))
+
+    of_all = made(stalls.rate, np.quantile(law.draw(200_000, np.random.default_rng([seed, 14])), middle))
+    known = Known(of_all.cpu, of_all.gpu, of_all.arrivals, of_all.steady, of_all.seed)
+    rate = planted.system.arrivals.rate
+    ratios = percentile_ratios(known, strategy, target, rate, range(DRAWS))
+    most = range_of(feasible_rates(known, strategy, target), rate)[1]
+    assert ratios is not None
+    return robust_rate(known, strategy, target, np.argsort(-ratios, kind="stable").tolist(), most) or 0.0
 
 
 def requests_outcome(noise: str, seed: int) -> list[Outcome]:
@@ -276,6 +334,9 @@ def report(found: Sequence[Outcome]) -> None:
         if kind in ("rate", "requests"):
             known = [row.provision for row in rows if not math.isnan(row.provision)]
             print(f"  over-provisioning {np.median(known):.2f} in the median, of those in doubt, too")
+            oracles = [row.oracle for row in rows if not math.isnan(row.oracle)]
+            if oracles:
+                print(f"  of an oracle that estimates only rate and lengths of pauses: {np.median(oracles):.2f}")
         elif kind != "burst":
             ratio = np.array([row.promised / row.true for row in made])
             off = np.abs(np.log(ratio))
@@ -293,11 +354,11 @@ def report(found: Sequence[Outcome]) -> None:
             for name, some in sorted(by.items()):
                 share = sum(row.harmful for row in some) / len(some)
                 worst = max(row.half_widths for row in some)
-                more = (
-                    f", over-provisioning {np.median([row.provision for row in some]):.2f}"
-                    if kind in ("rate", "requests")
-                    else ""
-                )
+                more = ""
+                if kind in ("rate", "requests"):
+                    more = f", over-provisioning {np.median([row.provision for row in some]):.2f}"
+                if kind == "rate" and not math.isnan(some[0].oracle):
+                    more += f", of the oracle {np.nanmedian([row.oracle for row in some]):.2f}"
                 print(f"    {name:20} {len(some):5} promised, above {share:5.1%}, worst {worst:.2f}{more}")
 
 
