@@ -1,7 +1,7 @@
 """What plans promise of measured serving runs, and what was measured: the ledger of every run at hand.
 
 vLLM on two CPU cores, from the folder in LATFIT_DATA. Each run is planned from the recorded steps of one server start,
-with the engine settings of the run, its rate and its lengths. The limits lie a quarter above the planned p99s, so a
+with the engine settings of the run, its rate and its lengths. The limits lie a quarter above the planned p90s, so a
 kept promise means less than that much error. Runs of another start of the server show how much starts differ.
 `python -m benchmarks.ledger [FOLDER]`: also writes the ledger and its page there.
 """
@@ -22,7 +22,7 @@ from latfit.reporting import Making, table_text, write_page
 DATA = Path(os.environ.get("LATFIT_DATA", "measured"))
 HEADROOM = 1.25
 """Limits over planned percentiles."""
-LOOSE: dict[str, Any] = {"ttft": "10min", "tpot": "1min", "e2e": "1h"}
+LOOSE: dict[str, Any] = {"ttft": "p90:10min", "tpot": "p90:1min", "e2e": "p90:1h"}
 
 
 class Runs(NamedTuple):
@@ -53,7 +53,7 @@ def promise(fit: latfit.Fit, run: Path, rate_per_s: float, max_num_seqs: int, pl
     loose = latfit.plan_engine(fit, **load, **engine, **LOOSE)
     limits = {each.metric: HEADROOM * each.value for each in loose.result.targets}
     limits["e2e"] = limits.pop("latency")
-    slos: dict[str, Any] = {name: f"{limit}ms" for name, limit in limits.items()}
+    slos: dict[str, Any] = {name: f"p90:{limit}ms" for name, limit in limits.items()}
     latfit.plan_engine(fit, **load, **engine, **slos).save(plan)
 
 

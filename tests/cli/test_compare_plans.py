@@ -44,6 +44,7 @@ def test_a_change_is_told_in_replicas_and_by_its_origin(
     host, batch = json.loads(capsys.readouterr().out)["upgrades"]
     for upgrade, fixed_ms, per_request_ms in ((host, FIXED_MS, 0.0), (batch, 0.3, 0.3)):
         for change in upgrade["changes"]:
+            assert change["smallest_batch"] == 1
             grown = per_request_ms * (change["B"] - 1)
             assert change["fixed_ms"] == pytest.approx(fixed_ms, abs=0.1)
             assert change["growing_ms"] == pytest.approx(grown, abs=0.03 * change["before_ms"])

@@ -67,7 +67,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert run(["fit", "steps.csv", "--model", "linear", "--out", "fit.json", "--quiet"]) == 0
-        limits = ["--ttft", "100ms", "--tpot", "25ms"]
+        limits = ["--ttft", "p90:100ms", "--tpot", "p90:25ms"]
         plan = ["plan", "--fit", "fit.json", *LOAD, *ENGINE, *limits, "--synchronous", "--out", "plan.json", "--quiet"]
         assert run(plan) == 0
         for name, slower in (("as-planned.csv", 1.0), ("slower.csv", 1.5)):
@@ -87,11 +87,37 @@ def test_promises_are_compared_with_what_was_measured(
     assert run(["ledger", "show", "--ledger", str(ledger), "--report", str(tmp_path / "page"), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     first, second = document["entries"]
-    assert [figure["name"] for figure in first["figures"]] == ["p99 TTFT", "p99 TPOT"]
+    assert [figure["name"] for figure in first["figures"]] == ["p90 TTFT", "p90 TPOT"]
     covered = [[PromisedFigure.from_json(each).covered for each in entry["figures"]] for entry in (first, second)]
     assert covered == [[True, True], [False, False]]
     assert document["coverage_pct"] == 50
     assert "promises kept" in (tmp_path / "page" / "simulation.html").read_text()
+
+
+def test_requests_without_an_answer_are_slower_than_any_limit(
+    planned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(planned)
+    rows = pd.read_csv("as-planned.csv")
+    rows.loc[rows.index % 5 == 0, ["first_token_s", "last_token_s"]] = np.nan
+    rows.to_csv(tmp_path / "failing.csv", index=False)
+    add = ["ledger", "add", "plan.json", str(tmp_path / "failing.csv"), "--ledger", str(tmp_path / "ledger.json")]
+    assert run([*add, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["entries"][0]["failed"] == REQUESTS // 5
+    assert found["kept"] == 0
+
+
+def test_a_run_with_longer_answers_does_not_count(
+    planned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(planned)
+    rows = pd.read_csv("as-planned.csv")
+    rows["output_tokens"] *= 2
+    rows.to_csv(tmp_path / "longer.csv", index=False)
+    add = ["ledger", "add", "plan.json", str(tmp_path / "longer.csv"), "--ledger", str(tmp_path / "ledger.json")]
+    assert run([*add, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["promises"] == 0
 
 
 def test_a_run_is_added_once(planned: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """`ledger`: what plans promised, and what runs of the same load measured."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from latfit.api.answer import Answer, State
 from latfit.api.loads import recording_of
@@ -55,11 +58,13 @@ class LedgerAnswer(Answer):
         if coverage is not None:
             share, (low, high) = coverage
             found.append(
-                f"Stated intervals cover {format_percent(share)} of the percentiles (95 %: {format_percent(low)} to"
-                f" {format_percent(high)}), {format_percent(NOMINAL_PCT)} stated."
+                f"Stated intervals cover {format_percent(share)} of the testable percentiles (95 %:"
+                f" {format_percent(low)} to {format_percent(high)}), {format_percent(NOMINAL_PCT)} stated."
             )
         if other := len(self.result.entries) - len(self.result.counted):
             found.append(f"Not counted, because of another load than planned: {count_text(other, 'run')}.")
+        if failed := sum(entry.failed for entry in self.result.counted):
+            found.append(f"{count_text(failed, 'request')} without an answer count as slower than any limit.")
         return found
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
@@ -126,15 +131,20 @@ def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> LedgerEntry:
             where=str(request.plan),
             remedy="Plan with --ttft, --tpot or --e2e.",
         )
-    run = as_measured(recording_of(request.run))
-    times = metrics(run, run.first_ms, run.last_ms)
+    recorded = recording_of(request.run)
+    run = as_measured(recorded)
+    failed = len(recorded.requests) - len(run)
+    times = {
+        name: np.append(values, np.full(failed, math.inf))
+        for name, values in metrics(run, run.first_ms, run.last_ms).items()
+    }
     figures = [
         compare_percentile(
             each.name, each.percentile or 0.0, times[f"{each.metric}_ms"], each.limit, (each.value, each.interval)
         )
         for each in promised
     ]
-    arrivals = run.requests.arrival_ms
+    arrivals = recorded.requests.arrival_ms
     span_s = float(arrivals[-1] - arrivals[0]) / 1e3
     if not span_s > 0:
         raise BadInput("its requests have no rate", where=run.source, remedy="Give two or more, at different times.")
@@ -144,10 +154,21 @@ def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> LedgerEntry:
         plan=str(request.plan),
         run=run.source,
         planned_per_s=plan.rate_per_s,
-        measured_per_s=(len(run) - 1) / span_s,
-        requests=len(run),
+        measured_per_s=(len(recorded.requests) - 1) / span_s,
+        planned_output_tokens=_output_tokens(plan),
+        measured_output_tokens=float(np.mean(run.requests.output_tokens)),
+        requests=len(recorded.requests),
+        failed=failed,
         figures=[each for each in figures if each is not None],
     )
+
+
+def _output_tokens(plan: ServingPlan) -> float | None:
+    """Return the mean output tokens of the planned requests."""
+    outcome = plan.outcome
+    if outcome is None or not outcome.throughput_per_s > 0:
+        return None
+    return outcome.output_tokens_per_s / outcome.throughput_per_s
 
 
 def _of_tuning(document: Mapping[str, Any], source: Path) -> LedgerEntry:
@@ -169,5 +190,6 @@ def _of_tuning(document: Mapping[str, Any], source: Path) -> LedgerEntry:
         planned_per_s=last.rate_per_s,
         measured_per_s=last.rate_per_s,
         requests=last.requests,
+        failed=last.failed,
         figures=last.figures,
     )

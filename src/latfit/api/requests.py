@@ -228,15 +228,17 @@ class SpeculateRequest(Request):
     """Steps with and without drafts."""
 
     PANEL = "Speculation"
+    EXCLUDES = "drafts draft_cost"
     fit: FitFile
     drafts: Annotated[
-        Any, Option("A fit of the engine while it drafts. Default: FIT, with more tokens.", kind=Path, metavar="FIT")
+        Any, Option("A fit of the engine while it drafts. Default: FIT at B (1 + K) tokens.", kind=Path, metavar="FIT")
     ] = None
     draft_tokens: Annotated[int | None, Option("Tokens per draft. Default: as recorded.", min=1, max=64)] = None
-    acceptance: Annotated[float | None, Option("Probability that a draft token is accepted. Default: as recorded.")] = (
-        None
-    )
-    draft_cost: Annotated[str | None, Option("Time per draft token, such as 0.5ms.")] = None
+    acceptance: Annotated[
+        float | None,
+        Option("Probability that a draft token is accepted if the one before it was. Default: as recorded."),
+    ] = None
+    draft_cost: Annotated[str | None, Option("Time to draft a token, such as 0.5ms. Default: 0.")] = None
     context: Context = None
     seed: Seed = 0
 
@@ -1057,7 +1059,7 @@ class LedgerAddRequest(Request):
     run: Annotated[
         Any,
         Option(
-            "The measured requests with times of tokens; tune.json has its own.",
+            "The measured run: vllm bench serve --save-detailed, GuideLLM, a table. tune.json has its own.",
             kind=Path | None,
             argument=True,
             metavar="RUN",

@@ -30,8 +30,11 @@ class Speculation(Answer):
     def verdict(self) -> str:
         found = self.result
         drafts = count_text(found.draft_tokens, "draft token")
+        if found.stops_at is None and not math.isfinite(found.stops_interval[0]):
+            return f"{drafts} a step pay up to the largest measured batch, {found.largest_batch:,} requests."
         if found.stops_at is None:
-            return f"{drafts} a step pay at every measured batch, up to {found.largest_batch:,} requests."
+            surely = f"{found.stops_interval[0]:,.0f}"
+            return f"{drafts} a step likely pay up to {found.largest_batch:,} requests, with 95 % only below {surely}."
         low, high = (
             f"{end:,.0f}" if math.isfinite(end) else f"beyond {found.largest_batch:,}" for end in found.stops_interval
         )
@@ -39,8 +42,11 @@ class Speculation(Answer):
 
     @property
     def state(self) -> State:
-        first = self.result.rows[0]
-        return "good" if first.interval[0] > 1 else "bad" if first.interval[1] < 1 else "doubt"
+        first, found = self.result.rows[0], self.result
+        if first.interval[1] < 1:
+            return "bad"
+        open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])
+        return "doubt" if first.interval[0] <= 1 or open_end else "good"
 
     @property
     def lines(self) -> list[str]:
@@ -48,7 +54,9 @@ class Speculation(Answer):
         reach = 1.96 * found.acceptance_se
         ends = [format_percent(100 * min(max(found.acceptance + side, 0.0), 1.0)) for side in (-reach, reach)]
         error = f" (95 %: {ends[0]} to {ends[1]})" if reach else " (given)"
-        cost = f", {format_ms(found.draft_ms)} per draft token" if found.draft_ms else ""
+        cost = f", {format_ms(found.draft_ms)} to draft a token"
+        if not found.draft_ms:
+            cost = ". The steps are taken to include drafting: give --draft-cost if they do not"
         return [
             f"Acceptance {format_percent(100 * found.acceptance)}{error}, {number(found.tokens_per_step)} tokens per"
             f" request and step{cost}."
@@ -98,7 +106,8 @@ def speculate(request: SpeculateRequest) -> Speculation:
         raise WrongUsage(
             "no acceptance is known",
             where="--acceptance",
-            remedy="Give the share of drafts that are accepted, or a fit of an engine that drafts as --drafts.",
+            remedy="Give the probability that a draft token is accepted if the one before it was, or a fit of an engine"
+            " that drafts as --drafts.",
         )
     draft_ms = 0.0 if request.draft_cost is None else duration(request.draft_cost, "--draft-cost")
     found = plan_speculation(plain, drafting, k, acceptance, draft_ms, request.context, request.seed)

@@ -23,12 +23,13 @@ TAILS_PCT = (2.5, 97.5)
 
 
 class StepChange(Record, frozen=True, kw_only=True):
-    """Change of a typical step at the load, in ms, with the 95 % interval of the fits' parameters.
+    """Change of a typical step at the load, in ms, with the 95 % interval of the fits' parameters (None if unknown).
 
     Attributes
     ----------
     fixed_ms
-        Change of the smallest decode step that both measured: host time, launches, reading the weights.
+        Change of a decode step at `smallest_batch`, the smallest that both measured: host time, launches, reading the
+        weights if it is 1.
     growing_ms
         The rest, which grows with the step: compute, reading the cache.
     """
@@ -38,13 +39,14 @@ class StepChange(Record, frozen=True, kw_only=True):
     S: int
     before_ms: Number
     change_ms: Number
-    interval_ms: tuple[Number, Number]
+    interval_ms: tuple[Number, Number] | None
+    smallest_batch: int
     fixed_ms: Number
     growing_ms: Number
 
 
 class Upgrade(Record, frozen=True, kw_only=True):
-    """A load planned with the steps of a source and of the baseline. replicas: None if no number meets the SLO.
+    """The plan of a load with a source's steps, compared with the baseline's. replicas: None if none meet the SLO.
 
     Attributes
     ----------
@@ -65,8 +67,9 @@ class Upgrade(Record, frozen=True, kw_only=True):
 
     @property
     def worse(self) -> bool:
-        """Whether the load needs more replicas than with the baseline, or no number meets the SLO any more."""
-        return self.baseline_replicas is not None and (self.replicas is None or self.replicas > self.baseline_replicas)
+        """Whether the load needs more replicas, because the baseline's miss a target beyond its interval."""
+        more = self.replicas is None or self.replicas > (self.baseline_replicas or self.replicas)
+        return more and any(not each.met and each.certain for each in self.as_before)
 
     def sentences(self, baseline: str) -> list[str]:
         """What the change means, and where it comes from."""
@@ -99,13 +102,16 @@ class Upgrade(Record, frozen=True, kw_only=True):
                 f"{each.S:,}",
                 format_ms(each.before_ms),
                 _signed(each.change_ms),
-                f"{_signed(each.interval_ms[0])} to {_signed(each.interval_ms[1])}",
+                "-"
+                if each.interval_ms is None
+                else f"{_signed(each.interval_ms[0])} to {_signed(each.interval_ms[1])}",
                 _signed(each.fixed_ms),
                 _signed(each.growing_ms),
             )
             for each in self.changes
         ]
-        columns = ("step", "B", "S", "before", "change", "95 % interval", "at every size", "with the size")
+        smallest = f"at B = {self.changes[0].smallest_batch:,}"
+        columns = ("step", "B", "S", "before", "change", "95 % interval", smallest, "beyond it")
         return Table(f"Steps at this load, {self.source}", columns, rows, words=("step",))
 
 
@@ -149,15 +155,18 @@ def _step_changes(plan: EnginePlan, first: FitResult, other: FitResult) -> list[
         return []
     low = max(int(fit.domain["B"][0]) for fit in (first, other))
     high = min(int(fit.domain["B"][1]) for fit in (first, other))
+    if low > high:
+        return []
     B = int(np.clip(round(summary.batch_size["p50"]), low, high))
     chunk = min(engine.max_num_batched_tokens or 0, *(int(fit.domain["S"][1]) for fit in (first, other)))
     steps = [("decode", B, B)]
     if first.knows_prefill and other.knows_prefill and chunk > B:
         steps.append(("with prefill", B, chunk))
     sizes = np.array([[low, low], *([b, s] for _, b, s in steps)], dtype=np.float64)
-    before, after = (_latencies(fit, sizes, first.typical) for fit in (first, other))
+    # Draws of both fits come from the same random numbers: another order makes them independent.
+    before, after = (_latencies(fit, sizes, first.typical, seed) for seed, fit in enumerate((first, other)))
     change = after - before  # (1 + draws, 1 + steps): the fits themselves first, the smallest step first
-    ends = np.percentile(change[1:] if len(change) > 1 else change, TAILS_PCT, axis=0)
+    ends = np.percentile(change[1:], TAILS_PCT, axis=0) if len(change) > 1 else None
     return [
         StepChange(
             step=step,
@@ -165,7 +174,8 @@ def _step_changes(plan: EnginePlan, first: FitResult, other: FitResult) -> list[
             S=s,
             before_ms=float(before[0, i]),
             change_ms=float(change[0, i]),
-            interval_ms=(float(ends[0, i]), float(ends[1, i])),
+            interval_ms=None if ends is None else (float(ends[0, i]), float(ends[1, i])),
+            smallest_batch=low,
             fixed_ms=float(change[0, 0]),
             growing_ms=float(change[0, i] - change[0, 0]),
         )
@@ -173,10 +183,10 @@ def _step_changes(plan: EnginePlan, first: FitResult, other: FitResult) -> list[
     ]
 
 
-def _latencies(fit: FitResult, sizes: FloatArray, typical: Mapping[str, float]) -> FloatArray:
+def _latencies(fit: FitResult, sizes: FloatArray, typical: Mapping[str, float], seed: int) -> FloatArray:
     """Return typical latencies in ms (1 + draws, n) of steps (n, 2): of the fit, then of its parameter draws."""
     columns = with_typical_context({"B": sizes[:, 0], "S": sizes[:, 1]}, fit.typical and (typical or fit.typical))
     read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
-    draws = parameter_draws(fit)
+    draws = parameter_draws(fit, seed=seed)
     own = np.asarray(fit.latency_ms(**read))[None, :]
     return own if draws is None else np.vstack([own, latency_draws(fit, draws, **read)])

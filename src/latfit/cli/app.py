@@ -66,7 +66,7 @@ VERBS = {
     "Simulate": {
         "simulate": "Simulate batching policies or a serving engine.",
         "validate": "Compare a measured serving run with its simulation.",
-        "ledger": "What plans promised, and what runs measured.",
+        "ledger": "Compare planned with measured percentiles, run by run.",
         "replay": "Run policies live and compare them with their simulation.",
     },
     "Serve": {"serve": "Route requests to running engines (HTTP proxy)."},

@@ -18,7 +18,7 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
 
     The first is the baseline. Phases and regions of (B, S) are compared in common cells, or by fits where none are
     common. Exit code 8 if one is slower by more than the tolerance, at 95 % confidence for all together, or if a load
-    that is given (--rate, --lengths, --ttft, --tpot) needs more replicas. One run of
+    that is given (--rate, --lengths, --ttft, --tpot; one run a side) surely needs more replicas. One run of
     each version cannot separate the machine from the code: measure in turn, and compare all runs with --alternate.
 
     \b

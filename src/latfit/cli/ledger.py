@@ -6,7 +6,7 @@ from latfit.api.requests import LedgerAddRequest, LedgerRequest, ReportFolder
 from latfit.cli.options import Files, OutputOptions, group_of_verbs, subverb
 from latfit.cli.output import note, print_answer
 
-ledger = group_of_verbs("What plans promised, and what runs measured.")
+ledger = group_of_verbs("Compare planned with measured percentiles, run by run.")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,10 @@ class LedgerPage(Files):
 
 @subverb(ledger)
 def add(request: LedgerAddRequest, output: OutputOptions) -> None:
-    """Compare a measured run with its plan, and keep both in the ledger.
+    """Compare a measured run with its plan, and keep both in the ledger, once.
+
+    The run must have the planned rate and output lengths to count. Requests without an answer are slower than any
+    limit. Exit code 3 for a plan that misses its targets.
 
     \b
     latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms --out plan.json

@@ -1,6 +1,6 @@
 """From which batch speculative decoding stops paying: step times with and without drafts at equal concurrency.
 
-A request that drafts k tokens, each accepted with probability a after the one before it, generates 1 + a + ... + a^k
+A request that drafts k tokens, each accepted with probability a if the one before it was, generates 1 + a + ... + a^k
 tokens per step. Drafting pays while that number exceeds the ratio of the step times.
 """
 
@@ -41,8 +41,10 @@ class SpeculationPlan(Record, frozen=True, kw_only=True):
         Standard error; 0 if it was given.
     tokens_per_step
         Tokens of one request in a step with drafts.
+    draft_ms
+        Time to draft one token.
     stops_at
-        Smallest batch at which drafting is slower; None if it pays at all batches up to `largest_batch`.
+        Smallest batch from which on drafting is slower; None if it pays at `largest_batch`.
     stops_interval
         95 %; an end that is not a number lies beyond `largest_batch`.
     largest_batch
@@ -80,7 +82,7 @@ def plan_speculation(
     ----------
     with_drafts
         Fit of steps with drafts: `fit`, or one of an engine that drafted, whose steps hold the time of drafting. The
-        interval holds the lack of fit of both, as one factor on the ratio of their times.
+        interval includes the lack of fit, as one factor on the ratio of the times.
     acceptance
         Probability, and its standard error.
     context
@@ -102,12 +104,13 @@ def plan_speculation(
     gain = tokens_per_step(np.array([a, *drawn]), k)
     plain, drafted = (
         _times(fit, B, B, context, seed),
-        _times(with_drafts, B, B * (1 + k), context, seed + 1) + k * draft_ms,
+        _times(with_drafts, B, B * (1 + k), context, seed + (with_drafts is not fit)) + k * draft_ms,
     )
-    misfit = math.hypot(*(lack_of_fit(each, DECODE) for each in (fit, with_drafts)))
+    fits = [fit] if with_drafts is fit else [fit, with_drafts]
+    misfit = math.hypot(*(lack_of_fit(each, DECODE) for each in fits))
     factor = np.exp(np.array([0.0, *rng.normal(0.0, misfit, DRAWS)]))
     speedup = (gain * factor)[:, None] * plain / drafted  # (1 + draws, n): the fits themselves first
-    stops = np.array([_first_below_one(each, B) for each in speedup])
+    stops = np.array([_stops_at(each, B) for each in speedup])
     ends = np.percentile(stops[1:], TAILS_PCT, method="closest_observation")
     intervals = np.percentile(speedup[1:], TAILS_PCT, axis=0)
     shown = [int(np.searchsorted(B, each)) for each in _powers(B)]
@@ -141,10 +144,11 @@ def _powers(B: FloatArray) -> list[float]:
     return sorted(found)
 
 
-def _first_below_one(speedup: FloatArray, B: FloatArray) -> float:
-    """Return the first batch with a speed-up below one; infinite if there is none."""
-    below = np.flatnonzero(speedup < 1)
-    return float(B[below[0]]) if len(below) else math.inf
+def _stops_at(speedup: FloatArray, B: FloatArray) -> float:
+    """Return the batch after the last one with a speed-up of one or more; infinite if the last one has it."""
+    paying = np.flatnonzero(speedup >= 1)
+    after = int(paying[-1]) + 1 if len(paying) else 0
+    return float(B[after]) if after < len(B) else math.inf
 
 
 def _times(fit: FitResult, B: FloatArray, S: FloatArray, context: float | None, seed: int) -> FloatArray:

@@ -1,4 +1,4 @@
-"""A ledger of promises: percentiles as planned, and as measured in runs of the same load, over weeks and hosts."""
+"""A ledger of plans: percentiles as planned and as measured in runs of the same load, over weeks and hosts."""
 
 import math
 from collections.abc import Sequence
@@ -13,21 +13,20 @@ from latfit.planning import percentile_interval, share_interval
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
 
-SAME_LOAD = 0.05
-"""Relative difference of two rates, beside two standard errors of the run's, up to which their loads are the same."""
+MAX_LOAD_DIFFERENCE = 0.05  # of rate and of output tokens; 2/sqrt(n), the error of a measured mean, comes on top
 
 
 class PromisedFigure(Record, frozen=True, kw_only=True):
     """A percentile of a run as planned (None if nothing was) and as measured, in ms, with 95 % intervals.
 
-    An end that is not a number is open.
+    A time that is not a number is unlimited, as of requests without an answer.
     """
 
     name: str
     limit_ms: float
     planned_ms: float | None = None
     planned_interval_ms: tuple[Number, Number] | None = None
-    measured_ms: float
+    measured_ms: Number
     interval_ms: tuple[Number, Number]
 
     @property
@@ -36,21 +35,24 @@ class PromisedFigure(Record, frozen=True, kw_only=True):
 
     @property
     def as_planned(self) -> bool:
-        """Whether the measured time is surely no longer than planned."""
+        """False only if the measured interval lies entirely above the planned one."""
         return self.planned_interval_ms is None or not self.interval_ms[0] > self.planned_interval_ms[1]
 
     @property
     def error_pct(self) -> float | None:
-        """Measured above planned."""
-        return 100 * (self.measured_ms / self.planned_ms - 1) if self.planned_ms else None
+        """Relative error, 100 (measured / planned - 1)."""
+        known = self.planned_ms and math.isfinite(self.measured_ms)
+        return 100 * (self.measured_ms / self.planned_ms - 1) if known and self.planned_ms else None
 
     @property
     def covered(self) -> bool | None:
-        """Whether planned and measured agree at 95 %: their distance is within both intervals' half widths, in squares.
+        """Whether |ln(measured / planned)| is within the root sum of squares of the facing log half widths.
 
-        None without a planned interval.
+        None without a planned interval, or if an end of either is open: such a run could contradict only upwards.
         """
         if not self.planned_ms or self.planned_interval_ms is None:
+            return None
+        if not all(map(math.isfinite, (*self.planned_interval_ms, *self.interval_ms, self.measured_ms))):
             return None
         (a, b), (c, d) = self.planned_interval_ms, self.interval_ms
         if self.measured_ms >= self.planned_ms:
@@ -74,9 +76,10 @@ def compare_percentile(
 ) -> PromisedFigure | None:
     """Return a percentile of measured times (n,) in the order of arrival, compared with the planned one.
 
-    planned: value and interval, in ms. None without a finite time.
+    times: infinite for a request without an answer, NaN if it has no such time.  planned: value and interval, in ms.
+    None if no request has a time.
     """
-    known, share = times[np.isfinite(times)], percentile / 100
+    known, share = times[~np.isnan(times)], percentile / 100
     if not len(known):
         return None
     value, ends = planned or (None, None)
@@ -101,6 +104,10 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
         Model and machine.
     planned_per_s, measured_per_s
         Rates of requests.
+    planned_output_tokens, measured_output_tokens
+        Mean of a request; None if unknown.
+    requests, failed
+        All requests of the run, and those without times; these count as slower than any limit.
     """
 
     added: str
@@ -109,19 +116,25 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
     run: str
     planned_per_s: float
     measured_per_s: float
+    planned_output_tokens: float | None = None
+    measured_output_tokens: float | None = None
     requests: int
+    failed: int = 0
     figures: Sequence[PromisedFigure]
 
     @property
     def measurement(self) -> tuple[str, list[float]]:
-        """What identifies a run: its name and times."""
+        """Name and measured times, by which a run is recognised."""
         return self.run, [each.measured_ms for each in self.figures]
 
     @property
     def comparable(self) -> bool:
         """Whether the run had the planned load."""
-        slack = SAME_LOAD + 2 / math.sqrt(max(self.requests, 1))
-        return abs(self.measured_per_s / self.planned_per_s - 1) <= slack
+        slack = MAX_LOAD_DIFFERENCE + 2 / math.sqrt(max(self.requests, 1))
+        pairs = [(self.measured_per_s, self.planned_per_s)]
+        if self.measured_output_tokens and self.planned_output_tokens:
+            pairs.append((self.measured_output_tokens, self.planned_output_tokens))
+        return all(abs(measured / planned - 1) <= slack for measured, planned in pairs)
 
 
 class Ledger(Record, frozen=True, tag_field="schema", tag="latfit.ledger/1"):
@@ -143,14 +156,14 @@ class Ledger(Record, frozen=True, tag_field="schema", tag="latfit.ledger/1"):
 
     @property
     def kept(self) -> tuple[int, int]:
-        """How many promised limits were kept, of how many."""
+        """How many limits were met, of how many."""
         return sum(each.kept for each in self.figures), len(self.figures)
 
     @property
     def coverage_pct(self) -> tuple[float, tuple[float, float]] | None:
-        """Share of figures within their stated intervals, with its own 95 % interval; None without such figures.
+        """Share of testable figures whose intervals cover what was measured, with its own 95 % interval.
 
-        Figures of one run are correlated: the interval counts runs.
+        None if none is testable. Figures of one run are correlated: the interval counts runs.
         """
         found = [[each.covered for each in entry.figures if each.covered is not None] for entry in self.counted]
         runs = [each for each in found if each]
@@ -174,7 +187,7 @@ def add_entry(target: Path, entry: LedgerEntry) -> Ledger:
         nonlocal found
         before = read_ledger(target)
         if any(each.measurement == entry.measurement for each in before.entries):
-            raise BadInput(f"{entry.run} is in the ledger", where=str(target), remedy="Add each run once.")
+            raise BadInput(f"{entry.run} is already in the ledger", where=str(target), remedy="Add each run once.")
         found = Ledger([*before.entries, entry])
         return dumps(found.to_json())
 

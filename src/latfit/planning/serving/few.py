@@ -86,9 +86,9 @@ def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:
 
 
 def share_interval(share: float, n: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's 95 % interval of a share observed in n."""
+    """Return Clopper and Pearson's 95 % interval of a share observed in n; share * n need not be whole."""
     from scipy.special import betaincinv
 
-    k, tail = round(share * n), (1 - LEVEL) / 2
+    k, tail = round(share * n, 9), (1 - LEVEL) / 2
     low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
     return low, 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - tail))
