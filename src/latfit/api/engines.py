@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from latfit.reporting import Making, Rendered, Table, Verdict
 
 Q = TypeVar("Q")
-FEW = 4
-"""Runs of which a terminal shows every class."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -83,11 +81,9 @@ class EngineSimulation(Simulation):
         return pd.DataFrame([run.row() for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import brief_engine_table, engine_classes, engine_tables
+        from latfit.reporting import engine_tables
 
-        if not brief:
-            return engine_tables(self.runs)
-        return [brief_engine_table(self.runs), *(engine_classes(self.runs) if len(self.runs) <= FEW else [])]
+        return engine_tables(self.runs, brief=brief)
 
     @property
     def lines(self) -> list[str]:

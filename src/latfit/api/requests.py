@@ -247,7 +247,7 @@ class SpeculateRequest(Request):
 class CompareRequest(ReadOptions):
     """Compare runs with the first one."""
 
-    SHOWN = "tolerance each alternate path rate lengths ttft tpot kv_blocks map unit where cells"
+    SHOWN = "tolerance each alternate path rate lengths ttft tpot kv_blocks map unit where"
     LACKS = "keep drop skip_bad"
     EXCLUDES = "each alternate rate"
     NEEDS = "lengths ttft tpot kv_blocks price_per_hour: rate"

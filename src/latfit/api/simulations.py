@@ -122,11 +122,12 @@ class PolicySimulation(Simulation):
         return pd.DataFrame([{k: v for k, v in row_of(run).items() if k not in HIDDEN} for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import brief_findings_table, brief_runs_table, rates_table, runs_table
+        from latfit.reporting import brief_findings_table, rates_table, runs_table
 
-        if brief:
-            return [brief_findings_table(self.findings) if self.findings else brief_runs_table(self.runs)]
-        return [runs_table(self.runs) if len(self.runs) <= MOST_ROWS else rates_table(self.runs)]
+        if brief and self.findings:
+            return [brief_findings_table(self.findings)]
+        many = len(self.runs) > MOST_ROWS and not brief
+        return [rates_table(self.runs) if many else runs_table(self.runs, brief=brief)]
 
     @property
     def messages(self) -> list[str]:

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from latfit.reporting.plan.tables import plan_tables as plan_tables
     from latfit.reporting.simulation.brief import (
         Verdict as Verdict,
-        brief_engine_table as brief_engine_table,
         brief_findings_table as brief_findings_table,
-        brief_runs_table as brief_runs_table,
         brief_validation_table as brief_validation_table,
         distinct as distinct,
         engines_verdict as engines_verdict,
@@ -72,7 +70,6 @@ if TYPE_CHECKING:
     from latfit.reporting.simulation.tables import (
         clocks_table as clocks_table,
         differences as differences,
-        engine_classes as engine_classes,
         engine_tables as engine_tables,
         rates_table as rates_table,
         runs_table as runs_table,

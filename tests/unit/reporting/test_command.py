@@ -33,7 +33,7 @@ def save(profile: HardwareProfile) -> None:
 def test_the_rows_of_the_fit_are_found_again(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report(sla="20ms")
     said = capsys.readouterr()
-    assert said.out == "Report: reports/report.html (and 5 pictures beside it)\n"
+    assert said.out == "Wrote reports/report.html and 5 pictures beside it.\n"
     assert said.err == ""
     assert (stored / "reports" / "residuals.png").exists()
     assert "Within 20" in (stored / "reports" / "report.html").read_text()
@@ -56,7 +56,7 @@ def test_rows_that_are_gone_are_a_note(stored: Path, capsys: pytest.CaptureFixtu
     report()
     said = capsys.readouterr()
     assert "3 pictures" in said.out
-    assert "figures that need its rows are left out" in said.err
+    assert "figures that need its rows are left out" in " ".join(said.out.split())
     assert "figures that need its rows are left out" in Path("reports/report.html").read_text()
 
 
@@ -72,7 +72,7 @@ def test_a_named_trace_takes_their_place(stored: Path, capsys: pytest.CaptureFix
     report(trace=[Path("other.parquet")])
     said = capsys.readouterr()
     assert "5 pictures" in said.out
-    assert "rows of other.parquet" in said.err
+    assert "rows of other.parquet" in said.out
 
 
 class TestSeveralPaths:

@@ -61,8 +61,12 @@ class RecordedFit(Answer):
         if self.fit is None:
             return [self.not_fitted]
         if self.validation is None:
-            return [self.fit.verdict, self.fit.range_line, self.not_validated]
-        return [self.fit.verdict, self.fit.range_line, self.validation.verdict, *self.validation.lines]
+            return [self.fit.verdict, self.not_validated]
+        return [self.fit.verdict, self.validation.verdict, *self.validation.lines]
+
+    @property
+    def details(self) -> list[str]:
+        return [] if self.fit is None else [self.fit.range_line]
 
     @property
     def warnings(self) -> list[LatfitWarning]:

@@ -13,15 +13,13 @@ from latfit.reporting.simulation.tables import (
     half_width,
     known_rate,
     named,
-    rates_table,
-    settings_text,
+    rate_text,
     varied,
 )
-from latfit.simulation import EngineResult, Finding, Interval, SimResult, Times, p99_difference
+from latfit.simulation import EngineResult, Finding, Interval, SimResult, p99_difference
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation
 
-MOST_ROWS = 8
 _NUMBERS = re.compile(r"\d[\d,.]*")
 
 
@@ -44,8 +42,8 @@ def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Ver
     best, second = ranked[0], _second(runs, ranked)
     several = len({str(run.rate_per_s) for run in runs}) > 1
     limit = f" within the {format_ms(sla_ms)} SLA" if within and math.isfinite(sla_ms) else ""
-    text = f"At {_rate_text(best)}, the highest rate{limit} carried here: " if several else ""
-    rate = "" if several else f" at {_rate_text(best)}"
+    text = f"At {rate_text(best)}, the highest rate{limit} carried here: " if several else ""
+    rate = "" if several else f" at {rate_text(best)}"
     p99 = f"p99 {format_ms(_p99(best).value)}{half_width(_p99(best))}"
     state = _state(best, sla_ms)
     if second is None:
@@ -90,42 +88,6 @@ def _against_sla(run: SimResult, sla_ms: float) -> str:
         return ""
     place = "within" if _p99(run).value <= sla_ms else "above"
     return f"; {place} the {format_ms(sla_ms)} SLA, which {format_percent(100 * run.slo_attainment)} of responses meet"
-
-
-def brief_runs_table(runs: Sequence[SimResult]) -> Table:
-    """Of few runs a row each; of many p99 by rate and policy, or the best ones."""
-    rates = sorted({run.rate_per_s for run in runs})
-    policies = {run.policy for run in runs}
-    if len(runs) > MOST_ROWS and len(rates) > 1 and len(policies) <= MOST_ROWS:
-        table = rates_table(runs)
-        rows = _spread(table.rows)
-        note = f"{len(rows)} of {len(table.rows)} rates; --verbose shows all." if len(rows) < len(table.rows) else ""
-        return Table(table.caption, table.columns, rows, note=note)
-    shown = list(runs)
-    note = ""
-    if len(runs) > MOST_ROWS:
-        shown = sorted(runs, key=lambda run: (not run.stable, _p99(run).value))[:MOST_ROWS]
-        note = f"The {MOST_ROWS} lowest p99 of {len(runs)} runs; --verbose shows all."
-    sides = {list(run.share)[-1] for run in runs if len(run.share) > 1}
-    side = sides.pop() if len(sides) == 1 else "side"
-    rows = [
-        (
-            run.policy,
-            settings_text(run),
-            _rate_text(run) if len(rates) > 1 else "",
-            format_ms(run.latency["p50"].value),
-            f"{format_ms(_p99(run).value)}{half_width(_p99(run))}",
-            format_percent(100 * list(run.share.values())[1]) if len(run.share) > 1 else "",
-            "" if run.slo_attainment is None else format_percent(100 * run.slo_attainment),
-            "" if run.stable else "unstable",
-        )
-        for run in shown
-    ]
-    columns = ("policy", "settings", "rate", "p50", "p99", f"on {side}", "in SLA", "note")
-    names = list(dict.fromkeys(name for run in runs for name in run.nominal))
-    nominal = f" ({' and '.join(names)}: nominal times, not measured)" if names else ""
-    caption = "Response times" + (f" at {_rate_text(runs[0])}" if len(rates) == 1 else "") + nominal
-    return Table(caption, columns, rows, words=("settings", "note"), note=note).without_empty()
 
 
 def brief_findings_table(findings: Sequence[Finding]) -> Table:
@@ -173,52 +135,6 @@ def engine_name(run: EngineResult, runs: Sequence[EngineResult]) -> str:
     names += [run.order] if len({each.order for each in runs}) > 1 else []
     names += [f"{name} {value}" for name, value in varied(run).items()]
     return ", ".join(names) or run.engine
-
-
-def brief_engine_table(runs: Sequence[EngineResult]) -> Table:
-    """Of one run a row a metric; of several a row each with their tails."""
-    if len(runs) == 1:
-        return _one_engine(runs[0])
-    several = len({run.rate_per_s for run in runs}) > 1
-    rows = [
-        (
-            engine_name(run, runs),
-            format_rate(run.rate_per_s) if several else "",
-            *(_pair(times) for times in (run.summary.ttft, run.summary.tpot, run.summary.latency)),
-            number(run.summary.throughput_per_s),
-            "" if run.summary.stable else "unstable",
-        )
-        for run in runs
-    ]
-    columns = ("engine", "rate", "TTFT p50, p99", "TPOT p50, p99", "latency p50, p99", "req/s", "note")
-    note = f"{MOST_ROWS} of {len(rows)} runs; --verbose shows all." if len(rows) > MOST_ROWS else ""
-    return Table("Serving engines", columns, _spread(rows), words=("note",), note=note).without_empty()
-
-
-def _one_engine(run: EngineResult) -> Table:
-    found = run.summary
-    metrics = (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
-    rows = [
-        (title, *(format_ms(times[name].value) for name in ("mean", "p50", "p90", "p99")))
-        for title, times in metrics
-        if not math.isnan(times["p99"].value)
-    ]
-    cached = found.prefix_hit_rate
-    caption = (
-        f"{run.engine}, {run.order}: {format_rate(found.throughput_per_s)} served,"
-        f" {number(found.output_tokens_per_s)} output tokens/s"
-        f"{f', {format_percent(100 * cached)} of prompts cached' if cached > 0 else ''}{_coming_and_going(run)}"
-    )
-    return Table(caption, ("", "mean", "p50", "p90", "p99"), rows)
-
-
-def _coming_and_going(run: EngineResult) -> str:
-    """How many replicas there were, where that changed."""
-    if run.first is None or run.first.scaled is None:
-        return ""
-    serving, first = run.first.scaled[1], run.first
-    hours = f"{number(run.summary.replica_hours, 3)} replica-hours"
-    return f", {serving.min():.0f} to {serving.max():.0f} replicas, {number(first.replicas, 3)} in the mean, {hours}"
 
 
 def _limited(run: EngineResult) -> str:
@@ -290,32 +206,13 @@ def distinct(notes: Iterable[str]) -> list[str]:
     return list(found.values())
 
 
-def _pair(times: Times) -> str:
-    return ", ".join(format_ms(times[name].value) for name in ("p50", "p99"))
-
-
-def _spread(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """At most MOST_ROWS of the rows, the first and the last among them."""
-    if len(rows) <= MOST_ROWS:
-        return list(rows)
-    return [rows[round(i * (len(rows) - 1) / (MOST_ROWS - 1))] for i in range(MOST_ROWS)]
-
-
 def _p99(run: SimResult) -> Interval:
     return run.latency["p99"]
 
 
-def _rate_text(run: SimResult) -> str:
-    if math.isnan(run.throughput_per_s):
-        return "one request" if run.requests == 1 else f"{run.requests:,} requests at once"
-    if math.isnan(run.rate_per_s):
-        return f"{format_rate(run.throughput_per_s)} (closed loop)"
-    return format_rate(run.rate_per_s)
-
-
 def _rates_text(runs: Sequence[SimResult]) -> str:
     least = min(runs, key=known_rate)
-    return _rate_text(least) if len({str(run.rate_per_s) for run in runs}) == 1 else f"even {_rate_text(least)}"
+    return rate_text(least) if len({str(run.rate_per_s) for run in runs}) == 1 else f"even {rate_text(least)}"
 
 
 def _engine_rates(runs: Sequence[EngineResult]) -> str:

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from latfit.reporting.fit.tables import Table
 from latfit.simulation import EngineResult, Interval, SimResult
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import Validation
+
+FEW, FEW_CLASSES = 8, 4
+"""Rows of a brief table, and runs of which it shows every class."""
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
 
@@ -92,23 +96,69 @@ def _told_apart(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str
     alike = ", ".join(
         f"{name} {column[0]}" if name in swept else column[0] for name, column in names.items() if name not in shown
     )
-    return shown, list(zip(*(names[name] for name in shown), strict=True)), alike
+    return shown, list(zip(*(names[name] for name in shown), strict=True)), f" ({alike})" if alike else ""
 
 
-def engine_tables(runs: Sequence[EngineResult]) -> list[Table]:
-    """What requests saw, and what the engine did; a row a run, named by what differs between them."""
+def engine_tables(runs: Sequence[EngineResult], *, brief: bool = False) -> list[Table]:
+    """What requests saw and what the engine did, a row a run, named by what differs between them; then by class.
+
+    brief: of one run a row a metric; of several their tails.
+    """
+    classes = engine_classes(runs) if not brief or len(runs) <= FEW_CLASSES else []
+    if brief and len(runs) == 1:
+        return [_one_engine(runs[0]), *classes]
     shown, labels, alike = _told_apart(runs)
-    seen = [
-        (*label, *(format_ms(getattr(run.summary, metric)[statistic].value) for metric, statistic in SEEN))
+    seen = tuple(f"{TITLES[f'{metric}_ms']} {statistic}" for metric, statistic in SEEN)
+    rows = [
+        (*label, *(format_ms(getattr(run.summary, metric)[name].value) for metric, name in SEEN), *_done(run))
         for label, run in zip(labels, runs, strict=True)
     ]
-    done = [(*label, *_done(run)) for label, run in zip(labels, runs, strict=True)]
-    columns = tuple(f"{TITLES[f'{metric}_ms']} {statistic}" for metric, statistic in SEEN)
-    return [
-        Table(f"What requests saw ({alike})", (*shown, *columns), seen, words=("order",)).without_empty(),
-        Table("What the engine did", (*shown, *DONE), done, words=("order", "note")).without_empty(),
-        *engine_classes(runs),
+    whole = Table("", (*shown, *seen, *DONE), rows, words=("order", "note"))
+
+    def part(caption: str, *columns: str) -> Table:
+        return replace(whole.only(*shown, *columns), caption=caption).without_empty()
+
+    if brief:
+        return [
+            _thinned(part(f"Serving engines{alike}", "TTFT p99", "TPOT p99", "latency p99", "served", "note")),
+            *classes,
+        ]
+    return [part(f"What requests saw{alike}", *seen), part("What the engine did", *DONE), *classes]
+
+
+def _one_engine(run: EngineResult) -> Table:
+    found = run.summary
+    metrics = (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
+    rows = [
+        (title, *(format_ms(times[name].value) for name in ("mean", "p50", "p90", "p99")))
+        for title, times in metrics
+        if not math.isnan(times["p99"].value)
     ]
+    cached = found.prefix_hit_rate
+    caption = (
+        f"{run.engine}, {run.order}: {format_rate(found.throughput_per_s)} served,"
+        f" {number(found.output_tokens_per_s)} output tokens/s"
+        f"{f', {format_percent(100 * cached)} of prompts cached' if cached > 0 else ''}{_coming_and_going(run)}"
+    )
+    return Table(caption, ("", "mean", "p50", "p90", "p99"), rows)
+
+
+def _coming_and_going(run: EngineResult) -> str:
+    """How many replicas there were, where that changed."""
+    if run.first is None or run.first.scaled is None:
+        return ""
+    serving, first = run.first.scaled[1], run.first
+    hours = f"{number(run.summary.replica_hours, 3)} replica-hours"
+    return f", {serving.min():.0f} to {serving.max():.0f} replicas, {number(first.replicas, 3)} in the mean, {hours}"
+
+
+def _thinned(table: Table) -> Table:
+    """At most FEW of the rows, the first and the last among them."""
+    count = len(table.rows)
+    if count <= FEW:
+        return table
+    rows = [table.rows[round(i * (count - 1) / (FEW - 1))] for i in range(FEW)]
+    return replace(table, rows=rows, note=f"{FEW} of {count} rows; --verbose shows all.")
 
 
 def engine_classes(runs: Sequence[EngineResult]) -> list[Table]:
@@ -157,20 +207,29 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def runs_table(runs: Sequence[SimResult]) -> Table:
-    """One row a run: what the policy was, its response times with the interval of p99, and what the side path did."""
-    rates = {_rate(run) for run in runs}
+def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
+    """One row a run: what the policy was, its response times with the interval of p99, and what the side path did.
+
+    brief: of many runs p99 by rate and policy, or the best ones.
+    """
+    rates = {rate_text(run) for run in runs}
     sides = {list(run.share)[-1] for run in runs if len(run.share) > 1}
     side = sides.pop() if len(sides) == 1 else "side"
+    shown, note = runs, ""
+    if brief and len(runs) > FEW:
+        if len(rates) > 1 and len({run.policy for run in runs}) <= FEW:
+            return _thinned(rates_table(runs))
+        shown = sorted(runs, key=lambda run: (not run.stable, run.latency["p99"].value))[:FEW]
+        note = f"The {FEW} lowest p99 of {len(runs)} runs; --verbose shows all."
     rows = []
-    for run in runs:
+    for run in shown:
         latency, attained = run.latency, run.slo_attainment
         shares = list(run.share.values())
         rows.append(
             (
                 run.policy,
                 settings_text(run),
-                _rate(run) if len(rates) > 1 else "",
+                rate_text(run) if len(rates) > 1 else "",
                 format_ms(latency["mean"].value),
                 format_ms(latency["p50"].value),
                 f"{format_ms(latency['p99'].value)}{half_width(latency['p99'])}",
@@ -182,7 +241,10 @@ def runs_table(runs: Sequence[SimResult]) -> Table:
         )
     columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
     caption = f"Response times at {rates.pop()}" if len(rates) == 1 else "Response times"
-    return Table(caption + _nominal(runs), columns, rows, words=("settings", "note")).without_empty()
+    table = Table(caption + _nominal(runs), columns, rows, words=("settings", "note"), note=note)
+    return (
+        table.only(*(name for name in columns if name not in ("mean", "batch"))) if brief else table
+    ).without_empty()
 
 
 def classes_table(runs: Sequence[SimResult]) -> Table:
@@ -191,7 +253,7 @@ def classes_table(runs: Sequence[SimResult]) -> Table:
     rows = [
         (
             named(run),
-            _rate(run) if several else "",
+            rate_text(run) if several else "",
             each.name,
             *(format_ms(each.latency[statistic]) for statistic in ("mean", "p50", "p90", "p99")),
         )
@@ -212,7 +274,7 @@ def differences(runs: Sequence[SimResult]) -> list[str]:
         gap = run.against.p99
         word = "above" if gap.value > 0 else "below"
         sure = "" if gap.low > 0 or gap.high < 0 else ", which may be chance"
-        place = f" at {_rate(run)}" if several else ""
+        place = f" at {rate_text(run)}" if several else ""
         found.append(
             f"p99 of {named(run, '{} {}')}{place} is {format_ms(abs(gap.value))} ±"
             f" {format_ms((gap.high - gap.low) / 2)} {word} that of {run.against.policy}{sure}."
@@ -279,9 +341,13 @@ def _nominal(runs: Sequence[SimResult]) -> str:
     return f" (times of {' and '.join(names)} are nominal, not measured)" if names else ""
 
 
-def _rate(run: SimResult) -> str:
-    rate = run.rate_per_s
-    return f"{format_rate(run.throughput_per_s)} (closed)" if math.isnan(rate) else format_rate(rate)
+def rate_text(run: SimResult) -> str:
+    """Return the rate, or what stands for it in a closed loop and in a load of one moment."""
+    if math.isnan(run.throughput_per_s):
+        return "one request" if run.requests == 1 else f"{run.requests:,} requests at once"
+    if math.isnan(run.rate_per_s):
+        return f"{format_rate(run.throughput_per_s)} (closed loop)"
+    return format_rate(run.rate_per_s)
 
 
 def half_width(found: Interval) -> str:

@@ -138,7 +138,7 @@ def test_a_sweep_on_the_command_line(folder: Path, capsys: Captured) -> None:
     command = "simulate engine --fit gpu.fit.json --kv-blocks 400 --lengths 64:32 --requests 200 --replications 1"
     asked = ["--sweep", "rate=5/s; max-num-seqs=4,8; replicas=1..2", "--out", "s.parquet"]
     assert run([*command.split(), *asked]) == 0
-    assert "max_num_seqs 4, replicas 1" in capsys.readouterr().out
+    assert "max_num_seqs 4, replicas 2 has the lowest" in capsys.readouterr().out
     assert len(pd.read_parquet("s.parquet")) == 4
 
 
