@@ -80,7 +80,7 @@ def _measured_sizes(data: FitData, fit: FitResult) -> Iterator[MeasuredSizes]:
         size, observed = steps[axis], data.observed[rows]
         same = _alike(steps, axis, fit)
         log_ms = np.log(observed) - np.log(fit.latency_ms(**steps)) + np.log(fit.latency_ms(**same))
-        yield measured_sizes(axis, size, log_ms, data.known_cell[rows])
+        yield measured_sizes(axis, size, log_ms, data.cell[rows])
 
 
 def _alike(steps: dict[str, FloatArray], axis: str, fit: FitResult) -> dict[str, FloatArray]:
@@ -97,20 +97,24 @@ def _alike(steps: dict[str, FloatArray], axis: str, fit: FitResult) -> dict[str,
 
 
 def measured_sizes(axis: str, size: FloatArray, log_ms: FloatArray, cell: NDArray[np.intp]) -> MeasuredSizes:
-    """Return the median of ln T (n,) by size, with its standard error from rows, and from several cells."""
+    """Return the median of ln T (n,) by size, with its standard error.
+
+    That is at least what cells (B, S) of one size differ by, pooled over all sizes, which the fit does not explain.
+    """
     order = np.lexsort((cell, size))
     size, log_ms, cell = size[order], log_ms[order], cell[order]
     groups = [rows for rows in _runs(size) if rows.stop - rows.start >= MIN_ROWS]
     middle = np.array([np.median(log_ms[rows]) for rows in groups])
     off = [log_ms[rows] - at for rows, at in zip(groups, middle, strict=True)]
     pooled = mad_sigma(np.concatenate(off)) if off else 0.0
+    cells = [[float(np.median(log_ms[rows][one])) for one in _runs(cell[rows])] for rows in groups]
+    freedom = sum(len(each) - 1 for each in cells)
+    between = np.sqrt(sum(len(each) * np.var(each) for each in cells) / freedom) if freedom else 0.0
     error = []
-    for rows, each in zip(groups, off, strict=True):
+    for each, several in zip(off, cells, strict=True):
         n = len(each)
         noise = np.sqrt((n * mad_sigma(each) ** 2 + POOLED_ROWS * pooled**2) / (n + POOLED_ROWS))
-        cells = [np.median(log_ms[rows][one]) for one in _runs(cell[rows])]
-        between = np.std(cells, ddof=1) / np.sqrt(len(cells)) if len(cells) >= MIN_ROWS else 0.0
-        error.append(max(MEDIAN_ERROR * noise / np.sqrt(n), between, 1e-6))
+        error.append(max(MEDIAN_ERROR * noise / np.sqrt(n), between / np.sqrt(len(several)), 1e-6))
     return MeasuredSizes(axis, np.array([size[rows.start] for rows in groups]), middle, np.array(error))
 
 
