@@ -71,7 +71,7 @@ RUN = ("console", "python")
 OLD_RICH = int(version("rich").partition(".")[0]) < 14
 """What pages show is printed by a newer Rich, which wraps tables otherwise."""
 
-COMMANDS_SHOWN = {"how-to/export": 8, "concepts/simulation": 1, "index": 4, "../README": 3}
+COMMANDS_SHOWN = {"how-to/export": 8, "concepts/simulation": 1, "index": 3, "../README": 3}
 BLOCKS_SHOWN = {
     **dict.fromkeys(("../README", "how-to/export", "how-to/record", "concepts/simulation", "concepts/uncertainty"), 1),
     "theory/planning": 3,

@@ -30,7 +30,7 @@ ENDS = (0.025, 0.975)
 MIN_SIGMA = 2.0  # standard deviations of a Poisson number between two states that do not mix
 DRAWN = 20_000
 TIMES_SERVED = 25.0  # simulated time after the burst, in latencies of the slow state
-MOST_SIMULATED = 20_000
+MOST_SIMULATED = 200_000  # requests
 Lengths = tuple[IntArray, IntArray]
 Columns = Mapping[str, FloatArray]
 
@@ -45,7 +45,7 @@ class Rates(NamedTuple):
     drawn
         Rates (k, m) of the fit's draws; None without.
     measured
-        How many of the batches, from the smallest on, make steps within the measured ranges.
+        How many of the batches, from the smallest on, make steps within the measured ranges; None for all.
     """
 
     B: FloatArray
@@ -112,7 +112,8 @@ def sustainable_rates(
     def per_ms(T_d: FloatArray, T_m: FloatArray) -> FloatArray:
         return np.asarray(B / (output * T_d + B * steps * np.maximum(T_m - T_d, 0.0)))
 
-    ratios = [_drawn_ratios(fits[:1], decode), _drawn_ratios(fits[-1:], mixed)]
+    # Draws of one fit are shared, those of two are in another order: they come from the same random numbers.
+    ratios = [_drawn_ratios(fits[:1], decode, 0), _drawn_ratios(fits[-1:], mixed, len(fits) - 1)]
     drawn = None if ratios[0] is None or ratios[1] is None else per_ms(T_decode * ratios[0], T_mixed * ratios[1])
     inside = _inside(fits[:1], decode) & _inside(fits[-1:], mixed)
     measured = int(np.argmin([*inside, False]))
@@ -131,9 +132,9 @@ def _mean_ms(costs: StepCosts, steps: Columns, fits: Sequence[FitResult], phase:
     return found if noise is None else noise.mean_ms(found * noise.levels.factors(steps["S"]), steps["B"])
 
 
-def _drawn_ratios(fits: Sequence[FitResult], steps: Columns) -> FloatArray | None:
+def _drawn_ratios(fits: Sequence[FitResult], steps: Columns, seed: int) -> FloatArray | None:
     """Return drawn over fitted times (k, m) of steps; None without draws."""
-    draws = parameter_draws(fits[0]) if fits else None
+    draws = parameter_draws(fits[0], seed=seed) if fits else None
     return None if draws is None else latency_draws(fits[0], draws, **steps) / fits[0].latency_ms(**steps)
 
 
@@ -156,7 +157,8 @@ def states_at(rates: Rates, rate: float, output: float, replicas: int = 1) -> Op
     replicas
         Replicas that share the load; the rates of the record are of all.
     """
-    peak, dip = _drop(rates.per_ms[: rates.measured or 1])
+    known = len(rates.B) if rates.measured is None else max(rates.measured, 1)
+    peak, dip = _drop(rates.per_ms[:known])
     several = rates.per_ms[peak] >= MIN_DROP * rates.per_ms[dip]
     if several and rates.drawn is not None:
         shown = [each[peak] >= MIN_DROP * each[dip] for each in rates.drawn]
@@ -212,7 +214,7 @@ def _separate(points: list[tuple[float, bool]]) -> list[tuple[float, bool]]:
 
 def with_burst(load: OpenLoad, size: int, time_ms: float, seed: int) -> Requests:
     """Return the requests of a load for twice a time, with `size` more in the middle."""
-    count = min(max(int(2.2 * load.rate * time_ms), 100), MOST_SIMULATED)
+    count = max(int(2.2 * load.rate * time_ms), 100)
     usual = load.sample(count, Streams(seed))
     prompt, output = load.lengths.lengths(size, np.random.default_rng([seed, size]))
     arrival = np.concatenate([usual.arrival_ms, np.full(size, usual.arrival_ms[-1] / 2)])
@@ -222,10 +224,15 @@ def with_burst(load: OpenLoad, size: int, time_ms: float, seed: int) -> Requests
 
 
 def burst_stays(costs: StepCosts, settings: EngineSettings, load: OpenLoad, states: OperatingStates, seed: int) -> bool:
-    """Simulate the load with a burst; return whether the engine is fast before it and still slow long after it."""
+    """Simulate the load with a burst; return whether the engine is fast before it and still slow long after it.
+
+    False if that would take more than MOST_SIMULATED requests: not confirmed.
+    """
     barrier = next(each.batch for each in states.points if not each.stable)
     output = float(load.lengths.lengths(DRAWN, np.random.default_rng(seed))[1].mean())
     time_ms = TIMES_SERVED * output * max(each.tpot_ms for each in states.points)
+    if 2.2 * load.rate * time_ms > MOST_SIMULATED:
+        return False
     run = serve(with_burst(load, 2 * settings.max_num_seqs, time_ms, seed), costs, settings, seed)
     return in_system(run, 0.25, 0.5) < barrier < in_system(run, 0.8, 1.0)
 
