@@ -52,6 +52,11 @@ class TestCondition:
         errors = 0.03 * np.sqrt(np.diag(directions.inverse()))
         assert errors == pytest.approx([0.047, 0.107, 0.080, 0.067, 0.075, 0.079, 0.615], abs=6e-4)
 
+    def test_a_direction_of_rounding_error_has_none(self) -> None:
+        """Its quotient may exceed what a file may hold."""
+        assert condition_number(np.array([1.0, 1e-20])) == np.inf
+        assert condition_number(np.array([1.0, 1e-12])) == pytest.approx(1e12)
+
     def test_designs_that_alias(self) -> None:
         B, S = rich_design()
         large = (B >= 32) & (S >= 1024)

@@ -57,8 +57,9 @@ class Directions:
 
 
 def condition_number(singular: FloatArray) -> float:
-    """Return largest over smallest of descending singular values; infinite if the smallest is zero."""
-    return float(singular[0] / singular[-1]) if len(singular) and singular[-1] > 0 else np.inf
+    """Return largest over smallest of descending singular values; infinite if the smallest is rounding error."""
+    known = len(singular) > 0 and singular[-1] > np.finfo(float).eps * singular[0]
+    return float(singular[0] / singular[-1]) if known else np.inf
 
 
 def decompose(J: FloatArray, weights: FloatArray) -> Directions:
