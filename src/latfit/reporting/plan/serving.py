@@ -120,7 +120,8 @@ def _help(plan: ServingPlan) -> list[str]:
         return []
     first = helpful[0]
     told = ", ".join(f"{each.change} {_value(each, each.after)}" for each in helpful)
-    return [f"Bottleneck: {first.target} ({_value(first, first.before)}). With {told}."]
+    limits = [f" of {_value(first, each.limit)}" for each in plan.targets if each.name == first.target]
+    return [f"Bottleneck: {first.target} ({_value(first, first.before)}{''.join(limits[:1])}). With {told}."]
 
 
 def stall_lines(stalls: Stalls | None) -> list[str]:

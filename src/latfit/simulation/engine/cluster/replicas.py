@@ -78,7 +78,7 @@ class Routing:
 
     def __post_init__(self) -> None:
         if self.route not in ROUTES:
-            raise WrongUsage(f"{self.route!r} is no route", where="--set route", remedy=f"Take {', '.join(ROUTES)}.")
+            raise WrongUsage(f"{self.route!r} is not a route", where="--set route", remedy=f"Take {', '.join(ROUTES)}.")
         if self.replicas < 1:
             raise WrongUsage(f"{self.replicas} replicas", where="--replicas", remedy="Give 1 or more.")
         if not 0 <= self.prefix_share < 1:
