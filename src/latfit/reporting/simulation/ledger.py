@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
 from latfit.reporting.simulation.page import Making
-from latfit.units import format_ms, format_percent, format_rate
+from latfit.units import format_ms, format_percent
 from latfit.validation import Ledger, PromisedFigure
 
 SHOWN_ENTRIES = 8  # newest runs on a terminal
@@ -37,7 +37,6 @@ def ledger_table(found: Ledger, *, brief: bool = False) -> Table:
             row = [
                 entry.added[:10],
                 Path(entry.run).name,
-                format_rate(entry.planned_per_s),
                 f"{each.name} {format_ms(each.limit_ms)}",
                 with_interval(each.planned_ms, each.planned_interval_ms),
                 with_interval(each.measured_ms, each.interval_ms),
@@ -45,7 +44,7 @@ def ledger_table(found: Ledger, *, brief: bool = False) -> Table:
                 state,
             ]
             rows.append(row if not brief else [row[0], *row[2:]])
-    names = ["added", "run", "load", "promise", "planned", "measured", "error", "verdict"]
+    names = ["added", "run", "promise", "planned", "measured", "error", "verdict"]
     if brief:
         names.remove("run")
     return Table("", names, rows, words=["added", "run", "promise", "verdict"])
