@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         Verdict as Verdict,
         change_over_starts as change_over_starts,
         changes_between as changes_between,
-        lack_of_fit as lack_of_fit,
+        model_error_sd as model_error_sd,
     )
     from latfit.fitting.diagnostics.drift import long_run_variance as long_run_variance
     from latfit.fitting.diagnostics.messages import keeps_out as keeps_out

@@ -643,7 +643,7 @@ def _compare_fits(first: FitResult, other: FitResult, columns: Mapping[str, Floa
     """Compare the predictions of both fits for steps: the median ratio, by region."""
     ratio = np.log(typical_ms(other, Trace(columns)) / typical_ms(first, Trace(columns)))
     drawn = _draw_ratios(first, other, columns)
-    misfit = lack_of_fit(first, phase) ** 2 + lack_of_fit(other, phase) ** 2
+    misfit = model_error_sd(first, phase) ** 2 + model_error_sd(other, phase) ** 2
     same = first.model == other.model and np.array_equal(first.theta, other.theta)
     found = []
     place = np.log([columns["B"], columns["S"]])
@@ -671,7 +671,7 @@ def _draw_ratios(first: FitResult, other: FitResult, columns: Mapping[str, Float
     return np.asarray(drawn[1][order] - drawn[0])
 
 
-def lack_of_fit(fit: FitResult, phase: str) -> float:
+def model_error_sd(fit: FitResult, phase: str) -> float:
     """Return the standard deviation of a model's error in ln T beyond the noise of repeated steps.
 
     An error that is smooth in B and S may be the same in a whole region, so it does not average out.

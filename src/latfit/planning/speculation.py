@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latfit.fitting import lack_of_fit
+from latfit.fitting import model_error_sd
 from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
@@ -107,7 +107,7 @@ def plan_speculation(
         _times(with_drafts, B, B * (1 + k), context, seed + (with_drafts is not fit)) + k * draft_ms,
     )
     fits = [fit] if with_drafts is fit else [fit, with_drafts]
-    misfit = math.hypot(*(lack_of_fit(each, DECODE) for each in fits))
+    misfit = math.hypot(*(model_error_sd(each, DECODE) for each in fits))
     factor = np.exp(np.array([0.0, *rng.normal(0.0, misfit, DRAWS)]))
     speedup = (gain * factor)[:, None] * plain / drafted  # (1 + draws, n): the fits themselves first
     stops = np.array([_stops_at(each, B) for each in speedup])
