@@ -25,7 +25,7 @@ from latfit.planning import Goodput, RequestTarget, Targets
 from latfit.planning.serving.evaluate import Evaluator, Setup
 from latfit.simulation import EngineSettings, Promise, linear_costs
 from latfit.trace import Trace
-from latfit.tuning import send_load, start_engine, until_answered
+from latfit.tuning import send_load, start_engine, until_answered, warm_up
 from latfit.workload import Constant, OpenLoad, Poisson, Streams, parse_lengths
 
 ENGINES = 10
@@ -126,9 +126,10 @@ def measure(words: list[str], request: argparse.Namespace, folder: Path, seed: i
     try:
         model = until_answered(request.url, 600.0, engine.why_gone)
         lengths = parse_lengths(request.lengths)
-        for replication in range(4):
-            send_load(request.url, model, OpenLoad(Poisson(1e-3), lengths).sample(1, Streams(seed, replication)), seed)
-        requests = OpenLoad(Poisson(per_ms), lengths).sample(round(per_ms * load_ms), Streams(seed, 9))
+        count = round(0.2 * per_ms * load_ms)
+        load = OpenLoad(Poisson(per_ms), lengths)
+        warm_up(lambda number: send_load(request.url, model, load.sample(count, Streams(seed, number)), seed))
+        requests = load.sample(round(per_ms * load_ms), Streams(seed, 99))
         answers = send_load(request.url, model, requests, seed)
     finally:
         engine.stop()

@@ -31,7 +31,17 @@ from latfit.planning import parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
 from latfit.records import Record
-from latfit.tuning import TRACE_DIR, Answered, recording, send_load, start_engine, steps_in, until_answered
+from latfit.tuning import (
+    TRACE_DIR,
+    Answered,
+    files_in,
+    find_steps,
+    recording,
+    send_load,
+    start_engine,
+    until_answered,
+    warm_up,
+)
 from latfit.units import count_text, format_ms, format_percent, format_rate
 from latfit.validation import PromisedFigure, compare_percentile
 from latfit.workload import OpenLoad, Poisson, Requests, Streams, parse_lengths
@@ -48,8 +58,10 @@ BEHIND = 1.5
 WIDER = 4
 """Where the engine's limit of requests keeps it from meeting the SLOs: so many times the limit is measured."""
 
-WARM_UP, WARM_REQUESTS = 0.2, 4
-"""Share of a load that is not counted, and requests that are sent before it, one after another."""
+RAMP_UP = 0.2
+"""Share of a load that is not counted while its queues fill, and the length of a load that warms the engine up."""
+
+MIN_WARM_REQUESTS = 4
 
 START_S = 900.0
 """Longest time that an engine may take to load its model and compile."""
@@ -321,8 +333,10 @@ class Loop:
     def measure(self, names: Sequence[str], rates_per_s: Sequence[float]) -> None:
         """Start the engine and load it at each rate, recording its steps. names: of the runs to keep, else empty."""
         with self.engine_up() as model:
-            for request in range(WARM_REQUESTS):
-                self.send(model, self.requests(1.0, 1, request))
+            self.tell("Warming it up")
+            count = max(round(RAMP_UP * self.rate_per_s * self.load_s), MIN_WARM_REQUESTS)
+            warm_up(lambda number: self.send(model, self.requests(self.rate_per_s, count, 100 + number)))
+            cold = files_in(self._steps())
             with recording(self.url, self.out / f"windows-{self.starts}.parquet") as recorder:
                 for stage, (name, at) in enumerate(zip(names, rates_per_s, strict=True)):
                     requests = self.requests(at, max(round(at * self.load_s), 1), 10 * self.starts + stage)
@@ -338,7 +352,7 @@ class Loop:
             self.engine = engine_key([{"engine": recorder.last.state.engine}])
         shown = limit_shown(recorder.queued)
         self.limit = None if shown is None else round(shown)
-        found = steps_in(self._steps(), recorder)
+        found = find_steps(self._steps(), recorder, cold)
         self.single = self.single and recorder.out not in found
         self.traces += found
 
@@ -361,13 +375,13 @@ class Loop:
         return found
 
     def run_of(self, name: str, at: float, answers: Sequence[Answered], others: float | None) -> Run:
-        """Return a run, without its warm-up; its requests go into a file."""
+        """Return a run, without its first fifth; its requests go into a file."""
         from pandas import DataFrame
 
         whole = [each for each in answers if not each.failure]
         columns = {name: [getattr(each, ours) for each in whole] for name, ours in COLUMNS.items()}
         write_text(self.out / REQUESTS, DataFrame(columns).to_csv(index=False))
-        counted = [each for each in answers if each.due_s >= WARM_UP * self.load_s] or [*answers]
+        counted = [each for each in answers if each.due_s >= RAMP_UP * self.load_s] or [*answers]
         whole = [each for each in counted if not each.failure]
         planned = {} if self.plan is None else {each.name: each for each in self.plan.result.targets}
         figures = []

@@ -1,7 +1,7 @@
 """A server recorded beside a load: its `/metrics` in a thread, and the steps that latfit's plug-in writes."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,7 +44,15 @@ def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
         raise errors[0]
 
 
-def steps_in(folder: Path, recorder: MetricsRecorder) -> list[Path]:
-    """Return the traces of a run: single steps where the plug-in wrote them, else the windows of `/metrics`."""
-    single = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
-    return single or ([recorder.out] if recorder.rows else [])
+def find_steps(folder: Path, recorder: MetricsRecorder, cold: Collection[Path]) -> list[Path]:
+    """Return the traces of a run: single steps where the plug-in wrote them, else the windows of `/metrics`.
+
+    cold: files of the plug-in from before the engine was warm.
+    """
+    single = files_in(folder).difference(cold)
+    return sorted(single) or ([recorder.out] if recorder.rows else [])
+
+
+def files_in(folder: Path) -> set[Path]:
+    """Return the files of steps that the plug-in has written so far."""
+    return set(folder.glob("*.parquet"))

@@ -6,8 +6,9 @@ prompt is a list of random token ids: it has exactly the tokens that were asked 
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 TOKEN_IDS = (100, 1000)
 """Range of the random token ids: words in every vocabulary, above the special tokens."""
+
+WARM_LOADS, WARM = 6, 0.8
+"""Most loads to warm an engine up with; it is warm if the median TTFT of one is at least this share of the last."""
 
 CONNECT_S = 30.0
 POLL_S = 0.25
@@ -60,6 +64,19 @@ def send_load(url: str, model: str, requests: Requests, seed: int, token: str | 
     token: bearer token of the server. Raises BadInput if the server refuses the first request.
     """
     return asyncio.run(_send_all(url, model, requests, seed, _headers(token)))
+
+
+def warm_up(send: Callable[[int], Sequence[Answered]]) -> None:
+    """Send short loads until an engine answers one as fast as the one before.
+
+    A fresh engine compiles and allocates for each size of step that it meets first. send: sends load 0, 1, ...
+    """
+    last_ms = math.inf
+    for number in range(WARM_LOADS):
+        median_ms = float(np.median([each.ttft_ms for each in send(number) if not each.failure]))
+        if median_ms >= WARM * last_ms:
+            break
+        last_ms = median_ms
 
 
 def until_answered(url: str, timeout_s: float, alive: Any = None, token: str | None = None) -> str:
