@@ -23,15 +23,12 @@ from benchmarks import (
     plan_search,
     planted,
     profile_design,
-    profile_quality,
     promises,
     record_overhead,
     router_overhead,
-    scale,
     sim_speed,
     simulated_intervals,
     start_up,
-    triton_executor,
     tune_sweep,
     validated,
 )
@@ -48,9 +45,7 @@ if __name__ == "__main__":
     router_overhead.main(smoke)
     learning.main(smoke)
     ledger.main(smoke)
-    profile_quality.main(smoke)
     profile_design.main(smoke)
-    scale.main(smoke)
     parse_speed.main(smoke)
     coverage.main(smoke)
     fit_speed.main(smoke)
@@ -67,5 +62,4 @@ if __name__ == "__main__":
     exports.main(smoke)
     tune_sweep.main(smoke)
     validated.main(smoke)
-    triton_executor.main(smoke)
     engine_loop.main(smoke)
