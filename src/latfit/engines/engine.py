@@ -43,52 +43,24 @@ SLOT_STEPS = "slot_steps"
 
 @dataclass(frozen=True)
 class Engine:
-    """A serving engine.
-
-    Attributes
-    ----------
-    prefixes
-        Of the names of its metrics.
-    gauges, counters, histograms
-        Its metrics by our names (`latfit.metrics.state`).
-    facts
-        Gauges that hold settings, by the names of a recorder's provenance.
-    means
-        Counters that it publishes as a mean since the start: our name → the mean, and what it is divided by.
-    live
-        Whether it counts what steps hold as they are made, and not when requests end.
-    settings, settings_places
-        Settings in the JSON of these addresses: its name → ours.
-    info
-        A gauge whose labels are settings, and these labels: its name → ours.
-    busiest_by
-        The counter of a model's computing time, if models are systems of their own.
-    metrics_help
-        How its metrics are turned on, or where they are.
-    steps_help
-        How to record its steps if its metrics do not tell the mean step.
-    port
-        Where its metrics are by default.
-    graph_sizes
-        Its option for the batch sizes of captured graphs, if it has one.
-    """
+    """A serving engine: its metrics by our names (`latfit.metrics.state`) and what it calls its settings."""
 
     name: str
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...]  # of the names of its metrics
     gauges: Names
     counters: Names
     histograms: Names = field(default_factory=dict)
-    facts: Names = field(default_factory=dict)
-    means: Mapping[str, tuple[Name, Name]] = field(default_factory=dict)
-    live: bool = True
-    settings: Mapping[str, str] = field(default_factory=dict)
+    facts: Names = field(default_factory=dict)  # gauges that hold settings, by the names of a recorder's provenance
+    means: Mapping[str, tuple[Name, Name]] = field(default_factory=dict)  # counters that are published as (mean, by)
+    live: bool = True  # whether it counts what steps hold as they are made, and not when requests end
+    settings: Mapping[str, str] = field(default_factory=dict)  # its name → ours, in the JSON of these addresses
     settings_places: tuple[str, ...] = ()
-    info: tuple[str, Mapping[str, str]] = ("", {})
-    busiest_by: str = ""
-    metrics_help: str = ""
+    info: tuple[str, Mapping[str, str]] = ("", {})  # a gauge whose labels are settings: its name → ours
+    busiest_by: str = ""  # the counter of a model's computing time, if models are systems of their own
+    metrics_help: str = ""  # how its metrics are turned on, or where they are
     steps_help: str = "Record single steps: latfit.record.StepRecorder, or the engine's log."
-    port: int = 8000
-    graph_sizes: str = ""
+    port: int = 8000  # of its metrics, by default
+    graph_sizes: str = ""  # its option for the batch sizes of captured graphs
 
     def metric_names(self) -> set[str]:
         """Return the names that its text has, without prefixes."""

@@ -1,8 +1,7 @@
 """Compare a measured serving run with its simulation: same arrivals, engine limits, and step costs from a fit.
 
-TTFT, TPOT and latency count from a request's arrival and are taken over requests (`DEFINITIONS`). The verdict allows 2
-% for means and 4 % for p90 and p99 (`LIMITS`). With the server's own counts it judges the means against the engine's
-clock. Definitions and clocks: docs/theory/planning.md, "Validation".
+The verdict allows 2 % for means and 4 % for p90 and p99. With the server's own counts it judges the means against the
+engine's clock. Definitions and clocks: docs/theory/planning.md, "Validation".
 """
 
 import math
@@ -24,62 +23,68 @@ from latfit.validation.measured import Measured
 from latfit.validation.server import ServerRun
 
 CONTEXT = "context_tokens"
-RARE = 1e-3
-"""Largest share of steps that may exceed the measured B without a warning; no reported percentile depends on so few."""
-FAR = 1.5
-"""Multiple of the cache's tokens beyond which rows with more context bias a fit."""
+MAX_RARE_SHARE = 1e-3  # of steps beyond the measured B without a warning; no reported percentile depends on so few
+FAR_CONTEXT = 1.5  # multiple of the cache's tokens beyond which rows with more context bias a fit
+STEP_LEVELS = (0.99, 0.95, 0.9)  # one-sided levels of single-step limits, in order of preference
+MIN_CALIBRATION_REQUESTS = 30
+
+DEFINITIONS: Mapping[str, str] = {
+    "ttft_ms": "arrival to first token",
+    "tpot_ms": "(last - first token) / (output - 1), without the first token",
+    "tpot_with_first_ms": "latency / output, the first token included",
+    "latency_ms": "arrival to last token",
+}
+STATISTICS = ("mean", "p50", "p90", "p99")
+LIMITS_PCT: Mapping[str, float] = {"mean": 2.0, "p90": 4.0, "p99": 4.0}  # the median is reported, not judged
+NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency"}
+JUDGED = tuple(NAMES)
+
+ONE_FIT = LatfitWarning(
+    "one_fit",
+    "One fit covers decode and prefill steps, whose cost per cached token differs",
+    "Give the trace instead of the fit, or fit them separately and give the second as --prefill-fit.",
+)
+NO_HOST_TIME = LatfitWarning(
+    "no_host_time",
+    "The steps are sums of kernels and hold no host time, so every figure is a lower bound",
+    "Fit steps of a recorded engine, or add its host time with --calibrate.",
+)
 
 
 def cautions_about(
     fit: FitResult, with_prefill: FitResult | None, run: EngineRun, settings: EngineSettings
 ) -> Sequence[LatfitWarning]:
-    """Return warnings about what in the fits biases this simulation.
-
-    Parameters
-    ----------
-    fit
-        Of decode steps, and of all others unless `with_prefill` is given.
-    with_prefill
-        Of steps with prefill.
-    """
+    """Return what in the fits of decode steps and of steps with prefill (None: one fit for all) biases a simulation."""
     fits = [fit] if with_prefill is None else [fit, with_prefill]
-    found = []
+    found: list[LatfitWarning | None] = []
     if without := [each for each in fits if CONTEXT not in each.columns]:
-        found.append(_no_context(without[0]))
+        remedy = "Fit --model context or roofline to a trace with a context_tokens column."
+        if CONTEXT in without[0].domain:
+            remedy = f"The trace has it, the model {without[0].model} leaves it out; --model roofline takes it in."
+        text = "Step costs do not depend on context length, which can dominate decode steps"
+        found.append(LatfitWarning("no_context", text, remedy))
     elif with_prefill is None:
-        found.append(
-            LatfitWarning(
-                "one_fit",
-                "One fit covers decode and prefill steps, whose cost per cached token differs",
-                "Give the trace instead of the fit, or fit them separately and give the second as --prefill-fit.",
-            )
-        )
+        found.append(ONE_FIT)
     if any(each.data.more.get("host_time") == "none" for each in fits):
-        found.append(
-            LatfitWarning(
-                "no_host_time",
-                "The steps are sums of kernels and hold no host time, so every figure is a lower bound",
-                "Fit steps of a recorded engine, or add its host time with --calibrate.",
-            )
+        found.append(NO_HOST_TIME)
+    found.append(no_prefill_warning(fits[-1]))
+    context, cache_tokens = max(_highest(each, CONTEXT) for each in fits), settings.cache_tokens
+    if context > FAR_CONTEXT * cache_tokens:
+        text = f"The fit includes rows of up to {context:,.0f} cached tokens, beyond the cache's {cache_tokens:,}"
+        remedy = (
+            f"Fit with --where 'context_tokens <= {cache_tokens}': rows that the engine never reaches bias the fit."
         )
-    if warning := no_prefill_warning(fits[-1]):
-        found.append(warning)
-    found += [_far(each, settings) for each in fits if _highest(each, CONTEXT) > FAR * settings.cache_tokens][:1]
-    if warning := outside_warning(fits, run, settings):
-        found.append(warning)
-    return found
+        found.append(LatfitWarning("far_rows", text, remedy))
+    found.append(outside_warning(fits, run, settings))
+    return [each for each in found if each is not None]
 
 
 def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> LatfitWarning | None:
-    """Warn if the simulated steps exceed the range that the fits measured together; None if they do not.
-
-    B counts up to its 1 - RARE quantile over steps. S is at least the longest prompt that is computed in one step.
-    """
-    prompt = int(run.requests.prompt_tokens.max(initial=0))
+    """Warn if the simulated steps exceed the range that the fits measured together; None if they do not."""
     at_least = run.batch_sizes[::-1].cumsum()[::-1]
     reached = {
-        "B": int((at_least > RARE * run.batch_sizes.sum()).nonzero()[0].max(initial=0)),
-        "S": min(prompt, settings.max_num_batched_tokens),
+        "B": int((at_least > MAX_RARE_SHARE * run.batch_sizes.sum()).nonzero()[0].max(initial=0)),
+        "S": min(int(run.requests.prompt_tokens.max(initial=0)), settings.max_num_batched_tokens),
     }
     beyond = []
     for column, value in reached.items():
@@ -106,24 +111,18 @@ def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:
     )
 
 
-WIDEST = (0.99, 0.95, 0.9)
-"""One-sided levels of single-step limits, in order of preference."""
-
-
 def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
     """Explain in a sentence why a run cannot be of the fitted machine; empty if it can be.
 
     TPOT is the mean of a request's steps. If its median over requests lies outside the single-step limits of every
     phase, the step times differ, not the queue. A watched run has no such median.
     """
-    if found.watched:
+    ends = [limits for fit in fits for limits in _step_limits(fit)]
+    figures = [each for each in found.figures if (each.metric, each.statistic) == ("tpot_ms", "p50")]
+    if not ends or not figures or not figures[0].measured > 0 or not figures[0].simulated > 0:
         return ""
-    (tpot,) = (each for each in found.figures if each.metric == "tpot_ms" and each.statistic == "p50")
-    ends = [limits for fit in fits for limits in _widest_limits(fit)]
-    if not ends or not tpot.measured > 0 or not tpot.simulated > 0:
-        return ""
+    ratio = figures[0].measured / figures[0].simulated
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
-    ratio = tpot.measured / tpot.simulated
     if low <= ratio <= high:
         return ""
     factor = f"{max(ratio, 1 / ratio):.3g} times {'slower' if ratio > 1 else 'faster'}"
@@ -133,12 +132,12 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
     )
 
 
-def _widest_limits(fit: FitResult) -> list[tuple[float, float]]:
+def _step_limits(fit: FitResult) -> list[tuple[float, float]]:
     """Return the (lower, upper) factors of single steps of every phase that has them."""
     found = []
     for phase in fit.limits.by_phase:
-        known = [(fit.limits.lower_factor(phase, level), fit.limits.factor(phase, level)) for level in WIDEST]
-        found += [(low, high) for low, high in known if low is not None and high is not None][:1]
+        pairs = [(fit.limits.lower_factor(phase, level), fit.limits.factor(phase, level)) for level in STEP_LEVELS]
+        found += [(low, high) for low, high in pairs if low is not None and high is not None][:1]
     return found
 
 
@@ -147,77 +146,37 @@ def _highest(fit: FitResult, column: str) -> float:
     return float(fit.domain[column][1]) if column in fit.domain else 0.0
 
 
-def _no_context(fit: FitResult) -> LatfitWarning:
-    remedy = "Fit --model context or roofline to a trace with a context_tokens column."
-    if CONTEXT in fit.domain:
-        remedy = f"The trace has it, the model {fit.model} leaves it out; --model roofline takes it in."
-    return LatfitWarning(
-        "no_context", "Step costs do not depend on context length, which can dominate decode steps", remedy
-    )
-
-
-def _far(fit: FitResult, settings: EngineSettings) -> LatfitWarning:
-    return LatfitWarning(
-        "far_rows",
-        f"The fit includes rows of up to {_highest(fit, CONTEXT):,.0f} cached tokens, beyond the cache's"
-        f" {settings.cache_tokens:,}: rows that the engine never reaches bias it",
-        f"Fit with --where 'context_tokens <= {settings.cache_tokens}'.",
-    )
-
-
-DEFINITIONS: Mapping[str, str] = {
-    "ttft_ms": "arrival to first token",
-    "tpot_ms": "(last - first token) / (output - 1), without the first token",
-    "tpot_with_first_ms": "latency / output, the first token included",
-    "latency_ms": "arrival to last token",
-}
-STATISTICS = ("mean", "p50", "p90", "p99")
-LIMITS: Mapping[str, float] = {"mean": 2.0, "p90": 4.0, "p99": 4.0}
-"""Tolerance of each statistic in percent; the median is reported, not judged."""
-
-NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency"}
-JUDGED = ("ttft_ms", "tpot_ms", "latency_ms")
-
-
-def error_pct(simulated: float, measured: float) -> float:
-    return 100.0 * (simulated / measured - 1.0) if measured > 0 else math.nan
-
-
 @dataclass(frozen=True)
 class Figure:
-    """One statistic of one metric, ms."""
+    """One statistic of one metric, ms.
+
+    With a server's counts, `measured` is the mean on the engine's clock, and the means on the other clocks and the
+    quantiles are known: name → (edges of the server's histogram bucket, simulated).
+    """
 
     metric: str
     statistic: str
     measured: float
     simulated: float
+    client: float = math.nan
+    server: float = math.nan
+    quantiles: Mapping[str, tuple[tuple[float, float], float]] = field(default_factory=dict)
 
     @property
     def error_pct(self) -> float:
-        return error_pct(self.simulated, self.measured)
+        return 100.0 * (self.simulated / self.measured - 1.0) if self.measured > 0 else math.nan
 
     @property
     def limit_pct(self) -> float | None:
         """Tolerance in percent; None if the figure is not judged."""
-        return LIMITS.get(self.statistic) if self.metric in JUDGED else None
+        return LIMITS_PCT.get(self.statistic) if self.metric in JUDGED else None
 
     @property
     def holds(self) -> bool:
         return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
 
-
-@dataclass(frozen=True)
-class Clocks(Figure):
-    """Mean of one metric in ms on the clocks of client, server and engine (`measured`), and simulated on the engine's.
-
-    quantiles: {name: (edges of the server's histogram bucket, simulated on the server's clock)}.
-    """
-
-    client: float
-    server: float
-    quantiles: Mapping[str, tuple[tuple[float, float], float]]
-
-    def to_json(self) -> dict[str, Any]:
+    def clocks_json(self) -> dict[str, Any]:
+        """Return the means by clock and the quantiles as JSON."""
         means = {"client": self.client, "server": self.server, "engine": self.measured, "simulated": self.simulated}
         buckets = {
             name: {"above": low, "up_to": high, "simulated": simulated}
@@ -230,12 +189,8 @@ class Clocks(Figure):
 class Validation:
     """The comparison.
 
-    Attributes
-    ----------
-    scored
-        Requests (n,) that are compared: all, or those after the calibration third.
-    server, clocks
-        The server's counts, and each judged metric against them, if given.
+    scored: the requests (n,) that are compared, all or those after the calibration third.  clocks: each judged metric
+    against the server's counts, if these are given.
     """
 
     measured: Measured
@@ -245,7 +200,7 @@ class Validation:
     scored: NDArray[np.bool_]
     constants: Calibration | None
     server: ServerRun | None = None
-    clocks: Sequence[Clocks] = ()
+    clocks: Sequence[Figure] = ()
 
     def __repr__(self) -> str:
         return f"Validation({self.verdict})"
@@ -289,9 +244,19 @@ class Validation:
     def to_json(self) -> dict[str, Any]:
         table: dict[str, dict[str, Any]] = {}
         for each in self.figures:
-            row = {"measured": each.measured, "simulated": each.simulated, "error_pct": each.error_pct}
-            table.setdefault(each.metric, {})[each.statistic] = row | {"limit_pct": each.limit_pct}
-        constants = self.constants
+            row = {name: getattr(each, name) for name in ("measured", "simulated", "error_pct", "limit_pct")}
+            table.setdefault(each.metric, {})[each.statistic] = row
+        calibration, server = None, None
+        if self.constants is not None:
+            calibration = asdict(self.constants) | {"requests": int((~self.scored).sum())}
+        if self.server is not None:
+            server = {
+                "requests": self.server.requests,
+                "counts": dict(self.server.counts),
+                "metrics": {each.metric: each.clocks_json() for each in self.clocks},
+                "source": self.server.source,
+            }
+        limits = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens")
         return {
             "schema": "latfit.validation/1",
             "agrees": self.agrees,
@@ -300,22 +265,13 @@ class Validation:
             "scored": int(self.scored.sum()),
             "metrics": table,
             "definitions": dict(DEFINITIONS),
-            "calibration": None if constants is None else asdict(constants) | {"requests": int((~self.scored).sum())},
-            "server": None
-            if self.server is None
-            else {
-                "requests": self.server.requests,
-                "counts": dict(self.server.counts),
-                "metrics": {each.metric: each.to_json() for each in self.clocks},
-                "source": self.server.source,
-            },
+            "calibration": calibration,
+            "server": server,
             "engine": {
                 "steps": self.run.counters.steps,
                 "preemptions": self.run.counters.preemptions,
                 "utilisation": self.run.busy_ms / self.run.makespan_ms / len(self.run.timelines),
-                "kv_blocks": self.settings.kv_blocks,
-                "max_num_seqs": self.settings.max_num_seqs,
-                "max_num_batched_tokens": self.settings.max_num_batched_tokens,
+                **{name: getattr(self.settings, name) for name in limits},
             },
             "source": self.measured.source,
         }
@@ -323,17 +279,8 @@ class Validation:
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of a validation.
-
-    Attributes
-    ----------
-    calibration
-        Calibrate on the first third of the requests and score the rest.
-    routing
-        Among equal engines.
-    server
-        The server's counts of the run.
-    """
+    """Options of a validation. calibration: on the first third of the requests, the rest is scored.  server: the
+    server's counts of the run."""
 
     calibration: bool = False
     seed: int = 0
@@ -341,27 +288,19 @@ class Asked:
     server: ServerRun | None = None
 
 
-def validate(
-    measured: Measured,
-    costs: StepCosts,
-    settings: EngineSettings,
-    how: Asked = Asked(),
-) -> Validation:
+def validate(measured: Measured, costs: StepCosts, settings: EngineSettings, how: Asked = Asked()) -> Validation:
     """Simulate the measured arrivals and compare.
 
-    Raises
-    ------
-    BadInput
-        If a request exceeds the KV cache, or too few requests remain to calibrate.
+    Raises BadInput if a request exceeds the KV cache, or too few requests remain to calibrate.
     """
     scored = np.ones(len(measured), dtype=bool)
     constants = None
     if how.calibration:
-        if len(measured) < FEWEST:
+        if len(measured) < MIN_CALIBRATION_REQUESTS:
             raise BadInput(
                 f"{len(measured)} requests are too few to calibrate with and to score",
                 where=measured.source,
-                remedy=f"Give {FEWEST} or more, or leave out --calibrate.",
+                remedy=f"Give {MIN_CALIBRATION_REQUESTS} or more, or leave out --calibrate.",
             )
         scored = np.arange(len(measured)) >= len(measured) // 3
         constants = calibrate(measured, costs, settings, ~scored, how.seed, how.routing)
@@ -369,67 +308,13 @@ def validate(
     run = serve_replicas(measured.requests, costs, settings, how.routing, how.seed)
     if constants is not None:
         run = constants.delay(run)
-    clocks = [] if how.server is None else _clocks(measured, run, how.server)
-    figures = [] if measured.watched_ms is not None else _figures(measured, run, scored)
+    clocks = [] if how.server is None else _compare_clocks(measured, run, how.server)
+    figures = [] if measured.watched_ms is not None else _compare_requests(measured, run, scored)
     return Validation(measured, run, settings, figures, scored, constants, how.server, clocks)
 
 
-def _clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Clocks]:
-    client, simulated = (
-        metrics(measured, first, last)
-        for first, last in ((measured.first_ms, measured.last_ms), (run.first_ms, run.last_ms))
-    )
-    of_scheduler = metrics(measured, run.first_ms, run.last_ms, run.seen_ms) if server.has_engine else simulated
-    counted = _counted(measured, run)
-    simulated, of_scheduler = (
-        {name: np.where(counted[name], values, np.nan) for name, values in each.items()}
-        for each in (simulated, of_scheduler)
-    )
-    of_server, of_engine = server.server_ms(), server.engine_ms()
-    weight = np.ones(len(measured))
-    if server.of_tokens:  # a mean over tokens, of which each request has as many as it generates after the first
-        weight = np.maximum(measured.requests.output_tokens - 1.0, 0.0)
-    return [
-        Clocks(
-            metric,
-            "mean",
-            of_engine[metric],
-            _mean(of_scheduler[metric], weight if metric == "tpot_ms" else None),
-            _mean(client[metric], weight if metric == "tpot_ms" else None),
-            of_server[metric],
-            {
-                name: (server.quantile_ms(metric, int(name[1:]) / 100), _statistic(simulated[metric], name))
-                for name in STATISTICS[1:]
-            },
-        )
-        for metric in JUDGED
-    ]
-
-
-def _counted(measured: Measured, run: EngineRun) -> dict[str, NDArray[np.bool_]]:
-    """Return the requests (n,) whose metrics a server counts.
-
-    In a watched run these arrived and ended within it: TTFT by the first token, all else by the last.
-    """
-    if measured.watched_ms is None:
-        return dict.fromkeys(DEFINITIONS, np.ones(len(measured), dtype=bool))
-    begin_ms, end_ms = measured.watched_ms
-    came = measured.requests.arrival_ms >= begin_ms
-    ended = dict.fromkeys(DEFINITIONS, came & (run.last_ms <= end_ms))
-    return {**ended, "ttft_ms": came & (run.first_ms <= end_ms)}
-
-
-def _mean(values: FloatArray, weight: FloatArray | None) -> float:
-    known = np.isfinite(values)
-    if not known.any() or (weight is not None and not weight[known].sum() > 0):
-        return math.nan
-    return float(np.average(values[known], weights=None if weight is None else weight[known]))
-
-
-FEWEST = 30
-
-
-def _figures(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> list[Figure]:
+def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> list[Figure]:
+    """Compare every statistic over the scored requests."""
     theirs = metrics(measured, measured.first_ms, measured.last_ms)
     ours = metrics(measured, run.first_ms, run.last_ms)
     return [
@@ -437,6 +322,40 @@ def _figures(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> l
         for metric in DEFINITIONS
         for name in STATISTICS
     ]
+
+
+def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Figure]:
+    """Compare the mean of each judged metric with the server's counts."""
+    client, simulated = (
+        metrics(measured, first, last)
+        for first, last in ((measured.first_ms, measured.last_ms), (run.first_ms, run.last_ms))
+    )
+    of_scheduler = metrics(measured, run.first_ms, run.last_ms, run.seen_ms) if server.has_engine else simulated
+    of_server, of_engine = server.server_ms(), server.engine_ms()
+    found = []
+    for metric in JUDGED:
+        counted = _counted(metric, measured, run)
+        weight = None
+        if metric == "tpot_ms" and server.of_tokens:  # a mean over tokens: each request has output - 1 of them
+            weight = np.maximum(measured.requests.output_tokens - 1.0, 0.0)
+        seen = np.where(counted, simulated[metric], np.nan)
+        quantiles = {
+            name: (server.quantile_ms(metric, int(name[1:]) / 100), _statistic(seen, name)) for name in STATISTICS[1:]
+        }
+        mean = finite_mean(np.where(counted, of_scheduler[metric], np.nan), weight)
+        clients = finite_mean(client[metric], weight)
+        found.append(Figure(metric, "mean", of_engine[metric], mean, clients, of_server[metric], quantiles))
+    return found
+
+
+def _counted(metric: str, measured: Measured, run: EngineRun) -> NDArray[np.bool_] | bool:
+    """Return the requests (n,) that a server counts: in a watched run those that arrived and ended (TTFT: had their
+    first token) within it."""
+    if measured.watched_ms is None:
+        return True
+    begin_ms, end_ms = measured.watched_ms
+    moment = run.first_ms if metric == "ttft_ms" else run.last_ms
+    return np.asarray((measured.requests.arrival_ms >= begin_ms) & (moment <= end_ms))
 
 
 def metrics(
@@ -453,8 +372,16 @@ def metrics(
     }
 
 
-def _statistic(values: FloatArray, name: str) -> float:
-    values = values[np.isfinite(values)]
-    if not len(values):
+def finite_mean(values: FloatArray, weight: FloatArray | None = None) -> float:
+    """Return the mean of the finite values; NaN without one."""
+    finite = np.isfinite(values)
+    if not finite.any() or (weight is not None and not weight[finite].sum() > 0):
         return math.nan
-    return float(values.mean()) if name == "mean" else float(np.quantile(values, int(name[1:]) / 100))
+    return float(np.average(values[finite], weights=None if weight is None else weight[finite]))
+
+
+def _statistic(values: FloatArray, name: str) -> float:
+    if name == "mean":
+        return finite_mean(values)
+    values = values[np.isfinite(values)]
+    return float(np.quantile(values, int(name[1:]) / 100)) if len(values) else math.nan

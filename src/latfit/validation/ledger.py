@@ -41,8 +41,9 @@ class PromisedFigure(Record, frozen=True, kw_only=True):
     @property
     def error_pct(self) -> float | None:
         """Relative error, 100 (measured / planned - 1)."""
-        known = self.planned_ms and math.isfinite(self.measured_ms)
-        return 100 * (self.measured_ms / self.planned_ms - 1) if known and self.planned_ms else None
+        if not self.planned_ms or not math.isfinite(self.measured_ms):
+            return None
+        return 100 * (self.measured_ms / self.planned_ms - 1)
 
     @property
     def covered(self) -> bool | None:
@@ -52,19 +53,14 @@ class PromisedFigure(Record, frozen=True, kw_only=True):
         """
         if not self.planned_ms or self.planned_interval_ms is None:
             return None
-        if not all(map(math.isfinite, (*self.planned_interval_ms, *self.interval_ms, self.measured_ms))):
+        (a, b), (c, d), measured = self.planned_interval_ms, self.interval_ms, self.measured_ms
+        if not all(map(math.isfinite, (a, b, c, d, measured))):
             return None
-        (a, b), (c, d) = self.planned_interval_ms, self.interval_ms
-        if self.measured_ms >= self.planned_ms:
-            widths = (_log(b, self.planned_ms), _log(self.measured_ms, c))
-        else:
-            widths = (_log(self.planned_ms, a), _log(d, self.measured_ms))
-        return abs(_log(self.measured_ms, self.planned_ms)) <= math.hypot(*widths)
-
-
-def _log(one: float, two: float) -> float:
-    """Log ratio; infinite for an open end."""
-    return math.log(one / two) if 0 < one < math.inf and two > 0 else math.inf
+        up = measured >= self.planned_ms
+        ratios = (b / self.planned_ms, measured / c if c > 0 else math.inf)
+        if not up:
+            ratios = (self.planned_ms / a if a > 0 else math.inf, d / measured)
+        return abs(math.log(measured / self.planned_ms)) <= math.hypot(*map(math.log, ratios))
 
 
 def compare_percentile(
@@ -74,11 +70,8 @@ def compare_percentile(
     limit_ms: float,
     planned: tuple[float, tuple[float, float] | None] | None,
 ) -> PromisedFigure | None:
-    """Return a percentile of measured times (n,) in the order of arrival, compared with the planned one.
-
-    times: infinite for a request without an answer, NaN if it has no such time.  planned: value and interval, in ms.
-    None if no request has a time.
-    """
+    """Return a percentile of measured times (n,) in the order of arrival, compared with the planned value and interval
+    in ms; None if no request has a time. times: infinite without an answer, NaN if a request has no such time."""
     known, share = times[~np.isnan(times)], percentile / 100
     if not len(known):
         return None
@@ -94,21 +87,8 @@ def compare_percentile(
 
 
 class LedgerEntry(Record, frozen=True, kw_only=True):
-    """One run compared with its plan.
-
-    Attributes
-    ----------
-    added
-        When, in UTC.
-    subject
-        Model and machine.
-    planned_per_s, measured_per_s
-        Rates of requests.
-    planned_output_tokens, measured_output_tokens
-        Mean of a request; None if unknown.
-    requests, failed
-        All requests of the run, and those without times; these count as slower than any limit.
-    """
+    """One run of requests of a model and machine (subject) compared with its plan: rates, mean output tokens if known,
+    and how many requests failed; these count as slower than any limit."""
 
     added: str
     subject: str

@@ -14,16 +14,8 @@ from latfit.workload import Recording, Requests, read_requests
 class Measured:
     """Requests with the times of their first and last token (n,), ms on the clock of their arrivals.
 
-    Attributes
-    ----------
-    notes
-        Remarks about reading them.
-    began_s
-        Time of the first request in seconds since 1970; None if unknown.
-    watched_ms
-        Begin and end of a watch, which knows no single request (see `watch.py`); else None.
-    engines
-        Engines that a watch sums up.
+    began_s: time of the first request in seconds since 1970, None if unknown.  watched_ms: begin and end of a watch of
+    so many engines, which knows no single request (see `watch.py`); else None.
     """
 
     requests: Requests
@@ -43,13 +35,8 @@ class Measured:
 
 
 def read_measured(source: str | Path) -> Measured:
-    """Read a measured run from a file of any format that `simulate` reads and that has times of tokens.
-
-    Raises
-    ------
-    BadInput
-        Names the file, the column or the row.
-    """
+    """Read a measured run from a file of any format that `simulate` reads and that has times of tokens. Raises
+    BadInput."""
     return as_measured(read_requests(source))
 
 
@@ -71,11 +58,8 @@ def as_measured(found: Recording) -> Measured:
     what = f"a first token before its arrival, a last one before its first, or no time ({int(wrong.sum())} such)"
     first = f"request {int(np.argmax(wrong)) + 1} has {what}"
     if 2 * wrong.sum() >= len(wrong):
-        raise BadInput(
-            first,
-            where=found.source,
-            remedy="Leave out requests that failed; arrivals and tokens must be on one clock.",
-        )
+        remedy = "Leave out requests that failed; arrivals and tokens must be on one clock."
+        raise BadInput(first, where=found.source, remedy=remedy)
     notes = (*found.notes, f"Left out: {first}") if wrong.any() else tuple(found.notes)
     kept = found.requests.select(~wrong)
     return Measured(kept, found.first_ms[~wrong], found.last_ms[~wrong], found.source, notes, found.began_s)

@@ -1,11 +1,10 @@
 """Check that a trace's steps and a measured run come from one start of the engine, or else from one time.
 
-A recorder stores its start, and vLLM creates the counters of `/metrics` together with it. Another start compiles anew:
-two runs of one model on two cores were 40 to 160 % apart. Without counters the run and the steps must overlap in time.
-Sources without times are not judged.
+Another start compiles anew: two runs of one model on two cores were 40 to 160 % apart. A recorder stores its start, and
+vLLM creates the counters of `/metrics` together with it. Sources without times are not judged.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,10 +16,8 @@ from latfit.messages import Message as LatfitWarning
 from latfit.trace import Trace
 from latfit.validation.measured import Measured
 
-TOGETHER_S = 60.0
-"""Largest time between the starts of a recorder and of the counters of its server."""
-EDGE_S = 5.0
-"""Error of the end time that load generators report."""
+TOGETHER_S = 60.0  # largest time between the starts of a recorder and of the counters of its server
+EDGE_S = 5.0  # error of the end time that load generators report
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,12 @@ class EngineStart:
 def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list[EngineStart]:
     """Return the starts that latfit's recorder stored in a provenance, with times of steps if the trace is given."""
     found = []
-    for run, started_s in dict(_started(provenance)).items():
-        span = (np.nan, np.nan)
+    for run, started_s in _started(provenance).items():
+        span = []
         if trace is not None and "t_s" in trace and "run" in trace:
             t_s = trace.floats("t_s")[np.asarray(trace["run"]).astype(str) == run]
             t_s = t_s[np.isfinite(t_s)]
-            if len(t_s):
-                span = started_s + float(t_s.min()), started_s + float(t_s.max())
+            span = [started_s + float(t_s.min()), started_s + float(t_s.max())] if len(t_s) else []
         found.append(EngineStart(started_s, *span))
     return found
 
@@ -51,31 +47,18 @@ def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
     kept = np.ones(len(trace), dtype=bool)
     if measured.began_s is None or "t_s" not in trace or "run" not in trace:
         return kept
-    ended_s = measured.began_s + 1e-3 * float(np.nanmax(measured.last_ms))
     named, t_s = np.asarray(trace["run"]).astype(str), trace.floats("t_s")
-    for run, started_s in dict(_started(trace.provenance)).items():
-        rows = named == run
-        kept[rows] = (started_s + t_s[rows] >= measured.began_s - EDGE_S) & (started_s + t_s[rows] <= ended_s + EDGE_S)
+    for run, started_s in _started(trace.provenance).items():
+        at_s = started_s + t_s - measured.began_s
+        kept[named == run] = ((at_s >= -EDGE_S) & (at_s <= _span_s(measured) + EDGE_S))[named == run]
     return kept
-
-
-def _started(provenance: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield (run, its start in seconds since 1970) of each file."""
-    parts = provenance.get("parts")
-    for each in parts.values() if isinstance(parts, Mapping) else [provenance]:
-        try:
-            yield str(each["run"]), datetime.fromisoformat(each["run_started"]).replace(tzinfo=UTC).timestamp()
-        except (KeyError, TypeError, ValueError):
-            continue
 
 
 def not_together(
     starts: Sequence[EngineStart], measured: Measured, server_started_s: float | None
 ) -> LatfitWarning | None:
     """Warn if steps and run are of different starts or, if starts are unknown, of different times; else None."""
-    if not starts:
-        return None
-    if server_started_s is not None:
+    if server_started_s is not None and starts:
         nearest = min(starts, key=lambda each: abs(each.started_s - server_started_s))
         if abs(nearest.started_s - server_started_s) <= TOGETHER_S:
             return None
@@ -85,17 +68,35 @@ def not_together(
             f" at {_clock(server_started_s)}",
             "Record and measure in one start: after another one, or beside other work, steps take another time.",
         )
-    if measured.began_s is None:
+    began_s = measured.began_s
+    if began_s is None:
         return None
-    began_s, ended_s = measured.began_s, measured.began_s + 1e-3 * float(np.nanmax(measured.last_ms))
-    gaps = [max(each.first_s - ended_s, began_s - each.last_s) for each in starts if np.isfinite(each.last_s)]
-    if not gaps or min(gaps) <= TOGETHER_S:
+    gaps_s = [max(each.first_s - began_s - _span_s(measured), began_s - each.last_s) for each in starts]
+    gap_s = min((gap for gap in gaps_s if np.isfinite(gap)), default=0.0)
+    if gap_s <= TOGETHER_S:
         return None
     return LatfitWarning(
         "other_time",
-        f"The run began at {_clock(began_s)}, {min(gaps) / 60:,.0f} min away from the steps",
+        f"The run began at {_clock(began_s)}, {gap_s / 60:,.0f} min away from the steps",
         "Record while the run is measured; give --metrics-after where both are of one start of the engine.",
     )
+
+
+def _started(provenance: Mapping[str, Any]) -> dict[str, float]:
+    """Return the start of each recorded run in seconds since 1970."""
+    parts = provenance.get("parts")
+    found = {}
+    for each in parts.values() if isinstance(parts, Mapping) else [provenance]:
+        try:
+            found[str(each["run"])] = datetime.fromisoformat(each["run_started"]).replace(tzinfo=UTC).timestamp()
+        except (KeyError, TypeError, ValueError):
+            continue
+    return found
+
+
+def _span_s(measured: Measured) -> float:
+    """Return the time from the first request to the last token."""
+    return 1e-3 * float(np.nanmax(measured.last_ms))
 
 
 def _clock(seconds: float) -> str:

@@ -24,19 +24,8 @@ COUNTS = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accep
 
 @dataclass(frozen=True, repr=False)
 class ServerRun:
-    """A run as a server counted it.
-
-    Attributes
-    ----------
-    times
-        Histograms in ms, by `TIMES`.
-    counts
-        Counters, by `COUNTS`.
-    facts
-        Engine settings, by the names of a recorder's provenance.
-    started_s
-        When the counters were created, in seconds since 1970; None if not published.
-    """
+    """A run as a server counted it: histograms in ms by `TIMES`, counters by `COUNTS`, and settings as a recorder names
+    them. started_s: when the counters were created, in seconds since 1970; None if not published."""
 
     times: Mapping[str, Buckets]
     counts: Mapping[str, float]
@@ -82,13 +71,7 @@ class ServerRun:
 
 
 def read_server(after: str | Path, before: str | Path | None = None) -> ServerRun:
-    """Read a run from a server's `/metrics` texts.
-
-    Raises
-    ------
-    BadInput
-        If a text is not of this format, a time is missing, or counters fell (the server restarted in between).
-    """
+    """Read a run from a server's `/metrics` texts. Raises BadInput."""
     last = read_state(open_source(after))
     first = ServerState(last.engine) if before is None else read_state(open_source(before))
     if last.fell_below(first):

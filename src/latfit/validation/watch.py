@@ -18,8 +18,8 @@ from latfit.trace import WATCHED, Trace, open_source
 from latfit.validation.measured import Measured
 from latfit.workload import make_requests
 
-BEFORE = 3.0
-MOST_BEFORE = 100_000
+LEAD_LATENCIES = 3.0  # mean latencies before the watch from which requests may still run at its start
+MAX_EARLIER = 100_000
 
 
 def is_watched(provenance: Mapping[str, Any]) -> bool:
@@ -30,19 +30,16 @@ def is_watched(provenance: Mapping[str, Any]) -> bool:
 def watched(trace: Trace, before: str | Path, after: str | Path, source: str, seed: int = 0) -> Measured:
     """Reconstruct the load between two `/metrics` texts from a trace of windows; token times are NaN.
 
-    Raises
-    ------
-    BadInput
-        If no source has the number or the lengths of requests.
+    Raises BadInput if no source has the number or the lengths of requests.
     """
     begin_s, end_s = _texts_at(trace, source)
     seen = Interval(read_state(open_source(before)), read_state(open_source(after)), max(end_s - begin_s, 1e-3))
     rng = np.random.default_rng(seed)
     came_s = _arrivals(trace, seen, begin_s, rng)
-    under_way = max(0.0, _known(seen.first.running) + _known(seen.first.waiting))
-    latency_s = _known(seen.mean("latency")) / 1e3
-    earlier = min(round(BEFORE * under_way), MOST_BEFORE) if latency_s > 0 else 0
-    early_s = np.sort(-BEFORE * latency_s * rng.random(earlier))
+    under_way = max(0.0, finite_or_zero(seen.first.running) + finite_or_zero(seen.first.waiting))
+    latency_s = finite_or_zero(seen.mean("latency")) / 1e3
+    earlier = min(round(LEAD_LATENCIES * under_way), MAX_EARLIER) if latency_s > 0 else 0
+    early_s = np.sort(-LEAD_LATENCIES * latency_s * rng.random(earlier))
     lengths = seen.lengths(earlier + len(came_s), rng)
     if lengths is None or not len(came_s):
         raise BadInput(
@@ -61,15 +58,12 @@ def _texts_at(trace: Trace, source: str) -> tuple[float, float]:
     """Return when the two texts were taken, on the windows' clock. Raises BadInput."""
     try:
         begin_s, end_s = (float(each) for each in trace.provenance["texts_at_s"])
+        if end_s > begin_s and {"t_s", "window_ms", "arrived_requests"} <= trace.columns.keys():
+            return begin_s, end_s
     except (KeyError, TypeError, ValueError):
-        begin_s = end_s = np.nan
-    if not end_s > begin_s or not {"t_s", "window_ms", "arrived_requests"} <= trace.columns.keys():
-        raise BadInput(
-            "does not tell when requests came",
-            where=source,
-            remedy="Give what latfit record wrote, of an engine that counts its requests.",
-        )
-    return begin_s, end_s
+        pass
+    remedy = "Give what latfit record wrote, of an engine that counts its requests."
+    raise BadInput("does not tell when requests came", where=source, remedy=remedy)
 
 
 def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Generator) -> FloatArray:
@@ -82,7 +76,7 @@ def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Gener
     told = np.maximum(np.nan_to_num(trace.floats("arrived_requests")[inside][order]), 0.0)
     edges = np.concatenate([[0.0], np.column_stack([start, end]).ravel(), [seen.seconds]])
     gaps = np.diff(edges)[::2].clip(0.0)
-    rest = max(0.0, _known(seen.arrived) - float(told.sum()))
+    rest = max(0.0, finite_or_zero(seen.arrived) - float(told.sum()))
     counts = np.zeros(len(edges) - 1)
     counts[1::2] = told
     counts[::2] = rest * gaps / gaps.sum() if gaps.sum() > 0 else 0.0
@@ -97,5 +91,5 @@ def spread_arrivals(edges: FloatArray, counts: FloatArray, rng: np.random.Genera
     return np.sort(edges[which] + (edges[which + 1] - edges[which]) * rng.random(len(which)))
 
 
-def _known(value: float) -> float:
+def finite_or_zero(value: float) -> float:
     return value if np.isfinite(value) else 0.0
