@@ -22,8 +22,7 @@ from latfit.trace import LARGEST_REQUESTS, LARGEST_TOKENS, WATCHED, Trace, write
 
 MIN_STEPS = 20
 MIN_SHARE_OF_STEPS = 5e-4
-"""Of all steps so far, in a window of llama.cpp: its mean of busy slots since the start has six digits, so the
-difference of two is off by up to 1e-5 of all steps, 2 % of such a window."""
+"""Of all steps, in a window of llama.cpp: its mean of busy slots has six digits, an error of 2 % in such a window."""
 LONGEST_S = 10.0  # a window ends after this time with the steps there are
 SAVED_EVERY_S = 60.0
 MIN_QUEUED = 10  # readings with waiting requests that show a limit
@@ -33,31 +32,19 @@ OPTIONAL = ("kv_usage", "context_tokens", "queued_requests", "B_sd")
 
 @dataclass
 class MetricsRecorder:
-    """The windows of one server.
+    """The windows of one server; its first and last text go beside the trace.
 
-    Attributes
-    ----------
-    out
-        The trace; the first and last text of the last run go beside it.
-    polls, failed
-        Readings, and those that were not answered.
-    restarts
-        How often the server started again.
-    preempted
-        Windows that were left out.
-    queued
-        Requests that ran in each engine whenever others waited though the KV cache had room.
-    most_running
-        In each engine, at any reading.
+    queued: requests that ran in each engine whenever others waited though the KV cache had room.  most_running: in each
+    engine, at any reading.
     """
 
     out: Path
     labels: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     polls: int = 0
-    failed: int = 0
+    failed: int = 0  # readings that were not answered
     restarts: int = 0
-    preempted: int = 0
+    preempted: int = 0  # windows that were left out
     rows: list[dict[str, Any]] = field(default_factory=list)
     first: Reading | None = None
     last: Reading | None = None
@@ -69,10 +56,8 @@ class MetricsRecorder:
     _origin_s: float = math.nan
 
     def take(self, reading: "Reading | Unanswered") -> Interval | None:
-        """Add a reading; return what happened since the one before, if both were answered by one server process.
-
-        Raises BadInput if this server's counters tell no steps, TargetNotWritable.
-        """
+        """Add a reading; return what happened since the one before, if both were answered by one server process. Raises
+        BadInput if this server's counters tell no steps, TargetNotWritable."""
         self.polls += 1
         if isinstance(reading, Unanswered):
             self.failed += 1
@@ -111,8 +96,7 @@ class MetricsRecorder:
         return Trace(known | {n: np.array(text, dtype=object) for n, text in texts.items()}, self._provenance())
 
     def write(self) -> None:
-        """Write the trace and both texts, each whole or not at all; nothing without a window. Raises
-        TargetNotWritable."""
+        """Write the trace and both texts; nothing without a window. Raises TargetNotWritable."""
         if not self.rows:
             return
         write_trace(self.out, self.trace())

@@ -34,25 +34,7 @@ from latfit.trace import PHASES, REQUEST_TIMES, Array, Trace, period_ms, time_bi
 
 
 class Step(NamedTuple):
-    """A step as the engine knows it.
-
-    Attributes
-    ----------
-    preemptions
-        Requests that lost their cache.
-    prefix_queries, prefix_hits
-        Prompt tokens of requests that were admitted, and those of them found in the prefix cache.
-    draft_tokens, accepted_tokens
-        Drafted for requests that decoded, and accepted.
-    wait_ms
-        Part of T_ms in which the engine waited for the device; NaN if unknown.
-    context_tokens, prefill_context_tokens
-        From here on for a recorder with `by_request`: cached tokens that all requests attend to, and those in prefill.
-    prefill_attention, longest_prefill
-        Sum of p (k + p/2) and largest k + p over chunks of p tokens behind k cached ones.
-    recomputed_tokens
-        Tokens of S that preempted requests compute again, as prefill.
-    """
+    """A step as the engine counts it. From `context_tokens` on, fields are for a recorder with `by_request`."""
 
     step: int
     T_ms: float
@@ -65,17 +47,17 @@ class Step(NamedTuple):
     encoder_inputs: int = 0
     encoder_embeddings: int = 0
     dummy: bool = False
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    draft_tokens: int = 0
+    preemptions: int = 0  # requests that lost their cache
+    prefix_queries: int = 0  # prompt tokens of requests that were admitted
+    prefix_hits: int = 0  # those of them that are in the prefix cache
+    draft_tokens: int = 0  # drafted for requests that decoded
     accepted_tokens: int = 0
-    wait_ms: float = math.nan
-    context_tokens: int = 0
-    prefill_context_tokens: int = 0
-    prefill_attention: float = 0.0
-    longest_prefill: int = 0
-    recomputed_tokens: int = 0
+    wait_ms: float = math.nan  # part of T_ms in which the engine waited for the device; NaN if unknown
+    context_tokens: int = 0  # cached tokens that all requests attend to
+    prefill_context_tokens: int = 0  # those of requests in prefill
+    prefill_attention: float = 0.0  # sum of p (k + p/2) over chunks of p tokens behind k cached ones
+    longest_prefill: int = 0  # largest k + p
+    recomputed_tokens: int = 0  # tokens of S that preempted requests compute again, as prefill
 
 
 Row = Step | tuple[Any, ...]
@@ -136,7 +118,8 @@ def columns(
         "prefill_tokens": rows["prefill_tokens"].copy(),
     }
     if kv_capacity_tokens is not None:
-        found["context_tokens"] = _rounded(rows["kv_usage"] * kv_capacity_tokens)
+        whole = np.rint(rows["kv_usage"] * kv_capacity_tokens)
+        found["context_tokens"] = whole.astype(np.int64) if np.isfinite(whole).all() else whole
     for name in ("queued_requests", "kv_usage", "step", "dummy", *NO_COST, *(BY_REQUEST if by_request else ())):
         found[name] = rows[name].copy()
     if np.isfinite(rows["wait_ms"]).any():
@@ -148,31 +131,16 @@ def columns(
     return found
 
 
-def _rounded(tokens: NDArray[np.float64]) -> Array:
-    """Whole tokens as int64; left as float where some are unknown."""
-    whole: Array = np.rint(tokens)
-    return whole.astype(np.int64) if np.isfinite(whole).all() else whole
-
-
 @dataclass(frozen=True)
 class Buffers:
-    """How much a recorder holds.
-
-    Attributes
-    ----------
-    rows_per_file, flush_s, first_s
-        A file is written after so many rows or seconds, the first one after `first_s`, so that errors show soon.
-    max_pending
-        Full blocks that may wait for the disk.
-    keep_bytes
-        Size of recorders' files in the folder beyond which the oldest are deleted; None for no limit.
-    """
+    """How much a recorder holds, and when it writes a file: after so many rows or seconds, the first one after
+    `first_s`, so that errors show soon."""
 
     rows_per_file: int = 65_536
-    max_pending: int = 4
+    max_pending: int = 4  # full blocks that may wait for the disk
     flush_s: float = 300.0
     first_s: float = 10.0
-    keep_bytes: float | None = None
+    keep_bytes: float | None = None  # size of recorders' files beyond which the oldest are deleted
 
 
 CLOSE_S = 10.0
@@ -188,18 +156,8 @@ class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
     `add` is for one thread; `close` and the end of the process write what is pending. A forked child gets its own
-    `run`.
-
-    Attributes
-    ----------
-    labels, facts
-        Columns of every row, and provenance of every file.
-    by_request
-        Set if the steps tell of their single requests.
-    advice
-        What a problem with the folder is logged with.
-    rows_written, rows_dropped, rows_refused, files_deleted
-        Counts so far; refused are those that were not numbers.
+    `run`. labels and facts: columns of every row, and provenance of every file.  advice: what a problem with the folder
+    is logged with.  rows_refused: rows that were not numbers.
     """
 
     run: str
@@ -231,7 +189,11 @@ class StepRecorder:
         self._buffers = buffers
         self.advice = ""
         self._log = log or logging.getLogger(__name__)
-        _import_writer()
+        # Load now what the first file needs, while no engine waits: a fifth of a second that would stall its thread.
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pa.table({"": np.array([""])})
         self._begin_run()
         _LIVING.add(self)
 
@@ -332,7 +294,12 @@ class StepRecorder:
         if self._closed:
             return None
         if self._thread is None:
-            self._start_writer()
+            name = f"latfit-trace-{self.replica}"
+            thread = threading.Thread(target=self._write_until_closed, args=(self._full,), name=name, daemon=True)
+            thread.start()
+            self._thread = thread
+            # Not an atexit function: those don't run in the processes that `multiprocessing` forks, finalizers do.
+            self._at_exit = Finalize(None, self.close, exitpriority=10)
         if self._free:
             self._block = self._free.popleft()
         elif self._made < self._blocks:
@@ -340,24 +307,11 @@ class StepRecorder:
             self._made += 1
         return self._block
 
-    def _start_writer(self) -> None:
-        thread = threading.Thread(
-            target=self._write_until_closed, args=(self._full,), name=f"latfit-trace-{self.replica}", daemon=True
-        )
-        thread.start()
-        self._thread = thread
-        # Not an atexit function: those don't run in the processes that `multiprocessing` forks, finalizers do.
-        self._at_exit = Finalize(None, self.close, exitpriority=10)
-
     def _drop(self) -> None:
         self._dropped += 1
         if not self._closed:
-            self._say_once(
-                "drop",
-                "latfit drops steps of its trace: %s is slower than the engine, or stands still%s",
-                self.folder,
-                self._with_advice,
-            )
+            text = "latfit drops steps of its trace: %s is slower than the engine, or stands still%s"
+            self._say_once("drop", text, self.folder, self._with_advice)
 
     def _write_until_closed(self, full: "SimpleQueue[Block | None]") -> None:
         wait_s = min(self._buffers.first_s, self._buffers.flush_s)
@@ -422,18 +376,14 @@ class StepRecorder:
         found = f"{error.where}: {error.found}" if isinstance(error, LatfitError) else str(error)
         self._say_once("write", "latfit cannot write its trace: %s%s", found.replace("\n", " "), self._with_advice)
 
-    def _request_times(self) -> dict[str, Any]:
-        """Return how many requests so far had which times, by bin, as a fact of a file."""
-        while self._times:
+    def _provenance(self) -> dict[str, Any]:
+        while self._times:  # how many requests so far had which times, by bin
             name, place = self._times.popleft()
             self._counted.setdefault(name, Counter())[place] += 1
-        named = {name: {str(place): n for place, n in each.items()} for name, each in self._counted.items()}
-        return {REQUEST_TIMES: named} if named else {}
-
-    def _provenance(self) -> dict[str, Any]:
+        times = {name: {str(place): n for place, n in each.items()} for name, each in self._counted.items()}
         return {
             **self.facts,
-            **self._request_times(),
+            **({REQUEST_TIMES: times} if times else {}),
             "latfit": __version__,
             "created": utc_now(),
             "run": self.run,
@@ -454,15 +404,6 @@ class StepRecorder:
         if about not in self._said:
             self._said.add(about)
             self._log.warning(message + " (said once; the trace files count)", *values)
-
-
-def _import_writer() -> None:
-    """Load now what the first file needs, while no engine waits: a fifth of a second that would stall its thread."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    pa.table({"": np.array([""])})
 
 
 _LIVING: "weakref.WeakSet[StepRecorder]" = weakref.WeakSet()

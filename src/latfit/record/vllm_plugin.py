@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,16 @@ from latfit.units import parse_bytes
 
 FLAG = "--enable-logging-iteration-details"
 SCHEDULERS = "latfit.record.vllm_scheduler."  # they record steps with their requests, and then it is not done here
+FACTS = (
+    (
+        "scheduler_config",
+        "async_scheduling max_num_seqs max_num_batched_tokens long_prefill_token_threshold enable_chunked_prefill",
+    ),
+    ("parallel_config", "pipeline_parallel_size data_parallel_size distributed_executor_backend"),
+    ("cache_config", "block_size enable_prefix_caching cache_dtype"),
+    ("model_config", "max_model_len dtype quantization"),
+    ("device_config", "device_type"),
+)
 NO_REQUESTS = tuple(Step._field_defaults[name] for name in BY_REQUEST)
 
 # A child of vLLM's logger: what is said appears among vLLM's own lines.
@@ -100,21 +111,13 @@ class LatfitStatLogger(StatLoggerBase):
                 self._periods = OutputPeriods()
             server, servers = _api_server(vllm_config)
             if servers > 1:
-                log.warning(
-                    "API server %d of %d: each is told of a part of the engines' steps, and none of the others; "
-                    "start one (--api-server-count 1) to measure",
-                    server + 1,
-                    servers,
-                )
+                text = "API server %d of %d: each is told of a part of the engines' steps, and none of the others; "
+                log.warning(text + "start one (--api-server-count 1) to measure", server + 1, servers)
         except Exception as error:  # noqa: BLE001  a server that starts matters more than its trace
             log.warning("latfit records nothing (%s: %s)", type(error).__name__, error)
 
     def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any = None,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
+        self, scheduler_stats: Any, iteration_stats: Any = None, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         """Take the step that `scheduler_stats` describes, if any. vLLM makes a logger for each engine."""
         recorder = self.recorder
@@ -190,13 +193,21 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
     folder = environment.get("LATFIT_TRACE_DIR", "").strip()
     if not folder:
         return None
-    usual = Buffers()
-    buffers = Buffers(
-        int(_number(environment, "LATFIT_TRACE_ROWS", usual.rows_per_file, 1, 10_000_000)),
-        int(_number(environment, "LATFIT_TRACE_PENDING", usual.max_pending, 0, 1000)),
-        _number(environment, "LATFIT_TRACE_SECONDS", usual.flush_s, 1, 86_400),
-        keep_bytes=_size(environment, "LATFIT_TRACE_KEEP"),
-    )
+    numbers = [
+        _number(environment, f"LATFIT_TRACE_{name}", default, low, high)
+        for name, default, low, high in (
+            ("ROWS", Buffers.rows_per_file, 1, 10_000_000),
+            ("PENDING", Buffers.max_pending, 0, 1000),
+            ("SECONDS", Buffers.flush_s, 1, 86_400),
+        )
+    ]
+    size = environment.get("LATFIT_TRACE_KEEP", "").strip()
+    try:
+        keep_bytes = parse_bytes(size, option="LATFIT_TRACE_KEEP") if size else None
+    except WrongUsage:
+        log.warning("latfit: LATFIT_TRACE_KEEP=%r is not a size such as 20GB; all files are kept", size)
+        keep_bytes = None
+    buffers = Buffers(int(numbers[0]), int(numbers[1]), numbers[2], keep_bytes=keep_bytes)
     return Settings(Path(folder).expanduser(), buffers, environment.get("LATFIT_TRACE_PATH", "").strip() or None)
 
 
@@ -224,7 +235,7 @@ def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_reques
         buffers=settings.buffers,
         labels={
             "path": settings.path or path_on(device),
-            "hardware": _hardware() or device,
+            "hardware": _of_vllm("vllm.platforms", "current_platform.get_device_name") or device,
             "model": str(getattr(config.model_config, "model", "unknown")),
             "tp": int(config.parallel_config.tensor_parallel_size),
         },
@@ -239,25 +250,12 @@ def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_reques
 
 def _facts(config: Any, source: str) -> dict[str, Any]:
     """Return the settings of the engine that decide its latency, as far as this version of vLLM has them."""
-    wanted = {
-        "scheduler_config": (
-            "async_scheduling",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "long_prefill_token_threshold",
-            "enable_chunked_prefill",
-        ),
-        "parallel_config": ("pipeline_parallel_size", "data_parallel_size", "distributed_executor_backend"),
-        "cache_config": ("block_size", "enable_prefix_caching", "cache_dtype"),
-        "model_config": ("max_model_len", "dtype", "quantization"),
-        "device_config": ("device_type",),
-    }
-    found = {name: getattr(getattr(config, part, None), name, None) for part, names in wanted.items() for name in names}
+    found = {name: getattr(getattr(config, part, None), name, None) for part, names in FACTS for name in names.split()}
     plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
     server, servers = _api_server(config)
     return {
         "source": source,
-        "vllm": _vllm_version(),
+        "vllm": _of_vllm("vllm", "__version__"),
         **plain,
         "num_speculative_tokens": draft_tokens(config),
         "api_server": server,
@@ -282,30 +280,13 @@ def _api_server(config: Any) -> tuple[int, int]:
     return (max(server, 0), servers) if isinstance(server, int) and isinstance(servers, int) else (0, 1)
 
 
-def _hardware() -> str | None:
-    """Return the device's name from vLLM's platform; None if it has none."""
+def _of_vllm(module: str, name: str) -> str | None:
+    """Return a text of vLLM, or what its function returns; None if there is none."""
     try:
-        name: str = importlib.import_module("vllm.platforms").current_platform.get_device_name()
+        found = attrgetter(name)(importlib.import_module(module))
+        text: str = found() if callable(found) else found
+        return text or None
     except Exception:  # noqa: BLE001  drivers fail in many ways, and a label is not worth any of them
-        return None
-    return name or None
-
-
-def _vllm_version() -> str | None:
-    try:
-        version: str = importlib.import_module("vllm").__version__
-    except (ImportError, AttributeError):
-        return None
-    return version
-
-
-def _size(environment: Mapping[str, str], name: str) -> float | None:
-    """Return the bytes of `20GB`; None for nothing, or for what makes no sense."""
-    text = environment.get(name, "").strip()
-    try:
-        return parse_bytes(text, option=name) if text else None
-    except WrongUsage:
-        log.warning("latfit: %s=%r is not a size such as 20GB; all files are kept", name, text)
         return None
 
 
