@@ -13,12 +13,13 @@ import numpy as np
 from tests.unit.profiling.fake_device import FakeDevice
 
 from latfit import read
-from latfit.api.measuring import refit
+from latfit.fitting import solved
 from latfit.profiling.adaptive import order_by_information
 from latfit.profiling.result import ProfileResult, cell_columns
-from latfit.profiling.sampler import SAMPLES_PER_VISIT, VISITS_AT_LEAST, Rounds, run_profile
+from latfit.profiling.sampler import SAMPLES_PER_VISIT, VISITS_AT_LEAST, run_profile
 from latfit.profiling.shapes import StepShape
 from latfit.stats import FloatArray
+from latfit.trace import Trace
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 SHARES = (0.07, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -75,8 +76,18 @@ def error_at(result: ProfileResult, at_s: float, truth: FloatArray) -> float:
     there = np.flatnonzero([len(each) for each in times])
     table = cell_columns(result.cells)
     medians = np.array([np.median(times[index]) for index in there.tolist()])
-    found = refit(table.select(there).with_columns(T_ms=medians)) if len(there) > 4 else None
-    return float("nan") if found is None else float(np.mean(np.abs(np.expm1(found.log_ms(table) - np.log(truth)))))
+    predicted = predict(table.select(there).with_columns(T_ms=medians), table) if len(there) > 4 else None
+    return float("nan") if predicted is None else float(np.mean(np.abs(predicted / truth - 1)))
+
+
+def predict(cells: Trace, table: Trace) -> FloatArray | None:
+    """The times of a table by a fit to cells; None if these do not do for a fit."""
+    found = solved(cells, "context")
+    if found is None:
+        return None
+    model, theta, _ = found
+    columns = {name: table.floats(name) for name in table.columns if name != "phase"}
+    return np.maximum(model.latency_ms(theta, columns), 1e-12)
 
 
 def compare(trace: Path, seeds: Sequence[int]) -> None:
@@ -92,7 +103,7 @@ def compare(trace: Path, seeds: Sequence[int]) -> None:
     print(f"{trace.stem}: {len(cells)} cells; three visits of each take {full_s:.0f} s")
     for name, first in (("shuffled", ()), ("adaptive", tuple(order))):
         runs = [
-            run_profile(Replay(recorded, seed), cells, budget_s=full_s, precision=1e-4, rounds=Rounds(seed, first))
+            run_profile(Replay(recorded, seed), cells, budget_s=full_s, precision=1e-4, seed=seed, first=first)
             for seed in seeds
         ]
         errors = [np.median([error_at(run, share * full_s, truth) for run in runs]) for share in SHARES]

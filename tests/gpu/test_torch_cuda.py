@@ -25,6 +25,7 @@ from latfit.profiling.run import measure
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import GIB, ModelShape, StepShape, step_bytes
 from latfit.trace.parquet import write_trace
+from tests.unit.profiling.decoder_reference import convert
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
 
@@ -202,7 +203,7 @@ class TestGpu:
                 return torch.from_numpy(array.copy()).to(place)
 
             with torch.inference_mode():
-                loaded = weights.converted(tensor, lambda array: linear(tensor(array), "fp32"))
+                loaded = convert(weights, tensor, lambda array: linear(tensor(array), "fp32"))
                 step = TorchStep(loaded, cell, random_cache(loaded, cell))
                 logits.append(step.run(torch.arange(16, device=place)).cpu().numpy())
         np.testing.assert_allclose(logits[1], logits[0], rtol=0.02, atol=0.02)

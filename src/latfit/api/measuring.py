@@ -17,11 +17,9 @@ from latfit.files import check_writable
 from latfit.messages import Message as LatfitWarning
 from latfit.profiling import (
     Journal,
-    Listeners,
     PathOutcome,
     ProfileRequest as Measurement,
     ProfileResult,
-    Surface,
     journal_of,
     measure,
     parse_contexts,
@@ -32,9 +30,6 @@ from latfit.units import format_ms, format_percent
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-ADAPTIVE_MODEL = "context"
-"""What the adaptive design is judged by: the structure that reads everything the profiler varies."""
 
 MUCH_PREPARING = 0.2  # share of the time from which preparing is worth a line
 
@@ -119,7 +114,7 @@ def profile(request: ProfileRequest) -> Profile:
         **{name: getattr(request, name) for name in AS_ASKED},
     )
     out = None if request.out is None else Path(request.out)
-    return _run(made, out, request.resume, Listeners(request.progress, request.announce))
+    return _run(made, out, request.resume, {"progress": request.progress, "announce": request.announce})
 
 
 AS_ASKED = (
@@ -129,11 +124,11 @@ AS_ASKED = (
 """Fields of a measurement that are those of its request."""
 
 
-def _run(request: Measurement, out: Path | None, resume: bool, listeners: Listeners) -> Profile:
+def _run(request: Measurement, out: Path | None, resume: bool, listeners: dict[str, Any]) -> Profile:
     """Measure; the trace goes into `out`, and until then every visit into a journal beside it."""
     request.check()
     if out is None:
-        trace, outcomes = measure(request, listeners=listeners, refit=refit)
+        trace, outcomes = measure(request, **listeners)
         return Profile(trace, outcomes)
     check_trace_name(out)
     check_writable(out)
@@ -141,7 +136,7 @@ def _run(request: Measurement, out: Path | None, resume: bool, listeners: Listen
         raise WrongUsage("an engine's run cannot be continued", where="--resume", remedy="Start it anew without it.")
     journal = Journal(journal_of(out), request, resume=resume)
     try:
-        trace, outcomes = measure(request, listeners=listeners, journal=journal, refit=refit)
+        trace, outcomes = measure(request, **listeners, journal=journal)
         if not len(trace):
             raise _nothing_measured(outcomes[0].result)
         with _uninterrupted():
@@ -156,14 +151,6 @@ def _run(request: Measurement, out: Path | None, resume: bool, listeners: Listen
         raise
     journal.close(finished=outcomes[-1].result.stop in FINISHED)
     return Profile(trace, outcomes, out)
-
-
-def refit(cells: Trace) -> Surface | None:
-    """Fit cells, for the error estimate of the adaptive design; fitting and profiling do not import each other."""
-    from latfit.fitting import solved
-
-    found = solved(cells, ADAPTIVE_MODEL)
-    return Surface(*found) if found else None
 
 
 @contextmanager
@@ -195,15 +182,10 @@ def _nothing_measured(result: ProfileResult) -> LatfitError:
 
 def _sentence(outcome: PathOutcome, several: bool) -> str:
     result = outcome.result
-    measured = sum(result.measured)
-    known = f"{sum(result.within_precision)} of {measured} cells within ±{100 * result.precision:.3g} %"
-    if (error := result.prediction_error) is not None:
-        predicted = "too few to predict the others"
-        if error < 1:
-            predicted = f"a cell left out is predicted with a mean error of {format_percent(100 * error)}"
-        known = f"{measured} of {len(result.cells)} cells; {predicted}"
+    within = f"{sum(result.within_precision)} within ±{100 * result.precision:.3g} %"
     name = f"{outcome.path}: " if several else ""
-    return f"{name}Measured {result.steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {known}."
+    cells = f"{sum(result.measured)} of {len(result.cells)} cells, {within}"
+    return f"{name}Measured {result.steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {cells}."
 
 
 def _details(outcome: PathOutcome) -> Iterator[str]:
@@ -230,7 +212,7 @@ def _path_json(outcome: PathOutcome) -> dict[str, Any]:
         "cells_within_precision": sum(result.within_precision),
         "elapsed_s": round(result.elapsed_s, 3),
         "between_processes": between.as_json() if between else None,
-        "prediction_error_pct": None if (error := result.prediction_error) is None else 100 * error,
+        "prediction_error_pct": None,  # of older versions; `latfit fit` states the held-out error
         "warnings": [warning.to_json() for warning in result.warnings],
         "limits": [limit.as_json() for limit in result.limits],
     }

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.profiling.adaptive import Surface as Surface
     from latfit.profiling.devices.numpy_device import NumpyDevice as NumpyDevice
     from latfit.profiling.grid import parse_contexts as parse_contexts, parse_cpus as parse_cpus
     from latfit.profiling.host.inventory import Inventory as Inventory, inventory as inventory
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from latfit.profiling.result import ProfileResult as ProfileResult
     from latfit.profiling.run import (
         Announcement as Announcement,
-        Listeners as Listeners,
         PathOutcome as PathOutcome,
         measure as measure,
     )

@@ -1,14 +1,13 @@
 """`--engine transformers`: the continuous batching of HuggingFace transformers on a random model, step by step.
 
-An engine chooses its own batches, so there is no grid: requests with prompts and answers of random length keep a number
-of them alive (a load level), levels come in shuffled order until the time is spent, and every step is recorded:
-scheduling, forward pass, sampling and bookkeeping together. A run of the trace is a stretch at one load level. The
-steps are driven in this thread, through the calls of the engine's own loop."""
+An engine chooses its own batches, so there is no grid: random requests keep a load level alive, levels come in shuffled
+order until the time is spent, and every step is recorded with scheduling, sampling and bookkeeping. A run of the trace
+is a stretch at one load level."""
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.device import DeviceSettings
 from latfit.profiling.devices.select import PathSpec
 from latfit.profiling.host.machine import LoadWatch, sensible_threads
-from latfit.profiling.quality import drift, instability
+from latfit.profiling.quality import instability
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import ProfileResult, Sample, StopReason, TraceLabels, to_trace
 from latfit.profiling.shapes import ModelShape, StepShape, check_fits
@@ -35,25 +34,24 @@ PAGE_TOKENS = 32
 VERSIONS = "5.17 and 5.24"  # of transformers that were driven
 
 
-class StepBatch(NamedTuple):
+class EngineStep(NamedTuple):
     """A step of the engine: its time, cached tokens of each decode request, (tokens, cached tokens before them) of each
-    prefill chunk, and requests that wait."""
+    prefill chunk, requests that wait; and when it ran, in which stretch (visit) of which load level."""
 
     T_ms: float
     decode: tuple[int, ...]
     prefill: tuple[tuple[int, int], ...]
     queued: int
+    visit: int = 0
+    level: int = 0
+    t_s: float = 0.0
 
-
-@dataclass(frozen=True)
-class EngineStep:
-    """When a step ran, and in which stretch (visit) of which load level."""
-
-    batch: StepBatch
-    visit: int
-    level: int
-    t_s: float
-    cold: bool
+    @property
+    def shape(self) -> StepShape:
+        """A cell with the same B, S and phase; the first chunk stands for all but one token of the others."""
+        tokens = sum(n for n, _ in self.prefill)
+        rest = (1,) * (len(self.prefill) - 1)
+        return StepShape(len(self.decode), 0, (tokens - len(rest), *rest) if self.prefill else ())
 
 
 class TransformersEngine:
@@ -65,8 +63,8 @@ class TransformersEngine:
         import transformers
 
         if shape.experts:
-            found = f"{shape.name} is a mixture of experts"
-            raise WrongUsage(found, where="--engine", remedy="Measure a dense model with an engine.")
+            remedy = "Measure a dense model with an engine."
+            raise WrongUsage(f"{shape.name} is a mixture of experts", where="--engine", remedy=remedy)
         check_fits(shape, free_memory_bytes())
         self.threads = settings.threads or sensible_threads()
         torch.set_num_threads(self.threads)
@@ -76,12 +74,9 @@ class TransformersEngine:
             self._manager = _open_manager(shape, dtype, gpu=gpu)
             self._processor = self._manager._create_batch_processor()
         except (ImportError, AttributeError, TypeError) as error:
-            raise HardwareMissing(
-                f"the continuous batching of transformers {transformers.__version__} cannot be driven step by step"
-                f" ({error})",
-                where="--engine transformers",
-                remedy=f"Install a version that can: {VERSIONS} are known to.",
-            ) from None
+            found = f"the continuous batching of transformers {transformers.__version__} has no single steps ({error})"
+            remedy = f"Install a version that can: {VERSIONS} are known to."
+            raise HardwareMissing(found, where="--engine transformers", remedy=remedy) from None
         self._manager.batch_processor = self._processor
 
     def add(self, prompt: int, answer: int, rng: np.random.Generator) -> None:
@@ -95,7 +90,7 @@ class TransformersEngine:
         queued = int(self._manager.input_queue.qsize())
         return len(scheduler.active_requests) + len(scheduler.waiting_requests) + queued
 
-    def step(self) -> StepBatch | None:
+    def step(self) -> EngineStep | None:
         """Run one step; None if nothing is left to do."""
         with self._torch.inference_mode():
             started = time.perf_counter_ns()
@@ -113,7 +108,7 @@ class TransformersEngine:
         before = [(tokens, end - tokens, prompt) for tokens, end, prompt in batch]
         decode = tuple(cached for _, cached, prompt in before if cached >= prompt)
         prefill = tuple((tokens, cached) for tokens, cached, prompt in before if cached < prompt)
-        return StepBatch(elapsed_ms, decode, prefill, len(self._processor.scheduler.waiting_requests))
+        return EngineStep(elapsed_ms, decode, prefill, len(self._processor.scheduler.waiting_requests))
 
     def close(self) -> None:
         with suppress(RuntimeError):
@@ -152,23 +147,22 @@ def _open_manager(shape: ModelShape, dtype: Any, *, gpu: bool) -> Any:
 def engine_steps(engine: TransformersEngine, budget_s: float, seed: int) -> Iterator[EngineStep]:
     """Run steps at all load levels in shuffled rounds until the time is spent."""
     rng = np.random.default_rng(seed)
-    start_s, visit, count = time.perf_counter(), 0, 0
+    start_s, visit = time.perf_counter(), 0
+
+    def length(low: int, high: int) -> int:
+        return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
+
     while time.perf_counter() - start_s < budget_s:
         for level in rng.permutation(LEVELS).tolist():
             for number in range(STEPS_PER_LEVEL):
                 while number < STEPS_PER_LEVEL // 2 and engine.alive < level:
-                    engine.add(_draw_length(rng, *PROMPTS), _draw_length(rng, *ANSWERS), rng)
+                    engine.add(length(*PROMPTS), length(*ANSWERS), rng)
                 t_s = time.perf_counter() - start_s
-                found = engine.step() if t_s < budget_s else None
-                if found is None:
+                step = engine.step() if t_s < budget_s else None
+                if step is None:
                     break
-                count += 1
-                yield EngineStep(found, visit, level, t_s, cold=count <= COLD_STEPS)
+                yield step._replace(visit=visit, level=level, t_s=t_s)
             visit += 1
-
-
-def _draw_length(rng: np.random.Generator, low: int, high: int) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
 
 def run_engine(request: ProfileRequest, spec: PathSpec) -> tuple[list[EngineStep], ProfileResult]:
@@ -184,36 +178,24 @@ def run_engine(request: ProfileRequest, spec: PathSpec) -> tuple[list[EngineStep
         stop = "interrupted"
     finally:
         engine.close()
-    shapes = [_shape(step.batch) for step in steps]  # one cell, whatever the contexts
-    place = {cell: index for index, cell in enumerate(dict.fromkeys(shapes))}
-    samples = [
-        Sample(place[shape], step.visit, step.t_s, step.batch.T_ms, step.cold)
-        for shape, step in zip(shapes, steps, strict=True)
-    ]
-    elapsed_s = steps[-1].t_s + steps[-1].batch.T_ms / 1e3 if steps else 0.0
-    cells, budget_s = tuple(place), request.budget_ms / 1e3
-    result = ProfileResult(cells, tuple(samples), (), stop, elapsed_s, budget_s, request.precision)
-    warning = instability(
-        result, load(), {"drift": drift}
-    )  # contexts differ within a cell: other symptoms mean nothing
+    place = {cell: index for index, cell in enumerate(dict.fromkeys(step.shape for step in steps))}
+    samples = tuple(
+        Sample(place[step.shape], step.visit, step.t_s, step.T_ms, number < COLD_STEPS)
+        for number, step in enumerate(steps)
+    )
+    elapsed_s = steps[-1].t_s + steps[-1].T_ms / 1e3 if steps else 0.0
+    result = ProfileResult(tuple(place), samples, (), stop, elapsed_s, request.budget_ms / 1e3, request.precision)
+    warning = instability(result, load(), ["drift"])  # contexts differ within a cell: other symptoms mean nothing
     return steps, replace(result, warnings=(warning,) if warning else ())
-
-
-def _shape(batch: StepBatch) -> StepShape:
-    """A step with the same B, S and phase; the first chunk stands for all but one token of the others."""
-    tokens = sum(n for n, _ in batch.prefill)
-    rest = (1,) * (len(batch.prefill) - 1)
-    return StepShape(len(batch.decode), 0, (tokens - len(rest), *rest) if batch.prefill else ())
 
 
 def engine_trace(steps: Sequence[EngineStep], result: ProfileResult, labels: TraceLabels) -> Trace:
     """Return the trace of an engine run, with the contexts of the very steps."""
-    trace = to_trace(result, labels)
-    steps = [step for step in steps if not step.cold]
-    prefill = np.array([sum(cached for _, cached in step.batch.prefill) for step in steps], dtype=np.int64)
-    return trace.with_columns(
-        context_tokens=prefill + np.array([sum(step.batch.decode) for step in steps], dtype=np.int64),
+    steps = steps[COLD_STEPS:]
+    prefill = np.array([sum(cached for _, cached in step.prefill) for step in steps], dtype=np.int64)
+    return to_trace(result, labels).with_columns(
+        context_tokens=prefill + np.array([sum(step.decode) for step in steps], dtype=np.int64),
         prefill_context_tokens=prefill,
-        queued_requests=np.array([step.batch.queued for step in steps], dtype=np.int64),
+        queued_requests=np.array([step.queued for step in steps], dtype=np.int64),
         run=np.array([f"{labels.runs[0]}-{step.visit}-of-{step.level}" for step in steps], dtype=object),
     )

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
 from latfit.profiling.devices.device import Device
-from latfit.profiling.result import Limit
 from latfit.profiling.sampler import SAMPLES_PER_VISIT, VISITS_AT_LEAST
-from latfit.profiling.shapes import GIB, ModelShape, StepShape, step_bytes, step_flops
+from latfit.profiling.shapes import ModelShape, StepShape, step_flops
 
 DEFAULT_CONTEXT = 256
 MAX_CELLS = 2000
+MAX_TOKENS = 2**22
 
 # (largest B, largest S, steps per doubling), from the richest to the poorest
 LEVELS = ((128, 1024, 2), (128, 1024, 1), (64, 512, 2), (64, 512, 1), (32, 256, 1), (16, 128, 1), (4, 32, 1))
@@ -37,15 +37,13 @@ class StepCost:
 
 def pilot(device: Device, shape: ModelShape, context: int = DEFAULT_CONTEXT) -> StepCost:
     """Time one decode token and 64 prompt tokens, each twice after a warm-up step. Raises DeviceOutOfMemory."""
-    small, large = StepShape(1, context), StepShape(prefill=(64,))
-    floor_ms, busy_ms = (_quickest_ms(device, cell) for cell in (small, large))
-    more_flops = step_flops(shape, large) - step_flops(shape, small)
+    cells, quickest_ms = (StepShape(1, context), StepShape(prefill=(64,))), []
+    for cell in cells:
+        device.prepare(cell)
+        quickest_ms.append(min(float(device.step_ms()) for _ in range(3)))
+    floor_ms, busy_ms = quickest_ms
+    more_flops = step_flops(shape, cells[1]) - step_flops(shape, cells[0])
     return StepCost(floor_ms, more_flops / max(busy_ms - floor_ms, 0.01 * busy_ms))
-
-
-def _quickest_ms(device: Device, cell: StepShape) -> float:
-    device.prepare(cell)
-    return min(device.step_ms() for _ in range(3))
 
 
 def grid_cost_s(shape: ModelShape, cells: Iterable[StepShape], cost: StepCost) -> float:
@@ -77,8 +75,7 @@ def default_cells(
 ) -> list[StepShape]:
     """Return decode, prefill and mixed cells on a logarithmic scale with `density` (1 or 2) steps per doubling.
 
-    Cells with decode requests come once for each context, a single chunk once for each history, other chunks with the
-    first history.
+    Cells with decode requests come once for each context, single chunks once for each history.
     """
     cells = [StepShape(B, context) for context in contexts for B in _scale(1, most_B, density)]
     cells += [StepShape(prefill=(S,), history=(before,)) for before in histories for S in _scale(16, most_S, density)]
@@ -106,52 +103,38 @@ def _scale(first: int, last: int, density: int) -> list[int]:
 def parse_grid(
     text: str, contexts: Sequence[int] = (DEFAULT_CONTEXT,), histories: Sequence[int] = (0,)
 ) -> list[StepShape]:
-    """Return the cells of a grid such as `B=1,2,4,8;S=1,16,64,256`: every pair with S >= B.
+    """Return the cells of a grid such as `B=1,2,4,8;S=1,16,64,256`: every pair with S >= B. Raises WrongUsage.
 
-    S = B is a decode step; otherwise one request prefills S - B + 1 tokens beside B - 1 that decode. Raises WrongUsage
-    for anything else.
+    S = B is a decode step; otherwise one request prefills S - B + 1 tokens beside B - 1 that decode.
     """
-    axes: dict[str, list[int]] = {}
-    for part in text.replace(" ", "").strip(";").split(";"):
-        match = re.fullmatch(r"([BS])=(\d+(?:,\d+)*),?", part)
-        if not match or match.group(1) in axes:
-            raise _bad_grid(text, f"{part!r} is not one list of whole numbers for B or for S")
-        axes[match.group(1)] = sorted({int(number) for number in match.group(2).split(",")})
-    if len(axes) != 2:
-        raise _bad_grid(text, f"it has no values for {'S' if 'B' in axes else 'B'}")
-    if min(axes["B"] + axes["S"]) < 1 or max(axes["B"] + axes["S"]) > 2**22:
-        raise _bad_grid(text, f"B and S lie between 1 and {2**22}")
-    pairs = [(B, S) for B in axes["B"] for S in axes["S"] if S >= B]
-    if not pairs:
-        raise _bad_grid(text, "no pair has S >= B, and every request computes at least one token")
-    depths = [(context, before) for context in contexts for before in histories]
-    cells = {_grid_cell(B, S, *depth): None for depth in depths for B, S in pairs}
+    remedy = "Write it like 'B=1,2,4,8;S=1,16,64,256'; pairs with S < B are left out."
+    parts = re.fullmatch(r"([BS])=([\d,]+);([BS])=([\d,]+);*", text.replace(" ", ""), re.ASCII)
+    if not parts or parts[1] == parts[3]:
+        raise WrongUsage(f"{text!r} is not a list for B and one for S", where="--grid", remedy=remedy)
+    axes = {parts[place]: sorted(parse_contexts(parts[place + 1].rstrip(","), "--grid", remedy)) for place in (1, 3)}
+    pairs = [(B, S) for B in axes["B"] for S in axes["S"] if S >= B >= 1]
+    if not pairs or min(axes["B"] + axes["S"]) < 1:
+        found = f"{text!r}: no pair has S >= B, and every request computes at least one token"
+        raise WrongUsage(found, where="--grid", remedy=remedy)
+    cells = {
+        StepShape(B, context) if S == B else StepShape(B - 1, context if B > 1 else 0, (S - B + 1,), (before,)): None
+        for context in contexts
+        for before in histories
+        for B, S in pairs
+    }
     if len(cells) > MAX_CELLS:
-        raise _bad_grid(text, f"it has {len(cells)} cells, more than {MAX_CELLS}")
+        raise WrongUsage(f"{len(cells)} cells, more than {MAX_CELLS}", where="--grid", remedy=remedy)
     return list(cells)
 
 
-def _grid_cell(B: int, S: int, context: int, history: int) -> StepShape:
-    if S == B:
-        return StepShape(B, context)
-    return StepShape(B - 1, context if B > 1 else 0, (S - B + 1,), (history,))
-
-
-def _bad_grid(text: str, found: str) -> WrongUsage:
-    return WrongUsage(
-        f"{text!r}: {found}",
-        where="--grid",
-        remedy="Write it like 'B=1,2,4,8;S=1,16,64,256'; pairs with S < B are left out.",
-    )
-
-
-def parse_contexts(text: str, option: str = "--context") -> tuple[int, ...]:
-    """Return numbers of cached tokens, from `256` or `128,512`. Raises WrongUsage."""
-    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
-        raise WrongUsage(f"{text!r} is not a list of whole numbers", where=option, remedy="Write it like 128,512.")
+def parse_contexts(text: str, option: str = "--context", remedy: str = "Write it like 128,512.") -> tuple[int, ...]:
+    """Return whole numbers up to MAX_TOKENS, from `256` or `128,512`. Raises WrongUsage."""
+    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text, re.ASCII):
+        raise WrongUsage(f"{text!r} is not a list of whole numbers", where=option, remedy=remedy)
     values = tuple(dict.fromkeys(int(number) for number in text.split(",")))
-    if max(values) > 2**22:
-        raise WrongUsage(f"{max(values)} cached tokens are too many", where=option, remedy=f"At most {2**22}.")
+    if max(values) > MAX_TOKENS:
+        found = f"{max(values)} tokens are too many, at most {MAX_TOKENS}"
+        raise WrongUsage(found, where=option, remedy=remedy)
     return values
 
 
@@ -164,18 +147,3 @@ def parse_cpus(text: str | None) -> tuple[int, ...]:
             raise WrongUsage(f"{text!r} is no list of CPUs", where="--pin", remedy="Write it like 0,2-5.")
         found.update(range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1))
     return tuple(sorted(found))
-
-
-def split_by_memory(
-    shape: ModelShape, cells: Iterable[StepShape], free_bytes: int | None
-) -> tuple[list[StepShape], list[Limit]]:
-    """Return the cells that fit in nine tenths of the free memory, and a limit for each other one."""
-    fitting, limits = [], []
-    for cell in cells:
-        needed = step_bytes(shape, cell)
-        if free_bytes is None or needed <= 0.9 * free_bytes:
-            fitting.append(cell)
-        else:
-            message = f"needs {needed / GIB:.2f} GiB beside the weights, {free_bytes / GIB:.2f} GiB are free"
-            limits.append(Limit(cell, "does_not_fit", message))
-    return fitting, limits

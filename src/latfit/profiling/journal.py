@@ -1,44 +1,38 @@
 """The journal of a run: what was measured, on disk as it comes, so that an end at any moment loses one visit at most.
 
-JSON lines beside the trace: what was asked for; then for each path its cells; then the samples of every visit. A line
-is written in one piece, so a killed process leaves whole lines and at most one torn one, which is skipped. A finished
-run removes its journal; an interrupted one leaves it. A journal is locked while its run lives."""
+JSON lines beside the trace: the request; then for each path its cells; then the samples of every visit. A line is
+written in one piece, so a killed process leaves at most one torn line, which is skipped. A finished run removes its
+journal; an interrupted one leaves it. A journal is locked while its run lives."""
 
 import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from latfit.errors import BadInput, TargetNotWritable, WrongUsage
 from latfit.files import file_system_errors, lock, open_own, sync_folder
 from latfit.inputs import decode_json, unreadable
 from latfit.profiling.request import ProfileRequest
-from latfit.profiling.result import Limit, Sample
-from latfit.profiling.sampler import Earlier, Keep
-from latfit.profiling.shapes import StepShape
+from latfit.profiling.result import PathRecord, Sample
+from latfit.profiling.sampler import Keep
 from latfit.provenance import utc_now
 
 SCHEMA = "latfit.journal/1"
 _MAY_CHANGE = ("command", "budget_ms", "precision", "processes")
 
 
-@dataclass
-class PathRecord:
-    """What is known of one path: its cells, those that do not fit, and what was measured."""
+class _Visit(msgspec.Struct):
+    """A line of samples on one path."""
 
-    cells: list[StepShape]
-    limits: list[Limit]
-    grid: dict[str, Any]
-    samples: list[Sample] = field(default_factory=list)
-    too_large: list[tuple[int, str]] = field(default_factory=list)
-    elapsed_s: float = 0.0
-
-    @property
-    def earlier(self) -> Earlier:
-        return Earlier(tuple(self.samples), tuple(self.too_large), self.elapsed_s)
+    path: int
+    samples: list[Sample]
+    too_large: list[tuple[int, str]]
+    elapsed_s: float
 
 
 def journal_of(trace: Path) -> Path:
@@ -47,19 +41,13 @@ def journal_of(trace: Path) -> Path:
 
 
 class Journal:
-    """An open journal. `started` and `process` name the run that began it."""
+    """An open journal, new or continued. `started` and `process` name the run that began it.
+
+    Raises BadInput for a file that is no journal, WrongUsage if it belongs to another request or a run that goes on, or
+    holds steps that nothing else holds, TargetNotWritable.
+    """
 
     def __init__(self, file: Path, request: ProfileRequest, *, resume: bool) -> None:
-        """Begin a journal, or continue the one in `file` (a new one if there is none).
-
-        Raises
-        ------
-        BadInput
-            If the file is no journal.
-        WrongUsage
-            If it belongs to another request or to a run that goes on, or holds steps that nothing else holds.
-        TargetNotWritable
-        """
         self.file = file
         self.paths: dict[int, PathRecord] = {}
         self.started, self.process = utc_now(), os.getpid()
@@ -76,7 +64,8 @@ class Journal:
         if lock(self._stream.fileno()) is False:
             remedy = "Wait for its end, or write another trace with --out."
             raise WrongUsage("belongs to a run that goes on", where=str(self.file), remedy=remedy)
-        asked = _asked(request)
+        asked = {key: value for key, value in asdict(request).items() if key not in _MAY_CHANGE}
+        asked = json.loads(json.dumps(asked))
         self._read(asked if resume else None)
         if resume and self.paths:
             self._write({})  # ends a torn line
@@ -97,14 +86,13 @@ class Journal:
     def plan(self, path: int, record: PathRecord) -> None:
         """Write the cells of a path, before its first step."""
         self.paths[path] = record
-        limits = [[astuple(limit.cell), limit.reason, limit.message] for limit in record.limits]
-        self._write({"path": path, "cells": [astuple(c) for c in record.cells], "limits": limits, "grid": record.grid})
+        self._write({"path": path, "cells": record.cells, "grid": record.grid})
 
     def keep(self, path: int) -> Keep:
         """Return the function that writes every visit on `path`."""
 
         def write(samples: Sequence[Sample], too_large: Sequence[tuple[int, str]], elapsed_s: float) -> None:
-            self._write({"path": path, "samples": samples, "too_large": list(too_large), "elapsed_s": elapsed_s})
+            self._write({"path": path, "samples": samples, "too_large": too_large, "elapsed_s": elapsed_s})
             self.paths[path].samples += samples
 
         return write
@@ -121,7 +109,7 @@ class Journal:
 
     def _write(self, document: dict[str, Any]) -> None:
         """Raises TargetNotWritable, for example if the disk is full."""
-        line = f"{json.dumps(document) if document else ''}\n".encode()
+        line = (msgspec.json.encode(document) if document else b"") + b"\n"
         with file_system_errors(self.file):
             while line:
                 line = line[self._stream.write(line) or 0 :]
@@ -149,7 +137,7 @@ class Journal:
             raise ValueError("another schema")
         self.started, self.process = str(document["started"]), int(document["process"])
         before = document["asked"]
-        changed = [key for key in asked or () if asked and asked[key] != before.get(key)]
+        changed = [key for key, value in (asked or {}).items() if value != before.get(key)]
         if changed:
             raise WrongUsage(
                 f"the run in {self.file} was asked for {changed[0]} = {before.get(changed[0])!r}",
@@ -160,25 +148,12 @@ class Journal:
     def _take(self, document: dict[str, Any]) -> None:
         self._stored = bool(document.get("stored"))
         if "cells" in document:
-            limits = [Limit(_cell(cell), reason, message) for cell, reason, message in document["limits"]]
-            cells = [_cell(fields) for fields in document["cells"]]
-            self.paths[document["path"]] = PathRecord(cells, limits, document["grid"])
+            self.paths[document["path"]] = msgspec.convert(document, PathRecord)
         elif "samples" in document:
-            record = self.paths[document["path"]]
-            samples = [Sample(*row) for row in document["samples"]]
-            if any(not 0 <= sample.cell < len(record.cells) for sample in samples):
+            visit = msgspec.convert(document, _Visit)
+            record = self.paths[visit.path]
+            if any(not 0 <= sample.cell < len(record.cells) for sample in visit.samples):
                 raise ValueError("a sample of no cell")
-            record.samples += samples
-            record.too_large += [(int(cell), str(message)) for cell, message in document["too_large"]]
-            record.elapsed_s = max(record.elapsed_s, float(document["elapsed_s"]))
-
-
-def _cell(fields: Sequence[Any]) -> StepShape:
-    decode, context, prefill, history = fields
-    return StepShape(decode, context, tuple(prefill), tuple(history))
-
-
-def _asked(request: ProfileRequest) -> dict[str, Any]:
-    """What a continuation must ask for as well, as JSON gives it back."""
-    asked: dict[str, Any] = json.loads(json.dumps(asdict(request)))
-    return {key: value for key, value in asked.items() if key not in _MAY_CHANGE}
+            record.samples += visit.samples
+            record.too_large += visit.too_large
+            record.elapsed_s = max(record.elapsed_s, visit.elapsed_s)

@@ -17,35 +17,17 @@ MAX_PROCESSES = 16
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What to measure, and for how long.
-
-    Attributes
-    ----------
-    grid
-        Text as in `parse_grid`; without it the budget decides.
-    precision
-        A run stops when the 95 % interval of every median is within this share.
-    part
-        The whole step or a single kind of kernel.
-    histories
-        Cached tokens before a prefill chunk.
-    processes
-        How many take turns; None for as many as memory and budget allow, up to three.
-    pin
-        CPUs to stay on, empty for none.
-    command
-        How the user started this; it goes into the trace.
-    """
+    """What to measure, and for how long. The fields are those of `latfit profile`'s options, parsed."""
 
     device: str = "auto"
     isa: str = "auto"
     model: str = "tiny"
     layers: int | None = None
-    grid: str | None = None
+    grid: str | None = None  # as in `parse_grid`; without it the budget decides
     contexts: tuple[int, ...] = (DEFAULT_CONTEXT,)
     threads: int | None = None
     budget_ms: float = 60_000.0
-    precision: float = 0.03
+    precision: float = 0.03  # stop when the 95 % interval of every median is within this share
     seed: int = 0
     command: str = field(default_factory=command_line)
     dtype: str = "auto"
@@ -53,7 +35,7 @@ class ProfileRequest:
     part: str = "step"
     cache: str = "warm"
     histories: tuple[int, ...] = (0,)
-    processes: int | None = None
+    processes: int | None = None  # that take turns; None: up to three, as memory and budget allow
     pin: tuple[int, ...] = ()
     graphs: bool = True
     engine: str = "kernels"

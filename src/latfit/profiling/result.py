@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from latfit.messages import Message as LatfitWarning
@@ -44,6 +45,17 @@ class Limit:
         return {**shape, "reason": self.reason, "message": self.message}
 
 
+class PathRecord(msgspec.Struct):
+    """State of the run on one path: its cells and what is measured so far. too_large: (cell, message) of cells without
+    memory."""
+
+    cells: list[StepShape]
+    grid: dict[str, Any] = {}
+    samples: list[Sample] = []
+    too_large: list[tuple[int, str]] = []
+    elapsed_s: float = 0.0
+
+
 class BetweenProcesses(NamedTuple):
     """Relative standard deviation of a cell's median over the processes that measured the cell."""
 
@@ -71,19 +83,7 @@ def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesse
 
 @dataclass(frozen=True, repr=False)
 class ProfileResult:
-    """A finished run.
-
-    Attributes
-    ----------
-    elapsed_s, budget_s
-        On the device's clock.
-    overhead_s
-        What the harness added around steps: the pipe to another process, the clock.
-    prepare_s
-        What making inputs and caches and recording graphs took.
-    prediction_error
-        Of an adaptive run: mean relative error at measured cells of fits that leave each out; 1 if too few cells.
-    """
+    """A finished run. Times are on the device's clock; prepare_s: making inputs and caches, recording graphs."""
 
     cells: tuple[StepShape, ...]
     samples: tuple[Sample, ...]
@@ -93,9 +93,7 @@ class ProfileResult:
     budget_s: float
     precision: float
     warnings: tuple[LatfitWarning, ...] = ()
-    overhead_s: float = 0.0
     prepare_s: float = 0.0
-    prediction_error: float | None = None
 
     def __repr__(self) -> str:
         return f"ProfileResult({self.steps:,} steps, {len(self.cells)} cells, {self.elapsed_s:.1f} s, {self.stop})"
@@ -186,16 +184,8 @@ def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
     )
 
 
-_COUNTS = ("S", "prefill_requests", "prefill_tokens", "context_tokens", "prefill_context_tokens")
-
-
 def cell_columns(cells: Sequence[StepShape]) -> Trace:
     """Return the columns of cells before they are measured, a row each."""
-    counts = {name: np.array([getattr(cell, name) for cell in cells], dtype=np.int64) for name in _COUNTS}
-    return Trace(
-        {
-            "B": np.array([cell.B for cell in cells], dtype=np.int32),
-            **counts,
-            "phase": np.array([cell.phase for cell in cells], dtype=object),
-        }
-    )
+    kinds: dict[str, Any] = {"B": np.int32, "S": np.int64, "prefill_requests": np.int64, "prefill_tokens": np.int64}
+    kinds |= {"context_tokens": np.int64, "prefill_context_tokens": np.int64, "phase": object}
+    return Trace({name: np.array([getattr(cell, name) for cell in cells], kind) for name, kind in kinds.items()})

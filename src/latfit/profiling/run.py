@@ -10,26 +10,18 @@ import numpy as np
 
 from latfit._version import __version__
 from latfit.errors import WrongUsage
-from latfit.profiling.adaptive import Refit, left_out_error, order_by_information
+from latfit.messages import Message as LatfitWarning
+from latfit.profiling.adaptive import order_by_information
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.devices.select import PathSpec, open_in_processes, paths_of, process_count
-from latfit.profiling.grid import (
-    LEVELS,
-    StepCost,
-    default_cells,
-    grid_cost_s,
-    grid_for_budget,
-    parse_grid,
-    pilot,
-    split_by_memory,
-)
+from latfit.profiling.grid import StepCost, grid_for_budget, parse_grid, pilot
 from latfit.profiling.host.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
 from latfit.profiling.host.sensors import read_sensors, sensor_facts, sensor_warnings
-from latfit.profiling.journal import Journal, PathRecord
-from latfit.profiling.quality import device_warnings
+from latfit.profiling.journal import Journal
+from latfit.profiling.quality import device_warnings, find_warnings
 from latfit.profiling.request import ProfileRequest
-from latfit.profiling.result import ProfileResult, TraceLabels, to_trace
-from latfit.profiling.sampler import Hooks, Progress, Rounds, run_profile
+from latfit.profiling.result import PathRecord, ProfileResult, TraceLabels, to_trace
+from latfit.profiling.sampler import Progress, run_profile
 from latfit.profiling.shapes import ModelShape, model_shape
 from latfit.profiling.warnings import warn
 from latfit.provenance import utc_now
@@ -59,59 +51,38 @@ class PathOutcome:
     result: ProfileResult
 
 
-@dataclass(frozen=True)
-class Listeners:
-    """Functions that are called while a run goes on."""
-
-    progress: Callable[[Progress], None] | None = None
-    announce: Callable[[Announcement], None] | None = None
-
-
 @dataclass
 class _Run:
     """What all paths of a run share; `spent_s` is the time that earlier paths took."""
 
     request: ProfileRequest
-    listeners: Listeners
     journal: Journal | None
-    refit: Refit | None
+    progress: Callable[[Progress], None] | None
+    announce: Callable[[Announcement], None]
     machine: dict[str, Any] = field(default_factory=machine_facts)
     started: str = field(default_factory=utc_now)
     process: int = field(default_factory=os.getpid)
     spent_s: float = 0.0
 
-    def names(self, path: str, processes: int) -> list[str]:
+    def labels(self, path: str, hardware: str, shape: ModelShape, processes: int, **facts: Any) -> TraceLabels:
+        """Return the labels of a path's rows; its provenance holds the model and these facts."""
         stamp = self.started.replace(":", "").replace("-", "").replace("+0000", "Z")
-        return [f"{stamp}-{self.process}-{path}-{number}" for number in range(processes)]
-
-    def announce(self, *about: Any) -> None:
-        if self.listeners.announce:
-            self.listeners.announce(Announcement(*about))
+        runs = [f"{stamp}-{self.process}-{path}-{number}" for number in range(processes)]
+        model = {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes}
+        return TraceLabels(path, hardware, shape.name, runs, {"model": model, "processes": processes, **facts})
 
 
 def measure(
     request: ProfileRequest,
     *,
     device: Device | None = None,
-    listeners: Listeners | None = None,
     journal: Journal | None = None,
-    refit: Refit | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    announce: Callable[[Announcement], None] | None = None,
 ) -> tuple[Trace, tuple[PathOutcome, ...]]:
-    """Measure what `request` asks for.
+    """Measure what `request` asks for, on `device` if given, and go on with the run in the journal.
 
-    Parameters
-    ----------
-    device
-        Measured instead of the devices that the request means.
-    journal
-        Holds a run to be continued, and takes every visit.
-    refit
-        Fits what was measured: the error estimate of the adaptive design needs it.
-
-    Returns
-    -------
-    The trace of all samples, and each path's result with its warnings and limits. After Ctrl-C, or if a device broke
-    midway (`result.stop`), both hold what was measured until then.
+    After Ctrl-C, or if a device broke midway (`result.stop`), trace and outcomes hold what was measured until then.
 
     Raises
     ------
@@ -123,7 +94,7 @@ def measure(
     """
     request.check()
     shape = model_shape(request.model, request.layers)
-    run = _Run(request, listeners or Listeners(), journal, refit)
+    run = _Run(request, journal, progress, announce or (lambda about: None))
     if journal:
         run.started, run.process = journal.started, journal.process
     specs: list[PathSpec | None] = [None] if device else list(paths_of(request, shape))
@@ -170,26 +141,16 @@ def _provenance(run: _Run, outcomes: Sequence[PathOutcome], parts: Sequence[Trac
     }
 
 
-def _model_facts(shape: ModelShape) -> dict[str, Any]:
-    return {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes}
-
-
 def _measure_engine(run: _Run, spec: PathSpec) -> tuple[Trace, PathOutcome]:
     """Measure a path whose steps an engine chooses."""
     from latfit.profiling.engine_run import engine_trace, run_engine
 
     path, name = ("gpu" if spec.on_gpu else "cpu"), f"transformers on {spec.kinds[0]}"
     settings = spec.settings[spec.kinds[0]]
-    run.announce(0, spec.shape.name, name, settings.threads, 1, run.request.budget_ms / 1e3)
+    run.announce(Announcement(0, spec.shape.name, name, settings.threads, 1, run.request.budget_ms / 1e3))
     steps, result = run_engine(run.request, spec)
-    provenance = {
-        "device": {"device": name, "dtype": settings.dtype, "evidence": dict(settings.evidence)},
-        "model": _model_facts(spec.shape),
-        "engine": "transformers",
-        "processes": 1,
-        "stop": result.stop,
-    }
-    labels = TraceLabels(path, cpu_model(), spec.shape.name, run.names(path, 1), provenance)
+    device = {"device": name, "dtype": settings.dtype, "evidence": dict(settings.evidence)}
+    labels = run.labels(path, cpu_model(), spec.shape, 1, device=device, engine="transformers", stop=result.stop)
     return engine_trace(steps, result, labels), PathOutcome(path, name, result)
 
 
@@ -207,27 +168,21 @@ def _measure_path(
     moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
     transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
     between = result.between_processes
-    processes = max((sample.process for sample in result.samples), default=0) + 1
-    provenance = {
-        "device": facts,
-        "model": _model_facts(shape),
-        "grid": grid,
-        "processes": processes,
-        "between_processes": between.as_json() if between else None,
-        "design": request.design,
-        "prediction_error": result.prediction_error,
-        "elapsed_s": round(result.elapsed_s, 3),
-        "sensors": sensor_facts(before, after),
-        "step_s": round(result.step_s, 3),
-        "prepare_s": round(result.prepare_s, 3),
-        "warmup_steps": len(result.samples) - result.steps,
-        "warmup_s": round(result.warmup_s, 3),
-        "harness_share": round(result.overhead_s / result.step_s, 5) if result.step_s else None,
-        "stop": result.stop,
+    labels = run.labels(
+        first.path,
+        facts.get("gpu") or cpu_model(),
+        shape,
+        max((sample.process for sample in result.samples), default=0) + 1,
+        device=facts,
+        grid=grid,
+        between_processes=between.as_json() if between else None,
+        design=request.design,
+        sensors=sensor_facts(before, after),
+        warmup_steps=len(result.samples) - result.steps,
+        **{name: round(getattr(result, name), 3) for name in ("elapsed_s", "step_s", "prepare_s", "warmup_s")},
+        stop=result.stop,
         **({"kv_transfer": transfer} if transfer else {}),
-    }
-    hardware = facts.get("gpu") or cpu_model()
-    labels = TraceLabels(first.path, hardware, shape.name, run.names(first.path, processes), provenance)
+    )
     return to_trace(result, labels), PathOutcome(first.path, first.name, result)
 
 
@@ -243,33 +198,31 @@ def _run_cells(
         if journal:
             journal.plan(number, record)
     threads = device.facts().get("threads")
-    run.announce(len(record.cells), shape.name, device.name, threads, len(devices), budget_s)
+    run.announce(Announcement(len(record.cells), shape.name, device.name, threads, len(devices), budget_s))
     first: list[int] = []
     if request.design == "adaptive":
         cost = StepCost(*record.grid["pilot"])
         first = order_by_information(record.cells, [cost.step_ms(shape, cell) for cell in record.cells])
-    hooks = Hooks(
-        progress=run.listeners.progress,
-        load=LoadWatch(threads or sensible_threads()),
-        earlier=replace(record.earlier, elapsed_s=record.elapsed_s + device.now_s() - start_s),
-        keep=journal.keep(number) if journal else None,
-        predict=(lambda result: left_out_error(result, refit)) if first and (refit := run.refit) else None,
-    )
+    load = LoadWatch(threads or sensible_threads())
+    warnings: list[LatfitWarning] = []
+    record.elapsed_s += device.now_s() - start_s
     try:
         result = run_profile(
             devices,
-            record.cells,
+            record,
             budget_s=budget_s,
             precision=request.precision,
-            rounds=Rounds(request.seed, first),
-            hooks=hooks,
+            seed=request.seed,
+            first=first,
+            keep=journal.keep(number) if journal else None,
+            progress=run.progress,
         )
     except DeviceFailed as error:
         if error.partial is None or not error.partial.samples:
             raise
-        failure = warn("device_failed", found=error.found, remedy=error.remedy)
-        result = replace(error.partial, warnings=(failure, *error.partial.warnings))
-    return replace(result, limits=(*record.limits, *result.limits)), record.grid
+        result, warnings = error.partial, [warn("device_failed", found=error.found, remedy=error.remedy)]
+    warnings += find_warnings(result, load(), request.design)
+    return replace(result, warnings=tuple(warnings)), record.grid
 
 
 def _choose_cells(request: ProfileRequest, shape: ModelShape, device: Device, budget_s: float) -> PathRecord:
@@ -283,24 +236,9 @@ def _choose_cells(request: ProfileRequest, shape: ModelShape, device: Device, bu
         ) from None
     if request.grid is None:
         worth_s = budget_s * (ADAPTIVE_GAIN if request.design == "adaptive" else 1)
-        wanted = grid_for_budget(shape, cost, worth_s, request.contexts, request.histories)
+        cells = grid_for_budget(shape, cost, worth_s, request.contexts, request.histories)
     else:
-        wanted = parse_grid(request.grid, request.contexts, request.histories)
-    cells, limits = split_by_memory(shape, wanted, device.free_bytes())
-    if not cells:
-        raise WrongUsage(
-            f"none of the {len(wanted)} cells fits in memory; the first {limits[0].message}",
-            where="--grid",
-            remedy="Ask for fewer requests, fewer tokens, or a shorter --context.",
-        )
-    full = default_cells(*LEVELS[0], contexts=request.contexts, histories=request.histories)
-    grid = {
-        "asked": request.grid,
-        "contexts": list(request.contexts),
-        "histories": list(request.histories),
-        "cells": len(cells),
-        "reduced_to_fit_budget": request.grid is None and len(wanted) < len(full),
-        "expected_s": round(grid_cost_s(shape, cells, cost), 1),
-        "pilot": [cost.floor_ms, cost.flops_per_ms],
-    }
-    return PathRecord(cells, limits, grid)
+        cells = parse_grid(request.grid, request.contexts, request.histories)
+    asked = {"asked": request.grid, "contexts": list(request.contexts), "histories": list(request.histories)}
+    grid = {**asked, "cells": len(cells), "pilot": [cost.floor_ms, cost.flops_per_ms]}
+    return PathRecord(cells, grid)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from latfit.errors import BadInput, WrongUsage
 from latfit.inputs import read_json
 
@@ -46,24 +48,15 @@ class ModelShape:
         """Columns of the fused query, key and value projection."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
-    @property
-    def layer_parameters(self) -> int:
-        """Weights of one layer that multiply a token; of experts, the active ones."""
-        return self._layer_of(self.active_experts)
-
-    @property
-    def stored_layer_parameters(self) -> int:
-        """Weights of one layer in memory; of experts, all."""
-        return self._layer_of(self.experts)
-
-    def _layer_of(self, experts: int) -> int:
+    def layer_parameters(self, experts: int) -> int:
+        """Return the weights of one layer with so many of its experts."""
         mlps = experts if self.experts else 1
         return self.hidden * (self.qkv_width + self.query_width + 3 * mlps * self.intermediate + self.experts)
 
     @property
     def parameters(self) -> int:
         """All weights, with the embedding counted once."""
-        return self.layers * (self.stored_layer_parameters + 2 * self.hidden) + self.hidden * (self.vocab + 1)
+        return self.layers * (self.layer_parameters(self.experts) + 2 * self.hidden) + self.hidden * (self.vocab + 1)
 
     @property
     def weight_bytes(self) -> int:
@@ -83,8 +76,7 @@ class ModelShape:
         return self if layers == self.layers else replace(self, layers=layers, name=f"{self.name}-{layers}layers")
 
 
-@dataclass(frozen=True)
-class StepShape:
+class StepShape(msgspec.Struct, frozen=True, array_like=True):
     """One cell of the grid: `decode_requests` requests with `context` cached tokens each, and a chunk of prompt tokens
     for each prefill request, behind `history` cached tokens (none if empty)."""
 
@@ -95,7 +87,7 @@ class StepShape:
 
     def __post_init__(self) -> None:
         if not self.history:
-            object.__setattr__(self, "history", (0,) * len(self.prefill))
+            msgspec.structs.force_setattr(self, "history", (0,) * len(self.prefill))
         if len(self.history) != len(self.prefill):
             raise ValueError(f"{len(self.history)} histories for {len(self.prefill)} chunks")
         if min(self.prefill, default=1) < 1 or min(self.decode_requests, self.context, *self.history, 0) < 0:
@@ -152,7 +144,11 @@ def step_flops(shape: ModelShape, cell: StepShape) -> float:
     pairs = float(cell.decode_requests * (cell.context + 1))
     pairs += sum(n * (before + (n + 1) / 2) for n, before in zip(cell.prefill, cell.history, strict=True))
     attention = 4.0 * shape.query_width * pairs * shape.layers
-    return 2.0 * cell.S * shape.layers * shape.layer_parameters + attention + 2.0 * cell.B * shape.hidden * shape.vocab
+    return (
+        2.0 * cell.S * shape.layers * shape.layer_parameters(shape.active_experts)
+        + attention
+        + 2.0 * cell.B * shape.hidden * shape.vocab
+    )
 
 
 def step_bytes(shape: ModelShape, cell: StepShape) -> int:
@@ -166,7 +162,7 @@ def check_fits(shape: ModelShape, free_bytes: int | None) -> None:
     """Raise WrongUsage if the weights take more than nine tenths of the free memory."""
     if free_bytes is None or shape.weight_bytes <= 0.9 * free_bytes:
         return
-    per_layer = shape.stored_layer_parameters * shape.dtype_bytes
+    per_layer = shape.layer_parameters(shape.experts) * shape.dtype_bytes
     room = 0.9 * free_bytes - (shape.weight_bytes - shape.layers * per_layer)
     layers = int(room // per_layer)
     remedy = f"Measure fewer of its layers (--layers {layers})" if layers >= 1 else "Choose a smaller --model"
@@ -239,34 +235,32 @@ def from_config(path: Path) -> ModelShape:
     for key, what in _UNSUPPORTED.items():
         if config.get(key):
             raise _bad(path, f"{key} = {config[key]!r} means {what}, which cannot be measured yet")
+
+    def size(key: str, default: int | None = None) -> int:
+        value = default if config.get(key) is None else config[key]
+        if value is None:
+            raise _bad(path, f"has no {key}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _bad(path, f"{key} = {value!r} is not a whole number above zero")
+        return value
+
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    hidden, layers, heads, intermediate, vocab = (_size(config, key, path) for key in sizes)
-    kv_heads = _size(config, "num_key_value_heads", path, default=heads)
-    head_dim = _size(config, "head_dim", path, default=hidden // heads)
+    hidden, layers, heads, intermediate, vocab = map(size, sizes)
+    kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", max(hidden // heads, 1))
     if heads % kv_heads:
         raise _bad(path, f"num_attention_heads = {heads} is no multiple of num_key_value_heads = {kv_heads}")
-    if head_dim < 2 or head_dim % 2:
+    if head_dim % 2:
         raise _bad(path, f"a head of {head_dim} numbers cannot be rotated by position; it must be even")
-    experts, active = _experts(config, path)
-    if experts:
-        intermediate = _size(config, "moe_intermediate_size", path, default=intermediate)
-    return ModelShape(
-        *(_config_name(config, path), hidden, layers, heads, kv_heads, head_dim, intermediate, vocab),
-        experts=experts,
-        active_experts=active,
-    )
-
-
-def _experts(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
-    """Return the experts in a layer and those that a token passes; (0, 0) for a dense model."""
-    key = next((key for key in _EXPERTS if config.get(key)), None)
-    if key is None:
-        return 0, 0
-    experts = _size(config, key, path)
-    active = _size(config, "num_experts_per_tok", path)
-    if active > experts:
-        raise _bad(path, f"num_experts_per_tok = {active} is more than {key} = {experts}")
-    return (0, 0) if experts == 1 else (experts, active)
+    experts = active = 0
+    if (counted := next((name for name in _EXPERTS if config.get(name)), None)) and size(counted) > 1:
+        experts, active = size(counted), size("num_experts_per_tok")
+        intermediate = size("moe_intermediate_size", intermediate)
+        if active > experts:
+            raise _bad(path, f"num_experts_per_tok = {active} is more than {counted} = {experts}")
+    named = config.get("_name_or_path")
+    name = named.strip("/ ").rsplit("/", 1)[-1] if isinstance(named, str) else ""
+    name = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)
+    return ModelShape(name, hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, 4, experts, active)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -278,24 +272,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if "hidden_size" not in config and isinstance(nested, dict):
         return {**config, **nested}
     return config
-
-
-def _size(config: Mapping[str, Any], key: str, path: Path, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        if default is None:
-            raise _bad(path, f"has no {key}")
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _bad(path, f"{key} = {value!r} is not a whole number above zero")
-    return value
-
-
-def _config_name(config: Mapping[str, Any], path: Path) -> str:
-    named = config.get("_name_or_path")
-    if isinstance(named, str) and named.strip("/ "):
-        return named.strip("/ ").rsplit("/", 1)[-1]
-    return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
 def _bad(path: Path, found: str) -> BadInput:

@@ -1,29 +1,8 @@
-"""Every warning of a run, and every sign of unstable timing, with what to do about it."""
+"""Every warning of a run, with what to do about it."""
 
 from collections.abc import Mapping
 
 from latfit.messages import Message as LatfitWarning
-
-QUIET = "Close other programs, leave a core free (--threads), and measure longer (--budget)."
-
-SYMPTOMS: Mapping[str, tuple[str, str]] = {
-    "drift": (
-        "steps became {change} from start to end of the run",
-        "The CPU or GPU may have heated up, changed its clock, or been shared: let it cool, fix its clock (cpupower"
-        " frequency-set -g performance; nvidia-smi --lock-gpu-clocks), and measure again.",
-    ),
-    "scatter": ("repeats of a typical cell scatter by {spread:.1f} %", QUIET),
-    "outliers": ("{slow} of {steps} steps took more than {factor} times their cell's median", QUIET),
-    "settling": (
-        "after the warm-up, steps of a visit still became {fall:.1f} % faster",
-        "Measure warm caches with a smaller --model, or say --set cache=cold where that is what you mean.",
-    ),
-    "processes": (
-        "medians differ by {sd:.1f} % between processes",
-        "Take more processes (--processes 6), or pin them (--pin).",
-    ),
-}
-"""Parts of the sentence of `unstable_timing`, and the remedy if it is the first of them."""
 
 WARNINGS: Mapping[str, tuple[str, str]] = {
     "unstable_timing": ("Timing is unstable: {symptoms}.", "{remedy}"),
@@ -43,18 +22,10 @@ WARNINGS: Mapping[str, tuple[str, str]] = {
         "{missing} of {cells} cells were not measured, up to {largest}.",
         "Give more than {budget} (--budget), or ask for fewer cells (--grid).",
     ),
-    "prediction_wide": (
-        "The samples do not determine predictions on the whole grid yet.",
-        "Give more than {budget} (--budget).",
-    ),
     "device_failed": ("{found}; the run ended there.", "{remedy}"),
     "busy_cpus": (
         "Others keep CPUs busy, so {threads} of {most} threads were used.",
         "Stop them and measure again, or say how many you want with --threads.",
-    ),
-    "narrow_kernels": (
-        "NumPy's BLAS chose AVX2 kernels although this CPU has AVX-512.",
-        "Measure with --isa avx512 to see what the CPU can do; this is what NumPy does by default.",
     ),
     "throttled": (
         "The CPU was throttled for heat {events} times during the run.",

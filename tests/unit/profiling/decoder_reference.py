@@ -1,6 +1,8 @@
 """The decoder written down token by token in float64, as slowly and plainly as its definition."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +10,23 @@ from numpy.typing import NDArray
 from latfit.profiling.devices.decoder import EPS, Layer, Weights
 
 Float64 = NDArray[np.float64]
+
+
+def convert(weights: Weights, vector: Callable[[Any], Any], matrix: Callable[[Any], Any]) -> Weights:
+    """The weights of another back-end; `matrix` takes weights as (out, in)."""
+    layers = [
+        Layer(
+            vector(layer.attention_norm),
+            matrix(layer.qkv.T),
+            matrix(layer.out.T),
+            vector(layer.mlp_norm),
+            [(matrix(gate_up.T), matrix(down.T)) for gate_up, down in layer.mlps],
+            None if layer.router is None else matrix(layer.router.T),
+        )
+        for layer in weights.layers
+    ]
+    embedding, norm = vector(weights.embedding), vector(weights.final_norm)
+    return Weights(weights.shape, layers, norm, embedding, matrix(weights.embedding))
 
 
 def logits_of_prompt(weights: Weights, tokens: list[int]) -> Float64:

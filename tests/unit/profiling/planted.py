@@ -2,10 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from latfit.profiling.grid import default_cells
+from latfit.profiling.host.machine import LoadReading
+from latfit.profiling.quality import find_warnings
 from latfit.profiling.result import ProfileResult
-from latfit.profiling.sampler import Rounds, run_profile
+from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import StepShape
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 
@@ -23,14 +26,17 @@ def fake(noise: float = 0.01, seed: int = 0, faults: FakeFaults | None = None) -
 
 
 def run_fake(
-    device: FakeDevice,
+    device: FakeDevice | Sequence[FakeDevice],
     cells: Sequence[StepShape] = CELLS,
     *,
     budget_s: float = 60.0,
     precision: float = 0.03,
     seed: int = 0,
+    load: LoadReading | None = None,
 ) -> ProfileResult:
-    return run_profile(device, cells, budget_s=budget_s, precision=precision, rounds=Rounds(seed))
+    """The result of a run, with its warnings."""
+    result = run_profile(device, cells, budget_s=budget_s, precision=precision, seed=seed)
+    return replace(result, warnings=find_warnings(result, load))
 
 
 def codes(result: ProfileResult) -> set[str]:

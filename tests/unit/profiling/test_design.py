@@ -13,9 +13,8 @@ from latfit.profiling.grid import (
     parse_contexts,
     parse_grid,
     pilot,
-    split_by_memory,
 )
-from latfit.profiling.shapes import PRESETS, StepShape, step_bytes
+from latfit.profiling.shapes import PRESETS, StepShape
 from tests.unit.profiling.planted import fake
 
 TINY = PRESETS["tiny"]
@@ -112,11 +111,3 @@ class TestContexts:
     def test_anything_else_is_refused(self, text: str) -> None:
         with pytest.raises(WrongUsage, match="--context"):
             parse_contexts(text)
-
-
-def test_cells_without_memory_become_limits() -> None:
-    cells = [StepShape(B, 256) for B in (1, 8, 64)]
-    fitting, limits = split_by_memory(TINY, cells, int(step_bytes(TINY, cells[1]) / 0.9) + 1)
-    assert fitting == cells[:2]
-    assert [limit.cell for limit in limits] == cells[2:]
-    assert split_by_memory(TINY, cells, None) == (cells, [])

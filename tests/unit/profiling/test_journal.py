@@ -96,7 +96,7 @@ def test_the_time_used_counts(file: Path) -> None:
 
 def test_a_torn_last_line_is_passed_over(file: Path) -> None:
     interrupted(file)
-    whole = file.read_text().removesuffix('{"stored": true}\n')
+    whole = file.read_text().removesuffix('{"stored":true}\n')
     lines = whole.splitlines(keepends=True)
     last = len(json.loads(lines[-1])["samples"])
     samples = sum(len(json.loads(line).get("samples", [])) for line in lines)
@@ -112,7 +112,7 @@ def test_a_torn_last_line_is_passed_over(file: Path) -> None:
 
 def test_a_run_that_nothing_else_holds_is_not_overwritten(file: Path) -> None:
     steps = interrupted(file)
-    file.write_text(file.read_text().removesuffix('{"stored": true}\n'))
+    file.write_text(file.read_text().removesuffix('{"stored":true}\n'))
     with pytest.raises(WrongUsage, match=f"holds {steps} steps") as caught:
         Journal(file, REQUEST, resume=False)
     assert "--resume" in caught.value.remedy

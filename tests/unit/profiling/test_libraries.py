@@ -17,6 +17,7 @@ from latfit.profiling.devices.device import DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.numpy_device import NumpyStep, random_weights
 from latfit.profiling.host.isa import cpu_flags
 from latfit.profiling.shapes import PARTS, ModelShape, Part, StepShape
+from tests.unit.profiling.decoder_reference import convert
 
 needs_openvino = pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed (latfit[amx])")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed (latfit[torch])")
@@ -119,7 +120,7 @@ class TestTorch:
 
         cache = [(tensor(keys), tensor(values)) for keys, values in caches(cell, shape)]
         with torch.inference_mode():
-            loaded = weights.converted(tensor, lambda array: linear(tensor(array), precision))
+            loaded = convert(weights, tensor, lambda array: linear(tensor(array), precision))
             found = TorchStep(loaded, cell, cache).run(torch.from_numpy(tokens)).float().numpy()
         return found, expected(weights, cell, tokens)
 

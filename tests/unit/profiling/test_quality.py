@@ -8,8 +8,6 @@ from latfit.messages import Message as LatfitWarning
 from latfit.profiling.host.machine import LoadReading
 from latfit.profiling.quality import drift, drift_test, find_warnings
 from latfit.profiling.result import ProfileResult, between_processes
-from latfit.profiling.sampler import Hooks, run_profile
-from latfit.profiling.shapes import StepShape
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 
@@ -81,7 +79,7 @@ class TestRepeats:
 
 class TestLoad:
     def run(self, reading: LoadReading | None) -> set[str]:
-        return codes(run_profile(fake(), CELLS, budget_s=60.0, hooks=Hooks(load=lambda: reading)))
+        return codes(run_fake(fake(), load=reading))
 
     def test_others_on_our_cores_are_flagged(self) -> None:
         assert self.run(LoadReading(other_cpus=0.8, spare_cpus=0)) == {"other_load"}
@@ -113,7 +111,7 @@ class TestProcesses:
         def device(factor: float, seed: int) -> FakeDevice:
             return FakeDevice(lambda B, S: factor * saturation_ms(B, S), noise=0.005, seed=seed)
 
-        return run_profile([device(factor, seed) for seed, factor in enumerate(factors)], CELLS, budget_s=60.0)
+        return run_fake([device(factor, seed) for seed, factor in enumerate(factors)])
 
     def test_their_spread_is_found_and_flagged(self) -> None:
         result = self.run((float(np.exp(-0.1)), 1.0, float(np.exp(0.1))))
@@ -137,19 +135,3 @@ class TestProcesses:
 
     def test_one_process_says_nothing(self) -> None:
         assert run_fake(fake()).between_processes is None
-
-
-class TestSettling:
-    def test_steps_that_become_faster_after_the_warm_up_are_flagged(self) -> None:
-        class Warming(FakeDevice):
-            def step_ms(self) -> float:
-                elapsed_ms = super().step_ms()
-                self.since = getattr(self, "since", 0) + 1
-                return elapsed_ms * (1 + 0.3 * 0.8**self.since)
-
-            def prepare(self, cell: StepShape) -> None:
-                super().prepare(cell)
-                self.since = 0
-
-        result = run_profile(Warming(saturation_ms, noise=0.01), CELLS, budget_s=20.0)
-        assert "after the warm-up" in only(result).message

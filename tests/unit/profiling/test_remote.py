@@ -13,7 +13,7 @@ import pytest
 
 from latfit.errors import HardwareMissing
 from latfit.profiling.devices.device import DeviceFailed, DeviceOutOfMemory, DeviceSettings
-from latfit.profiling.devices.remote import RemoteDevice, Turns
+from latfit.profiling.devices.remote import RemoteDevice
 from latfit.profiling.devices.select import PathSpec, open_in_processes
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import ModelShape, StepShape
@@ -218,8 +218,7 @@ class TestTurns:
     """Threads of a library spin on after a product: who has not the turn must not run at all."""
 
     def test_a_process_rests_while_another_has_the_turn(self) -> None:
-        turns = Turns()
-        first, second = (RemoteDevice(Pids, (), turns=turns) for _ in range(2))
+        first, second = (RemoteDevice(Pids, ()) for _ in range(2))
         mine, theirs = int(first.facts()["pid"]), int(second.facts()["pid"])
         for _ in range(2):
             first.prepare(CELL)
@@ -240,8 +239,7 @@ class TestTurns:
         assert _becomes(theirs, lambda state: state is None)
 
     def test_a_process_that_ends_while_it_rests_is_made_anew(self) -> None:
-        turns = Turns()
-        first, second = (RemoteDevice(Pids, (), turns=turns) for _ in range(2))
+        first, second = (RemoteDevice(Pids, ()) for _ in range(2))
         first.prepare(CELL)
         before = int(first.facts()["pid"])
         second.prepare(CELL)
@@ -257,10 +255,9 @@ class TestTurns:
     def test_a_resting_process_ends_with_a_killed_parent(self) -> None:
         script = (
             "import os, signal\n"
-            "from latfit.profiling.devices.remote import RemoteDevice, Turns\n"
+            "from latfit.profiling.devices.remote import RemoteDevice\n"
             "from tests.unit.profiling.test_remote import CELL, Pids\n"
-            "turns = Turns()\n"
-            "devices = [RemoteDevice(Pids, (), turns=turns) for _ in range(2)]\n"
+            "devices = [RemoteDevice(Pids, ()) for _ in range(2)]\n"
             "for device in devices:\n"
             "    device.prepare(CELL)\n"
             "print(*(device.facts()['pid'] for device in devices[1:]), devices[0]._child.pid, flush=True)\n"

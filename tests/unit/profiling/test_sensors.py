@@ -1,8 +1,7 @@
-"""Sensors as Linux and NVML offer them, written into an empty folder and a stand-in for the driver's library."""
+"""Sensors as Linux and the driver offer them, written into an empty folder, and a stand-in for nvidia-smi."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,28 +30,12 @@ FILES = {
 }
 
 
-class Nvml:
-    """NVML's functions as its header declares them; `missing` ones answer NVML_ERROR_NOT_SUPPORTED (3)."""
-
-    def __init__(self, missing: tuple[str, ...] = (), reasons: int = 0) -> None:
-        values = {
-            "nvmlDeviceGetClockInfo": 1755,
-            "nvmlDeviceGetTemperature": 47,
-            "nvmlDeviceGetPowerUsage": 251_500,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": reasons,
-        }
-        for name, value in values.items():
-            setattr(self, name, self.answer(value, failed=name in missing))
-        self.nvmlInit_v2: Any = lambda: 9 if "nvmlInit_v2" in missing else 0
-        self.nvmlDeviceGetHandleByIndex_v2: Any = lambda index, device: 0
-        self.nvmlShutdown: Any = lambda: 0
-
-    def answer(self, value: int, *, failed: bool) -> Any:
-        def function(_: Any, *arguments: Any) -> int:
-            arguments[-1]._obj.value = value
-            return 3 if failed else 0
-
-        return function
+def plant_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """A program of that name that prints these lines."""
+    program = folder / "nvidia-smi"
+    program.write_text("\n".join(["#!/bin/sh", *(f"echo '{line}'" for line in lines)]) + "\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
 
 
 class TestCpu:
@@ -82,20 +65,24 @@ class TestCpu:
 
 
 class TestGpu:
-    def test_nvml_is_read_in_its_units(self) -> None:
-        assert read_gpu(library=Nvml()) == GpuReading(1755, 47, 251.5, False)
+    @pytest.mark.parametrize(
+        ("line", "found"),
+        [
+            ("1755, 47, 251.50, 0x0000000000000001", GpuReading(1755, 47, 251.5, False)),
+            ("1755, 47, [N/A], 0x0000000000000040", GpuReading(1755, 47, None, True)),
+            ("1755, 47, 251.50, [Not Supported]", GpuReading(1755, 47, 251.5, None)),
+            ("No devices were found", None),
+        ],
+    )
+    def test_what_nvidia_smi_says(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: GpuReading | None
+    ) -> None:
+        plant_nvidia_smi(tmp_path, monkeypatch, line)
+        assert read_gpu() == found
 
-    def test_what_a_gpu_does_not_tell_is_none(self) -> None:
-        assert read_gpu(library=Nvml(missing=("nvmlDeviceGetPowerUsage",))) == GpuReading(1755, 47, None, False)
-
-    def test_no_driver(self) -> None:
-        assert read_gpu(library=Nvml(missing=("nvmlInit_v2",))) is None
-
-    @pytest.mark.parametrize(("reasons", "slowed"), [(0x1, False), (0x4, True), (0x40, True), (0x2, False)])
-    def test_idle_and_asked_for_clocks_are_no_slow_down(self, reasons: int, slowed: bool) -> None:
-        found = read_gpu(library=Nvml(reasons=reasons))
-        assert found is not None
-        assert found.slowed is slowed
+    def test_no_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert read_gpu() is None
 
 
 class TestWarnings:

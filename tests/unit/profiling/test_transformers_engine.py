@@ -31,13 +31,13 @@ def test_steps_follow_the_tokens_of_a_request() -> None:
     while (step := engine.step()) is not None:
         seen.append(step)
     engine.close()
-    chunks = [chunk for _, _, prefill, _ in seen for chunk in prefill]
+    chunks = [chunk for step in seen for chunk in step.prefill]
     assert sum(tokens for tokens, _ in chunks) == 700
     assert chunks[0] == (STEP_TOKENS, 0)
     assert chunks[1][1] == STEP_TOKENS
-    cached = [context for _, decode, _, _ in seen for context in decode]
+    cached = [context for step in seen for context in step.decode]
     assert cached == list(range(700, 704))
-    assert all(T_ms > 0 for T_ms, *_ in seen)
+    assert all(step.T_ms > 0 for step in seen)
 
 
 def test_a_run_becomes_a_trace() -> None:

@@ -193,7 +193,7 @@ class TestExperts:
         shape = PRESETS["olmoe-1b-7b"]
         head = shape.vocab * shape.hidden
         assert shape.parameters + head == pytest.approx(6.9e9, rel=1e-2)
-        active = shape.layers * shape.layer_parameters + 2 * head
+        active = shape.layers * shape.layer_parameters(shape.active_experts) + 2 * head
         assert active == pytest.approx(1.3e9, rel=2e-2)
 
     def test_from_a_config(self, tmp_path: Path) -> None:

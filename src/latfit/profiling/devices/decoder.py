@@ -1,7 +1,7 @@
 """One step of a decoder-only transformer, written once for NumPy, PyTorch and OpenVINO.
 
 All tokens of a step pass each weight matrix in one product, as in a serving engine; attention runs over a real cache.
-A back-end supplies the operations (`DecoderStep`'s abstract methods). docs/how-to/profile.md has the arithmetic.
+A back-end supplies the operations (abstract methods of `DecoderStep`). docs/how-to/profile.md has the arithmetic.
 """
 
 from abc import ABC, abstractmethod
@@ -45,22 +45,6 @@ class Weights:
     final_norm: Array
     embedding: Array
     head: Matrix
-
-    def converted(self, vector: Callable[[Array], Array], matrix: Callable[[Array], Matrix]) -> "Weights":
-        """Return the weights of another back-end; `matrix` takes weights as (out, in)."""
-        layers = [
-            Layer(
-                vector(layer.attention_norm),
-                matrix(layer.qkv.T),
-                matrix(layer.out.T),
-                vector(layer.mlp_norm),
-                [(matrix(gate_up.T), matrix(down.T)) for gate_up, down in layer.mlps],
-                None if layer.router is None else matrix(layer.router.T),
-            )
-            for layer in self.layers
-        ]
-        embedding = vector(self.embedding)
-        return Weights(self.shape, layers, vector(self.final_norm), embedding, matrix(self.embedding))
 
 
 def build_weights(

@@ -25,30 +25,14 @@ PRECISIONS: Mapping[str, tuple[str, int]] = {
 }
 """Each precision's full name, and the bytes of a weight."""
 
-INPUT_SETS = (
-    4  # sets of input tokens that steps take in turn, so that none finds the last one's embeddings in the cache
-)
+INPUT_SETS = 4  # of tokens that steps take in turn, so that none finds the last one's embeddings in the cache
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """How a device computes.
-
-    Parameters
-    ----------
-    precision
-        One of PRECISIONS.
-    threads
-        None for as many as can run at a time.
-    part
-        The whole step, or one kind of kernel.
-    graphs
-        Whether GPU steps are recorded as CUDA graphs.
-    cold
-        Whether caches are flushed before each step.
-    evidence
-        What a short run executed (`executed_isa`); it decides whether a path may be called `amx`.
-    """
+    """How a device computes: in one of PRECISIONS, with as many threads as can run if None, the whole step or one kind
+    of kernel, GPU steps as CUDA graphs, caches flushed before each step. evidence: what a short run executed
+    (`executed_isa`); it decides whether a path may be called `amx`."""
 
     precision: str = "bf16"
     threads: int | None = None
@@ -73,33 +57,25 @@ class Device(Protocol):
 
     @property
     def name(self) -> str: ...
-
     @property
     def path(self) -> str: ...
-
     def facts(self) -> dict[str, Any]:
         """What a reader must know to repeat the measurement: libraries, kernels, threads, precision."""
-        ...
 
     def free_bytes(self) -> int | None:
         """Memory left for caches and activations; None if unknown."""
-        ...
 
     def prepare(self, cell: StepShape) -> None:
         """Make everything that steps of `cell` need. Raises DeviceOutOfMemory."""
-        ...
 
     def step_ms(self) -> float:
         """Execute the prepared step once and return its time. Raises DeviceOutOfMemory."""
-        ...
 
     def now_s(self) -> float:
         """The clock of the budget: monotonic seconds from any origin."""
-        ...
 
     def close(self) -> None:
         """Give everything back; the device is not used again."""
-        ...
 
 
 class DeviceOutOfMemory(Exception):
@@ -112,7 +88,7 @@ class DeviceFailed(LatfitError):
     partial: "ProfileResult | None" = None
 
 
-class CpuClock:
+class LocalDevice:
     """What devices of this process have in common."""
 
     def free_bytes(self) -> int | None:
@@ -126,6 +102,19 @@ class CpuClock:
         needed, free = step_bytes(shape, cell), self.free_bytes()
         if free is not None and needed > free:
             raise DeviceOutOfMemory(f"needs {needed / GIB:.2f} GiB beside the weights, {free / GIB:.2f} GiB are free")
+
+
+def time_ms(run: Callable[[], object]) -> float:
+    """Return how long `run` takes."""
+    started = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - started) / 1e6
+
+
+def cpu_facts(name: str, settings: DeviceSettings, threads: int) -> dict[str, Any]:
+    """Return the facts of a CPU device whose kernels a probe saw."""
+    facts: dict[str, Any] = {"device": name, "dtype": settings.dtype, "threads": threads, "part": settings.part}
+    return {**facts, "isa": settings.evidence.get("isa"), "evidence": dict(settings.evidence)}
 
 
 @contextmanager
@@ -152,11 +141,9 @@ def loading(shape: ModelShape) -> Iterator[None]:
         with memory_errors():
             yield
     except DeviceOutOfMemory:
-        raise WrongUsage(
-            f"there is no memory for its weights ({shape.weight_bytes / GIB:.1f} GiB)",
-            where=f"model {shape.name}",
-            remedy="Choose a smaller --model, or fewer --layers.",
-        ) from None
+        found = f"there is no memory for its weights ({shape.weight_bytes / GIB:.1f} GiB)"
+        remedy = "Choose a smaller --model, or fewer --layers."
+        raise WrongUsage(found, where=f"model {shape.name}", remedy=remedy) from None
 
 
 def no_cell() -> RuntimeError:

@@ -1,6 +1,5 @@
 """The `numpy` device: decoder steps in float32 through NumPy's BLAS. Present on every machine."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from latfit.profiling.devices.decoder import (
     make_cache,
     rotation,
 )
-from latfit.profiling.devices.device import INPUT_SETS, CpuClock, loading, memory_errors, no_cell
+from latfit.profiling.devices.device import INPUT_SETS, LocalDevice, loading, memory_errors, no_cell, time_ms
 from latfit.profiling.host.blas import blas_facts, find_openblas
 from latfit.profiling.host.machine import sensible_threads
 from latfit.profiling.shapes import ModelShape, Part, StepShape, check_fits
@@ -70,9 +69,7 @@ class NumpyStep(EagerStep):
     def swiglu(self, gate_up: Float32) -> Float32:
         gate, up = np.split(gate_up, 2, axis=1)
         out = np.negative(gate)
-        with np.errstate(
-            over="ignore"
-        ):  # e^-z beyond float32 is infinite, and z over infinity is zero, as it should be
+        with np.errstate(over="ignore"):  # e^-z beyond float32 is infinite, and z over infinity is zero
             np.exp(out, out=out)
         out += 1
         np.divide(gate, out, out=out)
@@ -106,21 +103,22 @@ class NumpyStep(EagerStep):
         return out
 
 
-def random_weights(shape: ModelShape, seed: int) -> Weights:
-    """Make random weights (in, out) that keep the residual stream of order one. Raises MemoryError."""
+def random_weights(shape: ModelShape, seed: int, convert: Callable[[Float32], Any] | None = None) -> Weights:
+    """Make random weights (in, out) that keep the residual stream of order one; `convert` makes another back-end's
+    matrix of weights (out, in). Raises MemoryError."""
     rng = np.random.default_rng(seed)
     block = rng.standard_normal(_BLOCK, dtype=np.float32)
 
-    def matrix(rows: int, columns: int) -> Float32:
+    def matrix(rows: int, columns: int) -> Any:
         weight = repeat_block((rows, columns), np.roll(block, int(rng.integers(_BLOCK))))
         weight *= np.float32(rows**-0.5)
-        return weight
+        return convert(weight.T) if convert else weight
 
     def norm(size: int) -> Float32:
         return rng.uniform(0.8, 1.2, size).astype(np.float32)
 
     embedding = repeat_block((shape.vocab, shape.hidden), block)
-    return build_weights(shape, matrix, norm, (embedding, embedding.T))
+    return build_weights(shape, matrix, norm, (embedding, convert(embedding) if convert else embedding.T))
 
 
 def repeat_block(size: tuple[int, ...], block: Float32) -> Float32:
@@ -128,7 +126,7 @@ def repeat_block(size: tuple[int, ...], block: Float32) -> Float32:
     return np.resize(block, size) if np.prod(size) else np.empty(size, np.float32)
 
 
-class NumpyDevice(CpuClock):
+class NumpyDevice(LocalDevice):
     """Random weights of a model, one pool of cache memory that grows with the largest cell, and the prepared step.
 
     Raises WrongUsage if the weights do not fit in memory, or if `threads` are asked for and this BLAS takes no number.
@@ -144,11 +142,8 @@ class NumpyDevice(CpuClock):
         self._threads_before = self._blas.threads if self._blas else None
         set_ = self._blas is not None and self._blas.set_threads(threads or sensible_threads())
         if threads is not None and not set_:
-            raise WrongUsage(
-                "the BLAS of this NumPy does not take a number of threads",
-                where="--threads",
-                remedy="Set it in the environment instead, such as OMP_NUM_THREADS or MKL_NUM_THREADS.",
-            )
+            remedy = "Set it in the environment instead, such as OMP_NUM_THREADS or MKL_NUM_THREADS."
+            raise WrongUsage("this NumPy's BLAS takes no number of threads", where="--threads", remedy=remedy)
         with loading(shape):
             self._weights = random_weights(shape, seed)
         self._rng = np.random.default_rng(seed)
@@ -198,10 +193,8 @@ class NumpyDevice(CpuClock):
 
     def step_ms(self) -> float:
         run = self.bind_step()
-        started = time.perf_counter_ns()
         with memory_errors():
-            run()
-        return (time.perf_counter_ns() - started) / 1e6
+            return time_ms(run)
 
     def close(self) -> None:
         self._step, self._pool = None, self._pool[:0]

@@ -2,11 +2,9 @@
 
 One graph with dynamic sizes serves every cell, so weights are packed once. Decode requests and prefill chunks are two
 groups, either may be empty; chunks of a cell share length and history. Cached and new keys are scored by two products
-with one softmax, so the cache is never copied. With experts, rows are gathered by expert, multiplied and scattered
-back.
+with one softmax, so the cache is never copied.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,11 +16,13 @@ from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.decoder import EPS, DecoderStep, Layer, last_rows, rotation
 from latfit.profiling.devices.device import (
     INPUT_SETS,
-    CpuClock,
     DeviceOutOfMemory,
     DeviceSettings,
+    LocalDevice,
+    cpu_facts,
     memory_errors,
     no_cell,
+    time_ms,
 )
 from latfit.profiling.devices.numpy_device import random_weights, repeat_block
 from latfit.profiling.host.machine import sensible_threads
@@ -31,8 +31,7 @@ from latfit.profiling.shapes import ModelShape, Part, StepShape, check_fits
 Node = Any
 
 INT8_GROUP = 32  # activations are quantised in groups of so many beside 8-bit weights; else weights are only stored so
-CACHE_TYPE = {"bf16": "bf16", "fp32": "f32", "int8": "bf16"}
-HINT = {"bf16": "bf16", "fp32": "f32", "int8": "bf16"}
+CACHE_TYPE = {"bf16": "bf16", "fp32": "f32", "int8": "bf16"}  # of products, too
 BUILD_BYTES = {"bf16": 8, "fp32": 12, "int8": 7}
 """Peak bytes per weight: as generated, as a constant, and packed for the kernels."""
 
@@ -47,15 +46,11 @@ class OpenVinoStep(DecoderStep):
         self.precision, self.cache_type = precision, CACHE_TYPE[precision]
         self.inputs: dict[str, Node] = {}
         self.results: list[Node] = []
-        weights = random_weights(shape, seed).converted(lambda vector: vector, self.matrix)
-        super().__init__(weights, StepShape(1))
+        super().__init__(random_weights(shape, seed, self.matrix), StepShape(1))
 
     def model(self, part: Part) -> Any:
-        """Return the graph as an `openvino.Model`.
-
-        Its inputs are those of `OpenVinoDevice._arrays`, and `GROUP_keys_LAYER`, `GROUP_values_LAYER` for the groups
-        decode and prefill.
-        """
+        """Return the graph as an `openvino.Model` with the inputs of `OpenVinoDevice._arrays`, and caches named
+        `GROUP_keys_LAYER` and `GROUP_values_LAYER` for the groups decode and prefill."""
         import openvino as ov
 
         outputs = list(self.outputs(part, self.input("tokens", [-1], "i64") if part == "step" else None))
@@ -205,12 +200,9 @@ def stored(array: Any, kind: str) -> Any:
     return tensor
 
 
-class OpenVinoDevice(CpuClock):
-    """A compiled model with random weights, and the prepared step.
-
-    `counted` enables execution counters, which cost time. Raises WrongUsage if the weights do not fit in memory or the
-    CPU has no bfloat16 kernels.
-    """
+class OpenVinoDevice(LocalDevice):
+    """A compiled model with random weights, and the prepared step. counted: enable execution counters, which cost time.
+    Raises WrongUsage if the weights do not fit in memory or the CPU has no bfloat16 kernels."""
 
     name = "openvino"
 
@@ -224,11 +216,10 @@ class OpenVinoDevice(CpuClock):
         self._rng = np.random.default_rng(settings.seed)
         core = ov.Core()
         if settings.precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            raise WrongUsage(
-                "OpenVINO has no bfloat16 kernels for this CPU", where="--dtype bf16", remedy="Measure --dtype fp32."
-            )
+            found = "OpenVINO has no bfloat16 kernels for this CPU"
+            raise WrongUsage(found, where="--dtype bf16", remedy="Measure --dtype fp32.")
         options = {
-            "INFERENCE_PRECISION_HINT": HINT[settings.precision],
+            "INFERENCE_PRECISION_HINT": CACHE_TYPE[settings.precision],
             "INFERENCE_NUM_THREADS": self._threads,
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
@@ -241,15 +232,7 @@ class OpenVinoDevice(CpuClock):
         self._inputs: list[Any] = []
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "device": self.name,
-            "dtype": self._settings.dtype,
-            "threads": self._threads,
-            "isa": self._settings.evidence.get("isa"),
-            "evidence": dict(self._settings.evidence),
-            "part": self._settings.part,
-            "openvino": self._ov.__version__,
-        }
+        return {**cpu_facts(self.name, self._settings, self._threads), "openvino": self._ov.__version__}
 
     def prepare(self, cell: StepShape) -> None:
         self._request = None  # its caches are given back first, so that old and new never add up
@@ -281,10 +264,8 @@ class OpenVinoDevice(CpuClock):
         if self._inputs:
             self._inputs.append(self._inputs.pop(0))
             self._request.set_tensor("tokens", self._inputs[0])
-        started = time.perf_counter_ns()
         with memory_errors():
-            self._request.infer()
-        return (time.perf_counter_ns() - started) / 1e6
+            return time_ms(self._request.infer)
 
     def output(self) -> Any:
         """Return the first result of the last step: logits (B, vocab) of a whole step."""

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.shapes import StepShape
@@ -23,41 +23,16 @@ from latfit.profiling.shapes import StepShape
 _PR_SET_PDEATHSIG = 1  # prctl's option: the signal that a process gets when the thread that made it ends
 
 
-class Turns:
-    """Let one of the devices that share a machine run at a time."""
-
-    def __init__(self) -> None:
-        self._holder: RemoteDevice | None = None
-
-    def take(self, device: "RemoteDevice") -> None:
-        """Give the turn to `device`, and stop its previous holder."""
-        if self._holder is not None and self._holder is not device:
-            self._holder.rest()
-        self._holder = device
-
-
 class RemoteDevice:
-    """The device that `opener(*arguments)` opens in a child process. Raises what the opener raises.
+    """The device that `opener(*arguments)`, a picklable function, opens in a child process with these variables in
+    addition to this process's. Raises what the opener raises. A turn begins with `prepare`, and ends the other's."""
 
-    Parameters
-    ----------
-    opener, arguments
-        Picklable: a function of a module.
-    environment
-        Variables for the child in addition to this process's.
-    turns
-        Shared by devices that must not disturb each other; a turn begins with `prepare`.
-    """
+    _holder: "ClassVar[RemoteDevice | None]" = None  # whose turn it is
 
     def __init__(
-        self,
-        opener: Callable[..., Device],
-        arguments: tuple[Any, ...],
-        environment: Mapping[str, str] | None = None,
-        turns: Turns | None = None,
+        self, opener: Callable[..., Device], arguments: tuple[Any, ...], environment: Mapping[str, str] | None = None
     ) -> None:
         self._opener, self._arguments, self._environment = opener, arguments, dict(environment or {})
-        self._turns = turns or Turns()
         self._child: subprocess.Popen[bytes] | None = None
         self._resting = False
         self._about: dict[str, Any] = {}
@@ -80,7 +55,9 @@ class RemoteDevice:
         return free
 
     def prepare(self, cell: StepShape) -> None:
-        self._turns.take(self)
+        holder, RemoteDevice._holder = RemoteDevice._holder, self
+        if holder is not None and holder is not self:
+            holder.rest()
         if self._child is not None and self._child.poll() is not None:
             self.close()  # ended while it rested, which says nothing of this cell
         if self._child is None:
@@ -124,17 +101,12 @@ class RemoteDevice:
             child.wait()
 
     def _open(self) -> None:
-        command = [sys.executable, "-P", "-c", "from latfit.profiling.devices.remote import serve; serve()"]
         self._child = subprocess.Popen(
-            command,
+            [sys.executable, "-P", "-c", "from latfit.profiling.devices.remote import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is this process's to decide on
-            env={
-                **os.environ,
-                **self._environment,
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            },
+            env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
         try:
             self._about = self._ask("open", self._opener, self._arguments)
@@ -209,8 +181,7 @@ def _end_with_parent() -> bool:
     """Ask the kernel to kill this process when its parent thread ends, even while stopped; False if impossible."""
     if not sys.platform.startswith("linux"):
         return False
-    done = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
-    return bool(done)
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0)
 
 
 def _portable(error: Exception) -> Exception:

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.device import PRECISIONS, Device, DeviceSettings
-from latfit.profiling.devices.remote import RemoteDevice, Turns
+from latfit.profiling.devices.remote import RemoteDevice
+from latfit.profiling.host.blas import find_openblas
 from latfit.profiling.host.executed_isa import probe, satisfies
-from latfit.profiling.host.isa import cpu_flags, environment_for, missing_for_amx, tile_permission
+from latfit.profiling.host.isa import cpu_flags, environment_for
 from latfit.profiling.host.machine import idle_threads, sensible_threads, usable_cpus
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.shapes import PARTS, ModelShape
@@ -26,8 +27,7 @@ MIN_BUDGET_FOR_PROCESSES_MS = 20_000.0  # below, opening them takes too large a 
 BUILD_FACTOR = 4  # memory that weights take while they are made and packed, as a multiple of their size
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A device: the library it needs, the extra of this package that brings it, and the precisions it offers."""
 
     library: str
@@ -65,11 +65,19 @@ class PathSpec:
 def paths_of(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
     """Return the execution paths of a request, CPU first. Raises HardwareMissing, WrongUsage."""
     check_pin(request.pin)
+    kind = request.device
     if request.engine == "transformers":
-        return [_path((_engine_device(request),), request, shape)]
-    if request.device != "auto":
-        require(request.device)
-        return [_path((request.device,), request, shape)]
+        if kind == "auto":
+            kind = "torch-cuda" if reason_missing("torch-cuda") is None else "torch-cpu"
+        if KINDS[kind].library != "torch":
+            found = f"transformers runs in PyTorch, not on {kind}"
+            raise WrongUsage(found, where="--engine", remedy="Use --device torch-cpu.")
+    if kind != "auto":
+        require(kind)
+        if request.engine == "transformers" and find_spec("transformers") is None:
+            remedy = "Install it: pip install 'latfit[engine]'."
+            raise HardwareMissing("transformers is not installed", where="--engine", remedy=remedy)
+        return [_path((kind,), request, shape)]
     paths = []
     if request.dtype != "fp16":  # no CPU library offers it
         libraries = tuple(kind for kind in ("openvino", "torch-cpu") if reason_missing(kind) is None)
@@ -81,31 +89,13 @@ def paths_of(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
     return paths
 
 
-def _engine_device(request: ProfileRequest) -> str:
-    kind = request.device
-    if kind == "auto":
-        kind = "torch-cuda" if reason_missing("torch-cuda") is None else "torch-cpu"
-    if KINDS[kind].library != "torch":
-        raise WrongUsage(
-            f"transformers runs in PyTorch, not on {kind}", where="--engine", remedy="Use --device torch-cpu."
-        )
-    require(kind)
-    if find_spec("transformers") is None:
-        raise HardwareMissing(
-            "transformers is not installed", where="--engine", remedy="Install it: pip install 'latfit[engine]'."
-        )
-    return kind
-
-
 def require(kind: str) -> None:
     """Raise HardwareMissing with the reason if this machine cannot run `kind`."""
     reason = reason_missing(kind)
-    if reason is None:
-        return
-    remedy = "Measure the CPU instead: --device torch-cpu, openvino or numpy."
-    if "installed" in reason:
-        remedy = f"Install it: pip install 'latfit[{KINDS[kind].extra}]'."
-    raise HardwareMissing(reason, where=f"--device {kind}", remedy=remedy)
+    if reason is not None:
+        install = f"Install it: pip install 'latfit[{KINDS[kind].extra}]'."
+        remedy = install if "installed" in reason else "Measure the CPU instead: --device torch-cpu, openvino or numpy."
+        raise HardwareMissing(reason, where=f"--device {kind}", remedy=remedy)
 
 
 @cache
@@ -128,42 +118,30 @@ def cuda_missing() -> str | None:
 
 
 def _path(kinds: tuple[str, ...], request: ProfileRequest, shape: ModelShape) -> PathSpec:
-    settings = {kind: _settings(kind, request) for kind in kinds}
+    settings: dict[str, DeviceSettings] = {}
     environment: dict[str, str] = {}
-    for kind in kinds:
-        environment |= {} if kind == "torch-cuda" else environment_for(request.isa, kind)
-    widest = max(PRECISIONS[each.precision][1] for each in settings.values())
     cold = request.cache == "cold"
-    shape = replace(shape, dtype_bytes=widest)
+    for kind in kinds:
+        evidence: Mapping[str, Any] = {}
+        precision = precision_of(kind, request.dtype)
+        if kind != "torch-cuda":
+            environment |= environment_for(request.isa, kind)
+        elif request.isa != "auto":
+            raise WrongUsage("a GPU has no CPU instruction set", where="--isa", remedy="Leave --isa out.")
+        if kind in ("openvino", "torch-cpu"):
+            evidence = proved(kind, precision, request.isa)
+        threads = request.threads or _idle_threads(kind)
+        part = next(part for part in PARTS if part == request.part)
+        settings[kind] = DeviceSettings(precision, threads, request.seed, part, request.graphs, cold, evidence)
+    shape = replace(shape, dtype_bytes=max(PRECISIONS[each.precision][1] for each in settings.values()))
     return PathSpec(kinds, shape, settings, environment, cold, request.pin, request.engine, request.isa)
-
-
-def _settings(kind: str, request: ProfileRequest) -> DeviceSettings:
-    settings = DeviceSettings(
-        precision_of(kind, request.dtype),
-        request.threads or _idle_threads(kind),
-        request.seed,
-        next(part for part in PARTS if part == request.part),
-        request.graphs,
-        cold=request.cache == "cold",
-    )
-    if kind == "torch-cuda" and request.isa != "auto":
-        raise WrongUsage("a GPU has no CPU instruction set", where="--isa", remedy="Leave --isa out.")
-    if kind in ("torch-cuda", "numpy"):
-        return settings
-    return replace(settings, evidence=proved(kind, settings.precision, request.isa))
 
 
 @cache
 def _idle_threads(kind: str) -> int | None:
     """Return fewer threads than could run if others keep CPUs busy; None for as many as can run."""
-    if kind == "torch-cuda":
+    if kind == "torch-cuda" or (kind == "numpy" and find_openblas() is None):
         return None
-    if kind == "numpy":
-        from latfit.profiling.host.blas import find_openblas
-
-        if find_openblas() is None:
-            return None
     idle = idle_threads()
     return idle if idle < sensible_threads() else None
 
@@ -175,11 +153,8 @@ def precision_of(kind: str, asked: str) -> str:
         narrow = kind == "torch-cuda" or bool({"avx512_bf16", "amx_bf16"} & set(cpu_flags()))
         return "bf16" if "bf16" in offered and narrow else "fp32"
     if asked not in offered:
-        raise HardwareMissing(
-            f"{kind} does not compute in {asked}",
-            where=f"--dtype {asked}",
-            remedy=f"It offers {', '.join(offered)}.",
-        )
+        remedy = f"It offers {', '.join(offered)}."
+        raise HardwareMissing(f"{kind} does not compute in {asked}", where=f"--dtype {asked}", remedy=remedy)
     return asked
 
 
@@ -187,12 +162,8 @@ def precision_of(kind: str, asked: str) -> str:
 def proved(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
     """Return what products of `kind` ran on in a short run of their own, under the cap `isa`.
 
-    Raises HardwareMissing if AMX was requested and cannot be, or if something else ran than was requested.
+    Raises HardwareMissing if something else ran than was requested.
     """
-    if isa == "amx":
-        lacking = missing_for_amx(cpu_flags(), tile_permission(), int8=precision == "int8")
-        if lacking:
-            raise HardwareMissing(lacking, where="--isa amx", remedy="Use --isa auto, which says what really runs.")
     found = probe(kind, precision, isa)
     if isa != "auto" and not satisfies(found["isa"], isa):
         ran = f"ran on {found['isa']}" if found["isa"] else "did not go through kernels that name an instruction set"
@@ -208,26 +179,20 @@ def proved(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
 def check_pin(cpus: tuple[int, ...]) -> None:
     """Raise WrongUsage for CPUs that this process may not run on."""
     usable = usable_cpus()
-    absent = sorted(set(cpus) - set(usable))
-    if absent:
-        raise WrongUsage(
-            f"this process may not run on CPU {absent[0]}",
-            where="--pin",
-            remedy=f"Choose among {', '.join(map(str, usable))}.",
-        )
+    if absent := sorted(set(cpus) - set(usable)):
+        remedy = f"Choose among {', '.join(map(str, usable))}."
+        raise WrongUsage(f"this process may not run on CPU {absent[0]}", where="--pin", remedy=remedy)
 
 
 def open_path(spec: PathSpec) -> Device:
     """Open the device of a path in this process, with its weights loaded."""
+    from latfit.profiling.devices.wrappers import ColdCaches, FastestOf
+
     if spec.pin and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, spec.pin)
     devices = [open_device(kind, spec.shape, spec.settings[kind], spec.isa) for kind in spec.kinds]
-    if devices[1:] or (spec.cold and not spec.on_gpu):
-        from latfit.profiling.devices.wrappers import ColdCaches, FastestOf
-
-        device = FastestOf(devices) if devices[1:] else devices[0]
-        return ColdCaches(device) if spec.cold else device
-    return devices[0]
+    device = FastestOf(devices) if devices[1:] else devices[0]
+    return ColdCaches(device) if spec.cold and not spec.on_gpu else device
 
 
 def open_device(kind: str, shape: ModelShape, settings: DeviceSettings, isa: str = "auto") -> Device:
@@ -245,14 +210,14 @@ def open_device(kind: str, shape: ModelShape, settings: DeviceSettings, isa: str
 
     device = NumpyDevice(shape, threads=settings.threads, seed=settings.seed, part=settings.part)
     running = device.facts()["isa"]
-    if isa in ("auto", running):
-        return device
-    device.close()
-    raise HardwareMissing(
-        f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same",
-        where=f"--isa {isa}",
-        remedy="Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are).",
-    )
+    if isa not in ("auto", running):
+        device.close()
+        raise HardwareMissing(
+            f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same",
+            where=f"--isa {isa}",
+            remedy="Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are).",
+        )
+    return device
 
 
 def process_count(request: ProfileRequest, spec: PathSpec) -> int:
@@ -260,8 +225,7 @@ def process_count(request: ProfileRequest, spec: PathSpec) -> int:
     if request.processes is not None:
         return request.processes
     free = free_memory_bytes()
-    needed = USUAL_PROCESSES * BUILD_FACTOR * len(spec.kinds) * spec.shape.weight_bytes
-    fits = free is None or needed <= free / 2
+    fits = free is None or USUAL_PROCESSES * BUILD_FACTOR * len(spec.kinds) * spec.shape.weight_bytes <= free / 2
     several = fits and not spec.on_gpu and request.budget_ms >= MIN_BUDGET_FOR_PROCESSES_MS
     return USUAL_PROCESSES if several else 1
 
@@ -272,10 +236,9 @@ def open_in_processes(spec: PathSpec, processes: int) -> list[Device]:
     if processes == 1 and not spec.environment and not spec.pin:
         return [open_path(spec)]
     opened: list[Device] = []
-    turns = Turns()
     try:
         for _ in range(processes):
-            opened.append(RemoteDevice(open_path, (spec,), spec.environment, turns))  # noqa: PERF401 - closed on errors
+            opened.append(RemoteDevice(open_path, (spec,), spec.environment))  # noqa: PERF401 - closed on errors
     except BaseException:
         for device in opened:
             device.close()

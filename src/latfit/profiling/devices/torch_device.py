@@ -5,8 +5,9 @@ cell and replayed; without them its time includes the launching of its kernels, 
 mixture of experts decides on the CPU which experts run, so its steps run eagerly.
 """
 
-import time
+import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from latfit.memory import free_memory_bytes
@@ -22,12 +23,14 @@ from latfit.profiling.devices.decoder import (
 )
 from latfit.profiling.devices.device import (
     INPUT_SETS,
-    CpuClock,
     DeviceOutOfMemory,
     DeviceSettings,
+    LocalDevice,
+    cpu_facts,
     loading,
     memory_errors,
     no_cell,
+    time_ms,
 )
 from latfit.profiling.host.machine import sensible_threads
 from latfit.profiling.shapes import ModelShape, StepShape, check_fits, step_bytes
@@ -112,15 +115,12 @@ def activation_dtype(precision: str) -> Any:
     """Type of everything but the weights: 8-bit weights meet bfloat16."""
     import torch
 
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.bfloat16}[precision]
+    return {"fp16": torch.float16, "fp32": torch.float32}.get(precision, torch.bfloat16)
 
 
 def linear(weight: Tensor, precision: str) -> Linear:
-    """Return the fastest product with `weight` (out, in) where it lies.
-
-    On a CPU, bfloat16 weights are packed once for oneDNN: a plain `linear` repacks them at every step (2.3 times slower
-    at one token, AVX-512-BF16).
-    """
+    """Return the fastest product with `weight` (out, in) where it lies. On a CPU, bfloat16 weights are packed once for
+    oneDNN: a plain `linear` repacks them at every step (2.3 times slower at one token, AVX-512-BF16)."""
     import torch
 
     if weight.device.type == "cpu" and precision == "int8":
@@ -132,8 +132,8 @@ def linear(weight: Tensor, precision: str) -> Linear:
 
 
 def _int8_linear(weight: Tensor) -> Linear:
-    """One scale per column of weights and one per product for activations, which are stored around 128 as unsigned
-    bytes: the only kind beside 8-bit weights that oneDNN has VNNI and AMX kernels for."""
+    """One scale per column of weights and one per product for activations, stored around 128 as unsigned bytes: the
+    only kind beside 8-bit weights that oneDNN has VNNI and AMX kernels for."""
     import torch
 
     scales = weight.float().abs().amax(1) / 127
@@ -189,9 +189,7 @@ class CpuRuntime:
 
     def time_ms(self, run: Callable[[], object]) -> float:
         """Return how long `run` takes."""
-        started = time.perf_counter_ns()
-        run()
-        return (time.perf_counter_ns() - started) / 1e6
+        return time_ms(run)
 
     def release(self) -> None:
         """Give memory in reserve back."""
@@ -263,8 +261,8 @@ class CudaRuntime(CpuRuntime):
 
 
 class PreparedCell(NamedTuple):
-    """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step: a
-    recorded graph reads and writes its cache."""
+    """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step, whose
+    cache a recorded graph reads and writes."""
 
     run: Callable[[], object]
     tokens: Tensor
@@ -272,7 +270,7 @@ class PreparedCell(NamedTuple):
     step: TorchStep
 
 
-class TorchDevice(CpuClock):
+class TorchDevice(LocalDevice):
     """Random weights of a model, and prepared steps. Raises WrongUsage if the weights do not fit in memory.
 
     Recorded graphs are kept while memory lasts: recording one costs several steps, and cells are visited repeatedly.
@@ -303,35 +301,32 @@ class TorchDevice(CpuClock):
     def facts(self) -> dict[str, Any]:
         import torch
 
-        facts = {"device": self.name, "dtype": self._settings.dtype, "part": self._settings.part}
         if self._gpu:
+            facts = {"device": self.name, "dtype": self._settings.dtype, "part": self._settings.part}
             flushed = 0 if self._flush is None else self._flush.numel()
             return {**facts, "cuda_graphs": self.graphs, "flushed_bytes": flushed, **self._gpu.facts()}
-        evidence = dict(self._settings.evidence)
-        ran = {"threads": torch.get_num_threads(), "isa": evidence.get("isa"), "evidence": evidence}
-        return {**facts, **ran, "torch": torch.__version__}
+        return {**cpu_facts(self.name, self._settings, torch.get_num_threads()), "torch": torch.__version__}
 
     def free_bytes(self) -> int | None:
         return self._runtime.free_bytes()
 
     def prepare(self, cell: StepShape) -> None:
-        self._current = None
-        if cell not in self._recorded:
-            if self._recorded and step_bytes(self._shape, cell) > RECORDING_SHARE * (self.free_bytes() or 0):
-                self._give_back()
-            self.check_room(self._shape, cell)
-            try:
-                found = self._prepared(cell)
-            except DeviceOutOfMemory:
-                if not self._recorded:
-                    raise
-                self._give_back()
-                found = self._prepared(cell)
-            if not self.graphs:
-                self._current = found
-                return
+        self._current = self._recorded.get(cell)
+        if self._current is not None:
+            return
+        if self._recorded and step_bytes(self._shape, cell) > RECORDING_SHARE * (self.free_bytes() or 0):
+            self._give_back()
+        self.check_room(self._shape, cell)
+        try:
+            found = self._prepared(cell)
+        except DeviceOutOfMemory:
+            if not self._recorded:
+                raise
+            self._give_back()
+            found = self._prepared(cell)
+        if self.graphs:
             self._recorded[cell] = found
-        self._current = self._recorded[cell]
+        self._current = found
 
     def _prepared(self, cell: StepShape) -> "PreparedCell":
         import torch
@@ -370,21 +365,19 @@ class TorchDevice(CpuClock):
 
     def kv_transfer(self) -> list[dict[str, float]]:
         """Time copying the cache of some tokens from pinned host memory to the GPU: what a prefill on the CPU costs in
-        addition. As many sizes as the memory takes; empty on a CPU."""
+        addition; empty on a CPU."""
         import torch
 
         found: list[dict[str, float]] = []
-        for tokens in TRANSFER_TOKENS if self._gpu else ():
+        gpu = self._gpu
+        for tokens in TRANSFER_TOKENS if gpu else ():
             size = self._shape.cache_bytes(tokens)
-            if self._gpu is None or 2 * size > self._gpu.free_bytes():
+            if gpu is None or 2 * size > gpu.free_bytes():
                 break
-            host, target = self._gpu.pinned(size), torch.empty(size, dtype=torch.uint8, device=self._gpu.place)
-
-            def copy(source: Tensor = host, to: Tensor = target) -> None:
-                to.copy_(source, non_blocking=True)
-
-            times = sorted(self._gpu.time_ms(copy) for _ in range(TRANSFER_REPEATS))
-            found.append({"tokens": float(tokens), "bytes": float(size), "T_ms": times[len(times) // 2]})
+            host, target = gpu.pinned(size), torch.empty(size, dtype=torch.uint8, device=gpu.place)
+            copy = partial(target.copy_, host, non_blocking=True)
+            T_ms = statistics.median(gpu.time_ms(copy) for _ in range(TRANSFER_REPEATS))
+            found.append({"tokens": float(tokens), "bytes": float(size), "T_ms": T_ms})
         return found
 
     def _give_back(self) -> None:

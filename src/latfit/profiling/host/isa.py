@@ -1,15 +1,13 @@
-"""Instruction sets: what the CPU has, what a BLAS kernel set runs, how to cap a library, and whether AMX may be used.
+"""Instruction sets: what the CPU has, what a BLAS kernel set runs, and how to cap a library.
 
 Libraries choose their kernels while they load, so a cap is an environment variable of the process that will load them.
-On Linux a program must ask the kernel for AMX's tile registers (Documentation/arch/x86/xstate.rst in its sources).
-Neither flags nor permission say that a product ran on AMX; `executed_isa` looks for that."""
+Flags do not prove that a product ran on AMX, for which Linux must grant tile registers; `executed_isa` looks for that.
+"""
 
-import ctypes
-import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from latfit.errors import HardwareMissing, WrongUsage
 
@@ -51,11 +49,9 @@ def cpu_flags() -> tuple[str, ...]:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return tuple(sorted(flag for flag in value.split() if flag.startswith(_SIMD) or flag.endswith("_vnni")))
-    return ()
+    found = re.search(r"(?m)^(?:flags|Features)\s*:(.*)", text)
+    flags = found[1].split() if found else []
+    return tuple(sorted(flag for flag in flags if flag.startswith(_SIMD) or flag.endswith("_vnni")))
 
 
 def isa_of_core(core: str | None) -> str | None:
@@ -63,16 +59,9 @@ def isa_of_core(core: str | None) -> str | None:
     return ISA_OF_CORE.get(core.lower()) if core else None
 
 
-def best_float32_isa(flags: tuple[str, ...]) -> str | None:
-    """The widest instruction set of `flags` that BLAS has float32 kernels for."""
-    return next((isa for isa in ("avx512", "avx2") if set(FLAGS_FOR[isa]) <= set(flags)), None)
-
-
 def environment_for(isa: str, device: str) -> dict[str, str]:
-    """Return the environment variables that cap the libraries of `device` at `isa`.
-
-    Raises WrongUsage for an unknown name; HardwareMissing if the CPU, or NumPy's float32, has no such kernels.
-    """
+    """Return the environment variables that cap the libraries of `device` at `isa`. Raises WrongUsage for an unknown
+    name; HardwareMissing if the CPU, or NumPy's float32, has no such kernels."""
     if isa not in CHOICES:
         raise WrongUsage(f"{isa!r} is not known", where="--isa", remedy=f"Choose one of {', '.join(CHOICES)}.")
     if isa == "auto":
@@ -83,43 +72,12 @@ def environment_for(isa: str, device: str) -> dict[str, str]:
             where=f"--isa {isa}",
             remedy="Measure --isa avx512 or avx2 with --device numpy, or install latfit[amx] for --device openvino.",
         )
-    missing = [flag for flag in FLAGS_FOR[isa] if flag not in cpu_flags()]
-    if missing:
-        raise HardwareMissing(f"this CPU lacks {', '.join(missing)}", where=f"--isa {isa}", remedy="Use --isa auto.")
+    if missing := missing_flags(FLAGS_FOR[isa], cpu_flags()):
+        raise HardwareMissing(missing, where=f"--isa {isa}", remedy="Use --isa auto.")
     return {"OPENBLAS_CORETYPE": _CORE_FOR[isa]} if device == "numpy" else {"ONEDNN_MAX_CPU_ISA": _ONEDNN_CAP[isa]}
 
 
-_SYS_ARCH_PRCTL = 158
-_ARCH_GET_XCOMP_PERM = 0x1022
-_ARCH_REQ_XCOMP_PERM = 0x1023
-_XFEATURE_XTILEDATA = 18
-
-
-def missing_for_amx(flags: tuple[str, ...], permission: bool | None, *, int8: bool) -> str | None:
-    """Return what hinders products in bf16 (or int8) on AMX, in words; None if nothing is known to."""
-    wanted = ("amx_tile", "amx_int8" if int8 else "amx_bf16")
+def missing_flags(wanted: Sequence[str], flags: Sequence[str]) -> str:
+    """Return in words what a CPU lacks; empty if nothing."""
     absent = [flag for flag in wanted if flag not in flags]
-    if absent:
-        return f"this CPU lacks {', '.join(absent)}"
-    if permission is False:
-        return "the kernel refuses the permission for AMX tile data (arch_prctl ARCH_REQ_XCOMP_PERM)"
-    return None
-
-
-def tile_permission() -> bool | None:
-    """Ask the kernel for tile data and return whether it is granted; None if this system has no such call."""
-    if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return None
-    return _permission(ctypes.CDLL(None, use_errno=True))
-
-
-def _permission(library: Any) -> bool | None:
-    """The same with the C library given. The request fails on CPUs without AMX; what counts is the granted mask."""
-    syscall = library.syscall
-    syscall.restype = ctypes.c_long
-    number = ctypes.c_long(_SYS_ARCH_PRCTL)
-    syscall(number, ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_ulong(_XFEATURE_XTILEDATA))
-    granted = ctypes.c_uint64(0)
-    if syscall(number, ctypes.c_long(_ARCH_GET_XCOMP_PERM), ctypes.byref(granted)) != 0:
-        return None  # a kernel before 5.16
-    return bool(granted.value >> _XFEATURE_XTILEDATA & 1)
+    return f"this CPU lacks {', '.join(absent)}" if absent else ""

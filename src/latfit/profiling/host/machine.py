@@ -14,6 +14,7 @@ from latfit.profiling.host.isa import cpu_flags
 def machine_facts() -> dict[str, Any]:
     """Return CPU, cores, governor, load, memory, system and Python, as JSON."""
     usable = usable_cpus()
+    memory = dict(_pairs("/proc/meminfo")).get("MemTotal", "").split()
     return {
         "cpu": cpu_model(),
         "cpu_flags": list(cpu_flags()),
@@ -21,8 +22,8 @@ def machine_facts() -> dict[str, Any]:
         "affinity": usable,
         "cpu_quota": cpu_quota(),
         "governor": _first_line(Path(f"/sys/devices/system/cpu/cpu{usable[0]}/cpufreq/scaling_governor")),
-        "load_average": load_average(),
-        "memory_bytes": _meminfo("MemTotal"),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "memory_bytes": int(memory[0]) * 1024 if memory else None,
         "os": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "python": platform.python_version(),
     }
@@ -30,11 +31,8 @@ def machine_facts() -> dict[str, Any]:
 
 def cpu_model() -> str:
     """Return the CPU's marketing name, else the architecture."""
-    for line in _lines(Path("/proc/cpuinfo")):
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return " ".join(value.split())
-    return platform.processor() or platform.machine() or "unknown CPU"
+    names = [" ".join(value.split()) for key, value in _pairs("/proc/cpuinfo") if key == "model name"]
+    return next(filter(None, names), platform.processor() or platform.machine() or "unknown CPU")
 
 
 def usable_cpus() -> list[int]:
@@ -64,24 +62,14 @@ def sensible_threads() -> int:
 
 
 def idle_threads(seconds: float = 0.3) -> int:
-    """Return how many threads find a CPU of their own now; at least 1.
-
-    Threads that share a CPU with a neighbour wait for each other at every barrier: two threads beside one busy
-    neighbour ran 20 times slower than one (two cores, PyTorch)."""
+    """Return how many threads find a CPU of their own now; at least 1. Two threads beside one busy neighbour on two
+    CPUs ran 20 times slower than one: threads that share a CPU wait for each other at every barrier."""
     watch = LoadWatch(0)
     time.sleep(seconds)
     reading = watch()
     if reading is None:
         return sensible_threads()
     return max(1, min(sensible_threads(), round(len(usable_cpus()) - reading.other_cpus)))
-
-
-def load_average() -> list[float] | None:
-    """Return the mean number of runnable tasks over 1, 5 and 15 minutes."""
-    try:
-        return [round(value, 2) for value in os.getloadavg()]
-    except (AttributeError, OSError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -93,8 +81,8 @@ class LoadReading:
 
 
 class LoadWatch:
-    """Reads the system's CPU counters at the start and when called: others used what was busy, less this process and
-    its children. Counts the CPUs that this process may run on; time stolen by a hypervisor counts as others' use."""
+    """Reads the system's CPU counters at the start and when called: others used what was busy on the usable CPUs, time
+    stolen by a hypervisor included, less this process and its children."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -144,12 +132,9 @@ def _family_ticks() -> int:
     return sum(ticks.get(pid, 0) for pid in family)
 
 
-def _meminfo(key: str) -> int | None:
-    for line in _lines(Path("/proc/meminfo")):
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024
-    return None
+def _pairs(path: str) -> list[tuple[str, str]]:
+    """Return the lines `key: value` of a file."""
+    return [(key.strip(), value) for key, colon, value in (line.partition(":") for line in _lines(Path(path))) if colon]
 
 
 def _first_line(path: Path) -> str | None:

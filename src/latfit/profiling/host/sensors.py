@@ -1,11 +1,11 @@
 """Clock, temperature, throttling and power of CPU and GPU; None where the system does not tell.
 
-The CPU's are files of Linux (cpufreq, thermal zones, thermal_throttle, powercap's energy counters in microjoules). A
-GPU's come from NVML, the library of NVIDIA's driver.
+The CPU's are files of Linux (cpufreq, thermal zones, thermal_throttle, powercap's energy counters in microjoules), a
+GPU's come from nvidia-smi.
 """
 
-import ctypes
 import re
+import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from typing import Any
 from latfit.messages import Message as LatfitWarning
 from latfit.profiling.warnings import warn
 
+QUERY_S = 5.0
 SLOWER_CLOCK = 0.9  # a clock below this share of the first one is worth a warning
 
-_NVML_SM_CLOCK = 1
-_NVML_GPU_TEMPERATURE = 0
-# nvmlClocksThrottleReasons that slow a busy GPU: software power cap, hardware slowdown, thermal slowdowns, power brake
-_NVML_SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+GPU_FIELDS = ("clocks.sm", "temperature.gpu", "power.draw", "clocks_throttle_reasons.active")
+# Reasons that slow a busy GPU: software power cap, hardware slowdown, thermal slowdowns, power brake.
+SLOWING_REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 
 @dataclass(frozen=True)
@@ -64,28 +64,25 @@ def read_sensors(root: Path = Path("/"), *, gpu: bool = False) -> Reading:
     )
 
 
-def read_gpu(index: int = 0, library: Any = None) -> GpuReading | None:
-    """Read a GPU's sensors through NVML; None if there is no driver, or it refuses."""
+def read_gpu() -> GpuReading | None:
+    """Read the first GPU's sensors; None without a driver."""
+    for values in query_gpus(*GPU_FIELDS):
+        mhz, celsius, watts = (_number(text) for text in values[:3])
+        reasons = values[3].removeprefix("0x")
+        slowed = bool(int(reasons, 16) & SLOWING_REASONS) if re.fullmatch("[0-9a-fA-F]+", reasons) else None
+        return GpuReading(mhz, celsius, watts, slowed)
+    return None
+
+
+def query_gpus(*fields: str) -> list[list[str]]:
+    """Return these fields of each GPU from nvidia-smi, as text; empty without it."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        nvml = library or ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    device = ctypes.c_void_p()
-    if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
-        return None
-
-    def query(function: str, *arguments: int, kind: Any = ctypes.c_uint) -> int | None:
-        value = kind(0)
-        code = getattr(nvml, function)(device, *arguments, ctypes.byref(value))
-        return int(value.value) if code == 0 else None
-
-    mhz = query("nvmlDeviceGetClockInfo", _NVML_SM_CLOCK)
-    celsius = query("nvmlDeviceGetTemperature", _NVML_GPU_TEMPERATURE)
-    milliwatts = query("nvmlDeviceGetPowerUsage")
-    reasons = query("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong)
-    nvml.nvmlShutdown()
-    watts = None if milliwatts is None else milliwatts / 1e3
-    return GpuReading(mhz, celsius, watts, None if reasons is None else bool(reasons & _NVML_SLOWED))
+        text = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError, UnicodeError):
+        return []
+    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]
+    return [row for row in rows if len(row) == len(fields) and row[0]]
 
 
 def sensor_facts(first: Reading, last: Reading) -> dict[str, Any]:
@@ -115,24 +112,27 @@ def sensor_warnings(first: Reading, last: Reading) -> list[LatfitWarning]:
 
 
 def _events(first: Reading, last: Reading) -> int | None:
-    if first.throttled is None or last.throttled is None:
-        return None
-    return max(0, last.throttled - first.throttled)
+    """Return how often the CPU was throttled between two readings."""
+    return None if first.throttled is None or last.throttled is None else max(0, last.throttled - first.throttled)
 
 
 def _numbers(files: Iterable[Path]) -> list[float]:
-    found = []
-    for file in files:
-        try:
-            found.append(float(file.read_text()))
-        except (OSError, ValueError):
-            continue
-    return found
+    return [value for file in files if (value := _number(_text(file))) is not None]
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _proc_mhz(root: Path) -> list[float]:
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return [float(mhz) for mhz in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)]
+    return [float(mhz) for mhz in re.findall(r"(?m)^cpu MHz\s*:\s*([\d.]+)", _text(root / "proc/cpuinfo"))]
