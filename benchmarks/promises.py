@@ -199,7 +199,7 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     from latfit.fitting.fit import fit_trace
     from latfit.fitting.problem import FitOptions
     from latfit.planning.fit_quality import quality_of
-    from latfit.planning.serving.effects import bears
+    from latfit.planning.serving.effects import max_step_slowdown
     from latfit.planning.serving.evaluate import Evaluator, requests_for
     from latfit.planning.serving.search import Search, SearchSpace
     from latfit.planning.serving.targets import RequestTarget, Targets
@@ -227,7 +227,7 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     if found.best is None:
         return [Outcome("requests", group, limit, 0.0, limit, math.nan, 0.0, "no number of replicas")]
     planned = found.best.setup.replicas
-    sure = found.best.certain and 100 * (bears(evaluator, found.best) - 1) >= quality_of("", fit).worst_pct
+    sure = found.best.certain and 100 * (max_step_slowdown(evaluator, found.best) - 1) >= quality_of("", fit).worst_pct
     tail = engine.ttft(rate, planned, seed + 1)
     needed = planned
     while needed > 1 and engine.ttft(rate, needed - 1, seed + 2).value <= limit:

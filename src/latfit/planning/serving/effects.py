@@ -1,7 +1,7 @@
-"""Quantify what would help a planned setup, its margin for slower steps, and its throughput-latency trade-off.
+"""Show what would help a planned setup, its margin for slower steps, and its throughput-latency trade-off.
 
-Each change is simulated alone at the planned load and reported by its effect on the tightest target. The front holds
-the Pareto-optimal settings of a saturated engine: tokens/s per engine against tokens/s per request.
+Each change is simulated alone at the planned load. The front holds the Pareto-optimal settings of a saturated engine:
+tokens/s per engine against tokens/s per request.
 """
 
 import math
@@ -14,60 +14,47 @@ from latfit.planning.serving.evaluate import Evaluator, Measured, Setup, with_le
 from latfit.planning.serving.result import Effect, Trade
 from latfit.planning.serving.search import SearchSpace
 from latfit.simulation import EngineSettings, scaled_costs
-from latfit.stats import IntArray
 from latfit.workload import RecordedLoad
 
-FASTER = 0.8
-"""Relative duration of steps that a change accelerates."""
-
+FASTER = 0.8  # duration of accelerated steps, and length of shorter prompts
 MORE_CACHE = 1.5
-CACHED = 0.3
-"""Cached share of each prompt, for shared prefixes."""
-
+CACHED = 0.3  # of each prompt, for shared prefixes
 MOST_SLOWER, FINE = 4.0, 1.02
 
 
 def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: bool = True) -> list[Effect]:
-    """Simulate changes and return their effect on the tightest target, the most helpful first.
+    """Return the effect of each change on the tightest target, the most helpful first.
 
-    Parameters
-    ----------
-    cache
-        Whether the size of the KV cache is known.
-    replicas
-        Whether a replica may be added.
+    cache: whether the size of the KV cache is known. replicas: whether a replica may be added.
     """
     setup, settings, load = best.setup, best.setup.settings, evaluator.load
-    count = setup.replicas
     changed: list[tuple[str, Evaluator, Setup]] = []
     if replicas:
-        changed.append((f"{count + 1} replicas", evaluator, replace(setup, replicas=count + 1)))
+        changed.append((f"{setup.replicas + 1} replicas", evaluator, replace(setup, replicas=setup.replicas + 1)))
     for name, decode, prefill in (("prefill 20 % faster", 1.0, FASTER), ("decode 20 % faster", FASTER, 1.0)):
         costs = scaled_costs(evaluator.costs, decode, prefill)
-        changed.append((name, evaluator.elsewhere(evaluator.load, costs), setup))
+        changed.append((name, evaluator.elsewhere(load, costs), setup))
     if cache:
         larger = replace(settings, kv_blocks=int(settings.kv_blocks * MORE_CACHE))
         changed.append(("KV cache 50 % larger", evaluator, replace(setup, settings=larger)))
-    known = isinstance(load, RecordedLoad) and load.requests.prefix is not None and settings.prefix_cache
-    if settings.cached_share < CACHED and not known:
+    recorded = isinstance(load, RecordedLoad) and load.requests.prefix is not None and settings.prefix_cache
+    if settings.cached_share < CACHED and not recorded:
         shared = replace(settings, cached_share=CACHED)
         changed.append(("30 % of each prompt cached", evaluator, replace(setup, settings=shared)))
-    shorter = with_lengths(load, lambda prompt, output: (_shortened(prompt, FASTER), output))
+    shorter = with_lengths(
+        load, lambda prompt, output: (np.maximum(np.rint(FASTER * prompt), 1).astype(np.int64), output)
+    )
     changed.append(("prompts 20 % shorter", evaluator.elsewhere(shorter, evaluator.costs), setup))
-    figure = best.tightest
+    tightest = best.tightest
     found = []
     for change, by, to in changed:
-        after = next(each for each in by.measure(to).reached if each.name == figure.name)
-        values = {f"before_{figure.unit}": figure.value, f"after_{figure.unit}": after.value}
-        found.append(Effect(change, figure.name, **values))
+        after = next(each for each in by.measure(to).reached if each.name == tightest.name)
+        values = {f"before_{tightest.unit}": tightest.value, f"after_{tightest.unit}": after.value}
+        found.append(Effect(change, tightest.name, **values))
     return sorted(found, key=lambda each: each.after)
 
 
-def _shortened(tokens: IntArray, share: float) -> IntArray:
-    return np.asarray(np.maximum(np.rint(share * tokens), 1), dtype=np.int64)
-
-
-def bears(evaluator: Evaluator, best: Measured) -> float:
+def max_step_slowdown(evaluator: Evaluator, best: Measured) -> float:
     """Return the largest factor on all step times at which every target is still met."""
     low, high = 1.0, 1.05
     while evaluator.measure(best.setup, slower=high).met:
@@ -82,16 +69,16 @@ def bears(evaluator: Evaluator, best: Measured) -> float:
 
 def front(evaluator: Evaluator, best: EngineSettings, space: SearchSpace) -> list[Trade]:
     """Return the Pareto-optimal settings and the planned ones, by rising throughput."""
-    asked = {best}
+    tried = {best}
     for sequences in [best, *space.alternatives(best, "max_num_seqs")]:
-        asked |= {sequences, *space.alternatives(sequences, "max_num_batched_tokens")}
-    found = []
-    for settings in sorted(asked, key=lambda each: (each.max_num_seqs, each.max_num_batched_tokens)):
+        tried |= {sequences, *space.alternatives(sequences, "max_num_batched_tokens")}
+    trades = []
+    for settings in sorted(tried, key=lambda each: (each.max_num_seqs, each.max_num_batched_tokens)):
         at = evaluator.saturated(settings)
         if math.isfinite(at.tpot_ms) and at.tpot_ms > 0:
             where = settings.max_num_seqs, settings.max_num_batched_tokens
-            found.append(Trade(*where, 1e3 / at.tpot_ms, at.output_tokens_per_s, settings == best))
-    return undominated(found)
+            trades.append(Trade(*where, 1e3 / at.tpot_ms, at.output_tokens_per_s, settings == best))
+    return undominated(trades)
 
 
 def undominated(trades: Sequence[Trade]) -> list[Trade]:

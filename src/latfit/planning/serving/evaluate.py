@@ -47,48 +47,22 @@ from latfit.workload import (
     Resampled,
 )
 
-FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 64
-"""Replications: at first, per extension, at most in a search, at most for the final answer, whose times are precise."""
-
-TOGETHER, SAMPLED = 64, 16
-"""Largest fleet that is simulated whole, and engines simulated of a larger one under round-robin routing."""
-
+FIRST, MORE, MOST, VERIFIED = 4, 2, 8, 64  # replications: at first, per extension, in a search, for the final answer
+TOGETHER, SAMPLED = 64, 16  # largest fleet simulated whole; engines simulated of a larger one under round-robin routing
 FEWEST_REQUESTS, MOST_REQUESTS = 3_000, 100_000
-TIMES_HELD = 20
-"""Requests of a replication per concurrently served request."""
-
+TIMES_HELD = 20  # requests of a replication per concurrently served request
 FEW = 10
-CROWDED, MOST_LONGER = 0.9, 12.0
-"""Utilisation above which replications get longer, and the largest factor by which they do."""
-
-ALONE, FLOOD, LONG_FLOOD = 1_000, 4_000, 60_000
-"""Requests to measure an engine without contention, its saturated throughput, and the latter near saturation."""
-
-FLOOD_SIGMA, LEAST_FLOOD_ERROR = 4.0, 0.02
-"""Standard errors by which a throughput measured with FLOOD requests may be off; and the error of equal requests, which
-start and end together."""
-
-RARE = 1e-9
-"""Arrival rate per ms at which requests never overlap."""
-
+CROWDED, MOST_LONGER = 0.9, 12.0  # utilisation above which replications get longer, and the largest factor
+ALONE, FLOOD, LONG_FLOOD = 1_000, 4_000, 60_000  # requests for latency alone, throughput, throughput near saturation
+NEAR_SATURATION = 0.05  # of utilisation 1: there a throughput of FLOOD requests does not decide
+RARE = 1e-9  # arrivals per ms at which requests never overlap
 FREE = linear_costs(0.0, 0.0, 0.0)
-RATES = ("throughput_per_s", "output_tokens_per_s", "goodput_per_s", "queue", "replica_hours")
-"""Figures of a summary that add up over engines."""
+RATES = ("throughput_per_s", "output_tokens_per_s", "goodput_per_s", "queue", "replica_hours")  # sums over engines
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Engine settings and replica count of one configuration.
-
-    Attributes
-    ----------
-    replicas
-        Engines that decode and, if `prefill` is 0, prefill; with a schedule, those at its start.
-    schedule, start_up_ms
-        Replica count over time, and how long one takes to start.
-    prefill
-        Additional engines that only prefill.
-    """
+    """Engine settings and replicas. prefill: additional engines that only prefill."""
 
     settings: EngineSettings
     replicas: int = 1
@@ -98,35 +72,18 @@ class Setup:
 
     @property
     def most(self) -> int:
-        """The largest number of replicas at any time."""
         return self.replicas if self.schedule is None else self.schedule.most
 
     @property
     def total(self) -> int:
-        """Replicas plus prefill engines."""
         return self.replicas + self.prefill
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Result of simulating a setup.
-
-    Attributes
-    ----------
-    scale
-        Load, relative to the planned one.
-    reached
-        Value and interval of each target.
-    carried
-        Whether the setup sustains the load; False if the queue grows without bound.
-    first
-        The first replication.
-    outcome
-        Statistics over all replications; None of a setup that the search only compares.
-    """
+    """A simulated setup. carried: whether it sustains the load. outcome: None unless a final answer."""
 
     setup: Setup
-    scale: float
     reached: tuple[Reached, ...]
     carried: bool
     first: EngineRun
@@ -134,7 +91,6 @@ class Measured:
 
     @property
     def summary(self) -> EngineSummary:
-        """The outcome of a final answer."""
         assert self.outcome is not None
         return self.outcome
 
@@ -172,7 +128,7 @@ B = TypeVar("B")
 
 @dataclass
 class Work:
-    """Counters: setups and engine steps simulated."""
+    """Setups and engine steps simulated."""
 
     setups: int = 0
     steps: int = 0
@@ -182,20 +138,8 @@ class Work:
 class Evaluator:
     """Simulate setups under one load and cache the results.
 
-    Attributes
-    ----------
-    route
-        Routing policy of the requests.
-    requests
-        Requests per replication.
-    alone_ms
-        Latency of a request without contention.
-    lead
-        For a part of a longer load: share of its requests that only warm up the engines.
-    apart
-        Step costs of engines that only prefill, and the KV transfer from them.
-    work
-        Counters, shared with evaluators of other loads.
+    requests: per replication. alone_ms: latency without contention. lead: share of requests that only warm up. apart:
+    step costs of prefill engines, and the KV transfer.
     """
 
     load: Load
@@ -221,17 +165,7 @@ class Evaluator:
         return self.load.rate * 1e3
 
     def measure(self, setup: Setup, scale: float = 1.0, *, slower: float = 1.0, replications: int = MOST) -> Measured:
-        """Simulate a setup until the targets are decided.
-
-        Parameters
-        ----------
-        scale
-            Load, relative to the planned one.
-        slower
-            Factor on all step times.
-        replications
-            At most: one for a first look, MOST in a search, VERIFIED for a final answer.
-        """
+        """Simulate until the targets are decided, at `scale` times the load and steps `slower` times as long."""
         key = (setup, scale, slower, replications)
         if key not in self.known:
             load = scaled(self.load, scale, slower)
@@ -278,7 +212,6 @@ class Evaluator:
         carried = self.lead is not None or (done.stable and self.carries(setup, scale * slower))
         return Measured(
             setup,
-            scale,
             self.targets.reached(done.runs, done.warmup if self.lead is None else self.lead, slower),
             carried,
             done.runs[0],
@@ -335,7 +268,7 @@ class Evaluator:
         if key not in self.known:
             options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
             done = replicate(self._rare(), self.costs, settings, options, self._cluster(Routing()))
-            self.known[key] = self._summarised(self._judged(*key[:2], done, 1.0), done)
+            self.known[key] = self._summarised(self._judged(key[0], 0.0, done, 1.0), done)
             self.work.setups += 1
         return self.known[key]
 
@@ -370,18 +303,11 @@ class Evaluator:
         offered = self.rate_per_s * scale
         if self.apart is None:
             found = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
-            if abs(found - 1) > self._flood_error or not isinstance(self.load, OpenLoad):
+            if abs(found - 1) > NEAR_SATURATION or not isinstance(self.load, OpenLoad):
                 return found
             return offered / (setup.most * self.saturated(setup.settings, LONG_FLOOD).requests_per_s)
         prefill, decode = self.of_kinds(setup.settings)
         return offered / min(setup.prefill * prefill, setup.replicas * decode)
-
-    @cached_property
-    def _flood_error(self) -> float:
-        """Relative error that a throughput measured with FLOOD requests does not exceed."""
-        lengths = lengths_of(self.load).lengths(FLOOD, np.random.default_rng(self.seed))
-        varied = max(float(each.std() / each.mean()) for each in lengths)
-        return max(FLOOD_SIGMA * varied / math.sqrt(FLOOD / 2), LEAST_FLOOD_ERROR)
 
     def sustainable(self, setups: Iterable[Setup], scale: float = 1.0) -> list[Setup]:
         """Return the setups that sustain the load."""

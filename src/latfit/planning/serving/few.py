@@ -1,8 +1,7 @@
-"""Warn where a plan for recorded requests depends on few of them.
+"""Warn if a plan for recorded requests depends on few of them: docs/theory/planning.md, "Recorded requests".
 
-A percentile gets a distribution-free binomial interval, a share Clopper and Pearson's, both as if other requests of the
-same kind had been recorded. A warning also names larger replica counts that miss a target. Derivation:
-docs/theory/planning.md, "Recorded requests".
+A percentile gets a distribution-free binomial interval, a share that of Clopper and Pearson. A warning also names
+larger replica counts that miss a target.
 """
 
 import math
@@ -18,52 +17,46 @@ from latfit.units import format_ms, format_percent, number
 from latfit.workload import RecordedLoad
 
 LEVEL = 0.95
-
 BLOCKS = 20  # of requests in the order of arrival: long enough to hold the busy periods, enough for a variance
-
-MORE = 3
-"""Replicas beyond the plan that should meet the targets, too."""
+MORE = 3  # replicas beyond the plan that should meet the targets, too
 
 
 def few_requests(evaluator: Evaluator, best: Measured, *, given: bool) -> list[Message]:
     """Return warnings on a setup that meets the targets. given: whether its replica count was requested."""
     if not isinstance(evaluator.load, RecordedLoad):
         return []
-    found = [_warning(text, evaluator) for each in best.reached if (text := _open(evaluator, best, each))]
-    counts = [] if given else [best.setup.replicas + more for more in range(1, MORE + 1)]
-    missed = [count for count in counts if not evaluator.measure(replace(best.setup, replicas=count)).met]
+    found = [text for each in best.reached if (text := _uncertainty(evaluator, best, each))]
+    count = best.setup.replicas
+    counts = [] if given else range(count + 1, count + MORE + 1)
+    missed = [f"{each:,}" for each in counts if not evaluator.measure(replace(best.setup, replicas=each)).met]
     if missed:
-        several = " and ".join(f"{count:,}" for count in missed)
-        text = f"{best.setup.replicas:,} replicas keep the targets, but {several} miss one: it is chance who meets whom"
-        found.append(_warning(text, evaluator))
-    return found
+        several = " and ".join(missed)
+        found.append(f"{count:,} replicas keep the targets, but {several} miss one: it is chance who meets whom")
+    return [message("few_requests", what=text, count=len(evaluator.load.requests)) for text in found]
 
 
-def _warning(text: str, evaluator: Evaluator) -> Message:
-    assert isinstance(evaluator.load, RecordedLoad)
-    return message("few_requests", what=text, count=len(evaluator.load.requests))
-
-
-def _open(evaluator: Evaluator, best: Measured, each: Reached) -> str:
+def _uncertainty(evaluator: Evaluator, best: Measured, each: Reached) -> str:
     """Describe the sampling uncertainty of a figure; empty if its interval stays within the limit."""
     run = best.first
     if each.unit == "pct":
         n = len(run.requests)
-        low, high = share_interval(each.value / 100, n)
-        if 100 * high <= each.limit:
-            return ""
-        ends = f"{number(100 * low, 2)} to {format_percent(100 * high)}"
-        return f"{format_percent(each.value)} of {n:,} {each.name}; of others like these it could be {ends}"
-    target = next(one for one in evaluator.targets.targets if one.name == each.name)
-    times = target.times(run, 0.0)
-    low, high = percentile_interval(times, target.percentile / 100)
-    high = min(high, float(times.max()))
-    if high <= each.limit:
-        return ""
-    decided = max(round(len(times) * (1 - target.percentile / 100)), 1)
-    slowest = f"the {decided:,} slowest" if decided > 1 else "the slowest"
-    ends = f"{format_ms(low)} to {format_ms(high)}"
-    return f"{each.name} rests on {slowest} of {len(times):,} requests; of others like these it could be {ends}"
+        low, high = (100 * end for end in share_interval(each.value / 100, n))
+        rests, ends = (
+            f"{format_percent(each.value)} of {n:,} {each.name}",
+            f"{number(low, 2)} to {format_percent(high)}",
+        )
+    else:
+        target = next(one for one in evaluator.targets.targets if one.name == each.name)
+        times = target.times(run, 0.0)
+        low, high = percentile_interval(times, target.percentile / 100)
+        high = min(high, float(times.max()))
+        decided = max(round(len(times) * (1 - target.percentile / 100)), 1)
+        slowest = f"the {decided:,} slowest" if decided > 1 else "the slowest"
+        rests, ends = (
+            f"{each.name} rests on {slowest} of {len(times):,} requests",
+            f"{format_ms(low)} to {format_ms(high)}",
+        )
+    return f"{rests}; of others like these it could be {ends}" if high > each.limit else ""
 
 
 def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:

@@ -23,16 +23,14 @@ from latfit.profiling import read_config
 from latfit.units import format_bytes, format_percent
 
 GIB = 2**30
-UTILISATION = 0.9
-"""vLLM's default of `gpu_memory_utilization` for most of its versions; the newest take 0.92."""
+UTILISATION = 0.9  # vLLM's default of `gpu_memory_utilization`; the newest versions take 0.92
 BLOCK_SIZE = 16
 SAMPLING_BYTES = 16
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """The KV cache of one engine. blocks: as the engine reports them at its start, its null block included.  how:
-    source of the number, as a sentence."""
+    """The KV cache of one engine. blocks: as the engine reports them, its null block included. how: their source."""
 
     blocks: int
     block_size: int
@@ -41,7 +39,7 @@ class KvCache:
 
 @dataclass(frozen=True)
 class Served:
-    """How an engine serves a model. dtype: of its weights.  kv_dtype: of its KV cache, None for the model's."""
+    """How an engine serves a model. kv_dtype: None for the model's."""
 
     dtype: str | None = None
     kv_dtype: str | None = None
@@ -59,8 +57,7 @@ class Served:
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Memory in bytes. gpu: of one GPU, as nvidia-smi reports it (an "80 GB" GPU has some 79.6 GiB).  kv: for the KV
-    cache of one GPU, instead of the others."""
+    """Bytes of one GPU, as nvidia-smi reports them, or of its KV cache (`kv`)."""
 
     gpu: float | None = None
     utilisation: float = UTILISATION
@@ -82,15 +79,7 @@ class GpuMemory:
 
 
 def kv_cache_of(config: Config, memory: GpuMemory, served: Served | None = None) -> KvCache:
-    """Compute the KV cache that fits in a GPU's memory.
-
-    Raises
-    ------
-    BadInput
-        If the config lacks a size.
-    WrongUsage
-        If no memory is given or none is left.
-    """
+    """Compute the KV cache that fits in a GPU's memory. Raises BadInput, and WrongUsage if no memory is left."""
     served = served or Served()
     per_token = kv_bytes_per_token(config, served.cache_dtype, served.tensor_parallel)
     window = "; sliding windows counted as full attention" if has_sliding_window(config) else ""

@@ -28,19 +28,11 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
 }
 
-WITHOUT_FORMULA: Mapping[str, str] = {
-    "is_encoder_decoder": "an encoder beside the decoder",
-    "num_kv_shared_layers": "layers that share a KV cache",
-    "index_topk": "an index beside the KV cache",
-    "full_attention_interval": "layers of linear attention",
-    "attn_layer_period": "layers of a state-space model",
-    "layers_block_type": "layers of several kinds",
-    "hybrid_override_pattern": "layers of several kinds",
-    "linear_attn_config": "layers of linear attention",
-}
+WITHOUT_FORMULA = (
+    "is_encoder_decoder", "num_kv_shared_layers", "index_topk", "full_attention_interval", "attn_layer_period",
+    "layers_block_type", "hybrid_override_pattern", "linear_attn_config",
+)  # fmt: skip
 WITH_KV_CACHE = ("full_attention", "sliding_attention", "chunked_attention")
-
-
 LLAMA_LIKE = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "phi3", "olmo2", "olmoe", "granite",
     "internlm2", "deepseek_v2", "deepseek_v3",
@@ -56,35 +48,32 @@ any other type the size of the weights has to be given."""
 
 
 def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel: int = 1) -> int:
-    """Return the bytes of a token in the KV cache of one GPU.
+    """Return the bytes of a token in the KV cache of one GPU. dtype: None or `auto` for the model's.
 
-    Parameters
-    ----------
-    dtype
-        Of the cache (`fp8`, `bfloat16`, …); None or `auto` takes the model's.
-    tensor_parallel
-        GPUs that share the model.
-
-    Raises
-    ------
-    BadInput
-        If a size is missing or the model stores more than keys and values.
-    WrongUsage
-        If the number type is unknown or the GPUs cannot share the heads.
+    Raises BadInput if a size is missing or the model stores more than keys and values, and WrongUsage for an unknown
+    number type, or GPUs that cannot share the heads.
     """
     check_attention(config)
     width = number_bytes(model_dtype(config) if dtype in AUTO else dtype)
     layers = _size(config, "num_hidden_layers")
     if config.get("kv_lora_rank"):
         return int(layers * (_size(config, "kv_lora_rank") + _size(config, "qk_rope_head_dim")) * width)
-    return int(2 * layers * _kv_heads_of_one(config, tensor_parallel) * _head_dim(config) * width)
+    heads, kv_heads = _size(config, "num_attention_heads"), _kv_heads(config)
+    more, less = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
+    if tensor_parallel < 1 or heads % tensor_parallel or more % less:
+        raise WrongUsage(
+            f"{tensor_parallel} GPUs cannot share {heads} heads with {kv_heads} KV heads",
+            where="--tensor-parallel-size",
+            remedy=f"Give a number that divides {heads}, and divides {kv_heads} or is a multiple of it.",
+        )
+    return int(2 * layers * max(1, kv_heads // tensor_parallel) * _head_dim(config) * width)
 
 
 def check_attention(config: Config) -> None:
     """Raise BadInput if some layer stores anything but keys and values for a request."""
     kinds = config.get("layer_types")
     others = sorted({str(kind) for kind in kinds} - set(WITH_KV_CACHE)) if isinstance(kinds, list) else []
-    found = next((what for key, what in WITHOUT_FORMULA.items() if config.get(key)), ", ".join(others))
+    found = next((key for key in WITHOUT_FORMULA if config.get(key)), ", ".join(others))
     if found:
         raise BadInput(
             f"the model has {found}, whose memory no formula here knows",
@@ -99,19 +88,6 @@ def has_sliding_window(config: Config) -> bool:
     if isinstance(kinds, list):
         return any(kind != "full_attention" for kind in kinds)
     return bool(config.get("sliding_window")) and config.get("use_sliding_window", True) is not False
-
-
-def _kv_heads_of_one(config: Config, tensor_parallel: int) -> int:
-    """Return the KV heads on one GPU."""
-    heads, kv_heads = _size(config, "num_attention_heads"), _kv_heads(config)
-    more, less = max(kv_heads, tensor_parallel), min(kv_heads, tensor_parallel)
-    if tensor_parallel < 1 or heads % tensor_parallel or more % less:
-        raise WrongUsage(
-            f"{tensor_parallel} GPUs cannot share {heads} heads with {kv_heads} KV heads",
-            where="--tensor-parallel-size",
-            remedy=f"Give a number that divides {heads}, and divides {kv_heads} or is a multiple of it.",
-        )
-    return max(1, kv_heads // tensor_parallel)
 
 
 def _kv_heads(config: Config) -> int:
@@ -139,19 +115,9 @@ def number_bytes(dtype: str | None) -> float:
 
 
 def weight_bytes(config: Config, dtype: str | None = None) -> float:
-    """Return the bytes of all weights, over all GPUs.
+    """Return the bytes of all weights, over all GPUs. dtype: of the layers' matrices; None or `auto` for the config's.
 
-    Parameters
-    ----------
-    dtype
-        Of the layers' matrices; None or `auto` takes the config's quantisation, else its number type.
-
-    Raises
-    ------
-    BadInput
-        If the family is not in `FAMILIES`.
-    WrongUsage
-        If the number type is unknown.
+    Raises BadInput if the family is not in `FAMILIES`, WrongUsage if the number type is unknown.
     """
     layers, rest = count_parameters(config)
     if dtype not in AUTO:
@@ -182,13 +148,7 @@ def _quantised_bytes(said: Mapping[str, Any]) -> float:
 
 
 def count_parameters(config: Config) -> tuple[int, int]:
-    """Count the parameters of the layers' matrices, all experts included, and of embedding and head.
-
-    Raises
-    ------
-    BadInput
-        If the family is not in `FAMILIES`.
-    """
+    """Count the parameters of the layers' matrices with all experts, and of embedding and head. Raises BadInput."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise BadInput(

@@ -13,32 +13,21 @@ from latfit.planning.engine_names import Flags, serving_flags
 from latfit.planning.fit_quality import FitQuality
 from latfit.planning.verdict import CONFIRMED, Verdict, Z, probability_within, upgraded
 from latfit.records import Count, Natural, Number, Record, Seconds
-from latfit.simulation import EngineSummary, Interval
+from latfit.simulation import EngineSummary
 from latfit.units import count_text, format_ms, format_rate
 
 if TYPE_CHECKING:
     from latfit.simulation import EngineSettings
 
 NEAR_PCT = 0.05  # of a share to its limit, from which more digits are shown
-MADE_BY = "latfit plan --out plan.json"
-MAX_SPREAD = 1.1
-"""Ratio of an end of the interval of a time to the time, up to which the time is precise."""
+MAX_SPREAD = 1.1  # largest ratio of a time and the ends of its interval at which it counts as precise
 
 
 class Reached(Record, frozen=True, kw_only=True):
     """A target with what was reached: ms, or percent of requests that miss a limit.
 
-    Attributes
-    ----------
-    metric
-        ttft, tpot, latency or goodput.
-    percentile
-        Of all requests; None for a class or a share of requests.
-    interval
-        95 %; None for one run, NaN for an end that is not known.
-    certain
-        Whether the limit lies outside the interval, or above the bound of Cantelli's inequality if the interval has no
-        upper end.
+    percentile: of all requests, None for a class or a share. interval: 95 %; None for one run, NaN for an unknown end.
+    certain: whether the limit lies outside the interval, or above Cantelli's bound without an upper end.
     """
 
     name: str = field(name="target")
@@ -74,7 +63,7 @@ class Reached(Record, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Of the limit; above 1 where it is missed."""
+        """Value over limit; above 1 if the target is missed."""
         return self.value / self.limit if self.limit > 0 else math.inf if self.value > 0 else 0.0
 
     @property
@@ -108,31 +97,8 @@ class Reached(Record, frozen=True, kw_only=True):
         return f"{self.name} within {format_ms(self.limit)}"
 
 
-def reached(
-    name: str,
-    metric: str,
-    found: Interval,
-    limit: float,
-    *,
-    unit: str = "ms",
-    bound: float = math.nan,
-    percentile: float | None = None,
-) -> Reached:
-    """Compare a figure with its limit. bound: what it is below, if its interval has no upper end."""
-    met, highest = found.value <= limit, bound if math.isnan(found.high) else found.high
-    return Reached(
-        name=name,
-        metric=metric,
-        percentile=percentile,
-        interval=None if math.isnan(found.low) else (found.low, found.high),
-        met=met,
-        certain=highest <= limit if met else found.low > limit,
-        **{f"value_{unit}": found.value, f"limit_{unit}": limit},
-    )
-
-
 class Effect(Record, frozen=True):
-    """A change, and what the target nearest to its limit becomes: ms, or percent of requests that miss a limit."""
+    """A change, and what the tightest target becomes: ms, or percent of requests that miss a limit."""
 
     change: str
     target: str
@@ -155,8 +121,7 @@ class Effect(Record, frozen=True):
 
 
 class Trade(Record, frozen=True):
-    """A replica that always has enough to do. speed_per_s: output tokens per second of one request.  throughput_per_s:
-    of the replica.  best: whether these are the planned settings."""
+    """A saturated replica: output tokens/s of one request and of the replica. best: the planned settings."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -166,18 +131,10 @@ class Trade(Record, frozen=True):
 
 
 class Stall(Record, frozen=True):
-    """Gap between two tokens at one token budget.
+    """Gap between two tokens at one token budget, and the output tokens/s of a saturated replica.
 
-    Attributes
-    ----------
-    chunk_tokens
-        Prompt tokens of the longest step.
-    interval_ms
-        90 % of single steps like it; None if the fit has no interval there.
-    output_tokens_per_s
-        Of a replica that always has enough to do.
-    knee
-        Whether it is the shortest gap with at least 95 % of the highest throughput.
+    chunk_tokens: prompt tokens of the longest step. interval_ms: 90 % of steps like it; None if the fit has none there.
+    knee: the shortest gap with at least 95 % of the highest throughput.
     """
 
     max_num_batched_tokens: int
@@ -209,14 +166,8 @@ class Stalls(Record, frozen=True):
 class OperatingPoint(Record, frozen=True):
     """A batch at which an engine serves as many requests as come, and its time per token.
 
-    Attributes
-    ----------
-    stable
-        Whether the batch returns after a small change.
-    overloaded
-        Whether less is served than comes, so that a queue grows.
-    interval
-        95 % of the batch over the fit's draws that have as many points; None without.
+    stable: whether the batch returns after a small change. overloaded: whether a queue grows. interval: 95 % of the
+    batch over the fit's draws; None without.
     """
 
     batch: float
@@ -229,14 +180,9 @@ class OperatingPoint(Record, frozen=True):
 class OperatingStates(Record, frozen=True):
     """All operating points of a replica at the planned load, by rising batch.
 
-    Attributes
-    ----------
-    from_rate_per_s, to_rate_per_s
-        Loads of all replicas between which there are several stable points; None if there are none at any load.
-    max_num_seqs
-        The largest limit with which there is one stable point at every load.
-    confirmed
-        Whether a simulated burst moves the engine from one to another for good; None if nothing was simulated.
+    from_rate_per_s, to_rate_per_s: loads of all replicas with several stable points; None if there are none.
+    max_num_seqs: the largest limit with one stable point at every load. confirmed: whether a simulated burst moves the
+    engine to another point for good; None if nothing was simulated.
     """
 
     points: Sequence[OperatingPoint]
@@ -255,7 +201,7 @@ class Window(Record, frozen=True):
 
 
 class HoursOfReplicas(Record, frozen=True):
-    """Replica-hours that are paid. slo_attainment: share of requests within all limits."""
+    """Replica-hours that are paid, and the share of requests within all limits."""
 
     replica_hours: Seconds
     slo_attainment: Number
@@ -263,7 +209,7 @@ class HoursOfReplicas(Record, frozen=True):
 
 
 class SchedulePlan(HoursOfReplicas, frozen=True, kw_only=True):
-    """Replicas that come and go. replicas_at: (from when on in s, how many).  fixed: with a constant number."""
+    """Replicas that come and go. replicas_at: (start in s, count). fixed: with a constant number."""
 
     feasible: bool
     window_s: Seconds
@@ -289,8 +235,7 @@ class SchedulePlan(HoursOfReplicas, frozen=True, kw_only=True):
 
 
 class EngineOptions(Record, frozen=True, kw_only=True):
-    """Settings of a replica, by the options of `latfit simulate engine`. prefix_hit_rate: None if recorded contents of
-    prompts say what is cached."""
+    """Options of `latfit simulate engine` for a replica. prefix_hit_rate: None if prompt contents were recorded."""
 
     batching: str = "chunked-prefill"
     max_num_seqs: Count | None = None
@@ -307,26 +252,8 @@ class EngineOptions(Record, frozen=True, kw_only=True):
         return self.kv_blocks * self.block_size
 
 
-def options_of(settings: "EngineSettings", *, contents: bool) -> EngineOptions:
-    """The options of simulated settings. contents: whether recorded contents of prompts say what is cached."""
-    return EngineOptions(
-        batching=settings.batching,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        kv_blocks=settings.kv_blocks,
-        block_size=settings.block_size,
-        order=settings.order.name,
-        synchronous=not settings.asynchronous,
-        prefix_hit_rate=None if contents else settings.cached_share,
-    )
-
-
 class PlannedEngines(Record, frozen=True, kw_only=True):
-    """Replicas with their settings, and what they reach. engines: the settings by engine, under the engine's names.
-
-    missed_from_rate_per_s: from which rate on a target is missed.
-    """
+    """Replicas with their settings (`engines`: under each engine's names), and what they reach."""
 
     feasible: bool
     targets: Sequence[Reached]
@@ -339,17 +266,27 @@ class PlannedEngines(Record, frozen=True, kw_only=True):
     capacity_interval_per_s: tuple[float, float] | None = None
 
 
-def settings_of(settings: "EngineSettings", *, feasible: bool, contents: bool) -> dict[str, Any]:
-    """The settings as fields of PlannedEngines; none of what is not feasible."""
-    if not feasible:
-        return {"engine": None, "engines": {}}
-    return {"engine": options_of(settings, contents=contents), "engines": serving_flags(settings)}
+def settings_of(settings: "EngineSettings", *, contents: bool) -> dict[str, Any]:
+    """Return settings as fields of PlannedEngines. contents: whether recorded prompt contents determine the cache."""
+    options = EngineOptions(
+        batching=settings.batching,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        kv_blocks=settings.kv_blocks,
+        block_size=settings.block_size,
+        order=settings.order.name,
+        synchronous=not settings.asynchronous,
+        prefix_hit_rate=None if contents else settings.cached_share,
+    )
+    return {"engine": options, "engines": serving_flags(settings)}
 
 
 class ApartPlan(PlannedEngines, frozen=True, kw_only=True):
-    """Replicas that prefill and replicas that decode. Where none meet the targets, or they are more than replicas that
-    do both: the numbers below which no pair does (0 if nothing is known). transfer_ms: of keys and values, fixed and
-    per token."""
+    """Prefill replicas and decode replicas; if not feasible, a lower bound of each (0: unknown).
+
+    transfer_ms: of keys and values, fixed and per token.
+    """
 
     prefill_replicas: Natural
     replicas: Natural
@@ -362,8 +299,7 @@ class ApartPlan(PlannedEngines, frozen=True, kw_only=True):
 
 
 class ReplicaCount(Record, frozen=True):
-    """Number of replicas; None if none meets the targets. tried: that the targets' values are of.  one_fewer: the same
-    with one replica less."""
+    """Number of replicas; None if none meets the targets. tried: what the targets' values are of."""
 
     value: Count | None
     tried: Count | None = None
@@ -393,26 +329,18 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
 
     Attributes
     ----------
-    request
-        A request, in words.
-    rate_per_s
-        Of users in a closed loop: what they send.
     targets, outcome
-        Of the replicas; where nothing meets the targets those of a request alone, or of the replicas that were given.
+        Of the replicas; if no number meets the targets, of a request alone or of the given replicas.
     carries
         Highest load at which these replicas certainly meet the targets, as a ratio of the planned one.
     kv_cache
-        Where the size of the KV cache comes from; None if it is taken as unlimited.
+        Source of the size of the KV cache; None if it is taken as unlimited.
     steps_may_be_slower_pct
         How much longer the steps may take.
-    stalls
-        Gaps between tokens that a long prompt causes, by token budget; None if nothing decodes beside it.
-    states
-        Batches at which a replica serves as many requests as come; None of users in a closed loop.
     """
 
     what: ClassVar[str] = "plan"
-    made_by: ClassVar[str] = MADE_BY
+    made_by: ClassVar[str] = "latfit plan --out plan.json"
 
     request: str
     rate_per_s: float
@@ -466,7 +394,7 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
 
 
 def probability_of(reached: Sequence[Reached], slower_pct: float | None, fits: Sequence[FitQuality]) -> float | None:
-    """Return the probability that every target is met: that of the tightest, or that steps are no slower than they may.
+    """Return the least probability of any target, and that steps are no slower than they may.
 
     The held-out error of the fits counts as the 97.5 % limit of how much slower steps may be.
     """

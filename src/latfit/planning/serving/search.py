@@ -1,9 +1,8 @@
 """Find the fewest engines that meet the targets, and the best engine settings.
 
-The replica count is found by bisection from rate / saturated throughput. Settings are found by coordinate ascent on the
-highest feasible load at a fixed replica count. Before a replica count is refused, token budgets and sequences are
-searched for settings that meet the targets with it. Settings beyond the measured steps are not tried. Derivation:
-docs/theory/planning.md, "Searching replicas and settings".
+The replica count is found by bisection from rate / saturated throughput, settings by coordinate ascent on the highest
+feasible load at a fixed count. Before a count is refused, token budgets and sequences are searched for settings that
+meet the targets with it. Derivation: docs/theory/planning.md, "Searching replicas and settings".
 """
 
 import math
@@ -16,61 +15,31 @@ from latfit.simulation import EngineSettings, Order
 from latfit.units import format_rate
 from latfit.workload import RecordedLoad
 
-GAIN = 1.03
-"""Ratio by which a setting's feasible load must exceed a load that the current setting misses."""
-
-PRECISION = 1.03
-"""Ratio between the ends of the bracket of the highest feasible load."""
-
-GALLOP = 1.15
-"""First step of an exponential search, as a ratio."""
-
-LEAST_SCALE = 1e-6
-"""Smallest load searched, relative to the planned one; its inverse is the largest."""
-
+GAIN = 1.03  # feasible load of an accepted setting over a load that the current one misses
+PRECISION = 1.03  # ratio between the ends of the bracket of the highest feasible load
+GALLOP = 1.15  # first step of an exponential search
+LEAST_SCALE = 1e-6  # smallest load searched, relative to the planned one; its inverse is the largest
+# Replicas tried at most: in any plan; beyond four times the number that sustains the load; times that number.
 MOST_REPLICAS, USUAL_MOST, IDLE = 4096, 256, 64
-"""Replicas tried at most: in any plan; beyond four times the number that sustains the load; and as a multiple of that
-number, above which replicas idle.
-"""
-
-FINE = 256
-"""Verification adds replicas in steps of 1/FINE of them, at least one."""
-
+FINE = 256  # verification adds replicas in steps of 1/FINE of them, at least one
 ROUNDS = 3
-
-POINTS = 6
-"""Batch limits compared at a time when the best one is narrowed down."""
-
-NEAR = 1.05
-"""Ratio of value to limit in one replication up to which settings are verified."""
-
-FAR = 1.5
-"""The same ratio beyond which a token budget is given up after its first batch limits."""
-
-FLAT = 1.001
-"""Ratio of neighbouring batch limits' results up to which the limit does not matter."""
+POINTS = 6  # batch limits compared at a time when the best one is narrowed down
+NEAR = 1.05  # ratio of value to limit in one replication up to which settings are verified
+FAR = 1.5  # the same ratio beyond which a token budget is given up after its first batch limits
+FLAT = 1.001  # ratio of neighbouring batch limits' results up to which the limit does not matter
 
 SEQUENCES = tuple(2**k for k in range(2, 13))
 BUDGETS = tuple(2**k for k in range(8, 15))
-MOST_SEQUENCES = SEQUENCES[-1]
-CHUNKS = (0, 256, 512, 1024, 2048)
-"""Tokens of a long prompt per step; 0 for no limit."""
+CHUNKS = (0, 256, 512, 1024, 2048)  # tokens of a long prompt per step; 0 for no limit
+AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order")
 
 
 @dataclass(frozen=True)
 class SearchSpace:
     """Engine settings that the search may vary.
 
-    Attributes
-    ----------
-    fixed
-        Settings given by the user.
-    most_requests, most_tokens
-        Largest measured step.
-    longest, longest_sequence
-        Longest prompt, and longest prompt plus output, in tokens.
-    classes
-        Whether requests have several priority classes.
+    fixed: settings of the user. most_requests, most_tokens: largest measured step. longest, longest_sequence: longest
+    prompt, and prompt plus output, in tokens. classes: whether requests have several priority classes.
     """
 
     fixed: frozenset[str] = frozenset()
@@ -82,69 +51,42 @@ class SearchSpace:
 
     def alternatives(self, at: EngineSettings, axis: str) -> list[EngineSettings]:
         """Return the settings that differ from `at` along one axis."""
-        if axis in self.fixed:
-            return []
-        found: Iterator[EngineSettings] = {
-            "max_num_seqs": self._sequences,
-            "max_num_batched_tokens": self._budgets,
-            "long_prefill_token_threshold": self._chunks,
-            "batching": self._batchings,
-            "order": self._orders,
-        }[axis](at)
-        return [each for each in found if each != at]
+        return [] if axis in self.fixed else [each for each in self._along(at, axis) if each != at]
 
-    def _sequences(self, at: EngineSettings) -> Iterator[EngineSettings]:
-        for count in SEQUENCES:
-            if count <= min(self.most_requests, at.max_num_batched_tokens):
-                yield replace(at, max_num_seqs=count)
-
-    def _budgets(self, at: EngineSettings) -> Iterator[EngineSettings]:
-        for tokens in BUDGETS:
-            whole = at.batching == "chunked-prefill" or tokens >= self.longest_sequence
-            if at.max_num_seqs <= tokens <= max(self.most_tokens, at.max_num_seqs) and whole:
-                chunk = at.long_prefill_token_threshold
-                # A chunk as large as the budget limits nothing.
-                chunk = chunk if chunk < tokens or "long_prefill_token_threshold" in self.fixed else 0
-                yield replace(at, max_num_batched_tokens=tokens, long_prefill_token_threshold=chunk)
-
-    def _chunks(self, at: EngineSettings) -> Iterator[EngineSettings]:
-        for tokens in CHUNKS if at.batching == "chunked-prefill" else ():
-            if tokens < min(at.max_num_batched_tokens, self.longest):
-                yield replace(at, long_prefill_token_threshold=tokens)
-
-    def _batchings(self, at: EngineSettings) -> Iterator[EngineSettings]:
-        yield replace(at, batching="chunked-prefill")
-        # Without chunked prefill engines require that a whole sequence fits into a step.
-        if at.max_num_batched_tokens >= self.longest_sequence:
-            yield replace(at, batching="continuous", long_prefill_token_threshold=0)
-
-    def _orders(self, at: EngineSettings) -> Iterator[EngineSettings]:
-        for name in ("fcfs", "priority") if self.classes else ():
-            yield replace(at, order=Order(name))
-
-
-AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order")
+    def _along(self, at: EngineSettings, axis: str) -> Iterator[EngineSettings]:
+        chunks = at.batching == "chunked-prefill"
+        match axis:
+            case "max_num_seqs":
+                top = min(self.most_requests, at.max_num_batched_tokens)
+                yield from (replace(at, max_num_seqs=count) for count in SEQUENCES if count <= top)
+            case "max_num_batched_tokens":
+                for tokens in BUDGETS:
+                    if not at.max_num_seqs <= tokens <= max(self.most_tokens, at.max_num_seqs):
+                        continue
+                    if chunks or tokens >= self.longest_sequence:
+                        chunk = at.long_prefill_token_threshold
+                        # A chunk as large as the budget limits nothing.
+                        chunk = chunk if chunk < tokens or "long_prefill_token_threshold" in self.fixed else 0
+                        yield replace(at, max_num_batched_tokens=tokens, long_prefill_token_threshold=chunk)
+            case "long_prefill_token_threshold" if chunks:
+                top = min(at.max_num_batched_tokens, self.longest)
+                yield from (replace(at, long_prefill_token_threshold=tokens) for tokens in CHUNKS if tokens < top)
+            case "batching":
+                yield replace(at, batching="chunked-prefill")
+                # Without chunked prefill engines require that a whole sequence fits into a step.
+                if at.max_num_batched_tokens >= self.longest_sequence:
+                    yield replace(at, batching="continuous", long_prefill_token_threshold=0)
+            case "order" if self.classes:
+                yield from (replace(at, order=Order(name)) for name in ("fcfs", "priority"))
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
     """Result of a search.
 
-    Attributes
-    ----------
-    best
-        The verified setup; None if no setup is feasible.
-    alone
-        The best result of a request without contention.
-    fewer
-        The setup with one replica less, if there is one.
-    usual
-        Replicas needed with the initial settings; None if no number is enough.
-    carries
-        Loads, relative to the planned one: the targets are met up to the first and missed beyond the second, both by
-        their intervals.
-    capacity
-        Highest load, relative to the planned one, at which the estimates meet the targets.
+    best: the verified setup; None if no setup is feasible. alone: the best result without contention. fewer: the setup
+    with one replica less. usual: replicas needed with the initial settings. carries: relative loads up to which the
+    targets are met, and beyond which one is missed, by their intervals. capacity: the same by the estimates.
     """
 
     best: Measured | None
@@ -184,11 +126,12 @@ class Search:
                 if fewer is None:
                     break
                 best = fewer
+        of_usual = usual.setup.replicas if usual is not None and usual.met else None
         if best is None or not best.met:
-            return Found(best, alone, usual=_count(usual))
+            return Found(best, alone, usual=of_usual)
         count = best.setup.replicas
         below = self._at(best.setup.settings, count - 1) if count > 1 else None
-        return Found(best, alone, below, _count(usual), self.spare(best.setup), max(1.0, self.highest(best.setup, 1.0)))
+        return Found(best, alone, below, of_usual, self.spare(best.setup), max(1.0, self.highest(best.setup, 1.0)))
 
     def settle(self, replicas: int, near: EngineSettings) -> Measured | None:
         """Return settings that meet the targets with so many replicas, verified; None if none were found.
@@ -208,7 +151,7 @@ class Search:
 
     def _best_batch(self, replicas: int, settings: EngineSettings) -> Measured | None:
         """Return the batch limit of least ratio, from one replication each; None if the load exceeds the throughput."""
-        high = int(min(self.space.most_requests, settings.max_num_batched_tokens, MOST_SEQUENCES))
+        high = int(min(self.space.most_requests, settings.max_num_batched_tokens, SEQUENCES[-1]))
         low = min(SEQUENCES[0], high)
         if "max_num_seqs" in self.space.fixed:
             low = high = settings.max_num_seqs
@@ -240,21 +183,12 @@ class Search:
                 return None
             at, step = min(at + step, most), 2 * step
             found = self._at(settings, at)
-        step = max(1, round(at * (GALLOP - 1)))
-        while low == 0 and at > 1:
-            below = max(at - step, 1)
-            tried = self._at(settings, below)
-            if not tried.met:
-                low = below
-                break
-            at, found, step = below, tried, 2 * step
         while at - low > 1:
-            middle = (at + low) // 2
+            # Galloping downwards ends at the first miss; then the bracket is halved.
+            middle = max(at - step, 1) if low == 0 else (at + low) // 2
             tried = self._at(settings, middle)
-            if tried.met:
-                at, found = middle, tried
-            else:
-                low = middle
+            at, found, low = (middle, tried, low) if tried.met else (at, found, middle)
+            step = 2 * step
         return found
 
     def highest(self, setup: Setup, known: float) -> float:
@@ -269,16 +203,16 @@ class Search:
         low, high = self._bracket(setup, 1.0)
         if isinstance(self.evaluator.load, RecordedLoad):
             return low, high
-        while low > LEAST_SCALE and not self._sure(setup, low, met=True):
+        while low > LEAST_SCALE and not self._is_sure(setup, low, met=True):
             low /= PRECISION
         verified = self.evaluator.measure(setup, replications=VERIFIED)
         if verified.met and verified.certain:
             low = max(low, 1.0)
-        while high < 1 / LEAST_SCALE and not self._sure(setup, high, met=False):
+        while high < 1 / LEAST_SCALE and not self._is_sure(setup, high, met=False):
             high *= PRECISION
         return low, high
 
-    def _sure(self, setup: Setup, scale: float, *, met: bool) -> bool:
+    def _is_sure(self, setup: Setup, scale: float, *, met: bool) -> bool:
         found = self.evaluator.measure(setup, scale)
         return found.certain and found.met == met
 
@@ -313,26 +247,23 @@ class Search:
         """Return the best settings along one axis, and their feasible load."""
         left = [replace(begun, settings=each) for each in self.space.alternatives(at, axis)]
         while left:
-            asked = load * PRECISION * GAIN
-            tried = self.evaluator.sustainable(left, asked)
-            met = [each for each in self.evaluator.each(tried, asked) if each.met]
+            scale = load * PRECISION * GAIN
+            met = [each for each in self.evaluator.each(self.evaluator.sustainable(left, scale), scale) if each.met]
             if not met:
                 break
             # Continue with the candidate of most slack; retry the others at its feasible load.
             best = min(met, key=lambda each: each.ratio)
-            at, load = best.setup.settings, self.highest(best.setup, asked)
+            at, load = best.setup.settings, self.highest(best.setup, scale)
             left = [each.setup for each in met if each is not best]
         return at, load
 
     def _best_alone(self) -> Measured:
         """Simulate without contention: the initial settings, then others until one meets the targets, else the best."""
         best = self.evaluator.alone(self.start)
-        settings = [each for axis in AXES for each in self.space.alternatives(self.start, axis)]
-        for each in settings if not best.met else ():
-            found = self.evaluator.alone(each)
-            best = min(best, found, key=lambda one: one.ratio)
+        for each in [each for axis in AXES for each in self.space.alternatives(self.start, axis)]:
             if best.met:
                 break
+            best = min(best, self.evaluator.alone(each), key=lambda one: one.ratio)
         return best
 
     def _verified(self, settings: EngineSettings, guess: int) -> Measured | None:
@@ -368,7 +299,3 @@ def _geometric(low: int, high: int) -> list[int]:
     """Return POINTS whole numbers from low to high in equal ratios, fewer where they agree."""
     ratio = high / low
     return sorted({round(low * ratio ** (k / (POINTS - 1))) for k in range(POINTS)})
-
-
-def _count(found: Measured | None) -> int | None:
-    return None if found is None or not found.met else found.setup.replicas

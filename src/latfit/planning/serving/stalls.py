@@ -51,17 +51,20 @@ def stalls_of(
     if D < 1:
         return None
     longest = int(np.quantile(lengths[0], LONG_PROMPT, method="higher"))
-    context = mean_context(lengths)
-    found = []
-    for each in [settings, *_other_budgets(settings, longest + D, most_tokens)]:
+    context, own = mean_context(lengths), settings.max_num_batched_tokens
+    top = min(next((budget for budget in BUDGETS if budget >= longest + D), BUDGETS[-1]), most_tokens)
+    chunks = settings.batching == "chunked-prefill"
+    others = [each for each in BUDGETS if settings.max_num_seqs <= each <= top and not (chunks and each == own)]
+    others = sorted(others, key=lambda each: abs(np.log(each / own)))[: MAX_CHOICES - 1]
+    chunked = replace(settings, batching="chunked-prefill", long_prefill_token_threshold=0)
+    rows = []
+    for each in [settings, *(replace(chunked, max_num_batched_tokens=budget) for budget in others)]:
         gap_ms, chunk = longest_gap(costs, each, D, longest, context)
-        rate = throughput(each)
-        interval = _interval(fit, gap_ms, D, chunk)
-        budget = each.max_num_batched_tokens
-        found.append(Stall(budget, each.batching, chunk, gap_ms, interval, rate, planned=each is settings))
-    best = max(each.output_tokens_per_s for each in found)
-    knee = min((each for each in found if each.output_tokens_per_s >= NEAR_BEST * best), key=lambda each: each.gap_ms)
-    rows = [structs.replace(each, knee=each is knee) for each in found]
+        interval, rate, budget = _interval(fit, gap_ms, D, chunk), throughput(each), each.max_num_batched_tokens
+        rows.append(Stall(budget, each.batching, chunk, gap_ms, interval, rate, planned=each is settings))
+    enough = NEAR_BEST * max(each.output_tokens_per_s for each in rows)
+    knee = min((each for each in rows if each.output_tokens_per_s >= enough), key=lambda each: each.gap_ms)
+    rows = [structs.replace(each, knee=each is knee) for each in rows]
     return Stalls(longest, D, sorted(rows, key=lambda each: (each.max_num_batched_tokens, each.batching)))
 
 
@@ -71,25 +74,10 @@ def mean_context(lengths: tuple[IntArray, IntArray]) -> float:
     return float(np.sum(output * (prompt + output / 2)) / np.sum(output))
 
 
-def _other_budgets(settings: EngineSettings, whole: int, most_tokens: float) -> list[EngineSettings]:
-    """Return chunked settings of other budgets, nearest first: measured ones, up to where a prompt fits into a step."""
-    own = settings.max_num_batched_tokens if settings.batching == "chunked-prefill" else 0
-    top = next((budget for budget in BUDGETS if budget >= whole), BUDGETS[-1])
-    tried = [each for each in BUDGETS if settings.max_num_seqs <= each <= min(top, most_tokens) and each != own]
-    nearest = sorted(tried, key=lambda each: abs(np.log(each / settings.max_num_batched_tokens)))[: MAX_CHOICES - 1]
-    chunked = replace(settings, batching="chunked-prefill", long_prefill_token_threshold=0)
-    return [replace(chunked, max_num_batched_tokens=budget) for budget in nearest]
-
-
 def longest_gap(costs: StepCosts, settings: EngineSettings, D: int, prompt: int, context: float) -> tuple[float, int]:
     """Return the longest gap in ms between tokens of D decoding requests, and the prompt tokens of that step.
 
-    Parameters
-    ----------
-    prompt
-        Tokens of the prompt that is computed meanwhile.
-    context
-        Cached tokens of each decoding request.
+    prompt: tokens of the prompt that is computed meanwhile. context: cached tokens of each decoding request.
     """
     done = min(int(settings.cached_share * prompt) // settings.block_size * settings.block_size, prompt - 1)
     chunk = prompt - done

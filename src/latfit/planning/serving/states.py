@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from latfit.model import FitResult, StepNoise, latency_draws, parameter_draws
 from latfit.planning.serving.evaluate import Evaluator, lengths_of
@@ -36,22 +35,16 @@ Columns = Mapping[str, FloatArray]
 
 
 class Rates(NamedTuple):
-    """Sustainable requests per ms by the batch that decodes.
+    """Sustainable requests per ms by the batch that decodes (m,).
 
-    Attributes
-    ----------
-    B, per_ms
-        Batches (m,) and their rates (m,).
-    drawn
-        Rates (k, m) of the fit's draws; None without.
-    measured
-        How many of the batches, from the smallest on, make steps within the measured ranges; None for all.
+    drawn: rates (k, m) of the fit's draws; None without. measured: how many of the batches, from the smallest on, make
+    steps within the measured ranges.
     """
 
     B: FloatArray
     per_ms: FloatArray
-    drawn: FloatArray | None = None
-    measured: int | None = None
+    drawn: FloatArray | None
+    measured: int
 
 
 def operating_states(
@@ -63,16 +56,14 @@ def operating_states(
     """
     if isinstance(evaluator.load, ClosedLoad) or settings.batching != "chunked-prefill":
         return None
-    law = lengths_of(evaluator.load)
+    law, rate = lengths_of(evaluator.load), evaluator.load.rate / replicas
     lengths = law.lengths(DRAWN, np.random.default_rng(evaluator.seed))
-    rates = sustainable_rates(evaluator.costs, settings, lengths, fits)
-    rate = evaluator.load.rate / replicas
-    found = states_at(rates, rate, float(lengths[1].mean()), replicas)
+    output = float(lengths[1].mean())
+    found = states_at(sustainable_rates(evaluator.costs, settings, lengths, fits), rate, output, replicas)
     if found.from_rate_per_s is None or len(found.points) < 2:
         return found
     load = OpenLoad(Poisson(rate), law)
-    stays = burst_stays(evaluator.costs, settings, load, found, evaluator.seed)
-    return structs.replace(found, confirmed=stays)
+    return structs.replace(found, confirmed=_burst_stays(evaluator, settings, load, output, found))
 
 
 def sustainable_rates(
@@ -106,6 +97,7 @@ def sustainable_rates(
     decode |= {"context_tokens": B * context, "prefill_context_tokens": nothing}
     mixed |= {"context_tokens": B * context + cached, "prefill_context_tokens": cached}
     padded = np.array([captured(each) for each in B]) if settings.padded_graphs else B
+    decodes, mixes = (fits[:1], decode), (fits[-1:], mixed)
     T_decode = _mean_ms(costs, {**decode, "B": padded, "S": padded}, fits[:1], DECODE)
     T_mixed = _mean_ms(costs, mixed, fits[-1:], MIXED)
 
@@ -113,10 +105,12 @@ def sustainable_rates(
         return np.asarray(B / (output * T_d + B * steps * np.maximum(T_m - T_d, 0.0)))
 
     # Draws of one fit are shared, those of two are in another order: they come from the same random numbers.
-    ratios = [_drawn_ratios(fits[:1], decode, 0), _drawn_ratios(fits[-1:], mixed, len(fits) - 1)]
+    ratios = [_drawn_ratios(*decodes, 0), _drawn_ratios(*mixes, len(fits) - 1)]
     drawn = None if ratios[0] is None or ratios[1] is None else per_ms(T_decode * ratios[0], T_mixed * ratios[1])
-    inside = _inside(fits[:1], decode) & _inside(fits[-1:], mixed)
-    measured = int(np.argmin([*inside, False]))
+    outside = [
+        times > 0 for used, steps in (decodes, mixes) for fit in used for times in fit.times_outside(**steps).values()
+    ]
+    measured = int(np.argmax([*np.any(outside, axis=0), True])) if outside else len(B)
     return Rates(B, per_ms(T_decode, T_mixed), drawn, measured)
 
 
@@ -138,27 +132,14 @@ def _drawn_ratios(fits: Sequence[FitResult], steps: Columns, seed: int) -> Float
     return None if draws is None else latency_draws(fits[0], draws, **steps) / fits[0].latency_ms(**steps)
 
 
-def _inside(fits: Sequence[FitResult], steps: Columns) -> NDArray[np.bool_]:
-    """Return whether steps (m,) lie within the measured ranges; all do without a fit."""
-    found = np.ones(len(steps["B"]), dtype=bool)
-    for fit in fits:
-        for times in fit.times_outside(**steps).values():
-            found &= times <= 0
-    return found
-
-
 def states_at(rates: Rates, rate: float, output: float, replicas: int = 1) -> OperatingStates:
     """Return the operating points at a rate per ms, and the rates between which there is more than one stable point.
 
-    Parameters
-    ----------
-    output
-        Mean output tokens of a request.
-    replicas
-        Replicas that share the load; the rates of the record are of all.
+    output: mean output tokens of a request. replicas: they share the load; the rates of the record are of all.
     """
-    known = len(rates.B) if rates.measured is None else max(rates.measured, 1)
-    peak, dip = _drop(rates.per_ms[:known])
+    known = rates.per_ms[: max(rates.measured, 1)]
+    dip = int(np.argmax(np.maximum.accumulate(known) / known))  # the largest drop from a peak
+    peak = int(np.argmax(known[: dip + 1]))
     several = rates.per_ms[peak] >= MIN_DROP * rates.per_ms[dip]
     if several and rates.drawn is not None:
         shown = [each[peak] >= MIN_DROP * each[dip] for each in rates.drawn]
@@ -177,13 +158,6 @@ def states_at(rates: Rates, rate: float, output: float, replicas: int = 1) -> Op
         return OperatingStates(points)
     low, high = (float(1e3 * replicas * rates.per_ms[at]) for at in (dip, peak))
     return OperatingStates(points, low, high, int(rates.B[peak]))
-
-
-def _drop(per_ms: FloatArray) -> tuple[int, int]:
-    """Return the places of a peak and of a later point between which rates (m,) fall by the largest ratio."""
-    top = np.maximum.accumulate(per_ms)
-    dip = int(np.argmax(top / per_ms))
-    return int(np.argmax(per_ms[: dip + 1])), dip
 
 
 def _crossings(B: FloatArray, per_ms: FloatArray, rate: float) -> list[tuple[float, bool]]:
@@ -223,17 +197,19 @@ def with_burst(load: OpenLoad, size: int, time_ms: float, seed: int) -> Requests
     return make_requests(arrival[order], *(np.concatenate(each)[order] for each in columns))
 
 
-def burst_stays(costs: StepCosts, settings: EngineSettings, load: OpenLoad, states: OperatingStates, seed: int) -> bool:
+def _burst_stays(
+    evaluator: Evaluator, settings: EngineSettings, load: OpenLoad, output: float, states: OperatingStates
+) -> bool:
     """Simulate the load with a burst; return whether the engine is fast before it and still slow long after it.
 
     False if that would take more than MOST_SIMULATED requests: not confirmed.
     """
     barrier = next(each.batch for each in states.points if not each.stable)
-    output = float(load.lengths.lengths(DRAWN, np.random.default_rng(seed))[1].mean())
     time_ms = TIMES_SERVED * output * max(each.tpot_ms for each in states.points)
     if 2.2 * load.rate * time_ms > MOST_SIMULATED:
         return False
-    run = serve(with_burst(load, 2 * settings.max_num_seqs, time_ms, seed), costs, settings, seed)
+    burst = with_burst(load, 2 * settings.max_num_seqs, time_ms, evaluator.seed)
+    run = serve(burst, evaluator.costs, settings, evaluator.seed)
     return in_system(run, 0.25, 0.5) < barrier < in_system(run, 0.8, 1.0)
 
 

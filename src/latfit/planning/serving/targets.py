@@ -1,8 +1,6 @@
-"""What requests are promised: a limit for a share of them, on the time to the first token (TTFT), the time per further
-token (TPOT) or the latency of the whole answer; or one share that meets all limits together (goodput).
+"""What requests are promised: percentiles of TTFT, TPOT and latency, or the share that meets all limits (goodput).
 
-A percentile p is within its limit x where at least p percent of the requests are, so both kinds are shares of requests;
-they differ in whether a request has to meet one limit or all of them.
+A percentile p is within its limit if at least p percent of the requests are, so both kinds are shares of requests.
 """
 
 import math
@@ -12,22 +10,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfit.errors import WrongUsage
-from latfit.planning.serving.result import Reached, reached
+from latfit.planning.serving.result import Reached
 from latfit.simulation import EngineRun, Interval, Promise, bound_of, counted_in, interval_of, meets
 from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "latency": "latency"}
-"""What is promised, and what it is called."""
-
 USUAL_PERCENT = 99.0
-"""Percent of requests, where nothing else is said."""
 
 
 @dataclass(frozen=True)
 class RequestTarget:
-    """`percentile` percent of requests have a `metric` of at most limit_ms. group: the class of requests that it is
-    promised to, its number; None for all."""
+    """`percentile` percent of requests have a `metric` of at most limit_ms. group: of one class; None for all."""
 
     metric: str
     limit_ms: float
@@ -42,21 +36,21 @@ class RequestTarget:
         return f"p{self.percentile:g} {METRICS[self.metric]}{of_class}"
 
     def times(self, run: EngineRun, warmup: float) -> FloatArray:
-        """The times of one run that count, ms."""
+        """Return the times in ms of one run that count."""
         counted = counted_in(run, warmup)
         found = np.asarray(getattr(run, f"{self.metric}_ms"))[counted]
         if self.group is not None:
             found = found[run.requests.class_id[counted] == self.group]
         return np.asarray(found[np.isfinite(found)])
 
-    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
-        """What runs make of it, were everything slower by a factor."""
+    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> Reached:
+        """Compare runs with the limit, as if every step took `slower` times as long."""
         times, share = [self.times(run, warmup) for run in runs], self.percentile / 100
         found = interval_of(times, share)
         longer = Interval(found.value * slower, found.low * slower, found.high * slower)
         bound = bound_of(times, share) * slower if math.isnan(longer.high) else math.nan
         of_all = self.percentile if self.group is None else None
-        return reached(self.name, self.metric, longer, self.limit_ms, bound=bound, percentile=of_all)
+        return _reached(self.name, self.metric, longer, self.limit_ms, bound=bound, percentile=of_all)
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,8 @@ class Goodput:
 
     name = "goodput"
 
-    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> "Reached":
-        """What runs make of it: the share of requests that miss a limit, in percent."""
+    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> Reached:
+        """Return the percent of requests that miss a limit."""
         promise = Promise(*(each / slower for each in vars(self.promise).values()))
         missed = [
             100.0 * (1.0 - meets(_sooner(run, slower), promise)[counted_in(run, warmup)].astype(float)) for run in runs
@@ -77,11 +71,33 @@ class Goodput:
         found = interval_of(missed)
         low = max(found.low, 0.0) if math.isfinite(found.low) else found.low
         missed_share = Interval(found.value, low, found.high)
-        return reached("requests that miss a limit", self.name, missed_share, 100 - self.percent, unit="pct")
+        return _reached("requests that miss a limit", self.name, missed_share, 100 - self.percent, unit="pct")
+
+
+def _reached(
+    name: str,
+    metric: str,
+    found: Interval,
+    limit: float,
+    unit: str = "ms",
+    bound: float = math.nan,
+    percentile: float | None = None,
+) -> Reached:
+    """Compare a figure with its limit. bound: what it is below, if its interval has no upper end."""
+    met, highest = found.value <= limit, bound if math.isnan(found.high) else found.high
+    return Reached(
+        name=name,
+        metric=metric,
+        percentile=percentile,
+        interval=None if math.isnan(found.low) else (found.low, found.high),
+        met=met,
+        certain=highest <= limit if met else found.low > limit,
+        **{f"value_{unit}": found.value, f"limit_{unit}": limit},
+    )
 
 
 def _sooner(run: EngineRun, slower: float) -> EngineRun:
-    """The run with the limits of its requests as they are on a clock that runs slower."""
+    """Return the run with its requests' own limits on a clock that runs slower."""
     own = run.requests
     limits = {name: getattr(own, name) / slower for name in ("ttft_slo_ms", "tpot_slo_ms", "deadline_ms")}
     return run if slower == 1.0 else replace(run, requests=replace(own, **limits))
@@ -89,27 +105,26 @@ def _sooner(run: EngineRun, slower: float) -> EngineRun:
 
 @dataclass(frozen=True)
 class Targets:
-    """All that is promised: percentiles, or goodput in their place. own: what recorded requests say of themselves,
-    beside the percentiles."""
+    """Percentiles, or goodput in their place. own: goodput by the limits that recorded requests have themselves."""
 
     targets: tuple[RequestTarget, ...]
     goodput: Goodput | None = None
     own: Goodput | None = None
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> tuple[Reached, ...]:
-        """The figures of runs beside their limits."""
-        asked: list[RequestTarget | Goodput] = [*self.targets] if self.goodput is None else [self.goodput]
-        asked += [self.own] if self.own is not None and self.goodput is None else []
-        found = tuple(each.reached(runs, warmup, slower) for each in asked)
-        # Requests of one token have no time per further token, and so keep any limit of it.
-        told = tuple(each for each in found if not math.isnan(each.value))
-        if found and not told:
+        """Compare runs with all limits. Raises WrongUsage if no request has what is promised."""
+        wanted: list[RequestTarget | Goodput] = [*self.targets] if self.goodput is None else [self.goodput]
+        wanted += [self.own] if self.own is not None and self.goodput is None else []
+        found = tuple(each.reached(runs, warmup, slower) for each in wanted)
+        # Requests of one token have no TPOT, and so meet any limit of it.
+        defined = tuple(each for each in found if not math.isnan(each.value))
+        if found and not defined:
             raise WrongUsage(
                 "no request has what is promised: there is no second token",
                 where="--tpot",
                 remedy="Give --ttft or --e2e.",
             )
-        return told
+        return defined
 
     @property
     def promise(self) -> Promise:
@@ -119,7 +134,7 @@ class Targets:
 
 
 def parse_target(text: str, metric: str, option: str) -> RequestTarget:
-    """`500ms`, or `p95:500ms`. Raises WrongUsage."""
+    """Parse `500ms`, or `p95:500ms`. Raises WrongUsage."""
     share, colon, limit = text.rpartition(":")
     percentile = USUAL_PERCENT
     if colon:

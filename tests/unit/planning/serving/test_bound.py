@@ -28,11 +28,6 @@ def test_what_has_no_upper_end_is_below_the_bound(share: float) -> None:
     assert broken <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / WORLDS)
 
 
-def test_few_replications_bound_nothing() -> None:
-    assert math.isnan(bound_of([np.arange(10.0)] * 7, 0.9))
-    assert bound_of([np.arange(10.0)] * 8, 0.9) == pytest.approx(np.quantile(np.arange(10.0), 0.95))
-
-
 def test_a_limit_far_above_all_that_was_seen_is_kept_for_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of 20 to 21 ms, each replication at a level of its own: a limit of 60 ms is kept, one of 21.5 ms unsure."""
     rng = np.random.default_rng(3)

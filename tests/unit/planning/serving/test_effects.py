@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.hardware import parse_nominal
-from latfit.planning.serving.effects import bears, effects_of, front, undominated
+from latfit.planning.serving.effects import effects_of, front, max_step_slowdown, undominated
 from latfit.planning.serving.evaluate import Evaluator, Setup
-from latfit.planning.serving.plan import ServingRequest, plan_serving, search_space
+from latfit.planning.serving.plan import ServingRequest, plan_serving
 from latfit.planning.serving.result import Trade
 from latfit.planning.serving.search import SearchSpace
 from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
@@ -62,7 +61,7 @@ def test_what_it_bears_is_where_the_target_is_reached() -> None:
     rare = OpenLoad(Poisson(1e-6), Constant(600, 60))
     by = Evaluator(rare, linear_costs(10.0, 0.0, 0.0), Targets((RequestTarget("tpot", 15.0),)))
     by.requests = 300
-    assert bears(by, by.measure(Setup(EngineSettings(kv_blocks=4000)))) == pytest.approx(1.5, rel=0.02)
+    assert max_step_slowdown(by, by.measure(Setup(EngineSettings(kv_blocks=4000)))) == pytest.approx(1.5, rel=0.02)
 
 
 def test_the_front_is_what_no_other_dominates() -> None:
@@ -95,12 +94,6 @@ def test_a_plan_of_a_load_that_nothing_carries_says_so() -> None:
     assert found.to_json()["engine"] is None
     assert found.to_json()["replicas"]["value"] is None
     assert not found.effects
-
-
-def test_nominal_numbers_are_not_planned_beyond_the_batch_they_hold_for() -> None:
-    nominal = parse_nominal("launch=4ms,slope=0.1ms,per_token=0.01ms,max_batch=64,max_tokens=2048").as_fit()
-    space = search_space(LOAD, [nominal], frozenset())
-    assert (space.most_requests, space.most_tokens) == (64, 2048)
 
 
 def test_given_replicas_are_kept() -> None:

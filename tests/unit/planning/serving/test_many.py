@@ -12,15 +12,12 @@ from latfit.planning.serving.search import MOST_REPLICAS, Search
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import Cluster, EngineSettings, Options, Routing, linear_costs, replicate, simulate_engine
 from latfit.workload import (
-    ARRIVALS,
     ClosedLoad,
     Constant,
     Dealt,
-    Gamma,
     OpenLoad,
     Poisson,
     RecordedLoad,
-    Streams,
     bursts,
     make_requests,
 )
@@ -78,22 +75,6 @@ def test_figures_are_those_of_all_replicas_simulated() -> None:
     assert shared.queue == pytest.approx(whole.queue, rel=0.2)
 
 
-def test_dealt_arrivals_have_their_rate_and_their_gaps() -> None:
-    """Every 100th of a Poisson stream comes in gaps of cv 1/10, of one with gaps of cv 2 in gaps of cv 1/5; one of 100
-    by chance in gaps of cv 1, and of cv sqrt(1 + 3/100) of the other."""
-    rng = Streams(1).generator(ARRIVALS)
-    cases = ((Poisson(0.5), True, 0.1), (Gamma(0.5, 2.0), True, 0.2), (Poisson(0.5), False, 1.0))
-    for whole, in_turn, cv in (*cases, (Gamma(0.5, 2.0), False, 1.03**0.5)):
-        process = Dealt(whole, 1, 100, in_turn)
-        times = process.times_ms(20_000, rng)
-        gaps = np.diff(times)
-        assert len(times) == 20_000
-        assert process.rate == pytest.approx(0.005)
-        assert gaps.mean() == pytest.approx(200.0, rel=0.03)
-        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
-        assert process.at_rate(0.01).rate == pytest.approx(0.01)
-
-
 def test_users_and_recorded_requests_of_many_replicas() -> None:
     """Users who never think keep every place busy: a step of one request each, one after the other."""
     targets = Targets((RequestTarget("ttft", 50.0),))
@@ -104,16 +85,6 @@ def test_users_and_recorded_requests_of_many_replicas() -> None:
     requests = make_requests(np.linspace(0.0, 150.0, 3_000), 300, 20)
     recorded = Evaluator(RecordedLoad(requests), COSTS, targets)
     assert len(recorded.measure(Setup(LIMITS, 150)).first.requests) == 3_000
-
-
-def test_gaps_that_are_not_drawn_one_by_one_are_those_that_are() -> None:
-    """Two of five servers of a gamma stream: means and variances of the two kinds of gaps."""
-    rng = np.random.default_rng(2)
-    times = Dealt(Gamma(1.0, 1.5), 2, 5).times_ms(100_000, rng)
-    gaps = np.diff(times)
-    for start, several in ((0, 1), (1, 4)):
-        assert gaps[start::2].mean() == pytest.approx(several, rel=0.02)
-        assert gaps[start::2].var() == pytest.approx(several * 2.25, rel=0.05)
 
 
 def test_too_many_are_refused_with_a_part_to_plan() -> None:

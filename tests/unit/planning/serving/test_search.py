@@ -5,13 +5,11 @@ import math
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from latfit.planning.serving.evaluate import Evaluator, Setup, saturated_in
+from latfit.planning.serving.evaluate import Evaluator, Setup
 from latfit.planning.serving.search import Search, SearchSpace
 from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
 from latfit.simulation import (
@@ -22,11 +20,10 @@ from latfit.simulation import (
     Routing,
     StepCosts,
     linear_costs,
-    serve,
     simulate_engine,
 )
 from latfit.stats import FloatArray
-from latfit.workload import Constant, Gamma, OpenLoad, Poisson, RecordedLoad, make_requests
+from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, make_requests
 
 SERVICE_MS = 10.0
 ONE = EngineSettings(max_num_seqs=1, kv_blocks=1001, asynchronous=False, padded_graphs=False)
@@ -67,18 +64,6 @@ def test_the_least_replicas_of_single_servers(rate: float, limit_ms: float) -> N
     assert found.best.setup.replicas == expected
     assert found.fewer is not None
     assert not found.fewer.met
-
-
-@pytest.mark.nightly
-def test_bursty_arrivals_need_more() -> None:
-    rate, limit_ms, cv = 0.45, 40.0, 2.0
-    expected = next(r for r in range(5, 50) if p99_in_turn(rate, r, cv**2) <= limit_ms)
-    found = Search(single_servers(rate, limit_ms, OpenLoad(Gamma(rate, cv))), ONE, FIXED).run()
-    assert found.best is not None
-    assert abs(found.best.setup.replicas - expected) <= (0 if p99_in_turn(rate, expected) < 0.97 * limit_ms else 1)
-    poisson = Search(single_servers(rate, limit_ms), ONE, FIXED).run()
-    assert poisson.best is not None
-    assert poisson.best.setup.replicas < found.best.setup.replicas
 
 
 def test_the_highest_load_of_a_single_server_is_where_its_tail_reaches_the_limit() -> None:
@@ -181,15 +166,6 @@ def test_goodput_counts_requests_that_meet_all() -> None:
     assert kept.measure(Setup(ONE)).met
 
 
-def test_a_run_cut_at_both_ends_tells_the_throughput() -> None:
-    requests = make_requests(np.zeros(1000), 1, 20)
-    settings = replace(ONE, max_num_seqs=10)
-    run = serve(requests, linear_costs(5.0, 0.5, 0.0), settings)
-    # Ten requests a step of 10 ms, 20 steps each.
-    assert saturated_in(run).requests_per_s == pytest.approx(10 / (20 * 10.0) * 1e3, rel=0.03)
-    assert saturated_in(run).tpot_ms == pytest.approx(10.0, rel=1e-6)
-
-
 def test_overload_is_never_met_however_wide_the_limits() -> None:
     evaluator = single_servers(0.12, 1e9)
     assert not evaluator.measure(Setup(ONE)).met
@@ -221,23 +197,3 @@ def test_a_replica_count_is_refused_only_where_no_setting_meets_the_targets() ->
     assert not judge.measure(Setup(start, least)).met
     assert found.best.setup.replicas == least
     assert judge.measure(found.best.setup).met
-
-
-class BestAtNine:
-    """Results of batch limits whose ratio to the limit is least at nine requests."""
-
-    def sustainable(self, setups: list[Setup]) -> list[Setup]:
-        return setups
-
-    def each(self, setups: list[Setup], *, replications: int) -> list[Any]:
-        ratios = [1.1 + abs(math.log(each.settings.max_num_seqs / 9)) for each in setups]
-        return [SimpleNamespace(setup=setup, ratio=ratio) for setup, ratio in zip(setups, ratios, strict=True)]
-
-
-def test_a_finer_grid_without_a_better_batch_limit_keeps_the_best() -> None:
-    """The first grid of 4 to 256 contains 9; the next, of 4 to 21, contains 8 and 11."""
-    evaluator: Any = BestAtNine()
-    start = EngineSettings(max_num_seqs=256, max_num_batched_tokens=256)
-    found = Search(evaluator, start)._best_batch(1, start)
-    assert found is not None
-    assert found.setup.settings.max_num_seqs == 9
