@@ -25,17 +25,7 @@ CONTEXTS = 24
 
 @dataclass(frozen=True)
 class Trimmed:
-    """Result of `StepBudget.trim`.
-
-    Attributes
-    ----------
-    requests
-        How many candidates take part, from the first on.
-    tokens
-        Tokens of each candidate; 0 if it is left out.
-    total
-        Tokens of the step.
-    """
+    """A trimmed batch: how many candidates take part, from the first on; tokens of each (0: left out); their total."""
 
     requests: int
     tokens: tuple[int, ...]
@@ -46,17 +36,9 @@ class Trimmed:
 class StepBudget:
     """Token limits of a step by number of requests.
 
-    Attributes
-    ----------
-    contexts
-        Cached tokens of the whole step, in rising order.
-    most
-        most[k][B]: largest S of a step of B = 0, 1, ... requests with up to contexts[k] cached tokens; -1 if no step
-        is feasible.
-    fewest
-        Smallest S from which all steps up to `most` are feasible; above B if smaller steps take longer.
-    shown
-        The B of the table; None for 1, 2, 4, ...
+    contexts: cached tokens of the whole step, in rising order. most: most[k][B] is the largest S of a step of B = 0, 1,
+    ... requests with up to contexts[k] cached tokens; -1 if no step is feasible. fewest: smallest S from which all
+    steps up to `most` are feasible. shown: the B of the table; None for 1, 2, 4, ...
     """
 
     contexts: tuple[float, ...]
@@ -73,9 +55,7 @@ class StepBudget:
 
     @property
     def table(self) -> "DataFrame":
-        """DataFrame of B, S_max (missing if no step of B requests is feasible), and context_tokens if the fit uses
-        them.
-        """
+        """DataFrame of B, S_max (missing if no such step is feasible), and context_tokens if the fit uses them."""
         from pandas import DataFrame
 
         top = len(self.most[0]) - 1
@@ -94,14 +74,8 @@ class StepBudget:
     def trim(self, least: Sequence[int], wanted: Sequence[int], context_tokens: float = 0.0) -> Trimmed:
         """Trim candidates, given in priority order, to one step.
 
-        Parameters
-        ----------
-        least
-            Tokens that each candidate needs to take part, at least 1.
-        wanted
-            Tokens that each candidate takes at most.
-        context_tokens
-            Cached tokens of all candidates together; ignored by a fit without them.
+        least, wanted: tokens that each candidate needs to take part (at least 1), and takes at most. context_tokens:
+        cached tokens of all candidates together; ignored by a fit without them.
         """
         k = bisect_left(self.contexts, context_tokens)
         if k == len(self.contexts):
@@ -132,12 +106,7 @@ def step_budget(
 ) -> StepBudget:
     """Tabulate the steps of a path within `sla_ms` at a percentile, up to the largest measured batch and step.
 
-    Raises
-    ------
-    SlaOutOfReach
-        If no step meets the SLA.
-    WrongUsage
-        If the SLA is not positive.
+    Raises SlaOutOfReach if no step meets the SLA, WrongUsage if it is not positive.
     """
     if not sla_ms > 0:
         raise WrongUsage(f"an SLA of {sla_ms:g} ms", where="SLA", remedy="Give one above zero.")
@@ -148,8 +117,9 @@ def step_budget(
     if path.fit.reads_context:
         high = max(float(path.fit.domain["context_tokens"][1]), 1.0)
         contexts = tuple(np.concatenate([[0.0], np.geomspace(high / 1000, high, CONTEXTS)]).tolist())
-    rows = [_fewest_and_most(path, (sla_ms, levels), (B_top, S_top), context) for context in contexts]
-    fewest, most = zip(*rows, strict=True)
+    rows = [[_last_range(path, sla_ms, levels, B, S_top, each) for B in range(1, B_top + 1)] for each in contexts]
+    fewest = tuple((0, *(low for low, _ in row)) for row in rows)
+    most = tuple((0, *(high for _, high in row)) for row in rows)
     if max(max(row) for row in most) < 1:
         raise SlaOutOfReach(
             f"no step on {path.label} meets {sla_ms:g} ms", where="SLA", remedy="Relax the SLA or lower the percentile."
@@ -157,18 +127,14 @@ def step_budget(
     return StepBudget(contexts, most, fewest)
 
 
-def _fewest_and_most(
-    path: ExecutionPath, wanted: tuple[float, StepLevels], tops: tuple[int, int], context: float
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the last feasible range of S for B = 0, 1, ..., up to the `tops` of B and S; -1 if there is none."""
-    fewest, most = [0], [0]
-    for B in range(1, tops[0] + 1):
+def _last_range(
+    path: ExecutionPath, sla_ms: float, levels: StepLevels, B: int, top: int, context: float
+) -> tuple[int, int]:
+    """Return the last feasible range of S up to `top` for B requests; -1 if there is none."""
+
+    def latency(S: FloatArray) -> FloatArray:
         each = None if context == float("inf") else context / B
+        return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, each))
 
-        def latency(S: FloatArray, B: int = B, each: float | None = each) -> FloatArray:
-            return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, each))
-
-        spans = tokens_within(latency, B, *wanted, top=tops[1]) if tops[1] >= B else []
-        fewest.append(spans[-1].low if spans else -1)
-        most.append(spans[-1].high or tops[1] if spans else -1)
-    return tuple(fewest), tuple(most)
+    spans = tokens_within(latency, B, sla_ms, levels, top=top) if top >= B else []
+    return (spans[-1].low, spans[-1].high or top) if spans else (-1, -1)

@@ -17,16 +17,12 @@ from latfit.planning.result import BatchRange, TokenRange
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
 
-SCANNED = 400
-"""Grid points of the scan."""
-
+SCANNED = 400  # grid points of the scan
 SURE = 0.975
+UNBOUNDED = 1 << 40  # above this the search for an upper end stops and the range counts as unbounded
 
 Curve = Callable[[FloatArray], FloatArray]
 """Integers (n,) -> latency in ms (n,)."""
-
-UNBOUNDED = 1 << 40
-"""Above this the search for an upper end stops and the range counts as unbounded."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +35,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Level:
-    """Percentile requested for a phase, and its upper factor.
+    """Percentile requested for a phase (None: the typical step), and its upper factor.
 
-    Parameters
-    ----------
-    percentile
-        Share of steps in percent; None for the typical step.
-    measured
-        Highest percentile supported by the phase's own steps, if the factor is extrapolated from there.
+    measured: highest percentile supported by the phase's own steps, if the factor is extrapolated from there.
     """
 
     percentile: float | None
@@ -56,7 +47,7 @@ class Level:
 
 @dataclass(frozen=True)
 class StepLevels:
-    """Levels of a path's steps: of decode steps, of single-prompt prefills, and of other steps with prefill."""
+    """Levels of decode steps, of single-prompt prefills, and of other steps with prefill."""
 
     decode: Level
     alone: Level
@@ -64,10 +55,9 @@ class StepLevels:
     fit: FitResult | None = None
 
     def wider(self, B: FloatArray, S: FloatArray) -> FloatArray:
-        """Return the factor (n,) on step latencies for the fit's larger errors beyond and among sparse measurements.
+        """Return the factor (n,) of `latfit predict` for larger errors beyond and among sparse measurements.
 
-        It is the one of `latfit predict`; 1 for typical steps, and where the data do not determine it (the range is
-        then marked as extrapolated).
+        1 for typical steps, and where the data do not determine it (the range is then marked as extrapolated).
         """
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
@@ -96,10 +86,10 @@ class StepLevels:
 
 
 def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
-    """Return the upper factor of a phase's steps at a percentile.
+    """Return the upper factor of a phase's steps at a percentile; a phase without limits gets the typical step.
 
-    A phase with too few steps for the percentile has its highest known factor extrapolated. A phase without limits gets
-    the typical step.
+    A phase with too few steps for the percentile has its highest known factor extrapolated by the tail of all steps,
+    scaled to the phase. Without one, ln factor grows as an exponential tail, ln 1/(1 - share).
     """
     limits, share = path.fit.limits, percentile / 100
     higher = [level for level in limits.levels if level >= share - 1e-12 and limits.factor(phase, level) is not None]
@@ -108,24 +98,14 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
     known = limits.highest_level(phase, share)
     if known is None:
         return Level(None, 1.0)
-    return Level(percentile, _extrapolated(path.fit, phase, known, share), round(100 * known, 6))
-
-
-def _extrapolated(fit: FitResult, phase: str, known: float, share: float) -> float:
-    """Extrapolate a phase's upper factor from level `known` to `share`.
-
-    The tail is that of all steps, scaled to the phase; without one, ln factor grows as an exponential tail, ln 1/(1 -
-    share), which is wider than a log-normal one.
-    """
-    limits = fit.limits
     own = math.log(max(limits.factor(phase, known) or 1.0, 1.0))
     pooled = {level: math.log(factor) for level, factor in limits.all.upper.items() if factor is not None}
     reached = min((level for level in pooled if level >= share - 1e-12), default=None)
-    at_known = pooled.get(known, 0.0)
-    if reached is not None:
-        scale = max(own / at_known, 1.0) if at_known > 0 else 1.0  # medians tell no spread
-        return math.exp(scale * pooled[reached])
-    return math.exp(own * math.log(1 - share) / math.log(1 - known))
+    if reached is None:
+        log_factor = own * math.log(1 - share) / math.log(1 - known)
+    else:  # medians show no spread
+        log_factor = pooled[reached] * (max(own / pooled[known], 1.0) if pooled.get(known, 0.0) > 0 else 1.0)
+    return Level(percentile, math.exp(log_factor), round(100 * known, 6))
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
@@ -140,61 +120,44 @@ def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
 def token_ranges(
     path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
 ) -> list[TokenRange]:
-    """Return S_min..S_max for B = 1, 2, 4, ... up to the largest measured B.
+    """Return S_min..S_max for B = 1, 2, 4, ... up to the largest measured B, a row for each range.
 
-    A batch without feasible steps is left out; one with several ranges has a row each. context: cached tokens per
-    request; None for the trace's.
+    context: cached tokens per request; None for the trace's.
     """
-    found = []
+    draws, found = parameter_draws(path.fit), []
     for B in _doubling(path, "B"):
 
-        def at(S: FloatArray, B: int = B) -> FloatArray:
+        def typical(S: FloatArray, B: int = B) -> FloatArray:
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, context))
 
-        spans = tokens_within(at, B, sla_ms, levels)
-        for span in spans:
-            promised = _promised(path, B, span, (sla_ms, levels), context)
+        def slow(S: FloatArray, B: int = B) -> FloatArray:
+            assert draws is not None
+            steps = step_columns(np.full(len(S), float(B)), S, context)
+            return np.asarray(np.quantile(latency_draws(path.fit, draws, **steps), SURE, axis=0))
+
+        for span in tokens_within(typical, B, sla_ms, levels):
+            sure = [] if draws is None or span.high is None else tokens_within(slow, B, sla_ms, levels, top=span.high)
+            promised = [each.high for each in sure if each.high is not None and each.high >= span.low]
             beyond = _beyond(path, "S", span) or _beyond(path, "B", Range(B, B))
-            found.append(TokenRange(path.name, B, span.low, span.high, beyond, promised))
+            found.append(TokenRange(path.name, B, span.low, span.high, beyond, promised[-1] if promised else None))
     return found
 
 
 def tokens_within(at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None) -> list[Range]:
     """Return the ranges of S from B up to `top` whose steps of B requests meet the SLA.
 
-    Parameters
-    ----------
-    at
-        S (n,) -> typical latency in ms (n,). S = B is a decode step, a larger S contains prefill.
+    at: S (n,) -> typical latency in ms (n,). S = B is a decode step, a larger S contains prefill.
     """
-    limit = sla_ms / levels.of(B).factor
 
     def widened(S: FloatArray) -> FloatArray:
         return at(S) * levels.wider(np.full(len(S), float(B)), S)
 
-    spans = feasible_ranges(widened, limit, B + 1, top) if top is None or top > B else []
+    spans = feasible_ranges(widened, sla_ms / levels.of(B).factor, B + 1, top) if top is None or top > B else []
     if _one(widened, B) > sla_ms / levels.decode.factor:
         return spans
     if spans and spans[0].low == B + 1:
         return [Range(B, spans[0].high), *spans[1:]]
     return [Range(B, B), *spans]
-
-
-def _promised(
-    path: ExecutionPath, B: int, span: Range, wanted: tuple[float, StepLevels], context: float | None
-) -> int | None:
-    """Return the largest S of a range that meets the SLA on 97.5 % of the fit's parameter draws."""
-    draws = parameter_draws(path.fit)
-    if draws is None or span.high is None:
-        return None
-
-    def slow(S: FloatArray) -> FloatArray:
-        steps = step_columns(np.full(len(S), float(B)), S, context)
-        return np.asarray(np.quantile(latency_draws(path.fit, draws, **steps), SURE, axis=0))
-
-    sure = tokens_within(slow, B, *wanted, top=span.high)
-    sure = [each for each in sure if each.high is not None and each.high >= span.low]
-    return sure[-1].high if sure else None
 
 
 def batch_ranges(
@@ -213,10 +176,8 @@ def batch_ranges(
         if _one(at, S) <= sla_ms / levels.decode.factor:
             joins = bool(spans) and spans[-1].high == S - 1
             spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
-        unmeasured = _beyond(path, "S", Range(S, S))
-        found += [
-            BatchRange(path.name, S, span.low, span.high, unmeasured or _beyond(path, "B", span)) for span in spans
-        ]
+        beyond = _beyond(path, "S", Range(S, S))
+        found += [BatchRange(path.name, S, span.low, span.high, beyond or _beyond(path, "B", span)) for span in spans]
     return found
 
 

@@ -7,7 +7,6 @@ answer over the fit's parameter draws. Formulas: docs/theory/planning.md, "Thres
 from collections.abc import Callable
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
@@ -16,18 +15,15 @@ from latfit.planning.result import Interval, Reach, Threshold
 from latfit.stats import FloatArray
 from latfit.units import format_percent
 
-AMORTISED_SHARE = 0.5
-"""Throughput loss eps accepted at B2: half of the best throughput."""
-
+AMORTISED_SHARE = 0.5  # throughput loss accepted at B2
 MOST_PROMPT_TOKENS = 1 << 17
+DRAWN_PROMPTS = 800  # lengths at which draws are compared
 
 
 def gpu_threshold(cpu: PathLatency, gpu: PathLatency, *, extra_ms: float = 0.0) -> Threshold:
     """Return B1 within the batches that both paths measured. extra_ms: wait and transfer before the GPU begins."""
     B = min(cpu.batches, gpu.batches, key=len)
-    wins = gpu.typical_ms(B) + extra_ms <= cpu.typical_ms(B)
-    found = _first_win(B, wins, cpu.label, gpu.label, "batch")
-    return _with_interval(found, (cpu.path, gpu.path), B, cpu.steps(B), extra_ms)
+    return _first_win((cpu.path, gpu.path), "batch", B, np.ones(len(B), dtype=bool), cpu.steps(B), extra_ms)
 
 
 def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float = 0.0) -> Threshold:
@@ -38,84 +34,64 @@ def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float
         return Threshold(None, reason, reach=Reach.UNKNOWN)
     top = min(int(path.fit.domain["S"][1]) for path in (cpu, gpu))
     S = np.arange(1.0, min(max(top, 1), MOST_PROMPT_TOKENS) + 1)
+    drawn = np.isin(S, np.round(np.geomspace(1, S[-1], DRAWN_PROMPTS)))
     one = np.ones_like(S)
     steps = {"B": one, "S": S, "prefill_requests": one, "prefill_tokens": S}
-    wins = gpu.fit.latency_ms(**steps) + extra_ms <= cpu.fit.latency_ms(**steps)
-    found = _first_win(S, wins, cpu.label, gpu.label, "prompt length")
-    some = np.unique(np.round(np.geomspace(1, S[-1], 800))).astype(int) - 1
-    steps = {name: column[some] for name, column in steps.items()}
-    return _with_interval(found, (cpu, gpu), steps["S"], steps, extra_ms)
+    return _first_win((cpu, gpu), "prompt length", S, drawn, steps, extra_ms)
 
 
-def amortised_batch(latency: PathLatency, share: float = AMORTISED_SHARE) -> Threshold:
-    """Return B2 within the measured batches. share: accepted throughput loss eps."""
-    B = latency.batches
+def _first_win(
+    paths: tuple[ExecutionPath, ExecutionPath],
+    what: str,
+    x: FloatArray,
+    some: NDArray[np.bool_],
+    steps: dict[str, FloatArray],
+    extra_ms: float,
+) -> Threshold:
+    """Return the first x (n,) at which the second path wins; draws are compared at `some` (n,) of them."""
+    slow, fast = (path.fit.latency_ms(**steps) for path in paths)
+    wins, top = fast + extra_ms <= slow, int(x[-1])
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], wins, [False]]).astype(int)))
+    ranges = [(int(x[a]), int(x[b - 1])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    reach = Reach.ALWAYS if wins.all() else Reach.FROM if ranges else Reach.NEVER
+    reason = wording.faster(paths[0 if reach is Reach.NEVER else 1].label, reach, ranges, what, top)
+    interval, never = None, None
+    fewer = {name: column[some] for name, column in steps.items()}
+    drawn = [step_draws(path, fewer, seed) for seed, path in enumerate(paths)]
+    if any(T is not None for T in drawn):  # a fit without draws (nominal) stays fixed
+        slow, fast = (T[None, some] if own is None else own for T, own in zip((slow, fast), drawn, strict=True))
+        won = fast + extra_ms <= slow
+        values = np.where(won.any(axis=1), x[some][np.argmax(won, axis=1)], np.inf)
+        interval, never = _interval_of(values), float(np.mean(np.isinf(values)))
+    return Threshold(ranges[0][0] if ranges else None, reason, ranges, interval, never, reach)
 
-    def reached(T: FloatArray) -> int:
-        rate = B / T
-        return int(B[np.flatnonzero(rate >= (1 - share) * rate.max())[0]])
 
-    T = latency.typical_ms(B)
-    best = int(B[int(np.argmax(B / T))])
-    reason = f"from here on at least {format_percent(100 * (1 - share))} of the best throughput, that of {best}"
-    return Threshold(reached(T), reason, interval=_interval_of(latency, reached))
+def amortised_batch(latency: PathLatency) -> Threshold:
+    """Return B2 within the measured batches."""
+    B, T = latency.batches, latency.typical_ms(latency.batches)
+    share = format_percent(100 * (1 - AMORTISED_SHARE))
+    reason = f"from here on at least {share} of the best throughput, that of {int(B[int(np.argmax(B / T))])}"
+    return _best_batch(latency, lambda T: int(np.argmax((1 - AMORTISED_SHARE) * (B / T).max() <= B / T)), reason)
 
 
 def knee_batch(latency: PathLatency) -> Threshold:
     """Return the batch that maximises throughput over latency, B/T(B)^2."""
     B = latency.batches
-
-    def knee(T: FloatArray) -> int:
-        return int(B[int(np.argmax(B / T**2))])
-
-    value = knee(latency.typical_ms(B))
-    end = " (the largest measured: the knee may lie beyond)" if value == int(B[-1]) > 1 else ""
-    return Threshold(value, f"throughput over latency is highest{end}", interval=_interval_of(latency, knee))
+    at_end = int(np.argmax(B / latency.typical_ms(B) ** 2)) == len(B) - 1 > 0
+    end = " (the largest measured: the knee may lie beyond)" if at_end else ""
+    return _best_batch(latency, lambda T: int(np.argmax(B / T**2)), f"throughput over latency is highest{end}")
 
 
-def _first_win(x: FloatArray, wins: NDArray[np.bool_], cpu: str, gpu: str, what: str) -> Threshold:
-    stretches = _stretches(x, wins)
-    top = int(x[-1])
-    reach = Reach.ALWAYS if wins.all() else Reach.FROM if stretches else Reach.NEVER
-    reason = wording.faster(cpu if reach is Reach.NEVER else gpu, reach, stretches, what, top)
-    return Threshold(stretches[0][0] if stretches else None, reason, stretches, reach=reach)
+def _best_batch(latency: PathLatency, place: Callable[[FloatArray], int], reason: str) -> Threshold:
+    """Return the batch at a place that step times T (n,) determine."""
+    B = latency.batches
+    drawn = step_draws(latency.path, latency.steps(B))
+    interval = None if drawn is None else _interval_of(np.array([B[place(T)] for T in drawn]))
+    return Threshold(int(B[place(latency.typical_ms(B))]), reason, interval=interval)
 
 
-def _with_interval(
-    found: Threshold,
-    paths: tuple[ExecutionPath, ExecutionPath],
-    x: FloatArray,
-    steps: dict[str, FloatArray],
-    extra_ms: float,
-) -> Threshold:
-    """Add the interval in x over both fits' draws; a fit without draws (nominal) stays fixed."""
-    drawn = [step_draws(path, steps, seed) for seed, path in enumerate(paths)]
-    if all(T is None for T in drawn):
-        return found
-    slow, fast = (
-        path.fit.latency_ms(**steps)[None, :] if T is None else T for path, T in zip(paths, drawn, strict=True)
-    )
-    wins = fast + extra_ms <= slow
-    values = np.where(wins.any(axis=1), x[np.argmax(wins, axis=1)], np.inf)
-    never = float(np.mean(np.isinf(values)))
-    return structs.replace(found, interval=_quantiles(values), never_share=never)
-
-
-def _interval_of(latency: PathLatency, answer: Callable[[FloatArray], int]) -> Interval | None:
-    drawn = step_draws(latency.path, latency.steps(latency.batches))
-    return None if drawn is None else _quantiles(np.array([float(answer(T)) for T in drawn]))
-
-
-def _quantiles(values: FloatArray) -> Interval:
+def _interval_of(values: FloatArray) -> Interval:
     """Return the interval of integers that contains 95 % of the values; an infinite end is None."""
-    low, high = np.quantile(values, CERTAIN, method="inverted_cdf")
-    return (_end(float(low)), _end(float(high)))
-
-
-def _end(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
-def _stretches(B: FloatArray, wins: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], wins, [False]]).astype(int)))
-    return [(int(B[start]), int(B[end - 1])) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    ends = np.quantile(values, CERTAIN, method="inverted_cdf")
+    low, high = (float(end) if np.isfinite(end) else None for end in ends)
+    return low, high
