@@ -9,7 +9,7 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,7 @@ def _own_folder() -> Path | None:
 
 
 def _files() -> Mapping[str, Path]:
-    """Return the files of all entries by name."""
-    return dict(_named(SHIPPED)) | (dict(_named(own)) if (own := _own_folder()) is not None else {})
-
-
-def _named(folder: Path) -> Iterator[tuple[str, Path]]:
-    for file in folder.glob("*.json*"):
-        yield file.name.removesuffix(".gz").removesuffix(".json").replace("--", "/"), file
+    """Return the files of all entries by name, the team's own in place of shipped ones."""
+    folders = [folder for folder in (SHIPPED, _own_folder()) if folder is not None]
+    files = [file for folder in folders for file in folder.glob("*.json*")]
+    return {file.name.removesuffix(".gz").removesuffix(".json").replace("--", "/"): file for file in files}

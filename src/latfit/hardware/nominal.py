@@ -29,14 +29,8 @@ _SHORT = re.compile(r"(?=exp:|.*[+*])(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+
 class Nominal:
     """A linear latency in ms and the sizes it applies to.
 
-    Attributes
-    ----------
-    text
-        As given.
-    median
-        Whether it is the median of one request at a time; the mean is then unknown.
-    exponential
-        Whether it is the mean of an exponential service.
+    text: as given. median: whether it is the median of one request at a time, so that the mean is unknown. exponential:
+    whether it is the mean of an exponential service.
     """
 
     text: str
@@ -78,14 +72,12 @@ class Nominal:
 
 def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
     """Parse `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
-    if short := _SHORT.fullmatch(text.strip()):
-        launch, slope = (parse_duration_ms(short[name] or "0", option=where, zero=True) for name in ("launch", "slope"))
-        if launch == slope == 0:
-            raise WrongUsage("a latency of zero", where=where, remedy=EXAMPLE)
-        most = _size(short["most"], LARGEST_BATCH if slope else 1, where)
-        return Nominal(text, launch, slope, 0.0, most, exponential=bool(short["exp"]))
+    short = _SHORT.fullmatch(text.strip())
     given: dict[str, str] = {}
-    for part in text.split(","):
+    if short:
+        most = short["most"] or str(LARGEST_BATCH if short["slope"] else 1)
+        given = {"launch": short["launch"], "slope": short["slope"] or "0", "max_batch": most}
+    for part in [] if short else text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in (*LATENCIES, *SIZES) or name in given:
             raise WrongUsage(f"{part.strip()!r} cannot be read", where=where, remedy=EXAMPLE)
@@ -102,10 +94,8 @@ def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
     if max(times.values()) == 0:
         raise WrongUsage("a latency of zero", where=where, remedy=EXAMPLE)
     sizes = {name: _size(given.get(name), default, where) for name, default in SIZES.items()}
-    median = "p50" in times
-    slope = times["p50"] if median else times.get("slope", 0.0)
-    line = (times.get("launch", 0.0), slope, times.get("per_token", 0.0))
-    return Nominal(text, *line, sizes["max_batch"], sizes["max_tokens"], median)
+    line = (times.get("launch", 0.0), times.get("p50", times.get("slope", 0.0)), times.get("per_token", 0.0))
+    return Nominal(text, *line, **sizes, median="p50" in times, exponential=bool(short and short["exp"]))
 
 
 def _size(text: str | None, default: int, where: str) -> int:

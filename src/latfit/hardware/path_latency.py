@@ -1,9 +1,8 @@
 """How long a batch takes on a path: typical, mean, quantiles and range of a step of requests that are alike.
 
-A fit gives the typical latency T(B, S), factors on it by phase that a new step stays below with a given probability
-(split conformal), and the distribution of the measured steps' ratios to it. The factors are promises for single steps;
-mean and spread, which queues go by, are those of the distribution, its tail included. The curves that the data allow
-are the fit's draws of its parameters.
+A fit gives the typical latency T(B, S), upper factors on it by phase (split conformal), and the distribution of the
+measured steps' ratios to it, from which queues take mean and noise. Its parameter draws are the curves that the data
+allow.
 """
 
 from collections.abc import Mapping
@@ -23,8 +22,7 @@ CERTAIN = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class BatchEstimate:
-    """Latency of one batch in ms. quantiles: by level in (0, 1). outside: beyond what was measured. source: where the
-    numbers are from."""
+    """Latency of one batch in ms. quantiles: by level in (0, 1). outside: beyond the measured range."""
 
     path: str
     B: int
@@ -39,8 +37,10 @@ class BatchEstimate:
 
 @dataclass(frozen=True, eq=False)
 class PathLatency:
-    """Batches of requests of so many `tokens` each on a path, each on `context` cached tokens (None: the trace's
-    typical ones). One token is decode, more prefill. Arrays are (n,), times in ms."""
+    """Batches of requests of `tokens` each on a path, each on `context` cached tokens (None: the trace's typical ones).
+
+    One token is decode, more prefill. Arrays are (n,), times in ms.
+    """
 
     path: ExecutionPath
     tokens: float = 1
@@ -56,7 +56,7 @@ class PathLatency:
 
     @cached_property
     def noise(self) -> StepNoise | None:
-        """Noise of single steps; None where nobody measured it."""
+        """Noise of single steps; None where it was not measured."""
         return self.path.fit.limits.of(self.phase).ratios
 
     @cached_property
@@ -65,14 +65,13 @@ class PathLatency:
 
     @cached_property
     def batches(self) -> FloatArray:
-        """1, 2, 3, ... up to the largest batch of such requests that was measured, in requests and in tokens."""
+        """1, 2, 3, ... up to the largest measured batch of such requests, in requests and in tokens."""
         fit = self.path.fit
         return np.arange(1.0, max(min(fit.largest_batch, int(fit.domain["S"][1] // self.tokens)), 1) + 1)
 
     @property
     def outside(self) -> str:
-        """How far the smallest or the largest of the batches lies outside what was measured, in a sentence; empty where
-        both lie inside, or nobody measured."""
+        """How far the smallest or the largest batch lies outside the measured range; empty where both lie inside."""
         if self.path.nominal is not None:
             return ""
         steps = self.steps(self.batches[[0, -1]])
@@ -82,7 +81,7 @@ class PathLatency:
         return f"{self.label}: {what} lie outside the measured range, {far}." if far else ""
 
     def steps(self, B: FloatArray) -> dict[str, FloatArray]:
-        """Columns of the steps that batches of B requests are."""
+        """Return the columns of the steps that batches of B requests are."""
         B = np.asarray(B, dtype=np.float64)
         prefill = B if self.phase == PREFILL else np.zeros_like(B)
         steps = {"B": B, "S": B * self.tokens, "prefill_requests": prefill, "prefill_tokens": prefill * self.tokens}
@@ -94,8 +93,10 @@ class PathLatency:
         return self.path.fit.latency_ms(**self.steps(B))
 
     def noisy_ms(self, B: FloatArray) -> FloatArray:
-        """Times (n,) that the noise is about: typical, at the level of the measured steps of that size; of a nominal
-        median the mean of an exponential service."""
+        """Return the times (n,) that the noise multiplies, at the level of the measured steps of that size.
+
+        Of a nominal median the mean of an exponential service.
+        """
         typical, B = self.typical_ms(B), np.asarray(B, dtype=np.float64)
         if self.path.nominal is not None:
             return np.asarray(typical * self.path.nominal.mean_factor())
@@ -103,7 +104,7 @@ class PathLatency:
         return typical if noise is None else np.asarray(typical * noise.levels.factors(B * self.tokens))
 
     def mean_ms(self, B: FloatArray) -> FloatArray:
-        """Mean times (n,) of single steps, their level at that size and their tail included."""
+        """Return the mean times (n,) of single steps, their level at that size and their tail included."""
         T, B = self.noisy_ms(B), np.asarray(B, dtype=np.float64)
         return T if self.noise is None else self.noise.mean_ms(T, B)
 
@@ -123,18 +124,17 @@ class PathLatency:
         return np.asarray(curve * law.levels.drawn_factors(B * self.tokens, rng)), found
 
     def range_ms(self, B: FloatArray) -> FloatArray:
-        """Typical latency (3, n) and its 95 % range over the draws: typical, low, high; all alike without draws."""
+        """Return typical latency (3, n) and its 95 % range over the draws; all alike without draws."""
         T, drawn = self.typical_ms(B), step_draws(self.path, self.steps(B))
         return np.stack([T, T, T]) if drawn is None else np.stack([T, *np.quantile(drawn, CERTAIN, axis=0)])
 
     def largest_within(self, sla_ms: float, factor: float) -> int | None:
-        """The most requests that one measured step computes within the SLA, its latency times a percentile's factor;
-        None where none does."""
+        """Return the most requests that one measured step computes within the SLA, times a factor; None for none."""
         within = np.flatnonzero(sla_ms >= factor * self.typical_ms(self.batches))
         return int(self.batches[within[-1]]) if len(within) else None
 
     def estimate(self, B: int) -> BatchEstimate:
-        """All of it for one batch. Raises WrongUsage."""
+        """Return the latency of one batch. Raises WrongUsage."""
         if B < 1 or self.tokens < 1 or (self.context is not None and self.context < 0):
             raise WrongUsage(
                 f"a batch of {B} requests of {self.tokens:g} tokens", where="batch", remedy="Give at least one of each."
@@ -164,7 +164,7 @@ def phase_of(tokens: float) -> str:
 
 
 def step_columns(B: FloatArray, S: FloatArray, context: float | None = None) -> dict[str, FloatArray]:
-    """Columns (n,) of steps of B requests and S tokens, of which one prefills where S > B; context as above."""
+    """Return columns (n,) of steps of B requests and S tokens, of which one prefills where S > B; context as above."""
     steps = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64)}
     if context is not None:
         steps |= {"context_tokens": steps["B"] * context, "prefill_context_tokens": np.zeros_like(steps["B"])}
@@ -172,6 +172,6 @@ def step_columns(B: FloatArray, S: FloatArray, context: float | None = None) -> 
 
 
 def step_draws(path: ExecutionPath, steps: Mapping[str, FloatArray], seed: int = 0) -> FloatArray | None:
-    """Typical latency in ms (n, m) of m steps on the n curves that the fit's data allow; None where it keeps none."""
+    """Return typical latency in ms (n, m) of m steps on the n curves that the fit's data allow; None without draws."""
     draws = parameter_draws(path.fit, seed=seed)
     return None if draws is None else latency_draws(path.fit, draws, **steps)

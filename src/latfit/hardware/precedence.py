@@ -1,8 +1,7 @@
-"""Whether an execution path may take the place of one that is there already, and what is said of it.
+"""Whether a new measurement of an execution path may replace the one in a profile.
 
-Nominal numbers never replace a measurement, nor does the measurement of another system: other hardware, another model,
-number type or engine. Whoever means it forces it. A new measurement of the same system replaces the old one. What
-either fit does not say of its system hinders nothing.
+Nominal numbers never replace a measurement, nor does a measurement of another system (hardware, model, number type,
+engine), unless forced. A new measurement of the same system replaces the old one. Unknown facts hinder nothing.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""HardwareProfile: what is known of a machine, as data. `hardware.json`, schema `latfit.hardware/1`.
+"""HardwareProfile: execution paths with their fits. `hardware.json`, schema `latfit.hardware/1`.
 
-It holds whole fits, not names of files: a plan made from it can be repeated when the fit files are gone. A path without
-a measurement holds nominal numbers instead, and is marked as such wherever it is used.
+It holds whole fits, so that a plan can be repeated when the fit files are gone. A path without a measurement holds
+nominal numbers, and is marked wherever it is used.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,10 +32,9 @@ def path_label(name: str, *, nominal: bool) -> str:
 
 @dataclass(frozen=True, repr=False)
 class ExecutionPath:
-    """Where a batch can run, and how long it takes there.
+    """Where a batch can run, and how long it takes there. price_per_hour: in any one currency.
 
-    nominal: its numbers where nothing is measured; `fit` then holds them as a linear model.  ceiling: what the
-    machine could do at best.  price_per_hour: what it costs, in any one currency.
+    nominal: its numbers where nothing is measured; `fit` then holds them as a linear model.
     """
 
     name: str
@@ -69,10 +68,9 @@ class HardwareProfile:
     paths: Mapping[str, ExecutionPath] = field(default_factory=dict)
 
     def with_path(self, path: ExecutionPath, *, force: bool = False) -> "HardwareProfile":
-        """A profile in which `path` stands under its name, new or in place of an older one, whose ceiling and price
-        stay where the new one says nothing of them, unless they are of another system.
+        """Return a profile with `path` in place of any older one. Raises WrongUsage if that takes force.
 
-        Raises WrongUsage where it would replace what only force may (see `precedence.py`).
+        Ceiling and price of the older one stay where the new one has none, unless they are of another system.
         """
         if path.name in self.paths:
             old = self.paths[path.name]
@@ -84,7 +82,7 @@ class HardwareProfile:
         return HardwareProfile({**self.paths, path.name: path})
 
     def without(self, name: str) -> "HardwareProfile":
-        """The profile without a path. Raises WrongUsage that names those there are."""
+        """Return the profile without a path. Raises WrongUsage that names the paths."""
         if name not in self.paths:
             known = ", ".join(self.paths)
             raise WrongUsage(
@@ -130,7 +128,7 @@ def profile_from_json(document: Any, where: str) -> HardwareProfile:
 
 @dataclass(frozen=True)
 class Entered:
-    """A profile with paths newly in it: what they replaced, in sentences, and by name why others were left out."""
+    """A profile with new paths: what they replaced, and why others were refused, by name."""
 
     profile: HardwareProfile
     replaced: tuple[str, ...] = ()
@@ -138,31 +136,35 @@ class Entered:
 
 
 def add_path(target: Path, *paths: ExecutionPath, force: bool = False) -> Entered:
-    """Enter `paths` into the profile at `target`, which is made where there is none; others stay as they are, and so do
-    those that only force may replace. Several processes may do so at once."""
+    """Enter paths into the profile at `target`, which is made if missing; several processes may do so at once.
+
+    Other paths stay as they are, and so do those that only force may replace.
+    """
     found = Entered(HardwareProfile())
 
-    def entered(profile: HardwareProfile) -> HardwareProfile:
+    def enter(profile: HardwareProfile) -> HardwareProfile:
         nonlocal found
-        replaced: list[str] = []
-        refused: dict[str, LatfitWarning] = {}
+        replaced, refused = [], {}
         for path in paths:
             old = profile.paths.get(path.name)
             if old is not None and not force and (why := refusal(old, path)):
                 refused[path.name] = why
                 continue
-            replaced += [told] if old is not None and (told := replacement(old, path)) else []
+            if old is not None and (sentence := replacement(old, path)):
+                replaced.append(sentence)
             profile = profile.with_path(path, force=force)
         found = Entered(profile, tuple(replaced), refused)
         return profile
 
-    change_hardware(target, entered)
+    change_hardware(target, enter)
     return found
 
 
 def change_hardware(target: Path, change: Callable[[HardwareProfile], HardwareProfile]) -> None:
-    """Replace the profile at `target`, or an empty one where there is none, by what `change` makes of it, so that what
-    others enter meanwhile is kept; `change` may be called again. Raises BadInput, TargetNotWritable, what it raises."""
+    """Replace the profile at `target`, or an empty one, by what `change` returns, which may be called again.
+
+    Raises BadInput, TargetNotWritable.
+    """
 
     def content() -> str:
         return dumps(change(read_hardware(target) if target.exists() else HardwareProfile()).to_json()) + "\n"

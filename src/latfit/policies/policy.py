@@ -1,8 +1,7 @@
-"""Define batching policies as data: a code with parameters, constructors that check them, names and defaults.
+"""Batching policies as data: a code with parameters, constructors that check them, names and defaults.
 
 `latfit.policies.dispatch` executes a policy, the simulator and the live router use it. `POLICIES` lists all of them;
-`needs_side` marks those that need a second path. Policies and defaults: docs/concepts/simulation.md and
-docs/theory/simulation.md, "Dispatch policies".
+`needs_side` marks those that need a second path. Policies and defaults: docs/concepts/simulation.md.
 """
 
 import math
@@ -16,6 +15,9 @@ from latfit.errors import WrongUsage, refuse_taken
 from latfit.policies import codes
 from latfit.policies.marginal_cost import RULES
 from latfit.stats import FloatArray
+
+DEFAULT_LOAD = 0.8
+TIE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -209,9 +211,6 @@ def _above_zero(value: float, where: str, *, zero: bool = False) -> float:
     return float(value)
 
 
-DEFAULT_LOAD = 0.8
-TIE = 1e-9
-
 Solve = Callable[[float, FloatArray], DispatchTable]
 """Solver of the optimal table, from a rate per ms and T(1), T(2), ... (n,) in ms; `queueing.dispatch_mdp` has one."""
 
@@ -263,17 +262,14 @@ def default_cutoff_ms(rate: float, times: PathTimes) -> float:
 
 
 def default_threshold(times: PathTimes) -> int:
-    """Return B1, the smallest batch that the main path finishes no later than the side path.
-
-    One more than the largest side batch if there is none.
-    """
+    """Return B1, the smallest batch that the main path finishes no later than the side path, else one more than all."""
     both = min(len(times.main), len(times.side))
     at = np.flatnonzero(times.main[:both] <= times.side[:both])
     return int(at[0]) + 1 if len(at) else both + 1
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class Inputs:
     """Inputs of a named policy: rate per ms, times of the paths, settings, largest batches, and a solver."""
 
     arrivals: float
@@ -284,13 +280,7 @@ class Asked:
 
     @property
     def rate(self) -> float:
-        """Arrival rate per ms for the defaults.
-
-        Raises
-        ------
-        WrongUsage
-            If the load has no rate.
-        """
+        """Arrival rate per ms for the defaults. Raises WrongUsage if the load has no rate."""
         if not (math.isfinite(self.arrivals) and self.arrivals > 0):
             raise WrongUsage(
                 "the requests have no rate (one alone, or all at once), and the policy's default goes by it",
@@ -300,70 +290,60 @@ class Asked:
         return self.arrivals
 
     @property
-    def one_ms(self) -> float:
-        """T(1) on the main path, ms."""
-        return float(self.times.main[0])
-
-    @property
     def cutoff_ms(self) -> float:
-        asked = self.settings.t_cut_ms
-        return default_cutoff_ms(self.rate, self.times) if asked is None else asked
+        given = self.settings.t_cut_ms
+        return default_cutoff_ms(self.rate, self.times) if given is None else given
 
-    @property
-    def batch(self) -> int:
-        return default_batch(self.rate, self.times) if self.settings.batch is None else self.settings.batch
 
-    @property
-    def threshold(self) -> int:
-        return default_threshold(self.times) if self.settings.B1 is None else self.settings.B1
+def _fixed(inputs: Inputs) -> Policy:
+    batch = inputs.settings.batch
+    return fixed(default_batch(inputs.rate, inputs.times) if batch is None else batch, inputs.limits)
 
-    @property
-    def window_ms(self) -> float:
-        return self.one_ms if self.settings.window_ms is None else self.settings.window_ms
 
-    @property
-    def merge_wait_ms(self) -> float:
-        """Longest time that `split` holds requests back to merge them with later ones, ms."""
-        longest = self.settings.longest_ms
-        if self.settings.merge_below <= 1:
-            return 0.0
-        return longest if math.isfinite(longest) else self.one_ms
+def _window(inputs: Inputs) -> Policy:
+    window_ms = inputs.settings.window_ms
+    return window(float(inputs.times.main[0]) if window_ms is None else window_ms, inputs.limits)
 
-    @property
-    def table(self) -> DispatchTable:
-        if self.solve is None:
-            raise WrongUsage("the optimal policy needs a solver", where="--policy optimal", remedy="Hand in `solve`.")
-        return self.solve(self.rate, self.times.main[: self.limits.main])
+
+def _three_stage(inputs: Inputs) -> Policy:
+    B1 = inputs.settings.B1
+    return three_stage(default_threshold(inputs.times) if B1 is None else B1, inputs.cutoff_ms, inputs.limits)
+
+
+def _optimal(inputs: Inputs) -> Policy:
+    if inputs.solve is None:
+        raise WrongUsage("the optimal policy needs a solver", where="--policy optimal", remedy="Hand in `solve`.")
+    return optimal(inputs.solve(inputs.rate, inputs.times.main[: inputs.limits.main]), inputs.limits)
+
+
+def _split(inputs: Inputs) -> Policy:
+    longest, merge_below = inputs.settings.longest_ms, inputs.settings.merge_below
+    longest = longest if math.isfinite(longest) else float(inputs.times.main[0])
+    return split(inputs.limits, merge_below, 0.0 if merge_below <= 1 else longest)
 
 
 @dataclass(frozen=True)
 class Named:
     """A policy with a public name; `settings` are the ones that few other policies have."""
 
-    make: Callable[[Asked], Policy]
+    make: Callable[[Inputs], Policy]
     settings: tuple[str, ...] = ()
     needs_side: bool = False
 
 
 POLICIES: dict[str, Named] = {
-    "gpu-only": Named(lambda asked: gpu_only(asked.limits)),
-    "fixed": Named(lambda asked: fixed(asked.batch, asked.limits), ("batch",)),
-    "window": Named(lambda asked: window(asked.window_ms, asked.limits), ("window_ms",)),
+    "gpu-only": Named(lambda inputs: gpu_only(inputs.limits)),
+    "fixed": Named(_fixed, ("batch",)),
+    "window": Named(_window, ("window_ms",)),
     "marginal-cost": Named(
-        lambda asked: marginal_cost(asked.rate, asked.limits, asked.settings.rule, asked.settings.longest_ms),
+        lambda inputs: marginal_cost(inputs.rate, inputs.limits, inputs.settings.rule, inputs.settings.longest_ms),
         ("rule", "longest_ms"),
     ),
-    "three-stage": Named(
-        lambda asked: three_stage(asked.threshold, asked.cutoff_ms, asked.limits), ("t_cut_ms", "B1"), needs_side=True
-    ),
-    "cutoff": Named(lambda asked: cutoff(asked.cutoff_ms, asked.limits), ("t_cut_ms",), needs_side=True),
-    "optimal": Named(lambda asked: optimal(asked.table, asked.limits)),
-    "split": Named(
-        lambda asked: split(asked.limits, asked.settings.merge_below, asked.merge_wait_ms),
-        ("longest_ms", "merge_below"),
-        needs_side=True,
-    ),
-    "deadline": Named(lambda asked: deadline(asked.limits)),
+    "three-stage": Named(_three_stage, ("t_cut_ms", "B1"), needs_side=True),
+    "cutoff": Named(lambda inputs: cutoff(inputs.cutoff_ms, inputs.limits), ("t_cut_ms",), needs_side=True),
+    "optimal": Named(_optimal),
+    "split": Named(_split, ("longest_ms", "merge_below"), needs_side=True),
+    "deadline": Named(lambda inputs: deadline(inputs.limits)),
 }
 
 SPECIAL = frozenset(name for each in POLICIES.values() for name in each.settings)
@@ -371,14 +351,9 @@ SPECIAL = frozenset(name for each in POLICIES.values() for name in each.settings
 
 
 def add_policy(name: str, policy: Named) -> None:
-    """Register a policy under a name, for simulation and the live router.
+    """Register a policy, for simulation and the live router. Raises WrongUsage if the name is taken.
 
-    The policy uses an existing code, e.g. `optimal` with a table of how many to serve for each number waiting.
-
-    Raises
-    ------
-    WrongUsage
-        If the name is taken.
+    It uses an existing code, e.g. `optimal` with a table of how many to serve for each number waiting.
     """
     refuse_taken(name, POLICIES, "policy")
     POLICIES[name] = policy
@@ -387,28 +362,17 @@ def add_policy(name: str, policy: Named) -> None:
 def named_policy(
     name: str, rate: float, times: PathTimes, settings: Settings = Settings(), solve: Solve | None = None
 ) -> Policy:
-    """Return the policy called `name` for arrivals at `rate` per ms.
-
-    Raises
-    ------
-    WrongUsage
-        If the name is unknown or the settings do not fit the policy.
-    """
+    """Return the policy called `name` for arrivals at `rate` per ms. Raises WrongUsage."""
     if name not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=f"Take one of {known}.")
-    made = POLICIES[name].make(Asked(rate, times, settings, _limits(times, settings), solve))
-    shown = {"ageing_ms": settings.ageing_ms} if math.isfinite(settings.ageing_ms) else {}
-    return replace(made, order=QueueOrder(settings.ageing_ms), settings={**made.settings, **shown})
-
-
-def _limits(times: PathTimes, settings: Settings) -> Limits:
-    """Return the largest batches, limited by the paths and, on the main path, by the settings."""
-    asked = settings.max_batch
-    if asked is not None and not 1 <= asked <= len(times.main):
+        remedy = f"Take one of {', '.join(POLICIES)}."
+        raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=remedy)
+    most, own = len(times.main), settings.max_batch
+    if own is not None and not 1 <= own <= most:
         raise WrongUsage(
-            f"a largest batch of {asked}, where the path takes 1 to {len(times.main)}",
+            f"a largest batch of {own}, where the path takes 1 to {most}",
             where="--set max_batch",
             remedy="Give a batch that the path can take.",
         )
-    return Limits(asked or len(times.main), len(times.side))
+    made = POLICIES[name].make(Inputs(rate, times, settings, Limits(own or most, len(times.side)), solve))
+    shown = {"ageing_ms": settings.ageing_ms} if math.isfinite(settings.ageing_ms) else {}
+    return replace(made, order=QueueOrder(settings.ageing_ms), settings={**made.settings, **shown})

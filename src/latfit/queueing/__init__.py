@@ -6,11 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.queueing.arrivals import POISSON as POISSON, Arrivals as Arrivals, dispersions as dispersions
-    from latfit.queueing.bound import (
-        SMALLEST_SHARE as SMALLEST_SHARE,
-        CutoffBound as CutoffBound,
-        cutoff_bound as cutoff_bound,
-    )
+    from latfit.queueing.bound import CutoffBound as CutoffBound, cutoff_bound as cutoff_bound
     from latfit.queueing.capacity import (
         bisect as bisect,
         feasible_ranges as feasible_ranges,

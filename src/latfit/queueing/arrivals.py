@@ -17,12 +17,8 @@ MIN_SUMS = 20  # sums of gaps that a variance is computed from
 class Arrivals:
     """A stationary stream.
 
-    Parameters
-    ----------
-    gaps
-        Gaps between arrivals (n,), mean 1, in the order of the recording, which repeats. None: a Poisson stream.
-    label
-        Name for messages.
+    gaps: between arrivals (n,), mean 1, in the order of the recording, which repeats; None for a Poisson stream. label:
+    name for messages.
     """
 
     gaps: FloatArray | None = None

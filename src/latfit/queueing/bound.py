@@ -15,7 +15,6 @@ from latfit.queueing.distribution import positive
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
-SMALLEST_SHARE = 1e-3  # of the SLA: the shortest T_cut that is tried
 GRID = 41
 MAX_CHANCE_OF_FULL_BATCH = 1e-7  # above it the largest batch binds, and batches are not independent
 MIN_LOAD = 1e-10  # of the CPU, below which the decay rate cannot be told from mu
@@ -26,14 +25,9 @@ PRECISION = 1e-12
 class CutoffBound:
     """Upper bound on the tail of the response.
 
-    Parameters
-    ----------
-    weight, batch_ms
-        Requests that wait for a batch (n,) by its size: their share of all requests, and T of that batch.
-    idle_share, idle_ms
-        Share of the requests that find the GPU idle, and T(1).
-    decay, factor
-        P(CPU sojourn > y | overflow) <= factor e^(-decay y) + (1 - factor) e^(-cpu_rate y).
+    weight, batch_ms: requests that wait for a batch (n,) by its size: their share of all, and T of that batch.
+    idle_share, idle_ms: share that finds the GPU idle, and T(1). decay, factor: P(CPU sojourn > y | overflow) <=
+    factor e^(-decay y) + (1 - factor) e^(-cpu_rate y).
     """
 
     rate: float

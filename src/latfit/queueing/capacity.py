@@ -12,12 +12,7 @@ def feasible_ranges(
 ) -> list[tuple[float, float]]:
     """Return the ranges of x within `grid` (n,), increasing, where a condition holds.
 
-    Parameters
-    ----------
-    meets, meets_finely
-        Whether the condition holds at x: quickly on the grid, and more exactly where the ends are bisected.
-    precision
-        Of an end, relative.
+    meets_finely: a more exact test for the ends, which are bisected. precision: of an end, relative.
     """
     finely = meets_finely or meets
     found = [meets(float(x)) for x in grid]

@@ -33,7 +33,6 @@ class OptimalRule:
 
     table: DispatchTable
     cost_ms: float
-    rounds: int
 
     @property
     def threshold(self) -> int:
@@ -58,33 +57,24 @@ class _Problem:
 
 
 def optimal_rule(rate: float, times: ServiceTimes) -> OptimalRule:
-    """Return the table with the least mean response for Poisson arrivals.
+    """Return the table with the least mean response for Poisson arrivals at a rate per ms.
 
-    Parameters
-    ----------
-    rate
-        Arrivals per ms, below the highest b/T(b).
-
-    Raises
-    ------
-    SlaOutOfReach
-        If the queue is unstable, or needs more than MAX_STATES states.
+    Raises SlaOutOfReach if the queue is unstable, or needs more than MAX_STATES states.
     """
     rate, T = positive(rate, "rate"), times.table(1, times.max_batch)
     best = _for_long_queues(T)
     require_stable(rate, best / float(T[best - 1]), "the batch queue")
     N = len(T) + _most_arrivals(rate * float(T[best - 1])) + FIRST_STATES
     batch, cost, before = np.minimum(np.arange(N + 1), best), math.inf, math.nan
-    rounds = 0
     while not abs(cost - before) <= PRECISION * cost:
         batch = np.concatenate([batch, np.full(N + 1 - len(batch), best)])
         before = cost
-        cost, batch, more = _iterated(_problem(rate, T, N), batch)
-        rounds, N = rounds + more, math.ceil(GROWTH * N)
+        cost, batch = _iterated(_problem(rate, T, N), batch)
+        N = math.ceil(GROWTH * N)
     batches = batch.tolist()
     while len(batches) > best + 1 and batches[-1] == best:
         batches.pop()
-    return OptimalRule(DispatchTable((*batches, best), rate, len(T)), cost / rate, rounds)
+    return OptimalRule(DispatchTable((*batches, best), rate, len(T)), cost / rate)
 
 
 def _for_long_queues(T: FloatArray) -> int:
@@ -133,17 +123,17 @@ def _ahead(weights: FloatArray, values: FloatArray) -> FloatArray:
     return np.asarray(weights @ np.ascontiguousarray(sliding_window_view(values, weights.shape[1]).T))
 
 
-def _iterated(problem: _Problem, batch: IntArray) -> tuple[float, IntArray, int]:
-    """Cost per time, the best batch for each number waiting (0 to wait), and rounds of policy iteration from a rule."""
+def _iterated(problem: _Problem, batch: IntArray) -> tuple[float, IntArray]:
+    """Return the cost per time, and the best batch for each number waiting (0 to wait), by policy iteration."""
     least, idle = math.inf, 0
-    for rounds in range(1, MAX_ROUNDS + 1):
+    for _ in range(MAX_ROUNDS):
         gain, h = _values(problem, batch)
         better = _improved(problem, batch, gain, h)
         idle = 0 if gain < least * (1 - TIE) else idle + 1
         least = min(least, gain)
         # Rules that only rounding tells apart may follow each other for ever.
         if np.array_equal(better, batch) or idle > MAX_IDLE_ROUNDS:
-            return gain, batch, rounds
+            return gain, batch
         batch = better
     raise SlaOutOfReach("policy iteration has not settled", where="rate", remedy="Lower the rate.")
 

@@ -14,18 +14,9 @@ from latfit.histogram import Histogram, pooled
 class ResponseDistribution:
     """Response times of independent runs of a queue, pooled with equal weight for every response.
 
-    Parameters
-    ----------
-    runs
-        Histogram of the responses of each run.
-    utilisation
-        Load over the highest stable load; of a T_cut, the busy share of the CPU.
-    rate_limit
-        The highest stable rate per ms; NaN if unknown.
-    settled
-        Whether the runs were as long as the load requires.
-    overflow_share
-        Share of the requests that the second server served.
+    utilisation: load over the highest stable load; of a T_cut, the busy share of the CPU. rate_limit: the highest
+    stable rate per ms. settled: whether the runs were as long as the load requires. overflow_share: of the second
+    server.
     """
 
     runs: tuple[Histogram, ...] = field(repr=False)

@@ -77,15 +77,7 @@ def simulate_batches(
 ) -> ResponseDistribution:
     """Simulate one server that takes all waiting requests, up to `times.max_batch`, once `threshold` of them wait.
 
-    Parameters
-    ----------
-    rate
-        Arrivals per ms, below `times.rate_limit()`.
-
-    Raises
-    ------
-    SlaOutOfReach
-        If the queue is unstable at that rate.
+    rate: arrivals per ms. Raises SlaOutOfReach from `times.rate_limit()` on.
     """
     rate, limit = positive(rate, "rate"), times.rate_limit()
     require_stable(rate, limit, "the batch queue")

@@ -19,18 +19,10 @@ EXPONENTIAL_POINTS = 20_000
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """How long batches take: typical times with noise, and a fixed time on top.
+    """How long batches take.
 
-    Parameters
-    ----------
-    at
-        Typical T in ms (n,) of batches (n,), called with whole numbers >= 1.
-    max_batch
-        Largest batch.
-    noise
-        Of single services; None where each takes T(b).
-    fixed_ms
-        Added to every service, without noise, such as a transfer.
+    at: typical T in ms (n,) of batches (n,), called with whole numbers >= 1. noise: of single services; None where each
+    takes T(b). fixed_ms: added to every service without noise, such as a transfer.
     """
 
     at: Callable[[FloatArray], FloatArray]

@@ -9,10 +9,10 @@ import pytest
 
 import latfit
 from latfit.api import add_to_catalog, catalog
-from latfit.catalogue import GPUS, CatalogEntry, add_entry, all_entries, fit_of, nearest, neighbour_error, widen
+from latfit.catalogue import GPUS, CatalogEntry, all_entries, fit_of, nearest, neighbour_error, widen
 from latfit.catalogue.scaling import left_out, mean_error, roofline_ms
 from latfit.catalogue.widening import scale_times
-from latfit.errors import BadInput, FitNotUsable, WrongUsage
+from latfit.errors import BadInput, WrongUsage
 from latfit.model import FAMILY, FitResult, latency_draws, parameter_draws
 from latfit.trace import Trace
 from tests.conftest import ROOT
@@ -142,12 +142,6 @@ def test_a_planted_roofline_scales_to_another_gpu_and_another_model() -> None:
     assert nearest({h100.name: h100, small.name: small}, "h100", "m", 7e9, 1)[0] is h100
 
 
-def test_a_catalogue_without_neighbours_scales_nothing() -> None:
-    alone = planted("h100", 8e9)
-    with pytest.raises(FitNotUsable, match="neighbour"):
-        neighbour_error({alone.name: alone})
-
-
 def test_shipped_systems_are_scaled_within_the_error_that_is_told() -> None:
     """The mean error of systems left out is below the limit beyond which nothing is predicted."""
     errors = [error for _, _, error in left_out(all_entries())]
@@ -172,15 +166,3 @@ def test_a_model_is_named_by_its_config(tmp_path: Path) -> None:
     one = np.ones(1)
     measured = fit_of(all_entries()["h200/llama-3.1-8b"]).latency_ms(one, one)
     assert scaled.latency_ms(one, one) / measured == pytest.approx(3.213 / 8.03, rel=0.05)
-
-
-def test_entries_are_written_whole(tmp_path: Path) -> None:
-    entry = next(iter(all_entries().values()))
-    file = add_entry(replace_name(entry, "a/b"), tmp_path)
-    assert CatalogEntry.read(file).name == "a/b"
-
-
-def replace_name(entry: CatalogEntry, name: str) -> CatalogEntry:
-    from msgspec import structs
-
-    return structs.replace(entry, name=name)

@@ -11,7 +11,6 @@ from latfit.hardware.ceiling import Ceiling, beside_the_fit
 from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.noise.step_noise import noise_of
-from latfit.trace.table import DECODE
 from tests.unit.planning.test_plan import line
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
@@ -54,13 +53,6 @@ def _normal(level: float) -> float:
     return float(norm.ppf(level))
 
 
-def test_without_intervals_the_spread_is_unknown() -> None:
-    latency = PathLatency(ExecutionPath("gpu", line(4, 0.1)))
-    assert latency.phase == DECODE
-    assert latency.noise is None
-    assert latency.mean_ms(np.array([10.0]))[0] == 5.0
-
-
 @pytest.mark.parametrize(("B", "tokens", "context"), [(0, 1, None), (1, 0, None), (1, 1, -1.0)])
 def test_impossible_batches(B: int, tokens: float, context: float | None) -> None:
     with pytest.raises(WrongUsage):
@@ -72,9 +64,6 @@ class TestCeiling:
         """theory I2: 16.06e9 + 16777216000 bytes at 3.35e12 B/s take 9.80215 ms."""
         whole = Ceiling(bandwidth=3.35e12, step_bytes=16.06e9 + 16_777_216_000)
         assert whole.floor_ms() == pytest.approx(9.80215, rel=1e-5)
-
-    def test_arithmetic_in_tokens(self) -> None:
-        assert Ceiling(flops=1e15, flops_per_token=1e10).tokens_per_ms() == pytest.approx(100)
 
     def test_share_of_a_line(self) -> None:
         """T = 2 + 0.02 S on a machine of 100 tokens/ms: the peak inside S <= 4096 is 4096/83.92."""

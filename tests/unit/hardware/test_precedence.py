@@ -11,7 +11,7 @@ from latfit.cli.app import run
 from latfit.errors import WrongUsage
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import parse_nominal
-from latfit.hardware.precedence import refusal, replacement
+from latfit.hardware.precedence import refusal
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, nominal_path, read_hardware
 from latfit.model import Errors, FitResult
 from latfit.model.fit_result import write_fit
@@ -76,19 +76,6 @@ class TestRefusal:
         assert refusal(NOMINAL, nominal_path("gpu", parse_nominal("p50=3ms"))) is None
 
 
-class TestReplacement:
-    def test_of_a_measurement(self) -> None:
-        told = replacement(measured(), measured(0.06))
-        assert told == "Path gpu: replaces the measurement of 2026-11-01 (linear, 6 % error)."
-
-    def test_of_nominal_numbers(self) -> None:
-        assert replacement(NOMINAL, measured()) == "Path gpu: replaces the nominal numbers p50=2ms."
-
-    def test_the_same_again_replaces_nothing(self) -> None:
-        assert replacement(measured(), measured()) == ""
-        assert replacement(NOMINAL, NOMINAL) == ""
-
-
 class TestProfile:
     def test_force_replaces(self) -> None:
         profile = HardwareProfile({"gpu": measured()})
@@ -105,13 +92,6 @@ class TestProfile:
         other = profile.with_path(measured(hardware="A100"), force=True).paths["gpu"]
         assert (same.ceiling.flops, same.price_per_hour) == (1e15, 2.0)
         assert (other.ceiling.flops, other.price_per_hour) == (None, None)
-
-    def test_paths_are_removed(self) -> None:
-        profile = HardwareProfile({"gpu": measured(), "amx": replace(NOMINAL, name="amx")})
-        assert list(profile.without("gpu").paths) == ["amx"]
-        with pytest.raises(WrongUsage) as caught:
-            profile.without("cpu")
-        assert "gpu, amx" in caught.value.remedy
 
     def test_of_several_those_that_may_are_entered(self, tmp_path: Path) -> None:
         target = tmp_path / "hardware.json"
@@ -131,12 +111,6 @@ class TestLibrary:
         Hardware({"gpu": fitted()}).save(target)
         return target
 
-    def test_what_others_entered_meanwhile_stays(self, file: Path) -> None:
-        mine, theirs = Hardware(file), Hardware(file)
-        theirs.add("amx", nominal="p50=2ms").save(file)
-        mine.add("cpu", nominal="p50=3ms").save(file)
-        assert list(Hardware(file).result.paths) == ["gpu", "amx", "cpu"]
-
     def test_more_known_of_a_path_that_was_measured_again(self, file: Path) -> None:
         mine = Hardware(file).add("gpu", price=2.5)
         Hardware(file).add("gpu", fitted(0.07)).save(file)
@@ -155,28 +129,6 @@ class TestLibrary:
         assert forced.replaced == ("Path gpu: replaces the measurement of 2026-11-01 (linear, 6 % error).",)
         forced.save(file)
         assert read_hardware(file).paths["gpu"].nominal is not None
-
-    def test_another_machine_is_not_saved_over_it(self, file: Path) -> None:
-        other = Hardware({"gpu": "p50=2ms", "amx": "p50=3ms"})
-        with pytest.raises(WrongUsage, match="nominal numbers"):
-            other.save(file)
-        assert list(read_hardware(file).paths) == ["gpu"]
-        other.save(file, force=True)
-        assert Hardware(file).to_json() == other.to_json()
-
-    def test_it_is_copied_whole(self, file: Path, tmp_path: Path) -> None:
-        machine = Hardware(file)
-        machine.save(tmp_path / "copy.json")
-        assert (tmp_path / "copy.json").read_bytes() == file.read_bytes()
-        file.unlink()
-        machine.save(file)
-        assert list(Hardware(file).result.paths) == ["gpu"]
-
-    def test_paths_are_removed(self, file: Path) -> None:
-        with pytest.raises(WrongUsage, match="no path 'cpu'"):
-            Hardware(file).remove("cpu")
-        Hardware(file).add("amx", nominal="p50=2ms").remove("gpu").save(file)
-        assert list(Hardware(file).result.paths) == ["amx"]
 
 
 def by_library(file: Path, n: int) -> None:

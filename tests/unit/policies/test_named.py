@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.policies import codes
 from latfit.policies.policy import (
     POLICIES,
     DispatchTable,
     Limits,
     PathTimes,
-    QueueOrder,
     Settings,
     default_batch,
     default_threshold,
@@ -61,18 +59,6 @@ def test_a_cutoff_lasts_a_batch() -> None:
     assert named_policy("cutoff", 4.0, TIMES).settings["t_cut_ms"] == pytest.approx(10.0)
     assert named_policy("cutoff", 0.01, TIMES).settings["t_cut_ms"] == pytest.approx(8.05)
     assert named_policy("cutoff", 100.0, TIMES).settings["t_cut_ms"] == pytest.approx(8 + 0.05 * 64)
-
-
-def test_ageing_is_for_every_policy() -> None:
-    for name in POLICIES:
-        made = named_policy(name, 0.5, TIMES, Settings(ageing_ms=30.0), solve)
-        assert made.order == QueueOrder(30.0)
-        assert made.settings["ageing_ms"] == 30.0
-
-
-def test_the_largest_batch() -> None:
-    made = named_policy("gpu-only", 0.5, TIMES, Settings(max_batch=16))
-    assert made.parameters[codes.MAIN_LARGEST] == 16
 
 
 @pytest.mark.parametrize("name", [name for name, each in POLICIES.items() if each.needs_side])
