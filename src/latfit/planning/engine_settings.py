@@ -1,24 +1,21 @@
 """Settings of serving engines from a fit, without a sweep: sequences, token budget, and each engine's names for them.
 
-Engines that batch step by step (vLLM, SGLang, TensorRT-LLM) take limits of a step: so many sequences, so many tokens.
-Every step in which somebody decodes must keep TPOT; a prompt's chunks, one a step, add up to its TTFT. Engines that
-batch whole requests (Triton, a TensorRT engine) take the largest batch within the SLA and how long to wait for it.
-
-The rules of the choice are in docs/concepts/plans.md.
+Engines that batch step by step take limits of a step: every step in which requests decode must keep TPOT, and a
+prompt's chunks add up to its TTFT. Engines that batch whole requests take the largest batch within the SLA. Rules:
+docs/concepts/plans.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
 from latfit.planning import wording
-from latfit.planning.engine_names import Flags
+from latfit.planning.engine_names import Flags, chunked_flags
 from latfit.planning.request import ServingTargets
-from latfit.planning.result import Alternative, Cutoff, EngineChoice, Kind, LoadPlan, Settings, StepPlan, Unknown
+from latfit.planning.result import EngineChoice, Kind, Plan, Settings, Unknown
 from latfit.planning.steps.limits import level_for
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
@@ -27,98 +24,55 @@ from latfit.units import format_ms
 US_PER_MS = 1000
 
 
-def engine_flags(
-    steps: StepPlan, load: LoadPlan | None, settings: Settings | Unknown, largest: int | None, sla_ms: float
-) -> dict[str, Flags]:
-    """Settings by engine, under the names that the engines use. largest: the largest whole batch within the SLA."""
+def engine_flags(plan: Plan, largest: int | None) -> dict[str, Flags]:
+    """Return settings under the names of each engine. largest: the largest whole batch within the SLA."""
     found: dict[str, Flags] = {}
-    if isinstance(settings, Settings):
-        found |= _by_step(settings, steps)
-    if largest is not None:
-        found |= _by_batch(steps, load, largest, sla_ms)
-    return found
+    if plan.settings is not None:
+        found = chunked_flags(plan.settings.max_num_seqs, plan.settings.max_num_batched_tokens)
+        if plan.B1_tokens.value is not None and plan.B1_tokens.value > 1:
+            found["sglang"]["kt_gpu_prefill_token_threshold"] = plan.B1_tokens.value
+    return {**found, **_flags_by_batch(plan, largest)}
 
 
-def _by_step(settings: Settings, plan: StepPlan) -> dict[str, Flags]:
-    seqs, budget = settings.max_num_seqs, settings.max_num_batched_tokens
-    vllm: dict[str, Any] = {"max_num_seqs": seqs}
-    sglang: dict[str, Any] = {"max_running_requests": seqs}
-    trtllm: dict[str, Any] = {"max_batch_size": seqs}
-    llamacpp: dict[str, Any] = {"parallel": seqs}
-    if budget is not None:
-        vllm |= {"max_num_batched_tokens": budget, "enable_chunked_prefill": True}
-        sglang |= {"chunked_prefill_size": budget, "enable_mixed_chunk": True}
-        trtllm |= {"max_num_tokens": budget, "enable_chunked_prefill": True}
-        llamacpp["batch_size"] = budget
-    if plan.B1_tokens.value is not None and plan.B1_tokens.value > 1:
-        sglang["kt_gpu_prefill_token_threshold"] = plan.B1_tokens.value
-    return {"vllm": vllm, "sglang": sglang, "trtllm": trtllm, "llamacpp": llamacpp}
-
-
-def _by_batch(steps: StepPlan, load: LoadPlan | None, largest: int, sla_ms: float) -> dict[str, Flags]:
-    paying = next((t.value for t in (steps.B2, steps.knee) if t.value is not None), None)
-    preferred = min(paying, largest) if paying else largest
+def _flags_by_batch(plan: Plan, largest: int | None) -> dict[str, Flags]:
+    if largest is None:
+        return {}
+    preferred = min(plan.B2.value or plan.knee.value or largest, largest)
     found: dict[str, Flags] = {
         "triton": {"max_batch_size": largest, "max_queue_delay_microseconds": 0},
         "tensorrt": {"min_batch": 1, "opt_batch": preferred, "max_batch": largest},
     }
-    if load is None:
-        return found
-    batched = next((row for row in load.alternatives if row.strategy.kind is Kind.AMORTISED), None)
+    batched = next((row for row in plan.strategies if row.kind is Kind.AMORTISED), None)
     if batched is not None and (batched.chosen or (batched.margin or -1.0) >= 0):
-        delayed = _waiting(batched, load, largest, sla_ms)
-        found |= {"triton": delayed} if batched.chosen else {"triton_batched": delayed}
-    if isinstance(load.T_cut, Cutoff) and load.T_cut.value is not None:
-        found["triton"] = {**found["triton"], "default_timeout_microseconds": int(load.T_cut.value * US_PER_MS)}
+        # Triton waits for the stopping batch on average, within what the SLA leaves. It takes the largest of its
+        # preferred sizes that waits and leaves the others waiting, so every size from the stopping batch on is one.
+        stop, spare_ms = min(batched.batch or 1, largest), plan.sla_ms - (batched.percentile_ms or plan.sla_ms)
+        wait_ms = (stop - 1) / (plan.rate_per_s or 1.0) * 1e3
+        found["triton" if batched.chosen else "triton_batched"] = {
+            "max_batch_size": largest,
+            "max_queue_delay_microseconds": int(min(wait_ms, max(spare_ms, 0.0)) * US_PER_MS),
+            "preferred_batch_size": [*range(stop, largest + 1)],
+        }
+    if plan.T_cut is not None and plan.T_cut.value is not None:
+        found["triton"] = {**found["triton"], "default_timeout_microseconds": int(plan.T_cut.value * US_PER_MS)}
     return found
-
-
-def _waiting(batched: Alternative, load: LoadPlan, largest: int, sla_ms: float) -> Flags:
-    """Return Triton's settings for waiting until the stopping batch is there on average, within what the SLA leaves.
-
-    Triton takes the largest of its preferred sizes that waits and leaves the others waiting, so every size from the
-    stopping batch on is preferred.
-    """
-    stop = min(batched.strategy.batch or 1, largest)
-    wait_ms = (stop - 1) / load.rate_per_s * 1e3
-    spare_ms = sla_ms - (batched.percentile_ms or sla_ms)
-    return {
-        "max_batch_size": largest,
-        "max_queue_delay_microseconds": int(min(wait_ms, max(spare_ms, 0.0)) * US_PER_MS),
-        "preferred_batch_size": [*range(stop, largest + 1)],
-    }
 
 
 KNEE = "the trade-off between sequences and prefill: most decoding requests times prefill tokens of a step"
 
-MIN_CHUNK = 128
-"""Prefill tokens that a recommended step leaves beside decoding requests; with fewer a prompt takes too many steps."""
-
-ROUNDING = 0.04
-"""Share of the sequences that a round number (80 for 83) may cost."""
-
-SAME_TTFT = 0.04
-"""Relative difference below which two choices have the same TTFT."""
-
-MAX_CHOICES = 5
-"""Rows of the trade-off that are shown."""
-
-SAMPLED_BATCHES = 9
-"""Batches between one decoding request and all of them whose steps are checked."""
+MIN_CHUNK = 128  # prefill tokens beside decoding requests; with fewer a prompt takes too many steps
+ROUNDING = 0.04  # share of the sequences that a round number (80 for 83) may cost
+SAME_TTFT = 0.04  # relative difference below which two choices have the same TTFT
+MAX_CHOICES = 5  # rows of the trade-off that are shown
+SAMPLED_BATCHES = 9  # batches between one decoding request and all of them whose steps are checked
 
 
 @dataclass(frozen=True)
 class _Engine:
     """Step times of a path at a percentile.
 
-    Parameters
-    ----------
-    factors
-        Upper factor on the typical latency, by phase.
-    context
-        Cached tokens of a decoding request; None for the trace's typical number.
-    prompt
-        Tokens of a prompt.
+    factors: upper factor on the typical latency, by phase. context: cached tokens of a decoding request; None for the
+    trace's typical number. prompt: tokens of a prompt.
     """
 
     path: ExecutionPath
@@ -174,20 +128,14 @@ def engine_settings(
     """Choose the sequences and the token budget of an engine that keep TPOT and TTFT at a percentile of steps.
 
     The SLA stands for a missing TPOT. Of the choices the one with the most sequences is taken where a TTFT is given,
-    else the knee: the largest product of decoding requests and prefill tokens of a step.
-
-    Returns
-    -------
-    Settings
-        With the trade-off in `choices`; without token budgets for a fit that knows no steps of that size.
-    Unknown
-        With the reason, if no settings keep the targets.
+    else the knee: the largest product of decoding requests and prefill tokens of a step. Returns Unknown with the
+    reason if no settings keep the targets, and no token budget for a fit without steps of that size.
     """
     if not prices_tokens(path):
         return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
     factors = {phase: level_for(path, percentile, phase).factor for phase in (DECODE, PREFILL, MIXED)}
     engine = _Engine(path, factors, context, float(serving.prompt_tokens))
-    tpot = serving.tpot_ms or sla_ms
+    tpot, ttft = serving.tpot_ms or sla_ms, serving.ttft_ms and format_ms(serving.ttft_ms)
     times = engine.decode_ms(np.arange(1.0, path.fit.largest_batch + 1))
     within = np.flatnonzero(times <= tpot)
     if not len(within):
@@ -214,12 +162,21 @@ def engine_settings(
         if (choice := _most_sequences(engine, budget, min(most, budget - chunk + 1), tpot, serving)) is not None
     ]
     if not choices:
-        fastest = engine.slowest_ms(2, chunk + 1)
-        return Unknown(wording.no_chunk(path.label, tpot, chunk, fastest, most, serving.prompt_tokens, serving.ttft_ms))
-    first = ""
-    if serving.ttft_ms is not None:
-        first = f", first token of {serving.prompt_tokens:,} within {format_ms(serving.ttft_ms)}"
-    best = max(choices, key=lambda each: _rank(each, for_ttft=serving.ttft_ms is not None))
+        prompt = f" and a prompt of {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
+        if (fastest := engine.slowest_ms(2, chunk + 1)) <= tpot:
+            reason = f"no chunk on {path.label} keeps a step within {format_ms(tpot)}{prompt}, even beside one request"
+            return Unknown(reason)
+        return Unknown(
+            f"on {path.label} a step with {chunk} prefill tokens beside one decoding request takes {format_ms(fastest)}"
+            f" (decode alone: {most} requests within {format_ms(tpot)}); relax the SLA, or serve prefill apart"
+        )
+    first = f", first token of {serving.prompt_tokens:,} within {ttft}" if ttft else ""
+
+    def rank(choice: EngineChoice) -> tuple[float, float]:
+        product = choice.max_num_seqs * choice.chunk_tokens
+        return (choice.max_num_seqs, product) if ttft else (product, choice.max_num_seqs)
+
+    best = max(choices, key=rank)
     fewest = [each.max_num_batched_tokens for each in choices if each.max_num_seqs >= best.max_num_seqs]
     return Settings(
         path=path.label,
@@ -270,11 +227,6 @@ def _fewer(most: int) -> Iterator[int]:
 def _rounded(D: int) -> int:
     """Return the multiple of the largest power of two that is at most ROUNDING below D."""
     return next(D >> k << k for k in range(D.bit_length(), -1, -1) if D >> k << k >= (1 - ROUNDING) * D)
-
-
-def _rank(choice: EngineChoice, *, for_ttft: bool) -> tuple[float, float]:
-    product = choice.max_num_seqs * choice.chunk_tokens
-    return (choice.max_num_seqs, product) if for_ttft else (product, choice.max_num_seqs)
 
 
 def _shown(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:

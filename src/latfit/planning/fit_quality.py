@@ -1,4 +1,4 @@
-"""What a decision rests on: the fits of its step times, how far off they are, and what system they are of."""
+"""What a decision rests on: the fits of its step times, their errors, and the system that they are of."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,17 +14,7 @@ NOMINAL = "nominal"
 
 
 class FitQuality(Record, frozen=True):
-    """How good the step costs of a plan are.
-
-    Attributes
-    ----------
-    error_pct
-        Mean error on unseen steps; None if nothing was measured.
-    path
-        The execution path that they are of.
-    system
-        What the fit's trace says of hardware, model and engine.
-    """
+    """Step costs of a plan: mean error on unseen steps (None: not measured), path, facts of the trace."""
 
     name: str = field(name="fit")
     model: str
@@ -53,7 +43,7 @@ class FitQuality(Record, frozen=True):
 
 
 def quality_of(name: str, fit: FitResult, path: str = "") -> FitQuality:
-    """The cross-validated error of a fit."""
+    """Return the cross-validated error of a fit."""
     errors = fit.cross_validation.errors
     by_phase = dict(errors.by_phase) if errors and errors.by_phase else {}
     system = dict(fitted_identity(fit))
@@ -61,7 +51,7 @@ def quality_of(name: str, fit: FitResult, path: str = "") -> FitQuality:
 
 
 def quality_of_path(path: ExecutionPath) -> FitQuality:
-    """Of a path of a hardware profile, by the name of its trace; nominal numbers have no error that anybody knows."""
+    """Return the error of a path of a hardware profile, by the name of its trace; nominal numbers have none."""
     if path.nominal is not None:
         return FitQuality(path.nominal.text, NOMINAL, None, {}, path.name)
     return quality_of(trace_name(path.fit), path.fit, path.name)

@@ -1,7 +1,6 @@
 """What a plan is asked for beside its SLA. Time in ms, rates per ms."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from latfit.errors import WrongUsage
@@ -25,14 +24,16 @@ class Objective:
             )
 
     def of(self, p99_ms: float, mean_ms: float, rate: float) -> float:
-        """The cost of an operating point; rate per ms of requests served."""
+        """Return the cost of an operating point; rate per ms of requests served."""
         return self.p99 * p99_ms + self.mean * mean_ms - self.throughput * rate * 1e3
 
 
 @dataclass(frozen=True)
 class Load:
-    """A load that varies: rates per ms (n,) at the starts of windows of `window_ms`, from `source`. arrivals: how
-    requests follow each other within a window.  notes: what should be known of how it was read."""
+    """A load that varies: rates per ms (n,) of windows of `window_ms`, and arrivals within a window.
+
+    notes: what should be known of how it was read.
+    """
 
     rates: FloatArray
     window_ms: float
@@ -62,10 +63,9 @@ class ServingTargets:
 class PlanRequest:
     """Everything optional about a plan.
 
-    rate: requests per ms, for all replicas together.  context: cached tokens of a request.  max_batch: largest batch of
-    the GPU.  transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it, 0
-    without one.  launch_share: eps of B2.  laws_only: nothing is run; responses by closed forms, for Poisson
-    arrivals and steps without scatter.  seed: of the simulation that verifies the decision.
+    rate: requests per ms, for all replicas together. context: cached tokens of a request. max_batch: of the GPU.
+    transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it. launch_share: eps
+    of B2. laws_only: no noise and Poisson arrivals.
     """
 
     rate: float | None = None
@@ -108,8 +108,7 @@ class PlanRequest:
 
 
 def parse_objective(text: str) -> Objective:
-    """`p99=1,mean=0.5,throughput=0.1`. Raises WrongUsage."""
-    weights: Mapping[str, float]
+    """Parse `p99=1,mean=0.5,throughput=0.1`. Raises WrongUsage."""
     try:
         weights = {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
         return Objective(**{"p99": 0.0, **weights})

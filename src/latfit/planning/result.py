@@ -21,12 +21,11 @@ NEEDS_PATHS = "needs two execution paths"
 FALLS_BACK = "needs two execution paths: a request that waits too long falls back from the GPU to the CPU"
 
 Interval = tuple[float | None, float | None]
-"""95 % of what the fits' draws allow; an end is None where it is "never"."""
+"""95 %; an end is None where there is none."""
 
 
 class Reach(Enum):
-    """For which of the measured sizes something holds: from one on (or between some), for all, for none; or that cannot
-    be told."""
+    """For which measured sizes something holds."""
 
     FROM = "from"
     ALWAYS = "always"
@@ -37,8 +36,8 @@ class Reach(Enum):
 class Threshold(Record, frozen=True):
     """A number (of requests, of tokens) from which something holds; None with the reason where it never holds.
 
-    wins: the stretches (first, last) for which it holds.  interval: 95 % over the fits' draws, None where a fit keeps
-    none.  never_share: share of the draws in which it never holds.
+    wins: the ranges (first, last) for which it holds. interval: 95 % over the fits' draws. never_share: share of the
+    draws in which it never holds.
     """
 
     value: int | None
@@ -51,7 +50,7 @@ class Threshold(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Unknown:
-    """A quantity that this plan cannot give, with the reason."""
+    """A quantity that the plan cannot give, with the reason."""
 
     reason: str
     value: None = None
@@ -60,8 +59,7 @@ class Unknown:
 class TokenRange(Record, frozen=True):
     """At B requests a step of S_min to S_max tokens meets the SLA; S_max None: any number of tokens does.
 
-    extrapolated: the range's end lies outside the steps that were measured.  S_promised: up to here the SLA is met by
-    97.5 % of the curves that the data allow; None without draws, or where no step is that sure.
+    extrapolated: an end was not measured. S_promised: up to here 97.5 % of the fit's draws meet the SLA.
     """
 
     path: str
@@ -83,8 +81,7 @@ class BatchRange(Record, frozen=True):
 
 
 class RuleChoice(Record, frozen=True):
-    """A batching rule at the plan's rate on a path alone: its stopping batch, mean response, and by what share that
-    exceeds the optimum's (None where the optimum could not be computed)."""
+    """A batching rule at the plan's rate: its stopping batch, mean response, and relative excess over the optimum."""
 
     path: str
     rule: str
@@ -96,11 +93,9 @@ class RuleChoice(Record, frozen=True):
 class Cutoff(Record, frozen=True):
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
-    value: the recommended T_cut in ms, None where none meets the SLA.  bound: what backs it: "rigorous" (proved),
-    "exact" (the distribution by matrices), "simulated" (the queues run with the measured scatter).  ranges: T_cut that
-    meet the SLA, by method.  bounds_ms: the percentile at `value` (where there is none, at `safest_ms`) by method.
-    holds: the methods whose number is a valid bound or the distribution itself.
-    safest_ms: T_cut with the least percentile.
+    value: the recommended T_cut in ms, None where none meets the SLA. bound: the method that decides. ranges: T_cut
+    that meet the SLA, by method. bounds_ms: the percentile at `value`, else at `safest_ms`, by method. holds: methods
+    whose number is valid.
     """
 
     value: float | None
@@ -119,7 +114,7 @@ class Cutoff(Record, frozen=True):
 
     @property
     def shown_ms(self) -> float:
-        """The T_cut that the other numbers are for."""
+        """Return the T_cut that the other numbers are for."""
         return self.safest_ms if self.value is None else self.value
 
 
@@ -134,8 +129,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a load is served: paths by their labels, the GPU first; T_cut_ms: where waiting for the GPU is cut off;
-    batch: that amortised batches wait for, at the plan's rate."""
+    """How a load is served: labels of the paths, the GPU first; batch: that amortised batches wait for at the plan's
+    rate.
+    """
 
     kind: Kind
     paths: tuple[str, ...]
@@ -149,12 +145,10 @@ class Strategy:
 
 
 class Alternative(Record, frozen=True, kw_only=True):
-    """A strategy at the plan's rate: its percentile and mean in ms, the margin to the SLA as a share of it, the highest
-    rate that meets the SLA, and why it was selected or not. None where the load is unstable or a number is not known.
+    """A strategy at the plan's rate, and why it was selected or not. None where the load is unstable.
 
-    feasible_per_s: ranges of the rate that meet the SLA; one that begins at 0 has no lower end.  source: "simulated"
-    (the queue run with the scatter of the fit and the arrivals as they come) or "exact" (a closed form, where
-    nothing scatters or only closed forms were asked for).
+    margin: to the SLA, as a share of it. sustainable_per_s: the highest rate that meets the SLA. feasible_per_s: ranges
+    of rates that do; one from 0 has no lower end. source: "simulated".
     """
 
     name: str
@@ -186,11 +180,10 @@ class Alternative(Record, frozen=True, kw_only=True):
 
 
 class Capacity(Record, frozen=True):
-    """What load the chosen strategy carries on one replica; rates in requests/s for one replica unless said.
+    """Load of the strategy that carries most on one replica, in requests/s.
 
-    sustainable: with the SLA kept by what the fit says; promised: also at the slow end of what the data leave open,
-    None where that cannot be told.  headroom: sustainable over the rate, minus 1.  replicas: for the whole rate.
-    schedule: (start s, rate, replicas) of a load that varies.
+    sustainable: meets the SLA by the fit; promised: also at the slow end of what the data leave open. headroom:
+    sustainable over the rate, minus 1. replicas: for the whole rate. load: schedule of a load that varies.
     """
 
     system: str
@@ -220,14 +213,8 @@ class Change(Record, frozen=True):
 class EngineChoice(Record, frozen=True):
     """One row of the trade-off: more sequences, or a shorter wait for the first token.
 
-    Parameters
-    ----------
-    chunk_tokens
-        Prefill tokens of a step in which all other sequences decode.
-    ttft_ms
-        Of the plan's prompt in such chunks, without waiting.
-    decode_tokens_per_s
-        Of steps in which all sequences decode.
+    chunk_tokens: prefill tokens of a step in which all other sequences decode. ttft_ms: of the plan's prompt in such
+    chunks, without waiting. decode_tokens_per_s: of steps in which all sequences decode.
     """
 
     max_num_seqs: int
@@ -240,16 +227,9 @@ class EngineChoice(Record, frozen=True):
 class Settings(Record, frozen=True):
     """Limits for a serving engine, from the fit of `path`, without a sweep.
 
-    Parameters
-    ----------
-    max_num_batched_tokens, chunk_tokens
-        Tokens of a step, and prefill tokens beside the decoding requests; None if no steps of that size were measured.
-    min_num_batched_tokens
-        The fewest that still keep the TTFT target; None without one.
-    ttft_ms, tpot_ms
-        What these settings give to a prompt of `prompt_tokens` without waiting, at the plan's percentile of steps.
-    choices
-        The trade-off, by token budget; the settings are one of its rows.
+    max_num_batched_tokens, chunk_tokens: of a step, and prefill beside the decoding requests; None if no such steps
+    were measured. min_num_batched_tokens: the fewest that still keep the TTFT target. ttft_ms, tpot_ms: of a prompt of
+    `prompt_tokens` without waiting, at the plan's percentile of steps. choices: the trade-off, by token budget.
     """
 
     path: str
@@ -267,7 +247,7 @@ class Settings(Record, frozen=True):
 
 
 class Doubt(Record, frozen=True):
-    """A step for which the fit cannot say whether it meets the SLA: the chance that it does, and its 95 % interval."""
+    """A step for which the fit cannot say whether it meets the SLA: its chance to, and its 95 % interval."""
 
     path: str
     B: int
@@ -278,7 +258,7 @@ class Doubt(Record, frozen=True):
 
 
 class FrontierPoint(Record, frozen=True):
-    """An operating point; best: none is at least as good in every respect. cost: the objective's, None without one."""
+    """An operating point. best: no other has a lower percentile and mean. cost: the objective's, None without one."""
 
     name: str
     rate_per_s: float
@@ -288,65 +268,6 @@ class FrontierPoint(Record, frozen=True):
     goodput_per_s: float
     cost: float | None
     best: bool
-
-
-@dataclass(frozen=True, repr=False)
-class StepPlan:
-    """Which steps meet the SLA on their own. percentile: the share of them that does, in percent; None where the fits
-    only know the typical step.  fastest_ms: the fastest step there is on any path, at that percentile.  doubts: steps
-    of which the fits cannot say whether they meet it."""
-
-    percentile: float | None
-    S_at_B: Sequence[TokenRange]
-    B_at_S: Sequence[BatchRange]
-    fastest_ms: float
-    binding: str
-    remedy: str
-    B1: Threshold
-    B2: Threshold
-    B1_tokens: Threshold
-    knee: Threshold
-    doubts: Sequence[Doubt]
-
-    @property
-    def feasible(self) -> bool:
-        return bool(self.S_at_B or self.B_at_S)
-
-
-@dataclass(frozen=True, repr=False)
-class LoadPlan:
-    """How to serve a rate. percentile: of responses that meet the SLA, in percent.  promise: likely if the SLA lies
-    inside the interval, a tail was not measured or the simulation was too short; `messages` says which.  probability:
-    that the SLA is met.  interval_ms: 95 % of the percentile over what the data and the run leave open, None
-    where that is nothing.
-    checked: what the event simulation of the decision found, None where there is no decision or only closed forms
-    were asked for."""
-
-    rate_per_s: float
-    percentile: float
-    alternatives: Sequence[Alternative]
-    T_cut: Unknown | Cutoff
-    capacity: Unknown | Capacity
-    B1: Threshold | Unknown
-    rules: Sequence[RuleChoice]
-    sensitivity: Sequence[Change]
-    frontier: Sequence[FrontierPoint]
-    binding: str
-    remedy: str
-    promise: Verdict
-    probability: float | None
-    interval_ms: Interval | None
-    checked: Mapping[str, Any] | None
-    laws_only: bool
-    messages: Sequence[Message] = ()
-
-    @property
-    def chosen(self) -> Alternative | None:
-        return next((row for row in self.alternatives if row.chosen), None)
-
-    @property
-    def feasible(self) -> bool:
-        return self.chosen is not None and self.promise != "misses"
 
 
 class Inverse(Record, frozen=True):
@@ -362,26 +283,10 @@ UNKNOWABLE = ("capacity", "T_cut_ms", "B1_at_rate", "settings")
 class Plan(Record, frozen=True, kw_only=True):
     """What to do under an SLA: for steps, and for a load if there is one.
 
-    Attributes
-    ----------
-    percentile
-        Of steps, or with a rate of responses, in percent; None for the typical step.
-    answer
-        The plan in one or two sentences.
-    binding, remedy
-        What limits it, and what would make it feasible.
-    warnings, notes, unsupported, why_in_doubt
-        Views of the messages, by severity.
-    capacity, T_cut, B1_at_rate, settings
-        None if they cannot be given; `unknown` then has the reason, by key of the JSON.
-    B1_idle
-        B1 without the wait at the GPU.
-    engines
-        The settings of `engines_path` under the names that serving engines use.
-    nominal
-        Numbers of paths that were not measured.
-    fits
-        What each path rests on.
+    percentile: of steps, or with a rate of responses; None for the typical step. binding, remedy: what limits the plan,
+    and what would make it feasible. warnings, notes, unsupported, why_in_doubt: the messages, by severity. capacity,
+    T_cut, B1_at_rate, settings: None if they cannot be given; `unknown` then has the reason, by key of the JSON.
+    B1_idle: B1 without the wait at the GPU. engines: the settings of `engines_path` under the names that engines use.
     """
 
     what: ClassVar[str] = "plan"
@@ -397,17 +302,17 @@ class Plan(Record, frozen=True, kw_only=True):
     binding: str
     remedy: str = ""
     why_in_doubt: Sequence[str] = ()
-    warnings: Sequence[Message]
-    notes: Sequence[str]
+    warnings: Sequence[Message] = ()
+    notes: Sequence[str] = ()
     unsupported: Sequence[str] = ()
-    rate_per_s: float | None
+    rate_per_s: float | None = None
     interval_ms: Interval | None = None
-    strategies: Sequence[Alternative]
-    capacity: Capacity | None
+    strategies: Sequence[Alternative] = ()
+    capacity: Capacity | None = None
     checked: Mapping[str, Any] | None = None
-    T_cut: Cutoff | None = msgspec.field(name="T_cut_ms")
+    T_cut: Cutoff | None = msgspec.field(name="T_cut_ms", default=None)
     B1_idle: Threshold = msgspec.field(name="B1")
-    B1_at_rate: Threshold | None
+    B1_at_rate: Threshold | None = None
     B1_tokens: Threshold
     B2: Threshold
     knee: Threshold
@@ -417,16 +322,16 @@ class Plan(Record, frozen=True, kw_only=True):
     fastest_ms: float
     inverse: Inverse
     steps_in_doubt: Sequence[Doubt] = ()
-    settings: Settings | None
-    engines: Mapping[str, Flags]
-    engines_path: str
-    fits: Sequence[FitQuality]
+    settings: Settings | None = None
+    engines: Mapping[str, Flags] = {}
+    engines_path: str = ""
+    fits: Sequence[FitQuality] = ()
     nominal: Mapping[str, str] = {}
     ceilings: Mapping[str, Any] = {}
     unknown: Mapping[str, str] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Keys are a contract: see `docs/formats.md`. What is unknown is an object with the reason."""
+        """Return the keys of `docs/formats.md`; what is unknown is an object with the reason."""
         found = super().to_json()
         reasons = found.pop("unknown")
         return found | {name: {"reason": reason, "value": None} for name, reason in reasons.items()}

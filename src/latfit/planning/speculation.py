@@ -35,20 +35,9 @@ class SpeculationRow(Record, frozen=True, kw_only=True):
 class SpeculationPlan(Record, frozen=True, kw_only=True):
     """What drafting is worth by batch.
 
-    Attributes
-    ----------
-    acceptance_se
-        Standard error; 0 if it was given.
-    tokens_per_step
-        Tokens of one request in a step with drafts.
-    draft_ms
-        Time to draft one token.
-    stops_at
-        Smallest batch from which on drafting is slower; None if it pays at `largest_batch`.
-    stops_interval
-        95 %; an end that is not a number lies beyond `largest_batch`.
-    largest_batch
-        Largest batch whose steps with drafts were measured.
+    tokens_per_step: of one request with drafts. stops_at: smallest batch from which on drafting is slower; None if it
+    pays at `largest_batch`, the largest measured with drafts. stops_interval: 95 %; an end that is not a number lies
+    beyond it.
     """
 
     draft_tokens: int
@@ -78,20 +67,9 @@ def plan_speculation(
 ) -> SpeculationPlan | None:
     """Compare decode steps of B tokens with steps of B (1 + k) tokens that also take k times `draft_ms`.
 
-    Parameters
-    ----------
-    with_drafts
-        Fit of steps with drafts: `fit`, or one of an engine that drafted, whose steps hold the time of drafting. The
-        interval includes the lack of fit, as one factor on the ratio of the times.
-    acceptance
-        Probability, and its standard error.
-    context
-        Cached tokens of a request; None for the fit's median.
-
-    Returns
-    -------
-    SpeculationPlan or None
-        None if no batch was measured with that many tokens.
+    with_drafts: fit of steps with drafts: `fit`, or one of an engine that drafted. acceptance: probability and its
+    standard error. context: cached tokens of a request; None for the fit's median. Returns None if no such batch was
+    measured.
     """
     low = max(1, *(math.ceil(each.domain["B"][0]) for each in (fit, with_drafts)))
     high = min(fit.domain["B"][1], with_drafts.domain["B"][1], with_drafts.domain["S"][1] / (1 + k), fit.domain["S"][1])

@@ -14,15 +14,14 @@ from latfit.engines import graph_sizes_option
 from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
 from latfit.messages import Message, message
 from latfit.model import FitResult, fitted_identity
-from latfit.planning.result import Doubt, LoadPlan, StepPlan, TokenRange
+from latfit.planning.result import Doubt, Plan, TokenRange
 from latfit.planning.steps.limits import levels_for
 from latfit.stats import FloatArray
 
 MOST = 6
-APART = 1.6
-"""Steps within this factor of each other, in B and in S, count as duplicates."""
-
+APART = 1.6  # steps within this factor of each other, in B and in S, count as duplicates
 GRID = 24
+REPEATED = ("no_better_than_constant", "large_error", "drift", "autocorrelated")  # fit warnings that a plan repeats
 
 
 def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> list[Doubt]:
@@ -60,39 +59,28 @@ def _grid(path: ExecutionPath) -> tuple[FloatArray, ...]:
     return steps
 
 
-TOLD = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
-"""Fit warnings that a plan repeats."""
-
-
 def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:
     """Return the fits' warnings with the name of their path."""
-    told = [warning.about(path.name) for path in paths for warning in path.fit.warnings if warning.code in TOLD]
+    told = [warning.about(path.name) for path in paths for warning in path.fit.warnings if warning.code in REPEATED]
     kernels = [path.name for path in paths if path.fit.data.more.get("host_time") == "none"]
     return [*told, *(message("no_host_time", path=name) for name in kernels)]
 
 
-def unsupported(steps: StepPlan, load: LoadPlan | None, paths: Sequence[ExecutionPath]) -> list[Message]:
+def unsupported(plan: Plan, paths: Sequence[ExecutionPath]) -> list[Message]:
     """Return why the data of its paths do not support a plan's answer; empty if they do."""
-    return [reason for path in paths for reason in _reasons(steps, load, path)]
+    return [reason for path in paths for reason in _reasons(plan, path)]
 
 
-def blind(path: ExecutionPath) -> bool:
-    """Whether the fit has no dependence on the size of a step."""
-    return path.fit.model == "constant" or any(w.code == "no_better_than_constant" for w in path.fit.warnings)
-
-
-def _reasons(steps: StepPlan, load: LoadPlan | None, path: ExecutionPath) -> Iterator[Message]:
+def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[Message]:
     shift = drift_of(path)
-    if load is not None:
-        margin = None if load.chosen is None else load.chosen.margin
-        if shift is not None and (margin is None or abs(shift) > margin):
-            yield message("drifted", path=path.label, shift=shift)
-        return
-    if blind(path):
-        yield message("no_limit_follows", path=path.label)
-    if shift is not None:
+    margin = plan.chosen.margin if plan.chosen else None
+    if shift is not None and (margin is None or abs(shift) > margin):
         yield message("drifted", path=path.label, shift=shift)
-    rows = [row for row in steps.S_at_B if row.path == path.name]
+    if plan.rate_per_s is not None:
+        return
+    if path.fit.model == "constant" or any(each.code == "no_better_than_constant" for each in path.fit.warnings):
+        yield message("no_limit_follows", path=path.label)
+    rows = [row for row in plan.S_at_B if row.path == path.name]
     widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
     if path.nominal is None and widest is not None and (far := how_far(path, widest)):
         yield message("beyond_measured", path=path.label, far=far)

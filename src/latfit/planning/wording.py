@@ -1,34 +1,28 @@
-"""Every sentence of a plan, from codes and numbers. Durations in ms, rates in requests/s."""
+"""Sentences of a plan. Durations in ms, rates in requests/s."""
 
 import math
 from collections.abc import Sequence
 
 from latfit.messages import Message, message
 from latfit.model import Pauses, StepNoise
-from latfit.planning.result import (
-    Alternative,
-    Capacity,
-    Interval,
-    LoadPlan,
-    Reach,
-)
+from latfit.planning.result import Alternative, Capacity, Interval, Plan, Reach
 from latfit.planning.verdict import CONFIRMED, Verdict
-from latfit.units import format_ms, format_percent, format_rate
+from latfit.units import count_text, format_ms, format_percent, format_rate
 
 LEAST_HEADROOM = 1e-3
-NEARLY = 0.955
-"""Share of the stability limit from which that is what ends a load: a queue that is run is tried up to 0.97 of it."""
+NEARLY = 0.955  # of the stability limit, from which stability ends a load: queues are simulated up to 0.97 of it
+DECIDES = 0.25  # of the mean square of a step's time, from which the slowest 1 % decide how long requests wait
+MIN_PAUSES = 5  # independent; redraws of fewer do not cover how long the next one may be
+MIN_PAUSES_AS_MEASURED = 20  # where a plan has no redraws, which lengthen the longest measured one
+SMALLEST_SHARE = 1e-3  # of the SLA: the shortest T_cut that is tried
 
 
 def percentile(value: float | None) -> str:
     return "typical" if value is None else f"p{value:g}"
 
 
-# Steps.
-
-
 def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what: str, top: int) -> str:
-    """From which batch (or prompt length) a path is the faster one."""
+    """Say from which batch (or prompt length) a path is the faster one."""
     if reach is Reach.NEVER:
         return f"never: {winner} is faster at every measured {what}, 1 to {top:,}"
     if reach is Reach.ALWAYS:
@@ -40,30 +34,8 @@ def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what
     return f"{winner} is at least as fast only for {plural} {spans}"
 
 
-# Paths.
-
-
-# Settings of engines.
-
-
-def no_chunk(
-    label: str, tpot_ms: float, chunk: int, fastest_ms: float, most: int, prompt_tokens: int, ttft_ms: float | None
-) -> str:
-    """fastest_ms: of a step with a chunk beside one decoding request; most: sequences that decode-only steps hold."""
-    if fastest_ms <= tpot_ms:
-        wanted = "" if ttft_ms is None else f" and a prompt of {prompt_tokens:,} tokens within {format_ms(ttft_ms)}"
-        return f"no chunk on {label} keeps a step within {format_ms(tpot_ms)}{wanted}, even beside one request"
-    return (
-        f"on {label} a step with {chunk} prefill tokens beside one decoding request takes {format_ms(fastest_ms)}"
-        f" (decode alone: {most} requests within {format_ms(tpot_ms)}); relax the SLA, or serve prefill apart"
-    )
-
-
-# A load.
-
-
 def binding(row: Alternative) -> str:
-    """What ends the growth of a strategy's load: the SLA, or stability."""
+    """Say what ends the growth of a strategy's load: the SLA, or stability."""
     if row.sustainable_per_s is None:
         return "the SLA: even an idle machine misses it"
     limit = row.rate_limit_per_s
@@ -78,14 +50,14 @@ def binding(row: Alternative) -> str:
 
 
 def load_binding(row: Alternative) -> str:
-    """The same as what makes a load too much."""
+    """Say the capacity of a strategy, and what ends it."""
     if row.sustainable_per_s is None:
         return binding(row)
     return f"capacity {format_rate(row.sustainable_per_s, down=True)} per replica, {binding(row)}"
 
 
 def capacity_line(found: Capacity) -> str:
-    """`1 replica needed. Capacity 2,655 req/s per replica, SLA-bound (stability limit 3,400 req/s).`"""
+    """Return `1 replica needed. Capacity 2,655 req/s per replica, SLA-bound (stability limit 3,400 req/s).`"""
     price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
     if found.replicas is None:
         needed = "No number of replicas serves this load"
@@ -97,17 +69,17 @@ def capacity_line(found: Capacity) -> str:
     return f"{needed}{price}. Capacity {carried} per replica{sure}, {found.binding}."
 
 
-def load_answer(plan: LoadPlan, sla_ms: float, replicas: int, tokens: int) -> str:
-    """The decision in a sentence, with what a request is: so many tokens of a batch."""
-    unit = "1 token" if tokens == 1 else f"{tokens:,} tokens"
-    row, each = plan.chosen, f"{format_rate(plan.rate_per_s)} of {unit} each"
+def load_answer(plan: Plan, replicas: int, *, laws_only: bool) -> str:
+    """Return the decision in a sentence."""
+    sla_ms, unit = plan.sla_ms, count_text(plan.tokens_per_request, "token")
+    row, each = plan.chosen, f"{format_rate(plan.rate_per_s or 0.0)} of {unit} each"
     each += f" on each of {replicas} replicas" if replicas > 1 else ""
     cannot = f"{each} cannot be served within {format_ms(sla_ms)} at p{plan.percentile:g} of responses"
     if row is None or row.percentile_ms is None or row.margin is None:
-        return f"{cannot}: {least(plan.alternatives)}."
+        return f"{cannot}: {least(plan.strategies)}."
     if plan.promise == "misses":
         return f"{cannot}: {plan.binding}."
-    by = " (for steps that take their mean time, without noise)" if plan.laws_only else interval_text(plan.interval_ms)
+    by = " (for steps that take their mean time, without noise)" if laws_only else interval_text(plan.interval_ms)
     spare = format_percent(100 * row.margin) if row.margin >= LEAST_HEADROOM else "0 %"
     return (
         f"Serve {each} with {row.name}: p{plan.percentile:g} response {format_ms(row.percentile_ms)}{by}, {spare}"
@@ -124,7 +96,7 @@ def likely(promise: Verdict, probability: float | None) -> str:
 
 
 def interval_text(interval: Interval | None) -> str:
-    """` (95 %: 11.2 to 12.4 ms)`; empty without one."""
+    """Return ` (95 %: 11.2 to 12.4 ms)`; empty without one."""
     if interval is None or interval[0] is None:
         return ""
     high = "no upper end" if interval[1] is None else format_ms(interval[1])
@@ -132,7 +104,7 @@ def interval_text(interval: Interval | None) -> str:
 
 
 def least(rows: Sequence[Alternative]) -> str:
-    """The best that there is."""
+    """Name the best strategy that there is."""
     able = [row for row in rows if row.percentile_ms is not None and math.isfinite(row.percentile_ms)]
     if not able:
         return "every strategy is overloaded"
@@ -141,7 +113,7 @@ def least(rows: Sequence[Alternative]) -> str:
 
 
 def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -> str:
-    """What would make a load feasible."""
+    """Say what would make a load feasible."""
     if shown.sustainable_per_s is None:
         return f"No rate meets it: {least(rows)}. Relax the SLA, or make the step faster; replicas do not help."
     above = next(((low, high) for low, high in shown.feasible_per_s if rate_per_s < low), None)
@@ -157,18 +129,8 @@ def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -
     return f"{most}; this rate needs {count}: --replicas {count}."
 
 
-DECIDES = 0.25
-"""Share of the mean square of a step's time due to the slowest hundredth of the steps from which their tail decides how
-long requests wait."""
-
-
-MIN_PAUSES = 5  # independent; redraws of fewer do not cover how long the next one may be
-MIN_PAUSES_AS_MEASURED = 20  # where a plan has no redraws, which lengthen the longest measured one
-
-
 def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES) -> str:
-    """Return why pauses that decide how long requests wait for steps of T ms are not to be relied on; empty if they
-    are."""
+    """Say why pauses that decide how long requests wait are too few; empty if they are not."""
     pauses = noise.pauses
     if pauses is None or pauses.independent >= fewest or noise.slow_share(T) <= DECIDES:
         return ""
@@ -177,7 +139,7 @@ def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES)
 
 
 def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
-    """Which kind of pause the data do not show, so that the more harmful one is planned for; none where they do."""
+    """Return which kind of pause the data do not show; the more harmful one is planned for."""
     if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
         return []
     questions = [
@@ -188,22 +150,8 @@ def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
     return [message("unclear_pauses", path=label, pauses=pauses.independent, longest=longest, open=said)]
 
 
-# T_cut.
-
-
 def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:
-    """Ranges of T_cut in words; one that starts where the search does has no lower end."""
-    from latfit.queueing import SMALLEST_SHARE
-
+    """Return ranges of T_cut in words; one that starts where the search does has no lower end."""
     start = 1.001 * SMALLEST_SHARE * sla_ms
     said = [f"{format_ms(a)} to {format_ms(b)}" if a > start else f"up to {format_ms(b)}" for a, b in spans]
     return ", ".join(said) or "none"
-
-
-def assumed_service(label: str, median_ms: float | None) -> str:
-    """median_ms: where that is all that is known of it."""
-    said = f"{label}: its service times were not measured; taken as exponential"
-    if median_ms is not None:
-        mean, wrong = math.log(2) / median_ms * 1e3, 1e3 / median_ms
-        said += f", which with a median of {format_ms(median_ms)} serves {format_rate(mean)}, not {format_rate(wrong)}"
-    return f"{said}."

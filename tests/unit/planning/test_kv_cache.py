@@ -1,8 +1,6 @@
 """KV blocks: by the formula, against what vLLM printed; and out of its logs."""
 
-import gzip
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,6 @@ from latfit.planning.serving.kv_cache import (
     other_bytes,
 )
 from latfit.planning.serving.model_size import kv_bytes_per_token, weight_bytes
-from latfit.simulation import known_settings
-from latfit.trace import engine_facts, open_source
-from latfit.trace.readers.vllm import scan_log, start_facts
 from tests.conftest import ROOT
 from tests.unit.planning.test_model_size import LLAMA_8B, PUBLISHED, config
 
@@ -27,15 +22,6 @@ GIB = 2**30
 MEASURED = Path(os.environ.get("LATFIT_DATA", ROOT.parent / "shared" / "data"))
 SMALL = config("llama", 512, 8, 8, 8000, num_key_value_heads=4, intermediate_size=1408, torch_dtype="bfloat16")
 """The model behind the recorded vLLM on a CPU."""
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Path:
-    """Folder of what a vLLM on a CPU wrote."""
-    folder = MEASURED / "vllm_cpu"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded engine at {folder}; set LATFIT_DATA to the folder that holds it")
-    return folder
 
 
 class TestFromMemory:
@@ -77,12 +63,6 @@ class TestFromMemory:
     def test_too_little_memory_is_refused(self, memory: GpuMemory, found: str) -> None:
         with pytest.raises(WrongUsage, match=found):
             kv_cache_of(LLAMA_8B, memory)
-
-    def test_memory_that_says_two_things_or_nonsense_is_refused(self) -> None:
-        with pytest.raises(WrongUsage, match="beside that from which it would be computed"):
-            GpuMemory(gpu=80 * GIB, kv=GIB)
-        with pytest.raises(WrongUsage, match="a share of 90"):
-            GpuMemory(gpu=80 * GIB, utilisation=90)
 
 
 PRINTED: dict[str, tuple[dict[str, Any], GpuMemory, Served, int]] = {
@@ -135,53 +115,6 @@ def test_published_memory_makes_the_published_blocks() -> None:
     """Llama-3.2-11B-Vision has 40 layers: 14.65 GiB made `# CUDA blocks: 6001` (pull request 12126)."""
     sizes = config("mllama_text_model", 4096, 40, 32, 128256, num_key_value_heads=8, torch_dtype="bfloat16")
     assert kv_cache_of(sizes, GpuMemory(kv=14.65 * GIB)).blocks == pytest.approx(6001, abs=2)
-
-
-def in_log(log: Path, block_size: int | None = None) -> tuple[int, int]:
-    """Blocks and block size as a log's start says them."""
-    source = open_source(log)
-    with source.open() as stream:
-        facts = start_facts(scan_log(stream))
-    values = known_settings(engine_facts([(source.name, facts)]), block_size).values
-    return values["kv_blocks"], values["block_size"]
-
-
-class TestInLogs:
-    def test_the_recorded_log_says_what_the_formula_gives(self, recorded: Path) -> None:
-        blocks, block_size = in_log(recorded / "server_rec1.log.gz")
-        with gzip.open(recorded / "server_rec1.log.gz", "rt", errors="replace") as log:
-            given = re.search(r"Explicitly set \(([\d.]+)/", log.read())
-        assert given is not None
-        computed = kv_cache_of(SMALL, GpuMemory(kv=float(given[1]) * GIB), Served(block_size=block_size))
-        assert (blocks, block_size) == (2048, 128)
-        assert (computed.blocks, computed.block_size) == (blocks, block_size)
-
-    def test_the_recorded_metrics_say_the_same_blocks(self, recorded: Path) -> None:
-        said = re.search(r'num_gpu_blocks="(\d+)"', (recorded / "metrics_rec1.txt").read_text())
-        assert said is not None
-        assert in_log(recorded / "server_rec1.log.gz")[0] == int(said[1])
-
-    @pytest.mark.parametrize(
-        ("lines", "block_size", "expected"),
-        [
-            ("INFO [kv_cache_utils.py:634] GPU KV cache size: 158,656 tokens", None, (9916, 16)),
-            ("INFO [kv_cache_utils.py:634] GPU KV cache size: 158,656 tokens", 32, (4958, 32)),
-            ("INFO [llm_engine.py:338] # GPU blocks: 7351, # CPU blocks: 2048", None, (7351, 16)),
-            ("INFO [executor_base.py:95] # CUDA blocks: 6001, # CPU blocks: 1638", None, (6001, 16)),
-            ("INFO non-default args: {'block_size': 64}\nINFO GPU KV cache size: 6,400 tokens", None, (100, 64)),
-            ("INFO GPU KV cache size: 6,400 tokens\nINFO GPU KV cache size: 4,800 tokens", None, (300, 16)),
-            (
-                "Initializing a V1 LLM engine (v1)\nGPU KV cache size: 320 tokens\n"
-                "Initializing a V1 LLM engine (v1)\nGPU KV cache size: 6,400 tokens",
-                None,
-                (400, 16),
-            ),
-        ],
-    )
-    def test_start_up_lines(self, in_tmp: Path, lines: str, block_size: int | None, expected: tuple[int, int]) -> None:
-        log = in_tmp / "server.log"
-        log.write_text(f"{lines}\n".replace("\nGPU", "\nINFO GPU"))
-        assert in_log(log, block_size) == expected
 
 
 def test_a_config_is_read_from_its_file_or_folder(in_tmp: Path) -> None:

@@ -1,6 +1,5 @@
 """Engine settings against enumeration; the same under the engines' names; trimming a batch against enumeration."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -67,30 +66,11 @@ class TestEngine:
         assert asked.chunk_tokens is not None
         assert asked.chunk_tokens >= 32
 
-    def test_targets_that_exclude_each_other_are_told(self) -> None:
-        found = engine_settings(PATH, 25.0, 99.0, ServingTargets(1.0, 25.0, 512))
-        assert isinstance(found, Unknown)
-        assert "512 tokens within 1 ms" in found.reason
-
-    def test_no_decode_step_in_time(self) -> None:
-        found = engine_settings(PATH, 1.0, 99.0, ServingTargets())
-        assert isinstance(found, Unknown)
-        assert "the fastest takes" in found.reason
-
     def test_a_fit_of_decode_alone_gives_sequences_and_no_budget(self) -> None:
         fit = replace(line(4, 0.5), identifiability=Identifiability(prefill=False))
         found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
         assert isinstance(found, Settings)
         assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)
-
-    def test_a_fit_that_claims_two_billion_requests_takes_no_memory_for_them(self) -> None:
-        fit = line(4, 0.5)
-        fit = replace(fit, domain={**fit.domain, "B": (1.0, 2.0**31)}, identifiability=Identifiability(prefill=False))
-        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
-        assert isinstance(found, Settings)
-        assert found.max_num_seqs == 32
-        fit = replace(fit, domain={"B": (1.0, 2.0**31), "S": (1.0, 2.0**60)})
-        assert len(PathLatency(ExecutionPath("gpu", fit), 1.0).batches) == 2**20
 
     def test_every_step_in_which_requests_decode_keeps_the_target(self) -> None:
         """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens; prompts of 2,000, so a last chunk reads those before it."""
@@ -204,10 +184,3 @@ class TestTrim:
     def test_no_step_in_time(self) -> None:
         with pytest.raises(SlaOutOfReach):
             step_budget(PATH, 1.0)
-
-    def test_nobody_is_skipped(self) -> None:
-        """A large first request is not passed over for small ones behind it."""
-        assert self.budget.trim([10_000, 1, 1], [10_000, 1, 1]).requests == 0
-        for order in itertools.permutations([3, 50, 400]):
-            found = self.budget.trim(list(order), list(order))
-            assert list(found.tokens[: found.requests]) == list(order)[: found.requests]

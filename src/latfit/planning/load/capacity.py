@@ -4,16 +4,14 @@ The grid and the bisection take short runs; the end that is reported is lowered 
 plan at the capacity is feasible.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from latfit.planning import wording
 from latfit.planning.load.cutoff import is_surely_met, likely_cutoffs
 from latfit.planning.load.strategies import Machine, Target, cutoff_strategy
-from latfit.planning.load.varying import schedule
+from latfit.planning.load.varying import replicas_for, schedule
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Alternative, Capacity, Kind, Strategy
 from latfit.queueing import COARSE, FINE, QUICK, Effort, bisect, feasible_ranges
@@ -64,9 +62,7 @@ def _feasible_with_cutoff(machine: Machine, target: Target, start: float, top: f
         low, high = low / GROWTH, low
     else:
         return []
-    if high > low:
-        return [(0.0, bisect(met, low, high, CUTOFF_PRECISION))]
-    while low < top and met(high := min(low * GROWTH, top)):
+    while high == low < top and met(high := min(low * GROWTH, top)):
         low = high
     return [(0.0, low if low >= top else bisect(met, low, high, CUTOFF_PRECISION))]
 
@@ -106,7 +102,7 @@ def range_of(ranges: Sequence[RateRange], rate: float) -> RateRange:
 
 def replicas_within(ranges: Sequence[RateRange], rate: float) -> int | None:
     """Return the fewest replicas among which a rate meets the target; None where no number does."""
-    counts = [(max(1, math.ceil(rate / high * (1 - 1e-9))), low) for low, high in ranges]
+    counts = [(replicas_for(rate, high), low) for low, high in ranges]
     return min((count for count, low in counts if rate / count >= low), default=None)
 
 
@@ -133,16 +129,3 @@ def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | 
         promised_per_s=promised_per_s,
         load=None if request.load is None else schedule(request.load, row.sustainable_per_s / 1e3, price),
     )
-
-
-def with_end(ranges: Sequence[RateRange], old: RateRange, end: float) -> list[RateRange]:
-    """Return the ranges with another end of one of them."""
-    return [(low, end) if (low, high) == old else (low, high) for low, high in ranges if end > low or high != old[1]]
-
-
-def scaled_machine(machine: Machine, label: str, factor: float) -> Machine:
-    """Return the machine with one path whose steps take `factor` times as long."""
-    cpu, gpu = (
-        part if part is None or part.label != label else part.scaled(factor) for part in (machine.cpu, machine.gpu)
-    )
-    return replace(machine, cpu=cpu, gpu=gpu)

@@ -16,17 +16,8 @@ from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy
 from latfit.planning.request import Objective
 from latfit.planning.result import Cutoff
-from latfit.queueing import (
-    COARSE,
-    QUICK,
-    SMALLEST_SHARE,
-    USUAL,
-    Effort,
-    ResponseDistribution,
-    cutoff_bound,
-    feasible_ranges,
-)
-from latfit.units import format_ms, format_percent
+from latfit.queueing import COARSE, QUICK, USUAL, Effort, ResponseDistribution, cutoff_bound, feasible_ranges
+from latfit.units import format_ms, format_percent, format_rate
 
 GRID = 12
 PRECISION = 5e-3  # of the ends of a range of T_cut
@@ -48,7 +39,7 @@ def plan_cutoff(
     def law_at(cutoff: float, effort: Effort = QUICK) -> ResponseDistribution | None:
         return machine.simulate(cutoff_strategy(machine, cutoff), rate, effort)
 
-    grid = {*np.linspace(SMALLEST_SHARE * target.sla_ms, target.sla_ms, GRID).tolist()}
+    grid = {*np.linspace(wording.SMALLEST_SHARE * target.sla_ms, target.sla_ms, GRID).tolist()}
     grid |= {cutoff for cutoff in likely_cutoffs(machine, rate, target) if cutoff < target.sla_ms}
     laws = {cutoff: law for cutoff in sorted(grid) if (law := law_at(cutoff)) is not None}
     if not laws:
@@ -70,22 +61,17 @@ def plan_cutoff(
         value = value or next((cutoff for cutoff in tried if target.is_met(law_at(cutoff, COARSE))), None)
         ranges = ranges[:-1] + ([] if value is None else [(low, max(value, low))])
     safest = min(laws, key=lambda cutoff: laws[cutoff].percentile(target.q))
-    shown = safest if value is None else value
-    law = law_at(shown, USUAL)
+    law = law_at(safest if value is None else value, USUAL)
     assert law is not None
     reason = f"no T_cut meets {format_ms(target.sla_ms)}"
     if value is not None:
-        how, meet = (
-            "the largest" if objective is None else "best for the objective",
-            "meets" if len(ranges) == 1 else "meet",
-        )
-        spans = wording.spans_text(ranges, target.sla_ms)
-        reason = f"{how} in a simulation with the measured noise; {spans} {meet} the SLA"
-    late_on_gpu = law.overflow_share < 1 - target.q or law.utilisation < 0.5
+        best = "the largest" if objective is None else "best for the objective"
+        spans = f"{wording.spans_text(ranges, target.sla_ms)} {'meets' if len(ranges) == 1 else 'meet'}"
+        reason = f"{best} in a simulation with the measured noise; {spans} the SLA"
     late = f"the queue of {cpu.label}: overflow keeps it {format_percent(100 * law.utilisation)} busy"
-    if late_on_gpu:
+    if law.overflow_share < 1 - target.q or law.utilisation < 0.5:
         late = f"requests that {gpu.label} serves: they wait up to T_cut, then for their batch"
-    bounds = bounds_ms(machine, rate, shown, target.q, law)
+    bounds = bounds_ms(machine, rate, safest if value is None else value, target.q, law)
     plan = Cutoff(
         value=value,
         bound=None if value is None else "simulated",
@@ -93,7 +79,7 @@ def plan_cutoff(
         binding=late,
         percentile=target.percentile,
         bounds_ms=bounds,
-        holds=("simulated", *(["rigorous"] if "rigorous" in bounds else [])),
+        holds=tuple(bounds),
         ranges={"simulated": ranges},
         safest_ms=safest,
         overflow_share=law.overflow_share,
@@ -136,8 +122,10 @@ def describe_service(cpu: Part) -> dict[str, Any]:
     """Return what the CPU's service is taken to be."""
     if cpu.times.noise is not None:
         cv = float(cpu.times.cv(1)[0])
-        said = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
-        return {"assumed": "measured", "cv": cv, "sentence": said}
-    given = cpu.path.nominal
-    median = given.slope_ms if given is not None and given.median else None
-    return {"assumed": "exponential", "cv": None, "sentence": wording.assumed_service(cpu.label, median)}
+        sentence = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
+        return {"assumed": "measured", "cv": cv, "sentence": sentence}
+    sentence, given = f"{cpu.label}: its service times were not measured; taken as exponential", cpu.path.nominal
+    if given is not None and given.median:
+        mean, wrong = format_rate(math.log(2) / given.slope_ms * 1e3), format_rate(1e3 / given.slope_ms)
+        sentence += f", which with a median of {format_ms(given.slope_ms)} serves {mean}, not {wrong}"
+    return {"assumed": "exponential", "cv": None, "sentence": f"{sentence}."}

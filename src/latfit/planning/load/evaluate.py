@@ -1,13 +1,14 @@
 """The part of a plan that needs a rate: which strategy meets the SLA, T_cut, how much load fits, and how sure that is.
 
 All strategies are simulated on the same random numbers. Of those that meet the SLA the one with the least objective
-(else percentile) is selected; of two within a thousandth, the first listed. A longer run decides near the SLA.
+(else percentile) is selected; of two within a thousandth, the first listed.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from msgspec import structs
@@ -23,19 +24,11 @@ from latfit.planning.load.capacity import (
     feasible_rates,
     range_of,
     replicas_within,
-    scaled_machine,
-    with_end,
 )
 from latfit.planning.load.cutoff import plan_cutoff
-from latfit.planning.load.strategies import (
-    Machine,
-    Part,
-    Target,
-    cutoff_strategy,
-    machine_of,
-    single_path_strategies,
-)
+from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy, machine_of, single_path_strategies
 from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile, robust_rate, tail_warnings
+from latfit.planning.load.varying import replicas_for
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import (
     FALLS_BACK,
@@ -45,7 +38,7 @@ from latfit.planning.result import (
     Cutoff,
     FrontierPoint,
     Kind,
-    LoadPlan,
+    Plan,
     RuleChoice,
     Strategy,
     Threshold,
@@ -54,22 +47,14 @@ from latfit.planning.result import (
 from latfit.planning.steps.thresholds import gpu_threshold
 from latfit.planning.verdict import Verdict
 from latfit.policies import RULES, stopping_batch
-from latfit.queueing import (
-    COARSE,
-    FINE,
-    ResponseDistribution,
-    optimal_rule,
-    settling_ms,
-    simulate_batches,
-)
+from latfit.queueing import COARSE, FINE, ResponseDistribution, optimal_rule, settling_ms, simulate_batches
 from latfit.stats import FloatArray
 from latfit.units import format_ms, format_rate
 
-NEAR_SLA = 0.05  # share of the SLA within which a longer run decides whether it is met
 TIE, CAPACITY_TIE = 1e-3, 0.01  # relative; within it the first strategy listed is taken
 ROUNDING = 1e-6
-FASTER = 0.9  # of a path's time: the improvement that sensitivity shows
 OBJECTIVE_RATES = 25
+FASTER = 0.9  # of a path's time: the improvement that sensitivity shows
 MIN_SETTLING_RESPONSES = 20.0  # mean responses from empty to the stationary state, above which it is a warning
 
 
@@ -92,45 +77,56 @@ class LoadPlanner:
     target: Target
     request: PlanRequest
 
-    def plan(self) -> LoadPlan:
-        """Return how to serve the rate."""
+    def plan(self, plan: Plan) -> tuple[Plan, list[Message]]:
+        """Return the plan of steps with how to serve the rate, and messages about it."""
         waiting, laws = self.plan_cutoff()
         found = self.compare_strategies(waiting)
-        selected = next((each for each in found if each.row.chosen), None)
+        feasible = any(each.row.chosen for each in found)
         most, at_most = self.confirm_capacity(found)
         found = [most if each.strategy == most.strategy else each for each in found]
         shown = next((each for each in found if each.row.chosen), most)
-        estimate = None
-        if selected is not None:
+        estimate, robust = None, None
+        if feasible:
             estimate = estimate_percentile(self.machine, shown.strategy, self.target, self.rate, shown.law)
-        robust = None
         if estimate is not None and not estimate.doubts and most.row.sustainable_per_s:
             end = most.row.sustainable_per_s / 1e3
             robust = robust_rate(self.machine, at_most, self.target, estimate.slowest, end)
         promise: Verdict = "misses" if estimate is None else estimate.promise(self.target.sla_ms)
         if promise == "meets" and shown.strategy == most.strategy:
             robust = max(robust or 0.0, self.rate)  # the planned rate is confirmed itself
-        capacity = capacity_of(most.row, self.request, None if robust is None else robust * 1e3)
-        plan = LoadPlan(
-            rate_per_s=self.rate * 1e3,
+        quantities: dict[str, Any] = {
+            "T_cut_ms": waiting,
+            "B1_at_rate": self.threshold(),
+            "capacity": capacity_of(most.row, self.request, None if robust is None else robust * 1e3)
+            or Unknown("no strategy for this load meets the SLA at any rate"),
+        }
+        reasons = {name: each.reason for name, each in quantities.items() if isinstance(each, Unknown)}
+        values = {name: None if name in reasons else each for name, each in quantities.items()}
+        rows = [each.row for each in found]
+        plan = structs.replace(
+            plan,
             percentile=self.target.percentile,
-            alternatives=[each.row for each in found],
-            T_cut=waiting,
-            capacity=capacity or Unknown("no strategy for this load meets the SLA at any rate"),
-            B1=self.threshold(),
+            feasible=feasible and promise != "misses",
+            promise=promise,
+            probability=None if estimate is None else estimate.probability(self.target.sla_ms),
+            binding=wording.load_binding(most.row),
+            remedy="" if feasible else wording.remedy(rows, most.row, self.rate * 1e3),
+            rate_per_s=self.rate * 1e3,
+            interval_ms=None if estimate is None else estimate.interval,
+            strategies=rows,
+            capacity=values["capacity"],
+            checked=self.summarise(shown) if feasible else None,
+            T_cut=values["T_cut_ms"],
+            B1_at_rate=values["B1_at_rate"],
             rules=self.rules(),
             sensitivity=self.sensitivity(shown),
             frontier=self.frontier(found, laws, shown),
-            binding=wording.load_binding(most.row),
-            remedy="" if selected else wording.remedy([each.row for each in found], most.row, self.rate * 1e3),
-            promise=promise,
-            probability=None if estimate is None else estimate.probability(self.target.sla_ms),
-            interval_ms=None if estimate is None else estimate.interval,
-            checked=None if selected is None else self.summarise(shown),
-            laws_only=self.request.laws_only,
+            unknown=reasons,
         )
-        said = [*tail_warnings(self.machine), *self.warn_of_slow_start(shown), *self.notes(waiting)]
-        return replace(plan, messages=[*self.why_in_doubt(estimate, plan.promise), *said])
+        answer = wording.load_answer(plan, self.request.replicas, laws_only=self.request.laws_only)
+        messages = [*self.why_in_doubt(estimate, promise), *tail_warnings(self.machine)]
+        messages += [*self.warn_of_slow_start(shown), *self.notes(waiting)]
+        return structs.replace(plan, answer=answer), messages
 
     def plan_cutoff(self) -> tuple[Cutoff | Unknown, Mapping[float, ResponseDistribution]]:
         """Return T_cut, and the responses over it."""
@@ -150,37 +146,20 @@ class LoadPlanner:
             start = max(alone, self.rate if waiting.value is not None else 0.0)
             strategies.append(cutoff_strategy(self.machine, waiting.shown_ms))
             ranges.append(feasible_rates(self.machine, strategies[-1], self.target, start))
-        found = [
-            self.judge(each, own, self.simulate_near_sla(each)) for each, own in zip(strategies, ranges, strict=True)
+        laws = [self.machine.simulate(each, self.rate, FINE) for each in strategies]
+        found = [self.judge(*each) for each in zip(strategies, ranges, laws, strict=True)]
+        costs = [
+            self.cost(law, self.rate) if law is not None and (each.row.margin or 0.0) >= -ROUNDING else math.inf
+            for each, law in zip(found, laws, strict=True)
         ]
-        while meeting := [each for each in found if each.row.margin is not None and each.row.margin >= -ROUNDING]:
-            best = self.best_of(meeting)
-            at, law = found.index(best), self.machine.simulate(best.strategy, self.rate, FINE)
-            found[at] = self.judge(best.strategy, best.ranges, law)
-            if law is not None and law.percentile(self.target.q) <= self.target.sla_ms * (1 + ROUNDING):
-                for i, each in enumerate(found):
-                    verdict = "selected" if i == at else each.row.verdict or "meets the SLA, but not better"
-                    found[i] = replace(each, row=structs.replace(each.row, chosen=i == at, verdict=verdict))
-                break
+        least = min(costs)
+        if math.isinf(least):
+            return found
+        best = next(each for each, cost in zip(found, costs, strict=True) if cost <= least + TIE * abs(least))
+        for i, each in enumerate(found):
+            verdict = "selected" if each is best else each.row.verdict or "meets the SLA, but not better"
+            found[i] = replace(each, row=structs.replace(each.row, chosen=each is best, verdict=verdict))
         return found
-
-    def simulate_near_sla(self, strategy: Strategy) -> ResponseDistribution | None:
-        """Return the responses at the rate, from a longer run where a short one is too near the SLA."""
-        law = self.machine.simulate(strategy, self.rate)
-        if law is not None and abs(law.percentile(self.target.q) / self.target.sla_ms - 1) < NEAR_SLA:
-            return self.machine.simulate(strategy, self.rate, FINE)
-        return law
-
-    def best_of(self, found: Sequence[Judged]) -> Judged:
-        objective = self.request.objective
-
-        def cost(row: Alternative) -> float:
-            if row.percentile_ms is None or row.mean_ms is None:
-                return math.inf
-            return row.percentile_ms if objective is None else objective.of(row.percentile_ms, row.mean_ms, self.rate)
-
-        least = min(cost(each.row) for each in found)
-        return next(each for each in found if cost(each.row) <= least + TIE * abs(least))
 
     def judge(self, strategy: Strategy, ranges: Sequence[RateRange], law: ResponseDistribution | None) -> Judged:
         """Return a strategy with its row."""
@@ -206,7 +185,6 @@ class LoadPlanner:
             goodput_per_s=None if law is None else rate * (1 - law.tail(target.sla_ms)) * 1e3,
             replicas=replicas,
             price_per_hour=None if price is None or replicas is None else price * replicas,
-            chosen=False,
             verdict=verdict,
             feasible_per_s=[(low * 1e3, high * 1e3) for low, high in ranges],
             source=None if law is None else "simulated",
@@ -217,20 +195,19 @@ class LoadPlanner:
         """Return the strategy that carries most, its end confirmed by a long run, and what it is at that rate."""
         highest = max(range_of(each.ranges, self.rate)[1] for each in found)
         most = next(each for each in found if range_of(each.ranges, self.rate)[1] >= (1 - CAPACITY_TIE) * highest)
-        ends = range_of(most.ranges, self.rate)
-        if ends[1] <= 0:
+        low, high = ends = range_of(most.ranges, self.rate)
+        if high <= 0:
             return most, most.strategy
-        floor = self.rate if most.row.chosen and ends[0] <= self.rate <= ends[1] else ends[0]
-        end, there = confirmed_end(self.machine, most.strategy, self.target, (floor, ends[1]))
-        again = self.judge(most.strategy, with_end(most.ranges, ends, end), most.law)
+        floor = self.rate if most.row.chosen and low <= self.rate <= high else low
+        end, there = confirmed_end(self.machine, most.strategy, self.target, (floor, high))
+        kept = [each for each in most.ranges if each != ends]
+        ranges = sorted([*kept, (low, end)]) if end > low else kept
+        again = self.judge(most.strategy, ranges, most.law)
         row = structs.replace(again.row, chosen=most.row.chosen, verdict=most.row.verdict)
         return replace(again, row=row), there
 
     def extra_ms(self, gpu: Part, rate: float) -> float:
-        """Return what a request pays at the GPU before it begins: the transfer, and the mean wait at a rate.
-
-        Raises SlaOutOfReach.
-        """
+        """Return what a request pays before the GPU begins: transfer, and mean wait. Raises SlaOutOfReach."""
         wait = self.request.wait_ms
         if wait is None:
             law = simulate_batches(rate, gpu.times, 1, self.machine.arrivals, COARSE)
@@ -253,21 +230,22 @@ class LoadPlanner:
 
     def sensitivity(self, shown: Judged) -> list[Change]:
         """Return what a path a tenth faster, and a doubled rate, change."""
-        machine, rows = self.machine, []
-        rows.append(self.change("as it is", machine, shown, self.rate))
+        machine = self.machine
+        rows = [self.change("as it is", machine, shown, self.rate)]
         for part in reversed(machine.parts):
-            faster = scaled_machine(machine, part.label, FASTER)
-            rows.append(self.change(f"{part.label} {100 * (1 - FASTER):.0f} % faster", faster, shown, self.rate))
+            faster = part.scaled(FASTER)
+            changed = replace(machine, cpu=faster) if part is machine.cpu else replace(machine, gpu=faster)
+            rows.append(self.change(f"{part.label} {100 * (1 - FASTER):.0f} % faster", changed, shown, self.rate))
         return [*rows, self.change("twice the rate", machine, shown, 2 * self.rate)]
 
     def change(self, label: str, machine: Machine, shown: Judged, rate: float) -> Change:
         """Return the shown strategy under a change, its T_cut unchanged; its capacity is with the best T_cut."""
         strategy = shown.strategy
-        law, ends = machine.simulate(strategy, rate, COARSE), range_of(shown.ranges, self.rate)
+        law, highest = machine.simulate(strategy, rate, COARSE), range_of(shown.ranges, self.rate)[1]
         if any(part not in self.machine.parts for part in machine.parts_of(strategy)):
-            ends = range_of(feasible_rates(machine, strategy, self.target, ends[1]), self.rate)
-        late, highest = None if law is None else law.percentile(self.target.q), ends[1]
-        needed = max(1, math.ceil(rate * self.request.replicas / highest * (1 - 1e-9))) if highest > 0 else None
+            highest = range_of(feasible_rates(machine, strategy, self.target, highest), self.rate)[1]
+        late = None if law is None else law.percentile(self.target.q)
+        needed = replicas_for(rate * self.request.replicas, highest) if highest > 0 else None
         if needed == 1 and (late is None or late > self.target.sla_ms):
             needed = None  # the load is too low, where steps hold too few requests: more replicas make it lower
         return Change(label, self.first_batch(machine, rate), late, highest * 1e3 if highest > 0 else None, needed)
@@ -276,12 +254,11 @@ class LoadPlanner:
         """Return B1 on a changed machine; None where no batch is worth the wait."""
         if len(machine.parts) < 2:
             return None
-        (gpu, cpu), (old_gpu, old_cpu) = machine.parts, self.machine.parts
+        gpu, cpu = machine.parts
         B = min(cpu.latency.batches, gpu.latency.batches, key=len)
+        slow, fast = (part.slowdown * part.latency.typical_ms(B) for part in (cpu, gpu))
         with suppress(SlaOutOfReach):
-            ours = cpu.latency.typical_ms(B) * (1.0 if cpu is old_cpu else FASTER)
-            theirs = gpu.latency.typical_ms(B) * (1.0 if gpu is old_gpu else FASTER)
-            wins = np.flatnonzero(theirs + self.extra_ms(gpu, rate) <= ours)
+            wins = np.flatnonzero(fast + self.extra_ms(gpu, rate) <= slow)
             return int(B[wins[0]]) if len(wins) else None
         return None
 
@@ -290,8 +267,9 @@ class LoadPlanner:
 
         None where steps have noise, which the decision process leaves out.
         """
-        times, label = self.machine.main.times, self.machine.main.label
-        if self.rate >= self.machine.main.best_times.rate_limit() or times.noise is not None:
+        main = self.machine.main
+        times = main.times
+        if self.rate >= main.best_times.rate_limit() or times.noise is not None:
             return []
         T = times.table(1, times.max_batch).tolist()
         stops = {"greedy": 1} | {name: stopping_batch(name, T, self.rate) for name in RULES}
@@ -299,11 +277,17 @@ class LoadPlanner:
             best = optimal_rule(self.rate, times)
             means = {stop: simulate_batches(self.rate, times, stop).mean_ms for stop in set(stops.values())}
         except SlaOutOfReach:
-            return [RuleChoice(label, name, stop, None, None) for name, stop in stops.items() if name in RULES]
-        rows = [RuleChoice(label, "optimal", best.threshold, best.cost_ms, 0.0)]
+            return [RuleChoice(main.label, name, stop, None, None) for name, stop in stops.items() if name in RULES]
+        rows = [RuleChoice(main.label, "optimal", best.threshold, best.cost_ms, 0.0)]
         for name, stop in stops.items():
-            rows.append(RuleChoice(label, name, stop, means[stop], max(0.0, means[stop] / best.cost_ms - 1)))
+            excess = max(0.0, means[stop] / best.cost_ms - 1)
+            rows.append(RuleChoice(main.label, name, stop, means[stop], excess))
         return rows
+
+    def cost(self, law: ResponseDistribution, rate: float) -> float:
+        """Return what a strategy is chosen by: the objective, else the percentile."""
+        late, objective = law.percentile(self.target.q), self.request.objective
+        return late if objective is None else objective.of(late, law.mean_ms, rate)
 
     def frontier(
         self, found: Sequence[Judged], laws: Mapping[float, ResponseDistribution], shown: Judged
@@ -328,15 +312,14 @@ class LoadPlanner:
         return points + [structs.replace(point, best=point is least) for point in more]
 
     def frontier_point(self, strategy: Strategy, law: ResponseDistribution, rate: float) -> FrontierPoint:
-        late, objective = law.percentile(self.target.q), self.request.objective
         return FrontierPoint(
             name=" + ".join(strategy.paths) if strategy.kind is Kind.CUTOFF else strategy.name,
             rate_per_s=rate * 1e3,
             T_cut_ms=strategy.T_cut_ms,
-            percentile_ms=late,
+            percentile_ms=law.percentile(self.target.q),
             mean_ms=law.mean_ms,
             goodput_per_s=rate * (1 - law.tail(self.target.sla_ms)) * 1e3,
-            cost=None if objective is None else objective.of(late, law.mean_ms, rate),
+            cost=None if self.request.objective is None else self.cost(law, rate),
             best=False,
         )
 
@@ -361,34 +344,31 @@ class LoadPlanner:
         """Return what the answer assumes."""
         machine = self.machine
         steady = [part.label for part in machine.parts if part.times.noise is None]
-        cpu = machine.cpu if machine.cpu is not None and machine.cpu.times.noise is None else None
-        scattered = len(steady) < len(machine.parts)
         said = f"Responses are for {machine.arrivals.label}"
-        if scattered:
+        if len(steady) < len(machine.parts):
             said += ", and steps that scatter as measured, independently of each other"
         if steady:
             said += f"; steps on {' and '.join(steady)} take their mean time"
-        if cpu is not None:
-            said += f", one request at a time on {cpu.label} an exponential one"
-        found = [f"{said}."]
-        if isinstance(waiting, Cutoff):
-            found.append(str(waiting.service["sentence"]))
-        return [message("assumed", what=each) for each in found]
+        if machine.cpu is not None and machine.cpu.times.noise is None:
+            said += f", one request at a time on {machine.cpu.label} an exponential one"
+        of_cpu = [str(waiting.service["sentence"])] if isinstance(waiting, Cutoff) else []
+        return [message("assumed", what=each) for each in (f"{said}.", *of_cpu)]
 
     def why_in_doubt(self, estimate: PercentileEstimate | None, promise: Verdict) -> list[Message]:
-        """Return why the percentile cannot be promised: steps to measure, tails that were not measured."""
-        if estimate is None:
-            return []
-        found, sla_ms = [*estimate.doubts], self.target.sla_ms
-        high = None if estimate.interval is None else estimate.interval[1]
-        if estimate.interval is not None and promise == "likely" and (high is None or high > sla_ms * (1 + ROUNDING)):
-            points = [self.least_known(part) for part in self.machine.parts if part.path.fit.draws.get("values")]
-            low, top = (None if end is None else format_ms(end) for end in estimate.interval)
-            ends = {"low": low, "high": top or "without an upper end"}
-            measure = f"measure these points: {', '.join(points)}" if points else "measure more steps"
-            percentile = self.target.percentile
-            found.insert(0, message("interval_open", sla=sla_ms, percentile=percentile, **ends, measure=measure))
-        return found
+        """Return why the percentile is not confirmed: steps to measure, tails that were not measured."""
+        if estimate is None or estimate.interval is None:
+            return [] if estimate is None else [*estimate.doubts]
+        low, high = estimate.interval
+        if promise != "likely" or (high is not None and high <= self.target.sla_ms * (1 + ROUNDING)):
+            return [*estimate.doubts]
+        points = [self.least_known(part) for part in self.machine.parts if part.path.fit.draws.get("values")]
+        measure = f"measure these points: {', '.join(points)}" if points else "measure more steps"
+        ends = {
+            "low": None if low is None else format_ms(low),
+            "high": "without an upper end" if high is None else format_ms(high),
+        }
+        about = {"sla": self.target.sla_ms, "percentile": self.target.percentile}
+        return [message("interval_open", **about, **ends, measure=measure), *estimate.doubts]
 
     def least_known(self, part: Part) -> str:
         """Return the step to measure: the least known of the batches that this load is likely to make."""
@@ -412,11 +392,11 @@ class LoadPlanner:
         return [message("slow_start", strategy=shown.row.name, time=time)]
 
 
-def load_plan(
-    profile: HardwareProfile, sla_ms: float, percentile: float, tokens: int, request: PlanRequest
-) -> LoadPlan:
-    """Return how to serve the requested rate within an SLA in ms, for `percentile` percent of the responses."""
+def plan_load(
+    plan: Plan, profile: HardwareProfile, request: PlanRequest, percentile: float
+) -> tuple[Plan, list[Message]]:
+    """Add to a plan of steps how to serve the requested rate for `percentile` percent of the responses."""
     rate = request.rate_each
     assert rate is not None
-    target = Target(sla_ms, percentile / 100, tokens)
-    return LoadPlanner(machine_of(profile, tokens, request), rate, target, request).plan()
+    target = Target(plan.sla_ms, percentile / 100, plan.tokens_per_request)
+    return LoadPlanner(machine_of(profile, target.tokens, request), rate, target, request).plan(plan)

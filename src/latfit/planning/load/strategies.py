@@ -57,10 +57,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Part:
-    """A path with the times of its batches; on the GPU the transfer included.
-
-    slowdown: by what factor its steps take longer than fitted.
-    """
+    """A path with the times of its batches, on the GPU with the transfer. slowdown: factor on the fitted steps."""
 
     latency: PathLatency
     times: ServiceTimes
@@ -104,15 +101,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Machine:
-    """The paths of a plan by the part they play; there is at least one.
-
-    Parameters
-    ----------
-    steady
-        Whether steps are taken to last their mean time, whatever was measured.
-    seed
-        Of everything that is drawn.
-    """
+    """The paths of a plan by the part they play. steady: steps last their mean time. seed: of all that is drawn."""
 
     cpu: Part | None
     gpu: Part | None

@@ -24,7 +24,6 @@ from latfit.units import format_ms
 
 DRAWS = 100
 MISSED_DRAWS = int((1 - CERTAIN[1]) * DRAWS)  # that may miss the target at a robust rate
-SLOW_DRAWS = 10  # the slowest at one rate, of which those at another are
 MIN_SHARE = 0.2  # of the capacity of the fit: a robust rate below it is not searched
 PRECISION = 0.01
 ROUNDING = 1e-6
@@ -34,14 +33,8 @@ ROUNDING = 1e-6
 class PercentileEstimate:
     """A percentile of the response.
 
-    Parameters
-    ----------
-    interval
-        95 %; an end is None where there is none.
-    doubts
-        Why it is not to be promised whatever the interval.
-    slowest
-        Seeds of the drawn machines, the slowest first.
+    interval: 95 %; an end is None where there is none. doubts: why it is not confirmed whatever the interval. slowest:
+    seeds of the drawn machines, the slowest first.
     """
 
     percentile_ms: float
@@ -62,10 +55,7 @@ class PercentileEstimate:
 def estimate_percentile(
     machine: Machine, strategy: Strategy, target: Target, rate: float, law: ResponseDistribution | None = None
 ) -> PercentileEstimate | None:
-    """Return the percentile at a rate per ms; None if the load is more than the strategy carries.
-
-    law: the responses by a long run, where they are known.
-    """
+    """Return the percentile at a rate per ms; None for overload. law: of a long run, where known."""
     law = law or machine.simulate(strategy, rate, FINE)
     if law is None:
         return None
@@ -79,10 +69,7 @@ def estimate_percentile(
 
 
 def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float) -> PercentileEstimate | None:
-    """Return the percentile of greedy batches on the main path; None for more load than it carries.
-
-    slower: by how much every step takes longer than fitted.
-    """
+    """Return the percentile of greedy batches on the main path with steps `slower` times as long; None for overload."""
     fitted = machine_of(profile, 1, PlanRequest(rate=rate))
     machine = replace(fitted, cpu=None, gpu=fitted.main.scaled(slower))
     return estimate_percentile(machine, Strategy(Kind.GREEDY, (fitted.main.label,)), Target(math.inf, q, 1), rate)
@@ -91,21 +78,16 @@ def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower:
 def robust_rate(
     machine: Machine, strategy: Strategy, target: Target, slowest: Sequence[int], most: float
 ) -> float | None:
-    """Return the rate per ms up to `most` at which all but 2.5 % of the drawn machines meet the target, too.
+    """Return the rate per ms up to `most` at which the 97.5 % slowest drawn machine meets the target, too.
 
     slowest: seeds of drawn machines, the slowest first. None if the rate is below MIN_SHARE of `most`.
     """
     if not slowest:
         return most
-    slow = [machine.drawn(seed) for seed in slowest[:SLOW_DRAWS]]
+    slow = machine.drawn(slowest[MISSED_DRAWS])
 
     def met(rate: float) -> bool:
-        missed = 0
-        for each in slow:
-            missed += not target.is_met(each.simulate(strategy, rate, COARSE))
-            if missed > MISSED_DRAWS:
-                return False
-        return True
+        return target.is_met(slow.simulate(strategy, rate, COARSE))
 
     if met(most):
         return most
@@ -131,7 +113,7 @@ def percentile_ratios(
 
 
 def _joined(value: float, end_ms: float, ratio: float) -> float | None:
-    """Two ends of intervals as one; None where either is infinite."""
+    """Join two ends of intervals; None where either is infinite."""
     if not math.isfinite(end_ms) or not math.isfinite(ratio):
         return None
     reach = math.hypot(math.log(end_ms / value), math.log(ratio))
@@ -139,7 +121,7 @@ def _joined(value: float, end_ms: float, ratio: float) -> float | None:
 
 
 def _ends(ratios: FloatArray) -> tuple[float, float]:
-    """2.5 % and 97.5 % quantiles of ratios."""
+    """Return the 2.5 % and 97.5 % quantiles of ratios."""
     low, high = np.quantile(ratios, CERTAIN, method="closest_observation")
     # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower,
     # than the machine as fitted, the interval is that about their own median.
@@ -149,7 +131,7 @@ def _ends(ratios: FloatArray) -> tuple[float, float]:
 
 
 def _doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseDistribution) -> Iterator[Message]:
-    """Why the percentile is not to be promised: a tail that was not measured, or runs that were too short."""
+    """Yield why the percentile is not confirmed: a tail that was not measured, or runs that were too short."""
     if machine.steady:
         yield message("closed_forms")
         return

@@ -1,9 +1,7 @@
-"""A load that varies, from a file of recorded moments of arrival or of a rate over time: cut into windows, with what it
-needs window by window, and the backlog of too few replicas.
+"""A load that varies, from recorded arrivals or a rate over time, cut into windows; its replicas, and backlog.
 
-Arrivals of a window follow each other as a Poisson stream of the window's rate, or in bursts, as recorded, where they
-come more unevenly than that. A load is sized for its peak, not for its mean: with c replicas the queue grows whenever
-the rate exceeds what they carry, and the fluid backlog says how far.
+Arrivals of a window are a Poisson stream of its rate, or in bursts as recorded, where they come more unevenly. A load
+is sized for its peak: with fewer replicas the fluid backlog shows how far the queue grows.
 """
 
 import math
@@ -22,18 +20,19 @@ from latfit.trace import OUTPUTS, PROMPTS, TABLES, TIMES, Trace, numbers, open_s
 from latfit.workload import moments_ms, read_requests
 
 WINDOWS = 60
-LEAST_A_WINDOW = 30
-"""Arrivals below which a window's rate is mostly chance."""
-
+LEAST_A_WINDOW = 30  # arrivals below which a window's rate is mostly chance
 MINUTE_MS, HOUR_MS = 6e4, 3.6e6
-
-CERTAIN, LEAST_BURST = 3.0, 0.1
-"""Standard errors, and a share of a Poisson stream's dispersion, that bursts must exceed."""
+CERTAIN, LEAST_BURST = 3.0, 0.1  # standard errors, and a share of a Poisson stream's dispersion, that bursts exceed
+RATE = "rate_per_s"
+MS_PER_S = 1e3
+WRITTEN_TIMES = tuple(columns[0] for columns in TABLES)  # of production logs: points in time, or seconds
 
 
 def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | None = None) -> Load:
-    """Rates of recorded arrivals (n,) in ms, in order. window_ms: None takes about 60 windows, whole minutes where
-    the recording is long enough, with 30 arrivals each on average. Raises BadInput, WrongUsage."""
+    """Return the rates of recorded arrivals (n,) in ms, in order. Raises BadInput, WrongUsage.
+
+    window_ms: None takes about 60 windows, whole minutes where the recording is long, with 30 arrivals each on average.
+    """
     arrivals = np.asarray(arrival_ms, dtype=np.float64)
     span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
     if len(arrivals) < 2 or span <= 0:
@@ -53,7 +52,7 @@ def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | N
 
 
 def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArray) -> Arrivals:
-    """How requests follow each other once the windows' rates are taken out: their own gaps where they come in bursts.
+    """Return the gaps of requests once the windows' rates are taken out, if they come in bursts, else a Poisson stream.
 
     In time that runs as fast as the window's rate a Poisson stream has unit gaps on average, and the sum of m of them a
     variance of m, give or take sqrt(2/blocks) m; one that comes in bursts has more at some m.
@@ -71,59 +70,44 @@ def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArra
 
 
 def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:
-    """Replicas by window where each carries `each` per ms within the SLA, against holding the peak's throughout.
-
-    price_per_hour: of one replica. Rates in the result are requests/s, times in s.
-    """
-    needed = [_replicas(rate, each) for rate in load.rates.tolist()]
-    peak, hours = max(needed), load.window_ms / HOUR_MS
-    follow = sum(needed) * hours
-    held = peak * len(needed) * hours
-    mean_sized = _replicas(load.mean, each)
+    """Return replicas by window at a capacity `each` per ms, compared with the peak's throughout."""
+    rates, mean_sized = load.rates.tolist(), replicas_for(load.mean, each)
+    needed = [replicas_for(rate, each) for rate in rates]
+    hours = load.window_ms / HOUR_MS
+    following, held = sum(needed) * hours, max(needed) * len(needed) * hours
+    capacity, peak, backlog = mean_sized * each, 0.0, 0.0
+    for rate in rates:
+        backlog = max(0.0, backlog + (rate - capacity) * load.window_ms)
+        peak = max(peak, backlog)
     return {
         "source": load.source,
         "window_s": load.window_ms / 1e3,
         "mean_per_s": load.mean * 1e3,
         "peak_per_s": load.peak * 1e3,
-        "replicas_peak": peak,
+        "replicas_peak": max(needed),
         "replicas_mean_rate": mean_sized,
         "replica_hours_held": held,
-        "replica_hours_following": follow,
+        "replica_hours_following": following,
         "price_held": None if price_per_hour is None else held * price_per_hour,
-        "price_following": None if price_per_hour is None else follow * price_per_hour,
-        "backlog_if_sized_for_the_mean": _backlog(load, mean_sized * each),
+        "price_following": None if price_per_hour is None else following * price_per_hour,
+        "backlog_if_sized_for_the_mean": {"peak": peak, "extra_wait_s": peak / capacity / 1e3},
         "schedule": [
             {"start_s": i * load.window_ms / 1e3, "rate_per_s": rate * 1e3, "replicas": count}
-            for i, (rate, count) in enumerate(zip(load.rates.tolist(), needed, strict=True))
+            for i, (rate, count) in enumerate(zip(rates, needed, strict=True))
         ],
     }
 
 
-def _replicas(rate: float, each: float) -> int:
+def replicas_for(rate: float, each: float) -> int:
+    """Return the fewest replicas for a rate, each with a capacity."""
     return max(1, math.ceil(rate / each * (1 - 1e-9)))
 
 
-def _backlog(load: Load, capacity: float) -> dict[str, float]:
-    """Return the largest fluid backlog of the windows against a capacity per ms."""
-    peak = backlog = 0.0
-    for rate in load.rates.tolist():
-        backlog = max(0.0, backlog + (rate - capacity) * load.window_ms)
-        peak = max(peak, backlog)
-    return {"peak": peak, "extra_wait_s": peak / capacity / 1e3}
-
-
-RATE = "rate_per_s"
-MS_PER_S = 1e3
-WRITTEN_TIMES = tuple(columns[0] for columns in TABLES)
-"""Columns of production logs: points in time, or seconds."""
-
-
 def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool = True) -> Load:
-    """The load in a table: a row a request with its moment (`t_s`, `arrived_at`, in seconds), or a row a window with
-    `t_s` and `rate_per_s`, windows of the same length; or any other recording that the simulator reads.
+    """Read rows of requests with their moments, of windows with `t_s` and `rate_per_s`, or any recording of requests.
 
-    alike: whether somebody said what every request adds to a batch, whatever lengths are recorded. Raises BadInput,
-    and WrongUsage for lengths that would be ignored without a word.
+    alike: whether every request adds the same to a batch, whatever lengths are recorded. Raises BadInput, and
+    WrongUsage for lengths that would be ignored.
     """
     opened = open_source(source)
     table = None if request_format(opened.head) else read_columns(opened, ())
@@ -138,7 +122,7 @@ def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool
 
 
 def load_of(table: Trace, name: str, window_ms: float | None = None, *, alike: bool = True) -> Load:
-    """The load in a table's columns; name: what errors call it.  alike, errors: as in `read_load`."""
+    """Return the load in a table's columns; name: what errors call it. Arguments and errors as in `read_load`."""
     time = _time_of(table)
     if not alike and _has_lengths(table):
         raise _lengths_ignored(name)

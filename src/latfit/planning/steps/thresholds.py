@@ -15,7 +15,7 @@ from latfit.planning.result import Interval, Reach, Threshold
 from latfit.stats import FloatArray
 from latfit.units import format_percent
 
-AMORTISED_SHARE = 0.5  # throughput loss accepted at B2
+AMORTISED_SHARE = 0.5  # throughput loss accepted at B2, by default
 MOST_PROMPT_TOKENS = 1 << 17
 DRAWN_PROMPTS = 800  # lengths at which draws are compared
 
@@ -66,12 +66,12 @@ def _first_win(
     return Threshold(ranges[0][0] if ranges else None, reason, ranges, interval, never, reach)
 
 
-def amortised_batch(latency: PathLatency) -> Threshold:
-    """Return B2 within the measured batches."""
+def amortised_batch(latency: PathLatency, loss: float = AMORTISED_SHARE) -> Threshold:
+    """Return B2 within the measured batches. loss: accepted share of the best throughput."""
     B, T = latency.batches, latency.typical_ms(latency.batches)
-    share = format_percent(100 * (1 - AMORTISED_SHARE))
-    reason = f"from here on at least {share} of the best throughput, that of {int(B[int(np.argmax(B / T))])}"
-    return _best_batch(latency, lambda T: int(np.argmax((1 - AMORTISED_SHARE) * (B / T).max() <= B / T)), reason)
+    share, best = format_percent(100 * (1 - loss)), int(B[int(np.argmax(B / T))])
+    reason = f"from here on at least {share} of the best throughput, that of {best}"
+    return _best_batch(latency, lambda T: int(np.argmax((1 - loss) * (B / T).max() <= B / T)), reason)
 
 
 def knee_batch(latency: PathLatency) -> Threshold:
