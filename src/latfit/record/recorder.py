@@ -95,10 +95,6 @@ class Block:
         self.used = 0
         self.written = 0
 
-    def rows(self, until: int) -> NDArray[Any]:
-        """The rows not yet written, up to `until` bytes: a view, structured as ROW_TYPE."""
-        return np.frombuffer(self.memory[self.written : until], dtype=ROW_TYPE)
-
 
 def columns(
     rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tokens: int | None, by_request: bool = False
@@ -195,7 +191,8 @@ class StepRecorder:
 
         pa.table({"": np.array([""])})
         self._begin_run()
-        _LIVING.add(self)
+        living = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: (recorder := living()) and recorder._begin_run())
 
     def add(self, step: Row, ended_s: float | None = None) -> None:
         """Take a step that has just ended, or at a moment of `time.monotonic`. Never blocks, never raises."""
@@ -228,7 +225,7 @@ class StepRecorder:
     def refuse(self, error: BaseException) -> None:
         """Count a step that could not be recorded; the first is logged."""
         self.rows_refused += 1
-        self._say_once("refused", "latfit could not record a step (%s: %s)", type(error).__name__, error)
+        self._say_once("refused", "latfit could not record a step (%s: %s)", type(error).__name__, error, advice=False)
 
     def check_folder(self) -> bool:
         """Return whether a file can be made in the folder, which is made if it is missing; log what is wrong."""
@@ -248,7 +245,8 @@ class StepRecorder:
         try:
             self._close(timeout_s)
         except Exception as error:  # noqa: BLE001  it runs while an engine shuts down, which must go on
-            self._say_once("close", "latfit could not close its trace (%s: %s)", type(error).__name__, error)
+            text = "latfit could not close its trace (%s: %s)"
+            self._say_once("close", text, type(error).__name__, error, advice=False)
 
     def _close(self, timeout_s: float) -> None:
         self._closed = True
@@ -260,9 +258,7 @@ class StepRecorder:
         self._full.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._say_once(
-                "close", "latfit's trace is incomplete: %s does not answer%s", self.folder, self._with_advice
-            )
+            self._say_once("close", "latfit's trace is incomplete: %s does not answer", self.folder)
         if self._at_exit is not None:
             self._at_exit.cancel()
 
@@ -310,8 +306,8 @@ class StepRecorder:
     def _drop(self) -> None:
         self._dropped += 1
         if not self._closed:
-            text = "latfit drops steps of its trace: %s is slower than the engine, or stands still%s"
-            self._say_once("drop", text, self.folder, self._with_advice)
+            text = "latfit drops steps of its trace: %s is slower than the engine, or stands still"
+            self._say_once("drop", text, self.folder)
 
     def _write_until_closed(self, full: "SimpleQueue[Block | None]") -> None:
         wait_s = min(self._buffers.first_s, self._buffers.flush_s)
@@ -336,7 +332,7 @@ class StepRecorder:
         if until == block.written:
             return True
         try:
-            rows = block.rows(until)
+            rows = np.frombuffer(block.memory[block.written : until], dtype=ROW_TYPE)
             labels = {**self.labels, "run": self.run, "replica": self.replica}
             trace = Trace(columns(rows, labels, self.kv_capacity_tokens, self.by_request), self._provenance())
             make_folder(self.folder)
@@ -369,12 +365,12 @@ class StepRecorder:
                     excess -= sizes[entry.path]
         except OSError as error:  # such as a file that another recorder has deleted meanwhile: the next one counts anew
             if not isinstance(error, FileNotFoundError):
-                self._say_once("keep", "latfit cannot delete old traces: %s%s", error, self._with_advice)
+                self._say_once("keep", "latfit cannot delete old traces: %s", error)
 
     def _say_of_folder(self, error: BaseException) -> None:
         """Log an error of the folder, without the remedies for people who named a file."""
         found = f"{error.where}: {error.found}" if isinstance(error, LatfitError) else str(error)
-        self._say_once("write", "latfit cannot write its trace: %s%s", found.replace("\n", " "), self._with_advice)
+        self._say_once("write", "latfit cannot write its trace: %s", found.replace("\n", " "))
 
     def _provenance(self) -> dict[str, Any]:
         while self._times:  # how many requests so far had which times, by bin
@@ -396,22 +392,8 @@ class StepRecorder:
             "files_deleted_so_far": self.files_deleted,
         }
 
-    @property
-    def _with_advice(self) -> str:
-        return f"; {self.advice}" if self.advice else ""
-
-    def _say_once(self, about: str, message: str, *values: object) -> None:
+    def _say_once(self, about: str, message: str, *values: object, advice: bool = True) -> None:
         if about not in self._said:
             self._said.add(about)
-            self._log.warning(message + " (said once; the trace files count)", *values)
-
-
-_LIVING: "weakref.WeakSet[StepRecorder]" = weakref.WeakSet()
-
-
-def _in_forked_child() -> None:
-    for recorder in list(_LIVING):
-        recorder._begin_run()
-
-
-os.register_at_fork(after_in_child=_in_forked_child)
+            told = f"; {self.advice}" if advice and self.advice else ""
+            self._log.warning(message + "%s (said once; the trace files count)", *values, told)

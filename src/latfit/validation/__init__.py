@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from latfit.validation.measured import (
         Measured as Measured,
         as_measured as as_measured,
-        read_measured as read_measured,
     )
     from latfit.validation.same_start import during as during, not_together as not_together, starts_of as starts_of
     from latfit.validation.server import ServerRun as ServerRun, read_server as read_server

@@ -1,13 +1,12 @@
 """Measured serving runs: recorded requests with the moments of their first and last token."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
-from latfit.workload import Recording, Requests, read_requests
+from latfit.workload import Recording, Requests
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,12 +31,6 @@ class Measured:
 
     def __len__(self) -> int:
         return len(self.requests)
-
-
-def read_measured(source: str | Path) -> Measured:
-    """Read a measured run from a file of any format that `simulate` reads and that has times of tokens. Raises
-    BadInput."""
-    return as_measured(read_requests(source))
 
 
 def as_measured(found: Recording) -> Measured:

@@ -1,12 +1,11 @@
 """Sensors as Linux and the driver offer them, written into an empty folder, and a stand-in for nvidia-smi."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from latfit.profiling.host import machine
-from latfit.profiling.host.sensors import GpuReading, Reading, read_gpu, read_sensors, sensor_facts, sensor_warnings
+from latfit.profiling.host.sensors import GpuReading, Reading, read_gpu, read_sensors, sensor_warnings
 
 
 def system(root: Path, files: dict[str, str]) -> Path:
@@ -26,7 +25,6 @@ FILES = {
     f"{CPU}/cpu1/thermal_throttle/core_throttle_count": "1\n",
     "sys/class/thermal/thermal_zone0/temp": "54000\n",
     "sys/class/hwmon/hwmon1/temp1_input": "61500\n",
-    "sys/class/powercap/intel-rapl:0/energy_uj": "5000000\n",
 }
 
 
@@ -41,10 +39,10 @@ def plant_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str)
 class TestCpu:
     def test_files_are_read_in_their_units(self, tmp_path: Path) -> None:
         found = read_sensors(system(tmp_path, FILES))
-        assert (found.cpu_mhz, found.cpu_celsius, found.throttled, found.energy_uj) == (3000.0, 61.5, 5, 5_000_000)
+        assert (found.cpu_mhz, found.cpu_celsius, found.throttled) == (3000.0, 61.5, 5)
 
     def test_nothing_there_is_nothing_known(self, tmp_path: Path) -> None:
-        assert replace(read_sensors(tmp_path), at_s=0.0) == Reading(0.0)
+        assert read_sensors(tmp_path) == Reading()
 
     def test_cpuinfo_where_there_is_no_cpufreq(self, tmp_path: Path) -> None:
         root = system(tmp_path, {"proc/cpuinfo": "processor\t: 0\ncpu MHz\t\t: 2399.998\n\nprocessor\t: 1\n"})
@@ -53,11 +51,6 @@ class TestCpu:
     def test_a_file_that_holds_no_number_is_passed_over(self, tmp_path: Path) -> None:
         root = system(tmp_path, {f"{CPU}/cpu0/cpufreq/scaling_cur_freq": "<unknown>\n"})
         assert read_sensors(root).cpu_mhz is None
-
-    def test_power_is_energy_over_time(self) -> None:
-        facts = sensor_facts(Reading(10.0, energy_uj=1_000_000), Reading(12.0, energy_uj=301_000_000))
-        assert facts["cpu_watts"] == 150.0
-        assert sensor_facts(Reading(0.0, energy_uj=9), Reading(1.0, energy_uj=3))["cpu_watts"] is None
 
     def test_this_machine(self) -> None:
         first = read_sensors(gpu=True)
@@ -89,21 +82,21 @@ class TestWarnings:
     @pytest.mark.parametrize(
         ("last", "code"),
         [
-            (Reading(1.0, throttled=7), "throttled"),
-            (Reading(1.0, cpu_mhz=2000.0), "slower_clock"),
-            (Reading(1.0, gpu=GpuReading(1200, 80, 300.0, False)), "slower_clock"),
-            (Reading(1.0, gpu=GpuReading(1755, 80, 300.0, True)), "throttled"),
+            (Reading(throttled=7), "throttled"),
+            (Reading(cpu_mhz=2000.0), "slower_clock"),
+            (Reading(gpu=GpuReading(1200, 80, 300.0, False)), "slower_clock"),
+            (Reading(gpu=GpuReading(1755, 80, 300.0, True)), "throttled"),
         ],
     )
     def test_each_cause_is_a_warning_with_a_remedy(self, last: Reading, code: str) -> None:
-        first = Reading(0.0, cpu_mhz=3000.0, throttled=5, gpu=GpuReading(1755, 40, 250.0, False))
+        first = Reading(cpu_mhz=3000.0, throttled=5, gpu=GpuReading(1755, 40, 250.0, False))
         (warning,) = sensor_warnings(first, last)
         assert warning.code == code
         assert warning.remedy.endswith(".")
 
     def test_a_steady_machine_gives_none(self) -> None:
-        first = Reading(0.0, 3000.0, 50.0, 5, 100, GpuReading(1755, 40, 250.0, False))
-        last = Reading(9.0, 2950.0, 60.0, 5, 900, GpuReading(1700, 60, 350.0, False))
+        first = Reading(3000.0, 50.0, 5, GpuReading(1755, 40, 250.0, False))
+        last = Reading(2950.0, 60.0, 5, GpuReading(1700, 60, 350.0, False))
         assert sensor_warnings(first, last) == []
 
 

@@ -14,7 +14,8 @@ from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs, scaled_costs, scatter_from, step_costs
 from latfit.trace.read import ingest
 from latfit.validation.compare import Asked, Figure, validate
-from latfit.validation.measured import Measured, read_measured
+from latfit.validation.measured import Measured, as_measured
+from latfit.workload import read_requests
 from latfit.workload.requests import make_requests
 
 COSTS = linear_costs(8.0, 0.05, 0.02)
@@ -109,7 +110,7 @@ def test_a_figure_is_judged_by_its_own_limit() -> None:
 
 def test_a_real_run_is_met_with_nothing_calibrated(measured_steps: Path) -> None:
     """vLLM on one RTX 4090: fits of the matching kernel table by phase, its settings, its arrivals."""
-    measured = read_measured(measured_steps.parent / "requests" / "vllm_measured_rtx4090_llama-3.1-8b.csv")
+    measured = as_measured(read_requests(measured_steps.parent / "requests" / "vllm_measured_rtx4090_llama-3.1-8b.csv"))
     steps = ingest(str(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet")).trace
     limits = EngineSettings(kv_blocks=2588, max_num_seqs=256, max_num_batched_tokens=2048)
     within = steps["context_tokens"] <= limits.cache_tokens

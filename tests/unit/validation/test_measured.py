@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput
-from latfit.validation.measured import read_measured
+from latfit.validation.measured import Measured, as_measured
+from latfit.workload import read_requests
+
+
+def read_measured(file: Path) -> Measured:
+    return as_measured(read_requests(file))
+
 
 HEAD = "t_s,prompt_tokens,output_tokens,first_token_s,last_token_s\n"
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
@@ -25,7 +26,8 @@ _PR_SET_PDEATHSIG = 1  # prctl's option: the signal that a process gets when the
 
 class RemoteDevice:
     """The device that `opener(*arguments)`, a picklable function, opens in a child process with these variables in
-    addition to this process's. Raises what the opener raises. A turn begins with `prepare`, and ends the other's."""
+    addition to this process's. Raises what the opener raises. A turn begins with `prepare`, and ends the other's. Other
+    methods of a device run in the child."""
 
     _holder: "ClassVar[RemoteDevice | None]" = None  # whose turn it is
 
@@ -47,12 +49,10 @@ class RemoteDevice:
     def path(self) -> str:
         return str(self._ask("path"))
 
-    def facts(self) -> dict[str, Any]:
-        return dict(self._ask("facts"))
-
-    def free_bytes(self) -> int | None:
-        free: int | None = self._ask("free_bytes")
-        return free
+    def __getattr__(self, method: str) -> Any:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return partial(self._ask, method)
 
     def prepare(self, cell: StepShape) -> None:
         holder, RemoteDevice._holder = RemoteDevice._holder, self
@@ -74,13 +74,6 @@ class RemoteDevice:
         if self._resting:
             child.send_signal(signal.SIGCONT)
             self._resting = False
-
-    def step_ms(self) -> float:
-        return float(self._ask("step_ms"))
-
-    def kv_transfer(self) -> list[dict[str, float]]:
-        """Return the device's KV transfer times; empty if its caches never move."""
-        return list(self._ask("kv_transfer"))
 
     def now_s(self) -> float:
         return time.perf_counter()
@@ -111,12 +104,8 @@ class RemoteDevice:
         try:
             self._about = self._ask("open", self._opener, self._arguments)
         except DeviceOutOfMemory as error:
-            self.close()
-            raise DeviceFailed(
-                f"its process ended while it opened: {error}",
-                where="device",
-                remedy="Choose a smaller --model or fewer --processes.",
-            ) from None
+            remedy = "Choose a smaller --model or fewer --processes."
+            raise DeviceFailed(f"its process ended while it opened: {error}", where="device", remedy=remedy) from None
         except BaseException:
             self.close()
             raise

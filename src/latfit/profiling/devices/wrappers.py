@@ -42,8 +42,8 @@ class FastestOf:
             "trials": [{"cell": cell, "fastest": fastest(times), "ms": times} for cell, times in tried],
         }
 
-    def free_bytes(self) -> int | None:
-        return self._first.free_bytes()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._first, name)
 
     def prepare(self, cell: StepShape) -> None:
         if cell not in self._trials:
@@ -55,9 +55,6 @@ class FastestOf:
 
     def step_ms(self) -> float:
         return self._running.step_ms()
-
-    def now_s(self) -> float:
-        return self._first.now_s()
 
     def close(self) -> None:
         for device in self._devices.values():
@@ -77,7 +74,7 @@ class FastestOf:
 
 def fastest(times: dict[str, float]) -> str:
     """Return the name with the least time."""
-    return min(times, key=lambda name: times[name])
+    return min(times, key=times.__getitem__)
 
 
 class ColdCaches:

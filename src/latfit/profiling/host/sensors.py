@@ -1,12 +1,10 @@
 """Clock, temperature, throttling and power of CPU and GPU; None where the system does not tell.
 
-The CPU's are files of Linux (cpufreq, thermal zones, thermal_throttle, powercap's energy counters in microjoules), a
-GPU's come from nvidia-smi.
+The CPU's are files of Linux (cpufreq, thermal zones, thermal_throttle), a GPU's come from nvidia-smi.
 """
 
 import re
 import subprocess
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +33,11 @@ class GpuReading:
 
 @dataclass(frozen=True)
 class Reading:
-    """The sensors at a moment. `energy_uj` counts up and starts over at some point; `throttled` counts events."""
+    """The sensors at a moment. `throttled` counts events."""
 
-    at_s: float
     cpu_mhz: float | None = None
     cpu_celsius: float | None = None
     throttled: int | None = None
-    energy_uj: int | None = None
     gpu: GpuReading | None = None
 
 
@@ -53,13 +49,10 @@ def read_sensors(root: Path = Path("/"), *, gpu: bool = False) -> Reading:
         [*root.glob("sys/class/thermal/thermal_zone*/temp"), *root.glob("sys/class/hwmon/hwmon*/temp*_input")]
     )
     throttled = _numbers(cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
-    energy = _numbers((root / "sys/class/powercap").glob("intel-rapl:[0-9]/energy_uj"))
     return Reading(
-        at_s=time.monotonic(),
         cpu_mhz=sorted(clocks)[len(clocks) // 2] if clocks else None,
         cpu_celsius=max(heat) / 1e3 if heat else None,
         throttled=int(sum(throttled)) if throttled else None,
-        energy_uj=int(sum(energy)) if energy else None,
         gpu=read_gpu() if gpu else None,
     )
 
@@ -87,12 +80,10 @@ def query_gpus(*fields: str) -> list[list[str]]:
 
 def sensor_facts(first: Reading, last: Reading) -> dict[str, Any]:
     """Return what the trace keeps of two readings, before and after a run."""
-    used_uj = (last.energy_uj or 0) - (first.energy_uj or 0) if first.energy_uj is not None else 0
     facts: dict[str, Any] = {
         "cpu_mhz": [first.cpu_mhz, last.cpu_mhz],
         "cpu_celsius": [first.cpu_celsius, last.cpu_celsius],
         "cpu_throttle_events": _events(first, last),
-        "cpu_watts": round(used_uj / 1e6 / max(last.at_s - first.at_s, 1e-9), 1) if used_uj > 0 else None,
     }
     if first.gpu or last.gpu:
         facts["gpu"] = [each and vars(each) for each in (first.gpu, last.gpu)]
