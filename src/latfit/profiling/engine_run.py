@@ -18,7 +18,7 @@ from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.device import DeviceSettings
 from latfit.profiling.devices.select import PathSpec
 from latfit.profiling.host.machine import LoadWatch, sensible_threads
-from latfit.profiling.quality import instability
+from latfit.profiling.quality import warn_of_instability
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import ProfileResult, Sample, StopReason, TraceLabels, to_trace
 from latfit.profiling.shapes import ModelShape, StepShape, check_fits
@@ -185,7 +185,7 @@ def run_engine(request: ProfileRequest, spec: PathSpec) -> tuple[list[EngineStep
     )
     elapsed_s = steps[-1].t_s + steps[-1].T_ms / 1e3 if steps else 0.0
     result = ProfileResult(tuple(place), samples, (), stop, elapsed_s, request.budget_ms / 1e3, request.precision)
-    warning = instability(result, load(), ["drift"])  # contexts differ within a cell: other symptoms mean nothing
+    warning = warn_of_instability(result, load(), ["drift"])  # contexts differ within a cell: no other counts
     return steps, replace(result, warnings=(warning,) if warning else ())
 
 

@@ -35,7 +35,7 @@ class StepCost:
         return self.floor_ms + step_flops(shape, cell) / self.flops_per_ms
 
 
-def pilot(device: Device, shape: ModelShape, context: int = DEFAULT_CONTEXT) -> StepCost:
+def time_pilot(device: Device, shape: ModelShape, context: int = DEFAULT_CONTEXT) -> StepCost:
     """Time one decode token and 64 prompt tokens, each twice after a warm-up step. Raises DeviceOutOfMemory."""
     cells, quickest_ms = (StepShape(1, context), StepShape(prefill=(64,))), []
     for cell in cells:

@@ -36,11 +36,11 @@ def find_warnings(
 ) -> tuple[LatfitWarning, ...]:
     """Return every warning about a run; `load` is what others used of the machine meanwhile. The adaptive design leaves
     cells out and measures others once on purpose."""
-    missing = [] if design == "adaptive" else [repeats(result), unmeasured(result)]
-    return tuple(warning for warning in (instability(result, load), *missing) if warning is not None)
+    missing = [] if design == "adaptive" else [warn_of_few_repeats(result), warn_of_unmeasured(result)]
+    return tuple(warning for warning in (warn_of_instability(result, load), *missing) if warning is not None)
 
 
-def instability(
+def warn_of_instability(
     result: ProfileResult, load: LoadReading | None, names: Sequence[str] | None = None
 ) -> LatfitWarning | None:
     """Return one warning about all symptoms (or those named) that disturbed the timing; None if nothing did."""
@@ -52,10 +52,10 @@ def instability(
     return warn("unstable_timing", symptoms=text, remedy=SYMPTOMS[next(iter(found))][1]) if found else None
 
 
-def drift_test(samples: Sequence[Sample]) -> DriftTest:
+def compute_drift(samples: Sequence[Sample]) -> DriftTest:
     """Test step times for a trend over the run, each relative to its cell; z = 0 if no cell was visited twice."""
     by_cell: dict[int, list[tuple[float, float]]] = {}
-    for rows in visits_of(samples):
+    for rows in split_by_visit(samples):
         middle = (rows[0].t_s + rows[-1].t_s) / 2
         by_cell.setdefault(rows[0].cell, []).append((middle, math.log(np.median([row.T_ms for row in rows]))))
     shared = variance = spread_t = 0.0
@@ -70,7 +70,7 @@ def drift_test(samples: Sequence[Sample]) -> DriftTest:
     return DriftTest(shared / math.sqrt(variance), math.expm1(shared / spread_t * span))
 
 
-def visits_of(samples: Sequence[Sample]) -> list[list[Sample]]:
+def split_by_visit(samples: Sequence[Sample]) -> list[list[Sample]]:
     """Return the samples of each visit, warm-up steps aside."""
     found: dict[tuple[int, int], list[Sample]] = {}
     for sample in samples:
@@ -79,9 +79,9 @@ def visits_of(samples: Sequence[Sample]) -> list[list[Sample]]:
     return list(found.values())
 
 
-def drift(result: ProfileResult) -> str | None:
+def describe_drift(result: ProfileResult) -> str | None:
     """A trend over the run that is significant and larger than the precision."""
-    test = drift_test(result.samples)
+    test = compute_drift(result.samples)
     if abs(test.z) <= DRIFT_Z or abs(test.change) <= result.precision:
         return None
     size = f"{100 * abs(test.change):.1f} % {'slower' if test.change > 0 else 'faster'}"
@@ -89,21 +89,21 @@ def drift(result: ProfileResult) -> str | None:
     return f"steps became {change} from start to end of the run"
 
 
-def scatter(result: ProfileResult) -> str | None:
+def describe_scatter(result: ProfileResult) -> str | None:
     spreads = [relative_spread(times) for times in result.times_ms if len(times) >= MIN_SAMPLES]
     if not spreads or np.median(spreads) <= MAX_SCATTER:
         return None
     return f"repeats of a typical cell scatter by {100 * np.median(spreads):.1f} %"
 
 
-def outliers(result: ProfileResult) -> str | None:
+def describe_outliers(result: ProfileResult) -> str | None:
     slow = sum(int(np.sum(times > OUTLIER_FACTOR * np.median(times))) for times in result.times_ms if len(times))
     if slow <= max(2, MAX_OUTLIER_SHARE * result.steps):
         return None
     return f"{slow} of {result.steps} steps took more than {OUTLIER_FACTOR} times their cell's median"
 
 
-def processes(result: ProfileResult) -> str | None:
+def describe_process_spread(result: ProfileResult) -> str | None:
     between = result.between_processes
     if between is None or 1.96 * between.sd / math.sqrt(between.processes) <= result.precision:
         return None
@@ -113,18 +113,18 @@ def processes(result: ProfileResult) -> str | None:
 QUIET = "Close other programs, leave a core free (--threads), and measure longer (--budget)."
 SYMPTOMS: Mapping[str, tuple[Callable[[ProfileResult], str | None], str]] = {
     "drift": (
-        drift,
+        describe_drift,
         "The CPU or GPU may have heated up, changed its clock, or been shared: let it cool, fix its clock (cpupower"
         " frequency-set -g performance; nvidia-smi --lock-gpu-clocks), and measure again.",
     ),
-    "scatter": (scatter, QUIET),
-    "outliers": (outliers, QUIET),
-    "processes": (processes, "Take more processes (--processes 6), or pin them (--pin)."),
+    "scatter": (describe_scatter, QUIET),
+    "outliers": (describe_outliers, QUIET),
+    "processes": (describe_process_spread, "Take more processes (--processes 6), or pin them (--pin)."),
 }
 """Signs of unstable timing in words, and the remedy if it is the first of them."""
 
 
-def repeats(result: ProfileResult) -> LatfitWarning | None:
+def warn_of_few_repeats(result: ProfileResult) -> LatfitWarning | None:
     """Cells whose median is not known well enough, and the budget that would do."""
     pairs = zip(result.measured, result.within_precision, strict=True)
     missed = [index for index, (measured, within) in enumerate(pairs) if measured and not within]
@@ -142,7 +142,7 @@ def repeats(result: ProfileResult) -> LatfitWarning | None:
     )
 
 
-def unmeasured(result: ProfileResult) -> LatfitWarning | None:
+def warn_of_unmeasured(result: ProfileResult) -> LatfitWarning | None:
     """Cells that the budget did not reach."""
     limited = {limit.cell for limit in result.limits}
     pairs = zip(result.cells, result.measured, strict=True)
@@ -153,7 +153,7 @@ def unmeasured(result: ProfileResult) -> LatfitWarning | None:
     return warn("not_measured", missing=len(missing), cells=len(result.cells), largest=largest, budget=budget)
 
 
-def device_warnings(facts: Mapping[str, Any]) -> list[LatfitWarning]:
+def find_device_warnings(facts: Mapping[str, Any]) -> list[LatfitWarning]:
     """Warn if fewer threads than CPUs ran because others keep CPUs busy."""
     threads, most = facts.get("threads"), sensible_threads()
     return (

@@ -13,12 +13,12 @@ from latfit.errors import WrongUsage
 from latfit.messages import Message as LatfitWarning
 from latfit.profiling.adaptive import order_by_information
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
-from latfit.profiling.devices.select import PathSpec, open_in_processes, paths_of, process_count
-from latfit.profiling.grid import StepCost, grid_for_budget, parse_grid, pilot
+from latfit.profiling.devices.select import PathSpec, choose_paths, open_in_processes, process_count
+from latfit.profiling.grid import StepCost, grid_for_budget, parse_grid, time_pilot
 from latfit.profiling.host.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
-from latfit.profiling.host.sensors import read_sensors, sensor_facts, sensor_warnings
+from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings, read_sensors
 from latfit.profiling.journal import Journal
-from latfit.profiling.quality import device_warnings, find_warnings
+from latfit.profiling.quality import find_device_warnings, find_warnings
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import PathRecord, ProfileResult, TraceLabels, to_trace
 from latfit.profiling.sampler import Progress, run_profile
@@ -97,7 +97,7 @@ def measure(
     run = _Run(request, journal, progress, announce or (lambda about: None))
     if journal:
         run.started, run.process = journal.started, journal.process
-    specs: list[PathSpec | None] = [None] if device else list(paths_of(request, shape))
+    specs: list[PathSpec | None] = [None] if device else list(choose_paths(request, shape))
     parts: list[Trace] = []
     outcomes: list[PathOutcome] = []
     for number, spec in enumerate(specs):
@@ -164,7 +164,9 @@ def _measure_path(
     after = read_sensors(gpu=first.path == "gpu")
     run.spent_s += result.elapsed_s
     facts = {**first.facts(), "pinned": list(request.pin), "threads_idle": request.threads is None}
-    result = replace(result, warnings=(*result.warnings, *sensor_warnings(before, after), *device_warnings(facts)))
+    result = replace(
+        result, warnings=(*result.warnings, *find_sensor_warnings(before, after), *find_device_warnings(facts))
+    )
     moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
     transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
     between = result.between_processes
@@ -177,7 +179,7 @@ def _measure_path(
         grid=grid,
         between_processes=between.as_json() if between else None,
         design=request.design,
-        sensors=sensor_facts(before, after),
+        sensors=compare_sensors(before, after),
         warmup_steps=len(result.samples) - result.steps,
         **{name: round(getattr(result, name), 3) for name in ("elapsed_s", "step_s", "prepare_s", "warmup_s")},
         stop=result.stop,
@@ -227,7 +229,7 @@ def _run_cells(
 
 def _choose_cells(request: ProfileRequest, shape: ModelShape, device: Device, budget_s: float) -> PathRecord:
     try:
-        cost = pilot(device, shape, max(request.contexts))
+        cost = time_pilot(device, shape, max(request.contexts))
     except DeviceOutOfMemory as error:
         raise WrongUsage(
             f"not even the smallest step fits in memory: {error}",

@@ -83,7 +83,7 @@ class Sampler:
     def is_complete(self) -> bool:
         return len(self.done) + len(self.limits) >= len(self.cells)
 
-    def anchor(self) -> int:
+    def find_anchor(self) -> int:
         """Return the quickest cell that was measured."""
         return min(range(len(self.cells)), key=lambda index: (index in self.limits, self.quickest_ms[index]))
 
@@ -96,11 +96,11 @@ class Sampler:
             for number, index in enumerate(ordered or rng.permutation(len(self.cells)).tolist(), start=1):
                 self._visit_if_open(index, anchor)
                 if ordered and number % VISITS_BETWEEN_ANCHORS == 0:
-                    anchor = self.anchor()
+                    anchor = self.find_anchor()
                     self._visit_if_open(anchor, anchor)
             if len(self.samples) == steps_before and not self.is_complete:
                 return False
-            ordered, anchor = [], self.anchor() if anchor < 0 else anchor
+            ordered, anchor = [], self.find_anchor() if anchor < 0 else anchor
         return True
 
     def _visit_if_open(self, index: int, anchor: int) -> None:

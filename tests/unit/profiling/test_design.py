@@ -12,7 +12,7 @@ from latfit.profiling.grid import (
     grid_for_budget,
     parse_contexts,
     parse_grid,
-    pilot,
+    time_pilot,
 )
 from latfit.profiling.shapes import PRESETS, StepShape
 from tests.unit.profiling.planted import fake
@@ -54,7 +54,7 @@ class TestDefaultGrid:
 
     def test_the_pilot_measures_the_device_clock(self) -> None:
         device = fake(noise=0.0)
-        cost = pilot(device, TINY)
+        cost = time_pilot(device, TINY)
         assert device.now_s() > 0
         guess = cost.step_ms(TINY, StepShape(prefill=(64,)))
         assert guess == pytest.approx(cost.floor_ms + (guess - cost.floor_ms))

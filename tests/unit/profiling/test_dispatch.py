@@ -129,11 +129,11 @@ class TestRefusal:
             select, "probe", lambda *_: evidence_of(NEWER.replace("avx10_1_512_amx", "avx512_core_bf16"))
         )
         with pytest.raises(HardwareMissing, match="ran on avx512_bf16 under that cap"):
-            select.proved.__wrapped__("openvino", "bf16", "amx")
+            select.prove_isa.__wrapped__("openvino", "bf16", "amx")
 
     def test_amx_that_ran_is_evidence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(select, "probe", lambda *_: evidence_of(NEWER))
-        found = select.proved.__wrapped__("openvino", "bf16", "amx")
+        found = select.prove_isa.__wrapped__("openvino", "bf16", "amx")
         assert found["isa"] == "amx"
         assert found["products"] == {"matmul,brg_matmul:avx10_1_512_amx": 1}
 
@@ -141,7 +141,7 @@ class TestRefusal:
         failed = {"isa": None, "failed": "no kernel for it"}
         monkeypatch.setattr(select, "probe", lambda *_: failed)
         with pytest.raises(HardwareMissing, match="no kernel for it"):
-            select.proved.__wrapped__("torch-cpu", "fp32", "avx2")
+            select.prove_isa.__wrapped__("torch-cpu", "fp32", "avx2")
 
 
 @pytest.fixture(params=["openvino", "torch-cpu"])

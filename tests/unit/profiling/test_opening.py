@@ -29,14 +29,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(select, "cpu_flags", lambda: flags)
         monkeypatch.setattr(select, "environment_for", lambda isa, device: {} if isa == "auto" else {"CAP": isa})
         monkeypatch.setattr(select, "_idle_threads", lambda kind: None)
-        select.proved.cache_clear()
+        select.prove_isa.cache_clear()
         monkeypatch.setattr(select, "probe", lambda kind, precision, isa: {"isa": ran or "avx512_bf16"})
 
     return plant
 
 
 def kinds(**request: Any) -> list[tuple[str, ...]]:
-    return [spec.kinds for spec in select.paths_of(ProfileRequest(**request), TINY)]
+    return [spec.kinds for spec in select.choose_paths(ProfileRequest(**request), TINY)]
 
 
 class TestAuto:
@@ -52,7 +52,7 @@ class TestAuto:
 
     def test_a_cap_on_the_cpu_leaves_the_gpu_out(self, machine: Any) -> None:
         machine("openvino", "torch-cuda")
-        (spec,) = select.paths_of(ProfileRequest(isa="avx512_bf16"), TINY)
+        (spec,) = select.choose_paths(ProfileRequest(isa="avx512_bf16"), TINY)
         assert (spec.kinds, dict(spec.environment)) == (("openvino",), {"CAP": "avx512_bf16"})
 
     def test_half_precision_is_the_gpus(self, machine: Any) -> None:
@@ -103,7 +103,7 @@ class TestPrecision:
 
     def test_weights_count_in_their_bytes(self, machine: Any) -> None:
         machine("openvino", "torch-cpu")
-        (spec,) = select.paths_of(ProfileRequest(dtype="int8"), TINY)
+        (spec,) = select.choose_paths(ProfileRequest(dtype="int8"), TINY)
         assert spec.shape.weight_bytes == TINY.parameters
 
 
@@ -111,7 +111,7 @@ class TestProcesses:
     def count(self, free: int | None, monkeypatch: pytest.MonkeyPatch, **request: Any) -> int:
         monkeypatch.setattr(select, "free_memory_bytes", lambda: free)
         asked = ProfileRequest(device="numpy", **request)
-        (spec,) = select.paths_of(asked, TINY)
+        (spec,) = select.choose_paths(asked, TINY)
         return select.process_count(asked, spec)
 
     def test_three_where_memory_and_budget_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:

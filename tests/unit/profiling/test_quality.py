@@ -6,7 +6,7 @@ from scipy.stats import binom, kstest
 
 from latfit.messages import Message as LatfitWarning
 from latfit.profiling.host.machine import LoadReading
-from latfit.profiling.quality import drift, drift_test, find_warnings
+from latfit.profiling.quality import compute_drift, describe_drift, find_warnings
 from latfit.profiling.result import ProfileResult, between_processes
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
@@ -24,8 +24,8 @@ class TestDrift:
     def test_without_drift_its_score_is_standard_normal(self) -> None:
         """So |z| > 3 has probability 0.0027: alarms stay within the 99.9 % quantile of that rate."""
         results = [run_fake(fake(noise=0.1, seed=seed), CELLS[:8], seed=seed, budget_s=1.5) for seed in range(RUNS)]
-        assert kstest([drift_test(result.samples).z for result in results], "norm").pvalue > 0.001
-        assert sum(drift(result) is not None for result in results) <= binom.ppf(0.999, RUNS, 0.0027)
+        assert kstest([compute_drift(result.samples).z for result in results], "norm").pvalue > 0.001
+        assert sum(describe_drift(result) is not None for result in results) <= binom.ppf(0.999, RUNS, 0.0027)
 
     @pytest.mark.parametrize("drift_per_s", [0.04, -0.02])
     def test_planted_drift_is_flagged_with_its_size(self, drift_per_s: float) -> None:
@@ -34,17 +34,17 @@ class TestDrift:
         planted = drift_per_s * result.elapsed_s
         assert "from start to end" in only(result).message
         # log(1 + x) is not quite straight: a fifth covers the planted 16-32 %
-        assert drift_test(result.samples).change == pytest.approx(planted, rel=0.2)
+        assert compute_drift(result.samples).change == pytest.approx(planted, rel=0.2)
 
     def test_drift_below_the_precision_does_not_matter(self) -> None:
         result = run_fake(fake(noise=0.002, faults=FakeFaults(drift_per_s=0.002)), precision=0.03)
-        assert abs(drift_test(result.samples).z) > 3
-        assert drift(result) is None
+        assert abs(compute_drift(result.samples).z) > 3
+        assert describe_drift(result) is None
 
     def test_one_visit_says_nothing(self) -> None:
         samples = tuple(s for s in run_fake(fake()).samples if s.visit == 0)
-        assert drift_test(samples).z == 0
-        assert drift_test(()).z == 0
+        assert compute_drift(samples).z == 0
+        assert compute_drift(()).z == 0
 
 
 class TestUnstable:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from latfit.profiling.host import machine
-from latfit.profiling.host.sensors import GpuReading, Reading, read_gpu, read_sensors, sensor_warnings
+from latfit.profiling.host.sensors import GpuReading, Reading, find_sensor_warnings, read_gpu, read_sensors
 
 
 def system(root: Path, files: dict[str, str]) -> Path:
@@ -54,7 +54,7 @@ class TestCpu:
 
     def test_this_machine(self) -> None:
         first = read_sensors(gpu=True)
-        assert sensor_warnings(first, first) == [] or first.gpu is not None
+        assert find_sensor_warnings(first, first) == [] or first.gpu is not None
 
 
 class TestGpu:
@@ -90,14 +90,14 @@ class TestWarnings:
     )
     def test_each_cause_is_a_warning_with_a_remedy(self, last: Reading, code: str) -> None:
         first = Reading(cpu_mhz=3000.0, throttled=5, gpu=GpuReading(1755, 40, 250.0, False))
-        (warning,) = sensor_warnings(first, last)
+        (warning,) = find_sensor_warnings(first, last)
         assert warning.code == code
         assert warning.remedy.endswith(".")
 
     def test_a_steady_machine_gives_none(self) -> None:
         first = Reading(3000.0, 50.0, 5, GpuReading(1755, 40, 250.0, False))
         last = Reading(2950.0, 60.0, 5, GpuReading(1700, 60, 350.0, False))
-        assert sensor_warnings(first, last) == []
+        assert find_sensor_warnings(first, last) == []
 
 
 class TestIdleThreads:

@@ -62,7 +62,7 @@ class PathSpec:
         return self.kinds == ("torch-cuda",)
 
 
-def paths_of(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
+def choose_paths(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
     """Return the execution paths of a request, CPU first. Raises HardwareMissing, WrongUsage."""
     check_pin(request.pin)
     kind = request.device
@@ -129,7 +129,7 @@ def _path(kinds: tuple[str, ...], request: ProfileRequest, shape: ModelShape) ->
         elif request.isa != "auto":
             raise WrongUsage("a GPU has no CPU instruction set", where="--isa", remedy="Leave --isa out.")
         if kind in ("openvino", "torch-cpu"):
-            evidence = proved(kind, precision, request.isa)
+            evidence = prove_isa(kind, precision, request.isa)
         threads = request.threads or _idle_threads(kind)
         part = next(part for part in PARTS if part == request.part)
         settings[kind] = DeviceSettings(precision, threads, request.seed, part, request.graphs, cold, evidence)
@@ -159,7 +159,7 @@ def precision_of(kind: str, asked: str) -> str:
 
 
 @cache
-def proved(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
+def prove_isa(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
     """Return what products of `kind` ran on in a short run of their own, under the cap `isa`.
 
     Raises HardwareMissing if something else ran than was requested.

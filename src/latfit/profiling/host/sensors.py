@@ -78,7 +78,7 @@ def query_gpus(*fields: str) -> list[list[str]]:
     return [row for row in rows if len(row) == len(fields) and row[0]]
 
 
-def sensor_facts(first: Reading, last: Reading) -> dict[str, Any]:
+def compare_sensors(first: Reading, last: Reading) -> dict[str, Any]:
     """Return what the trace keeps of two readings, before and after a run."""
     facts: dict[str, Any] = {
         "cpu_mhz": [first.cpu_mhz, last.cpu_mhz],
@@ -90,7 +90,7 @@ def sensor_facts(first: Reading, last: Reading) -> dict[str, Any]:
     return facts
 
 
-def sensor_warnings(first: Reading, last: Reading) -> list[LatfitWarning]:
+def find_sensor_warnings(first: Reading, last: Reading) -> list[LatfitWarning]:
     """Return what the sensors say against a run."""
     events = _events(first, last)
     found = [warn("throttled", events=events)] if events else []
