@@ -192,7 +192,12 @@ class StepRecorder:
         pa.table({"": np.array([""])})
         self._begin_run()
         living = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: (recorder := living()) and recorder._begin_run())
+
+        def begin_run_in_child() -> None:
+            if (recorder := living()) is not None:
+                recorder._begin_run()
+
+        os.register_at_fork(after_in_child=begin_run_in_child)
 
     def add(self, step: Row, ended_s: float | None = None) -> None:
         """Take a step that has just ended, or at a moment of `time.monotonic`. Never blocks, never raises."""
