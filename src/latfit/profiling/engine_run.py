@@ -20,7 +20,7 @@ from latfit.profiling.devices.select import PathSpec
 from latfit.profiling.host.machine import LoadWatch, sensible_threads
 from latfit.profiling.quality import warn_of_instability
 from latfit.profiling.request import ProfileRequest
-from latfit.profiling.result import ProfileResult, Sample, StopReason, TraceLabels, to_trace
+from latfit.profiling.result import ProfileResult, Sample, StopReason
 from latfit.profiling.shapes import ModelShape, StepShape, check_fits
 from latfit.trace import Trace
 
@@ -189,13 +189,14 @@ def run_engine(request: ProfileRequest, spec: PathSpec) -> tuple[list[EngineStep
     return steps, replace(result, warnings=(warning,) if warning else ())
 
 
-def engine_trace(steps: Sequence[EngineStep], result: ProfileResult, labels: TraceLabels) -> Trace:
-    """Return the trace of an engine run, with the contexts of the very steps."""
+def add_contexts(trace: Trace, steps: Sequence[EngineStep]) -> Trace:
+    """Return the trace of an engine run with the contexts of the very steps, a run for each stretch."""
     steps = steps[COLD_STEPS:]
     prefill = np.array([sum(cached for _, cached in step.prefill) for step in steps], dtype=np.int64)
-    return to_trace(result, labels).with_columns(
+    runs = [f"{run}-{step.visit}-of-{step.level}" for run, step in zip(trace["run"].tolist(), steps, strict=True)]
+    return trace.with_columns(
         context_tokens=prefill + np.array([sum(step.decode) for step in steps], dtype=np.int64),
         prefill_context_tokens=prefill,
         queued_requests=np.array([step.queued for step in steps], dtype=np.int64),
-        run=np.array([f"{labels.runs[0]}-{step.visit}-of-{step.level}" for step in steps], dtype=object),
+        run=np.array(runs, dtype=object),
     )

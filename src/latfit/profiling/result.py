@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -147,19 +147,11 @@ class ProfileResult:
         return tuple(interval.relative_half_width <= self.precision for interval in self.intervals)
 
 
-@dataclass(frozen=True)
-class TraceLabels:
-    """What every row of a trace says of its origin; `runs` has a name for each process."""
-
-    path: str
-    hardware: str
-    model: str
-    runs: Sequence[str]
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-
-def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
-    """Return all samples as a trace in the order measured, without the warm-up; outliers are kept and marked."""
+def to_trace(
+    result: ProfileResult, path: str, hardware: str, model: str, runs: Sequence[str], provenance: dict[str, Any]
+) -> Trace:
+    """Return all samples as a trace in the order measured, without the warm-up; outliers are kept and marked. runs: a
+    name for each process."""
     samples = [sample for sample in result.samples if not sample.warmup]
     cells = np.array([sample.cell for sample in samples], dtype=np.int64)
     T_ms = np.array([sample.T_ms for sample in samples], dtype=np.float64)
@@ -169,18 +161,18 @@ def to_trace(result: ProfileResult, labels: TraceLabels) -> Trace:
     for cell in cells.tolist():
         repetitions.append(seen[cell])
         seen[cell] += 1
-    text = {"path": labels.path, "hardware": labels.hardware, "model": labels.model}
+    text = {"path": path, "hardware": hardware, "model": model}
     return Trace(
         {
             **cell_columns(result.cells).select(cells).columns,
             "T_ms": T_ms,
             "t_s": np.array([sample.t_s for sample in samples], dtype=np.float64),
-            "run": np.array([labels.runs[sample.process] for sample in samples], dtype=object),
+            "run": np.array([runs[sample.process] for sample in samples], dtype=object),
             "rep": np.array(repetitions, dtype=np.int64),
             "outlier": T_ms > OUTLIER_FACTOR * medians[cells],
             **{name: np.full(len(samples), value, dtype=object) for name, value in text.items()},
         },
-        dict(labels.provenance),
+        provenance,
     )
 
 

@@ -20,7 +20,7 @@ from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings,
 from latfit.profiling.journal import Journal
 from latfit.profiling.quality import find_device_warnings, find_warnings
 from latfit.profiling.request import ProfileRequest
-from latfit.profiling.result import PathRecord, ProfileResult, TraceLabels, to_trace
+from latfit.profiling.result import PathRecord, ProfileResult, to_trace
 from latfit.profiling.sampler import Progress, run_profile
 from latfit.profiling.shapes import ModelShape, model_shape
 from latfit.profiling.warnings import warn
@@ -64,12 +64,14 @@ class _Run:
     process: int = field(default_factory=os.getpid)
     spent_s: float = 0.0
 
-    def labels(self, path: str, hardware: str, shape: ModelShape, processes: int, **facts: Any) -> TraceLabels:
-        """Return the labels of a path's rows; its provenance holds the model and these facts."""
+    def trace(self, result: ProfileResult, path: str, hardware: str, shape: ModelShape, **facts: Any) -> Trace:
+        """Return the samples of a path; the provenance holds the model and these facts."""
         stamp = self.started.replace(":", "").replace("-", "").replace("+0000", "Z")
+        processes = max((sample.process for sample in result.samples), default=0) + 1
         runs = [f"{stamp}-{self.process}-{path}-{number}" for number in range(processes)]
         model = {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes}
-        return TraceLabels(path, hardware, shape.name, runs, {"model": model, "processes": processes, **facts})
+        provenance = {"model": model, "processes": processes, "stop": result.stop, **facts}
+        return to_trace(result, path, hardware, shape.name, runs, provenance)
 
 
 def measure(
@@ -83,14 +85,7 @@ def measure(
     """Measure what `request` asks for, on `device` if given, and go on with the run in the journal.
 
     After Ctrl-C, or if a device broke midway (`result.stop`), trace and outcomes hold what was measured until then.
-
-    Raises
-    ------
-    HardwareMissing, WrongUsage, BadInput
-    DeviceFailed
-        If nothing was measured.
-    KeyboardInterrupt
-        Before the first step.
+    Raises DeviceFailed if nothing was measured, KeyboardInterrupt before the first step.
     """
     request.check()
     shape = model_shape(request.model, request.layers)
@@ -101,10 +96,10 @@ def measure(
     parts: list[Trace] = []
     outcomes: list[PathOutcome] = []
     for number, spec in enumerate(specs):
-        if spec and spec.engine == "transformers":
+        if spec and request.engine == "transformers":
             trace, outcome = _measure_engine(run, spec)
         else:
-            opened = open_in_processes(spec, process_count(request, spec)) if spec else [device] if device else []
+            opened = open_in_processes(spec, process_count(spec)) if spec else [device] if device else []
             try:
                 trace, outcome = _measure_path(run, spec.shape if spec else shape, opened, number, len(specs))
             finally:
@@ -143,15 +138,15 @@ def _provenance(run: _Run, outcomes: Sequence[PathOutcome], parts: Sequence[Trac
 
 def _measure_engine(run: _Run, spec: PathSpec) -> tuple[Trace, PathOutcome]:
     """Measure a path whose steps an engine chooses."""
-    from latfit.profiling.engine_run import engine_trace, run_engine
+    from latfit.profiling.engine_run import add_contexts, run_engine
 
     path, name = ("gpu" if spec.on_gpu else "cpu"), f"transformers on {spec.kinds[0]}"
     settings = spec.settings[spec.kinds[0]]
     run.announce(Announcement(0, spec.shape.name, name, settings.threads, 1, run.request.budget_ms / 1e3))
     steps, result = run_engine(run.request, spec)
     device = {"device": name, "dtype": settings.dtype, "evidence": dict(settings.evidence)}
-    labels = run.labels(path, cpu_model(), spec.shape, 1, device=device, engine="transformers", stop=result.stop)
-    return engine_trace(steps, result, labels), PathOutcome(path, name, result)
+    trace = run.trace(result, path, cpu_model(), spec.shape, device=device, engine="transformers")
+    return add_contexts(trace, steps), PathOutcome(path, name, result)
 
 
 def _measure_path(
@@ -170,11 +165,11 @@ def _measure_path(
     moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
     transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
     between = result.between_processes
-    labels = run.labels(
+    trace = run.trace(
+        result,
         first.path,
         facts.get("gpu") or cpu_model(),
         shape,
-        max((sample.process for sample in result.samples), default=0) + 1,
         device=facts,
         grid=grid,
         between_processes=between.as_json() if between else None,
@@ -182,10 +177,9 @@ def _measure_path(
         sensors=compare_sensors(before, after),
         warmup_steps=len(result.samples) - result.steps,
         **{name: round(getattr(result, name), 3) for name in ("elapsed_s", "step_s", "prepare_s", "warmup_s")},
-        stop=result.stop,
         **({"kv_transfer": transfer} if transfer else {}),
     )
-    return to_trace(result, labels), PathOutcome(first.path, first.name, result)
+    return trace, PathOutcome(first.path, first.name, result)
 
 
 def _run_cells(

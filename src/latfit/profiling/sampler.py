@@ -203,14 +203,8 @@ def run_profile(
 ) -> ProfileResult:
     """Measure cells, or go on with those of an interrupted run, for `budget_s` and the step in flight.
 
-    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit.
-
-    Raises
-    ------
-    DeviceFailed
-        With the partial result, if the device breaks.
-    TargetNotWritable
-        If the journal takes no more.
+    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. Raises DeviceFailed with the
+    partial result if the device breaks, TargetNotWritable if the journal takes no more.
     """
     devices = tuple(devices) if isinstance(devices, Sequence) else (devices,)
     record = record if isinstance(record, PathRecord) else PathRecord(list(record))

@@ -112,7 +112,7 @@ class TestProcesses:
         monkeypatch.setattr(select, "free_memory_bytes", lambda: free)
         asked = ProfileRequest(device="numpy", **request)
         (spec,) = select.choose_paths(asked, TINY)
-        return select.process_count(asked, spec)
+        return select.process_count(spec)
 
     def test_three_where_memory_and_budget_allow(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.count(None, monkeypatch) == 3

@@ -59,6 +59,6 @@ def test_a_run_becomes_a_trace() -> None:
 
 def test_experts_are_refused() -> None:
     shape = ModelShape("moe", 64, 1, 4, 2, 16, 96, 128, experts=4, active_experts=2)
-    spec = PathSpec(("torch-cpu",), shape, {"torch-cpu": DeviceSettings("fp32")}, engine="transformers")
+    spec = PathSpec(("torch-cpu",), shape, {"torch-cpu": DeviceSettings("fp32")})
     with pytest.raises(WrongUsage, match="mixture of experts"):
         run_engine(ProfileRequest(engine="transformers"), spec)

@@ -52,10 +52,7 @@ class PathSpec:
     shape: ModelShape
     settings: Mapping[str, DeviceSettings]
     environment: Mapping[str, str] = field(default_factory=dict)
-    cold: bool = False
-    pin: tuple[int, ...] = ()
-    engine: str = "kernels"
-    isa: str = "auto"
+    request: ProfileRequest = field(default_factory=ProfileRequest)
 
     @property
     def on_gpu(self) -> bool:
@@ -120,7 +117,6 @@ def cuda_missing() -> str | None:
 def _path(kinds: tuple[str, ...], request: ProfileRequest, shape: ModelShape) -> PathSpec:
     settings: dict[str, DeviceSettings] = {}
     environment: dict[str, str] = {}
-    cold = request.cache == "cold"
     for kind in kinds:
         evidence: Mapping[str, Any] = {}
         precision = precision_of(kind, request.dtype)
@@ -132,9 +128,10 @@ def _path(kinds: tuple[str, ...], request: ProfileRequest, shape: ModelShape) ->
             evidence = prove_isa(kind, precision, request.isa)
         threads = request.threads or _idle_threads(kind)
         part = next(part for part in PARTS if part == request.part)
+        cold = request.cache == "cold"
         settings[kind] = DeviceSettings(precision, threads, request.seed, part, request.graphs, cold, evidence)
     shape = replace(shape, dtype_bytes=max(PRECISIONS[each.precision][1] for each in settings.values()))
-    return PathSpec(kinds, shape, settings, environment, cold, request.pin, request.engine, request.isa)
+    return PathSpec(kinds, shape, settings, environment, request)
 
 
 @cache
@@ -188,11 +185,12 @@ def open_path(spec: PathSpec) -> Device:
     """Open the device of a path in this process, with its weights loaded."""
     from latfit.profiling.devices.wrappers import ColdCaches, FastestOf
 
-    if spec.pin and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, spec.pin)
-    devices = [open_device(kind, spec.shape, spec.settings[kind], spec.isa) for kind in spec.kinds]
+    request = spec.request
+    if request.pin and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, request.pin)
+    devices = [open_device(kind, spec.shape, spec.settings[kind], request.isa) for kind in spec.kinds]
     device = FastestOf(devices) if devices[1:] else devices[0]
-    return ColdCaches(device) if spec.cold and not spec.on_gpu else device
+    return ColdCaches(device) if request.cache == "cold" and not spec.on_gpu else device
 
 
 def open_device(kind: str, shape: ModelShape, settings: DeviceSettings, isa: str = "auto") -> Device:
@@ -220,8 +218,9 @@ def open_device(kind: str, shape: ModelShape, settings: DeviceSettings, isa: str
     return device
 
 
-def process_count(request: ProfileRequest, spec: PathSpec) -> int:
+def process_count(spec: PathSpec) -> int:
     """Return how many processes take turns: as requested, else USUAL_PROCESSES if budget and memory allow, else one."""
+    request = spec.request
     if request.processes is not None:
         return request.processes
     free = free_memory_bytes()
@@ -233,7 +232,7 @@ def process_count(request: ProfileRequest, spec: PathSpec) -> int:
 def open_in_processes(spec: PathSpec, processes: int) -> list[Device]:
     """Open the devices that take turns, each in a process; in this one if one is enough and nothing must be set before
     its library loads."""
-    if processes == 1 and not spec.environment and not spec.pin:
+    if processes == 1 and not spec.environment and not spec.request.pin:
         return [open_path(spec)]
     opened: list[Device] = []
     try:
