@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from latfit.hardware.profile import (
         CPU_PATHS as CPU_PATHS,
         GPU_PATHS as GPU_PATHS,
-        Entered as Entered,
         ExecutionPath as ExecutionPath,
         HardwareProfile as HardwareProfile,
         add_path as add_path,

@@ -88,10 +88,12 @@ def plan_speculation(
     misfit = math.hypot(*(model_error_sd(each, DECODE) for each in fits))
     factor = np.exp(np.array([0.0, *rng.normal(0.0, misfit, DRAWS)]))
     speedup = (gain * factor)[:, None] * plain / drafted  # (1 + draws, n): the fits themselves first
-    stops = np.array([_stops_at(each, B) for each in speedup])
+    # The batch after the last one with a speed-up of one or more; infinite if the last one has it.
+    last = np.where((speedup >= 1).any(axis=1), len(B) - np.argmax(speedup[:, ::-1] >= 1, axis=1), 0)
+    stops = np.append(B, math.inf)[last]
     ends = np.percentile(stops[1:], TAILS_PCT, method="closest_observation")
     intervals = np.percentile(speedup[1:], TAILS_PCT, axis=0)
-    shown = [int(np.searchsorted(B, each)) for each in _powers(B)]
+    powers = {2.0**i for i in range(13) if B[0] <= 2.0**i <= B[-1]}
     return SpeculationPlan(
         draft_tokens=k,
         acceptance=a,
@@ -111,22 +113,9 @@ def plan_speculation(
                 speedup=float(speedup[0, i]),
                 interval=(float(intervals[0, i]), float(intervals[1, i])),
             )
-            for i in shown
+            for i in np.searchsorted(B, sorted({float(B[0]), float(B[-1]), *powers})).tolist()
         ],
     )
-
-
-def _powers(B: FloatArray) -> list[float]:
-    """Powers of two within the batches (n,), and both ends."""
-    found = {float(B[0]), float(B[-1])} | {2.0**i for i in range(13) if B[0] <= 2.0**i <= B[-1]}
-    return sorted(found)
-
-
-def _stops_at(speedup: FloatArray, B: FloatArray) -> float:
-    """Return the batch after the last one with a speed-up of one or more; infinite if the last one has it."""
-    paying = np.flatnonzero(speedup >= 1)
-    after = int(paying[-1]) + 1 if len(paying) else 0
-    return float(B[after]) if after < len(B) else math.inf
 
 
 def _times(fit: FitResult, B: FloatArray, S: FloatArray, context: float | None, seed: int) -> FloatArray:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         SERVE_MAIN as SERVE_MAIN,
         SERVE_SIDE as SERVE_SIDE,
         SIDE as SIDE,
-        SIDE_LARGEST as SIDE_LARGEST,
         T_CUT as T_CUT,
         VIEW as VIEW,
         WAIT as WAIT,

@@ -6,12 +6,12 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.queueing.arrivals import POISSON as POISSON, Arrivals as Arrivals, dispersions as dispersions
-    from latfit.queueing.bound import CutoffBound as CutoffBound, cutoff_bound as cutoff_bound
+    from latfit.queueing.bound import cutoff_bound as cutoff_bound
     from latfit.queueing.capacity import (
         bisect as bisect,
         feasible_ranges as feasible_ranges,
     )
-    from latfit.queueing.dispatch_mdp import OptimalRule as OptimalRule, optimal_rule as optimal_rule
+    from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule
     from latfit.queueing.distribution import ResponseDistribution as ResponseDistribution
     from latfit.queueing.sampled import (
         COARSE as COARSE,

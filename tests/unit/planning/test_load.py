@@ -1,6 +1,5 @@
 """A load that varies: windows of recorded arrivals, machines window by window, the fluid backlog; its files."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -72,19 +71,6 @@ class TestFiles:
         rows = "".join(f"2023-11-16 18:{i // 60:02d}:{i % 60:02d}.5000000,1,1\n" for i in range(120))
         (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
         assert read_load(tmp_path / "azure.csv", 30_000.0).mean == pytest.approx(0.001, rel=0.03)
-
-    def test_other_recordings_of_requests(self, tmp_path: Path) -> None:
-        rows = "".join(f'{{"timestamp": {500 * i}, "input_length": 5, "output_length": 3}}\n' for i in range(121))
-        (tmp_path / "mooncake.jsonl").write_text(rows)
-        assert read_load(tmp_path / "mooncake.jsonl", 30_000.0).rates == pytest.approx([0.002, 0.002], rel=0.02)
-
-    def test_requests_within_one_document(self, tmp_path: Path) -> None:
-        """GuideLLM nests its requests, so the file has no columns."""
-        served = [{"request_start_time": 0.5 * i, "prompt_tokens": 5, "output_tokens": 3} for i in range(121)]
-        runs = [{"type_": "generative_benchmark", "requests": {"successful": served}}]
-        document = {"metadata": {"guidellm_version": "0.6.0"}, "benchmarks": runs}
-        (tmp_path / "guidellm.json").write_text(json.dumps(document, indent=1))
-        assert read_load(tmp_path / "guidellm.json", 30_000.0).rates == pytest.approx([0.002, 0.002], rel=0.02)
 
     def test_a_rate_over_time(self, tmp_path: Path) -> None:
         (tmp_path / "rates.csv").write_text("t_s,rate_per_s\n0,100\n60,500\n120,200\n")

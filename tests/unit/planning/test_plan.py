@@ -8,7 +8,7 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.path_latency import PathLatency
-from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, read_hardware
+from latfit.hardware.profile import ExecutionPath, HardwareProfile, read_hardware
 from latfit.model.fit_parts import Errors, Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
@@ -209,14 +209,6 @@ class TestBadInput:
 
 
 class TestProfileFile:
-    def test_paths_are_added_and_replaced(self, tmp_path: Path) -> None:
-        target = tmp_path / "hardware.json"
-        add_path(target, ExecutionPath("cpu", line(1, 1)))
-        add_path(target, ExecutionPath("gpu", line(2, 1)))
-        profile = add_path(target, ExecutionPath("cpu", line(3, 1))).profile
-        assert read_hardware(target).to_json() == profile.to_json()
-        assert {name: path.fit.theta[0] for name, path in profile.paths.items()} == {"cpu": 3, "gpu": 2}
-
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "latfit.hardware/1", "paths": {"cpu": 3}}'])
     def test_broken_profiles(self, content: str, tmp_path: Path) -> None:
         (tmp_path / "hardware.json").write_text(content)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.errors import SlaOutOfReach
-from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
 from latfit.planning.engine_settings import engine_settings
@@ -130,17 +128,6 @@ class TestNames:
         plan = make_plan(machine(amx=line(0, 2), gpu=line(12, 0.05)), 20.0, request=PlanRequest(rate=0.1))
         assert plan.engines["triton"]["default_timeout_microseconds"] == pytest.approx(8056, rel=0.01)
 
-    def test_largest_batch_is_tight(self) -> None:
-        path = ExecutionPath("gpu", fit_with(REFERENCE.tolist()))
-        best = PathLatency(path, 4).largest_within(20.0, 1.0)
-        assert best is not None
-
-        def at(B: int) -> float:
-            return float(path.fit.latency_ms(np.array([float(B)]), np.array([4.0 * B]))[0])
-
-        assert at(best) <= 20 < at(best + 1) or best == 256
-        assert PathLatency(path, 4).largest_within(1.0, 1.0) is None
-
 
 candidates = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 400)), min_size=1, max_size=40)
 
@@ -180,7 +167,3 @@ class TestTrim:
         light, heavy = (budget.trim(ones, [20] * 16, context).total for context in (0.0, 8000.0))
         assert light > heavy > 0
         assert budget.trim(ones, ones, 1e9).requests == 0
-
-    def test_no_step_in_time(self) -> None:
-        with pytest.raises(SlaOutOfReach):
-            step_budget(PATH, 1.0)

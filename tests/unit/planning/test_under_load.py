@@ -111,15 +111,6 @@ def test_unstable_load_says_what_it_takes() -> None:
     assert "--replicas" in plan.remedy
 
 
-def test_an_sla_between_one_step_and_two_is_not_solved_by_replicas() -> None:
-    """theory J: p99 of greedy batching is near 2 T(1) at light load, and only a load without overlaps is below."""
-    plan = make_plan(GPU, 4.2, request=PlanRequest(rate=2.0))
-    assert not plan.feasible
-    row = plan.strategies[0]
-    assert row.sustainable_per_s is not None
-    assert row.sustainable_per_s < 0.01 / 4.1 * 1e3 * 1.5
-
-
 def test_price_follows_the_machines() -> None:
     priced = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
     priced = priced.with_path(replace(priced.paths["gpu"], price_per_hour=3.0))

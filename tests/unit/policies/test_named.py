@@ -48,10 +48,6 @@ def test_threshold_is_where_the_main_path_is_as_fast() -> None:
     assert default_threshold(PathTimes(8 + 0.05 * B, np.array([1.0, 2.0]))) == 3
 
 
-def test_a_window_lasts_one_request() -> None:
-    assert named_policy("window", 0.5, TIMES).settings["window_ms"] == pytest.approx(8.05)
-
-
 def test_a_cutoff_lasts_a_batch() -> None:
     """b = rate (8 + .05 b): 4.1 at 0.5/ms, so 5; 40 at 4/ms; none below 1; the largest where no batch is enough."""
     assert named_policy("cutoff", 0.5, TIMES).settings["t_cut_ms"] == pytest.approx(8.25)

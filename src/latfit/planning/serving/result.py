@@ -268,13 +268,9 @@ class PlannedEngines(Record, frozen=True, kw_only=True):
 
 def settings_of(settings: "EngineSettings", *, contents: bool) -> dict[str, Any]:
     """Return settings as fields of PlannedEngines. contents: whether recorded prompt contents determine the cache."""
+    same = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold")
     options = EngineOptions(
-        batching=settings.batching,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        kv_blocks=settings.kv_blocks,
-        block_size=settings.block_size,
+        **{name: getattr(settings, name) for name in (*same, "kv_blocks", "block_size")},
         order=settings.order.name,
         synchronous=not settings.asynchronous,
         prefix_hit_rate=None if contents else settings.cached_share,

@@ -12,8 +12,7 @@ from latfit.planning.serving.plan import ServingRequest, plan_serving
 from latfit.planning.serving.result import Trade
 from latfit.planning.serving.search import SearchSpace
 from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
-from latfit.simulation import EngineSettings, StepCosts, linear_costs, scaled_costs
-from latfit.simulation.engine.step_cost import WIDTH, Work, step_ms
+from latfit.simulation import EngineSettings, linear_costs
 from latfit.workload import Constant, OpenLoad, Poisson
 from tests.unit.planning.serving.test_search import EVERYTHING
 
@@ -27,20 +26,6 @@ def evaluator(load: OpenLoad = LOAD) -> Evaluator:
     found = Evaluator(load, COSTS, TARGETS)
     found.requests = 4_000
     return found
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_scaled_costs_scale_every_step(seed: int) -> None:
-    """Whatever the terms of a formula, all of a step's time is scaled, and each phase by its own factor."""
-    rng = np.random.default_rng(seed)
-    typical = rng.uniform(0.01, 2.0, (2, WIDTH)) * rng.integers(0, 2, (2, WIDTH))
-    costs = StepCosts(typical)
-    changed = scaled_costs(costs, 0.5, 3.0)
-    for work, factor in (
-        (Work(17.0, 17.0, 0.0, 0.0, 0.0, 900.0, 0.0, 0.0), 0.5),
-        (Work(17.0, 145.0, 1.0, 129.0, 40.0, 900.0, 8000.0, 169.0), 3.0),
-    ):
-        assert step_ms(changed, work) == pytest.approx(factor * step_ms(costs, work), rel=1e-9)
 
 
 def test_changes_do_what_they_say() -> None:

@@ -77,14 +77,6 @@ def test_a_limit_that_other_requests_would_miss_is_told() -> None:
     assert few_requests(evaluator, evaluator.measure(setup), given=True) == []
 
 
-def test_enough_requests_decide() -> None:
-    """Of 20,000 requests like these the 99th percentile has a standard deviation of 6 % over twelve seeds."""
-    evaluator, setup = measured(recorded(20_000), 1e9)
-    value = evaluator.measure(setup).reached[0].value
-    roomy = replace(evaluator, targets=Targets((RequestTarget("ttft", 1.4 * value),)), known={})
-    assert few_requests(roomy, roomy.measure(setup), given=True) == []
-
-
 def test_more_replicas_that_miss_are_told() -> None:
     """Two long prompts at once, every fifth request: four replicas deal them to different ones, five to the same."""
     arrivals = [1000.0 * (k // 6) for k in range(240)]
