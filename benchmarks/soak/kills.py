@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.files import ABANDONED_S, TEMPORARY
+from latfit.files import TEMPORARY
 from latfit.hardware import read_hardware
 from latfit.model import read_fit
 from latfit.trace.parquet import read_parquet
@@ -180,17 +180,14 @@ def main(n: int, seed: int = 0) -> int:
             when = "ended before the kill" if found.ended else "killed"
             outcomes[f"{name}: {when}, {'new' if found.changed else 'old'} content"] += 1
         left = folder.temporaries()
-        for file in left:
-            os.utime(file, (time.time() - 2 * ABANDONED_S,) * 2)
         for command in (COMMANDS["fit"], COMMANDS["report"]):
             losses += [told] if (told := folder.finish(command)) else []
-        kept = folder.temporaries()
     for outcome, count in sorted(outcomes.items()):
         print(f"{count:5d}  {outcome}")
-    print(f"{n} kills: {len(losses)} losses; {len(left)} temporaries left, {len(kept)} after the next commands.")
+    print(f"{n} kills: {len(losses)} losses; {len(left)} temporaries left.")
     for loss in losses:
         print(f"  {loss}")
-    return len(losses) + len(kept)
+    return len(losses)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Tasks on a Dask cluster, or on workers of this host: a client, tasks as they finish, and their results.
+"""Run tasks on a Dask cluster, or on workers of this host, and yield their results as they finish.
 
 A scheduler that does not answer, or has no workers, ends the work after PATIENCE_S. Any error or interrupt closes the
 client, which cancels its tasks and ends the workers that it started.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import Any
 
@@ -16,11 +16,13 @@ POLL_S = 0.1
 PATIENCE_S = 20.0  # for an answer of the scheduler, and without any worker
 
 
-@contextmanager
-def dask_client(scheduler: str | None, workers: int | None = None) -> Iterator[Any]:
-    """Yield a client of the cluster at an address, or of `workers` on this host (default: one a core).
+def run_on_dask(
+    tasks: Mapping[int, tuple[Any, ...]], scheduler: str | None, workers: int | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yield (number, result) of each task, a function and its arguments, as it finishes.
 
-    Raises WrongUsage if Dask is not installed or no scheduler answers.
+    scheduler: address of a cluster; without it, `workers` on this host (default: one a core). Raises WrongUsage if Dask
+    is not installed or no scheduler answers, the LatfitError of a task, and LatfitError if tasks are lost.
     """
     try:
         distributed: Any = import_module("distributed")
@@ -41,30 +43,23 @@ def dask_client(scheduler: str | None, workers: int | None = None) -> Iterator[A
                 remedy="Start one with `dask scheduler`, and give its address: --scheduler tcp://host:8786.",
             ) from None
         opened.callback(_close, client)
-        yield client
+        left = {number: client.submit(*task, pure=False) for number, task in tasks.items()}
+        alive = checked = time.monotonic()
+        while left:
+            done = [number for number, future in left.items() if future.done()]
+            yield from ((number, _result_of(left.pop(number))) for number in done)
+            if done:
+                continue
+            time.sleep(POLL_S)
+            now = time.monotonic()
+            if now - checked > PATIENCE_S / 10:
+                checked = now
+                alive = now if _count_workers(client) else alive
+            if now - alive > PATIENCE_S:
+                raise _lost(f"no worker for {PATIENCE_S:.0f} s")
 
 
-def finished(client: Any, futures: Sequence[Any]) -> Iterator[Any]:
-    """Yield futures as they finish or fail. Raises LatfitError after PATIENCE_S without workers."""
-    left = list(futures)
-    alive = checked = time.monotonic()
-    while left:
-        done = {id(future) for future in left if future.done()}
-        yield from (future for future in left if id(future) in done)
-        left = [future for future in left if id(future) not in done]
-        if done or not left:
-            continue
-        time.sleep(POLL_S)
-        now = time.monotonic()
-        if now - checked > PATIENCE_S / 10:
-            checked = now
-            alive = now if _workers(client) else alive
-        if now - alive > PATIENCE_S:
-            raise _lost(f"no worker for {PATIENCE_S:.0f} s")
-
-
-def result_of(future: Any) -> Any:
-    """Return the result of a finished task. Raises its LatfitError, or LatfitError if the task was lost."""
+def _result_of(future: Any) -> Any:
     from concurrent.futures import CancelledError
 
     try:
@@ -78,20 +73,16 @@ def result_of(future: Any) -> Any:
         raise _lost(f"{type(error).__name__}: {first_line(error)}") from None
 
 
-def _workers(client: Any) -> int:
+def _count_workers(client: Any) -> int:
     """Return the number of workers; 0 if the scheduler does not answer."""
-    try:
+    with suppress(Exception):  # a lost connection has many names
         return len(client.sync(client.scheduler.ncores, callback_timeout=PATIENCE_S / 4))
-    except Exception:  # noqa: BLE001 - a lost connection has many names
-        return 0
+    return 0
 
 
 def _lost(reason: str) -> LatfitError:
-    return LatfitError(
-        f"the cluster lost the work ({reason})",
-        where="--scheduler",
-        remedy="See the logs of its workers: they may lack memory (about 1 GiB each is needed), or have been stopped.",
-    )
+    remedy = "See the logs of its workers: they may lack memory (about 1 GiB each is needed), or have been stopped."
+    return LatfitError(f"the cluster lost the work ({reason})", where="--scheduler", remedy=remedy)
 
 
 def _close(client: Any) -> None:

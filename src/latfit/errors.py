@@ -1,8 +1,10 @@
 """Errors that a user can correct: what was found, where, what to do, and the exit code."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 silent: ContextVar[bool] = ContextVar("silent", default=False)
 """Whether only errors go to stderr."""
@@ -28,17 +30,7 @@ def tell(text: str) -> None:
 
 
 class LatfitError(Exception):
-    """Base of every error that latfit raises on purpose.
-
-    Parameters
-    ----------
-    found
-        What is wrong, in one line.
-    remedy
-        What to do.
-    where
-        File, option or row.
-    """
+    """Base of every error that latfit raises on purpose: what is wrong, where (file, option, row), and what to do."""
 
     exit_code = 1
 
@@ -54,11 +46,17 @@ class LatfitError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Keep keyword arguments when an error comes from a worker."""
-        return _remade, (type(self), self.found, self.where, self.remedy)
+        return partial(type(self), remedy=self.remedy, where=self.where), (self.found,)
 
 
-def _remade(kind: type[LatfitError], found: str, where: str | None, remedy: str) -> LatfitError:
-    return kind(found, where=where, remedy=remedy)
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Give errors of the block their place if they have none."""
+    try:
+        yield
+    except LatfitError as error:
+        error.where = error.where or where
+        raise
 
 
 def first_line(error: BaseException) -> str:

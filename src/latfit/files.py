@@ -1,11 +1,10 @@
 """Write files atomically, and report file system errors in the user's terms.
 
 A file is written under a temporary name and renamed: after a full disk or a crash it has the old content or the new.
-`rewrite` serves read-modify-write: writers lock the folder, and retry if the content changed meanwhile.
+Writers that `rewrite` files in one folder take turns.
 """
 
 import errno
-import functools
 import json
 import math
 import os
@@ -14,7 +13,6 @@ import shlex
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -35,69 +33,64 @@ TEMPORARY = (".latfit-", ".part")
 STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n\w]")
 """Characters that may control a terminal: all but printable ASCII, letters and digits."""
-ABANDONED_S = 60.0  # age of a temporary file that nobody locks
-GIVEN_UP_AFTER_S, POLL_S = 60.0, 0.005  # waiting for a folder that another process has locked
-TRIES = 100
 
 
 def check_writable(target: Path) -> None:
     """Raise TargetNotWritable before a long run if `target` cannot be written at its end."""
-    if str(target) == "-":
-        raise TargetNotWritable(
-            "is no file's name", where=str(target), remedy="Name a file; standard output is /dev/stdout."
-        )
+    where = str(target)
+    if where == "-":
+        raise TargetNotWritable("is no file's name", where=where, remedy="Name a file; standard output is /dev/stdout.")
     with file_system_errors(target):
-        place = _place(target)
+        place = _resolve(target)
         if place.is_dir():
-            raise TargetNotWritable("is a folder", where=str(target), remedy="Name a file inside it.")
+            raise TargetNotWritable("is a folder", where=where, remedy="Name a file inside it.")
         if not place.parent.is_dir():
-            raise TargetNotWritable(
-                "its folder does not exist",
-                where=str(target),
-                remedy=f"Make it: mkdir -p {shlex.quote(str(place.parent))}",
-            )
+            remedy = f"Make it: mkdir -p {shlex.quote(str(place.parent))}"
+            raise TargetNotWritable("its folder does not exist", where=where, remedy=remedy)
         if place.exists() and not os.access(place, os.W_OK):
-            raise TargetNotWritable("is read-only", where=str(target), remedy=f"chmod u+w {shlex.quote(str(target))}")
+            raise TargetNotWritable("is read-only", where=where, remedy=f"chmod u+w {shlex.quote(where)}")
         if not _is_special(place):
             with _temporary(place.parent):
                 pass
 
 
-def write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_whole(target: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Let `write` fill a temporary file next to `target`, then rename it.
 
-    On any error `target` keeps its content and the temporary file is removed. Mode and links are preserved. A device or
-    a pipe gets the content once it is complete.
+    On any error `target` keeps its content and the temporary file is removed. Mode, owner and links are preserved. A
+    device or a pipe gets the content once it is complete.
     """
     check_writable(target)
     with file_system_errors(target):
-        _replace(_place(target), write)
+        place = _resolve(target)
+        if _is_special(place):
+            whole = BytesIO()
+            write(whole)
+            with place.open("ab") as stream:
+                stream.write(whole.getbuffer())
+            return
+        with _temporary(place.parent) as (stream, partial):
+            write(stream)
+            stream.flush()
+            _copy_mode(place, partial)
+            os.fsync(stream.fileno())
+            partial.replace(place)
 
 
 def rewrite(target: Path, content: Callable[[], str]) -> None:
-    """Replace the text in `target` by `content()`, which reads it, without losing another writer's change.
-
-    Writers in one folder take turns. If other programs changed the file meanwhile (an editor, a file system without
-    locks), `content` is called again.
-
-    Raises
-    ------
-    TargetNotWritable
-        If the file keeps changing, or its folder stays locked.
-    """
+    """Replace the text in `target` by `content()`, which reads it, without losing another writer's change."""
     check_writable(target)
     with file_system_errors(target):
-        place = _place(target)
-        with _locked(place.parent):
-            for _ in range(TRIES):
-                before = _version(place)
-                text = content().encode()
-                if _replace(place, lambda stream: _fill(stream, text), lambda: _version(place) == before):  # noqa: B023
-                    sync_folder(place.parent)
-                    return
-    raise TargetNotWritable(
-        f"changed {TRIES} times while it was written", where=str(target), remedy="End what else writes it."
-    )
+        folder = _resolve(target).parent
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            if sys.platform != "win32":
+                with suppress(OSError):  # file systems without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+            write_text(target, content())
+            sync_folder(folder)
+        finally:
+            os.close(descriptor)
 
 
 def lock(descriptor: int) -> bool | None:
@@ -114,7 +107,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def open_own(file: Path, flags: int) -> int:
-    """Open a lock or journal that latfit keeps next to a user's file, and return its descriptor.
+    """Open a journal that latfit keeps next to a user's file, and return its descriptor.
 
     Raises TargetNotWritable unless it is a regular file with one link: another user may have placed a link or a pipe.
     """
@@ -145,7 +138,7 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _place(target: Path) -> Path:
+def _resolve(target: Path) -> Path:
     """Resolve links of `target`; an open stream of this process stays."""
     if str(target).startswith(STREAMS):
         return target
@@ -156,58 +149,27 @@ def _place(target: Path) -> Path:
 
 
 def _is_special(place: Path) -> bool:
-    """Whether it exists and cannot be replaced: a device, a pipe, an open stream."""
+    """Return whether it exists and cannot be replaced: a device, a pipe, an open stream."""
     return place.exists() and (not place.is_file() or str(place).startswith(STREAMS))
-
-
-def _replace(place: Path, write: Callable[[BinaryIO], None], allowed: Callable[[], bool] = lambda: True) -> bool:
-    """Write to a temporary file and rename it if `allowed()`; return whether it was."""
-    if _is_special(place):
-        whole = BytesIO()
-        write(whole)
-        with place.open("ab") as stream:
-            stream.write(whole.getbuffer())
-        return True
-    _remove_abandoned(place.parent)
-    with _temporary(place.parent) as (stream, partial):
-        write(stream)
-        stream.flush()
-        _take_after(place, partial)
-        os.fsync(stream.fileno())
-        if not allowed():
-            return False
-        partial.replace(place)
-    return True
 
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """Create a file that is locked while open and deleted at the end unless renamed."""
+    """Create a file that is deleted at the end unless renamed."""
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY[0], suffix=TEMPORARY[1])
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            lock(descriptor)
             yield stream, Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-@functools.cache
-def _remove_abandoned(folder: Path) -> None:
-    """Delete old temporary files that nobody locks, once per process."""
-    for left in folder.glob("*".join(TEMPORARY)):
-        with suppress(OSError, TargetNotWritable), os.fdopen(open_own(left, os.O_RDWR), "rb") as stream:
-            if lock(stream.fileno()) and time.time() - os.fstat(stream.fileno()).st_mtime > ABANDONED_S:
-                left.unlink()
-
-
-def _take_after(place: Path, partial: Path) -> None:
+def _copy_mode(place: Path, partial: Path) -> None:
     """Copy mode and, if permitted, owner and group of the replaced file."""
-    try:
-        before = place.stat()
-    except FileNotFoundError:
+    if not place.exists():
         partial.chmod(0o666 & ~_UMASK)
         return
+    before = place.stat()
     if sys.platform != "win32":
         for owner in ((-1, before.st_gid), (before.st_uid, -1)):
             with suppress(PermissionError):
@@ -215,42 +177,8 @@ def _take_after(place: Path, partial: Path) -> None:
     partial.chmod(stat.S_IMODE(before.st_mode))
 
 
-def _version(place: Path) -> tuple[int, int, int] | None:
-    """Return what changes whenever the file is written; None if it does not exist."""
-    try:
-        found = place.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, where the file system has locks. Raises TargetNotWritable after GIVEN_UP_AFTER_S."""
-    if sys.platform == "win32":
-        yield
-        return
-    descriptor, begun = os.open(folder, os.O_RDONLY), time.monotonic()
-    try:
-        while lock(descriptor) is False:
-            if time.monotonic() - begun > GIVEN_UP_AFTER_S:
-                raise TargetNotWritable(
-                    f"its folder is locked by another process for more than {GIVEN_UP_AFTER_S:.0f} s",
-                    where=str(folder),
-                    remedy="Wait for it or end it, then repeat the command.",
-                )
-            time.sleep(POLL_S)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _fill(stream: BinaryIO, content: bytes) -> None:
-    stream.write(content)
-
-
 def write_bytes(target: Path, content: bytes) -> None:
-    write_whole(target, lambda stream: _fill(stream, content))
+    write_whole(target, lambda stream: stream.write(content))
 
 
 def write_text(target: Path, text: str) -> None:
@@ -268,12 +196,8 @@ def dumps(document: Any) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    try:
+    with file_system_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TargetNotWritable(
-            f"the folder cannot be made ({error.strerror})", where=str(folder), remedy="Choose another folder."
-        ) from None
 
 
 def _finite(value: Any) -> Any:
@@ -283,9 +207,7 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
-    if hasattr(value, "item"):
-        return _finite(value.item())
-    return value
+    return _finite(value.item()) if hasattr(value, "item") else value
 
 
 @contextmanager
@@ -294,12 +216,7 @@ def file_system_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        found, remedy = f"cannot be written ({error.strerror or error})", "Name another place."
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise TargetNotWritable(
-                "no space left on the device",
-                where=str(target),
-                remedy="Free some space, or write elsewhere with --out.",
-            ) from None
-        raise TargetNotWritable(
-            f"cannot be written ({error.strerror or error})", where=str(target), remedy="Name another place."
-        ) from None
+            found, remedy = "no space left on the device", "Free some space, or write elsewhere with --out."
+        raise TargetNotWritable(found, where=str(target), remedy=remedy) from None

@@ -30,15 +30,7 @@ LEAST_BITS = int(np.float64(LEAST).view(np.int64))
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Response times of some requests.
-
-    Attributes
-    ----------
-    first
-        Number of the first bin.
-    totals, low, high, mass
-        Count, smallest time, largest time and sum of times in each bin (bins,), in ms; 0 if empty.
-    """
+    """Response times of some requests: number of the first bin; count, ends and sum of times (ms) by bin (bins,)."""
 
     first: int
     totals: NDArray[np.int64]
@@ -65,11 +57,9 @@ class Histogram:
         bits = max(int(np.float64(time).view(np.int64)), LEAST_BITS) if time > 0 else LEAST_BITS
         number = bits >> SHIFT
         column = number - self.first
-        if not 0 <= column < len(self.totals):
+        if not 0 <= column < len(self.totals) or not self.totals[column] or time < self.low[column]:
             return number, 0.0
         low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
-        if time < low or not count:
-            return number, 0.0
         if time >= high:
             return number, 1.0
         at_low, at_high = self._ends(column)
@@ -79,12 +69,11 @@ class Histogram:
     def at_most(self, number: int, share: float) -> float:
         """Count the requests below a bin, and a share of those in it."""
         column = number - self.first
-        if column < 0 or not len(self.totals):
+        if column < 0 or not self.size:
             return 0.0
         if column >= len(self.totals):
             return float(self.size)
-        own = int(self.totals[column])
-        return float(self.reached[column]) - (1 - share) * own
+        return float(self.reached[column]) - (1 - share) * int(self.totals[column])
 
     def above(self, time: float) -> float:
         """Return the share of requests that take longer than a time in ms."""

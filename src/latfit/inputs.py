@@ -74,49 +74,28 @@ def _refuse_device(source: Path, mode: int) -> Path:
 
 
 def read_json(source: Path, *, what: str, made_by: str, infinite: bool = False) -> Any:
-    """Return the document in a file. Raises BadInput.
-
-    Parameters
-    ----------
-    what, made_by
-        What such a file is called, and the command that makes one, for the error.
-    infinite
-        See `decode_json`.
-    """
+    """Return the document in a file. Raises BadInput, with what such a file is called and which command makes one."""
     try:
         with regular_file(source).open("rb") as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
         if len(content) > MAX_JSON_BYTES:
-            raise BadInput(
-                f"has more than {MAX_JSON_BYTES >> 20} MiB, so it is no {what}",
-                where=str(source),
-                remedy=f"Check the name, or make one with `{made_by}`.",
-            )
+            raise ValueError(f"it has more than {MAX_JSON_BYTES >> 20} MiB")
         return decode_json(content, infinite=infinite)
     except BadInput as error:
         found = error.found if source.exists() else f"no such {what}"
         raise BadInput(found, where=error.where, remedy=f"Make one with `{made_by}`.") from None
-    except UnicodeDecodeError:
-        found = f"a Parquet file, not a {what}" if content.startswith(PARQUET) else f"not a {what}: it is no text"
-        raise BadInput(found, where=str(source), remedy=f"Make one with `{made_by}`.") from None
     except ValueError as error:
+        is_text = not isinstance(error, UnicodeDecodeError)
+        reason = str(error) if is_text else "it is Parquet" if content.startswith(PARQUET) else "it is no text"
         raise BadInput(
-            f"not a {what} ({error})", where=str(source), remedy=f"Make it again with `{made_by}`."
+            f"not a {what} ({reason})", where=str(source), remedy=f"Make it again with `{made_by}`."
         ) from None
 
 
 def decode_json(content: bytes, *, infinite: bool = False) -> Any:
-    """Return the document in `content`.
+    """Return the document in `content`. infinite: accept NaN and Infinity, which Python writes.
 
-    Parameters
-    ----------
-    infinite
-        Accept NaN and Infinity, which Python writes although JSON has no such numbers.
-
-    Raises
-    ------
-    ValueError
-        Also for a number, or a nesting, too large to work with, and for text that could not be written again.
+    Raises ValueError, also for a number, or a nesting, too large to work with, and text that could not be written.
     """
     try:
         document = json.loads(

@@ -1,6 +1,5 @@
 """Free memory, and checks against it."""
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 from latfit.errors import BadInput
 
 GIB = 1 << 30
-MAX_EXPANSION = 1000  # of a column that is compressed inside its file
 
 
 def check_memory(needed: float, where: str, remedy: str) -> None:
@@ -20,12 +18,6 @@ def check_memory(needed: float, where: str, remedy: str) -> None:
             where=where,
             remedy=remedy,
         )
-
-
-def absurd_size(error: MemoryError, source: Path) -> bool:
-    """Return whether the requested size shows that the file is damaged: it cannot hold so much."""
-    requested = re.search(r"size (\d+)", str(error))
-    return requested is not None and int(requested[1]) > MAX_EXPANSION * source.stat().st_size + GIB
 
 
 def free_memory_bytes() -> int | None:

@@ -41,11 +41,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
     Class keywords choose the form of the JSON: `tag_field="schema", tag="latfit.fit/1"` writes and checks the schema,
     `omit_defaults=True` leaves out what has its default. Copy with `msgspec.structs.replace(record, field=value)`.
-
-    Attributes
-    ----------
-    what, made_by
-        What the document is called and which command makes it, for the error about one that is not valid.
+    what, made_by: what the document is called and which command makes it, for errors.
     """
 
     what: ClassVar[str] = "record"

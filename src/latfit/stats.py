@@ -69,10 +69,6 @@ def weighted_quantile(values: FloatArray, q: float, weights: FloatArray | None =
 
 def weighted_quantiles(values: FloatArray, shares: Sequence[float], weights: FloatArray) -> list[float]:
     """Return such quantiles of several shares."""
-    if len(values) and weights[0] > 0 and np.all(weights == weights[0]):
-        ranks = np.ceil(np.asarray(shares) * (len(values) * (1 - 1e-12))).astype(np.int64) - 1
-        ranks = np.clip(ranks, 0, len(values) - 1)
-        return [float(value) for value in np.partition(values, np.unique(ranks))[ranks]]
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])
     ranks = np.searchsorted(cumulative, np.asarray(shares) * cumulative[-1] * (1 - 1e-12))
@@ -104,7 +100,6 @@ class Groups:
 
     @property
     def values(self) -> float:
-        """Number of values."""
         return float(self.size.sum())
 
     @property

@@ -28,44 +28,37 @@ BYTES_PER_UNIT: Mapping[str, int] = {
 """`GB` is 10⁹ bytes and `GiB` 2³⁰ (IEC 80000-13); nvidia-smi and engines print MiB and GiB."""
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-_DURATION = re.compile(rf"\s*({_NUMBER})\s*([a-zµμ]+)\s*")
+_QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(/?\s*[a-zA-Zµμ]+)\s*")
 _NOTHING = re.compile(rf"\s*0+(?:\.0*)?\s*(?:{'|'.join(MS_PER_UNIT)})?\s*")
-_RATE = re.compile(rf"\s*({_NUMBER})\s*/\s*([a-zµμ]+)\s*")
-_SIZE = re.compile(rf"\s*({_NUMBER})\s*([a-zA-Z]+)\s*")
 
 
 def parse_duration_ms(text: str, *, option: str = "duration", zero: bool = False) -> float:
     """Return ms of `20ms`, `1.5s`, `250us`, `2min`. zero: accept `0` and `0s`. Raises WrongUsage, also without unit."""
     if zero and _NOTHING.fullmatch(text):
         return 0.0
-    value, unit_ms = _parse(_DURATION, text, option, "a duration with its unit, such as 20ms or 1.5s", MS_PER_UNIT)
-    return value * unit_ms
+    return _parse(text, option, "a duration with its unit, such as 20ms or 1.5s", MS_PER_UNIT)
 
 
 def parse_rate_per_ms(text: str, *, option: str = "rate") -> float:
     """Return events per ms of `500/s`, `0.5/ms`, `1200/min`. Raises WrongUsage."""
-    value, unit_ms = _parse(_RATE, text, option, "a rate with its unit, such as 500/s or 30/min", MS_PER_UNIT)
-    return value / unit_ms
+    rates = {f"/{unit}": 1 / ms for unit, ms in MS_PER_UNIT.items()}
+    return _parse(text, option, "a rate with its unit, such as 500/s or 30/min", rates)
 
 
 def parse_bytes(text: str, *, option: str = "memory") -> float:
     """Return the bytes of `24GiB`, `81559MiB`, `80GB`. Raises WrongUsage, also without unit."""
-    value, unit = _parse(_SIZE, text, option, "a size with its unit, such as 24GiB or 80GB", BYTES_PER_UNIT)
-    return value * unit
+    return _parse(text, option, "a size with its unit, such as 24GiB or 80GB", BYTES_PER_UNIT)
 
 
-def _parse(
-    pattern: re.Pattern[str], text: str, option: str, wanted: str, units: Mapping[str, float]
-) -> tuple[float, float]:
-    """Return the number and the value of its unit."""
-    found = pattern.fullmatch(text)
-    unit = found.group(2) if found else ""
+def _parse(text: str, option: str, wanted: str, units: Mapping[str, float]) -> float:
+    found = _QUANTITY.fullmatch(text)
+    unit = "".join(found[2].split()) if found else ""
     if not found or unit not in units:
         raise WrongUsage(f"{text!r} is not {wanted}", where=option, remedy=f"Write {wanted}.")
-    value = float(found.group(1))
+    value = float(found[1])
     if not math.isfinite(value) or value <= 0:
         raise WrongUsage(f"{text!r} is not above zero", where=option, remedy=f"Write {wanted}, above zero.")
-    return value, units[unit]
+    return value * units[unit]
 
 
 def whole_number(text: str) -> int | None:

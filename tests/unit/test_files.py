@@ -6,15 +6,13 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
-from latfit import files
 from latfit.errors import TargetNotWritable
-from latfit.files import ABANDONED_S, TEMPORARY, check_writable, lock, rewrite, write_text, write_whole
+from latfit.files import check_writable, rewrite, write_text, write_whole
 
 root = pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to the superuser")
 
@@ -124,55 +122,6 @@ class TestWriteWhole:
         assert others(file) == []
 
 
-class TestTemporaries:
-    """Those of killed writers go, those of living ones stay."""
-
-    def left_behind(self, file: Path, age_s: float) -> Path:
-        left = file.with_name(f"{TEMPORARY[0]}abc{TEMPORARY[1]}")
-        left.touch()
-        os.utime(left, (time.time() - age_s,) * 2)
-        return left
-
-    def test_a_killed_writer(self, file: Path) -> None:
-        code = f"""
-import os, signal
-from collections.abc import Callable
-from pathlib import Path
-from latfit.files import write_whole
-def write(stream):
-    stream.write(b"half")
-    stream.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-write_whole(Path({str(file)!r}), write)
-"""
-        file.write_text("old")
-        subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-        assert file.read_text() == "old"
-        (left,) = others(file)
-        os.utime(file.with_name(left), (time.time() - 2 * ABANDONED_S,) * 2)
-        write_text(file, "new")
-        assert others(file) == []
-
-    def test_a_fresh_one_stays(self, file: Path) -> None:
-        left = self.left_behind(file, 0)
-        write_text(file, "new")
-        assert left.exists()
-
-    def test_one_that_is_held_stays_however_old(self, file: Path) -> None:
-        left = self.left_behind(file, 1e6)
-        with left.open("r+b") as stream:
-            assert lock(stream.fileno())
-            write_text(file, "new")
-        assert left.exists()
-
-    def test_other_hidden_files_stay(self, file: Path) -> None:
-        other = file.with_name(".latfit-settings")
-        other.touch()
-        os.utime(other, (0, 0))
-        write_text(file, "new")
-        assert other.exists()
-
-
 def add_lines(file: Path, name: str, n: int) -> None:
     """A writer in a process of its own."""
     for i in range(n):
@@ -189,31 +138,6 @@ class TestRewrite:
             writer.join(60)
         expected = {f"{name}{i}" for name in "abc" for i in range(30)}
         assert set(file.read_text().split()) == expected
-        assert others(file) == []
-
-    def test_a_change_in_between_is_seen(self, file: Path) -> None:
-        """An editor takes no turn; what it saved is not overwritten."""
-        file.write_text("a")
-        saved = iter(["ab"])
-
-        def content() -> str:
-            found = file.read_text()
-            if text := next(saved, None):
-                file.write_text(text)
-            return found + "c"
-
-        rewrite(file, content)
-        assert file.read_text() == "abc"
-
-    def test_a_file_that_never_rests(self, file: Path) -> None:
-        file.write_text("")
-
-        def content() -> str:
-            file.write_text(file.read_text() + "x")
-            return "mine"
-
-        with pytest.raises(TargetNotWritable, match="changed 100 times"):
-            rewrite(file, content)
         assert others(file) == []
 
     def test_an_error_ends_the_turn(self, file: Path) -> None:
@@ -236,18 +160,6 @@ rewrite(Path({str(file)!r}), lambda: os.kill(os.getpid(), signal.SIGKILL))
         subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
         rewrite(file, lambda: "new")
         assert file.read_text() == "new"
-        assert others(file) == []
-
-    def test_who_waits_too_long_is_told(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(files, "GIVEN_UP_AFTER_S", 0.1)
-
-        def content() -> str:
-            with pytest.raises(TargetNotWritable, match="locked by another process"):
-                rewrite(file, lambda: "second")
-            return "first"
-
-        rewrite(file, content)
-        assert file.read_text() == "first"
 
     def test_by_any_name_of_the_file(self, file: Path, tmp_path: Path) -> None:
         link = tmp_path / "link.json"

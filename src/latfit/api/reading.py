@@ -8,14 +8,13 @@ import numpy as np
 
 from latfit.api.request import given_in, ignored, shared, verb
 from latfit.api.requests import ReadRequest, Time
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, WrongUsage, located
 from latfit.files import check_writable
 from latfit.trace import (
     PERIOD,
     CleanOptions,
     CleanTrace,
     Reading,
-    Scan,
     Trace,
     columns_of,
     compress,
@@ -87,15 +86,15 @@ def _summarised(source: str, request: ReadRequest) -> CleanTrace:
     asked, target = _reading(request), request.cells_file
     if target is not None:
         check_writable(target)
-    scan = Scan(
-        asked.column_map,
-        asked.unit,
-        asked.where,
-        asked.cleaning,
-        skip_unreadable=request.skip_bad,
+    found = compress(
+        source,
+        asked,
         time=None if request.cells_time == "auto" else request.cells_time,
+        skip_unreadable=request.skip_bad,
+        backend=request.backend,
+        scheduler=request.scheduler,
+        progress=request.progress,
     )
-    found = compress(source, scan, backend=request.backend, scheduler=request.scheduler, progress=request.progress)
     if target is None:
         return ingest_table(found.trace)
     write_trace(target, found.trace)
@@ -125,7 +124,8 @@ def steps_of(source: Any) -> Trace:
     required = ("B", "S")
     if isinstance(source, str | Path):
         return read_columns(open_source(source), required)
-    return typed_columns(table_of(source), required, TABLE)
+    with located(TABLE):
+        return typed_columns(table_of(source), required)
 
 
 def _pandas_columns(frame: Any) -> dict[str, Any]:

@@ -46,20 +46,9 @@ class Lever:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits an engine.
+    """What limits an engine: the limit and the readings that show it, settings, figures (NaN if unknown), known limits.
 
-    Attributes
-    ----------
-    binding, why
-        The limit, and the readings that show it.
-    figures
-        Measured figures by name; NaN if unknown.
-    limits
-        Settings that are known.
-    growing
-        Requests per second by which the queue grew.
-    engines
-        How many engines the figures sum up; a limit is of each.
+    growing: requests per second by which the queue grew; engines: how many the figures sum up, a limit is of each.
     """
 
     engine: str
@@ -72,27 +61,13 @@ class Diagnosis:
     engines: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "engine": self.engine,
-            "binding": self.binding,
-            "why": self.why,
-            "growing_per_s": self.growing,
-            "levers": [asdict(each) for each in self.levers],
-            "figures": dict(self.figures),
-            "limits": dict(self.limits),
-        }
+        names = ("engine", "binding", "why", "figures", "limits")
+        levers = [asdict(each) for each in self.levers]
+        return {name: getattr(self, name) for name in names} | {"growing_per_s": self.growing, "levers": levers}
 
 
 def diagnose(readings: Sequence[Reading], limits: Mapping[str, int] | None = None) -> Diagnosis:
-    """Find the limit that binds an engine.
-
-    Parameters
-    ----------
-    readings
-        Two or more of one run, in their order.
-    limits
-        Further known settings, by the names of a recorder's provenance.
-    """
+    """Find the limit that binds an engine, from two or more readings of one run; limits: further known settings."""
     seen = between(readings[0], readings[-1])
     facts = {**seen.last.facts, **(limits or {})}
     known = {name: int(facts[name]) for name in (SEQUENCES, BUDGET) if facts.get(name)}
@@ -170,11 +145,8 @@ class _Readings:
         return "unknown", f"{said}; {cache}. The counters do not prove which limit they wait for."
 
     def levers(self, binding: Binding) -> list[Lever]:
-        found = [
-            Lever(SEQUENCES, *self._sequences(binding)),
-            Lever(CACHE, *self._cache(binding)),
-            Lever(BUDGET, *self._budget(binding)),
-        ]
+        rules = {SEQUENCES: self._sequences, CACHE: self._cache, BUDGET: self._budget}
+        found = [Lever(setting, *rule(binding)) for setting, rule in rules.items()]
         if self.growing():
             came, went = self.seen.arrived / self.seen.seconds, self.seen.finished / self.seen.seconds
             why = f"add some: {format_rate(came)} arrive, {format_rate(went)} are served; the queue grows."
@@ -223,25 +195,22 @@ class _Readings:
 
     def figures(self) -> dict[str, float]:
         seen, step = self.seen, self.seen.mean_step() or {}
+        rates = {"arrived_per_s": seen.arrived, "finished_per_s": seen.finished}
+        rates |= {"generated_per_s": seen.generated_tokens, "prefill_per_s": seen.prefill_tokens}
         return {
             "seconds": seen.seconds,
             "running": _mean(self.gauge("running")),
             "running_most": self.most("running"),
             "waiting": _mean(self.gauge("waiting")),
             "kv_usage": self.most("kv_usage"),
-            "arrived_per_s": seen.arrived / seen.seconds,
-            "finished_per_s": seen.finished / seen.seconds,
-            "generated_per_s": seen.generated_tokens / seen.seconds,
-            "prefill_per_s": seen.prefill_tokens / seen.seconds,
+            **{name: value / seen.seconds for name, value in rates.items()},
             "B": step.get("B", math.nan),
             "S": step.get("S", math.nan),
             "T_ms": step.get("T_ms", math.nan) if seen.was_busy else math.nan,
             "worked": min(seen.worked, 1.0),
             "preemptions": max(seen.count("preemptions"), 0.0),
-            "queue_ms": seen.mean("queue"),
-            "ttft_ms": seen.mean("ttft"),
             "tpot_ms": tpot_ms(seen),
-            "latency_ms": seen.mean("latency"),
+            **{f"{name}_ms": seen.mean(name) for name in ("queue", "ttft", "latency")},
             "prompt_tokens": seen.mean("prompt_lengths"),
             "output_tokens": seen.mean("output_lengths"),
         }

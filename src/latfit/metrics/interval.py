@@ -48,37 +48,30 @@ class Interval:
     @cached_property
     def steps(self) -> float:
         """Steps of all engines together; NaN if they are not counted."""
-        counted = self.seen("step_tokens")
-        return self.count("steps") if math.isnan(counted) else counted
+        return _first(self.seen("step_tokens"), self.count("steps"))
 
-    @cached_property
+    @property
     def first_tokens(self) -> float:
         return self.seen("ttft")
 
     @cached_property
     def prefill_tokens(self) -> float:
         """Computed prompt tokens, without those found in the prefix cache."""
-        computed = self.count("prefill_tokens")
-        if not math.isnan(computed):
-            return computed
-        return self.count("prompt_tokens") - _or_zero(self.count("prefix_hits"))
+        return _first(self.count("prefill_tokens"), self.count("prompt_tokens") - _or_zero(self.count("prefix_hits")))
 
     @cached_property
     def decode_tokens(self) -> float:
         """Decoded tokens, with accepted drafts."""
-        counted = self.count("decode_tokens")
-        return self.count("generation_tokens") - self.first_tokens if math.isnan(counted) else counted
+        return _first(self.count("decode_tokens"), self.count("generation_tokens") - self.first_tokens)
 
     @cached_property
     def generated_tokens(self) -> float:
-        counted = self.count("decode_tokens")
-        return self.count("generation_tokens") if math.isnan(counted) else counted + _or_zero(self.first_tokens)
+        return _first(self.count("decode_tokens") + _or_zero(self.first_tokens), self.count("generation_tokens"))
 
     @cached_property
     def finished(self) -> float:
         """Finished requests; if they are not counted, the values of the latency histogram."""
-        counted = self.count("finished")
-        return self.seen("latency") if math.isnan(counted) else counted
+        return _first(self.count("finished"), self.seen("latency"))
 
     @cached_property
     def arrived(self) -> float:
@@ -152,10 +145,8 @@ class Interval:
             "prefill_tokens": self.prefill_tokens / N,
             "queued_requests": (self.first.waiting + self.last.waiting) / 2,
         }
-        if self.of_slots:
-            return row
-        if not math.isfinite(B + S):
-            return None
+        if self.of_slots or not math.isfinite(B + S):
+            return row if self.of_slots else None
         usage = (self.first.kv_usage + self.last.kv_usage) / 2
         capacity = self.last.facts.get("kv_capacity_tokens")
         return {
@@ -180,6 +171,11 @@ def path_sd(first: float, last: float, mean: float) -> float:
     middle = 2 * mean - (first + last) / 2
     square = sum(a * a + a * middle + middle * middle for a in (first, last)) / 6
     return math.sqrt(max(square - mean * mean, 0.0)) if math.isfinite(square) else math.nan
+
+
+def _first(*values: float) -> float:
+    """Return the first value that is known."""
+    return next((value for value in values if not math.isnan(value)), math.nan)
 
 
 def _or_zero(value: float) -> float:

@@ -68,7 +68,11 @@ class Server:
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or _port(parts) == 0:
+        try:
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # the port is no number
+            is_address = False
+        if not is_address:
             raise WrongUsage(f"{url!r} is no address of a server", where="URL", remedy="Write http://localhost:8000.")
         self.base = f"{parts.scheme}://{parts.netloc}"
         self.places = PLACES if parts.path in ("", "/") else (parts.path + (f"?{parts.query}" if parts.query else ""),)
@@ -87,9 +91,9 @@ class Server:
                 found = self._read(place)
             except Unanswered as error:
                 reasons.append(str(error))
-                continue
-            self.places = (place,)
-            return found
+            else:
+                self.places = (place,)
+                return found
         raise BadInput(
             reasons[0],
             where=f"{self.base}{self.places[0]}",
@@ -154,24 +158,11 @@ class Server:
                     yield block
         except urllib.error.HTTPError as error:
             raise Unanswered(f"answers {error.code} {error.reason}") from None
-        except TimeoutError:
-            raise Unanswered(f"does not answer within {patience_s:g} s") from None
-        except urllib.error.URLError as error:
-            late = isinstance(error.reason, TimeoutError)
-            reason = f"does not answer within {patience_s:g} s" if late else f"cannot be reached ({error.reason})"
-            raise Unanswered(reason) from None
-        except HTTPException as error:
-            raise Unanswered(f"does not speak HTTP ({type(error).__name__})") from None
-        except (OSError, ValueError) as error:
-            raise Unanswered(f"breaks off ({error})") from None
-
-
-def _port(parts: Any) -> int | None:
-    """Return the port, 0 if it is no number."""
-    try:
-        return parts.port  # type: ignore[no-any-return]
-    except ValueError:
-        return 0
+        except (OSError, ValueError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            late = isinstance(reason, TimeoutError)
+            found = f"does not answer within {patience_s:g} s" if late else f"cannot be reached ({reason})"
+            raise Unanswered(found) from None
 
 
 def _settings_in(document: Any, names: Mapping[str, str], depth: int = 0) -> Iterator[tuple[str, Any]]:

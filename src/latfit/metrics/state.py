@@ -62,10 +62,9 @@ class Buckets:
         """Return the edges between which a quantile lies; NaN without values."""
         if not self.count > 0:
             return math.nan, math.nan
-        for i, reached in enumerate(self.reached):
-            if reached >= q * self.count:
-                return self.edges[i - 1] if i else 0.0, self.edges[i]
-        return (self.edges[-1] if self.edges else 0.0), math.inf
+        edges = [0.0, *self.edges, math.inf]
+        place = next((i for i, reached in enumerate(self.reached) if reached >= q * self.count), len(self.edges))
+        return edges[place], edges[place + 1]
 
     def share_within(self, limit: float) -> tuple[float, float]:
         """Return the least and the most share that can be at or below a limit; NaN without values."""
@@ -102,22 +101,10 @@ class Buckets:
 
 @dataclass(frozen=True)
 class ServerState:
-    """A server at a moment.
+    """A server at a moment: requests and share of the KV cache (NaN if unknown), the rest by names of `latfit.engines`.
 
-    Attributes
-    ----------
-    running, waiting
-        Requests; NaN if unknown, like `kv_usage`.
-    kv_usage
-        Share of the KV cache.
-    counters, histograms
-        By the names of `latfit.engines`.
-    facts
-        Settings, by the names of a recorder's provenance.
-    engines
-        How many engines it sums up.
-    live
-        Whether steps are counted as they are made.
+    facts: settings, by the names of a recorder's provenance; engines: how many it sums up; live: whether steps are
+    counted as they are made.
     """
 
     engine: str
@@ -141,17 +128,11 @@ def samples_in(lines: Iterable[bytes]) -> Iterator[Sample]:
     size = 0
     for line in lines:
         size += len(line)
-        if size > MAX_BYTES:
-            return
-        found = None if line.startswith(b"#") else _SAMPLE.fullmatch(line.decode("utf-8", "replace").rstrip("\r\n"))
-        if found is None:
-            continue
-        try:
-            value = float(found[3])
-        except ValueError:
-            continue
-        is_possible = abs(value) <= LARGEST_NUMBER  # false for NaN
-        yield Sample(found[1], dict(_LABEL.findall(found[2] or "")), value if is_possible else 0.0)
+        found = _SAMPLE.fullmatch(line.decode("utf-8", "replace").rstrip("\r\n")) if size <= MAX_BYTES else None
+        if found and not line.startswith(b"#"):
+            value = _number(found[3])
+            is_possible = abs(value) <= LARGEST_NUMBER  # false for NaN
+            yield Sample(found[1], dict(_LABEL.findall(found[2] or "")), value if is_possible else 0.0)
 
 
 def read_state(source: Source) -> ServerState:
@@ -182,11 +163,10 @@ def state_of(lines: Iterable[bytes], name: str) -> ServerState:
 
 def _one_of_ranks(samples: Sequence[Sample]) -> list[Sample]:
     """Keep one sample of those that the processes of one engine repeat."""
-    first: dict[tuple[tuple[str, str], ...], Sample] = {}
+    first: dict[Any, Sample] = {}
     for number, sample in enumerate(samples):
-        is_ranked = any(rank in sample.labels for rank in RANKS)
-        rest = tuple(sorted(item for item in sample.labels.items() if item[0] not in RANKS))
-        first.setdefault(rest if is_ranked else (("", str(number)),), sample)
+        rest = frozenset(item for item in sample.labels.items() if item[0] not in RANKS)
+        first.setdefault(rest if len(rest) < len(sample.labels) else number, sample)
     return list(first.values())
 
 
@@ -201,23 +181,22 @@ def _busiest_model(own: Own, by: str) -> Own:
 
 
 def _state(engine: Engine, own: Own) -> ServerState:
-    gauges = {name: _values(own, names) for name, names in engine.gauges.items()}
     counters = {name: math.fsum(found) for name, names in engine.counters.items() if (found := _values(own, names))}
     for name, (mean, divisor) in engine.means.items():
         each = _values(own, (mean,)), _values(own, (divisor,))
         if all(each):
             counters[name] = math.fsum(each[0]) * math.fsum(each[1])
+    running, waiting, usage = (_values(own, engine.gauges[name]) for name in ("running", "waiting", "kv_usage"))
     histograms = {name: _buckets(own, names, name) for name, names in engine.histograms.items()}
-    running = next((own[name.name] for name in engine.gauges["running"] if name.name in own), ())
-    replicas = {tuple(sample.labels.get(label, "") for label in REPLICAS) for sample in running}
-    usage = gauges["kv_usage"]
+    gauges = next((own[name.name] for name in engine.gauges["running"] if name.name in own), ())
+    replicas = {tuple(sample.labels.get(label, "") for label in REPLICAS) for sample in gauges}
     return ServerState(
         engine.name,
-        running=math.fsum(gauges["running"]) if gauges["running"] else math.nan,
-        waiting=math.fsum(gauges["waiting"]) if gauges["waiting"] else math.nan,
+        running=math.fsum(running) if running else math.nan,
+        waiting=math.fsum(waiting) if waiting else math.nan,
         kv_usage=math.fsum(usage) / len(usage) if usage else math.nan,
         counters=counters,
-        histograms={name: seen for name, seen in histograms.items() if seen is not None},
+        histograms={name: found for name, found in histograms.items() if found is not None},
         facts=_facts(engine, own),
         engines=max(1, len(replicas)),
         live=engine.live,
@@ -226,11 +205,11 @@ def _state(engine: Engine, own: Own) -> ServerState:
 
 def _values(own: Own, names: Sequence[Name]) -> list[float]:
     """Return the samples of the first name that the text has, in our unit."""
-    for name in names:
-        found = [s.value * name.unit for s in own.get(name.name, ()) if name.labels.items() <= s.labels.items()]
-        if found:
-            return found
-    return []
+    found = (
+        [s.value * name.unit for s in own.get(name.name, ()) if name.labels.items() <= s.labels.items()]
+        for name in names
+    )
+    return next(filter(None, found), [])
 
 
 def _buckets(own: Own, names: Sequence[Name], ours: str) -> Buckets | None:
@@ -240,7 +219,7 @@ def _buckets(own: Own, names: Sequence[Name], ours: str) -> Buckets | None:
     unit = 1.0 if ours in TOKENS else MS_PER_S
     reached: dict[float, float] = {}
     for sample in own.get(f"{name}_bucket", ()):
-        edge = unit * _edge(sample.labels.get("le", ""))
+        edge = unit * _number(sample.labels.get("le", ""))
         if not math.isnan(edge):
             reached[edge] = reached.get(edge, 0.0) + sample.value
     count, total = (math.fsum(sample.value for sample in own.get(f"{name}_{part}", ())) for part in ("count", "sum"))
@@ -248,9 +227,9 @@ def _buckets(own: Own, names: Sequence[Name], ours: str) -> Buckets | None:
     return Buckets(count, total * unit, edges, [reached[edge] for edge in edges])
 
 
-def _edge(text: str) -> float:
+def _number(text: str) -> float:
     try:
-        return math.inf if text == "+Inf" else float(text)
+        return float(text)
     except ValueError:
         return math.nan
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from latfit._version import __version__
-from latfit.dask_cluster import dask_client, finished, result_of
+from latfit.dask_cluster import run_on_dask
 from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import check_writable, write_whole
 from latfit.records import Record
@@ -129,10 +129,8 @@ def _simulated(
 ) -> Iterator[tuple[int, R]]:
     """Points as they finish. begun: is told of a point here and the share of it that is done."""
     if running.backend == "dask":
-        with dask_client(running.scheduler, running.workers) as client:
-            tasks = {client.submit(run_point, points[i], key=f"latfit-{points[i].key}-{i}"): i for i in left}
-            for task in finished(client, list(tasks)):
-                yield tasks[task], result_of(task)
+        tasks = {i: (run_point, points[i]) for i in left}
+        yield from run_on_dask(tasks, running.scheduler, running.workers)
         return
     workers = running.workers or os.cpu_count() or 1
     # Few points leave processors idle: these take replications of one.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.trace.cells import Scan as Scan, compress as compress
+    from latfit.trace.cells import compress as compress
     from latfit.trace.clean import (
         CleanOptions as CleanOptions,
         are_window_means as are_window_means,

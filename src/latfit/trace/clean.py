@@ -7,8 +7,7 @@ longer than any fixed limit; outliers are only marked. Rules that compare rows d
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,19 +47,7 @@ LOOKED_AT = (
 
 @dataclass(frozen=True)
 class CleanOptions:
-    """What cleaning does.
-
-    Parameters
-    ----------
-    max_ms
-        Drop slower rows.
-    keep
-        Reasons that drop nothing.
-    drop
-        Reasons that drop instead of marking (`outlier`).
-    most
-        Accept that more than half of the rows is dropped.
-    """
+    """What cleaning does: drop rows above max_ms, keep or drop rows of a reason; most: accept that most are dropped."""
 
     max_ms: float | None = None
     keep: Sequence[str] = ()
@@ -75,10 +62,7 @@ class CleanOptions:
 class Cleaned:
     """The usable rows, and how many were read, dropped and marked, by reason.
 
-    Parameters
-    ----------
-    fate
-        For each row read (n,), the number of the rule that dropped it, counted from 1; 0 if it is used.
+    fate: for each row read (n,), the number of the rule that dropped it, counted from 1; 0 if it is used.
     """
 
     trace: Trace
@@ -101,30 +85,17 @@ class Cleaned:
         return step_count(self.trace)
 
 
-class Scope(Enum):
-    """Rows that a rule compares: none, those of one system, or all of the trace."""
-
-    ROW, SYSTEM, TRACE = range(3)
-
-
 @dataclass(frozen=True)
 class Rule:
     """One reason to drop rows; several rules may share it.
 
-    Parameters
-    ----------
-    find
-        Return the mask of the rows to drop.
-    necessary
-        No fit could use the rows, so the rule cannot be switched off.
-    marks
-        Only mark the rows unless requested to drop them.
+    scope: rows that are compared; necessary: no fit could use the rows; marks: only mark them unless told to drop.
     """
 
     reason: str
     meaning: str
     find: Callable[[Trace, CleanOptions], Mask]
-    scope: Scope = Scope.ROW
+    scope: Literal["row", "system", "trace"] = "row"
     necessary: bool = False
     marks: bool = False
 
@@ -158,7 +129,7 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
 
 def _find(rule: Rule, trace: Trace, options: CleanOptions) -> Mask:
     """Return the mask (n,) of the rows that a rule finds."""
-    if rule.scope != Scope.SYSTEM or not trace.identity():
+    if rule.scope != "system" or not trace.identity():
         return rule.find(trace, options)
     found = np.zeros(len(trace), dtype=bool)
     for rows in trace.split(IDENTITY):
@@ -174,7 +145,7 @@ def clean_part(trace: Trace, options: CleanOptions) -> tuple[Mask, Counter[str]]
     used = np.ones(len(trace), dtype=bool)
     dropped: Counter[str] = Counter()
     for rule in RULES:
-        if rule.scope == Scope.ROW and rule.applies(options):
+        if rule.scope == "row" and rule.applies(options):
             found = used & rule.find(trace, options)
             dropped[rule.reason] += int(np.count_nonzero(found))
             used &= ~found
@@ -199,14 +170,9 @@ def _check_cells(trace: Trace) -> Cleaned:
     read, dropped = facts.get("rows_read"), facts.get("dropped")
     counts: Counter[str] = Counter()
     for reason, rows in dropped.items() if isinstance(dropped, dict) else ():
-        if isinstance(rows, int):
-            counts[MERGED_REASONS.get(reason, str(reason))] += rows
-    return Cleaned(
-        trace,
-        read if isinstance(read, int) else step_count(trace),
-        dict(counts),
-        fate=np.zeros(len(trace), dtype=np.uint8),
-    )
+        counts[MERGED_REASONS.get(str(reason), str(reason))] += rows
+    rows_read = read if isinstance(read, int) else step_count(trace)
+    return Cleaned(trace, rows_read, dict(counts), fate=np.zeros(len(trace), dtype=np.uint8))
 
 
 def check_reasons(options: CleanOptions) -> None:
@@ -214,27 +180,18 @@ def check_reasons(options: CleanOptions) -> None:
     can_keep = list(dict.fromkeys(rule.reason for rule in RULES if not (rule.necessary or rule.marks)))
     can_drop = [rule.reason for rule in RULES if rule.marks]
     for option, reasons, known in (("--keep", options.keep, can_keep), ("--drop", options.drop, can_drop)):
-        for reason in reasons:
-            if reason not in known:
-                raise WrongUsage(
-                    f"{reason!r} cannot be chosen", where=option, remedy=f"Choose from {', '.join(known)}."
-                )
+        if wrong := next((reason for reason in reasons if reason not in known), None):
+            remedy = f"Choose from {', '.join(known)}."
+            raise WrongUsage(f"{wrong!r} cannot be chosen", where=option, remedy=remedy)
 
 
-def check_enough_left(cleaned: Any, options: CleanOptions, where: str) -> None:
-    """Raise BadInput if no row is left, or if over half of the rows are dropped, idle and cold_start rows not counted.
-
-    Parameters
-    ----------
-    cleaned
-        Anything with `rows_read`, `rows_used` and `dropped`.
-    """
+def check_enough_left(cleaned: Any, options: CleanOptions) -> None:
+    """Raise BadInput if no row is left, or over half of them are dropped, those of idle and cold_start not counted."""
     lost = cleaned.rows_read - cleaned.rows_used
     counts = ", ".join(f"{n:,} {reason}" for reason, n in cleaned.dropped.items())
     if not cleaned.rows_used:
         raise BadInput(
             f"none of its {cleaned.rows_read:,} rows can be used (dropped: {counts})",
-            where=where,
             remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0), prefill and context tokens are 0 or"
             " more (empty where unknown): check them, or --map and --unit.",
         )
@@ -243,19 +200,17 @@ def check_enough_left(cleaned: Any, options: CleanOptions, where: str) -> None:
         return
     raise BadInput(
         f"{lost:,} of {cleaned.rows_read:,} rows would be dropped ({counts})",
-        where=where,
         remedy="Check --map and --unit: B is requests (>= 1), S tokens (>= B), T_ms milliseconds. --keep REASON keeps a"
         " rule's rows, --allow-drops accepts it (`latfit ingest --allow-drops --dropped FILE` shows them).",
     )
 
 
-def check_tokens(short: int, rows: int, options: CleanOptions, where: str) -> None:
+def check_tokens(short: int, rows: int, options: CleanOptions) -> None:
     """Raise BadInput if more than a few rows have fewer tokens than requests: S is then another quantity."""
     if options.most or short <= max(MAX_SHORT_ROWS, MAX_SHORT_SHARE * rows):
         return
     raise BadInput(
         f"{short:,} of {rows:,} rows have fewer tokens than requests (S < B)",
-        where=where,
         remedy="S is all tokens of a step, at least one for each request: is it tokens per request? Multiply it by B,"
         " or name the right column with --map S=COLUMN. --allow-drops drops these rows.",
     )
@@ -300,8 +255,7 @@ def find_non_finite(trace: Trace, _: CleanOptions | None = None) -> Mask:
 
 def find_too_fast(trace: Trace, _: CleanOptions) -> Mask:
     S, T = trace.floats("S"), trace.floats("T_ms")
-    timed = T > 0
-    return np.asarray(timed & (shortest_plausible_ms(S[timed], T[timed]) > T))
+    return np.asarray((T > 0) & (shortest_plausible_ms(S[T > 0], T[T > 0]) > T))
 
 
 def shortest_plausible_ms(S: FloatArray, T_ms: FloatArray, weights: FloatArray | None = None) -> float:
@@ -325,15 +279,13 @@ def impossible_steps(trace: Trace) -> Mask:
     """Return which rows (n,) no step can be, whatever its time. B and S are finite."""
     B, S = trace.floats("B"), trace.floats("S")
     bad = (B < 1) | (S < B) | (S > MAX_COUNT)
-    for part, whole in (("prefill_tokens", S), ("prefill_requests", B)):
-        if part in trace:
-            bad |= (trace.floats(part) > whole) | (trace.floats(part) < 0)
-    for cached in ("context_tokens", "prefill_context_tokens"):
-        if cached in trace:
-            bad |= (trace.floats(cached) < 0) | (trace.floats(cached) > MAX_CACHED_TOKENS)
-    for counted in ("queued_requests", "step", "rep"):
-        if counted in trace and trace[counted].dtype.kind == "f":
-            bad |= np.abs(trace[counted]) > MAX_EXACT
+    largest: dict[str, Any] = {"prefill_tokens": S, "prefill_requests": B}
+    largest |= dict.fromkeys(("context_tokens", "prefill_context_tokens"), MAX_CACHED_TOKENS)
+    for name in [name for name in largest if name in trace]:
+        bad |= (trace.floats(name) > largest[name]) | (trace.floats(name) < 0)
+    for name in ("queued_requests", "step", "rep"):
+        if name in trace and trace[name].dtype.kind == "f":
+            bad |= np.abs(trace[name]) > MAX_EXACT
     return np.asarray(bad)
 
 
@@ -420,7 +372,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("non_finite", "B, S or T missing, infinite or not a number", find_non_finite, necessary=True),
     Rule("zero_time", "T = 0: asynchronous scheduling", lambda trace, _: trace.floats("T_ms") == 0),
-    Rule("zero_time", "T below 5 % of the shortest median over octaves of S", find_too_fast, Scope.SYSTEM),
+    Rule("zero_time", "T below 5 % of the shortest median over octaves of S", find_too_fast, "system"),
     Rule(
         "bad_value",
         "T below 1e-9 or above 1e13 ms, B < 1, S < B or S of 2^31 or more, a part below zero, a prefill part larger"
@@ -428,10 +380,10 @@ RULES: tuple[Rule, ...] = (
         find_bad_value,
         necessary=True,
     ),
-    Rule("duplicate", "the same step of the same run twice", find_duplicate, Scope.TRACE),
+    Rule("duplicate", "the same step of the same run twice", find_duplicate, "trace"),
     Rule("cold_start", "run to warm up", lambda trace, _: _flagged(trace, "warmup")),
-    Rule("cold_start", "the slow first steps of a run", find_slow_start, Scope.SYSTEM),
+    Rule("cold_start", "the slow first steps of a run", find_slow_start, "system"),
     Rule("max_t", "slower than the requested limit", find_slow),
-    Rule("outlier", "far from the median of its (B, S) cell", find_outlier, Scope.SYSTEM, marks=True),
+    Rule("outlier", "far from the median of its (B, S) cell", find_outlier, "system", marks=True),
 )
 """Every rule, in the order in which they are tried."""

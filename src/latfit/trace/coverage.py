@@ -82,20 +82,18 @@ def reading_notes(steps: CleanTrace) -> list[str]:
     if gaps := count_gaps(steps.everything):
         notes.append(f"The engine's counter skips {gaps:,} steps: lines are missing from the log.")
     notes += engine_notes(steps.everything)
+    total: Counter[str] = Counter()
+    for _, origin in parts_of("", steps.everything.provenance):
+        total.update({key: n for key, n in origin.items() if isinstance(n, int)})
     for key, text in (("cut_lines", "cut short"), ("bad_lines", "unreadable")):
-        if n := _total(steps.everything, key):
+        if n := total[key]:
             notes.append(f"{n:,} line{' was' if n == 1 else 's were'} {text} and not read.")
-    if n := _total(steps.everything, "refused_lists"):
+    if n := total["refused_lists"]:
         notes.append(
             f"{n:,} steps hold lists of other requests than their own, as merged records do: attention is taken by"
             " averages."
         )
     return notes
-
-
-def _total(trace: Trace, key: str) -> int:
-    """Add up a reader's count over all sources."""
-    return sum(n for _, origin in parts_of("", trace.provenance) if isinstance(n := origin.get(key), int))
 
 
 def _find_drift(trace: Trace, runs: list[NDArray[np.intp]]) -> dict[str, float]:

@@ -76,18 +76,16 @@ def _literal(node: ast.expr, column: NDArray[Any], expression: str) -> str | flo
         value = None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise _mistake(expression, "a number or a quoted text is missing", node.col_offset)
-    is_text = column.dtype.kind in "OUST"
-    if is_text != isinstance(value, str):
-        kind = "texts" if is_text else "numbers"
+    if (column.dtype.kind in "OUST") != isinstance(value, str):
+        kind = "numbers" if isinstance(value, str) else "texts"
         raise _mistake(expression, f"{value!r} does not compare with a column of {kind}", node.col_offset)
     return value if isinstance(value, str) else float(value)
 
 
 def _mistake(expression: str, reason: str, place: int) -> WrongUsage:
-    begin = 0 if len(expression) <= MAX_SHOWN else max(0, min(place, len(expression)) - MAX_SHOWN // 2)
-    shown = expression[begin : begin + MAX_SHOWN]
+    begin = max(0, min(place, len(expression)) - MAX_SHOWN // 2) * (len(expression) > MAX_SHOWN)
     return WrongUsage(
-        f"{reason}, at character {place + 1} of {'...' * (begin > 0)}{shown!r}",
+        f"{reason}, at character {place + 1} of {'...' * (begin > 0)}{expression[begin : begin + MAX_SHOWN]!r}",
         where="--where",
         remedy="Write comparisons joined by and, or, not, such as: hardware == 'h100' and tp in (4, 8)",
     )

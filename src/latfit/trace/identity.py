@@ -6,7 +6,7 @@ A fact comes from a column with a single value, else from the provenance if its 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
@@ -52,15 +52,18 @@ class Fact:
 
 def identity_of(trace: Trace) -> dict[str, str]:
     """Return the facts of a trace's system, by the names of `FACTS`."""
-    origins = [_facts(origin) for origin in _origins(trace.provenance, _column_value(trace, "path"))]
-    found = {name: _column_value(trace, name) or _agreed(origin.get(name) for origin in origins) for name in FACTS}
+    path = _column_value(trace, "path")
+    parts = _mapping(trace.provenance, "parts").values()
+    origins = [part for part in (trace.provenance, *parts) if isinstance(part, Mapping)]
+    # Facts of the path override those of the whole.
+    facts = [_facts({**origin, **_mapping(_mapping(origin, "paths"), path)}) for origin in origins]
+    found = {name: _column_value(trace, name) or _agreed(each.get(name) for each in facts) for name in FACTS}
     return {name: value for name, value in found.items() if value}
 
 
 def facts_beside(fitted: Mapping[str, str], found: Mapping[str, str]) -> list[Fact]:
     """Return every fact that is known of one of two systems."""
-    named = (Fact(name, fitted.get(name, ""), found.get(name, "")) for name in FACTS)
-    return [fact for fact in named if fact.fitted or fact.found]
+    return [Fact(name, fitted.get(name, ""), found.get(name, "")) for name in FACTS if name in {*fitted, *found}]
 
 
 def _column_value(trace: Trace, name: str) -> str:
@@ -75,13 +78,6 @@ def _agreed(values: Iterable[Any]) -> str:
     known = {str(value).strip() for value in values if value is not None}
     known = {text for text in known if text.lower() not in UNKNOWN_VALUES}
     return known.pop() if len(known) == 1 else ""
-
-
-def _origins(provenance: Mapping[str, Any], path: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the provenance of every part; facts of the path override those of the whole."""
-    for origin in (provenance, *_mapping(provenance, "parts").values()):
-        if isinstance(origin, Mapping):
-            yield {**origin, **_mapping(_mapping(origin, "paths"), path)}
 
 
 def _facts(origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,17 +126,13 @@ def _joined(text: str) -> str:
 
 
 def system_label(system: Mapping[str, str]) -> str:
-    """Return a label of one system for file names: its values, percent-encoded and joined by commas.
+    """Return a label of one system for file names: its values, percent-encoded; a long label ends in a digest.
 
-    A label that is too long ends in a digest. The label of a system without varying columns is empty.
+    The label of a system without varying columns is empty.
     """
-    if not system:
-        return ""
     # `quote` keeps ~, which starts a digest here.
     values = [quote(value, safe="", errors="surrogatepass").replace("~", "%7E") for value in system.values()]
-    label = ",".join(values) or UNNAMED
-    if values == [UNNAMED]:
-        label = f"%{ord(UNNAMED[0]):02X}{UNNAMED[1:]}"
+    label = ",".join(values) or UNNAMED * bool(system)
     return label if len(label) <= MAX_LABEL_BYTES else _shorten(label)
 
 

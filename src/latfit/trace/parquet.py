@@ -12,9 +12,9 @@ import numpy as np
 from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import dumps, write_whole
 from latfit.inputs import decode_json, unreadable
-from latfit.memory import absurd_size, check_memory
+from latfit.memory import check_memory
 from latfit.trace.columns import BY_NAME, SCHEMA
-from latfit.trace.table import Array, Trace
+from latfit.trace.table import Array, Coded, Trace
 
 METADATA_KEY = b"latfit"
 MAX_LABEL_CHARS = 250
@@ -27,10 +27,9 @@ OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 def write_trace(target: Path, trace: Trace) -> None:
     """Write a trace whole or not at all. Raises TargetNotWritable."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table({name: _to_arrow(name, trace) for name in trace.columns})
+    table = arrow_table(trace)
     metadata = {METADATA_KEY.decode(): dumps({"schema": SCHEMA, "provenance": dict(trace.provenance)})}
 
     def write(stream: BinaryIO) -> None:
@@ -53,15 +52,19 @@ def read_parquet(source: Path, name: str | None = None) -> Trace:
         # By name: Arrow's threads that read a Python file bring the program down if they outlive it.
         with pq.ParquetFile(str(source)) as file:
             texts = [field.name for field in file.schema_arrow if _is_text(field.type)]
-            check_memory(COPIES * _decoded_bytes(file.metadata), where, "Summarise it with --cells, in flat memory.")
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            size = sum(max(each.total_byte_size, 0) for each in groups)
+            size += 8 * max(file.metadata.num_rows, 0) * file.metadata.num_columns
+            check_memory(COPIES * size, where, "Summarise it with --cells, in flat memory.")
         with pq.ParquetFile(str(source), read_dictionary=texts) as file:
             table = file.read()
-    except OSError as error:
-        raise (unreadable(source, error) if error.errno else _damaged(where, error)) from None
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        if isinstance(error, MemoryError) and not absurd_size(error, source):
-            raise
-        raise _damaged(where, error) from None
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise unreadable(source, error) from None
+        reason = f"not a whole Parquet file ({first_line(error)})"
+        raise BadInput(reason, where=where, remedy=COPY_AGAIN) from None
     return Trace(columns_of(table, where), provenance_of(where, table.schema.metadata))
 
 
@@ -112,37 +115,18 @@ def columns_of(table: Any, where: str) -> dict[str, Array]:
     """Return the columns of a pyarrow table. Raises BadInput for equal names, or texts that the file lacks."""
     try:
         names = [name.strip() for name in table.column_names]
-    except UnicodeDecodeError:
-        raise BadInput("a column name is not UTF-8", where=where, remedy="Save it as UTF-8.") from None
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadInput(f"two columns are called {twice!r}", where=where, remedy="Rename one of them.")
-    try:
-        return {name: _from_arrow(table.column(i)) for i, name in enumerate(names)}
-    except IndexError as error:
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise BadInput(f"two columns are called {twice!r}", where=where, remedy="Rename one of them.")
+        chunks = [table.column(i).chunks or [table.column(i).combine_chunks()] for i in range(len(names))]
+        return {name: np.concatenate(list(map(_values, column))) for name, column in zip(names, chunks, strict=True)}
+    except (IndexError, UnicodeDecodeError) as error:
         raise BadInput(f"not a whole table ({error})", where=where, remedy=COPY_AGAIN) from None
 
 
-def label(value: str | bytes | None) -> str | None:
+def label(value: str) -> str:
     """Return a text that can be written and is not too long."""
-    if value is None:
-        return None
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    if not text.isascii():
-        text = text.encode(errors="replace").decode()
+    text = value if value.isascii() else value.encode(errors="replace").decode()
     return text if len(text) <= MAX_LABEL_CHARS else f"{text[: MAX_LABEL_CHARS - 1]}…"
-
-
-def _damaged(where: str, error: Exception) -> BadInput:
-    return BadInput(f"not a whole Parquet file ({first_line(error)})", where=where, remedy=COPY_AGAIN)
-
-
-def _decoded_bytes(metadata: Any) -> int:
-    """Estimate the memory of all columns: what is stored, decompressed, and eight bytes a value.
-
-    By row group: a damaged entry of a column ends the process with an error in C++ that nobody catches.
-    """
-    stored = sum(max(metadata.row_group(i).total_byte_size, 0) for i in range(metadata.num_row_groups))
-    return int(stored + 8 * max(metadata.num_rows, 0) * metadata.num_columns)
 
 
 def _is_text(kind: Any) -> bool:
@@ -151,8 +135,14 @@ def _is_text(kind: Any) -> bool:
     return any(holds(kind) for holds in (types.is_string, types.is_large_string, types.is_binary))
 
 
+def arrow_table(trace: Trace) -> Any:
+    """Return a trace as an Arrow table: B as int32 and other counts as int64 if whole, texts as dictionaries."""
+    import pyarrow as pa
+
+    return pa.table({name: _to_arrow(name, trace) for name in trace.columns})
+
+
 def _to_arrow(name: str, trace: Trace) -> Any:
-    """Return a column for the file: B as int32 and other counts as int64 if whole, texts as a dictionary."""
     import pyarrow as pa
 
     column = trace[name]
@@ -161,17 +151,24 @@ def _to_arrow(name: str, trace: Trace) -> Any:
         column = column.astype(np.int64)
     if name == "B" and column.dtype.kind == "i" and np.all(np.abs(column) <= MAX_INT32):
         column = column.astype(np.int32)
-    if column.dtype.kind == "O" and set(map(type, column.tolist())) == {str}:
-        codes, values = trace.coded(name)
-        texts = [value.encode(errors="replace") for value in values]
-        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-        dictionary = _arrow_array(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
-        return pa.DictionaryArray.from_arrays(_arrow_array(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
+    if column.dtype.kind == "O" and set(map(type, column.tolist())) <= {str}:
+        return arrow_texts(trace.coded(name))
     if column.dtype.kind == "b":
         return _arrow_array(pa.bool_(), len(column), np.packbits(column, bitorder="little"))
     if column.dtype.kind in "iuf":
         return _arrow_array(pa.from_numpy_dtype(column.dtype), len(column), column)
     return pa.array(column)
+
+
+def arrow_texts(coded: Coded) -> Any:
+    """Return texts as an Arrow dictionary array."""
+    import pyarrow as pa
+
+    codes, values = coded
+    texts = [value.encode(errors="replace") for value in values]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    dictionary = _arrow_array(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
+    return pa.DictionaryArray.from_arrays(_arrow_array(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
 
 
 def _arrow_array(kind: Any, length: int, *buffers: Array) -> Any:
@@ -181,13 +178,6 @@ def _arrow_array(kind: Any, length: int, *buffers: Array) -> Any:
     return pa.Array.from_buffers(kind, length, [None, *(pa.py_buffer(np.ascontiguousarray(b)) for b in buffers)])
 
 
-def _from_arrow(column: Any) -> Array:
-    if column.num_chunks == 0:
-        array: Array = column.to_numpy()
-        return array
-    return np.concatenate([_values(chunk) for chunk in column.chunks])
-
-
 def _values(chunk: Any) -> Array:
     """Return the values of an Arrow array: missing numbers are NaN, other missing values None."""
     import pyarrow as pa
@@ -195,7 +185,7 @@ def _values(chunk: Any) -> Array:
 
     kind = chunk.type
     if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
-        return _decoded_texts(chunk)
+        return _texts(chunk)
     if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
         return _filled(chunk, np.nan) if chunk.null_count else np.from_dlpack(chunk)
     if pa.types.is_boolean(kind) and not chunk.null_count:
@@ -217,15 +207,14 @@ def _filled(chunk: Any, missing: float) -> Array:
     return found
 
 
-def _decoded_texts(chunk: Any) -> Array:
-    """Return the texts of a dictionary array. Arrow checks neither their encoding nor that they exist."""
+def _texts(chunk: Any) -> Array:
+    """Return the texts of a dictionary array. Arrow does not check that they exist."""
     import pyarrow as pa
 
-    binary = pa.large_binary() if pa.types.is_large_string(chunk.type.value_type) else pa.binary()
-    texts: Array = np.array([*map(label, chunk.dictionary.view(binary).to_pylist()), None], dtype=object)
-    places = _filled(chunk.indices.cast(pa.int64()), -1)
-    lowest = -1 if chunk.null_count else 0
-    if len(places) and not lowest <= places.min() <= places.max() < len(texts) - 1:
-        raise IndexError(f"a label outside the {len(texts) - 1} that it holds")
-    found: Array = texts[places]
+    values = chunk.dictionary.to_pylist()
+    texts = [str(value, errors="replace") if isinstance(value, bytes) else value for value in values]
+    places = _filled(chunk.indices.cast(pa.int64()), len(texts))
+    if len(places) and not 0 <= places.min() <= places.max() <= len(texts) - (chunk.null_count == 0):
+        raise IndexError(f"a label outside the {len(texts)} that it holds")
+    found: Array = np.array([*map(label, texts), None], dtype=object)[places]
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, WrongUsage, located
 from latfit.records import convert
 from latfit.threads import on_threads
 from latfit.trace.clean import Cleaned, CleanOptions, check_enough_left, check_tokens, clean, count_short
@@ -19,7 +19,7 @@ from latfit.trace.filter import matching_rows
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.source import Options, Reader, Source, open_source
 from latfit.trace.readers.table import steps_of
-from latfit.trace.serving_engine import engine_counts, parts_of, path_on
+from latfit.trace.serving_engine import count_names, engine_counts, parts_of, path_on
 from latfit.trace.step_records import (
     COMPUTE,
     MIN_PERIOD_SHARE,
@@ -51,16 +51,8 @@ class Reading:
 class CleanTrace:
     """A clean trace, with the facts that a fit stores about its data.
 
-    Parameters
-    ----------
-    formats
-        The reader of each source.
-    path
-        The execution path that the formats imply, if they agree.
-    everything
-        The selected rows before cleaning.
-    time
-        What T_ms is: compute, the source's own time, or the period from one step to the next (see `timed`).
+    formats: the reader of each source; path: the execution path that they imply, if they agree; everything: the
+    selected rows before cleaning; time: what T_ms is, see `timed`.
     """
 
     sources: Sequence[Source]
@@ -87,12 +79,10 @@ class CleanTrace:
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """How many rows each rule of cleaning dropped."""
         return self.cleaned.dropped
 
     @property
     def marked(self) -> Mapping[str, int]:
-        """How many rows are marked (outliers) and still in."""
         return self.cleaned.marked
 
     def __len__(self) -> int:
@@ -109,16 +99,13 @@ class CleanTrace:
     @property
     def name(self) -> str:
         """What errors call it."""
-        if not self.sources:
-            return "the table"
-        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
-        return f"{self.sources[0].name}{more}"
+        return count_names([source.name for source in self.sources]) or "the table"
 
 
 def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> CleanTrace:
     """Read, filter and clean one file or several, globs, or `-` for standard input. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    _check_unit_name(reading)
+    check_unit_name(reading)
     sources = _open_all([names] if isinstance(names, str | Path) else names)
     readers = [reader_for(source, reading.format) for source in sources]
     options = Options(reading.column_map, reading.unit)
@@ -126,11 +113,11 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
         parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
     trace = with_period(with_recompute(concatenated(parts, [source.name for source in sources])))
     paths = {_path_of(reader, part) for reader, part in zip(readers, parts, strict=True)}
-    where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
-    with on_threads(1) as beside:
-        digest = beside.submit(_sha256_of_files, sources)
-        selected, cleaned = _select_and_clean(trace, reading, where)
     path = paths.pop() if len(paths) == 1 else None
+    where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
+    with on_threads(1) as beside, located(where):
+        digest = beside.submit(_sha256_of_files, sources)
+        selected, cleaned = _select_and_clean(trace, reading)
     formats = [reader.name for reader in readers]
     return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, selected, _time_of_cells(trace))
 
@@ -138,9 +125,10 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
 def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
     """Filter and clean a table in memory, under any column names. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    _check_unit_name(reading)
-    trace = steps_of(table, Options(reading.column_map, reading.unit), name)
-    selected, cleaned = _select_and_clean(trace, reading, name)
+    check_unit_name(reading)
+    with located(name):
+        trace = steps_of(table, Options(reading.column_map, reading.unit))
+        selected, cleaned = _select_and_clean(trace, reading)
     return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, selected, _time_of_cells(trace))
 
 
@@ -155,64 +143,55 @@ def _time_of_cells(trace: Trace) -> str:
     return PERIOD if isinstance(cells, Mapping) and cells.get("time") == PERIOD else COMPUTE
 
 
-def _check_unit_name(reading: Reading) -> None:
+def check_unit_name(reading: Reading) -> None:
+    """Raise WrongUsage for a unit that latfit does not know."""
     if reading.unit is not None and reading.unit not in MS_PER_UNIT:
         raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
 
 
-def _select_and_clean(trace: Trace, reading: Reading, where: str) -> tuple[Trace, Cleaned]:
+def _select_and_clean(trace: Trace, reading: Reading) -> tuple[Trace, Cleaned]:
     """Return the rows that match the filter, and what a fit may use of them. Raises BadInput if too little is left."""
     if len(trace) == 0:
-        raise BadInput("the table has no rows", where=where, remedy="Check how it was made, and make it again.")
+        raise BadInput("the table has no rows", remedy="Check how it was made, and make it again.")
     if reading.where:
         trace = trace.select(matching_rows(trace, reading.where))
         if len(trace) == 0:
-            raise BadInput(f"no row matches {reading.where!r}", where=where, remedy="Correct --where.")
+            raise BadInput(f"no row matches {reading.where!r}", remedy="Correct --where.")
     cleaned = clean(trace, reading.cleaning)
     if cleaned.dropped.get("bad_value"):
-        check_tokens(count_short(trace), len(trace), reading.cleaning, where)
-    check_enough_left(cleaned, reading.cleaning, where)
+        check_tokens(count_short(trace), len(trace), reading.cleaning)
+    check_enough_left(cleaned, reading.cleaning)
     return trace, cleaned
 
 
 def _open_all(names: Sequence[str | Path]) -> list[Source]:
     """Open each name; a name with wildcards stands for the files that match it, in order."""
     found: list[Source] = []
-    for name in names:
-        text = str(name)
+    for text in map(str, names):
         if any(mark in text for mark in "*?[") and not Path(text).exists():
             matching = sorted(glob(text, recursive=True))
             if not matching:
                 raise BadInput("no file matches", where=text, remedy="Check the pattern; quote it against the shell.")
-            found += [open_source(match) for match in matching]
+            found += map(open_source, matching)
         else:
-            found.append(open_source(name))
+            found.append(open_source(text))
     if not found:
         raise WrongUsage("nothing to read", remedy="Name a trace, or - for standard input.")
     return found
 
 
 def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
-    """Return the steps with T_ms as `time` says.
+    """Return the steps with T_ms as `time` says: compute, period, or None for the period if most rows have one.
 
-    Parameters
-    ----------
-    time
-        compute, period, or None: the period if most rows have one. Rows without a period are then dropped as
-        `no_period`.
-
-    Raises
-    ------
-    BadInput
-        If periods are required and there are none, or cells were made of the other time.
+    Rows without a period are then dropped as `no_period`. Raises BadInput if no row has one, or cells were made of the
+    other time.
     """
     if time == steps.time or (time is None and steps.time == PERIOD):
         return steps
     if WEIGHT in steps.trace and time is not None:
         made = "periods" if steps.time == PERIOD else "the steps' own times"
-        raise BadInput(
-            f"its cells were made of {made}", where=steps.name, remedy=f"Make them again with --time {time}."
-        )
+        remedy = f"Make them again with --time {time}."
+        raise BadInput(f"its cells were made of {made}", where=steps.name, remedy=remedy)
     if steps.time == PERIOD:
         return timed(replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE), time)
     trace = steps.trace
@@ -221,7 +200,8 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
     if time == COMPUTE or (time is None and known.mean() < MIN_PERIOD_SHARE):
         return steps
     if not known.any():
-        raise no_periods(steps.name)
+        with located(steps.name):
+            raise no_periods()
     left_out = int(np.count_nonzero(~known))
     dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
     rows = trace.with_columns(T_ms=period).select(known)
@@ -243,23 +223,19 @@ def parse_column_map(text: str | None) -> dict[str, str]:
 
 def check_one_machine(steps: CleanTrace) -> None:
     """Raise BadInput if rows of one execution path differ in hardware, model or tp. Each path gets its own fit."""
-    paths = {key.get("path", "") for key, _ in steps.systems}
-    if len(steps.systems) != len(paths):
-        raise _several_systems(steps, "Fit one with --where, or each of them with --each.")
+    if len(steps.systems) != len({key.get("path", "") for key, _ in steps.systems}):
+        check_one_system(steps, "Fit one with --where, or each of them with --each.")
 
 
 def check_one_system(steps: CleanTrace, remedy: str = "Take the one that the fit is of with --where.") -> None:
     """Raise BadInput if the rows are of several systems or paths, so that one fit cannot be compared with them."""
-    if len(steps.systems) > 1:
-        raise _several_systems(steps, remedy)
-
-
-def _several_systems(steps: CleanTrace, remedy: str) -> BadInput:
     systems = steps.systems
+    if len(systems) < 2:
+        return
     shown = "; ".join(f"{system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
     more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
     columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
-    return BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=steps.name, remedy=remedy)
+    raise BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=steps.name, remedy=remedy)
 
 
 def system_filter(key: Mapping[str, str]) -> str:
@@ -276,12 +252,8 @@ def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> di
     """Return the `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
     cleaned = steps.cleaned
     names = [str(source.path.resolve()) for source in steps.sources]
-    host = _host_times(steps, system)
-    facts: dict[str, Any] = {"time": steps.time, "host": host} if host else {}
-    if any(origin.get("host_time") == "none" for _, origin in parts_of("", trace.provenance)):
-        facts["host_time"] = "none"  # a table of kernels
-    if counts := engine_counts(trace):
-        facts["engine_counts"] = counts
+    host, counts = _host_times(steps, system), engine_counts(trace)
+    without_host = any(origin.get("host_time") == "none" for _, origin in parts_of("", trace.provenance))
     return {
         "source": ", ".join(names) or IN_MEMORY,
         "sources": names,
@@ -293,7 +265,9 @@ def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> di
         "marked": dict(cleaned.marked),
         "reading": asdict(steps.reading),
         "system": dict(system),
-        **facts,
+        **({"time": steps.time, "host": host} if host else {}),
+        **({"host_time": "none"} if without_host else {}),  # a table of kernels
+        **({"engine_counts": counts} if counts else {}),
     }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from latfit.units import format_percent
 
@@ -39,23 +38,11 @@ SUMMED = ("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What sources report about an engine.
+    """What sources report about an engine: settings on which they agree, with their sources, and those that differ.
 
-    Parameters
-    ----------
-    values, sources
-        Settings on which all sources agree, and who reported each.
-    files
-        All of these sources.
-    differing
-        Settings on which they differ, with all values.
-    overruled
-        Values of traces that the running server contradicts, see `overruled_by`.
-    did
-        Sums of what it did besides, see `engine_counts`.
-    as_served
-        Whether a step of B requests took what an engine needs for B requests. Engines pad batches to captured graphs:
-        an engine's own times include that, and on a CPU there is no padding.
+    did: sums of what it did besides, see `engine_counts`; overruled: values that the running server contradicts;
+    as_served: whether a step of B requests took what an engine needs for B. Engines pad batches to captured graphs: an
+    engine's own times include that, and on a CPU there is no padding.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -67,15 +54,7 @@ class EngineFacts:
     overruled: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def overruled_by(self, name: str, server: Mapping[str, Any]) -> "EngineFacts":
-        """Return the facts with the running server's settings in place of those of earlier starts.
-
-        Parameters
-        ----------
-        name
-            Name of the server, the source of its settings.
-        server
-            Provenance of a recorder that asked the server.
-        """
+        """Return the facts with the settings of a running server (`name`) in place of those of earlier starts."""
         running = _settings(server)
         reported = {setting: [value] for setting, value in self.values.items()} | dict(self.differing)
         others = {key: [each for each in reported.get(key, ()) if each != value] for key, value in running.items()}
@@ -96,15 +75,7 @@ class EngineFacts:
 def engine_facts(
     origins: Sequence[tuple[str, Mapping[str, Any]]], did: Mapping[str, float] | None = None
 ) -> EngineFacts:
-    """Combine the settings in the provenance of several sources.
-
-    Parameters
-    ----------
-    origins
-        (name, provenance) of each source, the most trusted first.
-    did
-        Sums of what the engine did besides, see `engine_counts`.
-    """
+    """Combine the settings in the (name, provenance) of several sources; did: see `engine_counts`."""
     parts = [part for origin in origins for part in parts_of(*origin)]
     found: dict[str, dict[Any, list[str]]] = {}
     for name, provenance in parts:
@@ -114,7 +85,7 @@ def engine_facts(
     agreed = {setting: next(iter(values.items())) for setting, values in found.items() if len(values) == 1}
     return EngineFacts(
         values={setting: value for setting, (value, _) in agreed.items()},
-        sources={setting: _names(names) for setting, (_, names) in agreed.items()},
+        sources={setting: count_names(names) for setting, (_, names) in agreed.items()},
         files=list(dict.fromkeys(name for _, names in agreed.values() for name in names)),
         differing={setting: tuple(values) for setting, values in found.items() if len(values) > 1},
         did=dict(did or {}),
@@ -190,18 +161,14 @@ def engine_notes(trace: Trace) -> list[str]:
             " from one step to the next are not known. Record with one API server."
         )
     if "wait_ms" in trace:
-        notes.append(_note_on_waiting(trace.floats("wait_ms"), trace.floats("T_ms")))
+        waited_ms, T_ms = trace.floats("wait_ms"), trace.floats("T_ms")
+        timed = np.isfinite(waited_ms) & (T_ms > 0)
+        waited = float(np.sum(waited_ms[timed]) / max(np.sum(T_ms[timed]), 1e-9))
+        bound = ": the host is the bottleneck, not the device" if waited < HOST_BOUND else ""
+        notes.append(f"The engine waited for the device in {format_percent(100 * waited)} of the steps' time{bound}.")
     if any(origin.get("host_time") == "none" for origin in origins):
         notes.append("The steps are sums of kernels and hold no host time, as scheduling and output handling take.")
     return notes
-
-
-def _note_on_waiting(waited_ms: FloatArray, T_ms: FloatArray) -> str:
-    """Return a note on how much of its steps (n,) an engine that schedules ahead waited for the device."""
-    known = np.isfinite(waited_ms) & (T_ms > 0)
-    waited = float(np.sum(waited_ms[known]) / max(np.sum(T_ms[known]), 1e-9))
-    bound = ": the host is the bottleneck, not the device" if waited < HOST_BOUND else ""
-    return f"The engine waited for the device in {format_percent(100 * waited)} of the steps' time{bound}."
 
 
 def _note_on_windows(origin: Mapping[str, Any]) -> str:
@@ -255,11 +222,10 @@ def _settings(provenance: Mapping[str, Any]) -> dict[str, Any]:
 def _differing(provenance: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return (setting, value) for each value of the settings on which one source's starts differ."""
     several = provenance.get("differing")
-    known = (*COUNTS, *FLAGS, *NAMES)
     return [
         (name, value)
         for name, values in (several.items() if isinstance(several, Mapping) else ())
-        if name in known and isinstance(values, list)
+        if name in (*COUNTS, *FLAGS, *NAMES) and isinstance(values, list)
         for value in values
         if isinstance(value, str | int)
     ]
@@ -269,6 +235,7 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_SETTING
 
 
-def _names(names: Sequence[str]) -> str:
+def count_names(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many others there are."""
     different = list(dict.fromkeys(names))
-    return different[0] if len(different) == 1 else f"{different[0]} and {len(different) - 1} more"
+    return f"{different[0]} and {len(different) - 1} more" if len(different) > 1 else "".join(different)

@@ -31,13 +31,10 @@ MAX_GAP_ERROR = 0.05  # standard error of a mean gap from whole seconds, relativ
 MAX_STAMP_STEP_S = 2.0  # between stamps of one stretch, besides the step's own time
 
 
-def no_periods(where: str) -> BadInput:
+def no_periods() -> BadInput:
     """Return the error if periods are required and no step has one."""
-    return BadInput(
-        "its steps do not say when the next one began",
-        where=where,
-        remedy="Take their own time (--time compute), or give a vLLM log or traces of latfit's recorder.",
-    )
+    remedy = "Take their own time (--time compute), or give a vLLM log or traces of latfit's recorder."
+    return BadInput("its steps do not say when the next one began", remedy=remedy)
 
 
 def with_period(trace: Trace) -> Trace:
@@ -53,17 +50,9 @@ def with_period(trace: Trace) -> Trace:
 def period_ms(trace: Trace) -> FloatArray:
     """Return the period of each step in ms (n,); NaN if no step follows at once, or the times do not show it.
 
-    Parameters
-    ----------
-    trace
-        Columns t_s (start in seconds; if all are whole seconds, the stamp of the end), T_ms, B, S; and step,
-        queued_requests, prefill_requests, dummy, idle, run, replica if known.
-
-    Notes
-    -----
-    The engine goes on behind a step if requests wait or the next step decodes. Before a step of nothing but prefill it
-    may have paused: such a gap is host time only if it is as short as 95 % of the sure ones. A gap counts to the step
-    in front of it, because a prefill step often follows a pause.
+    t_s is the start in seconds; if all are whole seconds, the stamp of the end. The engine goes on behind a step if
+    requests wait or the next step decodes. Before a step of nothing but prefill it may have paused: such a gap is host
+    time only if it is as short as 95 % of the sure ones. A gap counts to the step in front of it.
     """
     found = np.full(len(trace), np.nan)
     decodes, real = _decoding_and_real(trace)

@@ -23,12 +23,7 @@ WEIGHT = "cell_rows"
 class Trace:
     """Steps by column (each of length n, never changed in place), with the provenance they were stored with.
 
-    Parameters
-    ----------
-    columns
-        Columns of `columns.COLUMNS` have their declared meaning; any other is a label from the source.
-    codes
-        {text column: (code of each row (n,), text of each code)}, filled by `coded`.
+    Columns without a declared meaning are labels from the source. codes is filled by `coded`.
     """
 
     columns: Mapping[str, Array]
@@ -44,11 +39,8 @@ class Trace:
         return len(next(iter(self.columns.values()))) if self.columns else 0
 
     def __repr__(self) -> str:
-        spans = [
-            f"{name} {number(float(self.floats(name).min()))} to {number(float(self.floats(name).max()))}"
-            for name in ("B", "S", "T_ms")
-            if name in self and len(self)
-        ]
+        named = [name for name in ("B", "S", "T_ms") if name in self and len(self)]
+        spans = [f"{name} {number(float(self[name].min()))} to {number(float(self[name].max()))}" for name in named]
         return f"Trace of {', '.join([f'{len(self):,} steps', *spans])}"
 
     def to_pandas(self) -> Any:
@@ -173,11 +165,9 @@ def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
 
 
 def _column_or_missing(part: Trace, column: str, dtype: np.dtype[Any]) -> Array:
-    if column in part:
-        return part[column]
-    if dtype.kind == "b":
-        return np.zeros(len(part), dtype=bool)
-    return np.full(len(part), "", dtype=object) if dtype.kind == "O" else np.full(len(part), np.nan)
+    missing = {"b": False, "O": ""}.get(dtype.kind, np.nan)
+    kind = dtype if dtype.kind in "bO" else np.float64
+    return part[column] if column in part else np.full(len(part), missing, dtype=kind)
 
 
 DECODE, PREFILL, MIXED = "decode", "prefill", "mixed"

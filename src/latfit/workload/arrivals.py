@@ -82,7 +82,7 @@ class Piecewise:
     repeats: bool = False
 
     def __post_init__(self) -> None:
-        t, load = np.asarray(self.moments_ms, dtype=float), np.asarray(self.rates, dtype=float)
+        t, load = self._curve()
         if t.ndim != 1 or t.shape != load.shape or len(t) < 2 or t[0] != 0 or not np.all(np.diff(t) > 0):
             raise WrongUsage("moments must start at 0 and rise, with one rate each", where="load", remedy="Sort them.")
         if not np.all(np.isfinite(load) & (load >= 0)) or load.max() <= 0:
@@ -90,14 +90,18 @@ class Piecewise:
         if not (1 / MAX_RATE < load.max() < MAX_RATE and 1 / MAX_RATE < t[-1] < MAX_RATE and self.rate > 0):
             raise WrongUsage("a time or a rate is next to nothing or endless", where="load", remedy="Correct it.")
 
+    def _curve(self) -> tuple[FloatArray, FloatArray]:
+        return np.asarray(self.moments_ms, dtype=float), np.asarray(self.rates, dtype=float)
+
     @property
     def rate(self) -> float:
-        t, load = np.asarray(self.moments_ms, dtype=float), np.asarray(self.rates, dtype=float)
+        t, load = self._curve()
         return float(np.diff(t) @ (load[1:] + load[:-1])) / 2 / float(t[-1])
 
     def times_ms(self, count: int, rng: Generator) -> FloatArray:
-        t, top = np.asarray(self.moments_ms, dtype=float), float(np.max(self.rates))
-        load = np.asarray(self.rates, dtype=float) / top  # squares of it stay within range
+        t, load = self._curve()
+        top = float(load.max())
+        load = load / top  # squares of it stay within range
         done = np.concatenate([[0.0], np.cumsum(np.diff(t) * (load[1:] + load[:-1]) / 2)])
         work = np.cumsum(rng.standard_exponential(count)) / top
         turns = np.floor(work / done[-1]) if self.repeats else np.zeros(count)
@@ -150,7 +154,7 @@ class Modulated:
             lasts = rng.standard_exponential(len(order)) * sojourns[order]
             moments.append(moments[-1][-1] + np.cumsum(lasts))
             done.append(done[-1][-1] + np.cumsum(lasts * np.asarray(self.rates, dtype=float)[order]))
-        return _inverse(work, np.concatenate(done), np.concatenate(moments))
+        return np.interp(work, np.concatenate(done), np.concatenate(moments))
 
     def at_rate(self, rate: float) -> "Modulated":
         """Return bursts of the same length, with more or fewer arrivals in each."""
@@ -195,21 +199,10 @@ class Dealt:
 def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulated:
     """Return arrivals with bursts at `times` the mean rate, `share` of the time, of mean length `length_ms`."""
     if not (times > 1 and 0 < share < 1 and times * share <= 1 and length_ms > 0):
-        raise WrongUsage(
-            f"bursts of {times:g} times the rate for {share:g} of the time",
-            where="bursts",
-            remedy="Give times above 1, and times x share of 1 at the most.",
-        )
+        remedy = "Give times above 1, and times x share of 1 at the most."
+        raise WrongUsage(f"bursts of {times:g} times the rate for {share:g} of the time", where="bursts", remedy=remedy)
     calm = _positive(rate, "rate") * (1 - times * share) / (1 - share)
     return Modulated([calm, rate * times], [length_ms * (1 - share) / share, length_ms])
-
-
-def _inverse(work: FloatArray, done: FloatArray, moments: FloatArray) -> FloatArray:
-    """Return when the accumulated rate `done` at `moments` reaches `work`; it is flat at levels of rate 0."""
-    place = np.searchsorted(done, work, side="left")
-    low, high = done[place - 1], done[place]
-    share = (work - low) / np.where(high > low, high - low, 1.0)
-    return np.asarray(moments[place - 1] + share * (moments[place] - moments[place - 1]))
 
 
 def _positive(value: float, name: str) -> float:

@@ -47,8 +47,7 @@ class OpenLoad:
 
     def sample(self, count: int, streams: Streams) -> Requests:
         """Return `count` requests, or fewer if the arrivals end."""
-        arrival_ms = self.arrivals.times_ms(count, streams.generator(ARRIVALS))
-        return _drawn(self, arrival_ms, streams)
+        return _drawn(self, self.arrivals.times_ms(count, streams.generator(ARRIVALS)), streams)
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,9 @@ class ClosedLoad:
 
     def __post_init__(self) -> None:
         if self.users < 1 or not math.isfinite(self.think_ms) or self.think_ms < 0:
-            raise WrongUsage(
-                "a closed loop needs a user and a think time that is not negative",
-                where="--users, --think",
-                remedy="Give one user or more, and 0ms or more to think.",
-            )
+            remedy = "Give one user or more, and 0ms or more to think."
+            found = "a closed loop needs a user and a think time that is not negative"
+            raise WrongUsage(found, where="--users, --think", remedy=remedy)
 
     def sample(self, count: int, streams: Streams) -> Requests:
         """Return `count` requests in the order sent. Arrivals are 0 here: they depend on the service."""

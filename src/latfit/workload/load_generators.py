@@ -1,70 +1,49 @@
 """Read results of load generators, and logs of requests in JSON, as one row a request: see docs/formats.md.
 
-A format finds its requests in a file and turns each into a row, or into the reason to leave it out (a key of
-`recordings.LEFT_OUT`). genai-perf has lengths only in the server's `usage`.
+A format yields each request of a file as a row, or the reason to leave it out (a key of `recordings.LEFT_OUT`).
 """
 
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from latfit.errors import BadInput
 from latfit.trace import Source, Tally, member, number, records
 
-S, MS, NS = 1e3, 1.0, 1e-6
+S, NS = 1e3, 1e-6
 """Units of time in ms."""
 
 MAX_CHUNKS = 1 << 20  # of one streamed response
 
 
 class Row(NamedTuple):
-    """A request: when it was sent (in the format's unit), lengths in tokens, ms to the first and the last token."""
+    """A request: when it was sent in ms, lengths in tokens, ms from then to the first and the last token."""
 
-    sent: float
+    sent_ms: float
     prompt: float
     output: float
     first_ms: float = math.nan
     last_ms: float = math.nan
 
 
-class Found(NamedTuple):
-    """The requests of a file, the unit of their times in ms, notes, and when they began in seconds since 1970.
+@dataclass
+class Log:
+    """What a file says besides its requests: notes, the contents of prompts, and when a clock that starts at 0 began.
 
-    contents: ids of the blocks of each prompt, if known.
+    contents: ids of the blocks of each prompt; began_s: seconds since 1970.
     """
 
-    requests: Iterable[Any]
-    unit_ms: float
-    notes: tuple[str, ...] = ()
+    tally: Tally = field(default_factory=Tally)
+    notes: list[str] = field(default_factory=list)
+    contents: list[Any] = field(default_factory=list)
     began_s: float | None = None
-    contents: Sequence[Any] = ()
 
 
-@dataclass(frozen=True)
-class Format:
-    """One format: find the requests of a file (raises BadInput), and turn a request into a row."""
-
-    find: Callable[[Source, Tally], Found]
-    row: Callable[[Any], Row | str]
-
-
-def rows_of(source: Source, name: str, tally: Tally) -> tuple[Found, list[Row], Counter[str]]:
-    """Return what a format finds, the rows of its requests, and how many were left out by reason. Raises BadInput."""
-    found = FORMATS[name].find(source, tally)
-    made = [FORMATS[name].row(request) for request in found.requests]
-    dropped = Counter(each for each in made if isinstance(each, str))
-    if 2 * dropped["no_usage"] > len(made):
-        raise BadInput(
-            f"has no lengths of {dropped['no_usage']:,} of {len(made):,} requests",
-            where=source.name,
-            remedy="Let the server report them: genai-perf ... --extra-inputs"
-            ' \'{"stream_options": {"include_usage": true}}\', or measure with AIPerf.',
-        )
-    return found, [each for each in made if isinstance(each, Row)], +dropped
+Rows = Iterator[Row | str]
 
 
 def _first(record: Any, *paths: str) -> float:
@@ -73,115 +52,87 @@ def _first(record: Any, *paths: str) -> float:
     return next((value for value in found if not math.isnan(value)), math.nan)
 
 
-def _most_requests(source: Source, runs: str, requests: str, remedy: str) -> tuple[list[Any], tuple[str, ...]]:
-    """Return the longest list of requests in a document of several runs, and a note if there are several."""
+def _most_requests(source: Source, log: Log, runs: str, requests: str, remedy: str) -> list[Any]:
+    """Return the longest list of requests in a document of several runs."""
     for record in records(source, Tally()):
         every = record.get(runs)
         lists = [member(run, *requests.split(".")) for run in (every if isinstance(every, list) else ())]
         lists = [each for each in lists if isinstance(each, list)]
         if lists:
-            longest = max(lists, key=len)
-            note = f"{len(lists)} {runs} in the file: taken is the one with the most requests ({len(longest)})"
-            return longest, (note,) if len(lists) > 1 else ()
-    raise BadInput(f"no {runs.removesuffix('s')} with its requests in it", where=source.name, remedy=remedy)
+            longest: list[Any] = max(lists, key=len)
+            if len(lists) > 1:
+                log.notes.append(
+                    f"{len(lists)} {runs} in the file: taken is the one with the most requests ({len(longest)})"
+                )
+            return longest
+    raise BadInput(f"no {runs.removesuffix('s')} with its requests in it", remedy=remedy)
 
 
-# ----------------------------------------------------------------------------------------------------------- AIPerf
-
-
-def _aiperf_row(record: Any) -> Row | str:
-    if record.get("error"):
-        return "failed"
-    if member(record, "metadata", "benchmark_phase") not in (None, "profiling"):
-        return "warmup"
+def _aiperf(source: Source, log: Log) -> Rows:
     names = ("input_sequence_length", "output_sequence_length", "time_to_first_token", "request_latency")
-    return Row(
-        number(record, "metadata", "request_start_ns"), *(number(record, "metrics", name, "value") for name in names)
-    )
+    for record in records(source, log.tally):
+        if record.get("error"):
+            yield "failed"
+        elif member(record, "metadata", "benchmark_phase") not in (None, "profiling"):
+            yield "warmup"
+        else:
+            sent_ms = number(record, "metadata", "request_start_ns") * NS
+            yield Row(sent_ms, *(number(record, "metrics", name, "value") for name in names))
 
 
-# ------------------------------------------------------------------------------------------------------- vLLM bench
+def _vllm_bench(source: Source, log: Log) -> Rows:
+    """Yield the requests of a document with a list for each column; `start_times` come with --save-detailed."""
+    record = next(records(source, log.tally), {})
+    starts = record.get("start_times")
+    if not isinstance(starts, list):
+        raise BadInput(
+            "holds lengths but no start times, so when the requests came is not known",
+            remedy="Run `vllm bench serve --save-result --save-detailed` of a version that writes start_times, or"
+            " draw arrivals with --rate.",
+        )
+    with suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # in the client's zone, taken for ours
+        log.began_s = datetime.strptime(record["date"], "%Y%m%d-%H%M%S").timestamp() - float(record["duration"])
+    columns: list[Any] = [record.get(name) for name in ("input_lens", "output_lens", "errors", "ttfts", "itls")]
+    columns = [each if isinstance(each, list) else [None] * len(starts) for each in columns]
+    for start, prompt, output, error, ttft, gaps in zip(starts, *columns, strict=False):
+        if error or not output:
+            yield "failed"
+            continue
+        first_ms = S * number(ttft)
+        last_ms = first_ms + S * math.fsum(map(number, gaps)) if isinstance(gaps, list) else math.nan
+        yield Row(S * number(start), number(prompt), number(output), first_ms, last_ms)
 
 
-def _vllm_bench(source: Source, tally: Tally) -> Found:
-    """Find the requests of a document with a list for each column; `start_times` come with --save-detailed."""
-    for record in records(source, tally):
-        starts, *columns = (record.get(name) for name in ("start_times", "input_lens", "output_lens"))
-        if not isinstance(starts, list):
-            raise BadInput(
-                "holds lengths but no start times, so when the requests came is not known",
-                where=source.name,
-                remedy="Run `vllm bench serve --save-result --save-detailed` of a version that writes start_times, or"
-                " draw arrivals with --rate.",
-            )
-        if all(isinstance(column, list) for column in columns):
-            others = [record.get(name) for name in ("errors", "ttfts", "itls")]
-            others = [each if isinstance(each, list) else [None] * len(starts) for each in others]
-            return Found(zip(starts, *columns, *others, strict=False), S, began_s=_began_s(record))
-    raise BadInput("no result of vllm bench serve in it", where=source.name, remedy="It may be cut short.")
-
-
-def _vllm_bench_row(request: Any) -> Row | str:
-    start, prompt, output, error, ttft, gaps = request
-    if error or not output:
-        return "failed"
-    first_ms = S * number(ttft)
-    last_ms = first_ms + S * math.fsum(map(number, gaps)) if isinstance(gaps, list) else math.nan
-    return Row(number(start), number(prompt), number(output), first_ms, last_ms)
-
-
-def _began_s(record: Mapping[str, Any]) -> float | None:
-    """Return when a benchmark began, from its end `date` in the client's zone, taken for this machine's."""
-    try:
-        ended = datetime.strptime(record["date"], "%Y%m%d-%H%M%S")
-        return ended.timestamp() - float(record["duration"])
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return None
-
-
-# --------------------------------------------------------------------------------------------------------- GuideLLM
-
-
-def _guidellm(source: Source, _: Tally) -> Found:
+def _guidellm(source: Source, log: Log) -> Rows:
     remedy = "It may be cut short; else let GuideLLM save the requests, not only their summary."
-    requests, notes = _most_requests(source, "benchmarks", "requests.successful", remedy)
-    return Found(requests, S, notes)
+    for request in _most_requests(source, log, "benchmarks", "requests.successful", remedy):
+        yield Row(
+            S * _first(request, "request_start_time", "start_time"),
+            number(request, "prompt_tokens"),
+            number(request, "output_tokens"),
+            number(request, "time_to_first_token_ms"),
+            number(request, "request_latency") * S,
+        )
 
 
-def _guidellm_row(request: Any) -> Row:
-    return Row(
-        _first(request, "request_start_time", "start_time"),
-        number(request, "prompt_tokens"),
-        number(request, "output_tokens"),
-        number(request, "time_to_first_token_ms"),
-        number(request, "request_latency") * S,
-    )
-
-
-# ------------------------------------------------------------------------------------------------------- genai-perf
-
-
-def _genai_perf(source: Source, _: Tally) -> Found:
-    requests, notes = _most_requests(source, "experiments", "requests", "Give genai-perf's profile_export.json.")
-    return Found(requests, NS, notes)
-
-
-def _genai_perf_row(request: Any) -> Row | str:
-    """Return a row by the request's responses; those without lengths or text are left out."""
-    sent = number(request, "timestamp")
-    moments, outputs = member(request, "response_timestamps"), member(request, "response_outputs")
-    usage: Any = None
-    with_text = []
-    if isinstance(moments, list) and isinstance(outputs, list):
-        for moment, output in zip(moments, outputs, strict=False):
-            chunks = _chunks(member(output, "response"))
-            usage = next((each["usage"] for each in chunks if isinstance(each.get("usage"), dict)), usage)
-            if any(map(_has_text, chunks)):
-                with_text.append(number(moment))
-    prompt, output_tokens = number(usage, "prompt_tokens"), number(usage, "completion_tokens")
-    if not with_text or math.isnan(prompt + output_tokens + sent):
-        return "no_usage"
-    return Row(sent, prompt, output_tokens, (with_text[0] - sent) * NS, (with_text[-1] - sent) * NS)
+def _genai_perf(source: Source, log: Log) -> Rows:
+    """Yield the requests by their responses; lengths are in the server's `usage` only."""
+    for request in _most_requests(source, log, "experiments", "requests", "Give genai-perf's profile_export.json."):
+        sent = number(request, "timestamp")
+        moments, outputs = member(request, "response_timestamps"), member(request, "response_outputs")
+        usage: Any = None
+        with_text = []
+        if isinstance(moments, list) and isinstance(outputs, list):
+            for moment, output in zip(moments, outputs, strict=False):
+                chunks = _chunks(member(output, "response"))
+                usage = next((each["usage"] for each in chunks if isinstance(each.get("usage"), dict)), usage)
+                if any(map(_has_text, chunks)):
+                    with_text.append(number(moment))
+        prompt, output_tokens = number(usage, "prompt_tokens"), number(usage, "completion_tokens")
+        if not with_text or math.isnan(prompt + output_tokens + sent):
+            yield "no_usage"
+        else:
+            yield Row(sent * NS, prompt, output_tokens, (with_text[0] - sent) * NS, (with_text[-1] - sent) * NS)
 
 
 def _chunks(response: Any) -> list[dict[str, Any]]:
@@ -189,12 +140,10 @@ def _chunks(response: Any) -> list[dict[str, Any]]:
     found = []
     for line in response.splitlines()[:MAX_CHUNKS] if isinstance(response, str) else ():
         try:
-            chunk = json.loads(line.removeprefix("data:"))
+            found.append(json.loads(line.removeprefix("data:")))
         except (ValueError, RecursionError):
             continue
-        if isinstance(chunk, dict):
-            found.append(chunk)
-    return found
+    return [chunk for chunk in found if isinstance(chunk, dict)]
 
 
 def _has_text(chunk: Mapping[str, Any]) -> bool:
@@ -205,55 +154,46 @@ def _has_text(chunk: Mapping[str, Any]) -> bool:
     return any(isinstance(text := member(first, *place), str) and text for place in places)
 
 
-# --------------------------------------------------------------------------------------------------- inference-perf
+def _inference_perf(source: Source, log: Log) -> Rows:
+    places = (("response_metrics", "output_token_times"), ("response_metrics", "chunk_times"), ("output_token_times",))
+    for record in records(source, log.tally):
+        info, sent = record.get("info"), number(record, "start_time")
+        times = next((found for place in places if (found := member(info, *place))), None)
+        moments = list(map(number, times)) if isinstance(times, list) else [math.nan]
+        output = _first(info, "response_metrics.output_tokens", "output_tokens")
+        if record.get("error") or not isinstance(info, dict) or output == 0:
+            yield "failed"
+            continue
+        last = number(record, "end_time") if math.isnan(moments[-1]) else moments[-1]
+        prompt = _first(info, "request_metrics.text.input_tokens", "input_tokens")
+        yield Row(S * sent, prompt, output, (moments[0] - sent) * S, (last - sent) * S)
 
 
-def _inference_perf_row(record: Any) -> Row | str:
-    info, sent = record.get("info"), number(record, "start_time")
-    times = (
-        member(info, "response_metrics", "output_token_times")
-        or member(info, "response_metrics", "chunk_times")
-        or member(info, "output_token_times")
-    )
-    moments = list(map(number, times)) if isinstance(times, list) and times else [math.nan]
-    output = _first(info, "response_metrics.output_tokens", "output_tokens")
-    if record.get("error") or not isinstance(info, dict) or output == 0:
-        return "failed"
-    last = number(record, "end_time") if math.isnan(moments[-1]) else moments[-1]
-    prompt = _first(info, "request_metrics.text.input_tokens", "input_tokens")
-    return Row(sent, prompt, output, (moments[0] - sent) * S, (last - sent) * S)
+def _mooncake(source: Source, log: Log) -> Rows:
+    """Yield requests with times in ms; traces with conversations (Qwen's, of Alibaba) count in seconds."""
+    requests = list(records(source, log.tally))
+    unit_ms = S if any("chat_id" in each for each in requests) else 1.0
+    log.contents = [each.get("hash_ids") for each in requests]
+    for record in requests:
+        prompt, output = number(record, "input_length"), number(record, "output_length")
+        yield Row(number(record, "timestamp") * unit_ms, prompt, output)
 
 
-# --------------------------------------------------------------------------------------------------------- Mooncake
-
-
-def _mooncake(source: Source, tally: Tally) -> Found:
-    """Find requests in order of arrival; traces with conversations (Qwen's, of Alibaba) count in seconds."""
-    requests = list(records(source, tally))
-    unit_ms = S if any("chat_id" in each for each in requests) else MS
-    return Found(requests, unit_ms, contents=[each.get("hash_ids") for each in requests])
-
-
-def _mooncake_row(record: Any) -> Row:
-    return Row(*(number(record, name) for name in ("timestamp", "input_length", "output_length")))
-
-
-def _summary(source: Source, _: Tally) -> Found:
+def _summary(source: Source, _: Log) -> Rows:
     raise BadInput(
         "holds statistics of a run, not its requests",
-        where=source.name,
         remedy="Give the file beside it: profile_export.json (genai-perf), profile_export.jsonl (AIPerf) or"
         " per_request_lifecycle_metrics.json (inference-perf).",
     )
 
 
-FORMATS: Mapping[str, Format] = {
-    "AIPerf": Format(lambda source, tally: Found(records(source, tally), NS), _aiperf_row),
-    "GuideLLM": Format(_guidellm, _guidellm_row),
-    "genai-perf": Format(_genai_perf, _genai_perf_row),
-    "inference-perf": Format(lambda source, tally: Found(records(source, tally), S), _inference_perf_row),
-    "statistics": Format(_summary, lambda _: "failed"),
-    "vLLM bench": Format(_vllm_bench, _vllm_bench_row),
-    "Mooncake": Format(_mooncake, _mooncake_row),
+FORMATS: Mapping[str, Callable[[Source, Log], Rows]] = {
+    "AIPerf": _aiperf,
+    "GuideLLM": _guidellm,
+    "genai-perf": _genai_perf,
+    "inference-perf": _inference_perf,
+    "statistics": _summary,
+    "vLLM bench": _vllm_bench,
+    "Mooncake": _mooncake,
 }
 """By the names of `latfit.trace.request_format`; a file of none of these is a table."""

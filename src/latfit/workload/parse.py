@@ -15,6 +15,7 @@ LIMITS = {"ttft": "ttft_slo_ms", "tpot": "tpot_slo_ms", "sla": "deadline_ms"}
 def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
     """Parse `poisson`, `gamma:CV` or `bursts:TIMES:SHARE:LENGTH`, with a mean rate per ms. Raises WrongUsage."""
     where = "--arrival-process"
+    remedy = "Write poisson, gamma:2 or bursts:4:0.1:1s, with numbers above zero."
     try:
         match text.split(":"):
             case ["poisson"]:
@@ -23,13 +24,11 @@ def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
                 return Gamma(rate, float(cv))
             case ["bursts", times, share, length]:
                 return bursts(rate, float(times), float(share), parse_duration_ms(length, option=where))
+    except WrongUsage as error:
+        raise WrongUsage(f"{text!r}: {error.found}", where=where, remedy=remedy) from None
     except ValueError:
         pass
-    except WrongUsage as error:
-        raise WrongUsage(f"{text!r}: {error.found}", where=where, remedy="Give numbers above zero.") from None
-    raise WrongUsage(
-        f"{text!r} is not an arrival process", where=where, remedy="Write poisson, gamma:2 or bursts:4:0.1:1s."
-    )
+    raise WrongUsage(f"{text!r} is not an arrival process", where=where, remedy=remedy)
 
 
 def parse_class(text: str) -> RequestClass:
@@ -61,9 +60,8 @@ def parse_lengths(text: str) -> LengthDistribution:
     except ValueError:
         counts, variation = (0, 0), math.nan
     if min(counts) < 1 or not 0 <= variation < math.inf or (more and not variation):
-        raise WrongUsage(
-            f"{text!r} is not a pair of lengths", where="--lengths", remedy="Write 512:128, or 512:128:0.8."
-        )
+        remedy = "Write 512:128, or 512:128:0.8."
+        raise WrongUsage(f"{text!r} is not a pair of lengths", where="--lengths", remedy=remedy)
     if not variation:
         return Constant(*counts)
     # Of a lognormal variable, mean = exp(m + s^2/2) and (sd/mean)^2 = exp(s^2) - 1.

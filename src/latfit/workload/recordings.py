@@ -6,6 +6,7 @@ moments of the first and last token are the client's, so they include the networ
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, WrongUsage, located
 from latfit.stats import FloatArray
 from latfit.trace import (
     OUTPUTS,
@@ -22,7 +23,6 @@ from latfit.trace import (
     TABLES,
     TIMES,
     Source,
-    Tally,
     Trace,
     numbers,
     open_source,
@@ -30,13 +30,12 @@ from latfit.trace import (
     request_format,
 )
 from latfit.workload.arrivals import Piecewise
-from latfit.workload.load_generators import MS, NS, S, rows_of
+from latfit.workload.load_generators import FORMATS, NS, Log, Row, S
 from latfit.workload.requests import MAX_TOKENS, PrefixBlocks, Requests, make_requests
 
 _CLOCK = re.compile(r"\s*\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?")
 
-MIN_EPOCH_S = 1e9  # larger times count from 1970, smaller ones from boot
-
+MIN_EPOCH_MS = 1e12  # larger times count from 1970, smaller ones from boot
 BLOCK_TOKENS = tuple(2**k for k in range(13, 2, -1))  # 512 in Mooncake's traces, 16 in Qwen's
 MIN_BLOCK_SHARE = 0.9  # of the requests whose length fits a block size
 
@@ -52,8 +51,11 @@ LEFT_OUT = {
 
 OPTIONAL = ("class_id", "user_id", "deadline_ms")
 MOMENTS = ("first_token_s", "last_token_s")
-SPANS = (("ttft_s", "latency_s", S), ("ttft_ms", "latency_ms", MS))
+SPANS = (("ttft_s", "latency_s", S), ("ttft_ms", "latency_ms", 1.0))
 """Columns of tables: moments of the first and the last token, or how long after the arrival, with the unit."""
+
+Columns = Mapping[str, FloatArray]
+"""Unchecked requests: the fields of `Row`, and OPTIONAL ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,41 +75,78 @@ class Recording:
     began_s: float | None = None
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Unchecked columns of a file. spans: ms from arrival to first and last token; sort: not in order of arrival."""
-
-    time_ms: FloatArray
-    prompt: FloatArray
-    output: FloatArray
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    optional: Mapping[str, Any] = field(default_factory=dict)
-    spans: tuple[FloatArray, FloatArray] | None = None
-    sort: bool = False
-    contents: Sequence[Any] = ()
-    began_s: float | None = None
-
-
 def read_requests(source: str | Path | Source) -> Recording:
     """Return requests from a file, or from standard input for `-`. Raises BadInput that names the file and the row."""
     opened = source if isinstance(source, Source) else open_source(source)
-    return _recording(_rows(opened), opened.name)
+    with located(opened.name):
+        if (name := request_format(opened.head)) is not None:
+            return _read_log(opened, name)
+        table = read_columns(opened, ())
+        return recorded_in(table, opened.name, table.provenance)
 
 
-def recorded_in(table: Trace, name: str = "the table") -> Recording:
+def _read_log(opened: Source, name: str) -> Recording:
+    """Read the result of a load generator, or a log of requests in JSON."""
+    log = Log()
+    rows = list(FORMATS[name](opened, log))
+    kept = [row for row in rows if isinstance(row, Row)]
+    dropped = Counter(row for row in rows if isinstance(row, str))
+    if 2 * dropped["no_usage"] > len(rows):
+        raise BadInput(
+            f"has no lengths of {dropped['no_usage']:,} of {len(rows):,} requests",
+            remedy="Let the server report them: genai-perf ... --extra-inputs"
+            ' \'{"stream_options": {"include_usage": true}}\', or measure with AIPerf.',
+        )
+    found = np.array(kept, dtype=np.float64).reshape(-1, len(Row._fields))
+    order = np.argsort(found[:, 0], kind="stable")
+    columns = dict(zip(Row._fields, found[order].T, strict=True))
+    if log.contents:
+        log.contents = [log.contents[row] for row in order.tolist()]
+    start_ms = np.nanmin(columns["sent_ms"], initial=np.inf)
+    if log.began_s is None and MIN_EPOCH_MS < start_ms < np.inf:
+        log.began_s = float(start_ms) / S
+    return _recording(columns, opened.name, {**+dropped, **log.tally.facts()}, log)
+
+
+def recorded_in(table: Trace, name: str = "the table", dropped: Mapping[str, int] | None = None) -> Recording:
     """Return requests from columns of a table, under any known names. Raises BadInput."""
-    return _recording(_columns(table, name), name)
+    dropped = dict(dropped or {})
+    known = next((columns for columns in TABLES if set(columns) <= set(table.columns)), None)
+    if known is not None:  # production logs, in which requests without output failed
+        answered = numbers(table[known[2]]) >= 1
+        table = table.select(answered)
+        dropped = {"no_output": n} | dropped if (n := int(np.count_nonzero(~answered))) else dropped
+    groups = [(each,) for each in known] if known else (TIMES, PROMPTS, OUTPUTS)
+    names = [next((name for name in group if name in table), "") for group in groups]
+    if not all(names):
+        raise BadInput(
+            f"no columns of request arrivals (there are {', '.join(table.columns)})",
+            where=name,
+            remedy=f"Give {'|'.join(TIMES)} in seconds, {'|'.join(PROMPTS)} and {'|'.join(OUTPUTS)}.",
+        )
+    time_ms = moments_ms(table, names[0])
+    columns = {"sent_ms": time_ms, "prompt": numbers(table[names[1]]), "output": numbers(table[names[2]])}
+    columns |= {name: numbers(table[name]) for name in OPTIONAL if name in table}
+    for first, last, unit in (*SPANS, (*MOMENTS, S)):
+        if first in table and last in table:
+            since = time_ms if first in MOMENTS else 0.0
+            columns |= {
+                "first_ms": numbers(table[first]) * unit - since,
+                "last_ms": numbers(table[last]) * unit - since,
+            }
+    return _recording(columns, name, dropped, Log())
 
 
-def _recording(rows: _Rows, name: str) -> Recording:
+def _recording(columns: Columns, name: str, dropped: dict[str, int], log: Log) -> Recording:
     """Return checked requests, with times counted from the first one."""
-    time_ms, dropped, notes = rows.time_ms, dict(rows.dropped), list(rows.notes)
-    notes += [f"{LEFT_OUT[reason].format(count)} (left out)" for reason, count in dropped.items()]
+    time_ms = columns["sent_ms"]
+    notes = log.notes + [f"{LEFT_OUT[reason].format(count)} (left out)" for reason, count in dropped.items()]
     if not len(time_ms):
         raise BadInput("there is no request in it", where=name, remedy="Give a file with at least one.")
-    usable = np.isfinite(time_ms) & _is_length(rows.prompt) & _is_length(rows.output)
-    for column in rows.optional.values():
+    usable = np.isfinite(time_ms)
+    for column in (columns["prompt"], columns["output"]):
+        usable &= (column >= 1) & (column <= MAX_TOKENS)
+    for column in (columns[name] for name in OPTIONAL if name in columns):
         usable &= np.isfinite(column) | (column == np.inf)
     wrong = int(np.count_nonzero(~usable))
     if wrong and 2 * wrong < len(usable):
@@ -116,34 +155,27 @@ def _recording(rows: _Rows, name: str) -> Recording:
         notes.append(f"{wrong:,} of {len(usable):,} requests have no time or no length (the first is {first_row:,})")
     else:
         usable[:] = True  # the first of them is reported below
-    order = np.flatnonzero(usable)
-    if rows.sort:
-        order = order[np.argsort(time_ms[order], kind="stable")]
-    finite = time_ms[np.isfinite(time_ms)]
-    try:
-        requests = make_requests(
-            time_ms[order] - (finite.min() if len(finite) else 0.0),
-            rows.prompt[order],
-            rows.output[order],
-            **{key: column[order] for key, column in rows.optional.items()},
-        )
-    except BadInput as error:
-        raise BadInput(error.found, where=name, remedy=error.remedy) from None
-    if any(rows.contents):
-        requests = replace(requests, prefix=_prefix(requests, [rows.contents[row] for row in order.tolist()]))
+    kept = {name: column[usable] for name, column in columns.items()}
+    start_ms = np.min(time_ms, where=np.isfinite(time_ms), initial=np.inf)
+    optional = {name: kept[name] for name in OPTIONAL if name in kept}
+    with located(name):
+        requests = make_requests(kept["sent_ms"] - start_ms, kept["prompt"], kept["output"], **optional)
+    if any(log.contents):
+        contents = [log.contents[row] for row in np.flatnonzero(usable).tolist()]
+        requests = replace(requests, prefix=_prefix(requests, contents))
         if requests.prefix is None:
             notes.append("hash_ids are not used: they fit no size of blocks")
-    first, last = (None, None) if rows.spans is None else (requests.arrival_ms + span[order] for span in rows.spans)
-    return Recording(requests, name, dropped, notes, first, last, rows.began_s)
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, int | str) for name in value)
+    first, last = None, None
+    if "first_ms" in kept and np.isfinite(columns["first_ms"] + columns["last_ms"]).any():
+        first, last = (requests.arrival_ms + kept[name] for name in ("first_ms", "last_ms"))
+    return Recording(requests, name, dropped, notes, first, last, log.began_s)
 
 
 def _prefix(requests: Requests, contents: Sequence[Any]) -> PrefixBlocks | None:
     """Return the blocks of prompts, of the size that fits most lengths; None if none does. The last may be partial."""
-    lists = [each if _are_names(each) else [] for each in contents]
+    lists = [
+        each if isinstance(each, list) and all(isinstance(n, int | str) for n in each) else [] for each in contents
+    ]
     counts, prompt = np.array([len(each) for each in lists]), requests.prompt_tokens
     fits = {
         tokens: float(np.mean((counts == -(-prompt // tokens)) | (counts == prompt // tokens)))
@@ -157,110 +189,29 @@ def _prefix(requests: Requests, contents: Sequence[Any]) -> PrefixBlocks | None:
     return PrefixBlocks(tokens, np.concatenate([[0], np.cumsum(counts)]), np.array(ids, dtype=np.int64))
 
 
-def _is_length(tokens: FloatArray) -> NDArray[np.bool_]:
-    return np.asarray((tokens >= 1) & (tokens <= MAX_TOKENS))
-
-
 def read_curve(source: str | Path) -> Piecewise:
     """Return a repeating Poisson process with the rates of a table (t_s, rate_per_s). Raises BadInput."""
     table = read_columns(open_source(source), ("t_s", "rate_per_s"))
     try:
         return Piecewise((table.floats("t_s") * S).tolist(), (table.floats("rate_per_s") / S).tolist(), repeats=True)
     except WrongUsage as error:
-        raise BadInput(
-            error.found,
-            where=str(source),
-            remedy="Give t_s from 0 on, in rising order, and a rate_per_s of 0 or more at each.",
-        ) from None
-
-
-def _rows(source: Source) -> _Rows:
-    name = request_format(source.head)
-    return _table(source) if name is None else _generated(source, name)
-
-
-def _generated(source: Source, name: str) -> _Rows:
-    """Read the result of a load generator, or a log of requests in JSON."""
-    tally = Tally()
-    found, rows, dropped = rows_of(source, name, tally)
-    sent, prompt, output, first_ms, last_ms = np.array(rows, dtype=np.float64).reshape(-1, 5).T
-    # From the first moment on, before scaling: nanoseconds since 1970 have no digits to spare.
-    finite = sent[np.isfinite(sent)]
-    start = float(finite.min()) if len(finite) else 0.0
-    start_s = start * found.unit_ms / S
-    return _Rows(
-        (sent - start) * found.unit_ms,
-        prompt,
-        output,
-        {**dropped, **tally.facts()},
-        found.notes,
-        spans=None if np.isnan(first_ms + last_ms).all() else (first_ms, last_ms),
-        sort=True,
-        contents=found.contents,
-        began_s=start_s if found.began_s is None and start_s > MIN_EPOCH_S else found.began_s,
-    )
-
-
-def _table(source: Source) -> _Rows:
-    """Read CSV, Parquet or JSON lines with one request a row."""
-    table = read_columns(source, ())
-    rows = _columns(table, source.name)
-    return replace(rows, dropped={**rows.dropped, **table.provenance})
-
-
-def _columns(table: Trace, source: str) -> _Rows:
-    """Return the columns by any of their known names."""
-    for columns in TABLES:
-        if set(columns) <= set(table.columns):
-            return _failed_out(table, *columns)
-    names = [next((name for name in group if name in table), None) for group in (TIMES, PROMPTS, OUTPUTS)]
-    time, prompt, output = names[0], names[1], names[2]
-    if time is None or prompt is None or output is None:
-        raise BadInput(
-            f"no columns of request arrivals (there are {', '.join(table.columns)})",
-            where=source,
-            remedy=f"Give {'|'.join(TIMES)} in seconds, {'|'.join(PROMPTS)} and {'|'.join(OUTPUTS)}.",
-        )
-    optional = {name: numbers(table[name]) for name in OPTIONAL if name in table}
-    time_ms = moments_ms(table, time)
-    lengths = numbers(table[prompt]), numbers(table[output])
-    return _Rows(time_ms, *lengths, optional=optional, spans=_spans(table, time_ms))
-
-
-def _spans(table: Trace, time_ms: FloatArray) -> tuple[FloatArray, FloatArray] | None:
-    """Return ms (n,) from arrival to the first and to the last token, if the table has them."""
-    if all(name in table for name in MOMENTS):
-        first, last = (numbers(table[name]) * S - time_ms for name in MOMENTS)
-        return first, last
-    for ttft, latency, unit in SPANS:
-        if ttft in table and latency in table:
-            return numbers(table[ttft]) * unit, numbers(table[latency]) * unit
-    return None
-
-
-def _failed_out(table: Trace, time: str, prompt: str, output: str) -> _Rows:
-    """Leave out requests without output: in production logs these failed."""
-    answered = numbers(table[output]) >= 1
-    kept = table.select(answered)
-    dropped = {"no_output": int(np.count_nonzero(~answered))} if not answered.all() else {}
-    return _Rows(moments_ms(kept, time), numbers(kept[prompt]), numbers(kept[output]), dropped)
+        remedy = "Give t_s from 0 on, in rising order, and a rate_per_s of 0 or more at each."
+        raise BadInput(error.found, where=str(source), remedy=remedy) from None
 
 
 def moments_ms(table: Trace, name: str) -> FloatArray:
     """Return ms (n,) of a column of seconds or of dates, NaN for other values."""
-    found = _moments(table[name])
-    return np.where(np.isfinite(found), found, np.nan)
-
-
-def _moments(column: NDArray[Any]) -> FloatArray:
+    column: NDArray[Any] = table[name]
     if column.dtype.kind == "O":
         clocks = np.array([_without_zone(text) for text in column.tolist()], dtype="datetime64[ns]")
         column = numbers(column) if np.isnat(clocks).all() else clocks
     if column.dtype.kind == "M":
         known = column[~np.isnat(column)]
         since = np.asarray((column - (known.min() if len(known) else column[:1])) / np.timedelta64(1, "ns"))
-        return np.asarray(since * NS, dtype=np.float64)
-    return np.asarray(numbers(column) * S, dtype=np.float64)
+        found = since * NS
+    else:
+        found = numbers(column) * S
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def _without_zone(text: Any) -> np.datetime64:

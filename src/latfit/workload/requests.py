@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -79,13 +79,12 @@ class Requests:
 
     def select(self, rows: NDArray[Any] | slice) -> "Requests":
         """Return the requests of a mask, of indices or of a slice."""
-        columns: list[Any] = [np.ascontiguousarray(column[rows]) for column in self._columns()]
-        return replace(Requests(*columns), prefix=None if self.prefix is None else self.prefix.select(rows))
+        columns: dict[str, Any] = {name: np.ascontiguousarray(vars(self)[name][rows]) for name in COLUMNS}
+        return Requests(**columns, prefix=None if self.prefix is None else self.prefix.select(rows))
 
     def scaled(self, factor: float) -> "Requests":
         """Return the same requests `factor` times as fast, from the first arrival on."""
-        if not math.isfinite(factor) or factor <= 0:
-            raise WrongUsage(f"a rate cannot be scaled by {factor:g}", where="rate", remedy="Give a factor above zero.")
+        _check_factor(factor)
         start = self.arrival_ms[:1]
         return replace(self, arrival_ms=start + (self.arrival_ms - start) / factor)
 
@@ -102,8 +101,7 @@ class Requests:
 
         Copies arrive at random before the next request, from other users and with other contents.
         """
-        if not math.isfinite(times) or times <= 0:
-            raise WrongUsage(f"a rate cannot be scaled by {times:g}", where="rate", remedy="Give a factor above zero.")
+        _check_factor(times)
         copies = math.floor(times) + (rng.random(len(self)) < times - math.floor(times))
         rows = np.repeat(np.arange(len(self)), copies)
         again = np.arange(len(rows)) - np.repeat(np.cumsum(copies) - copies, copies)
@@ -115,17 +113,8 @@ class Requests:
         prefix = None if found.prefix is None else found.prefix.apart(again)
         return replace(found, arrival_ms=np.ascontiguousarray(arrival_ms[order]), user_id=users, prefix=prefix)
 
-    def _columns(self) -> tuple[NDArray[Any], ...]:
-        return (
-            self.arrival_ms,
-            self.prompt_tokens,
-            self.output_tokens,
-            self.class_id,
-            self.user_id,
-            self.deadline_ms,
-            self.ttft_slo_ms,
-            self.tpot_slo_ms,
-        )
+
+COLUMNS = tuple(field.name for field in fields(Requests) if field.name != "prefix")
 
 
 def make_requests(
@@ -137,25 +126,15 @@ def make_requests(
     user_id: Any = 0,
     deadline_ms: Any = math.inf,
 ) -> Requests:
-    """Return checked requests; each column but the first may be one number for all.
-
-    Raises
-    ------
-    BadInput
-        Names the request: arrivals not sorted, a length below one, a number that is not finite, columns of different
-        length.
-    """
+    """Return checked requests; each column but the first may be one number for all. Raises BadInput for one request."""
     arrivals = np.ascontiguousarray(arrival_ms, dtype=np.float64)
     n = len(arrivals)
+    counts = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "class_id": class_id, "user_id": user_id}
     columns: dict[str, Any] = {
-        "prompt_tokens": _column(prompt_tokens, n, np.int64, "prompt_tokens"),
-        "output_tokens": _column(output_tokens, n, np.int64, "output_tokens"),
-        "class_id": _column(class_id, n, np.int32, "class_id"),
-        "user_id": _column(user_id, n, np.int32, "user_id"),
-        "deadline_ms": _column(deadline_ms, n, np.float64, "deadline_ms"),
-        "ttft_slo_ms": np.full(n, math.inf),
-        "tpot_slo_ms": np.full(n, math.inf),
+        name: _column(each, n, np.int32 if "id" in name else np.int64, name) for name, each in counts.items()
     }
+    columns["deadline_ms"] = _column(deadline_ms, n, np.float64, "deadline_ms")
+    columns |= {name: np.full(n, math.inf) for name in ("ttft_slo_ms", "tpot_slo_ms")}
     if n == 0:
         raise BadInput("there is no request", remedy="Give at least one.")
     if not np.all(np.isfinite(arrivals)):
@@ -183,14 +162,17 @@ def _column(values: Any, n: int, kind: Any, name: str) -> NDArray[Any]:
     if len(column) != n:
         raise BadInput(f"{name} has {len(column)} rows, arrivals have {n}", remedy="Give one of each per request.")
     if column.dtype.kind == "f" and np.dtype(kind).kind == "i":
-        broken = np.flatnonzero(~np.isfinite(column))
-        if len(broken):
-            raise _bad_row(broken[0], f"has no number in {name}", "Correct or drop it.")
         most = np.iinfo(kind).max
-        large = np.flatnonzero(np.abs(column) >= most)
-        if len(large):
-            raise _bad_row(large[0], f"has {column[large[0]]:.3g} as {name}", f"Give less than {float(most):.3g}.")
+        if len(broken := np.flatnonzero(~(np.abs(column) < most))):
+            value = column[broken[0]]
+            what = f"has {value:.3g} as {name}" if np.isfinite(value) else f"has no number in {name}"
+            raise _bad_row(broken[0], what, f"Give less than {float(most):.3g}, or drop it.")
     return np.ascontiguousarray(column, dtype=kind)
+
+
+def _check_factor(factor: float) -> None:
+    if not math.isfinite(factor) or factor <= 0:
+        raise WrongUsage(f"a rate cannot be scaled by {factor:g}", where="rate", remedy="Give a factor above zero.")
 
 
 def _bad_row(row: Any, what: str, remedy: str) -> BadInput:

@@ -17,7 +17,7 @@ from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.model.fit_parts import Estimate
 from latfit.model.saturation import Saturation
-from latfit.trace.cells import MAX_BINS, Scan, compress
+from latfit.trace.cells import MAX_BINS, compress
 from latfit.trace.clean import CleanOptions
 from latfit.trace.read import Reading, ingest, system_filter
 from latfit.trace.table import WEIGHT, Trace, row_weights
@@ -29,7 +29,7 @@ NO_RULES = CleanOptions(keep=("zero_time", "duplicate", "cold_start"))
 def on_cells(folder: Path, trace: Trace, limit: int = MAX_BINS) -> Trace:
     """The rows as cells, by way of a file."""
     pq.write_table(pa.table(dict(trace.columns)), folder / "rows.parquet")
-    return compress(folder, Scan(cleaning=NO_RULES, limit=limit)).trace
+    return compress(folder, Reading(cleaning=NO_RULES), limit=limit).trace
 
 
 def estimates(trace: Trace) -> Mapping[str, Estimate]:
@@ -133,6 +133,6 @@ def test_measured_steps(measured_steps: Path) -> None:
     """Two systems of each file: the estimates of the cells are those of the rows."""
     for source in sorted(measured_steps.glob("*.parquet")):
         for key, rows in islice(ingest(source, Reading(cleaning=NO_RULES)).trace.systems(), 2):
-            found = compress(source, Scan(where=system_filter(key) or None, cleaning=NO_RULES))
+            found = compress(source, Reading(where=system_filter(key) or None, cleaning=NO_RULES))
             assert found.facts["rows_used"] == found.trace[WEIGHT].sum() == len(rows)
             assert_within_a_standard_error(estimates(rows), estimates(found.trace))

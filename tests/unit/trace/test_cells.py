@@ -14,23 +14,23 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
-from pyarrow import fs
 
 from latfit import dask_cluster
-from latfit.errors import BadInput, LatfitError, WrongUsage
+from latfit.errors import BadInput, WrongUsage
 from latfit.stats import FloatArray
 from latfit.trace import cells as module
-from latfit.trace.cells import BIN, RELATIVE_ERROR, Cells, Compressed, Scan, bins_of, compress, merge, weighted_rows
+from latfit.trace.cells import BIN, MAX_BINS, Cells, Compressed, compress, count_steps, merge, weighted_rows
 from latfit.trace.clean import CleanOptions, clean
 from latfit.trace.parquet import write_trace
+from latfit.trace.read import Reading
 from latfit.trace.table import WEIGHT, Trace
 
 KEEP_FAST = CleanOptions(keep=("zero_time",))
 
 
 def cells_of(B: FloatArray, S: FloatArray, T: FloatArray, context: FloatArray | None = None) -> Cells:
-    context = np.full(len(T), np.nan) if context is None else context
-    return Cells({("",) * 5: bins_of(B, S, T, context)}, rows_read=len(T)) if len(T) else Cells()
+    columns = {"B": B, "S": S, "T_ms": T} | ({} if context is None else {"context_tokens": context})
+    return count_steps(Trace(columns))
 
 
 def random_steps(rows: int, seed: int = 0) -> dict[str, FloatArray]:
@@ -43,16 +43,10 @@ def random_steps(rows: int, seed: int = 0) -> dict[str, FloatArray]:
 
 def assert_same(one: Cells, other: Cells) -> None:
     """The same bins, with the same sums up to rounding."""
-    assert (one.level, one.rows_read, one.dropped, one.unreadable) == (
-        other.level,
-        other.rows_read,
-        other.dropped,
-        other.unreadable,
-    )
-    assert one.bins.keys() == other.bins.keys()
-    for label, bins in one.bins.items():
-        np.testing.assert_array_equal(bins.keys, other.bins[label].keys)
-        np.testing.assert_allclose(bins.sums, other.bins[label].sums, rtol=1e-9, atol=1e-9)
+    assert (one.level, one.rows_read, one.dropped) == (other.level, other.rows_read, other.dropped)
+    assert list(one.labels) == list(other.labels)
+    for name in one.bins.columns:
+        np.testing.assert_allclose(one.bins[name], other.bins[name], rtol=1e-9, atol=1e-9)
 
 
 def write(folder: Path, columns: dict[str, Any], files: int = 4, seed: int = 0) -> Path:
@@ -73,7 +67,7 @@ def labelled(rows: int = 6000) -> dict[str, Any]:
 
 class TestMerging:
     @settings(max_examples=25)
-    @given(st.lists(st.integers(0, 3000), max_size=6), st.integers(0, 99), st.sampled_from([10**6, 700]))
+    @given(st.lists(st.integers(0, 3000), max_size=6), st.integers(0, 99), st.sampled_from([MAX_BINS, 700]))
     def test_any_split_in_any_order_gives_the_same_cells(self, cuts: list[int], seed: int, limit: int) -> None:
         steps = random_steps(3000)
         rng = np.random.default_rng(seed)
@@ -82,7 +76,7 @@ class TestMerging:
             for part in np.split(rng.permutation(3000), sorted(cuts))
         ]
         parts = [parts[i] for i in rng.permutation(len(parts))]
-        whole, chained = merge([cells_of(*steps.values())], limit), Cells()
+        whole, chained = merge([cells_of(*steps.values())], limit), count_steps(Trace({}))
         for part in parts:
             chained = merge([part, chained], limit)
         assert (whole.level > 0) == (limit == 700)
@@ -109,10 +103,7 @@ class TestMerging:
         for q in (0.1, 0.5, 0.9, 0.99):
             exact = np.quantile(T, q, method="inverted_cdf")
             found = rows["T_ms"][order][np.searchsorted(reached, q * len(T) - 1e-9)]
-            assert abs(found / exact - 1) <= 2 * RELATIVE_ERROR
-
-    def test_the_stated_error_is_half_a_bin_and_below_one_per_cent(self) -> None:
-        assert np.exp(BIN / 2) - 1 <= RELATIVE_ERROR * (1 + 1e-12) < 0.01
+            assert abs(found / exact - 1) <= 2 * np.expm1(BIN / 2)
 
 
 class TestCells:
@@ -141,7 +132,7 @@ class TestCells:
             cells = merge([cells_of(*steps.values())], limit)
             rows = weighted_rows(cells)
             assert cells.level > 0
-            assert len(cells) <= limit
+            assert len(cells.bins) <= limit
             assert rows[WEIGHT].sum() == 20_000
             for name in ("B", "S"):
                 assert rows[WEIGHT] @ rows[name] == pytest.approx(steps[name].sum(), rel=1e-12)
@@ -156,25 +147,17 @@ class TestFolder:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         columns = labelled()
-        one = compress(write(tmp_path / "one", columns, 3, seed=1), Scan(cleaning=KEEP_FAST))
+        one = compress(write(tmp_path / "one", columns, 3, seed=1), Reading(cleaning=KEEP_FAST))
         monkeypatch.setattr(module, "BATCH_ROWS", 64)
-        other = compress(write(tmp_path / "other" / "deeper", columns, 7, seed=2).parent, Scan(cleaning=KEEP_FAST))
+        other = compress(write(tmp_path / "other" / "deeper", columns, 7, seed=2).parent, Reading(cleaning=KEEP_FAST))
         assert_same(one.cells, other.cells)
         assert one.facts["rows_read"] == one.facts["rows_used"] == one.trace[WEIGHT].sum() == 6000
         decode = one.trace["phase"] == "decode"
         assert one.trace[WEIGHT][decode].sum() == np.count_nonzero(columns["phase"] == "decode")
 
-    def test_filesystems_of_pyarrow(self, tmp_path: Path) -> None:
-        columns = labelled(2000)
-        local = compress(write(tmp_path / "rows", columns))
-        below = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-        assert_same(compress("rows", filesystem=below).cells, local.cells)
-        assert_same(compress((tmp_path / "rows").as_uri()).cells, local.cells)
-        in_memory = fs._MockFileSystem()
-        in_memory.create_dir("bucket")
-        with in_memory.open_output_stream("bucket/rows.parquet") as stream:
-            pq.write_table(pa.table(columns), stream)
-        assert_same(compress("bucket", filesystem=in_memory).cells, local.cells)
+    def test_an_address_of_object_storage(self, tmp_path: Path) -> None:
+        folder = write(tmp_path / "rows", labelled(2000))
+        assert_same(compress(folder.as_uri()).cells, compress(folder).cells)
 
     def test_rules_are_those_of_cleaning(self, tmp_path: Path) -> None:
         rows = [(1, 1, 5.0)] * 30 + [
@@ -190,7 +173,7 @@ class TestFolder:
         flags = np.arange(len(T)) == 3
         columns = {"B": B, "S": S, "T_ms": T, "dummy": flags, "warmup": np.roll(flags, 1)}
         options = CleanOptions(max_ms=300)
-        found = compress(write(tmp_path / "rows", columns), Scan(cleaning=options)).facts
+        found = compress(write(tmp_path / "rows", columns), Reading(cleaning=options)).facts
         assert found["dropped"] == dict(clean(Trace(columns), options).dropped)
         assert found["rows_used"] + sum(found["dropped"].values()) == found["rows_read"] == len(T)
 
@@ -232,17 +215,17 @@ class TestFolder:
             "tp": pa.array([4, 8, 8, 8] * 5),
             "path": pa.array(["gpu", None, "gpu", ""] * 5).dictionary_encode(),
         }
-        scan = Scan({"B": "batch", "S": "tokens", "T_ms": "seconds"}, "s", "tp == 8 and S > 1")
+        scan = Reading({"B": "batch", "S": "tokens", "T_ms": "seconds"}, "s", where="tp == 8 and S > 1")
         found = compress(write(tmp_path / "rows", table, 2), scan)
         assert (found.facts["rows_read"], found.facts["dropped"]) == (15, {"non_finite": 5})
         assert sorted(found.trace["T_ms"].tolist()) == pytest.approx([2, 4])
         assert set(found.trace["tp"]) == {"8"}
         assert set(found.trace.columns) == {"B", "S", "T_ms", WEIGHT, "tp"}
         with pytest.raises(BadInput, match="no row"):
-            compress(tmp_path / "rows", Scan(scan.column_map, where="tp == 3"))
+            compress(tmp_path / "rows", Reading(scan.column_map, where="tp == 3"))
 
     def test_too_many_cells_are_made_coarser_and_said_so(self, tmp_path: Path) -> None:
-        found = compress(write(tmp_path / "rows", labelled()), Scan(limit=1000))
+        found = compress(write(tmp_path / "rows", labelled()), limit=1000)
         assert found.facts["counters"] < 2000
         assert "1,000" in found.facts["coarser"]
         assert found.facts["rows_used"] == 6000
@@ -273,20 +256,18 @@ class TestBadFiles:
             target.write_bytes(whole[: len(whole) // 2])
         elif kind == "damaged":
             target.write_bytes(whole[:200] + bytes(len(whole) - 1200) + whole[-1000:])
-        elif kind == "columns":
-            pq.write_table(pa.table({"B": [1], "S": [1]}), target)
         else:
-            pq.write_table(pa.table({"B": [1], "S": [1], "T_ms": ["fast"]}), target)
+            pq.write_table(pa.table({"B": [1], "S": [1]}), target)
         return str(target)
 
-    @pytest.mark.parametrize("kind", ["foreign", "empty", "truncated", "damaged", "columns", "texts"])
+    @pytest.mark.parametrize("kind", ["foreign", "empty", "truncated", "damaged", "columns"])
     def test_the_file_is_named_or_left_out_and_counted(self, folder: Path, kind: str) -> None:
         before = compress(folder)
         target = self.spoilt(folder, kind)
         with pytest.raises(BadInput) as caught:
             compress(folder)
         assert caught.value.where == target
-        found = compress(folder, Scan(skip_unreadable=True))
+        found = compress(folder, skip_unreadable=True)
         assert [bad["file"] for bad in found.facts["unreadable"]] == [target]
         assert found.facts["rows_used"] == before.facts["rows_used"]
         assert found.facts["files"] == 2
@@ -305,12 +286,12 @@ class TestBadFiles:
             compress(tmp_path)
 
     def test_options_that_cannot_be(self, folder: Path) -> None:
-        wrong: list[dict[str, Any]] = [{"backend": "spark"}, {"scheduler": "tcp://x:1"}, {"scan": Scan(unit="parsec")}]
+        wrong: list[dict[str, Any]] = [{"scheduler": "tcp://x:1"}, {"reading": Reading(unit="parsec")}]
         for options in wrong:
             with pytest.raises(WrongUsage):
                 compress(folder, **options)
         with pytest.raises(BadInput, match="dropped"):
-            compress(folder, Scan(cleaning=CleanOptions(max_ms=3)))
+            compress(folder, Reading(cleaning=CleanOptions(max_ms=3)))
         many = write(
             folder / "many",
             {"B": [1] * 300, "S": [1] * 300, "T_ms": [1.0] * 300, "path": list(map(str, range(300)))},
@@ -378,21 +359,11 @@ class TestCluster:
         assert not workers.scheduler.tasks
 
     @pytest.mark.nightly
-    def test_nobody_there_is_an_error_in_bounded_time(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        distributed = pytest.importorskip("distributed")
+    def test_no_scheduler_is_an_error(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("distributed")
         monkeypatch.setattr(dask_cluster, "PATIENCE_S", 2.0)
-        started = time.monotonic()
         with pytest.raises(WrongUsage, match="no scheduler"):
             on_dask(folder, "tcp://127.0.0.1:9")
-        with (
-            distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as empty,
-            pytest.raises(LatfitError, match="no worker"),
-        ):
-            on_dask(folder, empty.scheduler_address)
-        doomed = distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0")
-        with doomed, pytest.raises(LatfitError, match="lost"):
-            on_dask(folder, doomed.scheduler_address, progress=lambda _, __: doomed.close())
-        assert time.monotonic() - started < 30
 
     def test_without_dask_the_extra_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "distributed", None)

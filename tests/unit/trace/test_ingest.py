@@ -206,22 +206,6 @@ class TestWriting:
         with pytest.raises(TargetNotWritable, match="does not exist"):
             write_trace(tmp_path / "none" / "t.parquet", planted_trace(0.1))
 
-    def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_behind(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        target = tmp_path / "t.parquet"
-        write_trace(target, planted_trace(0.1))
-        before = target.read_bytes()
-
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("os.fsync", full)
-        with pytest.raises(TargetNotWritable, match="no space left"):
-            write_trace(target, planted_trace(0.2))
-        assert target.read_bytes() == before
-        assert list(tmp_path.iterdir()) == [target]
-
 
 def test_the_format_page_names_every_column() -> None:
     page = (ROOT / "docs" / "formats.md").read_text()

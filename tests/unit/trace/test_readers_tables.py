@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 from pyarrow import feather, ipc
 
 from latfit.errors import BadInput
 from latfit.trace.clean import clean
-from latfit.trace.parquet import columns_of, read_parquet, write_trace
+from latfit.trace.parquet import columns_of, write_trace
 from latfit.trace.readers import table as tabular
 from latfit.trace.readers.source import Options, open_source
 from latfit.trace.table import Trace
@@ -83,29 +82,6 @@ class TestContainers:
         assert {name: trace[name].tolist() for name in columns} == columns
         assert trace["tp"].dtype.kind == "i"
 
-    @pytest.mark.parametrize("container", CONTAINERS)
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
-    @given(
-        rows=st.lists(
-            st.tuples(
-                st.integers(1, 2**31 - 1),
-                st.integers(1, 2**53),
-                st.floats(0.005, 1e5),
-                st.from_regex(r"\A[a-z]{1,9}\Z"),
-            ),
-            min_size=1,
-            max_size=20,
-        )
-    )
-    def test_what_is_written_is_read(
-        self, container: str, rows: list[tuple[int, int, float, str]], tmp_path: Path
-    ) -> None:
-        columns = {
-            name: list(cells) for name, cells in zip(("B", "S", "T_ms", "run"), zip(*rows, strict=True), strict=True)
-        }
-        trace = read(write(tmp_path, container, columns))
-        assert {name: trace[name].tolist() for name in columns} == columns
-
     def test_a_compressed_parquet_file_is_to_be_decompressed(self, tmp_path: Path) -> None:
         write_trace(tmp_path / "t.parquet", planted_trace(0.1))
         with pytest.raises(BadInput, match="in a gzip file"):
@@ -166,31 +142,6 @@ class TestArrow:
                 expected = plain.to_numpy()
                 assert found[name].dtype == expected.dtype, name
                 np.testing.assert_array_equal(found[name], expected, err_msg=name)
-
-    @given(
-        rows=st.lists(st.tuples(st.text(max_size=3), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats())),
-        missing=st.booleans(),
-    )
-    def test_what_is_written_is_read_and_is_plain_text_for_others(
-        self, rows: list[tuple[str, bool, int, float]], missing: bool, tmp_path_factory: pytest.TempPathFactory
-    ) -> None:
-        texts, flags, wholes, reals = ([row[i] for row in rows] for i in range(4))
-        label = np.array([*([None] * len(texts) if missing else texts), "last"], dtype=object)
-        target = tmp_path_factory.getbasetemp() / "written.parquet"
-        columns = {
-            "label": label,
-            "flag": np.array([*flags, True]),
-            "whole": np.array([*wholes, 0], dtype=np.int64),
-            "real": np.array([*reals, 0.5]),
-        }
-        write_trace(target, Trace(columns, {"a": 1}))
-        found = read_parquet(target)
-        assert found.provenance == {"a": 1}
-        for name, column in columns.items():
-            np.testing.assert_array_equal(found[name], column, err_msg=name)
-        frame = pq.read_table(target)
-        assert frame.schema.field("label").type == pa.string()
-        assert frame.column("label").to_pylist() == label.tolist()
 
 
 class TestText:

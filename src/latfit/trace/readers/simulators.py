@@ -5,17 +5,16 @@ Vidur and LLMServingSim measure the operators of one layer; a step is their sum 
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
-from latfit.trace.readers.engines import no_steps, refuse_table_options
-from latfit.trace.readers.source import Options, Reader, Source, open_source
+from latfit.trace.readers.engines import step_reader
+from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.text import Tally, has_columns, header_of, numbers, read_delimited, texts
-from latfit.trace.table import Array, Trace
+from latfit.trace.table import Array
 from latfit.units import MS_PER_UNIT
 
 LAYERS: Mapping[str, int] = {
@@ -49,16 +48,15 @@ def layers_of(name: str) -> int | None:
 GRID = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 
 
-def read_splitwise(source: Source, options: Options) -> Trace:
+def splitwise_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return two steps per line of `perf_model.csv`, in milliseconds: prefill, and the mean decode step.
 
     The context of the decode step is that in the middle of the output.
     """
-    refuse_table_options(options, source, "splitwise")
-    table = read_delimited(source)
-    found, tally = table.columns, Tally(bad=table.bad_lines)
-    if not set(GRID) <= set(found) or not len(found[GRID[0]]):
-        raise no_steps(source, f"the columns {', '.join(GRID)}", tally)
+    facts["aggregated"] = "mean decode step"
+    found = read_delimited(source, tally)
+    if not set(GRID) <= set(found):
+        return {}
     prompt, B, output, prefill_ms, decode_ms = (numbers(found[name]) for name in GRID)
     zero = np.zeros_like(B)
     pairs = {
@@ -74,15 +72,15 @@ def read_splitwise(source: Source, options: Options) -> Trace:
     columns |= {name: np.repeat(texts(found[name]), 2) for name in ("hardware", "model") if name in found}
     if "tensor_parallel" in found:
         columns["tp"] = np.repeat(found["tensor_parallel"], 2)
-    return Trace(columns, {"format": "splitwise", "aggregated": "mean decode step", **tally.facts()})
+    return columns
 
 
-SPLITWISE = Reader(
+SPLITWISE = step_reader(
     "splitwise",
     "the measured grid of splitwise-sim",
     lambda head: has_columns(head, *GRID),
-    read_splitwise,
-    path="gpu",
+    splitwise_steps,
+    f"the columns {', '.join(GRID)}",
 )
 
 # ------------------------------------------------------------------------------------------------------------ Vidur
@@ -90,25 +88,21 @@ SPLITWISE = Reader(
 PREFIX, STATISTIC = "time_stats.", ".median"
 
 
-def read_vidur(source: Source, options: Options) -> Trace:
+def vidur_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return one step per line of `mlp.csv`: the medians, in milliseconds, of all operators but attention.
 
     The embedding counts once, every other operator once per layer, `add` twice. An operator with an empty cell does not
     exist in that model. T is the part of a step that depends on S alone; B is 1.
     """
-    refuse_table_options(options, source, "vidur")
-    table = read_delimited(source)
-    operators = [name for name in table.columns if name.startswith(PREFIX) and name.endswith(STATISTIC)]
-    if "num_tokens" not in table.columns or not operators:
+    table = read_delimited(source, tally)
+    operators = [name for name in table if name.startswith(PREFIX) and name.endswith(STATISTIC)]
+    if "num_tokens" not in table or not operators:
         raise BadInput(
             "has times of operators, but not by num_tokens",
-            where=source.name,
             remedy="Give Vidur's mlp.csv; its attention.csv holds kernels, not steps.",
         )
-    column = {name: numbers(values) for name, values in table.columns.items()}
-    S, tally = column["num_tokens"], Tally(bad=table.bad_lines)
-    if not len(S):
-        raise no_steps(source, "a line for each number of tokens", tally)
+    column = {name: numbers(values) for name, values in table.items()}
+    S = column["num_tokens"]
     labels = _compute_labels(source)
     layers = next((column[name] for name in ("n_layer", "num_layers") if name in column), None)
     if layers is None:
@@ -116,7 +110,6 @@ def read_vidur(source: Source, options: Options) -> Trace:
     if not (np.isfinite(layers).all() and (layers >= 1).all()):
         raise BadInput(
             "measures one layer of a model whose number of layers is not known",
-            where=source.name,
             remedy="Add a column n_layer with the number of layers of the model, or keep the file in Vidur's folders,"
             " compute/HARDWARE/ORGANISATION/MODEL.",
         )
@@ -127,16 +120,12 @@ def read_vidur(source: Source, options: Options) -> Trace:
         known |= np.isfinite(column[name])
         total += calls * np.nan_to_num(column[name], nan=0.0)
     found: dict[str, Array] = {"B": np.ones_like(S), "S": S, "T_ms": np.where(known, total, np.nan)}
-    if "num_tensor_parallel_workers" in table.columns:
-        found["tp"] = table.columns["num_tensor_parallel_workers"]
-    facts: dict[str, Any] = {
-        "format": "vidur",
-        "statistic": "median",
-        "layers": sorted({int(n) for n in layers.tolist()}),
-    }
-    facts |= {"note": "without attention", "host_time": "none", **tally.facts()}
+    if "num_tensor_parallel_workers" in table:
+        found["tp"] = table["num_tensor_parallel_workers"]
+    facts |= {"statistic": "median", "layers": sorted({int(n) for n in layers.tolist()})}
+    facts |= {"note": "without attention", "host_time": "none"}
     found |= {name: np.full(len(S), label, dtype=object) for name, label in labels.items()}
-    return Trace(found, facts)
+    return found
 
 
 def _compute_labels(source: Source) -> dict[str, str]:
@@ -145,12 +134,12 @@ def _compute_labels(source: Source) -> dict[str, str]:
     return {"hardware": folders[1], "model": folders[3]} if len(folders) == 4 and folders[0] == "compute" else {}
 
 
-VIDUR = Reader(
+VIDUR = step_reader(
     "vidur",
     "Vidur's mlp.csv",
     lambda head: any(name.startswith(PREFIX) for name in header_of(head)),
-    read_vidur,
-    path="gpu",
+    vidur_steps,
+    "a line for each number of tokens",
 )
 
 # ---------------------------------------------------------------------------------------------------- LLMServingSim
@@ -159,27 +148,29 @@ ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
 OPERATORS = (("layer", "tokens", "time_us"), ("layer", "sequences", "time_us"))
 
 
-def read_llmservingsim(source: Source, options: Options) -> Trace:
+def llmservingsim_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return one step per line of `attention.csv`, with `dense.csv` and `per_sequence.csv` beside it (microseconds).
 
     Each layer has its attention and each dense operator once at the step's tokens, `layernorm` twice; embedding, final
     norm and the operators per sequence count once. Times are interpolated, and NaN beyond the tables. The number of
     layers comes from the model's name in `meta.yaml`.
     """
-    refuse_table_options(options, source, "llmservingsim")
     if not has_columns(source.head, *ATTENTION):
         raise BadInput(
             "holds times of single operators, not of steps",
-            where=source.name,
             remedy="Give the attention.csv of the same folder: this table is read with it.",
         )
-    table = read_delimited(source)
-    tally = Tally(bad=table.bad_lines)
-    chunk, past, decode, decode_past, attention_us = (numbers(table.columns[name]) for name in ATTENTION)
-    if not len(chunk):
-        raise no_steps(source, f"the columns {', '.join(ATTENTION)}", tally)
+    table = read_delimited(source, tally)
+    chunk, past, decode, decode_past, attention_us = (numbers(table[name]) for name in ATTENTION)
     labels = _folder_labels(source)
-    layers = _known_layers(labels.get("model", ""), source)
+    model = labels.get("model", "")
+    layers = layers_of(model)
+    if layers is None:
+        reason = f"{model!r} is not a model it knows" if model else "there is no meta.yaml with the model's name"
+        raise BadInput(
+            f"measures one layer, and the number of layers is not known: {reason}",
+            remedy="Write the name of the published model in meta.yaml (model: meta-llama/Llama-3.1-8B).",
+        )
     prefill = (chunk > 0).astype(np.float64)
     B, S = prefill + decode, chunk + decode
     step_us = layers * attention_us
@@ -201,8 +192,9 @@ def read_llmservingsim(source: Source, options: Options) -> Trace:
     found |= {name: np.full(len(B), labels[name], dtype=object) for name in ("hardware", "model") if name in labels}
     if "tp" in labels:
         found["tp"] = np.full(len(B), int(labels["tp"]))
-    facts: dict[str, Any] = {"format": "llmservingsim", "layers": layers, "beyond_tables": int(np.isnan(step_us).sum())}
-    return Trace(found, {**facts, "note": "without communication", "host_time": "none", **tally.facts()})
+    facts |= {"layers": layers, "beyond_tables": int(np.isnan(step_us).sum())}
+    facts |= {"note": "without communication", "host_time": "none"}
+    return found
 
 
 def _time_curves(source: Source, name: str, by: str) -> dict[str, tuple[FloatArray, FloatArray]]:
@@ -211,16 +203,14 @@ def _time_curves(source: Source, name: str, by: str) -> dict[str, tuple[FloatArr
     if (source.path.parent / "moe.csv").exists():
         raise BadInput(
             "belongs to a mixture of experts, whose steps depend on the experts that were chosen",
-            where=source.name,
             remedy="Give a trace of measured steps of that model instead.",
         )
     if not beside.is_file() or not has_columns(open_source(beside).head, "layer", by, "time_us"):
         raise BadInput(
             f"holds the attention kernels alone: there is no {name} beside it",
-            where=source.name,
             remedy="Keep attention.csv, dense.csv, per_sequence.csv and meta.yaml in their folders.",
         )
-    columns = read_delimited(open_source(beside)).columns
+    columns = read_delimited(open_source(beside), Tally())
     operators, sizes, time_us = texts(columns["layer"]), numbers(columns[by]), numbers(columns["time_us"])
     order = np.argsort(sizes, kind="stable")
     return {
@@ -235,33 +225,18 @@ def _folder_labels(source: Source) -> dict[str, str]:
     labels: dict[str, str] = {}
     folder = source.path.parent
     for meta in (folder / "meta.yaml", folder.parent / "meta.yaml"):
-        for key, value in re.findall(r"^(model|hardware):[ \t]*(\S.*?)[ \t]*$", _text_of(meta), re.MULTILINE):
+        content = meta.read_text(errors="replace") if meta.is_file() else ""
+        for key, value in re.findall(r"^(model|hardware):[ \t]*(\S.*?)[ \t]*$", content, re.MULTILINE):
             labels.setdefault(key, value.strip("'\""))
     if found := re.fullmatch(r"tp(\d{1,4})", folder.name):
         labels["tp"] = found.group(1)
     return labels
 
 
-def _text_of(path: Path) -> str:
-    return open_source(path).head.decode("utf-8", errors="replace") if path.is_file() else ""
-
-
-def _known_layers(name: str, source: Source) -> int:
-    layers = layers_of(name)
-    if layers is None:
-        known = f"{name!r} is not a model it knows" if name else "there is no meta.yaml with the model's name"
-        raise BadInput(
-            f"measures one layer, and the number of layers is not known: {known}",
-            where=source.name,
-            remedy="Write the name of the published model in meta.yaml (model: meta-llama/Llama-3.1-8B).",
-        )
-    return layers
-
-
-LLMSERVINGSIM = Reader(
+LLMSERVINGSIM = step_reader(
     "llmservingsim",
     "LLMServingSim's attention.csv",
     lambda head: any(has_columns(head, *names) for names in (ATTENTION, *OPERATORS)),
-    read_llmservingsim,
-    path="gpu",
+    llmservingsim_steps,
+    f"the columns {', '.join(ATTENTION)}",
 )

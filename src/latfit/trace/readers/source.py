@@ -22,15 +22,7 @@ COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 @dataclass(frozen=True)
 class Source:
-    """A file that readers open as often as they like; made by `open_source`.
-
-    Parameters
-    ----------
-    name
-        What the user calls it.
-    path
-        The file that holds the bytes, perhaps compressed.
-    """
+    """A file under the user's name, which readers open as often as they like; it may be compressed."""
 
     name: str
     path: Path
@@ -60,7 +52,7 @@ class Source:
         return cast(BinaryIO, io.BufferedReader(_Decompressed(plain, self)))
 
     def content(self) -> bytes:
-        """Return all decompressed bytes. Raises BadInput if their table would not fit in the free memory."""
+        """Return all decompressed bytes. Raises BadInput if what they hold would not fit in the free memory."""
         size = self.path.stat().st_size * (COMPRESSION if self.compression else 1)
         check_memory(MEMORY_PER_BYTE * size, self.name, "Summarise it in flat memory with --cells, or read a part.")
         with self.open() as stream:
@@ -117,16 +109,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Reader:
-    """One format.
+    """One format: what recognises its first bytes (decompressed, up to 64 KiB, perhaps cut inside a line) and reads it.
 
-    Parameters
-    ----------
-    recognises
-        Whether the first bytes (decompressed, up to 64 KiB, perhaps cut inside a line) are of this format.
-    read
-        Return all steps in file order. Drops nothing; marks what cleaning may drop (`dummy`, `idle`). Raises BadInput.
-    path
-        The execution path of its steps, if the format implies one.
+    read returns all steps in file order, and marks what cleaning may drop (`dummy`, `idle`); it raises BadInput. path:
+    the execution path of its steps, if the format implies one.
     """
 
     name: str

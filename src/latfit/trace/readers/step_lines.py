@@ -2,26 +2,33 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from latfit.trace.readers.engines import Rows, no_steps, refuse_table_options
-from latfit.trace.readers.source import Options, Reader, Source
+from latfit.trace.readers.engines import Rows, step_reader
+from latfit.trace.readers.source import Source
 from latfit.trace.readers.text import Tally, has_keys, number, records
-from latfit.trace.table import Trace
+from latfit.trace.table import Array
 from latfit.units import MS_PER_UNIT
 
 MAX_LINE_BYTES = 1 << 20
 TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
+FIELD = re.compile(r"(#?\b[A-Za-z_][\w /()-]{0,40}?)'?(?:: | = |=)(-?\d{1,15}(?:\.\d{1,20})?(?:e-?\d{1,2})?)(?![\d.])")
+"""A number with its name: `step = 3`, `tokens=3`, `#queue-req: 3`, `'num_ctx_tokens': 3`."""
 
 
 def lines_of(source: Source) -> Iterator[str]:
     with source.open() as stream:
         while line := stream.readline(MAX_LINE_BYTES):
             yield line.decode("utf-8", "replace")
+
+
+def fields_in(text: str) -> dict[str, float]:
+    """Return the numbers in a text by their names."""
+    return {name: float(value) for name, value in FIELD.findall(text)}
 
 
 def seconds_in(text: str) -> float:
@@ -35,73 +42,56 @@ def seconds_in(text: str) -> float:
 
 # ----------------------------------------------------------------------------------------------------- TensorRT-LLM
 
-DECIMAL = r"\d{1,15}(?:\.\d{1,20})?(?:e-\d{1,2})?"
-ITERATION = re.compile(
-    r"\biter = (?P<step>\d{1,15}), global_rank = \d+, rank = (?P<rank>\d{1,9}), .*?"
-    rf"host_step_time = (?P<host>{DECIMAL}) ?ms, prev_device_step_time = (?:(?P<previous>{DECIMAL}) ?ms|N/A), "
-)
-STATES = re.compile(
-    r"'num_ctx_requests': (\d{1,15}), 'num_ctx_tokens': (\d{1,15}), 'num_generation_tokens': (\d{1,15})\b"
-)
-SCHEDULED = re.compile(r"num_scheduled_requests(?::| =) (\d{1,15})")
-CACHED = re.compile(r"'cached_kv_tokens': (\d{1,15})")
-CACHE_USAGE = re.compile(r"kv_cache_util = (\d\.\d{1,9})")
+ITERATION = re.compile(r"\biter = \d+, global_rank = \d+, rank = (\d{1,9}), .*?host_step_time = ")
+STATES = ("num_ctx_requests", "num_ctx_tokens", "num_generation_tokens")
 
 
-def read_trtllm_log(source: Source, options: Options) -> Trace:
+def trtllm_log_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return every iteration of `print_iter_log`. An iteration's time on the device is in the next line of its rank."""
-    refuse_table_options(options, source, "trtllm-log")
-    tally, rows = Tally(), Rows()
+    rows = Rows()
     T: list[float] = []
-    waiting: dict[str, tuple[int, int]] = {}
+    waiting: dict[str, tuple[int, float]] = {}
     for line in lines_of(source):
-        found = ITERATION.search(line)
-        if found is None:
+        if (found := ITERATION.search(line)) is None:
             continue
-        states, scheduled = STATES.search(line, found.end()), SCHEDULED.search(line)
-        if states is None or scheduled is None:
+        fields = fields_in(line[found.start() :])
+        if not {*STATES, "iter", "host_step_time", "num_scheduled_requests"} <= set(fields):
             tally.bad += 1
             continue
-        step, rank, B = int(found["step"]), found["rank"], int(scheduled[1])
-        row, before = waiting.get(rank, (0, -1))
-        if before == step - 1 and found["previous"]:
-            T[row] = float(found["previous"])
+        step, rank, B = fields["iter"], found[1], fields["num_scheduled_requests"]
+        row, before = waiting.get(rank, (0, math.nan))
+        if before == step - 1 and "prev_device_step_time" in fields:
+            T[row] = fields["prev_device_step_time"]
         waiting[rank] = rows.count, step
         T.append(math.nan)
         # Without a request, the states are those of the iteration before.
-        requests, prompt, decode = map(int, states.groups()) if B else (0, 0, 0)
-        cached, usage = CACHED.search(line), CACHE_USAGE.search(line)
+        requests, prompt, decode = (fields[name] if B else 0 for name in STATES)
         values = {
             "B": B,
             "S": prompt + decode,
             "prefill_requests": requests,
             "prefill_tokens": prompt,
-            "context_tokens": float(cached[1]) if cached else math.nan,
-            "kv_usage": float(usage[1]) if usage else math.nan,
+            "context_tokens": fields.get("cached_kv_tokens", math.nan),
+            "kv_usage": fields.get("kv_cache_util", math.nan),
             "step": step,
-            "host_step_ms": float(found["host"]),
+            "host_step_ms": fields["host_step_time"],
             "seconds": seconds_in(line[found.end() :]),
         }
-        rows.add(values, {"replica": rank})
-    if not rows.count:
-        raise no_steps(source, "the log of TensorRT-LLM with print_iter_log: true", tally)
+        rows.add({**values, "replica": rank})
     times = np.array(T)
-    field = "prev_device_step_time"
+    facts["latency_field"] = "prev_device_step_time"
     if not np.isfinite(times).any():
-        field, times = "host_step_time", rows.numbers("host_step_ms")
-    columns = {name: each for name, each in rows.columns().items() if name not in ("host_step_ms", "seconds")}
-    columns |= {"T_ms": times, "idle": rows.numbers("B") == 0, **rows.run_columns()}
-    if len(set(columns["run"].tolist())) == 1:
-        del columns["run"], columns["replica"]
-    return Trace(columns, {"format": "trtllm-log", "latency_field": field, **tally.facts()})
+        facts["latency_field"], times = "host_step_time", rows.numbers("host_step_ms")
+    columns = {name: each for name, each in rows.columns().items() if name != "host_step_ms"}
+    return {**columns, "T_ms": times, "idle": rows.numbers("B") == 0}
 
 
-TRTLLM_LOG = Reader(
+TRTLLM_LOG = step_reader(
     "trtllm-log",
     "a TensorRT-LLM log with print_iter_log",
     lambda head: b"[TRT-LLM] [" in head or ITERATION.search(head.decode("utf-8", "replace")) is not None,
-    read_trtllm_log,
-    path="gpu",
+    trtllm_log_steps,
+    "the log of TensorRT-LLM with print_iter_log: true",
 )
 
 # ----------------------------------------------------------------------------------------------------------- SGLang
@@ -115,27 +105,26 @@ SGLANG_SETTINGS = {
     "decode_log_interval": "decode_log_interval",
     "speculative_num_draft_tokens": "speculative_num_draft_tokens",
 }
-SETTING = re.compile(rf"\b({'|'.join(SGLANG_SETTINGS)})=(\d+)")
 USUAL_INTERVAL = 40  # decode steps per line
 MAX_LOAD_CHANGE = 1 / 3  # of the running requests within a window, relative to their mean
 
 
-def read_sglang_log(source: Source, options: Options) -> Trace:
+def sglang_log_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return a row for each window of decode steps, and for each prefill step whose time the log shows.
 
     A decode line reports the tokens per second since the one before, so with B requests a step takes B over these. A
     prefill line reports those of the prefill step before it, if no other step came between: sure only for steps that
-    fill `chunked_prefill_size`, behind which the rest of the prompt is due. Both hold only within three lines of a
-    kind, since a line may be written a step early. All other lines are counted as `unsteady`.
+    fill `chunked_prefill_size`. Both hold only within three lines of a kind, since a line may be written a step early.
+    All other lines are counted as `unsteady`.
     """
-    refuse_table_options(options, source, "sglang-log")
     rows = Rows()
     settings: dict[str, int] = {}
     history: dict[str, list[tuple[str, dict[str, float]]]] = {}
     unsteady = starts = 0
     for line in lines_of(source):
         if "max_total_num_tokens=" in line or "server_args=" in line:
-            settings |= {SGLANG_SETTINGS[name]: int(value) for name, value in SETTING.findall(line)}
+            fields = fields_in(line)
+            settings |= {ours: int(fields[name]) for name, ours in SGLANG_SETTINGS.items() if name in fields}
             starts += "server_args=" in line
         if (found := BATCH.search(line)) is None:
             continue
@@ -144,25 +133,15 @@ def read_sglang_log(source: Source, options: Options) -> Trace:
             continue
         replica = f"DP{ranks.get('DP', '0')}/{starts}"
         last = history.setdefault(replica, [])
-        last.append((found[1], _fields(found[2])))
+        last.append((found[1], fields_in(found[2])))
         del last[:-3]
         row = _row_of_sglang(last, settings)
         if row is None:
             unsteady += 1
             continue
-        rows.add(row | {"seconds": seconds_in(line[: found.start()])}, {"replica": replica})
-    if not rows.count:
-        seen = f" ({unsteady} of changing load)" if unsteady else ""
-        raise no_steps(source, f"lines of steady decode batches of SGLang's scheduler{seen}", Tally())
-    columns = {name: each for name, each in rows.columns().items() if name != "seconds"}
-    columns |= rows.run_columns()
-    return Trace(columns, {"format": "sglang-log", **settings, "unsteady": unsteady})
-
-
-def _fields(text: str) -> dict[str, float]:
-    """Return the numbers of `#running-req: 3, token usage: 0.02, ...`."""
-    parts = (part.partition(": ") for part in text.strip().rstrip(",").split(", "))
-    return {name: number({"": value}, "") for name, _, value in parts}
+        rows.add({**row, "seconds": seconds_in(line[: found.start()]), "replica": replica})
+    facts |= {**settings, "unsteady": unsteady}
+    return rows.columns()
 
 
 def _row_of_sglang(lines: list[tuple[str, dict[str, float]]], settings: dict[str, int]) -> dict[str, float] | None:
@@ -170,9 +149,8 @@ def _row_of_sglang(lines: list[tuple[str, dict[str, float]]], settings: dict[str
     kinds, fields = zip(*lines, strict=True)
     if len(lines) < 3 or len(set(kinds)) > 1:
         return None
-    first, before, now = fields
-    usage = next((now[name] for name in ("token usage", "full token usage") if name in now), math.nan)
-    row = {"queued_requests": now.get("#queue-req", math.nan), "kv_usage": usage}
+    first, before, now = ({name.replace("full ", ""): value for name, value in each.items()} for each in fields)
+    row = {"queued_requests": now.get("#queue-req", math.nan), "kv_usage": now.get("token usage", math.nan)}
     row |= dict.fromkeys(("step", "context_tokens", "window_ms", "window_steps"), math.nan)
     if kinds[0] == "Decode":
         running = before.get("#running-req", 0), now.get("#running-req", 0)
@@ -180,7 +158,7 @@ def _row_of_sglang(lines: list[tuple[str, dict[str, float]]], settings: dict[str
         if min(running) < 1 or abs(running[1] - running[0]) > MAX_LOAD_CHANGE * B or not rate > 0:
             return None
         T = B * now.get("accept len", 1.0) / rate * MS_PER_UNIT["s"]
-        cached = sum(each.get("#token", each.get("#full token", math.nan)) for each in (before, now)) / 2
+        cached = sum(each.get("#token", math.nan) for each in (before, now)) / 2
         steps = settings.get("decode_log_interval", USUAL_INTERVAL)
         S = B * settings.get("speculative_num_draft_tokens", 1)
         row |= {"B": B, "S": S, "T_ms": T, "prefill_requests": 0, "prefill_tokens": 0, "context_tokens": cached}
@@ -193,47 +171,39 @@ def _row_of_sglang(lines: list[tuple[str, dict[str, float]]], settings: dict[str
     return row | {"B": B, "S": chunk, "T_ms": T, "prefill_requests": B, "prefill_tokens": chunk}
 
 
-SGLANG_LOG = Reader(
+SGLANG_LOG = step_reader(
     "sglang-log",
     "the log of an SGLang server",
     lambda head: b"server_args=ServerArgs(" in head or BATCH.search(head.decode("utf-8", "replace")) is not None,
-    read_sglang_log,
-    path="gpu",
+    sglang_log_steps,
+    "lines of steady decode batches of SGLang's scheduler",
 )
 
 # ------------------------------------------------------------------------------------------------------- llama.cpp
 
-BENCH_NAMES = {
-    "PP": "pp",
-    "TG": "tg",
-    "B": "pl",
-    "T_PP s": "t_pp",
-    "S_PP t/s": "speed_pp",
-    "T_TG s": "t_tg",
-    "S_TG t/s": "speed_tg",
-}
+BENCH_NAMES = {"PP": "pp", "TG": "tg", "B": "pl", "T_PP s": "t_pp", "S_PP t/s": "speed_pp"}
+BENCH_NAMES |= {"T_TG s": "t_tg", "S_TG t/s": "speed_tg"}
 BENCH_HEADER = re.compile(r"^\|\s*PP \|\s+TG \|\s+B \|.*T_PP s", re.MULTILINE)
-BENCH_SETTING = re.compile(r"\b(n_batch|is_pp_shared|is_tg_separate|n_gpu_layers) = (-?\d+)")
 USUAL_BATCH = 2048
 
 
-def read_llama_bench(source: Source, options: Options) -> Trace:
+def llama_bench_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return two steps per result, prefill and decode, each the mean of its calls of llama_decode.
 
     A prompt is computed in calls of `n_batch` tokens. The decode step's context is that in the middle of the output.
     """
-    refuse_table_options(options, source, "llama-bench")
-    tally, rows = Tally(), Rows()
+    rows = Rows()
+    facts["aggregated"] = "mean step of a result"
     for result in _bench_results(source, tally):
         prompt, output, B = (number(result, name) for name in ("pp", "tg", "pl"))
         if not (B >= 1 and prompt >= 0 and output >= 0):
             tally.bad += 1
             continue
-        known = {name: number(result, name) for name in ("n_batch", "is_pp_shared", "is_tg_separate")}
-        of_prompt = 1 if known["is_pp_shared"] == 1 else B
-        at_once = 1 if known["is_tg_separate"] == 1 else B
+        batch = number(result, "n_batch")
+        of_prompt = 1 if number(result, "is_pp_shared") == 1 else B
+        at_once = 1 if number(result, "is_tg_separate") == 1 else B
         tokens = prompt * of_prompt
-        batches = math.ceil(tokens / (known["n_batch"] if known["n_batch"] >= 1 else USUAL_BATCH))
+        batches = math.ceil(tokens / (batch if batch >= 1 else USUAL_BATCH))
         path = "cpu" if number(result, "n_gpu_layers") == 0 else "gpu"
         for name, calls, total, requests, prefill in (
             ("pp", batches, tokens, max(of_prompt / max(batches, 1), 1.0), True),
@@ -253,10 +223,8 @@ def read_llama_bench(source: Source, options: Options) -> Trace:
                 "prefill_tokens": S if prefill else 0,
                 "context_tokens": math.nan if prefill else requests * (prompt + output / 2),
             }
-            rows.add(values, {"phase": "prefill" if prefill else "decode", "path": path})
-    if not rows.count:
-        raise no_steps(source, "the table of llama-batched-bench, or its lines with --output-format jsonl", tally)
-    return Trace(rows.columns(), {"format": "llama-bench", "aggregated": "mean step of a result", **tally.facts()})
+            rows.add({**values, "phase": "prefill" if prefill else "decode", "path": path})
+    return rows.columns()
 
 
 def _bench_results(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
@@ -267,22 +235,25 @@ def _bench_results(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
     settings: dict[str, Any] = {}
     header: list[str] = []
     for line in lines_of(source):
-        settings |= BENCH_SETTING.findall(line)
         cells = [cell.strip() for cell in line.strip().strip("\\").strip("|").split("|")]
         if BENCH_HEADER.match(line):
             header = cells
-        elif line.startswith("|") and header and not cells[0].startswith("-"):
+        elif not line.startswith("|"):
+            settings |= fields_in(line)
+        elif header and not cells[0].startswith("-"):
             if len(cells) == len(header):
                 yield {**settings, **{BENCH_NAMES.get(n, n): cell for n, cell in zip(header, cells, strict=True)}}
             else:
                 tally.bad += 1
 
 
-LLAMA_BENCH = Reader(
+LLAMA_BENCH = step_reader(
     "llama-bench",
     "results of llama-batched-bench",
     lambda head: (
         has_keys(head, *BENCH_NAMES.values()) or BENCH_HEADER.search(head.decode("utf-8", "replace")) is not None
     ),
-    read_llama_bench,
+    llama_bench_steps,
+    "the table of llama-batched-bench, or its lines with --output-format jsonl",
+    path=None,
 )

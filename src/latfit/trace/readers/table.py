@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from latfit.errors import BadInput, first_line
-from latfit.memory import absurd_size, check_memory
+from latfit.errors import BadInput, first_line, located
 from latfit.trace.columns import BY_NAME, REQUIRED
-from latfit.trace.parquet import COPIES, columns_of, label, read_parquet
+from latfit.trace.parquet import COPY_AGAIN, columns_of, label, read_parquet
 from latfit.trace.readers.engines import EXTEND, PAST, with_request_terms
 from latfit.trace.readers.source import Options, Reader, Source
 from latfit.trace.readers.text import Tally, header_of, number, numbers, read_delimited, records, starts_as_json, texts
@@ -51,12 +50,12 @@ class Naming:
         return {"column_map": dict(self.guessed)} if self.guessed else {}
 
 
-def name_columns(names: Sequence[str], options: Options, where: str) -> Naming:
+def name_columns(names: Sequence[str], options: Options) -> Naming:
     """Apply the column map and guess the required columns. Raises BadInput if one is missing or ambiguous."""
     given = options.column_map
     example = "--map B=batch,S=tokens,T_ms=latency"
     if missing := [theirs for theirs in given.values() if theirs not in names]:
-        raise _no_column(missing, names, where, f"Correct --map, for example {example}.")
+        raise _no_column(missing, names, f"Correct --map, for example {example}.")
     guessed = {}
     for ours in REQUIRED:
         if ours in names or ours in given:
@@ -65,7 +64,6 @@ def name_columns(names: Sequence[str], options: Options, where: str) -> Naming:
         if len(candidates) > 1:
             raise BadInput(
                 f"{ours} may be any of the columns {', '.join(candidates)}",
-                where=where,
                 remedy=f"Say which with --map, for example --map {ours}={candidates[0]}.",
             )
         if candidates:
@@ -74,22 +72,20 @@ def name_columns(names: Sequence[str], options: Options, where: str) -> Naming:
     taken = {*mapping, *mapping.values()}
     mapping |= {name: name for name in names if name not in taken}
     if lacking := [name for name in REQUIRED if name not in mapping]:
-        raise _no_column(lacking, names, where, f"Say which columns they are, for example {example}.")
+        raise _no_column(lacking, names, f"Say which columns they are, for example {example}.")
     unit = _unit_in(guessed.get("T_ms", ""))
     if unit and options.unit and MS_PER_UNIT[unit] != MS_PER_UNIT[options.unit]:
         raise BadInput(
             f"the column {guessed['T_ms']} is in {unit} by its name, but --unit says {options.unit}",
-            where=where,
             remedy=f"Leave --unit out, or say that the name is wrong with --map T_ms={guessed['T_ms']}.",
         )
     return Naming(mapping, MS_PER_UNIT[options.unit or unit or "ms"], guessed)
 
 
-def _no_column(missing: Iterable[str], names: Sequence[str], where: str, remedy: str) -> BadInput:
+def _no_column(missing: Iterable[str], names: Sequence[str], remedy: str) -> BadInput:
     more = f", and {len(names) - 12} more" if len(names) > 12 else ""
-    return BadInput(
-        f"no column {', '.join(missing)} (there are {', '.join(names[:12])}{more})", where=where, remedy=remedy
-    )
+    found = f"no column {', '.join(missing)} (there are {', '.join(names[:12])}{more})"
+    return BadInput(found, remedy=remedy)
 
 
 def _fits(ours: str, name: str, unit: str | None) -> bool:
@@ -99,18 +95,15 @@ def _fits(ours: str, name: str, unit: str | None) -> bool:
 
 
 def _unit_in(name: str) -> str | None:
-    plain = _plain(name)
-    if plain in SYNONYMS["T_ms"]:
-        return "ms"
-    timed = TIME_NAME.fullmatch(plain)
-    return timed.group(1) if timed else None
+    timed = TIME_NAME.fullmatch(_plain(name))
+    return timed.group(1) if timed else "ms" if _plain(name) in SYNONYMS["T_ms"] else None
 
 
 def _plain(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
-def check_unit(T_ms: Array, options: Options, where: str) -> None:
+def check_unit(T_ms: Array, options: Options) -> None:
     """Raise BadInput if T is so short or long that its unit must be another, and none was given."""
     positive = T_ms[np.isfinite(T_ms) & (T_ms > 0)]
     if options.unit is not None or not len(positive):
@@ -121,7 +114,6 @@ def check_unit(T_ms: Array, options: Options, where: str) -> None:
     likely = min(("s", "us", "ns"), key=lambda unit: abs(math.log(median) + math.log(MS_PER_UNIT[unit] / TYPICAL_MS)))
     raise BadInput(
         f"the median step takes {format_ms(median)}: T looks like {likely}, not ms",
-        where=where,
         remedy=f"Say its unit with --unit {likely}, or --unit ms if that is right.",
     )
 
@@ -133,14 +125,15 @@ def recognises(head: bytes) -> bool:
 
 def read(source: Source, options: Options) -> Trace:
     """Return the table as a trace. Cells that should be numbers and are not become NaN, for cleaning to count."""
-    table = _read_table(source)
-    # A trace that latfit wrote is in milliseconds.
-    return steps_of(table, options, source.name, in_ms=_is_binary(source.head) and bool(table.provenance))
+    with located(source.name):
+        table = _read_table(source)
+        # A trace that latfit wrote is in milliseconds.
+        return steps_of(table, options, in_ms=_is_binary(source.head) and bool(table.provenance))
 
 
-def steps_of(table: Trace, options: Options, where: str, *, in_ms: bool = False) -> Trace:
+def steps_of(table: Trace, options: Options, *, in_ms: bool = False) -> Trace:
     """Return a table under the names of its source as steps. in_ms: skip the check of the unit. Raises BadInput."""
-    naming = name_columns(list(table.columns), options, where)
+    naming = name_columns(list(table.columns), options)
     named = {ours: table[theirs] for ours, theirs in naming.columns.items()}
     listed, refused = with_request_terms(named)
     columns = {name: typed(name, column) for name, column in listed.items()}
@@ -148,29 +141,26 @@ def steps_of(table: Trace, options: Options, where: str, *, in_ms: bool = False)
         with np.errstate(over="ignore"):  # cleaning drops what is no time in any unit
             columns["T_ms"] = columns["T_ms"] * naming.ms_per_unit
     if not in_ms:
-        check_unit(columns["T_ms"], options, where)
+        check_unit(columns["T_ms"], options)
     return Trace(columns, {**table.provenance, **naming.facts(), **refused})
 
 
 def read_columns(source: Source, required: Sequence[str]) -> Trace:
     """Read a table that need not hold latencies, with latfit's column names. Raises BadInput if one is missing."""
-    return typed_columns(_read_table(source), required, source.name)
+    with located(source.name):
+        return typed_columns(_read_table(source), required)
 
 
-def typed_columns(table: Trace, required: Sequence[str], where: str) -> Trace:
+def typed_columns(table: Trace, required: Sequence[str]) -> Trace:
     """Convert each column to its declared kind. Raises BadInput if a required one is missing or has gaps."""
     if missing := [name for name in required if name not in table]:
-        remedy = f"Give a table with the columns {', '.join(required)}."
-        raise _no_column(missing, list(table.columns), where, remedy)
+        raise _no_column(missing, [*table.columns], f"Give a table with the columns {', '.join(required)}.")
     columns = {name: typed(name, column) for name, column in table.columns.items()}
     columns |= {name: numbers(columns[name]) for name in required}
     broken = np.logical_or.reduce([~np.isfinite(columns[name]) for name in required])
     if broken.any():
-        raise BadInput(
-            f"row {int(np.argmax(broken)) + 1} has no number in {' or '.join(required)}",
-            where=where,
-            remedy="Correct or leave out the row.",
-        )
+        reason = f"row {int(np.argmax(broken)) + 1} has no number in {' or '.join(required)}"
+        raise BadInput(reason, remedy="Correct or leave out the row.")
     return Trace(columns, table.provenance)
 
 
@@ -178,10 +168,9 @@ def _read_table(source: Source) -> Trace:
     """Read any container, under the names of the file."""
     if _is_binary(source.head):
         return _read_binary(source)
-    if starts_as_json(source.head):
-        return _read_json(source)
-    table = read_delimited(source)
-    return Trace(table.columns, Tally(bad=table.bad_lines).facts())
+    tally = Tally()
+    columns = _read_json(source, tally) if starts_as_json(source.head) else read_delimited(source, tally)
+    return Trace(columns, tally.facts())
 
 
 def _is_binary(head: bytes) -> bool:
@@ -190,77 +179,52 @@ def _is_binary(head: bytes) -> bool:
 
 def _read_binary(source: Source) -> Trace:
     import pyarrow as pa
-
-    if source.compression is not None:
-        raise BadInput(
-            f"a table in a {source.compression} file",
-            where=source.name,
-            remedy="Decompress it: Parquet and Feather are compressed inside.",
-        )
-    try:
-        if source.head.startswith(PARQUET_MAGIC):
-            return read_parquet(source.path, source.name)
-        return Trace(columns_of(_arrow_table(source), source.name))
-    except MemoryError as error:
-        if not absurd_size(error, source.path):
-            raise
-        reason = first_line(error)
-    except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        reason = first_line(error)
-    raise BadInput(
-        f"not a whole table ({reason})", where=source.name, remedy="It may be cut short: copy or make it again."
-    )
-
-
-def _arrow_table(source: Source) -> Any:
-    """Return the checked table: a damaged one would lead outside its buffers."""
-    import pyarrow as pa
     from pyarrow import ipc
 
-    with pa.OSFile(str(source.path)) as stream:
-        is_stream = source.head.startswith(ARROW_STREAM_MAGIC)
-        reader = (ipc.open_stream if is_stream else ipc.open_file)(stream)
-        batches, size = [], 0
-        for batch in reader if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
-            batches.append(batch)
-            size += batch.nbytes
-            check_memory(COPIES * size, source.name, "Turn it into Parquet and summarise it with --cells.")
-        table = pa.Table.from_batches(batches, reader.schema)
-    table.validate(full=True)
-    return table
+    if source.compression is not None:
+        remedy = "Decompress it: Parquet and Feather are compressed inside."
+        raise BadInput(f"a table in a {source.compression} file", remedy=remedy)
+    if source.head.startswith(PARQUET_MAGIC):
+        return read_parquet(source.path, source.name)
+    try:
+        with pa.OSFile(str(source.path)) as stream:
+            is_stream = source.head.startswith(ARROW_STREAM_MAGIC)
+            table = (ipc.open_stream if is_stream else ipc.open_file)(stream).read_all()
+        table.validate(full=True)  # a damaged one would lead outside its buffers
+        return Trace(columns_of(table, source.name))
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"not a whole table ({first_line(error)})"
+        raise BadInput(reason, remedy=COPY_AGAIN) from None
 
 
-def _read_json(source: Source) -> Trace:
+def _read_json(source: Source, tally: Tally) -> dict[str, Array]:
     """Return flat objects as columns; values that are objects or lists are left out, except lists of requests."""
-    tally = Tally()
     columns: dict[str, list[Any]] = {}
     rows = 0
     for rows, record in enumerate(records(source, tally), start=1):
         for name, value in record.items():
             if not isinstance(value, (dict, list)) or name in (EXTEND, PAST):
-                column = columns.setdefault(str(label(name.strip())), [])
+                column = columns.setdefault(label(name.strip()), [])
                 column += [None] * (rows - 1 - len(column))
                 column[rows - 1 :] = [value]
         if len(columns) > MAX_COLUMNS:
-            raise BadInput(
-                f"has more than {MAX_COLUMNS} different keys",
-                where=source.name,
-                remedy="Give a table: one object a step, with the same keys in each.",
-            )
+            remedy = "Give a table: one object a step, with the same keys in each."
+            raise BadInput(f"has more than {MAX_COLUMNS} different keys", remedy=remedy)
     for column in columns.values():
         column += [None] * (rows - len(column))
     schema = str(columns.get("schema", [""])[0])
     if schema.startswith("latfit."):
         found = f"is what latfit wrote ({schema}), not a trace"
-        raise BadInput(found, where=source.name, remedy="Give the trace or the log that was measured.")
+        raise BadInput(found, remedy="Give the trace or the log that was measured.")
     if not columns:
         raise BadInput(
             "holds no flat JSON object",
-            where=source.name,
             remedy='Give one object a line: of a step {"B": 1, "S": 1, "T_ms": 9.5}, of a request {"t_s": 0.5,'
             ' "prompt_tokens": 20, "output_tokens": 8}.',
         )
-    return Trace({name: _as_array(column) for name, column in columns.items()}, tally.facts())
+    return {name: _as_array(column) for name, column in columns.items()}
 
 
 def _as_array(values: list[Any]) -> Array:

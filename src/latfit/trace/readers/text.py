@@ -7,8 +7,7 @@ one by one, so that memory is bounded by the longest line.
 import csv
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +20,9 @@ from latfit.trace.readers.source import Source
 from latfit.trace.table import Array
 
 MAX_LINE_BYTES = 1 << 26
-MAX_DOCUMENT_BYTES = 1 << 29
 MAX_LABELS = 1 << 16  # different texts of a column that Arrow encodes as a dictionary
-
-CONTROLS = bytes({*range(1, 9), *range(14, 27), *range(28, 32)})  # without NUL, layout and colours
-MAX_CONTROL_SHARE, MAX_NUL_SHARE = 0.02, 0.01  # of the bytes of a text
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+BLANK = " \t\r\n"
 
 _DECODER = json.JSONDecoder()
 
@@ -60,22 +56,18 @@ def has_keys(head: bytes, *keys: str) -> bool:
 
 def records(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
     """Yield the objects of the file in order, unpacking lists. Raises BadInput if a document is too large."""
-    found = False
-    if _is_document(source.head):
-        for record in _records_of_document(source, tally):
-            found = True
-            yield record
-    if not found:
-        tally.bad = tally.cut = 0
-        yield from _records_of_lines(source, tally)
+    for value in _document(source, tally) if _is_document(source.head) else _lines(source, tally):
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict):
+                yield item
+            else:
+                tally.bad += 1
 
 
 def member(record: Any, *path: str) -> Any:
     """Return the value under a path of keys, None if there is none."""
     for key in path:
-        if not isinstance(record, dict):
-            return None
-        record = record.get(key)
+        record = record.get(key) if isinstance(record, dict) else None
     return record
 
 
@@ -93,7 +85,7 @@ def text(record: Any, *path: str) -> str:
 
 
 def _decode(raw: bytes) -> str:
-    return raw.decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
+    return raw.decode("utf-8", errors="replace").lstrip("\ufeff" + BLANK)
 
 
 def _is_document(head: bytes) -> bool:
@@ -108,20 +100,12 @@ def _is_document(head: bytes) -> bool:
     return False
 
 
-def _records_of_document(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
-    with source.open() as stream:
-        content = stream.read(MAX_DOCUMENT_BYTES + 1)
-    if len(content) > MAX_DOCUMENT_BYTES:
-        raise BadInput(
-            f"a JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB",
-            where=source.name,
-            remedy="Turn it into JSON lines, for example with: jq -c '.[]' FILE",
-        )
-    document = _decode(content)
-    del content
+def _document(source: Source, tally: Tally) -> Iterator[Any]:
+    """Yield the values of a document, those of a list one by one, so that a cut one has its first."""
+    document = _decode(source.content())
     position = 1 if document.startswith("[") else 0
     while True:
-        while position < len(document) and document[position] in " \t\r\n,]":
+        while position < len(document) and document[position] in f"{BLANK},]":
             position += 1
         if position == len(document):
             return
@@ -130,55 +114,34 @@ def _records_of_document(source: Source, tally: Tally) -> Iterator[dict[str, Any
         except (ValueError, RecursionError):
             tally.cut += 1
             return
-        yield from _objects(value, tally)
+        yield value
 
 
-def _records_of_lines(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
+def _lines(source: Source, tally: Tally) -> Iterator[Any]:
     with source.open() as stream:
         while line := stream.readline(MAX_LINE_BYTES):
             plain = _decode(line)
-            if not plain:
-                continue
             try:
-                value = json.loads(plain)
+                value = json.loads(plain) if plain else []
             except (ValueError, RecursionError):
                 ended = line.endswith(b"\n") or len(line) == MAX_LINE_BYTES
                 tally.bad += ended
                 tally.cut += not ended
                 continue
-            yield from _objects(value, tally)
-
-
-def _objects(value: Any, tally: Tally) -> Iterator[dict[str, Any]]:
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, dict):
-            yield item
-        else:
-            tally.bad += 1
+            yield value
 
 
 # --------------------------------------------------------------------------------------------------- delimited text
 
 
-@dataclass(frozen=True)
-class Delimited:
-    """Columns by name, and how many lines were left out: an open quote, or too many or too few cells."""
-
-    columns: Mapping[str, Array]
-    bad_lines: int
-
-
 def header_of(head: bytes) -> list[str]:
     """Return the names in the first line; empty if it is not the header of a table."""
-    if head.startswith(UTF16_MARKS):
-        plain = head[: len(head) & ~1].decode("utf-16", errors="replace")
-    elif _is_binary(head):
+    line = _as_utf8(head).decode(errors="replace").lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    try:
+        names = next(csv.reader([line], delimiter=delimiter_of(line)), [])
+    except csv.Error:
         return []
-    else:
-        plain = head.decode("utf-8-sig", errors="replace")
-    line = plain.lstrip("\r\n").partition("\n")[0].rstrip("\r")
-    names = _cells(line, delimiter_of(line))
-    return [name.strip() for name in names] if len(names) > 1 else []
+    return [name.strip() for name in names] if len(names) > 1 and "\0" not in line else []
 
 
 def has_columns(head: bytes, *names: str) -> bool:
@@ -190,36 +153,31 @@ def delimiter_of(line: str) -> str:
     return max(",\t;", key=line.count)
 
 
-def read_delimited(source: Source) -> Delimited:
-    """Read the table. Bytes that are not text become U+FFFD.
+def read_delimited(source: Source, tally: Tally) -> dict[str, Array]:
+    """Return the columns of a table; bytes that are not text become U+FFFD.
 
-    Raises
-    ------
-    BadInput
-        If it is not a table, or more lines are bad than good.
+    Lines with an open quote or the wrong number of cells are left out and counted. Raises BadInput if most are.
     """
     import pyarrow as pa
 
-    if not source.head.startswith(UTF16_MARKS) and _is_binary(source.head):
-        raise _not_a_table(source, "it holds bytes that are no text")
-    names = header_of(source.head)
-    if twice := next((name for name, times in Counter(names).items() if times > 1), None):
-        raise BadInput(f"two columns are called {label(twice)!r}", where=source.name, remedy="Rename one of them.")
     try:
-        table, bad = _parse(_utf8_content(source))
+        if b"\0" in _as_utf8(source.head).partition(b"\n")[0]:
+            raise ValueError("it holds bytes that are no text")
+        table, bad = _parse(_as_utf8(source.content()).lstrip(b"\r\n"))
+        if bad > table.num_rows:
+            raise ValueError(
+                f"{bad} of {bad + table.num_rows} rows have an open quote or not as many cells as the header"
+            )
     except MemoryError:
         raise
     except (pa.ArrowException, ValueError) as error:
-        raise _not_a_table(source, first_line(error)) from None
-    if bad > table.num_rows:
-        reason = f"{bad} of {bad + table.num_rows} rows have an open quote or not {len(names)} cells as the header"
-        raise _not_a_table(source, reason)
-    release = pa.default_memory_pool().release_unused  # parsing takes three times the memory of the table
-    release()
-    columns = columns_of(table, source.name)
-    del table
-    release()
-    return Delimited(columns, bad)
+        raise BadInput(
+            f"not a table ({first_line(error)})",
+            where=source.name,
+            remedy="Give a trace in Parquet, or CSV with a header line.",
+        ) from None
+    tally.bad += bad
+    return columns_of(table, source.name)
 
 
 def numbers(column: Array) -> Array:
@@ -236,20 +194,15 @@ def texts(column: Array) -> Array:
     return np.array([_to_text(value) for value in column.tolist()], dtype=object)
 
 
-def _is_binary(head: bytes) -> bool:
-    """Return whether the bytes are no text. A few NULs behind the first line may come from a crash."""
-    if b"\0" in head.partition(b"\n")[0] or head.count(b"\0") > MAX_NUL_SHARE * len(head):
-        return True
-    return len(head) - len(head.translate(None, CONTROLS)) > MAX_CONTROL_SHARE * len(head)
-
-
-def _utf8_content(source: Source) -> bytes:
-    """Return the whole text as UTF-8, without blank lines in front."""
-    content = source.content()
+def _as_utf8(content: bytes) -> bytes:
+    if content.isascii():
+        return content
     is_utf16 = content.startswith(UTF16_MARKS)
-    if is_utf16 or not content.isascii():
-        content = content.decode("utf-16" if is_utf16 else "utf-8-sig", "replace").encode()
-    return content.lstrip(b"\r\n")
+    return (
+        content[: len(content) - is_utf16 * (len(content) % 2)]
+        .decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
+        .encode()
+    )
 
 
 def _parse(content: bytes) -> tuple[Any, int]:
@@ -259,10 +212,10 @@ def _parse(content: bytes) -> tuple[Any, int]:
 
     header, *lines = content.split(b"\n", 2)
     delimiter, bad = delimiter_of(header.decode(errors="replace")), []
-    if b'"' in content and _has_open_quote(content):  # it would swallow all lines up to the next one
+    if b'"' in content:  # an open quote would swallow all lines up to the next one
         every = content.split(b"\n")
         bad = [line for line in every[1:] if line.count(b'"') % 2]
-        content = b"\n".join([header, *(line for line in every[1:] if line.count(b'"') % 2 == 0)])
+        content = b"\n".join([header, *(line for line in every[1:] if line.count(b'"') % 2 == 0)]) if bad else content
 
     def skip(row: Any) -> str:
         bad.append(row)
@@ -270,7 +223,9 @@ def _parse(content: bytes) -> tuple[Any, int]:
 
     # A semicolon separates where the comma marks decimals.
     decimal = "," if delimiter == ";" and lines and b"," in lines[0] else "."
-    buffer = arrow_buffer(content)
+    # A copy that no Python object owns: Arrow's threads may outlive the interpreter.
+    buffer = pa.allocate_buffer(len(content))
+    np.frombuffer(buffer, dtype=np.uint8)[:] = np.frombuffer(content, dtype=np.uint8)
     del content  # the memory is needed for the table
     table = arrow_csv.read_csv(
         pa.BufferReader(buffer),
@@ -282,40 +237,7 @@ def _parse(content: bytes) -> tuple[Any, int]:
     return table, len(bad)
 
 
-def _has_open_quote(content: bytes) -> bool:
-    """Return whether a line has an odd number of quotes."""
-    text = np.frombuffer(content, dtype=np.uint8)
-    starts = np.append(0, np.flatnonzero(text[:-1] == ord("\n")) + 1)
-    return bool(np.any(np.add.reduceat(text == ord('"'), starts, dtype=np.uint8) & 1))
-
-
-def _cells(line: str, delimiter: str) -> list[str]:
-    try:
-        return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:
-        return []
-
-
-def arrow_buffer(content: bytes) -> Any:
-    """Return a copy that no Python object owns: Arrow's threads may outlive the interpreter."""
-    import pyarrow as pa
-
-    buffer = pa.allocate_buffer(len(content))
-    np.frombuffer(buffer, dtype=np.uint8)[:] = np.frombuffer(content, dtype=np.uint8)
-    return buffer
-
-
-def _not_a_table(source: Source, reason: str) -> BadInput:
-    return BadInput(
-        f"not a table ({reason or 'nothing in it'})",
-        where=source.name,
-        remedy="Give a trace in Parquet, or CSV with a header line.",
-    )
-
-
 def _to_number(value: Any) -> float:
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", errors="replace")
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -323,7 +245,9 @@ def _to_number(value: Any) -> float:
 
 
 def _to_text(value: object) -> str:
+    if value is None:
+        return ""
     try:
-        return label(value if isinstance(value, str | bytes) or value is None else str(value)) or ""
+        return label(value.decode(errors="replace") if isinstance(value, bytes) else str(value))
     except ValueError:
         return ""  # an integer with more digits than Python prints

@@ -9,29 +9,24 @@ Without these lines, the statistics logged every ten seconds give one row per wi
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.stats import FloatArray
-from latfit.trace.parquet import columns_of
+from latfit.stats import FloatArray, IntArray
 from latfit.trace.readers.source import Options, Reader, Source
-from latfit.trace.readers.text import arrow_buffer
-from latfit.trace.table import Array, Coded, Trace
+from latfit.trace.table import Array, Trace
 
-BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 20  # a longer line is no log line and is read in pieces
-MAX_ENGINES, MAX_RUNS, MAX_RANK = 1024, 1 << 16, 1024
+BLOCK_BYTES = 1 << 20  # a longer line is no log line and is read in pieces
+MAX_RANK = 1024
 PREFIX_BYTES = 512  # of a line in front of its step, where engine and time are looked for
 LABEL_BYTES, NAME_BYTES = 64, 200
 
-DAY_S = 86_400
-DAYS_BEFORE_MONTH = (0, 0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
-NO_TIME = -1
+DAY_S, YEAR_DAYS = 86_400, 365
 MAX_REORDER_S = 60  # API servers write into one log slightly out of order; a clock set back falls further
 MAX_REORDER_STEPS = 16  # likewise of the step counter; a restarted engine falls further, or to 0
 
@@ -52,16 +47,14 @@ STEP = re.compile(
 NUMBERS = ("step", "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "T_ms")
 """Numbers in the first group of STEP, in order."""
 TO_COMMAS = bytes.maketrans(b")", b",")
-NO_NUMBERS = bytes(set(range(256)) - set(b"0123456789.,)\n"))
-"""Translation of the first groups to lines of CSV, and the characters that it leaves out."""
+NO_NUMBERS = bytes(set(range(256)) - set(b"0123456789.,)"))
+"""Translation of first groups to numbers and commas, and the characters that it leaves out."""
 BEGIN = re.compile(rb"Iteration\(\d")
 
 PROCESS = re.compile(rb".*\(([^()]*) pid=(\d{1,18})", re.DOTALL)
 ENGINE = re.compile(rb"Engine \d+(?=: \Z)")
-RANK = re.compile(rb"Engine(?:.*?\D)?(\d*)", re.DOTALL)
-CLOCK = re.compile(
-    rb".*(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])[ T]([01]\d|2[0-3]):([0-5]\d):([0-5]\d)", re.DOTALL
-)  # greedy: the last time in the text
+RANK = re.compile(rb"Engine(?:.*?\D)?(\d{0,9})", re.DOTALL)
+CLOCK = re.compile(rb".*(\d\d-\d\d)[ T](\d\d:\d\d:\d\d)", re.DOTALL)  # greedy: the last time in the text
 PHASE_NAMES = ["", "decode", "prefill", "mixed"]
 
 CACHE_SIZE = re.compile(rb" KV cache size: (\d[\d,]{0,20}) tokens")
@@ -96,11 +89,11 @@ SETTINGS: Mapping[bytes, Mapping[str, bytes]] = {
     b" blocks: ": {"num_gpu_blocks": rb"# (?:GPU|CUDA|cuda) blocks: (\d{1,9})\b"},
 }
 """Start-up lines by a text in them, and the engine settings they report, under the recorder's names."""
-MARKS = (*SETTINGS, b" KV cache size: ")
+MARKS = (*SETTINGS, b" KV cache size: ", b"Avg prompt throughput: ")
 
 WINDOW = re.compile(
-    rb"Avg prompt throughput: (\d{1,12}(?:\.\d{1,6})?) tokens/s, Avg generation throughput: (\d{1,12}(?:\.\d{1,6})?)"
-    rb" tokens/s, Running: (\d{1,9}) reqs, Waiting: (\d{1,9}) reqs"
+    rb"Avg prompt throughput: (\d{1,12}(?:\.\d{1,6})?) tokens/s, Avg generation throughput:"
+    rb" (\d{1,12}(?:\.\d{1,6})?) tokens/s, Running: (\d{1,9}) reqs, Waiting: (\d{1,9}) reqs"
 )
 
 
@@ -114,13 +107,13 @@ class StartLine(NamedTuple):
 
 @dataclass
 class LogScan:
-    """Steps, start-up lines and engines of the lines read so far."""
+    """Steps, windows, start-up lines and engines of the lines read so far."""
 
-    numbers: list[bytes] = field(default_factory=list)
     parts: list[dict[str, Array]] = field(default_factory=list)
     rows: int = 0
     lines: int = 0
     cut: int = 0
+    windows: list[tuple[float, ...]] = field(default_factory=list)
     starts: list[StartLine] = field(default_factory=list)
     settings: list[dict[str, Any]] = field(default_factory=list)
     engines: dict[tuple[bytes, int], int] = field(default_factory=dict)
@@ -131,23 +124,27 @@ class LogScan:
             text = ANSI.sub(b"", text)
         self.lines += text.count(b"\n")
         *fields, rest = STEP.split(text)
-        gaps = fields[:: STEP.groups + 1]
-        if gaps:
-            numbers, dummy, usage = (fields[i :: STEP.groups + 1] for i in range(1, STEP.groups + 1))
-            self.numbers.append(b"\n".join(numbers).translate(TO_COMMAS, NO_NUMBERS))
-            engine, time, others = self._parse_gaps(gaps)
-            others[0] = True  # no step ends in front of it
-            columns = {"engine": engine, "time": time, "dummy": np.array(dummy, dtype=object).astype(bool)}
-            self.parts.append(columns | {"kv_usage": np.array(usage, dtype=object).astype(np.float64) / 100})
-            for row in np.flatnonzero(others).tolist():
+        if fields:
+            gaps, numbers, dummy, usage = (fields[i :: STEP.groups + 1] for i in range(STEP.groups + 1))
+            table = np.fromstring(b",".join(numbers).translate(TO_COMMAS, NO_NUMBERS).decode(), sep=",")
+            part = dict(zip(NUMBERS, table.reshape(-1, len(NUMBERS)).T, strict=True))
+            places = {gap: self.place_of(gap) for gap in dict.fromkeys(gaps)}  # lines repeat within a second
+            part["engine"], part["stamp"] = np.array([places[gap] for gap in gaps]).T
+            part["dummy"] = np.array([each is not None for each in dummy])
+            part["kv_usage"] = np.array([np.nan if each is None else float(each) / 100 for each in usage])
+            self.parts.append(part)
+            other = {gap for gap in places if gap.count(b"\n") > 1 or b"Iteration(" in gap} | {gaps[0]}
+            for row in [row for row, gap in enumerate(gaps) if gap in other]:
                 self._add_other_lines(gaps[row], self.rows + row)
             self.rows += len(gaps)
         self._add_other_lines(rest, self.rows)
 
     def _add_other_lines(self, gap: bytes, row: int) -> None:
-        """Keep what start-up lines report, and count torn steps. row: steps in front of the text."""
+        """Keep what start-up lines and windows report, and count torn steps. row: steps in front of the text."""
         self.cut += len(BEGIN.findall(gap))
         for line in gap.split(b"\n") if any(mark in gap for mark in MARKS) else ():
+            if not row and (window := WINDOW.search(line)):
+                self.windows.append((*self.place_of(line[: window.start()]), *map(float, window.groups())))
             if settings := settings_in(line):
                 self.settings.append(settings)
             size, process = CACHE_SIZE.search(line), PROCESS.match(line)
@@ -155,55 +152,47 @@ class LogScan:
             if START in line or tokens:
                 self.starts.append(StartLine(row, rank_of(process[1] if process else b""), tokens))
 
-    def _parse_gaps(self, gaps: Sequence[bytes]) -> Array:
-        """Return what `parse_gap` finds (3, n); texts of one process repeat within a second."""
-        places = {gap: i for i, gap in enumerate(dict.fromkeys(gaps))}
-        table = np.array([self.parse_gap(gap) for gap in places])
-        return np.asarray(table[np.fromiter(map(places.__getitem__, gaps), np.intp, len(gaps))].T)
-
-    def parse_gap(self, gap: bytes) -> tuple[int, int, bool]:
-        """Return (engine number, time stamp, whether there are other lines) of the text in front of a step.
+    def place_of(self, gap: bytes) -> tuple[int, float]:
+        """Return (engine number, seconds of the year) of the line in front of a step.
 
         Engines that write their own lines differ by process. Lines of API servers name the engine; the process of a
         single server tells one start from the next.
         """
         text = gap[max(gap.rfind(b"\n") + 1, len(gap) - PREFIX_BYTES) :]
-        process, engine, clock = PROCESS.match(text), ENGINE.search(text), CLOCK.match(text)
+        process, engine = PROCESS.match(text), ENGINE.search(text)
         name, pid = (process[1], int(process[2])) if process else (b"", -1)
         if engine:
             name, pid = engine[0], pid if name == b"APIServer" else -1
-        number = self.engines.setdefault((name, pid), min(len(self.engines), MAX_ENGINES))
-        others = gap.count(b"\n") > 1 or b"Iteration(" in gap
-        return number, NO_TIME if clock is None else _stamp(clock), others
+        return self.engines.setdefault((name, pid), len(self.engines)), second_of_year(text)
 
 
-def _stamp(clock: re.Match[bytes]) -> int:
-    """Return seconds that grow with the time in a year, with 32 days a month."""
-    month, day, hour, minute, second = map(int, clock.groups())
-    return (32 * month + day) * DAY_S + 3600 * hour + 60 * minute + second
+def second_of_year(text: bytes) -> float:
+    """Return the seconds from the start of a leap year to the last time in a text; NaN without one."""
+    clock = CLOCK.match(text)
+    try:
+        found = datetime.fromisoformat(f"2024-{clock[1].decode()}T{clock[2].decode()}") if clock else None
+    except ValueError:
+        found = None
+    return np.nan if found is None else (found - datetime(2024, 1, 1)).total_seconds()
 
 
-def _parse_numbers(lines: list[bytes]) -> dict[str, Array]:
-    """Return the columns of steps, given as lines of CSV with NUMBERS; empties the list."""
-    import pyarrow as pa
-    from pyarrow import csv
+def seconds_since_start(seconds: FloatArray) -> FloatArray:
+    """Return seconds since the first of the times (n,) in a leap year, never decreasing; NaN where unknown.
 
-    buffer = arrow_buffer(b"\n".join(lines))
-    lines.clear()
-    types = {name: pa.float64() if name == "T_ms" else pa.int64() for name in NUMBERS}
-    table = csv.read_csv(
-        pa.BufferReader(buffer),
-        csv.ReadOptions(use_threads=False, column_names=list(NUMBERS)),
-        convert_options=csv.ConvertOptions(column_types=types),
-    )
-    found = columns_of(table, "the log")
-    requests, tokens = found.pop("decode_requests"), found.pop("decode_tokens")
-    return {
-        "B": found["prefill_requests"] + requests,
-        "S": found["prefill_tokens"] + tokens,
-        **found,
-        "phase": (requests > 0) + 2 * (found["prefill_requests"] > 0),
-    }
+    A fall by more than half a year is a turn of the year, a smaller one a clock set back, or lines slightly out of
+    order. A year without a 29th of February has no such day.
+    """
+    found = np.full(len(seconds), np.nan)
+    known = np.isfinite(seconds)
+    clock = seconds[known]
+    day = clock // DAY_S
+    is_leap = bool(np.any(day == 59))
+    clock = clock - DAY_S * ((day > 59) & (not is_leap))
+    year_s = (YEAR_DAYS + is_leap) * DAY_S
+    change = (np.diff(clock, prepend=clock[:1]) + year_s // 2) % year_s - year_s // 2
+    change[change < -MAX_REORDER_S] = 0
+    found[known] = np.maximum.accumulate(np.cumsum(change))
+    return found
 
 
 def settings_in(line: bytes) -> dict[str, Any]:
@@ -217,14 +206,9 @@ def settings_in(line: bytes) -> dict[str, Any]:
     for name, pattern in SETTINGS[mark].items():
         match = re.search(pattern, line)
         if match and 0 < len(match[1]) <= NAME_BYTES:
-            found[name] = _setting(match[1])
+            text = match[1].decode("utf-8", "replace")
+            found[name] = text == "True" if text in ("True", "False") else int(text) if text.isdecimal() else text
     return found
-
-
-def _setting(text: bytes) -> bool | int | str:
-    if text in (b"True", b"False"):
-        return text == b"True"
-    return int(text) if text.isdigit() else text.decode("utf-8", "replace")
 
 
 def agreed_settings(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -242,9 +226,7 @@ def agreed_settings(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def rank_of(name: bytes) -> int:
     """Return the number at the end of an engine's name, 0 if it has none; -1 for other processes."""
     match = RANK.fullmatch(name)
-    if match is None:
-        return -1
-    rank = int(match[1] or 0) if len(match[1]) < 10 else MAX_RANK
+    rank = int(match[1] or 0) if match else -1
     return rank if rank < MAX_RANK else -1
 
 
@@ -253,91 +235,75 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: Source, options: Options) -> Trace:
-    """Return every step of the log, including empty ones, or its windows. `options` apply to tables only.
-
-    Raises
-    ------
-    BadInput
-        If the log contains no step, or more engines or starts than a deployment has.
-    """
+    """Return every step of the log, including empty ones, or its windows. Raises BadInput if it contains neither."""
     with source.open() as stream:
-        scan = scan_log(stream)
-    if not scan.rows:
-        with source.open() as stream:
-            windows = _read_windows(line for text in _whole_lines(stream) for line in text.split(b"\n"))
-        if windows is not None:
-            return windows.with_provenance(**start_facts(scan))
-    return trace_of(scan, source.name)
-
-
-def start_facts(scan: LogScan) -> dict[str, Any]:
-    """Return the engine settings that a log reports.
-
-    `kv_capacity_tokens` is the KV cache size of the last start, the smallest if several workers report one.
-    """
-    tokens = [line.tokens for line in scan.starts]
-    last_start = max((i for i, size in enumerate(tokens[:-1]) if not size and tokens[i + 1]), default=-1)
-    sizes = [size for size in tokens[last_start + 1 :] if size]
-    capacity = {"kv_capacity_tokens": min(sizes)} if sizes else {}
-    return {"format": "vllm", **agreed_settings(scan.settings), **capacity}
+        return trace_of(scan_log(stream), source.name)
 
 
 def scan_log(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> LogScan:
-    """Scan all lines of a log."""
-    scan = LogScan()
-    for text in _whole_lines(stream, block_bytes):
-        scan.add(text)
+    """Scan all lines of a log, in blocks that end with a newline."""
+    scan, rest = LogScan(), b""
+    while block := stream.read(block_bytes):
+        block = rest + block
+        end = block.rfind(b"\n") + 1 or len(block) * (len(block) > BLOCK_BYTES)
+        rest = block[end:]
+        if end:
+            scan.add(block[:end])
+    if rest:
+        scan.add(rest + b"\n")
     return scan
 
 
-def _whole_lines(stream: BinaryIO, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """Yield the content in blocks that end with a newline, added to the last one if missing."""
-    rest = b""
-    while block := stream.read(size):
-        end = block.rfind(b"\n") + 1
-        if end > 0:
-            yield rest + block[:end]
-            rest = block[end:]
-        elif len(rest) + len(block) < MAX_LINE_BYTES:
-            rest += block
-        else:
-            yield rest + block + b"\n"
-            rest = b""
-    if rest:
-        yield rest + b"\n"
-
-
 def trace_of(scan: LogScan, name: str) -> Trace:
-    """Return the scanned steps of the log called `name`. Raises BadInput as `read` does."""
-    facts = {"format": "vllm", "lines": scan.lines, "iteration_lines": scan.rows, "cut_lines": scan.cut}
+    """Return the scanned steps of the log called `name`, else its windows. Raises BadInput as `read` does."""
     if not scan.rows:
-        torn = f" ({scan.cut} are cut short)" if scan.cut else ""
-        raise BadInput(
-            f"no line of its {scan.lines} is a whole step{torn}",
-            where=name,
-            remedy="Record the running server from outside (latfit record URL), or start vLLM with"
-            " --enable-logging-iteration-details, and without --disable-log-stats.",
-        )
-    columns = _parse_numbers(scan.numbers)
-    columns |= {name: np.concatenate([part[name] for part in scan.parts]) for name in scan.parts[0]}
+        return _windows(scan, name)
+    columns = {name: np.concatenate([part[name] for part in scan.parts]) for name in scan.parts[0]}
     scan.parts.clear()
-    engine = columns.pop("engine")
-    runs = _split_runs(scan, engine, columns["step"]) if len(scan.engines) <= MAX_ENGINES else []
-    if not 0 < len(runs) <= MAX_RUNS:
-        reason = "step counters that go back and forth" if runs else f"more than {MAX_ENGINES:,} engines"
-        remedy = "Give the log of one deployment, with the names of its engines as vLLM writes them."
-        raise BadInput(f"has {reason}", where=name, remedy=remedy)
-    names = [process for process, _ in scan.engines]
-    engines = [names[engine[rows[0]]] for rows in runs]
-    labels = [each[:LABEL_BYTES].decode("utf-8", "replace") for each in engines]
-    capacity = _capacities(scan.starts, [int(rows[0]) for rows in runs], [rank_of(each) for each in engines])
-    known = {label: tokens for label, tokens in zip(labels, capacity, strict=True) if tokens}
+    counts = {name: columns.pop(name).astype(np.int64) for name in NUMBERS[:-1]}
+    stamp, engine = columns.pop("stamp"), columns.pop("engine").astype(np.intp)
+    runs = _split_runs(scan, engine, counts["step"])
+    requests, tokens = counts.pop("decode_requests"), counts.pop("decode_tokens")
+    run, t_s = np.empty(len(stamp), dtype=np.int32), np.empty(len(stamp))
+    names, replicas, capacity = [], [], []
+    number: dict[str, int] = {}
+    before: dict[bytes, int] = {}
+    processes = [process for process, _ in scan.engines]
+    for i, rows in enumerate(runs):
+        process = processes[engine[rows[0]]]
+        replica = process[:LABEL_BYTES].decode("utf-8", "replace")
+        number[replica] = number.get(replica, 0) + 1
+        run[rows], t_s[rows] = i, seconds_since_start(stamp[rows])
+        replicas.append(replica)
+        names.append(f"{replica}/{number[replica]}" if replica else str(number[replica]))
+        capacity.append(_capacity(scan.starts, int(rows[0]), rank_of(process), before.get(process, -1)))
+        before[process] = int(rows[0])
+    labels = {name: i for i, name in enumerate(dict.fromkeys(replicas))}
+    codes = {
+        "phase": ((requests > 0) + 2 * (counts["prefill_requests"] > 0), PHASE_NAMES),
+        "run": (run, names),
+        "replica": (np.array([labels[name] for name in replicas])[run], list(labels)),
+    }
+    columns = {
+        "B": counts["prefill_requests"] + requests,
+        "S": counts["prefill_tokens"] + tokens,
+        **columns,
+        **counts,
+        **{name: np.array(texts, dtype=object)[code] for name, (code, texts) in codes.items()},
+        "t_s": t_s,
+        "context_tokens": columns["kv_usage"] * np.array([size or np.nan for size in capacity])[run],
+    }
+    absent = [name for name in ("t_s", "kv_usage", "context_tokens") if np.isnan(columns[name]).all()]
+    absent += [name for name in ("dummy", "replica") if not columns[name].any()]
+    facts = {"format": "vllm", "lines": scan.lines, "iteration_lines": scan.rows, "cut_lines": scan.cut}
     facts |= agreed_settings(scan.settings)
-    facts |= {"engines": len(set(labels)), "runs": len(runs), "kv_capacity_tokens": known}
-    return _with_runs(columns, runs, labels, capacity, facts)
+    facts |= {"engines": len(labels), "runs": len(runs)}
+    facts["kv_capacity_tokens"] = {name: size for name, size in zip(replicas, capacity, strict=True) if size}
+    columns = {name: column for name, column in columns.items() if name not in absent}
+    return Trace(columns, facts, {name: coded for name, coded in codes.items() if name in columns})
 
 
-def _split_runs(scan: LogScan, engine: Array, step: Array) -> list[NDArray[np.intp]]:
+def _split_runs(scan: LogScan, engine: Array, step: Array) -> list[IntArray]:
     """Return the rows of each run, in order of their first rows: one start of one engine.
 
     A run ends where the step counter restarts or a start-up line says so.
@@ -354,107 +320,29 @@ def _split_runs(scan: LogScan, engine: Array, step: Array) -> list[NDArray[np.in
     return sorted((rows for rows in runs if len(rows)), key=lambda rows: int(rows[0]))
 
 
-def _capacities(starts: Sequence[StartLine], first: Sequence[int], ranks: Sequence[int]) -> list[int]:
-    """Return the KV cache tokens of each run, given its first row and its engine's rank; 0 if unknown.
+def _capacity(starts: Sequence[StartLine], row: int, rank: int, before: int) -> int:
+    """Return the KV cache tokens of the run that begins at a row; 0 if unknown. before: where the last run began.
 
-    They are in the lines since the engine's run before; one line per worker, of which the smallest counts. Lines
-    without a rank apply to ranks that have none of their own.
+    One line per worker reports them, of which the smallest counts. Lines without a rank apply to ranks without any.
     """
-    sizes: dict[int, list[StartLine]] = {}
-    for line in starts:
-        if line.tokens:
-            sizes.setdefault(line.rank, []).append(line)
-    before: dict[int, int] = {}
-    found = []
-    for row, rank in zip(first, ranks, strict=True):
-        own = [line for line in sizes.get(rank, sizes.get(-1, ())) if line.row <= row]
-        recent = [line.tokens for line in own if line.row > before.get(rank, -1)]
-        found.append(min(recent or [line.tokens for line in own[-1:]], default=0))
-        before[rank] = row
-    return found
+    sizes = [line for line in starts if line.tokens and line.row <= row]
+    of_rank = [line for line in sizes if line.rank == rank] or [line for line in sizes if line.rank == -1]
+    recent = [line.tokens for line in of_rank if line.row > before] or [line.tokens for line in of_rank[-1:]]
+    return min(recent, default=0)
 
 
-def _with_runs(
-    columns: dict[str, Array],
-    runs: Sequence[Array],
-    replicas: Sequence[str],
-    capacity: Sequence[int],
-    facts: dict[str, Any],
-) -> Trace:
-    """Name runs and replicas, and leave out the columns that the log has no values for."""
-    time, phase = columns.pop("time"), columns.pop("phase")
-    run_of_row = np.empty(len(time), dtype=np.int32)
-    columns["t_s"] = np.empty(len(time))
-    for number, rows in enumerate(runs):
-        run_of_row[rows] = number
-        columns["t_s"][rows] = seconds_since_start(time[rows])
-    codes: dict[str, Coded] = {"phase": (phase, PHASE_NAMES), "run": (run_of_row, _run_names(replicas))}
-    if any(replicas):
-        number_of = {label: i for i, label in enumerate(dict.fromkeys(replicas))}
-        codes["replica"] = np.array([number_of[label] for label in replicas])[run_of_row], list(number_of)
-    columns |= {name: np.array(values, dtype=object)[code] for name, (code, values) in codes.items()}
-    tokens = np.array([size or np.nan for size in capacity])
-    columns["context_tokens"] = columns["kv_usage"] * tokens[run_of_row]
-    absent = [name for name in ("t_s", "kv_usage", "context_tokens") if np.isnan(columns[name]).all()]
-    absent += [] if columns["dummy"].any() else ["dummy"]
-    return Trace({name: column for name, column in columns.items() if name not in absent}, facts, codes)
-
-
-def _run_names(replicas: Sequence[str]) -> list[str]:
-    """Return `EngineCore_DP0/2` for the second run of that engine, `2` for an engine without a name."""
-    counts: dict[str, int] = {}
-    names = []
-    for label in replicas:
-        counts[label] = counts.get(label, 0) + 1
-        names.append(f"{label}/{counts[label]}" if label else str(counts[label]))
-    return names
-
-
-def seconds_since_start(stamps: Array) -> FloatArray:
-    """Return seconds since the first stamp, never decreasing; NaN without a stamp.
-
-    The stamps have no year: a fall by more than half a year is a turn of the year, a smaller one a clock set back, or
-    lines slightly out of order.
-    """
-    seconds = np.full(len(stamps), np.nan)
-    known = np.flatnonzero(stamps != NO_TIME)
-    if not len(known):
-        return seconds
-    days, second = np.divmod(stamps[known], DAY_S)
-    month, day = np.divmod(days, 32)
-    leap = bool(np.any((month == 2) & (day == 29)))
-    year_s = (365 + leap) * DAY_S
-    clock = (np.array(DAYS_BEFORE_MONTH)[month] + day + (leap & (month > 2))) * DAY_S + second
-    change = (np.diff(clock) + year_s // 2) % year_s - year_s // 2
-    change[change < -MAX_REORDER_S] = 0
-    seconds[known] = np.maximum.accumulate(np.concatenate([[0], np.cumsum(change)]))
-    return seconds
-
-
-def _read_windows(lines: Iterator[bytes]) -> Trace | None:
-    """Return one row per window of about ten seconds; None if no line reports one.
+def _windows(scan: LogScan, name: str) -> Trace:
+    """Return one row per window of about ten seconds. Raises BadInput if no line reports one.
 
     Each running request gets one token per step: with B requests and g generated tokens/s a step takes B/g seconds.
     B is the mean of both ends. Windows whose ends differ too much are counted as `unsteady` and left out; those that
     begin or end without a request are `idle`.
     """
-    scan = LogScan()
-    reports: list[tuple[float, ...]] = []
-    prefixes = []
-    for line in lines:
-        line = ANSI.sub(b"", line)
-        if found := WINDOW.search(line):
-            prefixes.append(line[: found.start()])
-            reports.append(tuple(map(float, found.groups())))
-    if not reports:
-        return None
-    engines, stamps, _ = np.array([scan.parse_gap(prefix) for prefix in prefixes]).T
-    times = seconds_since_start(stamps).tolist()
-    names = [str(max(rank_of(name), 0)) for name, _ in scan.engines]
-    last: dict[int, tuple[float, float]] = {}
+    times = seconds_since_start(np.array([second for _, second, *_ in scan.windows])).tolist()
+    last: dict[float, tuple[float, float]] = {}
     unsteady = 0
     rows = []
-    for engine, now, (prompt, generated, running, waiting) in zip(engines.tolist(), times, reports, strict=True):
+    for (engine, _, prompt, generated, running, waiting), now in zip(scan.windows, times, strict=True):
         start, running_before = last.get(engine, (now, 0.0))
         last[engine] = now, running
         if not 0 < now - start <= MAX_WINDOW_S:
@@ -465,23 +353,26 @@ def _read_windows(lines: Iterator[bytes]) -> Trace | None:
             unsteady += 1
             continue
         T_s = B / generated if busy else 0.0
+        steps = (now - start) / T_s if busy else 0.0
         S = max(B, (prompt + generated) * T_s)
-        rows.append((start, 1e3 * (now - start), B, S, 1e3 * T_s, waiting, not busy, engine))
+        rows.append((start, 1e3 * (now - start), steps, B, S, 1e3 * T_s, waiting, not busy, engine))
     if not rows:
-        return None
-    t_s, window_ms, B_mean, S_mean, T_ms, queued, idle, engine_of_row = np.array(rows).T
-    columns = {
-        "B": B_mean,
-        "S": S_mean,
-        "T_ms": T_ms,
-        "t_s": t_s - t_s.min(),
-        "window_ms": window_ms,
-        "window_steps": np.divide(window_ms, T_ms, out=np.zeros_like(T_ms), where=T_ms > 0),
-        "queued_requests": queued,
-        "idle": idle > 0,
-        "run": np.array(names, dtype=object)[engine_of_row.astype(np.intp)],
-    }
-    return Trace(columns, {"format": "vllm", "windows": len(rows), "unsteady": unsteady})
+        torn = f" ({scan.cut} are cut short)" if scan.cut else ""
+        raise BadInput(
+            f"no line of its {scan.lines} is a whole step{torn}",
+            where=name,
+            remedy="Record the running server from outside (latfit record URL), or start vLLM with"
+            " --enable-logging-iteration-details, and without --disable-log-stats.",
+        )
+    names = ("t_s", "window_ms", "window_steps", "B", "S", "T_ms", "queued_requests", "idle", "engine")
+    columns: dict[str, Array] = dict(zip(names, np.array(rows).T, strict=True))
+    ranks = np.array([str(max(rank_of(process), 0)) for process, _ in scan.engines], dtype=object)
+    columns["run"] = ranks[columns.pop("engine").astype(np.intp)]
+    columns |= {"t_s": columns["t_s"] - columns["t_s"].min(), "idle": columns["idle"] > 0}
+    sizes = [line.tokens for line in scan.starts if line.tokens]
+    capacity = {"kv_capacity_tokens": min(sizes)} if sizes else {}
+    facts = {"format": "vllm", "windows": len(rows), "unsteady": unsteady, **agreed_settings(scan.settings), **capacity}
+    return Trace(columns, facts)
 
 
 READER = Reader("vllm", "a vLLM server log with --enable-logging-iteration-details", recognises, read, path="gpu")
