@@ -369,7 +369,9 @@ def _windows(scan: LogScan, name: str) -> Trace:
     ranks = np.array([str(max(rank_of(process), 0)) for process, _ in scan.engines], dtype=object)
     columns["run"] = ranks[columns.pop("engine").astype(np.intp)]
     columns |= {"t_s": columns["t_s"] - columns["t_s"].min(), "idle": columns["idle"] > 0}
-    sizes = [line.tokens for line in scan.starts if line.tokens]
+    sizes: list[int] = []  # of the last start
+    for line in scan.starts:
+        sizes = [*sizes, line.tokens] if line.tokens else []
     capacity = {"kv_capacity_tokens": min(sizes)} if sizes else {}
     facts = {"format": "vllm", "windows": len(rows), "unsteady": unsteady, **agreed_settings(scan.settings), **capacity}
     return Trace(columns, facts)
