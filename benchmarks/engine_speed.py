@@ -25,9 +25,9 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model import FitResult
 from latfit.simulation.engine.loop import advance
-from latfit.simulation.engine.run import load_of
+from latfit.simulation.engine.run import idle_engines, load_of
 from latfit.simulation.engine.settings import EngineSettings
-from latfit.simulation.engine.state import PREEMPTIONS, STEPS, new_state
+from latfit.simulation.engine.state import PREEMPTIONS, PUSHED, STEPS, engines_of
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs, step_costs
 from latfit.trace.table import Trace
 from latfit.workload.recordings import read_requests
@@ -49,7 +49,8 @@ def loop_s(requests: Requests, settings: EngineSettings, costs: StepCosts = COST
     spent: list[float] = []
     state = None
     while len(spent) < FEWEST or sum(spent) < LASTING_S:
-        state = new_state(limits, load, np.arange(len(requests), dtype=np.int32))
+        (state,) = engines_of(idle_engines(limits, load, range(1)))
+        state.inbox[:], state.i[PUSHED] = state.source, len(requests)
         began = time.thread_time()
         advance(limits, load, costs, state, np.inf)
         spent.append(time.thread_time() - began)

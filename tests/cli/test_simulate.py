@@ -145,15 +145,6 @@ def test_a_point_without_an_optimal_table_is_left_out(in_tmp: Path, capsys: pyte
     assert run(["simulate", "policies", *names[:2], *names[4:], "--rate", "5000/s", *SMALL]) == 5
 
 
-def test_study(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "study", "--path", "gpu=8ms+0.05ms*16", "--path", "amx=exp:2ms"]
-    assert run([*arguments, "--requests", "2000", "--replications", "2", "--report", "page", "-q"]) == 0
-    out = capsys.readouterr().out
-    assert len(out.splitlines()) <= 20
-    assert "three-stage raises throughput 1.4x" in out
-    assert Path("page/simulation.html").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -1,9 +1,9 @@
 """A percentile of a simulated policy, until it is known precisely, compared with an SLA."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from latfit.policies.policy import Policy
-from latfit.simulation.policies.estimate import statistics
+from latfit.simulation.policies.estimate import estimate
 from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System
@@ -32,13 +32,8 @@ def check(
     options: Options = PRECISE,
 ) -> Checked:
     """Simulate Poisson arrivals at a rate per ms."""
-    share = round(percentile / 100, 12)
-    (_, name) = statistics((share,))
-    percentiles = tuple(sorted({*options.percentiles, share}))
-    result = simulate(
-        policy, system, OpenLoad(Poisson(rate)), replace(options, statistic=name, percentiles=percentiles)
-    )
-    found, holds = result.latency[name], None
+    result = simulate(policy, system, OpenLoad(Poisson(rate)), options)
+    (found, _), holds = estimate(result.summaries, round(percentile / 100, 12)), None
     if sla_ms is not None and (not result.stable or found.low > sla_ms):
         holds = False
     elif sla_ms is not None and found.trusted and found.high <= sla_ms:

@@ -74,6 +74,6 @@ def test_the_core_does_what_slow_engines_apart_do(
     first, last = slow(requests, options, (prefill, decode), prompts)
     routing = (Routing(prefill), Routing(decode))
     moved = replace(TRANSFER, prompts=prompts)
-    run = serve_apart(requests, (COSTS, COSTS), (options, options), moved, 0, routing).whole(requests)
+    run = serve_apart(requests, (COSTS, COSTS), (options, options), moved, 0, routing)
     np.testing.assert_array_equal(run.first_ms, first)
     np.testing.assert_array_equal(run.last_ms, last)

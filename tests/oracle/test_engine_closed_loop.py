@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.simulation.engine.cluster.replicas import ROUTES, Routing, serve_replicas
-from latfit.simulation.engine.replications import Cluster, simulate_engine
+from latfit.simulation.engine.replications import Cluster, EnginePoint
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings, Order
 from latfit.simulation.engine.step_cost import linear_costs
@@ -40,7 +40,7 @@ class Geometric:
 def served(load: ClosedLoad, options: EngineSettings = ONE, n: int = 2000, replicas: int = 1) -> tuple[float, float]:
     """(requests per s, mean latency in ms)."""
     asked = Options(requests=n, replications=1, warmup=0.2)
-    found = simulate_engine(load, ALIKE, options, asked, cluster=Cluster(Routing(replicas))).summary
+    found = EnginePoint(load, ALIKE, options, asked, cluster=Cluster(Routing(replicas))).run().summary
     assert found.stable
     return found.throughput_per_s, found.latency["mean"].value
 
@@ -76,7 +76,7 @@ def test_the_machine_repairman(users: int) -> None:
     p = np.cumprod(np.concatenate([[1.0], np.arange(users, 0, -1) * S / Z]))
     X = 1e3 * (1 - 1 / p.sum()) / S
     asked = Options(requests=n, replications=4)
-    found = simulate_engine(ClosedLoad(users, Z, lengths=Geometric(100)), ALIKE, ONE, asked).summary
+    found = EnginePoint(ClosedLoad(users, Z, lengths=Geometric(100)), ALIKE, ONE, asked).run().summary
     latency = found.latency["mean"]
     assert found.throughput_per_s == pytest.approx(X, rel=0.01)
     assert latency.value == pytest.approx(1e3 * users / X - Z, abs=2 * (latency.high - latency.low), rel=0.005)

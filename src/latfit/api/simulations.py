@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from latfit.api.answer import Answer, State
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
@@ -18,21 +20,16 @@ from latfit.hardware import HardwareProfile, PathLatency, nominal_path, parse_no
 from latfit.policies import Settings
 from latfit.simulation import (
     EngineResult,
-    Finding,
-    Grid,
     Options,
     Point,
     Running,
     Serving,
-    ServingStudy,
     SimResult,
     System,
     event_log,
     findings,
     points_of,
-    policy_points,
-    row_of,
-    serving_study,
+    study_points,
     sweep,
     system_of,
     write_events,
@@ -98,15 +95,14 @@ class Simulation(Answer):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PolicySimulation(Simulation):
-    """Batching policies on a machine. skipped: why points were left out.  findings, engines: of a study.  subject:
-    model and machine, where they are known."""
+    """Batching policies on a machine. skipped: why points were left out.  findings: claims of a study and what came
+    out.  subject: model and machine, where they are known."""
 
     runs: Sequence[SimResult]
     system: System
     sla_ms: float = math.inf
     skipped: Sequence[str] = ()
-    findings: Sequence[Finding] = ()
-    engines: ServingStudy | None = None
+    findings: Sequence[tuple[str, str]] = ()
     subject: str = ""
 
     @cached_property
@@ -119,13 +115,14 @@ class PolicySimulation(Simulation):
     def frame(self) -> "DataFrame":
         import pandas as pd
 
-        return pd.DataFrame([{k: v for k, v in row_of(run).items() if k not in HIDDEN} for run in self.runs])
+        return pd.DataFrame([run.row() for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import brief_findings_table, rates_table, runs_table
+        from latfit.reporting import Table, rates_table, runs_table
 
         if brief and self.findings:
-            return [brief_findings_table(self.findings)]
+            columns = ("claim", "on this machine")
+            return [Table("Claims of the literature", columns, self.findings, words=columns[1:])]
         many = len(self.runs) > MOST_ROWS and not brief
         return [rates_table(self.runs) if many else runs_table(self.runs, brief=brief)]
 
@@ -140,7 +137,7 @@ class PolicySimulation(Simulation):
         from latfit.reporting import differences
 
         gaps = differences(self.runs) if len(self.runs) <= MOST_ROWS else []
-        return [*gaps, *(f"{each.claim}: {each.found}" for each in self.findings)]
+        return [*gaps, *(f"{claim}: {found}" for claim, found in self.findings)]
 
     def plot(self) -> "Figure":
         from latfit.reporting import runs_figure
@@ -150,20 +147,12 @@ class PolicySimulation(Simulation):
     def page(self, made: "Making") -> "Rendered":
         from latfit.reporting import policies_page
 
-        claims = [(each.claim, each.found) for each in self.findings]
-        return policies_page(self.runs, self.system, replace(made, sla_ms=self.sla_ms, subject=self.subject), claims)
+        made = replace(made, sla_ms=self.sla_ms, subject=self.subject)
+        return policies_page(self.runs, self.system, made, self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        if self.engines is None:
-            return super().to_json()
-        return {
-            "runs": [*(each.to_json() for each in self.runs), *(each.to_json() for each in self.engines.runs)],
-            "findings": [{"claim": each.claim, "found": each.found} for each in self.findings],
-        }
-
-
-HIDDEN = ("document", "notes", "p99_error")
-"""Columns of a sweep's file that say nothing to a reader."""
+        found = [{"claim": claim, "found": found} for claim, found in self.findings]
+        return {**super().to_json(), **({"findings": found} if found else {})}
 
 
 SETTINGS: Mapping[str, str] = {
@@ -187,6 +176,8 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
     hardware: a `hardware.json`, a HardwareProfile, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}. Raises
     WrongUsage, BadInput; an unstable load is no error: its runs have `stable=False`.
     """
+    from latfit.reporting import what_is_known
+
     axes = values_of(request.vary)
     offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate, per_s=request.rate_per_s)
     load = make_load(request, offered)
@@ -201,36 +192,47 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
         _setting(key): [_parsed(key, value, f"--sweep {key.replace('_', '-')}") for value in values]
         for key, values in axes.items()
     }
-    given = {name: value for name in SETTINGS if (value := getattr(request, name)) is not None}
+    given = {**{name: getattr(request, name) for name in SETTINGS}, **(request.settings or {})}
+    settings = {
+        _setting(key): _parsed(key, value, option_of(SimulateRequest, key))
+        for key, value in given.items()
+        if value is not None
+    }
     skipped: list[SlaOutOfReach] = []
-    grid = Grid(several(request.policy), offered, varied, policy_settings({**given, **(request.settings or {})}))
-    points = points_of(grid, system, load, _options(request, limit), solve=solve_optimal, skipped=skipped)
+    points = points_of(
+        several(request.policy),
+        system,
+        load,
+        _options(request, limit),
+        rates=offered,
+        varied=varied,
+        settings=Settings(**settings),
+        solve=solve_optimal,
+        skipped=skipped,
+    )
     if not points:
         raise skipped[0]
     if request.log is not None:
         first = points[0]
         write_events(request.log, event_log(first.policy, first.system, first.load, LOGGED, request.seed))
-    runs = _swept(points, request)
-    left_out = list(dict.fromkeys(error.found for error in skipped))
     outside = [text for path in machine.paths.values() if (text := PathLatency(path, mean).outside)]
-    told = [replace(run, notes=[*notes_of(load), *outside, *run.notes]) for run in runs]
-    return PolicySimulation(told, system, limit, left_out, subject=_subject(machine))
+    runs = [structs.replace(run, notes=[*notes_of(load), *outside, *run.notes]) for run in _swept(points, request)]
+    left_out = list(dict.fromkeys(error.found for error in skipped))
+    return PolicySimulation(runs, system, limit, left_out, subject=what_is_known(machine.paths.values()))
 
 
 @verb(StudyRequest)
 def simulate_study(request: StudyRequest) -> PolicySimulation:
-    """Put claims of the literature on batching to the test: every policy at ten loads up to what the main path
-    serves, and serving engines whose steps cost the same.
+    """Test claims of the literature on batching: every policy at ten loads up to what the main path serves.
 
     The SLA is 2.5 times the main path's latency for one request unless given. Raises as `simulate` does.
     """
+    from latfit.reporting import what_is_known
+
     machine, system, limit = _simulated(request, float(request.tokens_per_request or 1))
-    points = policy_points(system, _options(request, limit), solve_optimal)
-    runs = _swept(points, request)
-    limit = points[0].options.sla_ms
-    engines = serving_study(system.main, request.seed)
-    found = [*findings(runs, system, limit), *engines.findings]
-    return PolicySimulation(runs, system, limit, (), found, engines, _subject(machine))
+    points = study_points(system, _options(request, limit), solve_optimal)
+    runs, limit = _swept(points, request), points[0].options.sla_ms
+    return PolicySimulation(runs, system, limit, (), findings(runs, limit), what_is_known(machine.paths.values()))
 
 
 def _simulated(request: Any, mean: float, longest: float = 0.0) -> tuple[HardwareProfile, System, float]:
@@ -245,7 +247,12 @@ def _simulated(request: Any, mean: float, longest: float = 0.0) -> tuple[Hardwar
         except ValueError:
             remedy = "Give values between commas."
             raise WrongUsage(f"{buckets!r} cannot be read", where="--buckets", remedy=remedy) from None
-    machine = _machine(request.hardware, by_name(request.nominal, "--nominal", "gpu:launch=8ms,slope=0.05ms", "=:"))
+    named = by_name(request.nominal, "--nominal", "gpu:launch=8ms,slope=0.05ms", "=:")
+    nominal = {name: nominal_path(name, parse_nominal(text)) for name, text in named.items()}
+    # Nominal paths replace measured ones of the same name; with them the hardware file may be missing.
+    missing = nominal and isinstance(request.hardware, str | Path) and not Path(request.hardware).exists()
+    measured = {} if missing else profile_of(request.hardware).paths
+    machine = HardwareProfile({**measured, **nominal})
     system = system_of(machine, Serving(mean, request.service, longest, servers, buckets))
     if not request.force:
         check_one_model(HardwareProfile({path.name: machine.paths[path.name] for path in system.paths}))
@@ -260,15 +267,6 @@ def _options(request: Any, limit: float) -> Options:
 def _swept(points: Sequence[Point], request: Any) -> Sequence[SimResult]:
     running = request.running or Running(request.workers, request.backend, request.scheduler)
     return sweep(points, running, out=request.out, resume=request.resume, progress=request.progress)
-
-
-def _machine(hardware: Any, nominal: Mapping[str, str] | None) -> HardwareProfile:
-    """The machine with paths by nominal numbers, which take the place of those with their names; where there are some
-    its file may be missing."""
-    more = {name: nominal_path(name, parse_nominal(text)) for name, text in (nominal or {}).items()}
-    missing = isinstance(hardware, str | Path) and not Path(hardware).exists()
-    known = {} if more and missing else profile_of(hardware).paths
-    return HardwareProfile({**known, **more})
 
 
 def _refuse_tokens_of_classes(load: Load) -> None:
@@ -289,28 +287,11 @@ def _tell_unread_tokens(machine: HardwareProfile, request: SimulateRequest) -> N
             ignored(f"--{name.replace('_', '-')}", "every path has nominal numbers without per_token")
 
 
-def _subject(machine: HardwareProfile) -> str:
-    from latfit.reporting import what_is_known
-
-    return what_is_known(machine.paths.values())
-
-
 def solve_optimal(rate: float, T_ms: "FloatArray") -> "DispatchTable":
     """The optimal dispatch table of a main path; the policies know of no solver."""
     from latfit.queueing import measured_times, optimal_rule
 
     return optimal_rule(rate, measured_times(T_ms)).table
-
-
-def policy_settings(given: Mapping[str, Any]) -> Settings:
-    """Settings of policies by the names of `SETTINGS`; None for the default. Raises WrongUsage."""
-    return Settings(
-        **{
-            _setting(key): _parsed(key, value, option_of(SimulateRequest, key))
-            for key, value in given.items()
-            if value is not None
-        }
-    )
 
 
 def _setting(key: str) -> str:

@@ -88,7 +88,7 @@ def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOpt
 def study(request: StudyRequest, files: FileOptions, output: OutputOptions) -> None:
     """Test claims of the literature on batching on this hardware.
 
-    Runs every policy at ten loads up to the capacity of the main path, and serving engines with the same step times.
+    Runs every policy at ten loads up to the capacity of the main path.
 
     \b
     latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms --nominal amx:p50=2ms

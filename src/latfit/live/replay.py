@@ -314,7 +314,7 @@ def compared(
     drawn_from
         Of the system at each speed that the run may have; `predicted` by default.
     """
-    (run,) = driven.result.summaries
+    measured = {name: each.value for name, each in driven.result.latency.items()}
     drawn = np.stack([each.whole for said in drawn_from or predicted for each in said.summaries])
     low, high = np.quantile(drawn, RANGE, axis=0)
     return Compared(
@@ -322,9 +322,9 @@ def compared(
         load,
         driven.result.rate_per_s,
         driven.result.requests,
-        _numbers(driven.result, dict(zip(run.names, run.whole.tolist(), strict=True))),
+        _numbers(driven.result, measured),
         _mean([_numbers(said, {name: float(each.value) for name, each in said.latency.items()}) for said in predicted]),
-        {name: (float(low[k]), float(high[k])) for k, name in enumerate(run.names) if name in STATISTICS},
+        {name: (float(low[k]), float(high[k])) for k, name in enumerate(measured) if name in STATISTICS},
         driven.others,
         driven.late_ms,
         driven.failed,

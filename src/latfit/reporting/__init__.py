@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from latfit.reporting.plan.tables import plan_tables as plan_tables
     from latfit.reporting.simulation.brief import (
         Verdict as Verdict,
-        brief_findings_table as brief_findings_table,
-        brief_validation_table as brief_validation_table,
         distinct as distinct,
         engines_verdict as engines_verdict,
         policies_verdict as policies_verdict,
@@ -68,6 +66,7 @@ if TYPE_CHECKING:
         write_page as write_page,
     )
     from latfit.reporting.simulation.tables import (
+        brief_validation_table as brief_validation_table,
         clocks_table as clocks_table,
         differences as differences,
         engine_tables as engine_tables,

@@ -1,4 +1,4 @@
-"""Simulation of policies on one or two paths, of serving engines, and studies made with them."""
+"""Simulation of policies on one or two paths and of serving engines."""
 
 from typing import TYPE_CHECKING
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.engine.replications import (
         Cluster as Cluster,
+        EnginePoint as EnginePoint,
         Replications as Replications,
         replicate as replicate,
-        simulate_engine as simulate_engine,
     )
     from latfit.simulation.engine.result import (
         EngineResult as EngineResult,
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
         step_costs as step_costs,
         step_ms as step_ms,
     )
-    from latfit.simulation.engine.sweep import EnginePoint as EnginePoint
     from latfit.simulation.points import (
         MOST_POINTS as MOST_POINTS,
         Progress as Progress,
         Running as Running,
         simulate_points as simulate_points,
     )
+    from latfit.simulation.policies.event_log import event_log as event_log, write_events as write_events
     from latfit.simulation.policies.replication import (
         FEWEST as FEWEST,
         measured_run as measured_run,
@@ -65,14 +65,10 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.policies.result import (
         SimResult as SimResult,
-        event_log as event_log,
         measured_result as measured_result,
-        write_events as write_events,
+        p99_difference as p99_difference,
     )
-    from latfit.simulation.policies.run import (
-        Options as Options,
-        simulate as simulate,
-    )
+    from latfit.simulation.policies.run import Options as Options, simulate as simulate
     from latfit.simulation.policies.service import (
         ServicePath as ServicePath,
         Serving as Serving,
@@ -83,21 +79,13 @@ if TYPE_CHECKING:
         system_of as system_of,
         table_path as table_path,
     )
-    from latfit.simulation.policies.sweep import (
-        Grid as Grid,
-        Point as Point,
-        p99_difference as p99_difference,
-        points_of as points_of,
-        row_of as row_of,
-        sweep as sweep,
+    from latfit.simulation.policies.sweep import Point as Point, points_of as points_of, sweep as sweep
+    from latfit.simulation.studies import findings as findings, study_points as study_points
+    from latfit.simulation.summary import (
+        ClassOutcome as ClassOutcome,
+        EngineSummary as EngineSummary,
+        Interval as Interval,
+        Times as Times,
     )
-    from latfit.simulation.studies import (
-        Finding as Finding,
-        ServingStudy as ServingStudy,
-        findings as findings,
-        policy_points as policy_points,
-        serving_study as serving_study,
-    )
-    from latfit.simulation.summary import EngineSummary as EngineSummary, Interval as Interval, Times as Times
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

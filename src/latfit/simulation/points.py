@@ -1,9 +1,8 @@
 """Many simulations on all cores or on a Dask cluster, into one Parquet file.
 
-Each point is simulated by itself from its own seed, so that the table is the same whatever the number of workers and
-the order in which they finish. The compiled core runs without Python's lock: threads of one program use all cores and
-share its memory. The file is rewritten every few seconds; a sweep that finds it again takes over the points with
-the same key, a digest of all that a point's result depends on, and computes the rest.
+Each point is simulated by itself from its own seed, so the table is the same whatever the number of workers. The
+compiled core runs without Python's lock: threads of one program use all cores. The file is rewritten every few seconds;
+a resumed sweep takes over the points with the same key, a digest of all that a point's result depends on.
 """
 
 import hashlib
@@ -14,15 +13,17 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from latfit._version import __version__
 from latfit.dask_cluster import run_on_dask
-from latfit.errors import BadInput, WrongUsage, first_line
-from latfit.files import check_writable, write_whole
+from latfit.errors import BadInput, first_line
+from latfit.files import check_writable, dumps, write_whole
+from latfit.inputs import decode_json
 from latfit.records import Record
+from latfit.simulation.checks import refuse
 from latfit.threads import on_threads
 
 BACKENDS = ("local", "dask")
@@ -33,10 +34,22 @@ Progress = Callable[[float, int], None]
 """Called with the number of points done, parts of them included, and the number of all."""
 
 Row = dict[str, Any]
-R = TypeVar("R")
 
 
-class SweepPoint(Protocol[R]):
+class PointResult(Protocol):
+    """The result of a point, with its columns in the sweep's file and the JSON that restores it."""
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+    def row(self) -> Row: ...
+    def document(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=PointResult)
+R_co = TypeVar("R_co", bound=PointResult, covariant=True)
+
+
+class SweepPoint(Protocol[R_co]):
     """One simulation of a sweep. labels: more columns for its row, such as the settings that were varied."""
 
     @property
@@ -47,16 +60,12 @@ class SweepPoint(Protocol[R]):
         """A digest of all that the result depends on."""
         ...
 
-    def run(self, threads: int, begun: Callable[[float], None] | None) -> R:
-        """The result. threads: for its replications; begun: is told the share of them that is done."""
+    def run(self, threads: int, begun: Callable[[float], None] | None) -> R_co:
+        """Return the result. threads: for its replications; begun: called with the share of them that is done."""
         ...
 
-    def row(self, result: R) -> Row:
-        """A result as one flat row of numbers and words."""
-        ...
-
-    def restored(self, row: Row) -> R:
-        """The result that a row is of."""
+    def restored(self, document: Any) -> R_co:
+        """Return the result whose document the file holds."""
         ...
 
 
@@ -69,12 +78,11 @@ class Running:
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise WrongUsage(f"{self.backend!r} is no backend", where="--set backend", remedy="Take local or dask.")
-        if self.scheduler is not None and self.backend != "dask":
-            raise WrongUsage("a scheduler belongs to Dask", where="--set scheduler", remedy="Add --set backend=dask.")
-        if self.workers is not None and self.workers < 1:
-            raise WrongUsage(f"{self.workers} workers", where="--set workers", remedy="Give 1 or more.")
+        backend, alone = self.backend, self.scheduler is not None and self.backend != "dask"
+        refuse(backend not in BACKENDS, f"{backend!r} is no backend", "--set backend", "Take local or dask.")
+        refuse(alone, "a scheduler belongs to Dask", "--set scheduler", "Add --set backend=dask.")
+        few = self.workers is not None and self.workers < 1
+        refuse(few, f"{self.workers} workers", "--set workers", "Give 1 or more.")
 
 
 def simulate_points(
@@ -85,134 +93,120 @@ def simulate_points(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[R]:
-    """Results of the points in their order, written to `out` as Parquet, a row each. Raises what the simulations raise.
-    resume: take over what `out` holds already of these points."""
-    if not points:
-        raise WrongUsage("the sweep has no point", where="--sweep", remedy="Give one value or more of each.")
-    if len(points) > MOST_POINTS:
-        raise WrongUsage(
-            f"more than {MOST_POINTS:,} points", where="--sweep", remedy="Give fewer values of each setting."
-        )
-    table = _Table(points, out)
-    if resume:
-        table.take_over()
-    left = [i for i in range(len(points)) if i not in table.results]
-    saved = time.monotonic()
+    """Return the results of the points in their order, written to `out` as Parquet, a row each.
+
+    Raises what the simulations raise. resume: take over what `out` holds already of these points.
+    """
+    remedy = f"Give values of settings for 1 to {MOST_POINTS:,} points."
+    refuse(not 0 < len(points) <= MOST_POINTS, f"{len(points):,} points", "--sweep", remedy)
+    results: dict[int, R] = {}
+    rows: dict[int, Row] = {}
+    keys: list[str] = []
+    if out is not None:
+        check_writable(out)
+        keys = [point.key for point in points]
+        known = _known_rows(out) if resume and out.exists() else {}
+        for i in (i for i, key in enumerate(keys) if key in known):
+            rows[i] = {**known[keys[i]], **points[i].labels}
+            results[i] = _restored(points[i], known[keys[i]], out)
     parts: dict[int, float] = {}
 
     def begun(i: int, share: float) -> None:
         parts[i] = max(share, parts.get(i, 0.0))
         if progress and share < 1:
-            progress(min(len(points), len(table.results) + sum(parts.copy().values())), len(points))
+            progress(min(len(points), len(results) + sum(parts.copy().values())), len(points))
 
+    saved = time.monotonic()
     try:
-        for i, result in _simulated(points, left, running, begun):
+        for i, result in _simulated(points, [i for i in range(len(points)) if i not in results], running, begun):
             parts.pop(i, None)
-            table.add(i, result)
+            results[i] = result
+            if out is not None:
+                notes, document = " ".join(result.notes), dumps(result.document())
+                rows[i] = {"key": keys[i], **points[i].labels, **result.row(), "notes": notes, "document": document}
             if progress:
-                progress(len(table.results), len(points))
+                progress(len(results), len(points))
             if time.monotonic() - saved > SAVE_EVERY_S:
-                table.save()
+                _save(rows, out)
                 saved = time.monotonic()
     finally:
-        table.save()
-    return [table.results[i] for i in range(len(points))]
+        _save(rows, out)
+    return [results[i] for i in range(len(points))]
 
 
 def run_point(point: SweepPoint[R], threads: int = 1, begun: Callable[[float], None] | None = None) -> R:
-    """As `SweepPoint.run`, for workers."""
+    """Run a point, as a function that workers can be sent."""
     return point.run(threads, begun)
 
 
 def _simulated(
     points: Sequence[SweepPoint[R]], left: Sequence[int], running: Running, begun: Callable[[int, float], None]
 ) -> Iterator[tuple[int, R]]:
-    """Points as they finish. begun: is told of a point here and the share of it that is done."""
+    """Yield points as they finish; `begun` is called with a point that runs here and the share of it that is done."""
     if running.backend == "dask":
         tasks = {i: (run_point, points[i]) for i in left}
         yield from run_on_dask(tasks, running.scheduler, running.workers)
         return
     workers = running.workers or os.cpu_count() or 1
     # Few points leave processors idle: these take replications of one.
-    each = max(1, workers // max(1, len(left)))
+    threads = max(1, workers // max(1, len(left)))
     with on_threads(workers) as pool:
-        waiting = {pool.submit(run_point, points[i], each, partial(begun, i)): i for i in left}
+        waiting = {pool.submit(run_point, points[i], threads, partial(begun, i)): i for i in left}
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in sorted(done, key=lambda future: waiting[future]):
                 yield waiting.pop(future), future.result()
 
 
-class _Table(Generic[R]):
-    """Results by point, and the Parquet file with their rows where there is one."""
+def _save(rows: Mapping[int, Row], out: Path | None) -> None:
+    """Write all rows so far, if there are any."""
+    if out is None or not rows:
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    def __init__(self, points: Sequence[SweepPoint[R]], out: Path | None) -> None:
-        self.results: dict[int, R] = {}
-        self._points, self._out = points, out
-        self._keys = [point.key for point in points] if out is not None else []
-        self._rows: dict[int, Row] = {}
-        if out is not None:
-            check_writable(out)
-
-    def take_over(self) -> None:
-        """What the file holds already of these points. Raises BadInput for a file of another kind."""
-        if self._out is None or not self._out.exists():
-            return
-        known = _known(self._out)
-        try:
-            for i, key in enumerate(self._keys):
-                if key in known:
-                    self._rows[i] = {**known[key], **self._points[i].labels}
-                    self.results[i] = self._points[i].restored(known[key])
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise _no_sweep(f"a row is no simulation ({first_line(error)})", self._out) from None
-
-    def add(self, i: int, result: R) -> None:
-        self.results[i] = result
-        if self._out is not None:
-            self._rows[i] = {"key": self._keys[i], **self._points[i].labels, **self._points[i].row(result)}
-
-    def save(self) -> None:
-        """Write all rows so far, if there are any."""
-        if self._out is None or not self._rows:
-            return
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        ordered = [self._rows[i] for i in sorted(self._rows)]
-        names = list(dict.fromkeys(name for row in ordered for name in row))
-        table = pa.table({name: [row.get(name) for row in ordered] for name in names})
-        table = table.replace_schema_metadata({"latfit": f'{{"schema": "latfit.sweep/1", "version": "{__version__}"}}'})
-        write_whole(self._out, lambda stream: pq.write_table(table, stream, compression="zstd"))
+    ordered = [rows[i] for i in sorted(rows)]
+    names = list(dict.fromkeys(name for row in ordered for name in row))
+    table = pa.table({name: [row.get(name) for row in ordered] for name in names})
+    table = table.replace_schema_metadata({"latfit": f'{{"schema": "latfit.sweep/1", "version": "{__version__}"}}'})
+    write_whole(out, lambda stream: pq.write_table(table, stream, compression="zstd"))
 
 
-def digest(*values: Any) -> str:
-    """A key of all that the values hold."""
-    found = hashlib.sha256(f"latfit {__version__}".encode())
-    for part in _parts(values):
-        found.update(part)
-    return found.hexdigest()[:32]
-
-
-def _known(out: Path) -> dict[str, Row]:
+def _known_rows(out: Path) -> dict[str, Row]:
+    """Return the rows of a sweep's file by key. Raises BadInput."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(out)
-        return {str(row["key"]): row for row in table.to_pylist()}
+        return {str(row["key"]): row for row in pq.read_table(out).to_pylist()}
     except KeyError:
         raise _no_sweep("holds no simulations", out) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _no_sweep(f"not a table of a sweep ({first_line(error)})", out) from None
 
 
+def _restored(point: SweepPoint[R], row: Row, out: Path) -> R:
+    """Return the result in a row. Raises BadInput for a file of another kind."""
+    try:
+        return point.restored(decode_json(row["document"].encode()))
+    except (BadInput, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _no_sweep(f"a row is no simulation ({first_line(error)})", out) from None
+
+
 def _no_sweep(found: str, out: Path) -> BadInput:
     return BadInput(found, where=str(out), remedy="Name another --out, or leave out --resume.")
 
 
+def digest(*values: Any) -> str:
+    """Return a key of all that the values hold."""
+    found = hashlib.sha256(f"latfit {__version__}".encode())
+    for part in _parts(values):
+        found.update(part)
+    return found.hexdigest()[:32]
+
+
 def _parts(value: Any) -> Iterator[bytes]:
-    """All that a value holds, as bytes, in an order of its own."""
+    """Yield all that a value holds, as bytes, in an order of its own."""
     if isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()

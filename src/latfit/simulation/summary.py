@@ -1,8 +1,9 @@
 """Summaries of simulations as records: statistics over requests with their intervals, rates, shares."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import field
 
@@ -43,7 +44,7 @@ class ClassOutcome(Record, frozen=True):
 
 
 class Confidence(Record, frozen=True):
-    """95 % intervals of statistics; None for one replication."""
+    """95 % intervals of statistics; None where the runs show none."""
 
     mean: tuple[Number, Number] | None
     p50: tuple[Number, Number] | None
@@ -53,7 +54,7 @@ class Confidence(Record, frozen=True):
 
 
 class Times(Record, frozen=True):
-    """Times in ms over the requests of all replications; `times["p99"]` has the value with its interval."""
+    """Times in ms over the requests of all replications; `times["p99"]` is the value with its interval."""
 
     mean: Number
     p50: Number
@@ -69,17 +70,15 @@ class Times(Record, frozen=True):
         return ((name, self[name]) for name in STATISTICS)
 
 
+def times_of(found: Mapping[str, Interval]) -> Times:
+    """Return statistics by name as a record."""
+    spans: dict[str, Any] = {n: None if math.isnan(each.low) else (each.low, each.high) for n, each in found.items()}
+    return Times(**{name: each.value for name, each in found.items()}, ci=Confidence(**spans))
+
+
 class EngineSummary(Record, frozen=True):
     """Replications of one engine at one load. Times in ms by statistic; rates per s; NaN where no limit was given, or
-    one user cannot be compared with others.
-
-    Attributes
-    ----------
-    prefix_hit_rate
-        Share of prompt tokens that were cached when their requests started.
-    stable
-        False if waits still grow at the end of the runs.
-    """
+    one user cannot be compared with others."""
 
     requests: int
     replications: int
@@ -96,7 +95,7 @@ class EngineSummary(Record, frozen=True):
     kv_usage: Number
     queue: Number
     replica_hours: Number
-    prefix_hit_rate: Number
+    prefix_hit_rate: Number  # share of prompt tokens that were cached when their requests started
     busy: dict[str, Number] = field(name="utilisation")
     batch_size: dict[str, Number]
     by_class: list[ClassOutcome]
@@ -105,7 +104,7 @@ class EngineSummary(Record, frozen=True):
     reused_tokens: int
     drafted_tokens: int
     accepted_tokens: int
-    stable: bool
+    stable: bool  # false if waits still grow at the end of the runs
 
     @property
     def utilisation(self) -> float:

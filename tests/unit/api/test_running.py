@@ -84,7 +84,7 @@ def test_a_limit_that_the_server_disproves_is_refused(fit_file: Path) -> None:
         with pytest.raises(WrongUsage, match=r"[78] requests ran at once"):
             examine_server(url, fit=fit_file, duration="1s", max_num_seqs=6)
     assert found.what_if is not None
-    assert "TTFT" in {each.metric for each in found.what_if.differing}
+    assert "TTFT" in {each.metric for each in found.what_if.checks if not each.agrees}
     (refusal,) = (line for line in found.lines if line.startswith("No advice by the fit"))
     assert "check --max-num-seqs" in refusal
     assert found.to_json()["simulated"]["changes"] == []

@@ -111,12 +111,6 @@ class TestPolicies:
         assert "below fixed." in found.verdict
         assert found.state == "good"
 
-    def test_unstable_is_bad(self) -> None:
-        """One at a time in 2 ms carries 500/s."""
-        found = latfit.simulate({"cpu": "exp:2ms"}, "600/s", **SMALL)
-        assert (found.state, found.stable) == ("bad", False)
-        assert "600 req/s is above its capacity of 500 req/s" in found.notes[0]
-
     def test_recorded_requests_in_tables(self, in_tmp: Path) -> None:
         """A file, a DataFrame and an Arrow table are one load."""
         frame = pd.DataFrame({"t_s": np.arange(400) / 64, "prompt_tokens": 5, "output_tokens": 3})
@@ -172,15 +166,6 @@ class TestEngines:
         assert {"ttft_p99_ms", "latency_p50_ms", "throughput_per_s"} <= set(found.frame.columns)
         assert found.verdict.startswith("Stable at 5 req/s")
         assert len(repr(found.runs[0])) < 200
-
-    def test_prefill_on_another_machine(self, fit: Path, capsys: Captured) -> None:
-        options = ["--prefill-on", "a.fit.json", "--transfer", "2ms+1us", "--rate", "5/s", "--lengths", "64:32"]
-        sizes = ["--kv-blocks", "400", "--requests", "100", "--json"]
-        told = printed(capsys, "simulate", "engine", "--fit", "a.fit.json", *options, *sizes)
-        found = latfit.simulate_engine(
-            fit, "5/s", "64:32", kv_blocks=400, prefill_on=fit, transfer="2ms+1us", requests=100
-        )
-        assert same(found.to_json()["runs"][0]["ttft_ms"], told["runs"][0]["ttft_ms"])
 
     def test_what_limits_an_engine(self, fit: Path) -> None:
         """Room for two requests of 96 tokens; beyond 2 / (32 steps of 8 ms) requests/s they queue for the cache."""

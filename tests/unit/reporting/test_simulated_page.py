@@ -46,13 +46,6 @@ class TestAnswer:
         assert policies_verdict(runs).text in outline.text
         assert outline.text.index("three-stage is best: p99 12 ms") < outline.text.index("11 ms to 13 ms (95 %)")
 
-    def test_over_rates_the_highest_that_is_carried_within_the_sla(self) -> None:
-        runs = [
-            made_result("fixed", p99, rate_per_s=rate) for rate, p99 in ((100.0, 12.0), (200.0, 18.0), (300.0, 25.0))
-        ]
-        assert "At 200 req/s, the highest rate within the 20 ms SLA carried here" in page(runs, sla_ms=20.0).text
-        assert "At 300 req/s, the highest rate carried here" in page(runs).text
-
     @pytest.mark.parametrize(
         ("sla_ms", "says", "looks"),
         [

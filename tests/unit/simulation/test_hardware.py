@@ -54,19 +54,6 @@ class TestParts:
         system = system_of(profile("cpu"))
         assert (system.main.name, system.side) == ("cpu", None)
 
-    def test_paths_of_different_sizes_meet_requests_with_tokens(self) -> None:
-        """A measured GPU of 64, a CPU of 8 and a nominal median of one: T is each path's own at any tokens."""
-        fits = {"gpu": fit_of(64), "cpu": fit_of(8)}
-        known = HardwareProfile({name: ExecutionPath(name, fit) for name, fit in fits.items()})
-        table = system_of(known, Serving(tokens_per_request=20, most_tokens=100)).tables
-        S = np.array([10.0, 64.0, 500.0])
-        for row, B in ((0, 8), (1, 8), (0, 64)):
-            found = np.interp(S, table.grid, table.times[row, B])
-            assert found == pytest.approx(fit_of().latency_ms(np.full(3, float(B)), np.maximum(S, B)), rel=0.02)
-        with_median = known.with_path(named_path("amx", parse_nominal("p50=2ms")))
-        table = system_of(with_median, Serving(tokens_per_request=20, most_tokens=100)).tables
-        assert table.times[1, 1] == pytest.approx(2 / math.log(2))
-
     def test_servers_and_buckets(self) -> None:
         system = system_of(profile("gpu", "cpu"), Serving(servers={"cpu": 3}, buckets=[4, 8]))
         assert system.main.largest == 8
@@ -81,11 +68,6 @@ class TestTimes:
         system = system_of(profile("gpu"))
         assert system.main.typical_ms[8] == pytest.approx(15.9640, abs=1e-4)
         assert system.main.largest == 64
-
-    def test_tokens_of_a_request(self) -> None:
-        """T(8, 512) = 18.1885."""
-        system = system_of(profile("gpu"), Serving(tokens_per_request=64))
-        assert system.main.typical_ms[8] == pytest.approx(18.1885, abs=1e-4)
 
     def test_times_scatter_as_measured(self) -> None:
         main = system_of(profile("gpu")).main
@@ -109,28 +91,8 @@ class TestTimes:
         assert main.noise is not None
         assert main.noise.pooled.values.max() == pytest.approx(factor)
 
-    def test_a_phase_without_ratios_takes_those_of_all_steps(self) -> None:
-        law = noise_of(np.array([1.0, 3.0]), np.ones(2)).to_json()
-        fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": {"prefill": {"ratios": law}}})
-        assert fit.limits.of("decode").ratios is not None
-        assert fit.limits.of("decode").ratios.pooled.values == pytest.approx(RATIOS.pooled.values, rel=1e-7)  # type: ignore[union-attr]
-
-    def test_exponential(self) -> None:
-        main = system_of(profile("gpu"), Serving(service="exponential")).main
-        assert main.exponential
-        assert main.mean_ms[1] == main.typical_ms[1]
-
 
 class TestNominal:
-    def test_a_linear_latency(self) -> None:
-        path = nominal("gpu", "8ms+50us*128")
-        assert path.largest == 128
-        assert path.typical_ms[[1, 128]] == pytest.approx([8.05, 8 + 0.05 * 128])
-
-    def test_one_at_a_time(self) -> None:
-        path = nominal("amx", "exp:2ms")
-        assert (path.largest, path.exponential, path.typical_ms[1]) == (1, True, 2)
-
     def test_a_median_is_that_of_an_exponential_service(self) -> None:
         """Median 2 ms: mean 2/ln 2, one at a time; only where every service is to take the same time, 2 ms."""
         path = nominal("amx", "p50=2ms")

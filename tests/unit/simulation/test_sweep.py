@@ -1,6 +1,5 @@
 """Sweeps: the same table whatever the number of workers and the backend, and no point computed twice."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ def points(rates: tuple[float, ...] = (0.1, 0.4)) -> list[Point]:
     ]
 
 
-def test_one_result_a_point_in_order() -> None:
-    results = sweep(points())
-    assert [(each.policy, each.rate_per_s) for each in results] == [
-        (policy.name, 1000 * rate) for rate in (0.1, 0.4) for policy in MADE
-    ]
-    assert all(each.latency["p99"].low <= each.latency["p99"].value <= each.latency["p99"].high for each in results)
-
-
 def test_the_same_whatever_the_workers() -> None:
     assert documents(sweep(points(), Running(workers=1))) == documents(sweep(points(), Running(workers=7)))
 
@@ -50,15 +41,6 @@ def test_the_same_on_dask() -> None:
     pytest.importorskip("distributed")
     there = sweep(points((0.3,)), Running(backend="dask", workers=1))
     assert documents(there) == documents(sweep(points((0.3,))))
-
-
-@pytest.mark.nightly
-def test_an_error_comes_from_a_worker_as_it_is() -> None:
-    pytest.importorskip("distributed")
-    broken = Point(MADE[1], System(SYSTEM.main), OpenLoad(Poisson(0.1)), OPTIONS)
-    with pytest.raises(WrongUsage, match="two execution paths") as caught:
-        sweep([broken], Running(backend="dask", workers=1))
-    assert caught.value.where == "--policy"
 
 
 def documents(results: list[SimResult]) -> list[str]:
@@ -133,8 +115,3 @@ class TestBadInput:
         pq.write_table(pa.table({"key": keys, "document": pa.array([document] * 3, pa.string())}), out)
         with pytest.raises(BadInput, match="no simulation"):
             sweep(points((0.1,)), out=out, resume=True)
-
-    def test_unstable_points_are_rows_too(self) -> None:
-        (result,) = sweep([Point(MADE[2], SYSTEM, OpenLoad(Poisson(2.0)), OPTIONS)])
-        assert not result.stable
-        assert math.isfinite(result.latency["p99"].value)

@@ -40,24 +40,16 @@ MIN_SHARE = 0.8
 """Share of replications in which a figure must change in one direction."""
 LEVEL = 0.9
 """Share of replications that a range spans."""
+BISECTIONS = 12
 CARRIED = 0.95
 """Completed share of the offered rate below which an engine is overloaded."""
-BISECTIONS = 12
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated engine under the load: medians over the replications.
+    """A simulated engine under the load: medians over the replications."""
 
-    Attributes
-    ----------
-    setting, value
-        The changed setting; empty for the current engine.
-    runs
-        Figures by replication.
-    """
-
-    setting: str
+    setting: str  # setting, value: the changed setting; empty for the current engine
     value: float
     ttft_ms: float
     ttft_p99_ms: float
@@ -66,7 +58,7 @@ class Outcome:
     tokens_per_s: float
     carried: bool
     meets: float = math.nan
-    runs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)
+    runs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)  # figures by replication
 
     def to_json(self) -> dict[str, Any]:
         found = {name: value for name, value in asdict(self).items() if name != "runs"}
@@ -81,17 +73,19 @@ class Outcome:
         ends = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
         return float(ends[0]), float(ends[1])
 
-    def _shown(self, name: str) -> str:
-        """Format the median of a time."""
-        return "growing" if name in TTFT and not self.carried else format_ms(getattr(self, name))
-
     def compared(self, now: "Outcome") -> str:
         """Describe the change from the current engine, with the range of the new figures."""
+
+        def shown(ms: float) -> str:
+            return "growing" if ms == math.inf else format_ms(ms)
+
         parts = []
         for title, name in (("TTFT p99", "ttft_p99_ms"), ("TPOT p99", "tpot_p99_ms")):
-            low, high = (format_ms(end) if math.isfinite(end) else "growing" for end in self.range(name))
+            low, high = map(shown, self.range(name))
             span = f" ({low} to {high})" if low != high else ""
-            parts.append(f"{title} {now._shown(name)} -> {self._shown(name)}{span}")
+            ends = [getattr(each, name) if each.carried or name not in TTFT else math.inf for each in (now, self)]
+            before, after = map(shown, ends)
+            parts.append(f"{title} {before} -> {after}{span}")
         if not (now.carried and self.carried):
             parts.append(f"{number(now.tokens_per_s, 3)} -> {number(self.tokens_per_s, 3)} tokens/s")
         if math.isfinite(self.meets):
@@ -178,21 +172,13 @@ def fitted_engine(
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """The load of some readings on a fitted engine.
-
-    Attributes
-    ----------
-    slo_ms
-        Limits of p99 TTFT and TPOT; infinite if not given.
-    at_measured_speed
-        Simulate at the measured speed however far it is from the fit's.
-    """
+    """The load of some readings on a fitted engine."""
 
     engine: Fitted
     readings: Sequence[Reading]
-    slo_ms: tuple[float, float] = (math.inf, math.inf)
+    slo_ms: tuple[float, float] = (math.inf, math.inf)  # limits of p99 TTFT and TPOT; infinite if not given
     seed: int = 0
-    at_measured_speed: bool = False
+    at_measured_speed: bool = False  # simulate at the measured speed however far it is from the fit's
 
     @cached_property
     def seen(self) -> Interval:
@@ -216,18 +202,10 @@ class WhatIf:
         factor = self.factor * math.exp(math.hypot(error, drift) * rng.normal())
         return scaled_costs(self.engine.costs, factor, factor)
 
-    def costs_later(self, rng: np.random.Generator) -> StepCosts:
-        """Draw step costs at a speed that the machine may have after the readings."""
-        return self.costs_now(rng, min(abs(math.log(self.factor)), MAX_DRIFT) / math.sqrt(2))
-
     @cached_property
     def checks(self) -> list[Check]:
         """Measured means, compared with simulations of the same window."""
         return [] if self.load is None else check_window(self.readings, self.engine.settings, self.costs_now, self.seed)
-
-    @property
-    def differing(self) -> list[Check]:
-        return [each for each in self.checks if not each.agrees]
 
     @property
     def believed(self) -> bool:
@@ -236,37 +214,26 @@ class WhatIf:
     @cached_property
     def refusal(self) -> str:
         """Why no advice is given, and what to do about it; empty if the simulation matches this engine."""
-        if self.no_load:
-            longer = "" if math.isnan(self.seen.finished) else "; look for longer (--duration 1min)"
-            return f"{self.no_load}{longer}"
+        longer = "look for longer (--duration 1min)"
+        if math.isnan(self.seen.finished):
+            return f"{self.seen.last.engine} does not publish how many requests come"
+        if self.load is None:
+            return f"too few requests ended in this time; {longer}"
         if self.engine.impossible:
             return self.engine.impossible
         if not self.checks:
             return f"{self.seen.last.engine} publishes neither TTFT nor TPOT to compare with"
         if abs(math.log(self.factor)) > math.log(MAX_SPEED_CHANGE) and not self.at_measured_speed:
             return "the fit is of another speed; record again, or simulate at this speed with --at-measured-speed"
-        if self.differing:
-            found = ", ".join(each.sentence for each in self.differing)
-            tolerance = format_percent(100 * TOLERANCE)
-            return f"the simulated engine is off by more than {tolerance}: {found}{self._hint}"
-        return ""
-
-    @property
-    def _hint(self) -> str:
-        """What to check, by the metrics that differ."""
-        longer = "" if self.seen.seconds >= ENOUGH_S else ", or look for longer (--duration 1min)"
-        if {each.metric for each in self.differing} <= {"TPOT", "running"}:
-            return f"; record again for a fit of this load{longer}"
-        return f"; check --max-num-seqs, --max-num-batched-tokens and --kv-blocks{longer}"
-
-    @property
-    def no_load(self) -> str:
-        """Why the load is unknown; empty if it is known."""
-        if self.load is not None:
+        differing = [each for each in self.checks if not each.agrees]
+        if not differing:
             return ""
-        if math.isnan(self.seen.finished):
-            return f"{self.seen.last.engine} does not publish how many requests come"
-        return "too few requests ended in this time"
+        hint = "check --max-num-seqs, --max-num-batched-tokens and --kv-blocks"
+        if {each.metric for each in differing} <= {"TPOT", "running"}:
+            hint = "record again for a fit of this load"
+        hint += "" if self.seen.seconds >= ENOUGH_S else f", or {longer}"
+        found, tolerance = ", ".join(each.sentence for each in differing), format_percent(100 * TOLERANCE)
+        return f"the simulated engine is off by more than {tolerance}: {found}; {hint}"
 
     @cached_property
     def load(self) -> Requests | None:
@@ -291,20 +258,18 @@ class WhatIf:
     def changes(self) -> list[Outcome]:
         """Engines with known limits doubled and halved, and with a quarter more KV cache."""
         now = self.engine.settings
-        moved: list[tuple[str, int]] = []
+        moved: list[dict[str, int]] = []
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if self.engine.is_known(name):
-                moved += [(name, 2 * getattr(now, name)), (name, getattr(now, name) // 2)]
+                moved += [{name: 2 * getattr(now, name)}, {name: getattr(now, name) // 2}]
         if now.kv_blocks < UNLIMITED:
-            moved.append(("kv_blocks", now.kv_blocks * 5 // 4))
+            moved.append({"kv_blocks": now.kv_blocks * 5 // 4})
         found = []
-        for name, value in moved:
-            changed: dict[str, Any] = {name: value}
-            if min(changed.get("max_num_batched_tokens", now.max_num_batched_tokens), value) < 1:
-                continue
-            settings = {**{each: getattr(now, each) for each in ("max_num_seqs", "max_num_batched_tokens")}, **changed}
-            if settings["max_num_batched_tokens"] >= settings["max_num_seqs"]:
-                found.append(self._outcome(name, value, replace(now, **changed)))
+        for change in moved:
+            seqs, tokens = (change.get(name, getattr(now, name)) for name in ("max_num_seqs", "max_num_batched_tokens"))
+            if tokens >= seqs >= 1:
+                settings: EngineSettings = replace(now, **change)  # type: ignore[arg-type]
+                found += [self._outcome(name, value, settings) for name, value in change.items()]
         return found
 
     @cached_property
@@ -342,9 +307,8 @@ class WhatIf:
         requests = replace(self.load, arrival_ms=self.load.arrival_ms / (times * self.rate_per_ms))
         costs = scaled_costs(self.engine.costs, self.factor, self.factor)
         found = self._figures(serve(requests, costs, self.engine.settings, self.seed))
-        return bool(
-            found["carried"] and found["ttft_p99_ms"] <= self.slo_ms[0] and found["tpot_p99_ms"] <= self.slo_ms[1]
-        )
+        limits = found["ttft_p99_ms"] <= self.slo_ms[0] and found["tpot_p99_ms"] <= self.slo_ms[1]
+        return bool(found["carried"] and limits)
 
     def _outcome(self, name: str, value: float, settings: EngineSettings) -> Outcome:
         """Simulate settings with common random numbers, so that differences are due to settings."""
@@ -354,7 +318,9 @@ class WhatIf:
             lengths = self.seen.lengths(REQUESTS, stream)
             assert lengths is not None
             requests = make_requests(np.cumsum(stream.exponential(1 / rate, REQUESTS)), *lengths)
-            found.append(self._figures(serve(requests, self.costs_later(stream), settings, self.seed)))
+            # The machine may have another speed after the readings.
+            drift = min(abs(math.log(self.factor)), MAX_DRIFT) / math.sqrt(2)
+            found.append(self._figures(serve(requests, self.costs_now(stream, drift), settings, self.seed)))
         runs = {name: np.array([each[name] for each in found]) for name in found[0]}
         carried = bool(np.mean(runs["carried"]) >= 0.5)
         middle = {name: float(np.median(runs[name])) for name in FIGURES}

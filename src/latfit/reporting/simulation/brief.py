@@ -1,4 +1,4 @@
-"""What a simulation answers, on one screen: a sentence with its state, and a table of a few rows in 80 columns."""
+"""What a simulation answers on one screen: a sentence with its state, and a table of a few rows."""
 
 import math
 import re
@@ -8,133 +8,98 @@ from typing import Literal, NamedTuple
 from latfit.live import Compared
 from latfit.reporting.fit.tables import Table
 from latfit.reporting.simulation.tables import (
-    TITLES,
-    frontier,
+    best_engine,
+    best_policies,
     half_width,
-    known_rate,
     named,
     rate_text,
     varied,
 )
-from latfit.simulation import EngineResult, Finding, Interval, SimResult, p99_difference
+from latfit.simulation import EngineResult, SimResult, p99_difference
 from latfit.units import format_ms, format_percent, format_rate, number
-from latfit.validation import JUDGED, Validation
 
 _NUMBERS = re.compile(r"\d[\d,.]*")
+
+State = Literal["good", "doubt", "bad"]
 
 
 class Verdict(NamedTuple):
     """The answer in a sentence, and how sure or how good it is."""
 
     text: str
-    state: Literal["good", "doubt", "bad"]
+    state: State
 
 
 def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Verdict:
-    """Which policy has the lowest p99, by how much, and whether it is within the SLA; of several rates at the highest
-    that any policy carries."""
-    stable = frontier(runs)
-    if not stable:
-        return Verdict(f"Unstable: no policy carries {_rates_text(runs)}.", "bad")
-    within = [run for run in stable if run.latency["p99"].value <= sla_ms]
-    highest = max(known_rate(run) for run in within or stable)
-    ranked = sorted((run for run in within or stable if known_rate(run) == highest), key=lambda run: _p99(run).value)
-    best, second = ranked[0], _second(runs, ranked)
+    """Name the policy with the lowest p99, by how much, and whether it is within the SLA.
+
+    Of several rates the highest that any policy carries counts.
+    """
+    ranked = best_policies(runs, sla_ms)
     several = len({str(run.rate_per_s) for run in runs}) > 1
-    limit = f" within the {format_ms(sla_ms)} SLA" if within and math.isfinite(sla_ms) else ""
-    text = f"At {rate_text(best)}, the highest rate{limit} carried here: " if several else ""
-    rate = "" if several else f" at {rate_text(best)}"
-    p99 = f"p99 {format_ms(_p99(best).value)}{half_width(_p99(best))}"
-    state = _state(best, sla_ms)
-    if second is None:
-        text += f"{named(best)} has {p99}{rate}"
-    else:
-        compared, sure = _compared(best, second)
-        text += f"{named(best)} is best: {p99}{rate}, {compared}"
-        if not sure and state == "good":
-            state = "doubt"
-    return Verdict(text + _against_sla(best, sla_ms) + ".", state)
-
-
-def _second(runs: Sequence[SimResult], ranked: Sequence[SimResult]) -> SimResult | None:
-    """The next best at the rate of the best: another policy, else other settings of the same one."""
-    if len(ranked) > 1:
-        return ranked[1]
-    best = ranked[0]
+    if not ranked:
+        slowest = min(runs, key=lambda run: run.rate_per_s)
+        return Verdict(f"Unstable: no policy carries {'even ' if several else ''}{rate_text(slowest)}.", "bad")
+    best, p99 = ranked[0], ranked[0].latency["p99"]
+    within, limited = p99.value <= sla_ms, math.isfinite(sla_ms)
+    state: State = "good" if best.trusted["p99"] and math.isfinite(p99.high) and p99.high <= sla_ms else "doubt"
+    limit = f" within the {format_ms(sla_ms)} SLA" if within and limited else ""
+    start = f"At {rate_text(best)}, the highest rate{limit} carried here: " if several else ""
+    text = f"p99 {format_ms(p99.value)}{half_width(p99)}{'' if several else f' at {rate_text(best)}'}"
     others = [run for run in runs if run is not best and run.stable and str(run.rate_per_s) == str(best.rate_per_s)]
-    return min(others, key=lambda run: _p99(run).value, default=None)
+    second = ranked[1] if len(ranked) > 1 else min(others, key=lambda run: run.latency["p99"].value, default=None)
+    if second is None:
+        text = f"{start}{named(best)} has {text}"
+    else:
+        gap, sure = _gap(best, second)
+        text = f"{start}{named(best)} is best: {text}, {gap}"
+        state = state if sure else "doubt"
+    if limited and best.slo_attainment is not None:
+        met = format_percent(100 * best.slo_attainment)
+        text += f"; {'within' if within else 'above'} the {format_ms(sla_ms)} SLA, which {met} of responses meet"
+    return Verdict(f"{text}.", state if within else "bad")
 
 
-def _compared(best: SimResult, second: SimResult) -> tuple[str, bool]:
-    """By how much, and whether that is more than chance."""
+def _gap(best: SimResult, second: SimResult) -> tuple[str, bool]:
+    """Return by how much the best is better, and whether that is significant."""
     gap = p99_difference(best, second)
     name = second.policy if second.policy != best.policy else named(second)
     if gap is None or math.isnan(gap.low):
-        return f"{name} {format_ms(_p99(second).value)}", False
-    half = (gap.high - gap.low) / 2
-    text = f"{format_ms(gap.value)} ± {format_ms(half)} below {name}"
+        return f"{name} {format_ms(second.latency['p99'].value)}", False
+    text = f"{format_ms(gap.value)} ± {format_ms((gap.high - gap.low) / 2)} below {name}"
     return (text, True) if gap.low > 0 else (f"{text} (not significant)", False)
-
-
-def _state(run: SimResult, sla_ms: float) -> Literal["good", "doubt", "bad"]:
-    p99 = _p99(run)
-    if p99.value > sla_ms:
-        return "bad"
-    return "good" if p99.trusted and math.isfinite(p99.high) and p99.high <= sla_ms else "doubt"
-
-
-def _against_sla(run: SimResult, sla_ms: float) -> str:
-    if not math.isfinite(sla_ms) or run.slo_attainment is None:
-        return ""
-    place = "within" if _p99(run).value <= sla_ms else "above"
-    return f"; {place} the {format_ms(sla_ms)} SLA, which {format_percent(100 * run.slo_attainment)} of responses meet"
-
-
-def brief_findings_table(findings: Sequence[Finding]) -> Table:
-    """The claims of a study and what came out, a row each."""
-    return Table(
-        "Claims of the literature",
-        ("claim", "on this machine"),
-        [(each.claim, each.found) for each in findings],
-        ("on this machine",),
-    )
-
-
-def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
-    """Whether the engine is stable, its tails, and what limits it; of several the one with the lowest p99 latency."""
-    stable = [run for run in runs if run.summary.stable]
-    if not stable:
-        horizon = "latencies reflect the simulated horizon only"
-        return Verdict(f"Unstable at {_engine_rates(runs)} (ρ ≥ 1): {horizon}. {_limited(runs[0])}", "bad")
-    highest = max(run.rate_per_s for run in stable)
-    at_highest = [run for run in stable if not run.rate_per_s < highest]  # a load of one request has no rate
-    best = min(at_highest, key=lambda run: run.summary.latency["p99"].value)
-    found = best.summary
-    tails = ", ".join(
-        f"{title} {format_ms(times['p99'].value)}"
-        for title, times in (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
-        if not math.isnan(times["p99"].value)
-    )
-    who = f"{engine_name(best, runs)} has the lowest p99 latency; " if len(at_highest) > 1 else ""
-    load = f" at {format_rate(highest)}" if math.isfinite(highest) else ""
-    start = f"{best.users:,} users are served {format_rate(highest)}" if best.users else f"Stable{load}"
-    text = f"{start}: {who}p99 {tails}. {_limited(best)}"
-    if math.isnan(found.slo_attainment):
-        return Verdict(text, "good")
-    met = f" SLOs met by {format_percent(100 * found.slo_attainment)} of requests."
-    return Verdict(text + met, "good" if found.slo_attainment >= ATTAINED else "doubt")
 
 
 ATTAINED = 0.99
 """Share of requests that has to meet the SLOs for a run to be good."""
 
 
-def engine_name(run: EngineResult, runs: Sequence[EngineResult]) -> str:
-    """By what differs between the runs."""
-    names = [run.engine] if len({each.engine for each in runs}) > 1 else []
-    names += [run.order] if len({each.order for each in runs}) > 1 else []
-    names += [f"{name} {value}" for name, value in varied(run).items()]
-    return ", ".join(names) or run.engine
+def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
+    """Say whether the engine is stable, its tails, and what limits it; of several the one with the lowest p99."""
+    best, rivals = best_engine(runs)
+    if best is None:
+        rates = sorted({run.rate_per_s for run in runs})
+        shown = " to ".join(format_rate(rate) for rate in dict.fromkeys((rates[0], rates[-1])))
+        horizon = "latencies reflect the simulated horizon only"
+        return Verdict(f"Unstable at {shown} (ρ ≥ 1): {horizon}. {_limited(runs[0])}", "bad")
+    found = best.summary
+    tails = ", ".join(
+        f"{title} {format_ms(times['p99'].value)}"
+        for title, times in (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
+        if not math.isnan(times["p99"].value)
+    )
+    names = [best.engine] if len({each.engine for each in runs}) > 1 else []
+    names += [best.order] if len({each.order for each in runs}) > 1 else []
+    names += [f"{name} {value}" for name, value in varied(best).items()]
+    who = f"{', '.join(names) or best.engine} has the lowest p99 latency; " if rivals > 1 else ""
+    rate = format_rate(best.rate_per_s)
+    load = f" at {rate}" if math.isfinite(best.rate_per_s) else ""
+    start = f"{best.users:,} users are served {rate}" if best.users else f"Stable{load}"
+    text = f"{start}: {who}p99 {tails}. {_limited(best)}"
+    if math.isnan(found.slo_attainment):
+        return Verdict(text, "good")
+    met = f" SLOs met by {format_percent(100 * found.slo_attainment)} of requests."
+    return Verdict(text + met, "good" if found.slo_attainment >= ATTAINED else "doubt")
 
 
 def _limited(run: EngineResult) -> str:
@@ -146,27 +111,8 @@ def _limited(run: EngineResult) -> str:
     return f"Limited by {run.bottleneck} (engine {busy} busy)."
 
 
-def brief_validation_table(found: Validation) -> Table:
-    """Mean, p90 and p99 of each judged metric: measured, and how far off the simulation is."""
-    rows = []
-    for metric in JUDGED:
-        of_metric = {each.statistic: each for each in found.figures if each.metric == metric}
-        rows.append(
-            (
-                TITLES[metric],
-                format_ms(of_metric["mean"].measured),
-                format_ms(of_metric["mean"].simulated),
-                *(f"{of_metric[name].error_pct:+.1f} %" for name in ("mean", "p90", "p99")),
-                "ok" if all(each.holds for each in of_metric.values()) else "differs",
-            )
-        )
-    columns = ("", "measured mean", "simulated mean", "error: mean", "p90", "p99", "verdict")
-    caption = f"{len(found.measured):,} requests, {found.run.counters.steps:,} steps"
-    return Table(caption, columns, rows, words=("verdict",))
-
-
 def replay_table(runs: Sequence[Compared]) -> Table:
-    """Each run: mean and p99 as measured, and the range in which the prediction has such runs."""
+    """Show mean and p99 of each run as measured, and the range in which the prediction has such runs."""
     rows = []
     for run in runs:
         row = [run.policy, format_percent(100 * run.load)]
@@ -175,14 +121,12 @@ def replay_table(runs: Sequence[Compared]) -> Table:
             row += [format_ms(run.measured["latency_ms"][name]), f"{number(low, 3)} to {format_ms(high)}"]
         rows.append((*row, {True: "as predicted", False: "differs", None: "disturbed"}[run.agrees]))
     columns = ("policy", "load", "mean", "predicted", "p99", "predicted ", "")
-    return Table(
-        "predicted: the range of 95 of 100 such runs; up to 10 % off counts as predicted", columns, rows, words=("",)
-    )
+    caption = "predicted: the range of 95 of 100 such runs; up to 10 % off counts as predicted"
+    return Table(caption, columns, rows, words=("",))
 
 
 def replay_details(runs: Sequence[Compared]) -> Table:
-    """Each run, measured/predicted: median, its batches, use of the paths; how late requests were sent; what others
-    used."""
+    """Show measured/predicted median, batches and use of the paths; how late requests were sent; what others used."""
     paths = list(dict.fromkeys(path for run in runs for path in run.measured["utilisation"]))
     rows = []
     for run in runs:
@@ -199,22 +143,8 @@ def replay_details(runs: Sequence[Compared]) -> Table:
 
 
 def distinct(notes: Iterable[str]) -> list[str]:
-    """Of notes that differ in their numbers only, the first."""
+    """Return the first of notes that differ in their numbers only."""
     found: dict[str, str] = {}
     for note in notes:
         found.setdefault(_NUMBERS.sub("#", note), note)
     return list(found.values())
-
-
-def _p99(run: SimResult) -> Interval:
-    return run.latency["p99"]
-
-
-def _rates_text(runs: Sequence[SimResult]) -> str:
-    least = min(runs, key=known_rate)
-    return rate_text(least) if len({str(run.rate_per_s) for run in runs}) == 1 else f"even {rate_text(least)}"
-
-
-def _engine_rates(runs: Sequence[EngineResult]) -> str:
-    rates = sorted({run.rate_per_s for run in runs})
-    return " to ".join(format_rate(rate) for rate in dict.fromkeys((rates[0], rates[-1])))

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from matplotlib.figure import Figure
 
 from latfit.reporting import layout, style
 from latfit.reporting.fit.tables import KeyNumber, Table
-from latfit.reporting.simulation.page import Making
+from latfit.reporting.simulation.brief import State, Verdict
+from latfit.reporting.simulation.page import Making, render_page
 from latfit.units import format_ms, format_percent
 from latfit.validation import Ledger, PromisedFigure
 
@@ -75,9 +75,7 @@ def _ratio(each: PromisedFigure) -> tuple[float, float, float]:
     return each.measured_ms / planned, (each.measured_ms - low) / planned, (high - each.measured_ms) / planned
 
 
-def ledger_page(
-    found: Ledger, verdict: str, state: Literal["good", "doubt", "bad"], lines: Sequence[str], made: Making
-) -> layout.Rendered:
+def ledger_page(found: Ledger, verdict: str, state: State, lines: Sequence[str], made: Making) -> layout.Rendered:
     """The ledger as a page: the verdict, the coverage, every promise."""
     kept, all_ = found.kept
     numbers = [KeyNumber("Kept", f"{kept} of {all_}", "promised percentiles")]
@@ -86,28 +84,20 @@ def ledger_page(
         ends = f"95 %: {format_percent(low)} to {format_percent(high)}"
         numbers.append(KeyNumber("Intervals cover", format_percent(share), ends))
     numbers.append(KeyNumber("Runs", str(len(found.counted)), "with the planned load"))
-    pictures = []
-    if any(each.planned_ms for each in found.figures):
-        alt = "Ratio of measured to planned percentiles by run; 1 is as planned."
-        pictures = [layout.Picture("ledger", "Measured against planned", alt, style.png(ledger_figure(found)))]
-    html = layout.template("simulated.html").render(
-        title=made.titled("Ledger of promises"),
+    alt = "Ratio of measured to planned percentiles by run; 1 is as planned."
+    planned = any(each.planned_ms for each in found.figures)
+    return render_page(
+        made,
+        "Ledger of promises",
+        Verdict(verdict, state),
         answer={
             "asked": "Promises of plans",
             "verdict": {"good": "all kept", "doubt": "nothing to compare", "bad": "some broken"}[state],
-            "sentence": verdict,
-            "state": {"good": "", "doubt": "doubt", "bad": "unmet"}[state],
             "beside": lines,
             "numbers": numbers,
         },
+        picture=("ledger", "Measured against planned", alt, ledger_figure(found)) if planned else None,
         heading="Promises and measurements",
         broad=True,
         tables=[ledger_table(found)],
-        findings=[],
-        warnings=[],
-        machine=None,
-        pictures=[layout.shown(each) for each in pictures],
-        making=layout.making(made.command, made.made_at),
-        notes=(),
     )
-    return layout.Rendered(html, pictures)

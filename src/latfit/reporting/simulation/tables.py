@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from latfit.reporting.fit.tables import Table
-from latfit.simulation import EngineResult, Interval, SimResult
+from latfit.simulation import ClassOutcome, EngineResult, Interval, SimResult
 from latfit.units import format_ms, format_percent, format_rate, number
-from latfit.validation import Validation
+from latfit.validation import JUDGED, Validation
 
 FEW, FEW_CLASSES = 8, 4
 """Rows of a brief table, and runs of which it shows every class."""
@@ -15,63 +15,67 @@ FEW, FEW_CLASSES = 8, 4
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
 
 
+def _run_caption(found: Validation) -> str:
+    counters = found.run.counters
+    return f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
+
+
 def validation_table(found: Validation) -> Table:
-    """One row a figure: measured, simulated, how far off, and how far it may be."""
+    """Show a row a figure: measured, simulated, how far off, and how far it may be."""
+    rows = [
+        (
+            f"{TITLES[each.metric]} {each.statistic}",
+            format_ms(each.measured, 4),
+            format_ms(each.simulated, 4),
+            "" if math.isnan(each.error_pct) else format_percent(each.error_pct, signed=True),
+            ""
+            if each.limit_pct is None
+            else f"{'within' if each.holds else 'NOT within'} {format_percent(each.limit_pct)}",
+        )
+        for each in found.figures
+    ]
+    columns = ("", "measured", "simulated", "error", "verdict")
+    return Table(_run_caption(found), columns, rows, words=("verdict",))
+
+
+def brief_validation_table(found: Validation) -> Table:
+    """Show mean, p90 and p99 of each judged metric: measured, and how far off the simulation is."""
     rows = []
-    for each in found.figures:
-        place = "within" if each.holds else "NOT within"
-        judged = "" if each.limit_pct is None else f"{place} {format_percent(each.limit_pct)}"
-        error = "" if math.isnan(each.error_pct) else format_percent(each.error_pct, signed=True)
+    for metric in JUDGED:
+        figures = {each.statistic: each for each in found.figures if each.metric == metric}
         rows.append(
             (
-                f"{TITLES[each.metric]} {each.statistic}",
-                format_ms(each.measured, 4),
-                format_ms(each.simulated, 4),
-                error,
-                judged,
+                TITLES[metric],
+                *(format_ms(each) for each in (figures["mean"].measured, figures["mean"].simulated)),
+                *(f"{figures[name].error_pct:+.1f} %" for name in ("mean", "p90", "p99")),
+                "ok" if all(each.holds for each in figures.values()) else "differs",
             )
         )
-    counters = found.run.counters
-    caption = f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
-    return Table(caption, ("", "measured", "simulated", "error", "verdict"), rows, words=("verdict",))
+    columns = ("", "measured mean", "simulated mean", "error: mean", "p90", "p99", "verdict")
+    return Table(_run_caption(found).rpartition(",")[0], columns, rows, words=("verdict",))
 
 
 def clocks_table(found: Validation) -> Table:
-    """Means of a run as the client, the server and its engine have them, and simulated; of a watch, where there is no
-    client, the bucket of the server's p99 too."""
-    if found.watched:
-        return _watched_table(found)
-    rows = [
-        (
-            TITLES[each.metric],
-            *(format_ms(value) for value in (each.client, each.server, each.measured, each.simulated)),
-            format_percent(each.error_pct, signed=True),
-            "ok" if each.holds else "differs",
-        )
-        for each in found.clocks
-    ]
-    counters = found.run.counters
-    caption = f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
-    columns = ("mean", "client", "server", "engine", "simulated", "error", "verdict")
-    return Table(caption, columns, rows, words=("verdict",))
+    """Show means of a run by the clocks of client, server and engine, and simulated.
 
-
-def _watched_table(found: Validation) -> Table:
-    rows = [
-        (
-            TITLES[each.metric],
-            *(format_ms(value) for value in (each.server, each.measured, each.simulated)),
-            format_percent(each.error_pct, signed=True),
-            f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}",
-            format_ms(p99),
-        )
-        for each in found.clocks
-        for (low, high), p99 in [each.quantiles["p99"]]
-    ]
-    server = found.server
-    caption = f"Of {0 if server is None else server.requests:,} requests that ended while it was watched"
-    columns = ("mean", "server", "engine", "simulated", "error", "p99, server", "simulated p99")
-    return Table(caption, columns, rows)
+    A watched server has no client, but the bucket of its p99.
+    """
+    rows = []
+    for each in found.clocks:
+        error = format_percent(each.error_pct, signed=True)
+        if found.watched:
+            (low, high), p99 = each.quantiles["p99"]
+            bucket = f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}"
+            times, last = [each.server, each.measured, each.simulated], [bucket, format_ms(p99)]
+        else:
+            times = [each.client, each.server, each.measured, each.simulated]
+            last = ["ok" if each.holds else "differs"]
+        rows.append((TITLES[each.metric], *map(format_ms, times), error, *last))
+    if not found.watched:
+        columns = ("mean", "client", "server", "engine", "simulated", "error", "verdict")
+        return Table(_run_caption(found), columns, rows, words=("verdict",))
+    caption = f"Of {found.server.requests if found.server else 0:,} requests that ended while it was watched"
+    return Table(caption, ("mean", "server", "engine", "simulated", "error", "p99, server", "simulated p99"), rows)
 
 
 SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("latency", "p99"))
@@ -83,8 +87,8 @@ def varied(run: EngineResult) -> Mapping[str, object]:
     return {name: value for name, value in run.labels.items() if name not in ("rate", "batching", "order")}
 
 
-def _told_apart(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str, ...]], str]:
-    """What differs between runs, its values by run, and what is alike."""
+def _names(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str, ...]], str]:
+    """Return what differs between runs, its values by run, and what is equal."""
     names = {
         "engine": [run.engine for run in runs],
         "order": [run.order for run in runs],
@@ -93,21 +97,35 @@ def _told_apart(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str
     swept = dict.fromkeys(name for run in runs for name in varied(run))
     names |= {name: [str(varied(run).get(name, "")) for run in runs] for name in swept}
     shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
-    alike = ", ".join(
-        f"{name} {column[0]}" if name in swept else column[0] for name, column in names.items() if name not in shown
-    )
-    return shown, list(zip(*(names[name] for name in shown), strict=True)), f" ({alike})" if alike else ""
+    equal = [f"{name} {names[name][0]}" if name in swept else names[name][0] for name in names if name not in shown]
+    return shown, list(zip(*(names[name] for name in shown), strict=True)), f" ({', '.join(equal)})" if equal else ""
+
+
+def best_engine(runs: Sequence[EngineResult]) -> tuple[EngineResult | None, int]:
+    """Return the stable run with the lowest p99 at the highest rate, and the number of runs at that rate."""
+    stable = [run for run in runs if run.summary.stable]
+    highest = max((run.rate_per_s for run in stable), default=0.0)
+    there = [run for run in stable if not run.rate_per_s < highest]  # a load of one request has no rate
+    return min(there, key=lambda run: run.summary.latency["p99"].value, default=None), len(there)
 
 
 def engine_tables(runs: Sequence[EngineResult], *, brief: bool = False) -> list[Table]:
-    """What requests saw and what the engine did, a row a run, named by what differs between them; then by class.
+    """Show a row a run, named by what differs: what requests saw, what the engine did; then by class.
 
     brief: of one run a row a metric; of several their tails.
     """
-    classes = engine_classes(runs) if not brief or len(runs) <= FEW_CLASSES else []
+    shown, labels, equal = _names(runs)
+    label_columns = shown if len(runs) > 1 else []
+    classes = [
+        (*(label if len(runs) > 1 else ()), each.name, *_class_row(each))
+        for label, run in zip(labels, runs, strict=True)
+        for each in run.summary.by_class
+        if not brief or len(runs) <= FEW_CLASSES
+    ]
+    columns = (*label_columns, "class", "TTFT p50", "p99", "TPOT p50", "p99", "latency p50", "p99", "in SLO")
+    last = [Table("By class", columns, classes, words=("order", "class"))] if classes else []
     if brief and len(runs) == 1:
-        return [_one_engine(runs[0]), *classes]
-    shown, labels, alike = _told_apart(runs)
+        return [_one_engine(runs[0]), *last]
     seen = tuple(f"{TITLES[f'{metric}_ms']} {statistic}" for metric, statistic in SEEN)
     rows = [
         (*label, *(format_ms(getattr(run.summary, metric)[name].value) for metric, name in SEEN), *_done(run))
@@ -119,11 +137,14 @@ def engine_tables(runs: Sequence[EngineResult], *, brief: bool = False) -> list[
         return replace(whole.only(*shown, *columns), caption=caption).without_empty()
 
     if brief:
-        return [
-            _thinned(part(f"Serving engines{alike}", "TTFT p99", "TPOT p99", "latency p99", "served", "note")),
-            *classes,
-        ]
-    return [part(f"What requests saw{alike}", *seen), part("What the engine did", *DONE), *classes]
+        tails = ("TTFT p99", "TPOT p99", "latency p99", "served", "note")
+        return [_thinned(part(f"Serving engines{equal}", *tails)), *last]
+    return [part(f"What requests saw{equal}", *seen), part("What the engine did", *DONE), *last]
+
+
+def _class_row(each: ClassOutcome) -> tuple[str, ...]:
+    times = [times[name] for times in (each.ttft, each.tpot, each.latency) for name in ("p50", "p99")]
+    return (*map(format_ms, times), _share(each.slo_attainment))
 
 
 def _one_engine(run: EngineResult) -> Table:
@@ -134,22 +155,17 @@ def _one_engine(run: EngineResult) -> Table:
         for title, times in metrics
         if not math.isnan(times["p99"].value)
     ]
-    cached = found.prefix_hit_rate
+    cached, first = found.prefix_hit_rate, run.first
     caption = (
         f"{run.engine}, {run.order}: {format_rate(found.throughput_per_s)} served,"
         f" {number(found.output_tokens_per_s)} output tokens/s"
-        f"{f', {format_percent(100 * cached)} of prompts cached' if cached > 0 else ''}{_coming_and_going(run)}"
+        f"{f', {format_percent(100 * cached)} of prompts cached' if cached > 0 else ''}"
     )
+    if first is not None and first.scaled is not None:
+        serving, hours = first.scaled[1], f"{number(found.replica_hours, 3)} replica-hours"
+        mean = f"{number(first.replicas, 3)} in the mean"
+        caption += f", {serving.min():.0f} to {serving.max():.0f} replicas, {mean}, {hours}"
     return Table(caption, ("", "mean", "p50", "p90", "p99"), rows)
-
-
-def _coming_and_going(run: EngineResult) -> str:
-    """How many replicas there were, where that changed."""
-    if run.first is None or run.first.scaled is None:
-        return ""
-    serving, first = run.first.scaled[1], run.first
-    hours = f"{number(run.summary.replica_hours, 3)} replica-hours"
-    return f", {serving.min():.0f} to {serving.max():.0f} replicas, {number(first.replicas, 3)} in the mean, {hours}"
 
 
 def _thinned(table: Table) -> Table:
@@ -159,24 +175,6 @@ def _thinned(table: Table) -> Table:
         return table
     rows = [table.rows[round(i * (count - 1) / (FEW - 1))] for i in range(FEW)]
     return replace(table, rows=rows, note=f"{FEW} of {count} rows; --verbose shows all.")
-
-
-def engine_classes(runs: Sequence[EngineResult]) -> list[Table]:
-    """What requests of each class saw, a row a run and class; no table where there is one class."""
-    shown, labels, _ = _told_apart(runs)
-    rows = [
-        (
-            *(label if len(runs) > 1 else ()),
-            each.name,
-            *(format_ms(times[name]) for times in (each.ttft, each.tpot, each.latency) for name in ("p50", "p99")),
-            _share(each.slo_attainment),
-        )
-        for label, run in zip(labels, runs, strict=True)
-        for each in run.summary.by_class
-    ]
-    columns = ("class", "TTFT p50", "p99", "TPOT p50", "p99", "latency p50", "p99", "in SLO")
-    names = (*(shown if len(runs) > 1 else ()), *columns)
-    return [Table("By class", names, rows, words=("order", "class"))] if rows else []
 
 
 def _done(run: EngineResult) -> tuple[str, ...]:
@@ -269,15 +267,17 @@ def differences(runs: Sequence[SimResult]) -> list[str]:
     found = []
     several = len({run.rate_per_s for run in runs}) > 1
     for run in runs:
-        if run.against is None or math.isnan(run.against.p99.low):
+        gap = run.vs_baseline
+        if not gap or math.isnan(gap.ci[0]):
             continue
-        gap = run.against.p99
-        word = "above" if gap.value > 0 else "below"
-        sure = "" if gap.low > 0 or gap.high < 0 else ", which may be chance"
+        low, high = gap.ci
+        word = "above" if gap.p99_ms > 0 else "below"
+        sure = "" if low > 0 or high < 0 else ", which may be chance"
         place = f" at {rate_text(run)}" if several else ""
         found.append(
-            f"p99 of {named(run, '{} {}')}{place} is {format_ms(abs(gap.value))} ±"
-            f" {format_ms((gap.high - gap.low) / 2)} {word} that of {run.against.policy}{sure}."
+            f"p99 of {run.policy} {settings_text(run)}".rstrip()
+            + f"{place} is {format_ms(abs(gap.p99_ms))} ± {format_ms((high - low) / 2)} {word} that of"
+            + f" {gap.policy}{sure}."
         )
     return found
 
@@ -329,10 +329,19 @@ def frontier(runs: Sequence[SimResult]) -> list[SimResult]:
     return sorted(best.values(), key=lambda run: (run.policy, known_rate(run)))
 
 
-def named(run: SimResult, form: str = "{} ({})") -> str:
-    """The policy with its settings, if it has any."""
+def best_policies(runs: Sequence[SimResult], sla_ms: float) -> list[SimResult]:
+    """Return the best run of each policy at the highest rate carried, within the SLA if any is; lowest p99 first."""
+    stable = frontier(runs)
+    within = [run for run in stable if run.latency["p99"].value <= sla_ms] or stable
+    highest = max((known_rate(run) for run in within), default=0.0)
+    there = [run for run in within if known_rate(run) == highest]
+    return sorted(there, key=lambda run: run.latency["p99"].value)
+
+
+def named(run: SimResult) -> str:
+    """Return the policy with its settings, if it has any."""
     settings = settings_text(run)
-    return form.format(run.policy, settings) if settings else run.policy
+    return f"{run.policy} ({settings})" if settings else run.policy
 
 
 def _nominal(runs: Sequence[SimResult]) -> str:

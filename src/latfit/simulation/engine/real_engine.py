@@ -29,8 +29,8 @@ SETTINGS: Mapping[str, str] = {
 OPTIONS = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "synchronous")
 """Settings with an option of their own."""
 
-DEFAULT, ASSUMED = "vLLM's default", "assumed"
-"""Origins of a value that no source reports."""
+DEFAULT, ASSUMED, OBSERVED = "vLLM's default", "assumed", "observed"
+"""Origins of a value that no source reports, and of one that is counted in the steps."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,15 @@ class SettingNote:
 
 @dataclass(frozen=True)
 class KnownSettings:
-    """Settings of an engine and their origin.
+    """Settings of an engine and their origin."""
 
-    Attributes
-    ----------
-    values
-        Parameters by option name (`kv_blocks`, `max_num_seqs`, `synchronous`, ...).
-    origin
-        Source of each: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`.
-    files
-        Files that contributed a value.
-    notes
-        Remarks for the user.
-    padded_graphs
-        Whether to pad decode steps to captured graphs; False if the measured steps include the padding.
-    """
-
+    # Parameters by option name (`kv_blocks`, `max_num_seqs`, `synchronous`, ...)
     values: Mapping[str, Any] = field(default_factory=dict)
+    # Source of each: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`
     origin: Mapping[str, str] = field(default_factory=dict)
-    files: Sequence[str] = ()
-    notes: Sequence[SettingNote] = ()
+    files: Sequence[str] = ()  # files that contributed a value
+    notes: Sequence[SettingNote] = ()  # remarks for the user
+    # Whether to pad decode steps to captured graphs; False if the measured steps include the padding
     padded_graphs: bool = True
 
 
@@ -85,8 +74,15 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
     if not {*facts.values, *facts.differing} - set(SAYS_NOTHING):
         return KnownSettings(padded_graphs=not facts.as_served)
     told: dict[str, Any] = {**facts.values, **({} if block_size is None else {"block_size": block_size})}
-    values: dict[str, Any] = {}
-    origin: dict[str, str] = {}
+    cpu = told.get("device_type") == "cpu"
+    # On GPUs vLLM's max_num_seqs depends on memory and version.
+    sequences = min(SEQUENCES_ON_CPU if cpu else SEQUENCES, told.get("max_num_batched_tokens", BUDGET))
+    usual = {
+        "block_size": (BLOCK_ON_CPU if cpu else BLOCK, DEFAULT),
+        "max_num_batched_tokens": (BUDGET, ASSUMED),
+        "max_num_seqs": (sequences, DEFAULT if cpu else ASSUMED),
+    }
+    values, origin = ({name: each[place] for name, each in usual.items()} for place in (0, 1))
     notes = [
         SettingNote(
             f"Traces differ in {name} ({', '.join(map(str, several[:4]))}): none is used", SETTINGS.get(name, "")
@@ -100,64 +96,42 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
         ]
         notes.append(SettingNote(f"The running server's settings replace those of the trace: {'; '.join(parts)}"))
 
-    def take(name: str, fact: str, value: Any) -> None:
-        values[name], origin[name] = value, facts.sources.get(fact, ASSUMED)
+    def take(name: str, fact: str, value: Any, source: str = ASSUMED) -> None:
+        values[name], origin[name] = value, facts.sources.get(fact, source)
 
-    for name in ("block_size", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold"):
+    for name in (*usual, "long_prefill_token_threshold"):
         if name in told:
             take(name, name, told[name])
-    _with_defaults(values, origin, str(told.get("device_type", "")))
-    if "kv_capacity_tokens" in told and told["kv_capacity_tokens"] >= 2 * values["block_size"]:
-        take("kv_blocks", "kv_capacity_tokens", told["kv_capacity_tokens"] // values["block_size"])
+    tokens = told.get("kv_capacity_tokens", 0)
+    if tokens >= 2 * values["block_size"]:
+        take("kv_blocks", "kv_capacity_tokens", tokens // values["block_size"])
         if origin["block_size"] == DEFAULT:
-            where = " on a CPU" if values["block_size"] == BLOCK_ON_CPU else ""
-            text = f"No source tells the tokens of a KV block: {values['block_size']} taken, vLLM's default{where}"
-            notes.append(SettingNote(text, "block_size"))
+            text = f"No source tells the tokens of a KV block: {values['block_size']} taken, vLLM's default"
+            notes.append(SettingNote(text + (" on a CPU" if cpu else ""), "block_size"))
     elif "num_gpu_blocks" in told:
         take("kv_blocks", "num_gpu_blocks", told["num_gpu_blocks"])
     if origin["max_num_seqs"] == ASSUMED:
         notes.append(SettingNote(f"No source tells max_num_seqs: {values['max_num_seqs']} assumed", "max_num_seqs"))
     if "async_scheduling" in told:
         take("synchronous", "async_scheduling", not told["async_scheduling"])
-    elif told.get("device_type") == "cpu":
-        # vLLM's CPU backend disables asynchronous scheduling.
-        values["synchronous"], origin["synchronous"] = True, DEFAULT
+    elif cpu:
+        take("synchronous", "", True, DEFAULT)  # vLLM's CPU backend disables asynchronous scheduling
     else:
         origin["synchronous"] = ASSUMED
         notes.append(SettingNote("No source tells how steps are scheduled: asynchronous assumed", "synchronous"))
     if told.get("enable_chunked_prefill") is False:
         text = "The engine ran without chunked prefill; chunked-prefill splits prompts that the budget has no room for"
         notes.append(SettingNote(text))
-    _take_observed(facts, values, origin)
-    return KnownSettings(values, origin, facts.files, notes, padded_graphs=not facts.as_served)
-
-
-def _with_defaults(values: dict[str, Any], origin: dict[str, str], device: str) -> None:
-    """Fill in vLLM's defaults; on GPUs `max_num_seqs` depends on memory and version."""
-    cpu = device == "cpu"
-    fits = values.get("max_num_batched_tokens", BUDGET)
-    usual = {
-        "block_size": (BLOCK_ON_CPU if cpu else BLOCK, DEFAULT),
-        "max_num_batched_tokens": (BUDGET, ASSUMED),
-        "max_num_seqs": (min(SEQUENCES_ON_CPU if cpu else SEQUENCES, fits), DEFAULT if cpu else ASSUMED),
-    }
-    for name, (value, source) in usual.items():
-        if name not in values:
-            values[name], origin[name] = value, source
-
-
-def _take_observed(facts: EngineFacts, values: dict[str, Any], origin: dict[str, str]) -> None:
-    """Take the cached share of prompts, and the drafts with their acceptance, from the observed steps."""
-    did = facts.did
-    queries, hits = did.get("prefix_queries", 0.0), did.get("prefix_hits", 0.0)
-    if queries > 0 and 0 < hits < queries and facts.values.get("enable_prefix_caching", True):
-        values["prefix_hit_rate"], origin["prefix_hit_rate"] = hits / queries, "observed"
-    k = facts.values.get("num_speculative_tokens", 0)
+    queries, hits = facts.did.get("prefix_queries", 0.0), facts.did.get("prefix_hits", 0.0)
+    if 0 < hits < queries and facts.values.get("enable_prefix_caching", True):
+        take("prefix_hit_rate", "", hits / queries, OBSERVED)
+    k, decoded = facts.values.get("num_speculative_tokens", 0), facts.did.get("decode_requests", 0.0)
     if k > 0:
-        values["draft_tokens"], origin["draft_tokens"] = k, facts.sources["num_speculative_tokens"]
-        decoded, accepted = did.get("decode_requests", 0.0), did.get("accepted_tokens", 0.0)
-        if decoded > 0 and did.get("draft_tokens", 0.0) > 0:
-            values["acceptance"], origin["acceptance"] = acceptance_of(accepted / decoded, k), "observed"
+        take("draft_tokens", "num_speculative_tokens", k)
+        if decoded > 0 and facts.did.get("draft_tokens", 0.0) > 0:
+            accepted = facts.did.get("accepted_tokens", 0.0)
+            take("acceptance", "", acceptance_of(accepted / decoded, k), OBSERVED)
+    return KnownSettings(values, origin, facts.files, notes, padded_graphs=not facts.as_served)
 
 
 def acceptance_of(gain: float, k: int) -> float:

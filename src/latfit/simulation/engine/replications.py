@@ -6,12 +6,13 @@ a closed loop the rate is the rate sent, and the end of a run, when some users h
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import structs
 
-from latfit.errors import WrongUsage
+from latfit.simulation.checks import refuse
 from latfit.simulation.engine.cluster.replicas import (
     Routing,
     Transfer,
@@ -22,10 +23,12 @@ from latfit.simulation.engine.result import EngineResult, Promise, backlogged, g
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
+from latfit.simulation.points import digest
 from latfit.simulation.policies.estimate import STEADY, reach_in
-from latfit.simulation.policies.run import Options, kind_of
+from latfit.simulation.policies.run import Options, kind_of, load_rate
 from latfit.simulation.summary import EngineSummary
 from latfit.stats import FloatArray
+from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, Streams
 
 REQUESTS = 100_000
@@ -52,10 +55,8 @@ class Cluster:
     prefill_replicas: int = 1
 
     def __post_init__(self) -> None:
-        if self.prefill is not None and self.routing.scaling is not None:
-            raise WrongUsage(
-                "replicas that come and go prefill for themselves", where="--prefill-on", remedy="Leave it out."
-            )
+        both = self.prefill is not None and self.routing.scaling is not None
+        refuse(both, "replicas that come and go prefill for themselves", "--prefill-on", "Leave it out.")
 
     def serve(
         self,
@@ -68,11 +69,11 @@ class Cluster:
         """Run all engines once; `think_ms` and errors as in `serve`."""
         if self.prefill is None:
             return serve_replicas(requests, costs, settings, self.routing, seed, think_ms)
-        if think_ms is not None:
-            raise WrongUsage("prefill apart takes no closed loop", where="--users", remedy="Give --rate or --arrivals.")
+        closed = think_ms is not None
+        refuse(closed, "prefill apart takes no closed loop", "--users", "Give --rate or --arrivals.")
         routing = (replace(self.routing, replicas=self.prefill_replicas), self.routing)
         costs_of, limits = (self.prefill, costs), (settings, settings)
-        return serve_apart(requests, costs_of, limits, self.transfer, seed, routing).whole(requests)
+        return serve_apart(requests, costs_of, limits, self.transfer, seed, routing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,85 +110,79 @@ def replicate(
     cluster: Cluster = Cluster(),
     numbers: Sequence[int] = (),
 ) -> Replications:
-    """Run the replications with these numbers.
+    """Run the replications with these numbers; by default as many as the options say, for recorded requests one.
 
-    By default as many as the options say, for recorded requests one.
-
-    Raises
-    ------
-    BadInput
-        If a request is larger than the KV cache.
+    Raises BadInput for a request larger than the KV cache, WrongUsage for too few requests of users.
     """
-    recorded = isinstance(load, RecordedLoad)
-    count = _count(load, options)
-    runs = []
+    recorded, count, runs = isinstance(load, RecordedLoad), options.requests or REQUESTS, []
+    if isinstance(load, RecordedLoad):
+        count = len(load.requests)
+    elif isinstance(load, ClosedLoad):
+        least = SENT_LEAST * load.users
+        count = options.requests or max(REQUESTS, 4 * least)
+        found, remedy = f"{count:,} requests of {load.users:,} users", f"{least:,} or more: {SENT_LEAST} of each user."
+        refuse(count < least, found, "--requests", f"Give {remedy}")
     for replication in numbers or range(1 if recorded else options.replications):
         streams = Streams(options.seed, replication)
         requests = load.sample(count, streams)
         think = load.thinking(count, streams) if isinstance(load, ClosedLoad) else None
         runs.append(cluster.serve(requests, costs, settings, options.seed + replication, think))
-    course = kind_of(load) != STEADY or cluster.routing.scaling is not None
-    if recorded or (options.warmup is None and course):
-        warmup = 0.0
-    elif options.warmup is not None:
-        warmup = options.warmup
-    else:
+    warmup = 0.0 if recorded else options.warmup or 0.0
+    if options.warmup is None and kind_of(load) == STEADY and cluster.routing.scaling is None:
         warmup = min(max(WARM_SHARE, WARM_REACHES * reach_in(runs[0].latency_ms) / count), 0.5)
         if isinstance(load, ClosedLoad):
             warmup = min(max(warmup, SENT_FIRST * load.users / count), 0.5)
     return Replications(load, runs, warmup)
 
 
-def _count(load: Load, options: Options) -> int:
-    """Return the requests of a replication.
+Told = Callable[[EngineRun, EngineSettings], Sequence[str]]
+"""Returns what should be known of a run."""
 
-    Raises
-    ------
-    WrongUsage
-        If the requested number is below SENT_LEAST per user.
-    """
-    if isinstance(load, RecordedLoad):
-        return len(load.requests)
-    if not isinstance(load, ClosedLoad):
-        return options.requests or REQUESTS
-    if options.requests is not None and options.requests < SENT_LEAST * load.users:
-        raise WrongUsage(
-            f"{options.requests:,} requests of {load.users:,} users",
-            where="--requests",
-            remedy=f"Give {SENT_LEAST * load.users:,} or more: {SENT_LEAST} of each user.",
+
+@dataclass(frozen=True, eq=False)
+class EnginePoint:
+    """One simulation of engines, see `SweepPoint`."""
+
+    load: Load
+    costs: StepCosts
+    settings: EngineSettings
+    options: Options = field(default_factory=Options)
+    promise: Promise = field(default_factory=Promise)
+    cluster: Cluster = field(default_factory=Cluster)
+    labels: Mapping[str, Any] = field(default_factory=dict)  # the settings that a sweep varies
+    told: Told | None = None  # returns notes on the first replication
+    whole: bool = True  # whether the result keeps the first replication
+
+    @property
+    def key(self) -> str:
+        return digest((self.load, self.costs, self.settings, self.options, self.promise, self.cluster))
+
+    def run(self, threads: int = 1, begun: Callable[[float], None] | None = None) -> EngineResult:
+        """Run the replications. Raises BadInput for a request larger than the KV cache."""
+
+        def one(number: int) -> Replications:
+            return replicate(self.load, self.costs, self.settings, self.options, self.cluster, [number])
+
+        with on_threads(threads) as pool:
+            count = 1 if isinstance(self.load, RecordedLoad) else self.options.replications
+            parts = list(pool.map(one, range(count)))
+        found = replace(parts[0], runs=[part.runs[0] for part in parts])
+        notes = self.told(found.runs[0], self.settings) if self.told else ()
+        first = found.runs[0] if self.whole else None
+        return replace(self._result(found.summary(self.promise)), first=first, notes=list(notes))
+
+    def restored(self, document: Any) -> EngineResult:
+        return replace(self._result(EngineSummary.from_json(document)), notes=document["notes"])
+
+    def _result(self, summary: EngineSummary) -> EngineResult:
+        closed = self.load if isinstance(self.load, ClosedLoad) else None
+        return EngineResult(
+            settings=self.settings,
+            routing=self.cluster.routing,
+            prefill_replicas=0 if self.cluster.prefill is None else self.cluster.prefill_replicas,
+            rate_per_s=load_rate(self.load) * 1e3 if closed is None else summary.throughput_per_s,
+            summary=summary,
+            users=0 if closed is None else closed.users,
+            seed=self.options.seed,
+            labels=self.labels,
         )
-    return options.requests or max(REQUESTS, 4 * SENT_LEAST * load.users)
-
-
-def simulate_engine(
-    load: Load,
-    costs: StepCosts,
-    settings: EngineSettings,
-    options: Options = Options(),
-    promise: Promise = Promise(),
-    cluster: Cluster = Cluster(),
-) -> EngineResult:
-    """Run the replications and return their result.
-
-    Raises
-    ------
-    BadInput
-        If a request is larger than the KV cache.
-    """
-    found = replicate(load, costs, settings, options, cluster)
-    return replace(result_of(load, found.summary(promise), settings, options, cluster), first=found.runs[0])
-
-
-def result_of(
-    load: Load, summary: EngineSummary, settings: EngineSettings, options: Options, cluster: Cluster
-) -> EngineResult:
-    """Make the result from the statistics of replications, without any single run."""
-    return EngineResult(
-        settings=settings,
-        routing=cluster.routing,
-        prefill_replicas=0 if cluster.prefill is None else cluster.prefill_replicas,
-        rate_per_s=summary.throughput_per_s if isinstance(load, ClosedLoad) else load.rate * 1e3,
-        summary=summary,
-        users=load.users if isinstance(load, ClosedLoad) else 0,
-        seed=options.seed,
-    )

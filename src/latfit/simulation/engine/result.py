@@ -1,9 +1,8 @@
 """Summarise engine simulations over requests and replications, as records with their JSON.
 
 TTFT, TPOT and latency are statistics over requests, token gaps (ITL) over tokens; replications are pooled. Intervals
-use the spread between replications (Student's t), read off the distribution for percentiles; one replication has
-none. Goodput counts requests that met every limit, fairness is Jain's index over users. Formulas:
-docs/theory/simulation.md, "Statistics of engine runs".
+use the spread between replications (Student's t). Goodput counts requests that met every limit, fairness is Jain's
+index over users. Formulas: docs/theory/simulation.md, "Statistics of engine runs".
 """
 
 import math
@@ -23,10 +22,10 @@ from latfit.simulation.summary import (
     PERCENTILES,
     STATISTICS,
     ClassOutcome,
-    Confidence,
     EngineSummary,
     Interval,
     Times,
+    times_of,
 )
 from latfit.stats import FloatArray
 
@@ -34,17 +33,9 @@ LEAST_BOUNDED = 8
 """Replications that a Cantelli bound needs: with fewer their standard deviation is unusable."""
 
 MEANS = (
-    "throughput_per_s",
-    "output_tokens_per_s",
-    "goodput_per_s",
-    "slo_attainment",
-    "fairness",
-    "useful_share",
-    "kv_usage",
-    "queue",
-    "replica_hours",
-    "prefix_hit_rate",
-)
+    "throughput_per_s", "output_tokens_per_s", "goodput_per_s", "slo_attainment", "fairness", "useful_share",
+    "kv_usage", "queue", "replica_hours", "prefix_hit_rate",
+)  # fmt: skip
 """Numbers of a run that are averaged over replications."""
 
 COUNTERS = ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")
@@ -75,32 +66,18 @@ class Promise:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
-    """Results of an engine under a load.
-
-    Attributes
-    ----------
-    rate_per_s
-        Arrival rate; NaN if all requests arrive at once.
-    prefill_replicas
-        Engines that only prefill; 0 for none.
-    first
-        First replication; None in a sweep.
-    users
-        Users of a closed loop, else 0.
-    labels
-        Settings that a sweep varied.
-    """
+    """Results of an engine under a load."""
 
     settings: EngineSettings
     routing: Routing
-    prefill_replicas: int
-    rate_per_s: float
+    prefill_replicas: int  # engines that only prefill; 0 for none
+    rate_per_s: float  # arrival rate; NaN if all requests arrive at once
     summary: EngineSummary
     seed: int
-    first: EngineRun | None = None
+    first: EngineRun | None = None  # first replication; None in a sweep
     notes: Sequence[str] = ()
-    users: int = 0
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    users: int = 0  # users of a closed loop, else 0
+    labels: Mapping[str, Any] = field(default_factory=dict)  # settings that a sweep varied
 
     @property
     def engine(self) -> str:
@@ -162,10 +139,7 @@ class EngineResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `simulate engine --json`."""
-        changes = None
-        if self.first is not None and self.first.scaled is not None:
-            changes = [{"t_s": t / 1e3, "serving": int(n), "asked_for": int(m)} for t, n, m in self.first.scaled.T]
-        return {
+        found = {
             "policy": self.engine,
             "engine": self.engine,
             "order": self.order,
@@ -173,11 +147,18 @@ class EngineResult:
             **({"users": self.users} if self.users else {}),
             **self.summary.to_json(),
             "share": {"engine": 1.0},
-            **({} if changes is None else {"replicas_over_time": changes}),
             "settings": {**self.limits, **self.labels},
             "seed": self.seed,
             "notes": list(self.notes),
         }
+        if self.first is not None and self.first.scaled is not None:
+            changes = self.first.scaled.T
+            found["replicas_over_time"] = [
+                {"t_s": t / 1e3, "serving": int(n), "asked_for": int(m)} for t, n, m in changes
+            ]
+        return found
+
+    document = to_json
 
 
 def summarise(
@@ -197,27 +178,41 @@ def summarise(
     """
     counted = [counted_in(run, warmup) for run in runs]
     met = [meets(run, promise) for run in runs]
-    kept = [
+
+    def columns(name: str) -> list[FloatArray]:
+        return [getattr(run, name)[rows] for run, rows in zip(runs, counted, strict=True)]
+
+    times = {name: columns(f"{name}_ms") for name in ("ttft", "tpot", "latency")}
+    limited = [
         np.where(promise.given | np.isfinite(_shortest(run)), got, math.nan) for run, got in zip(runs, met, strict=True)
     ]
-    counts: dict[str, Any] = {name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS}
+    attained = np.concatenate([each[rows] for each, rows in zip(limited, counted, strict=True)])
+    class_id = np.concatenate([run.requests.class_id[rows] for run, rows in zip(runs, counted, strict=True)])
+    together = {name: np.concatenate(parts) for name, parts in times.items()}
+    by_class = []
+    several = np.unique(class_id)
+    for each in several if len(several) > 1 else ():
+        rows = class_id == each
+        found: dict[str, Any] = {name: statistics(column[rows]) for name, column in together.items()}
+        name = (classes[each] if each < len(classes) else "") or f"class {each}"
+        by_class.append(ClassOutcome(name, int(rows.sum()), **found, slo_attainment=float(attained[rows].mean())))
     singles = [_single(*each, promised=promise.given) for each in zip(runs, met, counted, strict=True)]
-    means: dict[str, Any] = {name: _mean([each[name] for each in singles]) for name in MEANS}
-    latency, ttft, tpot = (
-        _joined([getattr(run, name)[rows] for run, rows in zip(runs, counted, strict=True)])
-        for name in ("latency_ms", "ttft_ms", "tpot_ms")
-    )
+    means: dict[str, Any] = {name: float(np.mean([each[name] for each in singles])) for name in MEANS}
+    counts: dict[str, Any] = {name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS}
+    pooled: dict[str, Any] = {name: _pooled(parts) for name, parts in times.items()}
+    reached = np.cumsum(np.sum([run.batch_sizes for run in runs], axis=0))
     return EngineSummary(
         requests=sum(len(run.requests) for run in runs),
         replications=len(runs),
-        latency=latency,
-        ttft=ttft,
-        tpot=tpot,
-        itl={name: _mean([run.itl[name] for run in runs]) for name in (*STATISTICS, "max")},
+        **pooled,
+        itl={name: float(np.mean([run.itl[name] for run in runs])) for name in (*STATISTICS, "max")},
         **means,
-        busy={"engine": _mean([each["utilisation"] for each in singles])},
-        batch_size=_batch_sizes(runs),
-        by_class=_by_class(runs, kept, counted, classes),
+        busy={"engine": float(np.mean([each["utilisation"] for each in singles]))},
+        batch_size={
+            name: float(np.searchsorted(reached, math.ceil(share * reached[-1] - 1e-9)))
+            for name, share in PERCENTILES.items()
+        },
+        by_class=by_class,
         **counts,
         stable=bool(runs[0].users) or not grows(runs),
     )
@@ -266,33 +261,6 @@ def _shortest(run: EngineRun) -> FloatArray:
     """Return the tightest limit of each request (n,), in ms."""
     own = run.requests
     return np.asarray(np.minimum(np.minimum(own.deadline_ms, own.ttft_slo_ms), own.tpot_slo_ms))
-
-
-def _by_class(
-    runs: Sequence[EngineRun], met: Sequence[FloatArray], counted: Sequence[slice], names: Sequence[str]
-) -> list[ClassOutcome]:
-    """Summarise each class over all replications; empty with one class. `met` is NaN for requests without limits."""
-
-    def of_all(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
-        return np.concatenate([column[rows] for column, rows in zip(columns, counted, strict=True)])
-
-    classes, kept = of_all([run.requests.class_id for run in runs]), of_all(met)
-    ttft, tpot, latency = (
-        of_all([getattr(run, name) for run in runs]) for name in ("ttft_ms", "tpot_ms", "latency_ms")
-    )
-    found = [(int(each), classes == each) for each in np.unique(classes)]
-    return [
-        ClassOutcome(
-            (names[each] if each < len(names) else "") or f"class {each}",
-            int(rows.sum()),
-            statistics(ttft[rows]),
-            statistics(tpot[rows]),
-            statistics(latency[rows]),
-            float(kept[rows].mean()),
-        )
-        for each, rows in found
-        if len(found) > 1
-    ]
 
 
 def meets(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
@@ -347,12 +315,10 @@ def statistics(values: FloatArray) -> dict[str, float]:
     return dict(zip(STATISTICS, [float(kept.mean()), *quantiles], strict=True))
 
 
-def _joined(times: Sequence[FloatArray]) -> Times:
+def _pooled(times: Sequence[FloatArray]) -> Times:
     """Return statistics of the pooled times of all replications, with intervals."""
     kept = [each[np.isfinite(each)] for each in times]
-    found = {name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS}
-    spans: dict[str, Any] = {n: None if math.isnan(each.low) else (each.low, each.high) for n, each in found.items()}
-    return Times(**{name: each.value for name, each in found.items()}, ci=Confidence(**spans))
+    return times_of({name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS})
 
 
 def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:
@@ -404,15 +370,3 @@ def _kv_usage(run: EngineRun) -> float:
     weights = [line.busy * line.slice_ms for line in run.timelines]
     used = sum(float(np.nansum(line.kv_usage * each)) for line, each in zip(run.timelines, weights, strict=True))
     return used / sum(float(each.sum()) for each in weights)
-
-
-def _batch_sizes(runs: Sequence[EngineRun]) -> dict[str, float]:
-    reached = np.cumsum(np.sum([run.batch_sizes for run in runs], axis=0))
-    return {
-        name: float(np.searchsorted(reached, math.ceil(share * reached[-1] - 1e-9)))
-        for name, share in PERCENTILES.items()
-    }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))

@@ -18,22 +18,27 @@ from latfit.simulation.engine.state import (
     BUSY,
     CACHED,
     COMPUTED,
+    COUNTERS,
     DRAFTED,
     FREE,
     ISSUED,
     PREEMPTIONS,
     PREFILL_STEPS,
     PREFILL_TOKENS,
+    PUSHED,
     REUSED,
+    SHARED,
     STATIC,
     STEPS,
+    STRIDE,
     STUCK,
     TOKENS,
     Limits,
     Load,
     SmallIntArray,
     State,
-    new_state,
+    engines_of,
+    new_states,
 )
 from latfit.simulation.engine.statistics import Timeline, gap_summary, timeline_of
 from latfit.simulation.engine.step_cost import StepCosts
@@ -72,43 +77,24 @@ PLACES = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineRun:
-    """Requests of a run with their times (n,), in ms on the clock of their arrivals.
-
-    Attributes
-    ----------
-    seen_ms
-        When the scheduler first had the request, after the step that ran when it arrived.
-    start_ms
-        Begin of the first step that computed some of its tokens.
-    busy_ms
-        Time in steps, over all replicas.
-    itl
-        Gaps between tokens, by quantile name.
-    users
-        Users of a closed loop, else 0.
-    replica_ms
-        Time for which replicas existed, over all replicas.
-    scaled
-        (3, k) for a changing number of replicas: times, replicas that serve, replicas requested; else None.
-    begun_ms
-        First decode step of each request if other engines prefill; else None.
-    """
+    """Requests of a run with their times (n,), in ms on the clock of their arrivals."""
 
     requests: Requests
-    seen_ms: FloatArray
-    start_ms: FloatArray
+    seen_ms: FloatArray  # when the scheduler first had the request, after the step that ran when it arrived
+    start_ms: FloatArray  # begin of the first step that computed some of its tokens
     first_ms: FloatArray
     last_ms: FloatArray
     counters: Counters
-    busy_ms: float
-    itl: dict[str, float]
+    busy_ms: float  # time in steps, over all replicas
+    itl: dict[str, float]  # gaps between tokens, by quantile name
     batch_sizes: IntArray
     timelines: tuple[Timeline, ...]
     replica: IntArray
-    users: int = 0
-    replica_ms: float = math.nan
+    users: int = 0  # users of a closed loop, else 0
+    replica_ms: float = math.nan  # time for which replicas existed, over all replicas
+    # (3, k) for a changing number of replicas: times, replicas that serve, replicas requested; else None
     scaled: FloatArray | None = None
-    begun_ms: FloatArray | None = None
+    begun_ms: FloatArray | None = None  # first decode step of each request if other engines prefill; else None
 
     def __repr__(self) -> str:
         found = self.counters
@@ -153,38 +139,61 @@ def serve(
     seed: int = 0,
     think_ms: FloatArray | None = None,
 ) -> EngineRun:
-    """Run one engine until every request is done. costs: see `step_costs`.  think_ms (n,): where users send a request
-    when they have an answer, the time before each; see `ClosedLoad.sample`.
+    """Run one engine until every request is done.
 
-    Raises BadInput for no request, or one that is larger than the KV cache.
+    Parameters
+    ----------
+    think_ms
+        In a closed loop, the time (n,) before each request during which its user thinks; see `ClosedLoad.sample`.
+
+    Raises
+    ------
+    BadInput
+        For no request, or one that is larger than the KV cache.
     """
-    if not len(requests):
-        raise BadInput("there is no request", where="requests", remedy="Give at least one.")
     check_fits(requests, settings)
-    load, limits = load_of(requests, settings, seed, think_ms), settings.limits(seed)
-    state = new_state(limits, load, coming(load))
-    state.i[ISSUED] = load.users
-    finish(limits, load, costs, state)
-    return run_of(requests, limits, [state], np.zeros(len(requests), dtype=np.int64), load)
+    return serve_in_turn(requests, load_of(requests, settings, seed, think_ms), costs, settings.limits(seed))
+
+
+def serve_in_turn(
+    requests: Requests, load: Load, costs: StepCosts, limits: Limits, engines: range = range(1)
+) -> EngineRun:
+    """Serve request r on engine r modulo the number of engines, so that users stay on one engine.
+
+    `engines` are the numbers of their random streams.
+    """
+    first, spread = coming(load), min(len(engines), load.users) if load.users else len(engines)
+    states = engines_of(idle_engines(limits, load, engines))
+    for k, state in enumerate(states[:spread]):
+        own = first[first % spread == k]
+        state.inbox[: len(own)] = own
+        state.i[[PUSHED, ISSUED, STRIDE]] = len(own), load.users + (k - load.users) % spread, spread
+        state = state._replace(source=state.inbox, source_i=state.i)
+        if len(own) and limits.batching == STATIC:
+            advance_static(limits, load, costs, state)
+        elif len(own) and advance(limits, load, costs, state, np.inf) == STUCK:
+            raise never_runs()
+    return run_of(requests, limits, states, np.arange(len(load.arrival)) % spread, load)
+
+
+def idle_engines(limits: Limits, load: Load, engines: range) -> State:
+    """Make engines with a shared source of the requests whose arrival is known."""
+    source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(COUNTERS, dtype=np.int64)
+    first = coming(load)
+    source[: len(first)] = first
+    counts[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
+    return new_states(limits, load, engines, source, counts)
 
 
 def coming(load: Load) -> SmallIntArray:
-    """Requests whose arrival is known beforehand, in the order in which they come."""
+    """Return the requests whose arrival is known beforehand, in order of arrival."""
     if not load.users:
         return np.arange(len(load.arrival), dtype=np.int32)
     return np.argsort(load.arrival[: load.users], kind="stable").astype(np.int32)
 
 
-def finish(limits: Limits, load: Load, costs: StepCosts, state: State) -> None:
-    """Serve all that was pushed. Raises BadInput where something waits that can never run."""
-    if limits.batching == STATIC:
-        advance_static(limits, load, costs, state)
-    elif advance(limits, load, costs, state, np.inf) == STUCK:
-        raise never_runs()
-
-
 def never_runs() -> BadInput:
-    """What is raised where something waits that can never run."""
+    """Return the error for a request that waits and can never run."""
     return BadInput(
         "a request waits for KV blocks that never become free",
         where="requests",
@@ -193,7 +202,7 @@ def never_runs() -> BadInput:
 
 
 def run_of(requests: Requests, limits: Limits, states: list[State], replica: IntArray, load: Load) -> EngineRun:
-    """The outcome of one engine or of several with one source, of which each request (n,) went to one."""
+    """Return the run of engines with one load; `replica` (n,) is the engine of each request."""
     found = states[0]
     order: IntArray | slice = slice(None)
     if load.users:

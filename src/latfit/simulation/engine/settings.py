@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput
+from latfit.simulation.checks import refuse
 from latfit.simulation.engine.state import (
     CHUNKED,
     CONTINUOUS,
@@ -22,11 +22,10 @@ from latfit.simulation.engine.state import (
 from latfit.stats import FloatArray
 from latfit.workload import Requests
 
-ENGINES = ("chunked-prefill", "continuous", "selective", "static")
-ORDERS = ("fcfs", "sjf", "slo", "fair", "priority", "switch")
-
-_BATCHING = {"chunked-prefill": CHUNKED, "continuous": CONTINUOUS, "selective": SELECTIVE, "static": STATIC}
-_ORDER = {"fcfs": FCFS, "sjf": KEYED, "slo": DEADLINE, "priority": KEYED, "fair": FAIR, "switch": SWITCH}
+POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "block_size", "start_at")
+COUNTS = (*POSITIVE, "kv_blocks", "long_prefill_token_threshold")
+ENGINES = {"chunked-prefill": CHUNKED, "continuous": CONTINUOUS, "selective": SELECTIVE, "static": STATIC}
+ORDERS = {"fcfs": FCFS, "sjf": KEYED, "slo": DEADLINE, "priority": KEYED, "fair": FAIR, "switch": SWITCH}
 
 NEVER_MS = 1e12
 
@@ -49,14 +48,9 @@ class Order:
     switch_at: int = 32
 
     def __post_init__(self) -> None:
-        if self.name not in ORDERS:
-            raise WrongUsage(f"{self.name!r} is not an order", where="--order", remedy=f"One of {', '.join(ORDERS)}.")
-        if not self.length_error >= 0 or not self.ageing_ms > 0 or self.switch_at < 1:
-            raise WrongUsage(
-                "a length error below zero, or an ageing or a switch that is not above it",
-                where="--order",
-                remedy="Correct the number.",
-            )
+        refuse(self.name not in ORDERS, f"{self.name!r} is not an order", "--order", f"One of {', '.join(ORDERS)}.")
+        wrong = not self.length_error >= 0 or not self.ageing_ms > 0 or self.switch_at < 1
+        refuse(wrong, "a length error, an ageing or a switch below zero", "--order", "Correct the number.")
 
     @property
     def timed(self) -> bool:
@@ -67,7 +61,7 @@ class Order:
         """What orders the requests (n,), lower first; the second key is for `switch`, where many wait, and for those
         that are late in `slo`. Empty where the order asks for none. span_ms: from the first arrival to the last."""
         arrival, output = requests.arrival_ms, requests.output_tokens
-        if _ORDER[self.name] in (FCFS, FAIR):
+        if ORDERS[self.name] in (FCFS, FAIR):
             return np.empty(0), np.empty(0)
         if self.name == "priority":
             level = requests.class_id.astype(np.float64)
@@ -94,12 +88,9 @@ class Speculation:
     draft_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.draft_tokens < 0 or not 0 <= self.acceptance <= 1 or not self.draft_ms >= 0:
-            raise WrongUsage(
-                f"{self.draft_tokens} draft tokens, accepted with probability {self.acceptance:g}",
-                where="--set draft_tokens",
-                remedy="Give a count that is not negative and a probability.",
-            )
+        wrong = self.draft_tokens < 0 or not 0 <= self.acceptance <= 1 or not self.draft_ms >= 0
+        found = f"{self.draft_tokens} draft tokens, accepted with probability {self.acceptance:g}"
+        refuse(wrong, found, "--set draft_tokens", "Give a count that is not negative and a probability.")
 
 
 MOST, MOST_BLOCK = 2**40, 2**20
@@ -140,48 +131,23 @@ class EngineSettings:
     fast: bool = True
 
     def __post_init__(self) -> None:
-        if self.batching not in ENGINES:
-            raise WrongUsage(
-                f"{self.batching!r} is not an engine", where="--batching", remedy=f"One of {', '.join(ENGINES)}."
-            )
-        counts: dict[str, Any] = {
-            "max_num_seqs": self.max_num_seqs,
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "block_size": self.block_size,
-            "start_at": self.start_at,
-        }
-        for name, value in counts.items():
-            if value < 1:
-                raise WrongUsage(f"{value} is too few", where=f"--{name.replace('_', '-')}", remedy="Give one or more.")
-        counts |= {"kv_blocks": self.kv_blocks, "long_prefill_token_threshold": self.long_prefill_token_threshold}
-        for name, value in counts.items():
-            most = MOST_BLOCK if name == "block_size" else MOST
-            if value > most:
-                where = f"--{name.replace('_', '-')}"
-                raise WrongUsage(f"{value} is more than any engine has", where=where, remedy=f"Give {most} at most.")
-        if self.kv_blocks <= self.null_blocks:
-            reserved = f", of which the engine keeps {self.null_blocks} to itself" if self.null_blocks else ""
-            raise WrongUsage(
-                f"{self.kv_blocks} blocks hold no request{reserved}",
-                where="--kv-blocks",
-                remedy=f"Give {self.null_blocks + 1} or more.",
-            )
-        if not 0 <= self.cached_share < 1:
-            raise WrongUsage(
-                f"a share of {self.cached_share:g}", where="--set prefix_hit_rate", remedy="Give 0 or more, below 1."
-            )
-        if self.batching == "static" and (self.order.name != "fcfs" or self.speculation.draft_tokens):
-            raise WrongUsage(
-                "static batches are formed first come first served, without drafts",
-                where="--batching",
-                remedy="Take another engine.",
-            )
-        if self.batching == "chunked-prefill" and self.max_num_batched_tokens < self.max_num_seqs:
-            raise WrongUsage(
-                f"a budget of {self.max_num_batched_tokens} tokens cannot hold {self.max_num_seqs} requests",
-                where="--max-num-batched-tokens",
-                remedy="Give at least as many tokens as requests.",
-            )
+        engines, static = ", ".join(ENGINES), self.batching == "static"
+        refuse(self.batching not in ENGINES, f"{self.batching!r} is not an engine", "--batching", f"One of {engines}.")
+        for name in COUNTS:
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            least, most = int(name in POSITIVE), MOST_BLOCK if name == "block_size" else MOST
+            refuse(value < least, f"{value} is too few", option, f"Give {least} or more.")
+            refuse(value > most, f"{value} is more than any engine has", option, f"Give {most} at most.")
+        few = f"{self.kv_blocks} blocks hold no request, {self.null_blocks} are reserved"
+        refuse(self.kv_blocks <= self.null_blocks, few, "--kv-blocks", f"Give {self.null_blocks + 1} or more.")
+        share = f"a share of {self.cached_share:g}"
+        refuse(not 0 <= self.cached_share < 1, share, "--set prefix_hit_rate", "Give 0 or more, below 1.")
+        unordered = "static batches are formed first come first served, without drafts"
+        ordered = self.order.name != "fcfs" or self.speculation.draft_tokens > 0
+        refuse(static and ordered, unordered, "--batching", "Take another engine.")
+        small = f"a budget of {self.max_num_batched_tokens} tokens cannot hold {self.max_num_seqs} requests"
+        wrong = self.batching == "chunked-prefill" and self.max_num_batched_tokens < self.max_num_seqs
+        refuse(wrong, small, "--max-num-batched-tokens", "Give at least as many tokens as requests.")
 
     @property
     def cache_tokens(self) -> int:
@@ -191,8 +157,8 @@ class EngineSettings:
     def limits(self, seed: int) -> Limits:
         """The numbers that the compiled core reads."""
         return Limits(
-            batching=_BATCHING[self.batching],
-            order=_ORDER[self.order.name],
+            batching=ENGINES[self.batching],
+            order=ORDERS[self.order.name],
             max_num_seqs=self.max_num_seqs,
             budget=self.max_num_batched_tokens,
             blocks=self.kv_blocks - self.null_blocks,
@@ -217,15 +183,13 @@ class EngineSettings:
 
 
 def check_fits(requests: Requests, settings: EngineSettings, where: str = "requests") -> None:
-    """Raise BadInput for a request that could never be served: its tokens are more than the KV cache holds."""
-    room = settings.cache_tokens - settings.watermark_blocks * settings.block_size
-    longest = int(requests.prompt_tokens.max(initial=0)) + int(requests.output_tokens.max(initial=0))
-    if longest + settings.speculation.draft_tokens + settings.block_size <= room:
-        return
+    """Raise BadInput for no request, or for one with more tokens than the KV cache holds."""
+    if not len(requests):
+        raise BadInput("there is no request", where=where, remedy="Give at least one.")
+    room, block = settings.cache_tokens - settings.watermark_blocks * settings.block_size, settings.block_size
     most = requests.prompt_tokens + requests.output_tokens - 1 + settings.speculation.draft_tokens
     # A whole number of blocks is held, so the last block counts in full.
-    held = -(-most // settings.block_size) * settings.block_size
-    too_large = np.flatnonzero(held > room)
+    too_large = np.flatnonzero(-(-most // block) * block > room)
     if len(too_large):
         row = int(too_large[0])
         others = f", as {len(too_large) - 1:,} others" if len(too_large) > 1 else ""

@@ -90,8 +90,6 @@ class Load(NamedTuple):
         Priority keys; empty if the scheduling policy has none.
     think, users
         Think time before each request and number of users of a closed loop; empty and 0 with known arrivals.
-    unit
-        Tokens of a prefix-cache unit, 0 if contents are unknown.
     unit_start, unit_id
         `unit_id[unit_start[r]:unit_start[r + 1]]` are the contents of request r's prompt, in order.
     known
@@ -112,7 +110,7 @@ class Load(NamedTuple):
     user: SmallIntArray
     think: FloatArray
     users: int
-    unit: int
+    unit: int  # tokens of a prefix-cache unit, 0 if contents are unknown
     unit_start: IntArray
     unit_id: SmallIntArray
     known: tuple[int, ...]
@@ -168,26 +166,19 @@ class State(NamedTuple):
     held: NDArray[np.int8]
 
 
-def new_state(limits: Limits, load: Load, inbox: SmallIntArray | None = None, engine: int = 0) -> State:
-    """Make an idle engine.
-
-    `inbox` holds the requests in order of arrival, None if it is filled later; `engine` selects the random stream.
-    """
-    own = _of_engine(limits, load, engine)
-    if inbox is not None:
-        own["inbox"][: len(inbox)] = inbox
-        own["i"][PUSHED] = len(inbox)
-    return State(**own, **_of_requests(limits, load), source=own["inbox"], source_i=own["i"])
-
-
 def new_states(limits: Limits, load: Load, engines: range, source: SmallIntArray, source_i: IntArray) -> State:
-    """Make idle engines with a shared source: arrays of engines are rows (engines, ...), arrays of requests shared."""
-    rows = {name: _rows(column, len(engines)) for name, column in _of_engine(limits, load, 0).items()}
-    rows["stream"] = np.stack([_stream(limits, engine) for engine in engines])
-    return State(**rows, **_of_requests(limits, load), source=source, source_i=source_i)
+    """Make idle engines with a shared source: arrays of engines are rows (engines, ...), arrays of requests shared.
+
+    `engines` are the numbers of their random streams.
+    """
+    rows = {name: _rows(column, len(engines)) for name, column in _of_engine(limits, load).items()}
+    streams = [
+        Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64) for engine in engines
+    ]
+    return State(**rows, **_of_requests(limits, load), stream=np.stack(streams), source=source, source_i=source_i)
 
 
-def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
+def _of_engine(limits: Limits, load: Load) -> dict[str, Any]:
     """Make the arrays of one engine."""
     n = len(load.arrival)
     slots = max(min(limits.max_num_seqs, n), 1) + 1
@@ -224,12 +215,7 @@ def _of_engine(limits: Limits, load: Load, engine: int) -> dict[str, Any]:
         "timeline": np.zeros((5, SLICES)),
         "unit_at": np.full(units, -1, dtype=np.int32),
         "unit_uses": np.zeros(units, dtype=np.int32),
-        "stream": _stream(limits, engine),
     }
-
-
-def _stream(limits: Limits, engine: int) -> NDArray[np.uint64]:
-    return Streams(limits.seed).generator(SERVICE, engine).integers(2**64, size=1, dtype=np.uint64)
 
 
 def _rows(column: NDArray[Any], count: int) -> NDArray[Any]:

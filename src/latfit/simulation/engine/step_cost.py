@@ -5,7 +5,6 @@ steps with prefill may have separate fits. A step lasts typical cost × level of
 batch. Theory: docs/theory/simulation.md, "Step cost".
 """
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model import (
     OF_PREFILL_ALONE,
     OF_STEPS,
-    Correction,
     FitResult,
     NoiseTable,
     StepNoise,
@@ -67,40 +65,20 @@ _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
 
 class Scatter(NamedTuple):
-    """Step noise by phase.
+    """Step noise by phase."""
 
-    Attributes
-    ----------
-    level
-        Ratios to the typical cost (3, SIZES + 1) by phase and size.
-    noise
-        Noise tables of the phases.
-    on
-        False if no phase has noise.
-    """
-
-    level: FloatArray
-    noise: NoiseTable
-    on: bool
-
-
-def scatter_of(decode: FitResult, with_prefill: FitResult) -> Scatter:
-    """Return the noise stored in the fits; a phase without noise is deterministic."""
-    return scatter_from(decode.step_noise(DECODE), with_prefill.step_noise(PREFILL), with_prefill.step_noise(MIXED))
+    level: FloatArray  # ratios to the typical cost (3, SIZES + 1) by phase and size
+    noise: NoiseTable  # noise tables of the phases
+    on: bool  # false if no phase has noise
 
 
 def scatter_from(decode: StepNoise | None, prefill: StepNoise | None, mixed: StepNoise | None) -> Scatter:
     """Build the noise by phase; None makes a phase deterministic."""
     phases = (decode, prefill, mixed)
-    sizes = _edges()
+    bits = np.arange(SIZES + 1, dtype=np.int64) + SIZE_LOWEST << SIZE_SHIFT
+    sizes = np.asarray(bits.view(np.float64))
     level = np.stack([np.ones(SIZES + 1) if each is None else each.levels.factors(sizes) for each in phases])
     return Scatter(level, noise_table(phases, BATCHES - 1), any(each is not None for each in phases))
-
-
-def _edges() -> FloatArray:
-    """Return the sizes (SIZES + 1,) in tokens at which levels are tabulated."""
-    bits = np.arange(SIZES + 1, dtype=np.int64) + SIZE_LOWEST << SIZE_SHIFT
-    return np.asarray(bits.view(np.float64))
 
 
 NONE = scatter_from(None, None, None)
@@ -137,6 +115,14 @@ def noisy_ms(c: Scatter, s: State, group: int, T: float) -> float:
     return float(drawn_step_ms(c.noise, group, T, sequence(s.stream))) if c.on else T
 
 
+COEFFICIENTS = (
+    "tau_0", "tau_B", "tau_S", "tau_Q", "Q", "rho", "tau_K", "tau_L", "tau_R", "tau_A", "tau_N", "tau_M", "tau_Y",
+    "c", "P_0", "Q_s", "tau_X", "K_0", "tau_E", "k_E", "p", "b", "S_0", "b_hinge", "S_0_hinge",
+    "w_0", "w_1", "k_B", "k_S", "gamma_B", "gamma_S",
+    "tau_H", "S_1", "tau_V", "V", "tau_C", "B_1", "b_B", "p_A",
+)  # fmt: skip
+"""Parameters of all models (`latfit.model`) in the order of the coefficients; w_0 and w_1 are over P_max."""
+
 TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
 ATTENTION, P_0, Q_S, TAU_X, K_0, TAU_E, K_E, P_NORM, GEMM, GEMM_S0, HINGE, HINGE_S0 = range(13, 25)
 SAT_W0, SAT_W1, SAT_KB, SAT_KS, GAMMA_B, GAMMA_S = range(25, 31)
@@ -144,14 +130,8 @@ TAU_H, S_1, TAU_V, V, TAU_C, B_1, GEMM_B, P_ATTENTION = range(31, 39)
 WIDTH = 39
 """Number of coefficients."""
 
-_PLACES: Mapping[str, int] = {
-    "tau_0": TAU_0, "tau_B": TAU_B, "tau_S": TAU_S, "tau_Q": TAU_Q, "Q": Q, "rho": RHO, "tau_K": TAU_K,
-    "tau_L": TAU_L, "tau_R": TAU_R, "tau_A": TAU_A, "tau_N": TAU_N, "tau_M": TAU_M, "tau_Y": TAU_Y, "c": ATTENTION,
-    "P_0": P_0, "Q_s": Q_S, "tau_X": TAU_X, "K_0": K_0, "tau_E": TAU_E, "k_E": K_E, "p": P_NORM,
-    "gamma_B": GAMMA_B, "gamma_S": GAMMA_S, "k_B": SAT_KB, "k_S": SAT_KS,
-    "tau_H": TAU_H, "S_1": S_1, "tau_V": TAU_V, "V": V, "tau_C": TAU_C, "B_1": B_1, "b_B": GEMM_B, "p_A": P_ATTENTION,
-}  # fmt: skip
-_SPECIAL = ("b", "S_0", "w_0", "w_1", "P_max")
+LINEAR = [i for i, name in enumerate(COEFFICIENTS) if name.startswith(("tau_", "w_", "b")) or name == "c"]
+"""Coefficients that the cost is linear in."""
 
 
 class Work(NamedTuple):
@@ -176,41 +156,20 @@ PREFILL_ALONE = 2
 
 
 class Table(NamedTuple):
-    """Smooth corrections (`model.correction`) of decode steps, mixed steps and prefill-only steps, a row each.
+    """Smooth corrections (`model.correction`) of decode steps, mixed steps and prefill-only steps, a row each."""
 
-    Attributes
-    ----------
-    counts
-        Nodes on each axis (3, 4); 0 if the table lacks the axis.
-    nodes
-        Node positions (3, 4, k), padded.
-    values
-        Log factors (3, m) in axis order; m = 0 if no fit has a correction.
-    """
-
-    counts: IntArray
-    nodes: FloatArray
-    values: FloatArray
+    counts: IntArray  # nodes on each axis (3, 4); 0 if the table lacks the axis
+    nodes: FloatArray  # node positions (3, 4, k), padded
+    values: FloatArray  # log factors (3, m) in axis order; m = 0 if no fit has a correction
 
 
 class StepCosts(NamedTuple):
-    """Step costs of an engine.
+    """Step costs of an engine."""
 
-    Attributes
-    ----------
-    typical
-        Coefficients (2, WIDTH) of decode steps and of steps with prefill.
-    scatter
-        Noise of single steps.
-    table
-        Smooth corrections.
-    host_ms
-        Host time (3,) by phase at the end of a step, after its tokens appear; see `loop`.
-    """
-
-    typical: FloatArray
-    scatter: Scatter = NONE
-    table: Table = Table(np.zeros((3, 4), dtype=np.int64), np.zeros((3, 4, 0)), np.zeros((3, 0)))
+    typical: FloatArray  # coefficients (2, WIDTH) of decode steps and of steps with prefill
+    scatter: Scatter = NONE  # noise of single steps
+    table: Table = Table(np.zeros((3, 4), dtype=np.int64), np.zeros((3, 4, 0)), np.zeros((3, 0)))  # smooth corrections
+    # Host time (3,) by phase at the end of a step, after its tokens appear; see `loop`
     host_ms: FloatArray = np.zeros(3)
 
 
@@ -229,11 +188,11 @@ def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter
     WrongUsage
         If the engine does not know the model family.
     """
-    of_prefill = with_prefill or fit
-    typical = np.stack([_coefficients(fit), _coefficients(of_prefill)])
-    ratios = scatter_of(fit, of_prefill) if scatter else NONE
-    host = [_host_ms(each, phase) for each, phase in ((fit, DECODE), (of_prefill, PREFILL), (of_prefill, MIXED))]
-    return StepCosts(typical, ratios, _table(fit, of_prefill), AFTER_TOKENS * np.array(host))
+    fits = {DECODE: fit, PREFILL: with_prefill or fit, MIXED: with_prefill or fit}
+    typical = np.stack([_coefficients(fits[DECODE]), _coefficients(fits[MIXED])])
+    noise = scatter_from(*(each.step_noise(phase) for phase, each in fits.items())) if scatter else NONE
+    host = [_host_ms(each, phase) for phase, each in fits.items()]
+    return StepCosts(typical, noise, _table(fits[DECODE], fits[MIXED]), AFTER_TOKENS * np.array(host))
 
 
 AFTER_TOKENS = 0.5
@@ -255,27 +214,25 @@ def _host_ms(fit: FitResult, phase: str) -> float:
     return gap if 0.0 < gap < np.inf else 0.0
 
 
-def _table(*fits: FitResult) -> Table:
+def _table(decode: FitResult, with_prefill: FitResult) -> Table:
     """Build the correction table of a decode fit and of a fit of steps with prefill."""
-    found = [fit.correction for fit in fits]
-    found.append(found[-1].alone if found[-1] is not None else None)
-    counts = np.array([[len(_nodes(each, axis)) for axis in range(len(OF_STEPS))] for each in found])
-    nodes = np.zeros((len(found), len(OF_STEPS), int(counts.max())))
+    several = with_prefill.correction
+    found = [decode.correction, several, None if several is None else several.alone]
+    # The table of prefill-only steps has requests in prefill on its first axis.
+    axes = [OF_STEPS, OF_STEPS, (OF_PREFILL_ALONE[0], *OF_STEPS[1:])]
+    rows = [
+        [() if each is None else each.nodes.get(name, ()) for name in names]
+        for each, names in zip(found, axes, strict=True)
+    ]
+    counts = np.array([[len(nodes) for nodes in row] for row in rows])
+    nodes = np.zeros((*counts.shape, int(counts.max())))
     values = np.zeros((len(found), max(each.values.size if each else 0 for each in found)))
-    for row, each in enumerate(found):
+    for i, each in enumerate(found):
+        for axis, places in enumerate(rows[i]):
+            nodes[i, axis, : len(places)] = places
         if each is not None:
-            values[row, : each.values.size] = each.values.ravel()
-            for axis in range(len(OF_STEPS)):
-                nodes[row, axis, : counts[row, axis]] = _nodes(each, axis)
+            values[i, : each.values.size] = each.values.ravel()
     return Table(counts, nodes, values)
-
-
-def _nodes(table: Correction | None, axis: int) -> Sequence[float]:
-    """Return the nodes of an axis; prefill-only tables have requests in prefill on the first axis."""
-    if table is None:
-        return ()
-    names = [OF_STEPS[axis], *OF_PREFILL_ALONE[:1]] if axis == 0 else [OF_STEPS[axis]]
-    return next((list(table.nodes[name]) for name in names if name in table.nodes), [])
 
 
 def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
@@ -285,17 +242,10 @@ def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
     return StepCosts(c)
 
 
-OF_TIME = (
-    TAU_0, TAU_B, TAU_S, TAU_Q, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y, ATTENTION, TAU_X, TAU_E, GEMM, HINGE,
-    SAT_W0, SAT_W1, TAU_H, TAU_V, TAU_C, GEMM_B,
-)  # fmt: skip
-"""Coefficients that the cost is linear in."""
-
-
 def scaled_costs(costs: StepCosts, decode: float, with_prefill: float, host_ms: float = 0.0) -> StepCosts:
     """Scale the costs of decode steps and of steps with prefill, then add `host_ms` to every step."""
     changed = costs.typical.copy()
-    changed[np.ix_([0, 1], OF_TIME)] *= np.array([[decode], [with_prefill]])
+    changed[np.ix_([0, 1], LINEAR)] *= np.array([[decode], [with_prefill]])
     changed[:, TAU_0] += host_ms
     return costs._replace(typical=changed)
 
@@ -304,22 +254,17 @@ def _coefficients(fit: FitResult) -> FloatArray:
     if not fit.status.ok:
         raise FitNotUsable(fit.status.sentence, where=fit.model, remedy=fit.status.remedy)
     values = {name: estimate.value for name, estimate in fit.parameters.items()}
-    unknown = [name for name in values if name not in _PLACES and name not in _SPECIAL]
-    if unknown:
+    peak = values.pop("P_max", 1.0)
+    if unknown := [name for name in values if name not in COEFFICIENTS]:
         raise WrongUsage(
             f"the engine has no step cost for the model {fit.model!r} ({', '.join(unknown)})",
             remedy="Fit one of the families that `latfit fit --model` names.",
         )
-    c = np.zeros(WIDTH)
-    for name, value in values.items():
-        if name in _PLACES:
-            c[_PLACES[name]] = value
-    c[P_ATTENTION] = values.get("p_A", c[P_NORM])
-    if "P_max" in values:
-        c[SAT_W0], c[SAT_W1] = values["w_0"] / values["P_max"], values["w_1"] / values["P_max"]
-    if "b" in values:
-        corner, slope = (GEMM_S0, GEMM) if "Q_s" in values else (HINGE_S0, HINGE)
-        c[slope], c[corner] = values["b"], values["S_0"]
+    if "b" in values and "Q_s" not in values:  # the hinge model
+        values |= {"b_hinge": values.pop("b"), "S_0_hinge": values.pop("S_0")}
+    values.setdefault("p_A", values.get("p", 0.0))
+    c = np.array([values.get(name, 0.0) for name in COEFFICIENTS])
+    c[[SAT_W0, SAT_W1]] /= peak
     return c
 
 

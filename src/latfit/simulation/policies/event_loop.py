@@ -40,61 +40,27 @@ NOBODY = -1
 
 
 class Load(NamedTuple):
-    """Requests of a run.
+    """Requests of a run."""
 
-    Attributes
-    ----------
-    arrive
-        Arrival times (n,), ms.
-    tokens
-        Tokens (n,); empty if all requests are alike.
-    class_id
-        Classes (n,); empty with one class.
-    deadlines
-        Deadlines (classes,), ms.
-    think
-        Think times (n,), ms; empty for an open load.
-    users
-        Users of a closed loop.
-    warm
-        First request that counts.
-    """
-
-    arrive: Any
-    tokens: Any
-    class_id: Any
-    deadlines: Any
-    think: Any
-    users: int
-    warm: int
+    arrive: Any  # arrival times (n,), ms
+    tokens: Any  # tokens (n,); empty if all requests are alike
+    class_id: Any  # classes (n,); empty with one class
+    deadlines: Any  # deadlines (classes,), ms
+    think: Any  # think times (n,), ms; empty for an open load
+    users: int  # users of a closed loop
+    warm: int  # first request that counts
 
 
 class Machine(NamedTuple):
-    """Service times of both paths.
+    """Service times of both paths."""
 
-    Attributes
-    ----------
-    times
-        T (2, Bmax + 1, grid) in ms by path, batch and tokens.
-    grid
-        Tokens at which `times` is given.
-    typical
-        T (2, Bmax + 1) in ms that the policy sees.
-    servers, kind
-        Servers and service-time distribution (2,) by path.
-    fixed
-        Constant (2,) added to drawn times, ms.
-    noise
-        Noise of both paths if empirical.
-    """
-
-    times: Any
-    grid: Any
-    typical: Any
-    servers: Any
+    times: Any  # T (2, Bmax + 1, grid) in ms by path, batch and tokens
+    grid: Any  # tokens at which `times` is given
+    typical: Any  # T (2, Bmax + 1) in ms that the policy sees
+    servers: Any  # servers, kind: servers and service-time distribution (2,) by path
     kind: Any
-    fixed: Any
-    noise: Any
+    fixed: Any  # constant (2,) added to drawn times, ms
+    noise: Any  # noise of both paths if empirical
 
 
 class Rule(NamedTuple):
@@ -106,58 +72,28 @@ class Rule(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory of the loop.
+    """Working memory of the loop."""
 
-    Attributes
-    ----------
-    free
-        When each server (2, servers) is free.
-    members
-        Requests of the current batch (Bmax + 1,).
-    seen
-        View of the policy (VIEW + 2 servers,).
-    line, following
-        Queue in order of arrival (n,) for one class; next request of the same class (n,) for several.
-    lists
-        First and last request of each class and two cursors (4, classes).
-    returns
-        Heap (users,) of the requests that users will send.
-    sent
-        Think time of each request (n,), then its sending time.
-    """
-
-    free: Any
-    members: Any
-    seen: Any
+    free: Any  # when each server (2, servers) is free
+    members: Any  # requests of the current batch (Bmax + 1,)
+    seen: Any  # view of the policy (VIEW + 2 servers,)
+    # line, following: queue in order of arrival (n,) for one class; next request of the same class (n,) for
+    # several
     line: Any
     following: Any
-    lists: Any
-    returns: Any
-    sent: Any
+    lists: Any  # first and last request of each class and two cursors (4, classes)
+    returns: Any  # heap (users,) of the requests that users will send
+    sent: Any  # think time of each request (n,), then its sending time
 
 
 class Out(NamedTuple):
-    """Results of a run.
+    """Results of a run."""
 
-    Attributes
-    ----------
-    response
-        Response times (n,), ms; NaN if not served.
-    path
-        Path (n,); -1 if not served.
-    sizes
-        Batches by size (2, Bmax + 1).
-    busy
-        Service begun in ms (3, 2): in all, up to the first and up to the last arrival that counts.
-    batch, start
-        Number and start of each request's batch (n,); empty if not requested.
-    """
-
-    response: Any
-    path: Any
-    sizes: Any
-    busy: Any
-    batch: Any
+    response: Any  # response times (n,), ms; NaN if not served
+    path: Any  # path (n,); -1 if not served
+    sizes: Any  # batches by size (2, Bmax + 1)
+    busy: Any  # service begun in ms (3, 2): in all, up to the first and up to the last arrival that counts
+    batch: Any  # batch, start: number and start of each request's batch (n,); empty if not requested
     start: Any
     counters: Any
     clocks: Any

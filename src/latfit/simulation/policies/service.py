@@ -9,16 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from latfit.errors import BadInput, WrongUsage
-from latfit.hardware import (
-    CPU_PATHS,
-    GPU_PATHS,
-    ExecutionPath,
-    HardwareProfile,
-    phase_of,
-)
-from latfit.model import FitResult, StepLatency, StepNoise, noise_table
+from latfit.errors import BadInput
+from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, phase_of
+from latfit.model import StepNoise, noise_table
 from latfit.policies import PathTimes, Policy
+from latfit.simulation.checks import refuse
 from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
 from latfit.stats import FloatArray
 
@@ -48,12 +43,10 @@ class ServicePath:
 
     def __post_init__(self) -> None:
         times = self.times_ms[1:]
-        if not len(times) or not np.all(np.isfinite(times) & (times > 0)) or self.servers < 1:
-            raise WrongUsage(
-                f"path {self.name} has a batch whose time is not above zero, or no batch or server",
-                where=self.name,
-                remedy="Give T(b) in ms for each batch, or limit the batch to where the fit holds.",
-            )
+        wrong = not len(times) or not np.all(np.isfinite(times) & (times > 0)) or self.servers < 1
+        found = f"path {self.name} has a batch whose time is not above zero, or no batch or server"
+        remedy = "Give T(b) in ms for each batch, or limit the batch to where the fit holds."
+        refuse(wrong, found, self.name, remedy)
 
     def __repr__(self) -> str:
         kind = "nominal" if self.nominal else "measured"
@@ -145,38 +138,6 @@ def linear_path(name: str, tau_ms: float, alpha_ms: float, max_batch: int, **mor
     return table_path(name, tau_ms + alpha_ms * np.arange(1.0, max_batch + 1), **more)
 
 
-def fitted_path(
-    name: str,
-    latency: StepLatency,
-    max_batch: int,
-    tokens_per_request: float = 1.0,
-    *,
-    most_tokens: float = 0.0,
-    spread: bool = True,
-    **more: object,
-) -> ServicePath:
-    """Typical times of a fit, for batches of up to `max_batch` requests with so many tokens each.
-
-    most_tokens: the longest request, where requests differ: a batch's time then goes by its own tokens.  spread: times
-    have the noise of the measured steps of their phase (one token a request: decode), where the fit has one.
-    """
-    b = np.arange(1.0, max_batch + 1)
-    grid = np.zeros(1)
-    if most_tokens > 0:
-        grid = np.unique(np.round(np.geomspace(1.0, max(max_batch * most_tokens, 2.0), TOKEN_POINTS)))
-        rows = [latency.latency_ms(np.full(len(grid), B), np.maximum(grid, B)) for B in b]
-        times = np.stack([np.zeros(len(grid)), *rows])
-    else:
-        times = np.concatenate([[0.0], latency.latency_ms(b, b * tokens_per_request)])[:, None]
-    phase = phase_of(max(tokens_per_request, most_tokens))
-    noise = latency.limits.of(phase).ratios if spread and isinstance(latency, FitResult) else None
-    if noise is not None:
-        sizes = np.maximum(grid[None, :], b[:, None]) if most_tokens > 0 else (b * tokens_per_request)[:, None]
-        times[1:] *= noise.levels.factors(sizes)
-    path = ServicePath(name, times, grid, tokens_per_request, noise=noise)
-    return replace(path, **more)  # type: ignore[arg-type]
-
-
 def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
     """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
     noise = None if path.noise is None else path.noise.padded(buckets)
@@ -203,14 +164,10 @@ class Serving:
     buckets: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        if self.service not in SERVICES:
-            raise WrongUsage(
-                f"{self.service!r} is not a service-time distribution",
-                where="--set service",
-                remedy=f"Take one of {', '.join(SERVICES)}.",
-            )
-        if self.tokens_per_request < 1:
-            raise WrongUsage("a request has at least one token", where="--tokens-per-request", remedy="Give 1 or more.")
+        found, remedy = f"{self.service!r} is not a service-time distribution", f"Take one of {', '.join(SERVICES)}."
+        refuse(self.service not in SERVICES, found, "--set service", remedy)
+        few, where = "a request has at least one token", "--tokens-per-request"
+        refuse(self.tokens_per_request < 1, few, where, "Give 1 or more.")
 
 
 def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
@@ -218,9 +175,8 @@ def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
     paths = {name: measured_path(path, serving) for name, path in profile.paths.items()}
     if not paths:
         raise BadInput("the hardware profile has no execution path", remedy="Add one with `latfit fit trace.parquet`.")
-    unknown = [name for name in serving.servers if name not in paths]
-    if unknown:
-        raise WrongUsage(f"there is no path {unknown[0]!r}", where="--servers", remedy=f"Take {', '.join(paths)}.")
+    for name in serving.servers:
+        refuse(name not in paths, f"there is no path {name!r}", "--servers", f"Take {', '.join(paths)}.")
     paths = {name: replace(path, servers=serving.servers.get(name, 1)) for name, path in paths.items()}
     gpu = next((paths[name] for name in GPU_PATHS if name in paths), None)
     main = gpu or next(iter(paths.values()))
@@ -231,47 +187,51 @@ def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
 
 
 def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
-    """A path of a profile, for batches up to the largest that was measured.
+    """Return a path of a profile, for batches up to the largest that was measured.
 
-    A nominal median is served one at a time and taken as exponential, as plans take it: its mean is the median over
-    ln 2. Only `deterministic` takes it as it stands.
+    Times scatter as the measured steps of their phase do (one token a request: decode). Where requests differ in
+    length, a batch's time goes by its own tokens. A nominal median is served one at a time and taken as exponential, as
+    plans take it: its mean is the median over ln 2. Only `deterministic` takes it unchanged.
     """
-    fit = path.fit
+    fit, nominal, most = path.fit, path.nominal, serving.most_tokens
     if not fit.status.ok or "B" not in fit.domain:
         raise BadInput(
             f"the fit of path {path.name!r} is not usable ({fit.status.sentence})",
             remedy="Fit it again with `latfit fit`.",
         )
-    one_at_a_time = path.nominal is not None and path.nominal.median
-    most = (
-        1
-        if one_at_a_time
-        else max(1, min(int(fit.domain["B"][1]), LARGEST if path.nominal is None else LARGEST_NOMINAL))
-    )
-    made = fitted_path(
+    median = nominal is not None and nominal.median
+    largest = 1 if median else max(1, min(int(fit.domain["B"][1]), LARGEST if nominal is None else LARGEST_NOMINAL))
+    b: FloatArray = np.arange(1.0, largest + 1).reshape(-1, 1)
+    grid, tokens = np.zeros(1), b * serving.tokens_per_request
+    if most > 0:
+        grid = np.unique(np.round(np.geomspace(1.0, max(largest * most, 2.0), TOKEN_POINTS)))
+        tokens = np.maximum(grid, b)
+    times = fit.latency_ms(np.broadcast_to(b, tokens.shape).ravel(), tokens.ravel()).reshape(tokens.shape)
+    noise = None
+    if serving.service == "fitted":
+        noise = fit.limits.of(phase_of(max(serving.tokens_per_request, most))).ratios
+    if noise is not None:
+        times = times * noise.levels.factors(tokens)
+    exponential = serving.service == "exponential" or (nominal is not None and nominal.exponential)
+    if nominal is not None and median and serving.service != "deterministic":
+        times, exponential = nominal.mean_factor() * times, True
+    return ServicePath(
         path.name,
-        fit,
-        most,
+        np.concatenate([np.zeros((1, times.shape[1])), times]),
+        grid,
         serving.tokens_per_request,
-        most_tokens=serving.most_tokens,
-        spread=serving.service == "fitted",
+        exponential=exponential,
+        noise=noise,
+        nominal=bool(fit.data.nominal),
     )
-    exponential = serving.service == "exponential" or (path.nominal is not None and path.nominal.exponential)
-    made = replace(made, exponential=exponential, nominal=bool(fit.data.nominal))
-    if path.nominal is None or not one_at_a_time or serving.service == "deterministic":
-        return made
-    return replace(made, times_ms=path.nominal.mean_factor() * made.times_ms, exponential=True)
 
 
 def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:
     """T(b) in ms (..., largest + 1) of an engine that pads a batch to the next of `buckets`, the last being the cap."""
     sizes = np.array(sorted(set(buckets)), dtype=np.int64)
-    if not len(sizes) or sizes[0] < 1 or sizes[-1] >= times_ms.shape[-1]:
-        raise WrongUsage(
-            f"buckets {list(buckets)} are not between 1 and the largest batch",
-            where="--buckets",
-            remedy="Give the batch sizes that the engine has captured.",
-        )
+    wrong = not len(sizes) or sizes[0] < 1 or sizes[-1] >= times_ms.shape[-1]
+    found = f"buckets {list(buckets)} are not between 1 and the largest batch"
+    refuse(wrong, found, "--buckets", "Give the batch sizes that the engine has captured.")
     b = np.arange(sizes[-1] + 1)
     padded: FloatArray = times_ms[..., sizes[np.searchsorted(sizes, b)]]
     return padded

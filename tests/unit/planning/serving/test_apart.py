@@ -11,12 +11,12 @@ from latfit.planning.serving.search import SearchSpace
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import (
     Cluster,
+    EnginePoint,
     EngineSettings,
     Options,
     Routing,
     Transfer,
     linear_costs,
-    simulate_engine,
 )
 from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, Streams, make_requests
 from tests.unit.planning.serving.test_search import EVERYTHING, FIXED
@@ -39,7 +39,7 @@ def keeps(targets: Targets, prefill: int, decode: int) -> bool:
     """In a long simulation."""
     options = Options(requests=20_000, replications=3, seed=11)
     cluster = Cluster(Routing(decode), COSTS, TRANSFER, prefill)
-    run = simulate_engine(TRAFFIC, COSTS, START, options, cluster=cluster).summary
+    run = EnginePoint(TRAFFIC, COSTS, START, options, cluster=cluster).run().summary
     figures = {"ttft": run.ttft, "tpot": run.tpot, "latency": run.latency}
     return run.stable and all(figures[each.metric]["p99"].value <= each.limit_ms for each in targets.targets)
 

@@ -10,7 +10,7 @@ from latfit.errors import WrongUsage
 from latfit.planning.serving.evaluate import TOGETHER, VERIFIED, Evaluator, Setup
 from latfit.planning.serving.search import MOST_REPLICAS, Search
 from latfit.planning.serving.targets import RequestTarget, Targets
-from latfit.simulation import Cluster, EngineSettings, Options, Routing, linear_costs, replicate, simulate_engine
+from latfit.simulation import Cluster, EnginePoint, EngineSettings, Options, Routing, linear_costs, replicate
 from latfit.workload import (
     ClosedLoad,
     Constant,
@@ -67,7 +67,7 @@ def test_figures_are_those_of_all_replicas_simulated() -> None:
     evaluator.alone_ms = evaluator.alone(LIMITS).summary.latency["mean"].value
     shared = evaluator.measure(Setup(LIMITS, count), replications=VERIFIED).summary
     options = Options(requests=60_000, replications=4, seed=5)
-    whole = simulate_engine(load, COSTS, LIMITS, options, cluster=Cluster(Routing(count))).summary
+    whole = EnginePoint(load, COSTS, LIMITS, options, cluster=Cluster(Routing(count))).run().summary
     for name in ("mean", "p50", "p90"):
         assert shared.ttft[name].value == pytest.approx(whole.ttft[name].value, rel=0.03)
         assert shared.latency[name].value == pytest.approx(whole.latency[name].value, rel=0.02)

@@ -14,13 +14,13 @@ from latfit.planning.serving.search import Search, SearchSpace
 from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
 from latfit.simulation import (
     Cluster,
+    EnginePoint,
     EngineSettings,
     Options,
     Promise,
     Routing,
     StepCosts,
     linear_costs,
-    simulate_engine,
 )
 from latfit.stats import FloatArray
 from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, make_requests
@@ -100,7 +100,7 @@ def brute_force(targets: Targets, sequences: tuple[int, ...], budgets: tuple[int
         settings = replace(START, max_num_seqs=each, max_num_batched_tokens=budget)
         for replicas in range(1, best):
             options = Options(requests=12_000, replications=3, seed=11)
-            run = simulate_engine(TRAFFIC, COSTS, settings, options, cluster=Cluster(Routing(replicas)))
+            run = EnginePoint(TRAFFIC, COSTS, settings, options, cluster=Cluster(Routing(replicas))).run()
             figures = {"ttft": run.summary.ttft, "tpot": run.summary.tpot, "latency": run.summary.latency}
             within = all(figures[one.metric]["p99"].value <= one.limit_ms for one in targets.targets)
             if run.summary.stable and within:

@@ -9,7 +9,6 @@ import pytest
 from latfit.cli.app import run
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult, FitStatus, write_fit
-from latfit.model.noise.step_noise import noise_of
 
 Captured = pytest.CaptureFixture[str]
 MEASURED = {"B": [1, 4096], "S": [1, 65536]}
@@ -81,35 +80,6 @@ def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
     assert routed["settings"]["prefill_replicas"] == 0
     assert apart["requests"] == routed["requests"] == 80
     assert routed["settings"]["replicas"] == 2
-
-
-def test_steps_scatter_as_measured_unless_told_otherwise(folder: Path, capsys: Captured) -> None:
-    """One request at a time: 33 tokens of which one step in a hundred takes 21 times as long."""
-    law = noise_of(np.array([1.0, 21.0]), np.array([9900.0, 100.0]))
-    values = {"tau_0": 8.0, "tau_B": 0.0, "tau_S": 0.0}
-    parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
-    scatter = {"ratios": law.to_json()}
-    paused = FitResult("linear", FitStatus.CONVERGED, parameters, domain=MEASURED, intervals=scatter)
-    write_fit(folder / "paused.fit.json", paused)
-    asked = ("--rate", "0.05/s", "--requests", 2000, "--replications", 2, "--lengths", "64:33", "--json")
-    engine = ("--engine", "chunked-prefill", "--kv-blocks", 400)
-
-    def means(*more: object) -> tuple[float, float]:
-        assert latfit(*engine, *asked, *more) == 0
-        (found,) = json.loads(capsys.readouterr().out)["runs"]
-        return found["latency_ms"]["mean"], found["latency_ms"]["p99"]
-
-    fitted, deterministic = (
-        means("--fit", "paused.fit.json", "--set", f"service={each}") for each in ("fitted", "deterministic")
-    )
-    assert means("--fit", "paused.fit.json") == fitted
-    assert means("--fit", "paused.fit.json", "--seed", 1) != fitted
-    # Nearly all requests are alone: 33 steps of 8 ms, to which J ~ Bin(33, 0.01) pauses of 160 ms come.
-    error = 8 * 20 * np.sqrt(33 * 0.01 * 0.99 / 4000)
-    assert deterministic[0] == pytest.approx(33 * 8, rel=0.01)
-    assert fitted[0] == pytest.approx(33 * 8 * 1.2, abs=4 * error, rel=0.01)
-    # P(J > 2 of 33) = 0.4 %, P(J > 1) = 4.3 %.
-    assert fitted[1] == pytest.approx(33 * 8 + 2 * 160, rel=0.01)
 
 
 @pytest.mark.parametrize(

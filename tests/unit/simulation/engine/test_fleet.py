@@ -41,15 +41,6 @@ def test_a_schedule_that_changes_nothing_is_a_fixed_number(route: str) -> None:
     assert fixed.replica_ms == scheduled.replica_ms == 3 * fixed.makespan_ms
 
 
-def test_a_rule_that_may_not_change_anything_is_a_fixed_number() -> None:
-    requests = some()
-    fixed = serve_replicas(requests, COSTS, LIMITS, Routing(2, "least-loaded"))
-    rule = Autoscaler("requests", 1.0, most=2, least=2, every_ms=100.0)
-    ruled = serve_replicas(requests, COSTS, LIMITS, Routing(2, "least-loaded", scaling=rule))
-    np.testing.assert_array_equal(fixed.last_ms, ruled.last_ms)
-    assert fixed.replica_ms == ruled.replica_ms
-
-
 def served_at(requests: Requests, schedule: Schedule, start_up_ms: float) -> EngineRun:
     routing = Routing(schedule.replicas[0], scaling=schedule, start_up_ms=start_up_ms)
     return serve_replicas(requests, linear_costs(100.0, 0.0, 0.0), ALONE, routing)
@@ -82,27 +73,6 @@ def test_one_that_still_drains_keeps_its_place() -> None:
     assert run.replica.tolist() == [0, 1, 2, 0, 2]
     assert run.last_ms[1] == pytest.approx(1010.0)
     assert run.replica_ms == pytest.approx(1010 + 1010 + (1010 - 100))
-
-
-def test_those_that_still_start_are_sent_away_first_and_paid_for() -> None:
-    requests = make_requests([0.0, 10.0, 500.0], 1, 1)
-    run = served_at(requests, Schedule((0.0, 100.0, 150.0), (2, 4, 2)), 400.0)
-    assert run.replica.tolist() == [0, 1, 0]
-    assert run.replica_ms == pytest.approx(2 * 600 + 2 * 50)
-
-
-def test_what_is_known_beforehand_is_served_as_apart() -> None:
-    """In turn, without anything left over at the changes, the parts of a schedule are runs of their own."""
-    rng = np.random.default_rng(1)
-    arrivals = np.concatenate([at + np.sort(rng.uniform(0, 5_000, 60)) for at in (0.0, 60_000.0, 120_000.0)])
-    requests = make_requests(arrivals, rng.integers(1, 200, 180), rng.integers(1, 40, 180))
-    schedule = Schedule((0.0, 50_000.0, 110_000.0), (1, 3, 2))
-    run = serve_replicas(requests, COSTS, LIMITS, Routing(1, "least-loaded", scaling=schedule, start_up_ms=1_000.0))
-    for part, count in enumerate((1, 3, 2)):
-        rows = slice(60 * part, 60 * part + 60)
-        alone = serve_replicas(requests.select(rows), COSTS, LIMITS, Routing(count, "least-loaded"))
-        np.testing.assert_allclose(run.last_ms[rows], alone.last_ms, rtol=0, atol=1e-6)
-        np.testing.assert_array_equal(run.replica[rows], alone.replica)
 
 
 def rule_by_hand(run: EngineRun, rule: Autoscaler, start_up_ms: float) -> list[tuple[float, int]]:

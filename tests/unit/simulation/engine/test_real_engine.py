@@ -67,14 +67,6 @@ def test_the_running_server_goes_before_the_trace() -> None:
     assert not same.notes
 
 
-def test_a_server_settles_what_traces_differ_in() -> None:
-    facts = engine_facts([("a", RECORDED), ("b", {**RECORDED, "max_num_seqs": 64})])
-    found = known_settings(facts.overruled_by("the server", {"max_num_seqs": 64}))
-    assert found.values["max_num_seqs"] == 64
-    (note,) = found.notes
-    assert "max_num_seqs 64 (128 in the trace)" in note.text
-
-
 @pytest.mark.parametrize(("a", "k"), [(0.6, 2), (0.9, 3), (0.05, 8)])
 def test_acceptance_from_the_mean_gain(a: float, k: int) -> None:
     assert acceptance_of(sum(a**i for i in range(1, k + 1)), k) == pytest.approx(a, abs=1e-9)

@@ -96,29 +96,6 @@ def test_an_engine_that_is_always_busy_may_be_at_no_limit() -> None:
     assert summarise([serve(requests, COSTS, wide)]).utilisation > 0.97
 
 
-def test_replications_give_intervals() -> None:
-    runs = []
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        arrivals = np.cumsum(rng.exponential(100.0, 200))
-        runs.append(serve(make_requests(arrivals, rng.integers(5, 50, 200), rng.integers(2, 20, 200)), COSTS, PLAIN))
-    found = summarise(runs).latency
-    means = [float(run.latency_ms.mean()) for run in runs]
-    half = 2.776445105 * np.std(means, ddof=1) / np.sqrt(5)  # Student's t, 4 degrees, 97.5 %
-    assert found["mean"].value == pytest.approx(np.mean(means))
-    assert [found["mean"].low, found["mean"].high] == pytest.approx([np.mean(means) - half, np.mean(means) + half])
-
-
-def test_the_timeline_adds_up() -> None:
-    line = two().timelines[0]
-    busy = float(np.sum(line.busy * line.slice_ms))
-    running = float(np.nansum(line.running * line.busy * line.slice_ms))
-    assert busy == pytest.approx(30.0)
-    # The first is in all three steps, the second in the second one.
-    assert running == pytest.approx(40.0)
-    assert np.nanmax(line.kv_usage) == pytest.approx(2 / 999)
-
-
 def test_queue_and_cache_are_averaged_over_busy_time() -> None:
     """Steps of 10 ms hold 1, 2 and 1 blocks of 999; three requests one after another leave 2, 1 and 0 waiting."""
     assert summarise([two()]).kv_usage == pytest.approx(4 / 3 / 999)

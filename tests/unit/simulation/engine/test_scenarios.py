@@ -37,41 +37,6 @@ def test_a_long_prefill_leaves_room_for_others() -> None:
     assert run.first_ms.tolist() == [20.0, 10.0]
 
 
-def test_an_asynchronous_engine_sees_arrivals_one_step_later() -> None:
-    """A request at 5 ms, while a step runs from 0 to 10 and the next one, planned at 0, from 10 to 20."""
-    requests = make_requests([0.0, 5.0], [4, 4], [9, 1])
-    assert told(requests, PLAIN).first_ms[1] == 20.0
-    assert told(requests, replace(PLAIN, asynchronous=True)).first_ms[1] == 30.0
-
-
-def test_a_scheduler_sees_what_came_during_a_step_when_it_plans_the_next() -> None:
-    """A slot is free at 30 ms; the second request comes at 5 ms, during a step from 0 to 10, and waits from 10 on."""
-    run = told(make_requests([0.0, 5.0], [4, 4], [3, 1]), replace(PLAIN, max_num_seqs=1))
-    assert run.seen_ms.tolist() == [0.0, 10.0]
-    assert run.start_ms.tolist() == [0.0, 30.0]
-
-
-def test_the_last_one_in_is_preempted_and_recomputed() -> None:
-    """Two blocks of 4 tokens each: both fit with prompts of 4; at the fifth token the second gives way and starts over
-    after the first has ended: its 5 known tokens are then one prefill, cut by nothing."""
-    settings = replace(PLAIN, kv_blocks=3, block_size=4, reuse_freed=False)
-    run = told(make_requests([0.0, 0.0], [4, 4], [3, 3]), settings)
-    assert run.counters.preemptions == 1
-    assert run.last_ms.tolist() == [30.0, 50.0]
-    assert run.counters.prefill_tokens == 4 + 4 + 5
-
-
-def test_blocks_that_nobody_took_are_found_again() -> None:
-    """Three blocks: the first request takes the third one, the second waits for its end, and finds its own block there.
-    Of the five tokens it knows four are in it, so it goes on as if nothing had been."""
-    settings = replace(PLAIN, kv_blocks=4, block_size=4)
-    run = told(make_requests([0.0, 0.0], [4, 4], [4, 4]), settings)
-    assert run.counters.preemptions == 1
-    assert run.counters.reused_tokens == 4
-    assert run.counters.prefill_tokens == 8
-    assert run.last_ms.tolist() == [40.0, 70.0]
-
-
 def test_swapping_costs_time_instead_of_tokens() -> None:
     settings = replace(PLAIN, kv_blocks=3, block_size=4, swap_ms_per_token=0.5)
     run = told(make_requests([0.0, 0.0], [4, 4], [3, 3]), settings)
@@ -91,12 +56,6 @@ def test_prefill_first_stops_decoding_and_decode_first_does_not() -> None:
     assert patient.first_ms[1] == 50.0
 
 
-def test_a_waiting_threshold_gathers_prefills() -> None:
-    requests = make_requests([0.0, 5.0, 25.0], [4, 4, 4], [9, 1, 1])
-    run = told(requests, replace(PLAIN, batching="continuous", start_at=2))
-    assert run.first_ms[1] == run.first_ms[2] == 40.0
-
-
 def test_selective_batching_prefills_whole_prompts_beside_decoding() -> None:
     requests = make_requests([0.0, 15.0], [4, 300], [4, 1])
     run = told(requests, replace(PLAIN, batching="selective", max_num_batched_tokens=256))
@@ -111,12 +70,6 @@ def test_static_batches_are_padded() -> None:
     assert run.counters.prefill_tokens == 1500
     assert 650 / run.counters.computed_tokens == pytest.approx(0.43333, abs=1e-5)
     assert run.first_ms.tolist() == [12.0, 12.0, 12.0]
-
-
-def test_a_static_batch_ends_with_its_longest_output() -> None:
-    settings = replace(PLAIN, batching="static", max_num_seqs=2)
-    run = told(make_requests([0.0, 0.0, 0.0], [4, 4, 4], [1, 5, 1]), settings)
-    assert run.last_ms.tolist() == [10.0, 50.0, 60.0]
 
 
 ONE = replace(PLAIN, max_num_seqs=1, max_num_batched_tokens=64)
@@ -159,16 +112,6 @@ def test_the_switch_goes_by_load() -> None:
         deadline_ms=[50.0, 20.0, 90.0, 80.0, 70.0],
     )
     assert order == [4, 5, 3, 2, 1]
-
-
-def test_a_wrong_prediction_makes_sjf_worse_but_loses_nothing() -> None:
-    rng = np.random.default_rng(5)
-    requests = make_requests(np.sort(rng.uniform(0, 2000, 200)), 4, rng.integers(1, 40, 200))
-    fcfs, exact, wrong = (
-        float(told(requests, replace(ONE, order=order)).latency_ms.mean())
-        for order in (Order(), Order("sjf"), Order("sjf", length_error=1.0))
-    )
-    assert exact < wrong < fcfs
 
 
 def test_speculation_makes_the_expected_number_of_tokens() -> None:

@@ -59,25 +59,6 @@ def test_the_file_is_gone_on_with_and_is_the_same_for_any_workers(tmp_path: Path
     assert np.isfinite(table["latency_p99_ms"]).all()
 
 
-def test_a_file_of_requests_that_come_at_once_is_gone_on_with(tmp_path: Path) -> None:
-    """They have no rate."""
-    at_once = pd.DataFrame({"t_s": [0.0] * 20, "prompt_tokens": 64, "output_tokens": 32})
-    asked: dict[str, Any] = {"arrivals": at_once, "kv_blocks": 400, "out": tmp_path / "s.parquet"}
-    first, again = (
-        simulate_engine(FIT, vary={"max_num_seqs": [2, 4]}, resume=resume, **asked) for resume in (False, True)
-    )
-    assert [dumps(run.to_json()) for run in first.runs] == [dumps(run.to_json()) for run in again.runs]
-
-
-@pytest.mark.nightly
-def test_dask_makes_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
-    vary: dict[str, list[Any]] = {"users": [2, 4], "think": ["100ms"]}
-    here, there = (swept(vary, running=Running(workers=1, backend=name)) for name in ("local", "dask"))
-    assert [dumps(run.to_json()) for run in here.runs] == [dumps(run.to_json()) for run in there.runs]
-    assert [run.users for run in there.runs] == [2, 4]
-
-
 def test_texts_of_a_sweep() -> None:
     assert values_of("replicas=1..3, 5; rate = 10/s,20/s") == {
         "replicas": ["1", "2", "3", "5"],

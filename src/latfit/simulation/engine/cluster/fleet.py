@@ -14,6 +14,7 @@ import numpy as np
 
 from latfit.compiled import inner, rare
 from latfit.errors import WrongUsage
+from latfit.simulation.checks import refuse
 from latfit.simulation.engine.prefix_cache import forget
 from latfit.simulation.engine.state import (
     BUSY_UNTIL,
@@ -54,15 +55,11 @@ class Schedule:
     replicas: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        rising = all(a < b for a, b in zip(self.moments_ms, self.moments_ms[1:], strict=False))
-        if not self.moments_ms or self.moments_ms[0] != 0 or not rising or len(self.moments_ms) != len(self.replicas):
-            raise WrongUsage(
-                "the moments do not rise from 0 on",
-                where="--set replicas_at",
-                remedy="Give t_s from 0 on, in rising order, and replicas at each.",
-            )
-        if min(self.replicas) < 1:
-            raise WrongUsage("a time without any replica", where="--set replicas_at", remedy="Give 1 or more.")
+        rising = all(a < b for a, b in zip((-1.0, *self.moments_ms), self.moments_ms, strict=False))
+        wrong = self.moments_ms[:1] != (0.0,) or not rising or len(self.moments_ms) != len(self.replicas)
+        remedy = "Give t_s from 0 on, in rising order, and replicas at each."
+        refuse(wrong, "the moments do not rise from 0 on", "--set replicas_at", remedy)
+        refuse(min(self.replicas) < 1, "a time without any replica", "--set replicas_at", "Give 1 or more.")
 
     @property
     def most(self) -> int:
@@ -90,20 +87,12 @@ class Autoscaler:
     cool_down_ms: float = 300_000.0
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS or not 0 < self.target < math.inf:
-            raise WrongUsage(
-                f"no target of {', '.join(METRICS)}",
-                where="--autoscale",
-                remedy="Write requests:20:1..8, waiting:2:1..8 or kv:70%:1..8.",
-            )
-        if not 1 <= self.least <= self.most:
-            raise WrongUsage(
-                f"{self.least} to {self.most} replicas",
-                where="--autoscale",
-                remedy="Write 1..8, the least first.",
-            )
-        if not self.every_ms > 0 or not self.cool_down_ms >= 0:
-            raise WrongUsage("a time below zero", where="--autoscale", remedy="Write requests:20:1..8:15s:5min.")
+        least, most, where = self.least, self.most, "--autoscale"
+        wrong = self.metric not in METRICS or not 0 < self.target < math.inf
+        refuse(wrong, f"no target of {', '.join(METRICS)}", where, f"Write {EXAMPLES}.")
+        refuse(not 1 <= least <= most, f"{least} to {most} replicas", where, "Write 1..8, the least first.")
+        wrong = not self.every_ms > 0 or not self.cool_down_ms >= 0
+        refuse(wrong, "a time below zero", where, "Write requests:20:1..8:15s:5min.")
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule as text, as `parse_autoscaler` reads it."""
@@ -113,7 +102,8 @@ class Autoscaler:
 
 Scaling = Schedule | Autoscaler
 
-RULE = re.compile(r"(\w+):([^:]+):(\d+)\.\.(\d+)(?::([^:]+))?(?::([^:]+))?")
+RULE = re.compile(r"(\w+):(\d+(?:\.\d*)?)(%?):(\d+)\.\.(\d+)(?::([^:]+))?(?::([^:]+))?")
+EXAMPLES = "requests:20:1..8, waiting:2:1..8 or kv:70%:1..8"
 
 
 def parse_autoscaler(text: str) -> Autoscaler:
@@ -129,52 +119,31 @@ def parse_autoscaler(text: str) -> Autoscaler:
     """
     found = RULE.fullmatch(text.strip())
     if found is None:
-        raise WrongUsage(
-            f"{text!r} is no rule", where="--autoscale", remedy="Write requests:20:1..8, waiting:2:1..8 or kv:70%:1..8."
-        )
-    metric, target, least, most, every, cool = found.groups()
-    number = float(target.removesuffix("%")) / (100 if target.endswith("%") else 1) if _is_number(target) else math.nan
+        raise WrongUsage(f"{text!r} is no rule", where="--autoscale", remedy=f"Write {EXAMPLES}.")
+    metric, target, percent, least, most, every, cool = found.groups()
     times = {"every_ms": every, "cool_down_ms": cool}
     given = {name: parse_duration_ms(value, option="--autoscale") for name, value in times.items() if value is not None}
-    return Autoscaler(metric, number, int(most), int(least), **given)
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d*)?%?", text) is not None
+    return Autoscaler(metric, float(target) / (100 if percent else 1), int(most), int(least), **given)
 
 
 class Fleet(NamedTuple):
-    """State of the fleet.
-
-    Attributes
-    ----------
-    rule
-        (5,): metric (-1 for none), target, least, most, ms between evaluations.
-    start_ms
-        Time from request to service, ms.
-    moments, counts
-        Schedule.
-    recent
-        Last recommendations.
-    phase, born, since, ready, ended, paid
-        By place: phase, number, time of request, of readiness and of removal, paid ms.
-    log
-        (3, c): time, replicas serving, replicas requested.
-    """
+    """State of the fleet."""
 
     i: IntArray
-    rule: FloatArray
-    start_ms: float
-    moments: FloatArray
+    rule: FloatArray  # (5,): metric (-1 for none), target, least, most, ms between evaluations
+    start_ms: float  # time from request to service, ms
+    moments: FloatArray  # moments, counts: schedule
     counts: IntArray
-    recent: IntArray
+    recent: IntArray  # last recommendations
+    # phase, born, since, ready, ended, paid: by place: phase, number, time of request, of readiness and of
+    # removal, paid ms
     phase: IntArray
     born: IntArray
     since: FloatArray
     ready: FloatArray
     ended: FloatArray
     paid: FloatArray
-    log: FloatArray
+    log: FloatArray  # (3, c): time, replicas serving, replicas requested
 
 
 def new_fleet(scaling: Scaling | None, start_ms: float, first: int, places: int, span: tuple[float, float]) -> Fleet:

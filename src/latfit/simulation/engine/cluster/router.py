@@ -45,36 +45,16 @@ FULL = 4
 
 
 class Router(NamedTuple):
-    """State of the router.
+    """State of the router."""
 
-    Attributes
-    ----------
-    route
-        Number of the route.
-    slack
-        Requests that an engine with the prefix may have beyond the least loaded one.
-    share
-        Share of a prompt that such an engine has cached.
-    output
-        Mean output tokens.
-    replica
-        Engine (n,) of each request.
-    last
-        Last engine (users,) of each user, -1 for none.
-    home
-        1 where a user has been served before (users, engines).
-    fleet
-        Replicas present.
-    """
-
-    route: int
-    slack: int
-    share: float
-    output: float
-    replica: IntArray
-    last: SmallIntArray
-    home: NDArray[np.int8]
-    fleet: Fleet
+    route: int  # number of the route
+    slack: int  # requests that an engine with the prefix may have beyond the least loaded one
+    share: float  # share of a prompt that such an engine has cached
+    output: float  # mean output tokens
+    replica: IntArray  # engine (n,) of each request
+    last: SmallIntArray  # last engine (users,) of each user, -1 for none
+    home: NDArray[np.int8]  # 1 where a user has been served before (users, engines)
+    fleet: Fleet  # replicas present
 
 
 @entry
