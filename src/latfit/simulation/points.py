@@ -50,23 +50,17 @@ R_co = TypeVar("R_co", bound=PointResult, covariant=True)
 
 
 class SweepPoint(Protocol[R_co]):
-    """One simulation of a sweep. labels: more columns for its row, such as the settings that were varied."""
+    """One simulation of a sweep. labels: the settings that were varied.  key: a digest of what the result depends on.
+
+    `run` takes the threads for its replications and a function to call with the share of them that is done.
+    """
 
     @property
     def labels(self) -> Mapping[str, Any]: ...
-
     @property
-    def key(self) -> str:
-        """A digest of all that the result depends on."""
-        ...
-
-    def run(self, threads: int, begun: Callable[[float], None] | None) -> R_co:
-        """Return the result. threads: for its replications; begun: called with the share of them that is done."""
-        ...
-
-    def restored(self, document: Any) -> R_co:
-        """Return the result whose document the file holds."""
-        ...
+    def key(self) -> str: ...
+    def run(self, threads: int, begun: Callable[[float], None] | None) -> R_co: ...
+    def restored(self, document: Any) -> R_co: ...
 
 
 @dataclass(frozen=True)

@@ -141,19 +141,9 @@ class Fitted:
 def fitted_engine(
     fit: Any, prefill_fit: Any, hardware: Any, diagnosis: Diagnosis, facts: Mapping[str, Any], given: Mapping[str, Any]
 ) -> Fitted:
-    """Return the engine of a diagnosis.
+    """Return the engine of a diagnosis. Raises BadInput, FitNotUsable, WrongUsage.
 
-    Parameters
-    ----------
-    facts
-        Settings that the server publishes.
-    given
-        Settings that options name.
-
-    Raises
-    ------
-    BadInput, FitNotUsable, WrongUsage
-        If the fits or settings cannot be used.
+    facts: settings that the server publishes.  given: settings that options name.
     """
     costs, unmeasured, _, fits = engine_costs(fit, prefill_fit, None, hardware, scatter=True)
     server = dict(facts)

@@ -112,15 +112,7 @@ def render_page(
     picture: tuple[str, str, str, Figure] | None,
     **parts: Any,
 ) -> Rendered:
-    """Fill the template of simulations.
-
-    Parameters
-    ----------
-    picture
-        File name without its ending, title, words in place of the picture, figure.
-    parts
-        Of the template: heading, tables, and what differs from the defaults.
-    """
+    """Fill the template of simulations. picture: file name without its ending, title, words in its place, figure."""
     pictures = []
     if picture is not None:
         stem, title, alt, figure = picture

@@ -167,15 +167,7 @@ def summarise(
     warmup: float = 0.0,
     classes: Sequence[str] = (),
 ) -> EngineSummary:
-    """Summarise replications of one engine.
-
-    Parameters
-    ----------
-    warmup
-        Share of the requests at the start of each run that request statistics leave out.
-    classes
-        Names of the classes, if any.
-    """
+    """Summarise replications of one engine; `warmup` is the share of requests that request statistics leave out."""
     counted = [counted_in(run, warmup) for run in runs]
     met = [meets(run, promise) for run in runs]
 

@@ -48,23 +48,19 @@ from latfit.workload import Requests
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts over a run.
-
-    prefill_tokens include those computed again after preemption; reused_tokens were found in freed blocks;
-    cached_tokens are prompt tokens cached when their requests started; free_blocks are KV blocks free at the end.
-    """
+    """Counts over a run."""
 
     steps: int
     prefill_steps: int
     preemptions: int
     generated_tokens: int
-    prefill_tokens: int
-    reused_tokens: int
+    prefill_tokens: int  # with those computed again after preemption
+    reused_tokens: int  # found in freed blocks
     drafted_tokens: int
     accepted_tokens: int
     computed_tokens: int
-    cached_tokens: int
-    free_blocks: int
+    cached_tokens: int  # prompt tokens cached when their requests started
+    free_blocks: int  # at the end
 
 
 PLACES = {
@@ -139,17 +135,9 @@ def serve(
     seed: int = 0,
     think_ms: FloatArray | None = None,
 ) -> EngineRun:
-    """Run one engine until every request is done.
+    """Run one engine until every request is done. Raises BadInput for no request or one larger than the KV cache.
 
-    Parameters
-    ----------
-    think_ms
-        In a closed loop, the time (n,) before each request during which its user thinks; see `ClosedLoad.sample`.
-
-    Raises
-    ------
-    BadInput
-        For no request, or one that is larger than the KV cache.
+    think_ms: in a closed loop, the time (n,) before each request during which its user thinks.
     """
     check_fits(requests, settings)
     return serve_in_turn(requests, load_of(requests, settings, seed, think_ms), costs, settings.limits(seed))

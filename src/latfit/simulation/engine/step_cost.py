@@ -176,17 +176,7 @@ class StepCosts(NamedTuple):
 def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
     """Make step costs from one fit, or from a decode fit and a fit of steps with prefill.
 
-    Parameters
-    ----------
-    scatter
-        Whether single steps vary as the measured steps of their phase did.
-
-    Raises
-    ------
-    FitNotUsable
-        If a fit has no values.
-    WrongUsage
-        If the engine does not know the model family.
+    scatter: whether single steps vary as the measured steps of their phase did. Raises FitNotUsable, WrongUsage.
     """
     fits = {DECODE: fit, PREFILL: with_prefill or fit, MIXED: with_prefill or fit}
     typical = np.stack([_coefficients(fits[DECODE]), _coefficients(fits[MIXED])])

@@ -77,16 +77,9 @@ def points_of(
     solve: Solve | None = None,
     skipped: list[SlaOutOfReach],
 ) -> list[Point]:
-    """Return points in the order of the rates, then the policies, then the settings. Raises WrongUsage.
+    """Return points in the order of the rates (per ms), then the policies, then the settings. Raises WrongUsage.
 
-    Parameters
-    ----------
-    rates
-        Per ms; empty for the load's own.
-    varied, settings
-        Settings by name, each with its values; settings of all points.
-    skipped
-        Takes the points that have no policy: the optimal one has none above its capacity.
+    skipped: takes the points that have no policy, as the optimal one has none above its capacity.
     """
     if not policies:
         raise WrongUsage("no policy", where="--policy", remedy="Give at least one.")

@@ -107,15 +107,9 @@ EXAMPLES = "requests:20:1..8, waiting:2:1..8 or kv:70%:1..8"
 
 
 def parse_autoscaler(text: str) -> Autoscaler:
-    """Parse `requests:20:1..8`: a metric, its target per replica and the range of replicas.
+    """Parse `requests:20:1..8`: a metric, its target per replica and the range of replicas. Raises WrongUsage.
 
-    Optional fields are the interval between evaluations and the window of the highest recommendation:
-    `kv:70%:1..8:15s:5min`.
-
-    Raises
-    ------
-    WrongUsage
-        If the text is no such rule.
+    `kv:70%:1..8:15s:5min` adds the interval between evaluations and the window of the highest recommendation.
     """
     found = RULE.fullmatch(text.strip())
     if found is None:
