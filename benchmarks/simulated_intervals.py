@@ -105,10 +105,10 @@ def seed_of(queue: Queue, seed: int) -> tuple[dict[str, Seen], tuple[bool, bool]
     for name, truth in (("mean", queue.mean), ("p99", queue.p99)):
         each = result.latency[name]
         side = 1 if truth < each.low else -1 if truth > each.high else 0
-        seen[name] = Seen(each.value / truth, side, each.trusted)
+        seen[name] = Seen(each.value / truth, side, result.trusted[name])
     p99 = result.latency["p99"]
-    confirms = p99.trusted and result.stable and p99.high <= ABOVE * queue.p99
-    return seen, (p99.trusted and result.stable and p99.high <= BELOW * queue.p99, confirms), result.requests
+    sure = result.trusted["p99"] and result.stable
+    return seen, (sure and p99.high <= BELOW * queue.p99, sure and p99.high <= ABOVE * queue.p99), result.requests
 
 
 def told(queue: Queue, load: float, seeds: int, workers: int) -> str:

@@ -17,15 +17,11 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its confidence interval; NaN ends where there is none to give. batches: that it is made from.
-    trusted: whether the runs were long enough for it.  needed: requests that count, in all, which are."""
+    """An estimate with its confidence interval; NaN ends if the runs show none."""
 
     value: float
     low: float
     high: float
-    batches: int = 0
-    trusted: bool = True
-    needed: int = 0
 
     @property
     def relative_half_width(self) -> float:

@@ -52,7 +52,7 @@ def brief_validation_table(found: Validation) -> Table:
             )
         )
     columns = ("", "measured mean", "simulated mean", "error: mean", "p90", "p99", "verdict")
-    return Table(_run_caption(found).rpartition(",")[0], columns, rows, words=("verdict",))
+    return Table(_run_caption(found).rpartition(", ")[0], columns, rows, words=("verdict",))
 
 
 def clocks_table(found: Validation) -> Table:

@@ -319,18 +319,18 @@ def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Inte
 
     together, k = np.concatenate(times), len(times)
     if not len(together):
-        return Interval(math.nan, math.nan, math.nan, k)
+        return Interval(math.nan, math.nan, math.nan)
     value = float(together.mean() if share is None else np.quantile(together, share))
     if k < 2:
-        return Interval(value, math.nan, math.nan, k)
+        return Interval(value, math.nan, math.nan)
     values = [each if share is None else each <= value for each in times]
     sums, centre = np.array([each.sum() for each in values]), np.concatenate(values).mean()
     errors = (sums - centre * np.array([len(each) for each in times])) / len(together)
     half = float(stdtrit(k - 1, (1 + LEVEL) / 2)) * math.sqrt(k / (k - 1) * float(errors @ errors))
     if share is None:
-        return Interval(value, value - half, value + half, k)
+        return Interval(value, value - half, value + half)
     ends = np.quantile(together, [max(share - half, 0.0), min(share + half, 1.0)])
-    return Interval(value, min(float(ends[0]), value), math.nan if share + half > 1 else float(ends[1]), k)
+    return Interval(value, min(float(ends[0]), value), math.nan if share + half > 1 else float(ends[1]))
 
 
 def bound_of(times: Sequence[FloatArray], share: float) -> float:

@@ -150,11 +150,20 @@ class BatchErrors(Record, frozen=True):
         return float(stdtrit(batches - 1, 0.5 + LEVEL / 2)) * error if batches > 1 else math.nan, batches
 
 
-def estimate(summaries: Sequence[Summary], share: float | None) -> tuple[Interval, BatchErrors]:
+@dataclass(frozen=True)
+class Estimate(Interval):
+    """An estimate from batches, whether the runs were long enough for it, and the requests in all that it needs."""
+
+    batches: int = 0
+    trusted: bool = False
+    needed: int = 0
+
+
+def estimate(summaries: Sequence[Summary], share: float | None) -> tuple[Estimate, BatchErrors]:
     """Return the mean, or the percentile of a share, over replications with its interval and its errors in ms."""
     pool = pooled([batch for each in summaries for batch in each.batches])
     if not pool.size:
-        return Interval(math.nan, math.nan, math.nan, 0, False), BatchErrors([], 0, math.nan, (0, 0, 0), 0)
+        return Estimate(math.nan, math.nan, math.nan), BatchErrors([], 0, math.nan, (0, 0, 0), 0)
     value = pool.mean if share is None else pool.value(share)
     found = _errors(summaries, pool, value, share)
     half, batches = found.half_width()
@@ -166,7 +175,7 @@ def estimate(summaries: Sequence[Summary], share: float | None) -> tuple[Interva
         found = structs.replace(found, errors=[-slope * each for each in found.errors])
     long = found.requests >= found.needed and (summaries[0].load != STEADY or found.forgets_start)
     trusted = batches >= LEAST_BATCHES and long and math.isfinite(half)
-    return Interval(value, min(low, value), max(high, value), batches, trusted, found.needed), found
+    return Estimate(value, min(low, value), max(high, value), batches, trusted, found.needed), found
 
 
 def paired(first: tuple[float, BatchErrors], other: tuple[float, BatchErrors]) -> Interval:

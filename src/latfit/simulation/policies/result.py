@@ -14,6 +14,7 @@ from latfit.simulation.policies.estimate import (
     RECORDED,
     VARYING,
     BatchErrors,
+    Estimate,
     Length,
     Summary,
     describe,
@@ -222,7 +223,7 @@ def _batch_sizes(sizes: Any) -> dict[str, float]:
     }
 
 
-def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Interval], *, free: bool) -> list[str]:
+def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Estimate], *, free: bool) -> list[str]:
     """Return which percentiles have no interval, which intervals are not trusted, and what they need."""
     counted, kind = sum(each.counted for each in summaries), summaries[0].load
     without = [name for name, each in latency.items() if math.isnan(each.high)]
