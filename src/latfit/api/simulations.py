@@ -44,11 +44,9 @@ if TYPE_CHECKING:
     from latfit.reporting import Making, Rendered, Table, Verdict
     from latfit.stats import FloatArray
 
-LOGGED = 1000
-"""Requests of an event log."""
+LOGGED = 1000  # requests of an event log
 
-MOST_ROWS = 24
-"""Runs that are shown one a row; of more, p99 by rate and policy."""
+MOST_ROWS = 24  # runs that are shown one a row; of more, p99 by rate and policy
 
 
 class Simulation(Answer):

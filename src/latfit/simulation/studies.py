@@ -16,8 +16,7 @@ from latfit.simulation.policies.sweep import Point, points_of
 from latfit.workload import OpenLoad, Poisson
 
 STUDIED = ("gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "split", "optimal")
-LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)
-"""Arrival rates as shares of the main path's capacity."""
+LOADS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.05)  # arrival rates as shares of the main path's capacity
 
 SLA_FACTOR = 2.5
 ONE_PATH = "needs a second path, which this machine does not have"

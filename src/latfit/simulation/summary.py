@@ -11,8 +11,7 @@ from latfit.records import Number, Record
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 STATISTICS = ("mean", *PERCENTILES)
-LEVEL = 0.95
-"""Of the intervals."""
+LEVEL = 0.95  # of the intervals
 
 
 @dataclass(frozen=True)

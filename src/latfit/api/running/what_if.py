@@ -24,25 +24,17 @@ from latfit.units import format_ms, format_percent, number
 from latfit.validation import TOLERANCE, Check, PhaseSpeed, check_window, window_speed
 from latfit.workload import RecordedLoad, Requests, make_requests
 
-MAX_SPEED_CHANGE = 1.2
-"""Largest speed factor, either way, at which advice needs no consent: about the error of a fit."""
-MAX_DRIFT = math.log(1.5)
-"""Largest change of ln speed since the fit that counts as drift; more is another machine."""
-ENOUGH_S = 30.0
-"""Length of readings beyond which sampling noise seldom moves the means."""
+MAX_SPEED_CHANGE = 1.2  # largest speed factor, either way, at which advice needs no consent: about the error of a fit
+MAX_DRIFT = math.log(1.5)  # largest change of ln speed since the fit that counts as drift; more is another machine
+ENOUGH_S = 30.0  # length of readings beyond which sampling noise seldom moves the means
 REQUESTS, REPLICATIONS = 1000, 20
 WARM_UP = 0.2
-MIN_FINISHED = 5
-"""Requests that must end within the readings to determine the load."""
-MIN_CHANGE = 0.03
-"""Relative change that is ignored."""
-MIN_SHARE = 0.8
-"""Share of replications in which a figure must change in one direction."""
-LEVEL = 0.9
-"""Share of replications that a range spans."""
+MIN_FINISHED = 5  # requests that must end within the readings to determine the load
+MIN_CHANGE = 0.03  # relative change that is ignored
+MIN_SHARE = 0.8  # share of replications in which a figure must change in one direction
+LEVEL = 0.9  # share of replications that a range spans
 BISECTIONS = 12
-CARRIED = 0.95
-"""Completed share of the offered rate below which an engine is overloaded."""
+CARRIED = 0.95  # completed share of the offered rate below which an engine is overloaded
 
 
 @dataclass(frozen=True)

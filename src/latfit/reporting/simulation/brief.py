@@ -70,8 +70,7 @@ def _gap(best: SimResult, second: SimResult) -> tuple[str, bool]:
     return (text, True) if gap.low > 0 else (f"{text} (not significant)", False)
 
 
-ATTAINED = 0.99
-"""Share of requests that has to meet the SLOs for a run to be good."""
+ATTAINED = 0.99  # share of requests that has to meet the SLOs for a run to be good
 
 
 def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:

@@ -17,8 +17,7 @@ from latfit.units import format_ms, format_percent, format_rate
 from latfit.validation import JUDGED, Validation, metrics
 
 MOST_LABELLED = 24
-WIDE = 20
-"""Rates that span more than this are drawn on a logarithmic axis."""
+WIDE = 20  # rates that span more than this are drawn on a logarithmic axis
 
 
 def validation_figure(found: Validation) -> Figure:

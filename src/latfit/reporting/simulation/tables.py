@@ -9,8 +9,7 @@ from latfit.simulation import ClassOutcome, EngineResult, Interval, SimResult
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation
 
-FEW, FEW_CLASSES = 8, 4
-"""Rows of a brief table, and runs of which it shows every class."""
+FEW, FEW_CLASSES = 8, 4  # rows of a brief table, and runs of which it shows every class
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
 

@@ -26,8 +26,7 @@ SETTINGS: Mapping[str, str] = {
 }
 """Setting that follows from a fact."""
 
-OPTIONS = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "synchronous")
-"""Settings with an option of their own."""
+OPTIONS = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "synchronous")  # settings with an option of their own
 
 DEFAULT, ASSUMED, OBSERVED = "vLLM's default", "assumed", "observed"
 """Origins of a value that no source reports, and of one that is counted in the steps."""

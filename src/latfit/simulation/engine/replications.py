@@ -31,14 +31,12 @@ from latfit.stats import FloatArray
 from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, Streams
 
-REQUESTS = 100_000
-"""Requests of each replication by default."""
+REQUESTS = 100_000  # requests of each replication by default
 
 WARM_SHARE, WARM_REACHES = 0.02, 20
 """Requests left out at the start: a share of the run, or correlation lengths, the larger of both."""
 
-SENT_LEAST, SENT_FIRST = 5, 2
-"""Smallest number of requests per user in a closed loop, and of these in the warm-up."""
+SENT_LEAST, SENT_FIRST = 5, 2  # smallest number of requests per user in a closed loop, and of these in the warm-up
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +133,7 @@ def replicate(
     return Replications(load, runs, warmup)
 
 
-Told = Callable[[EngineRun, EngineSettings], Sequence[str]]
-"""Returns what should be known of a run."""
+Told = Callable[[EngineRun, EngineSettings], Sequence[str]]  # returns what should be known of a run
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,8 +29,7 @@ from latfit.simulation.summary import (
 )
 from latfit.stats import FloatArray
 
-LEAST_BOUNDED = 8
-"""Replications that a Cantelli bound needs: with fewer their standard deviation is unusable."""
+LEAST_BOUNDED = 8  # replications that a Cantelli bound needs: with fewer their standard deviation is unusable
 
 MEANS = (
     "throughput_per_s", "output_tokens_per_s", "goodput_per_s", "slo_attainment", "fairness", "useful_share",
@@ -40,15 +39,12 @@ MEANS = (
 
 COUNTERS = ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")
 """Numbers of a run that are summed over replications."""
-FULL = 0.9
-"""Share of KV cache or busy time from which that resource is the bottleneck."""
+FULL = 0.9  # share of KV cache or busy time from which that resource is the bottleneck
 
-FEWEST = 30
-"""Requests of a run below which it shows nothing about capacity."""
+FEWEST = 30  # requests of a run below which it shows nothing about capacity
 BACKLOG = 0.25
 HOUR_MS = 3.6e6
-STRETCHES = 60
-"""Stretches of a run over which waits are averaged to detect growth."""
+STRETCHES = 60  # stretches of a run over which waits are averaged to detect growth
 
 
 @dataclass(frozen=True)

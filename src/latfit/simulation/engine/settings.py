@@ -93,8 +93,7 @@ class Speculation:
         refuse(wrong, found, "--set draft_tokens", "Give a count that is not negative and a probability.")
 
 
-MOST, MOST_BLOCK = 2**40, 2**20
-"""Of any count, and of tokens in a block: products of two are whole numbers of 64 bits."""
+MOST, MOST_BLOCK = 2**40, 2**20  # of any count, and of tokens in a block: products of two are whole numbers of 64 bits
 
 
 @dataclass(frozen=True)

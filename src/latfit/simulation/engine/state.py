@@ -36,8 +36,7 @@ NOW, BUSY_UNTIL, BUSY, LAST_TOKENS, EXTRA, GAPS, GAPS_MAX, SLICE, ORIGIN, TIMES 
 swap time to add to the step being planned.
 """
 
-GAP_SHIFT = 45
-"""Low bits of a float64 dropped to bin token gaps: bins of 2^-7 octave."""
+GAP_SHIFT = 45  # low bits of a float64 dropped to bin token gaps: bins of 2^-7 octave
 GAP_LOWEST = (1023 - 14) << (52 - GAP_SHIFT)
 GAP_BINS = (1023 + 30 << (52 - GAP_SHIFT)) - GAP_LOWEST
 
@@ -45,11 +44,9 @@ SLICES = 512
 SPENT, RUN, WAIT, USED, MADE = range(5)
 """Rows of the timeline, weighted by the time of steps that begin in a slice; MADE counts generated tokens."""
 
-STUCK, ENDED = 2, 3
-"""Status of the core: a waiting request can never run; a step ended in which a user got an answer."""
+STUCK, ENDED = 2, 3  # status of the core: a waiting request can never run; a step ended in which a user got an answer
 
-INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2
-"""Weights of service in fair order: an output token counts as two prompt tokens."""
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # weights of service in fair order: an output token counts as two prompt tokens
 
 
 class Limits(NamedTuple):

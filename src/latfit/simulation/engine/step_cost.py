@@ -51,15 +51,12 @@ def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> 
     return drafted
 
 
-OF_DECODE, OF_PREFILL, OF_MIXED = range(3)
-"""Phases, in the row order of `Scatter`."""
+OF_DECODE, OF_PREFILL, OF_MIXED = range(3)  # phases, in the row order of `Scatter`
 
 BATCHES = 1025
-SIZE_SHIFT = 45
-"""Low bits of a float64 dropped to number a size: 128 sizes an octave."""
+SIZE_SHIFT = 45  # low bits of a float64 dropped to number a size: 128 sizes an octave
 SIZE_LOWEST = 1023 << (52 - SIZE_SHIFT)
-SIZES = 24 << (52 - SIZE_SHIFT)
-"""Sizes up to 2^24 tokens."""
+SIZES = 24 << (52 - SIZE_SHIFT)  # sizes up to 2^24 tokens
 _BELOW = (1 << SIZE_SHIFT) - 1
 _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
@@ -127,8 +124,7 @@ TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TA
 ATTENTION, P_0, Q_S, TAU_X, K_0, TAU_E, K_E, P_NORM, GEMM, GEMM_S0, HINGE, HINGE_S0 = range(13, 25)
 SAT_W0, SAT_W1, SAT_KB, SAT_KS, GAMMA_B, GAMMA_S = range(25, 31)
 TAU_H, S_1, TAU_V, V, TAU_C, B_1, GEMM_B, P_ATTENTION = range(31, 39)
-WIDTH = 39
-"""Number of coefficients."""
+WIDTH = 39  # number of coefficients
 
 LINEAR = [i for i, name in enumerate(COEFFICIENTS) if name.startswith(("tau_", "w_", "b")) or name == "c"]
 """Coefficients that the cost is linear in."""
@@ -151,8 +147,7 @@ class Work(NamedTuple):
     L: float
 
 
-PREFILL_ALONE = 2
-"""Row of the correction table for steps with prefill only."""
+PREFILL_ALONE = 2  # row of the correction table for steps with prefill only
 
 
 class Table(NamedTuple):

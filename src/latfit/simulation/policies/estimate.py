@@ -299,23 +299,17 @@ def _met(run: Replication, times: FloatArray, sla_ms: float) -> int | None:
     return int(np.count_nonzero(times <= np.minimum(deadlines, sla_ms)))
 
 
-MANY = 500_000
-"""Requests in all at first, doubled until there are REACHES correlation lengths."""
+MANY = 500_000  # requests in all at first, doubled until there are REACHES correlation lengths
 REACHES = 64 * APART
-WARM_SHARE = 0.05
-"""Share of a run that is left out at its start."""
+WARM_SHARE = 0.05  # share of a run that is left out at its start
 
-LONGEST = 2_000_000
-"""Requests in one replication, limited by memory; longer runs are split into replications."""
+LONGEST = 2_000_000  # requests in one replication, limited by memory; longer runs are split into replications
 
-MOST = 100_000_000
-"""Requests in all unless the user sets a number; takes some seconds."""
+MOST = 100_000_000  # requests in all unless the user sets a number; takes some seconds
 
-STEP = 8
-"""Largest factor by which a run that is too short is lengthened."""
+STEP = 8  # largest factor by which a run that is too short is lengthened
 
-SURELY_GROWING = 4_000_000
-"""Requests in all from which a queue that still grows counts as unstable."""
+SURELY_GROWING = 4_000_000  # requests in all from which a queue that still grows counts as unstable
 
 
 def length_of(requests: int, replications: int, warmup: float | None) -> Length:

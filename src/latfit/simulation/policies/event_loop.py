@@ -32,8 +32,7 @@ from latfit.simulation.heap import pop, push
 HEAD, TAIL, QUEUED, KNOWN, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = range(10)
 CLOCK, LAST, AREA, CLOCKS = range(4)
 
-DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)
-"""Distributions of the service time around its typical value."""
+DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)  # distributions of the service time around its typical value
 
 WARMING, MEASURING, DRAINING = range(3)
 NOBODY = -1

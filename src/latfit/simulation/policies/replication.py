@@ -44,8 +44,7 @@ from latfit.workload import (
     draw_classes,
 )
 
-FINEST = 1e-3
-"""Largest rounding error of the last time stamp, as a share of the mean response."""
+FINEST = 1e-3  # largest rounding error of the last time stamp, as a share of the mean response
 FEWEST = 20
 
 

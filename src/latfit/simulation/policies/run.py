@@ -32,11 +32,9 @@ from latfit.simulation.summary import PERCENTILES
 from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, RecordedLoad, Streams
 
-MOST_REQUESTS, MOST_REPLICATIONS = 100_000_000, 100_000
-"""Of a replication, and of a run, that can be asked for."""
+MOST_REQUESTS, MOST_REPLICATIONS = 100_000_000, 100_000  # of a replication, and of a run, that can be asked for
 
-Progress = Callable[[float], None]
-"""Called with the share of the work that is done."""
+Progress = Callable[[float], None]  # called with the share of the work that is done
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from latfit.simulation.checks import refuse
 from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
 from latfit.stats import FloatArray
 
-TOKEN_POINTS = 48
-"""Points of the grid of tokens between which T is interpolated linearly."""
+TOKEN_POINTS = 48  # points of the grid of tokens between which T is interpolated linearly
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,8 +144,7 @@ def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
 
 
 SERVICES = ("fitted", "deterministic", "exponential")
-LARGEST = 1024
-"""Largest batch of a fitted path, whatever was measured."""
+LARGEST = 1024  # largest batch of a fitted path, whatever was measured
 
 LARGEST_NOMINAL = 1 << 20
 

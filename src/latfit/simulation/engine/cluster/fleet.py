@@ -33,8 +33,7 @@ from latfit.units import parse_duration_ms
 METRICS = {"requests": 0, "waiting": 1, "kv": 2}
 TOLERANCE = 0.1
 
-ABSENT, STARTING, UP, DRAINING = range(4)
-"""Phases of a place for a replica."""
+ABSENT, STARTING, UP, DRAINING = range(4)  # phases of a place for a replica
 
 ASKED, NEXT, TICK, BORN, LOGGED, TURN, CROWDED = range(7)
 """Counters in `Fleet.i`.

@@ -37,11 +37,9 @@ from latfit.stats import IntArray
 
 ROUND_ROBIN, LEAST_LOADED, SHORTEST_QUEUE, PREFIX, PREDICTED = range(5)
 
-WORTH = 0.5
-"""Smallest cached share of a prompt for which the prefix decides the route, as in SGLang."""
+WORTH = 0.5  # smallest cached share of a prompt for which the prefix decides the route, as in SGLang
 
-FULL = 4
-"""Status if a changing fleet has no place for a replica."""
+FULL = 4  # status if a changing fleet has no place for a replica
 
 
 class Router(NamedTuple):
