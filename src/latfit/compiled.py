@@ -44,14 +44,12 @@ MODULES = (
     "simulation/engine/cluster/router",
     "simulation/engine/loop",
     "simulation/engine/prefix_cache",
-    "simulation/engine/queue",
     "simulation/engine/scheduler",
     "simulation/engine/state",
     "simulation/engine/statistics",
     "simulation/engine/step_cost",
     "simulation/heap",
     "simulation/policies/event_loop",
-    "simulation/policies/replication",
 )
 """Modules with compiled functions, or with constants that these read."""
 

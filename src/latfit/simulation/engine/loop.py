@@ -10,8 +10,7 @@ import numpy as np
 
 from latfit.compiled import entry, inner, shared
 from latfit.simulation.engine.prefix_cache import give_back
-from latfit.simulation.engine.queue import absorb, peek
-from latfit.simulation.engine.scheduler import blocks_to_admit, plan
+from latfit.simulation.engine.scheduler import absorb, blocks_to_admit, peek, plan
 from latfit.simulation.engine.state import (
     ACCEPTED,
     BUSY_UNTIL,
