@@ -4,7 +4,6 @@ import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,18 +23,6 @@ def simulated(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, 
     return document
 
 
-def test_a_table_for_people(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run(["simulate", "policies", "--policy", "three-stage", "--policy", "fixed", "--rate", "500/s", *PATHS, *SMALL])
-        == 0
-    )
-    out = capsys.readouterr().out
-    assert "is best: p99" in out
-    assert "three-stage" in out
-    assert "on amx" in out
-    assert "below fixed" in out
-
-
 def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Profile, fit, then simulate on hardware.json, with the spread that the fit saw."""
     from latfit.trace.parquet import write_trace
@@ -49,26 +36,6 @@ def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]
     assert set(runs[0]["share"]) == {"gpu", "cpu"}  # type: ignore[call-overload]
     assert run(["simulate", "policies", "--rate", "5/s", *SMALL]) == 0
     assert "one token" in capsys.readouterr().err
-
-
-def test_tokens_of_the_prompts(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One request at a time, far apart: the mean response is the mean of T over the prompts' lengths."""
-    from latfit.cli.app import run as call
-    from latfit.model.fit_result import read_fit
-    from latfit.trace.parquet import write_trace
-
-    write_trace(Path("trace.parquet"), planted_trace(0.02, repeats=10))
-    assert call(["fit", "trace.parquet", "--model", "saturation", "--path", "gpu", "--quiet"]) == 0
-    prompts = [20 + 7 * (i % 100) for i in range(300)]
-    rows = "".join(f"{i},{prompt},3\n" for i, prompt in enumerate(prompts))
-    Path("requests.csv").write_text("t_s,prompt_tokens,output_tokens\n" + rows)
-    capsys.readouterr()
-    run = latfit.simulate(arrivals="requests.csv", by_prompt=True, service="deterministic", warmup=0.0)
-    (found,) = run.to_json()["runs"]
-    S = np.array(prompts, dtype=float)
-    expected = read_fit(next(Path().glob("*.fit.json"))).latency_ms(np.ones(len(S)), S).mean()
-    # T is straight between the points of the grid of tokens, which costs a little.
-    assert found["latency_ms"]["mean"] == pytest.approx(expected, rel=0.01)
 
 
 def test_sweep_and_resume(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 
@@ -111,14 +110,6 @@ class TestPolicies:
         assert "below fixed." in found.verdict
         assert found.state == "good"
 
-    def test_recorded_requests_in_tables(self, in_tmp: Path) -> None:
-        """A file, a DataFrame and an Arrow table are one load."""
-        frame = pd.DataFrame({"t_s": np.arange(400) / 64, "prompt_tokens": 5, "output_tokens": 3})
-        frame.to_csv("r.csv", index=False)
-        tables = ("r.csv", frame, pa.Table.from_pandas(frame))
-        found = [dumps(latfit.simulate(NOMINAL, arrivals=table).to_json()) for table in tables]
-        assert found[0] == found[1] == found[2]
-
     def test_settings_are_those_of_policies(self) -> None:
         assert set(SETTINGS.values()) == set(vars(Settings()))
 
@@ -166,12 +157,6 @@ class TestEngines:
         assert {"ttft_p99_ms", "latency_p50_ms", "throughput_per_s"} <= set(found.frame.columns)
         assert found.verdict.startswith("Stable at 5 req/s")
         assert len(repr(found.runs[0])) < 200
-
-    def test_what_limits_an_engine(self, fit: Path) -> None:
-        """Room for two requests of 96 tokens; beyond 2 / (32 steps of 8 ms) requests/s they queue for the cache."""
-        found = latfit.simulate_engine(fit, "20/s", "64:32", kv_blocks=14, requests=400, replications=1)
-        assert found.state == "bad"
-        assert "Limited by the KV cache" in found.verdict
 
 
 class TestValidation:

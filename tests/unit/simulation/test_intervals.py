@@ -48,10 +48,6 @@ class TestStandardError:
         assert np.mean(found) == pytest.approx(phi / (1 - phi**2), rel=0.35)
         assert max(found) < 2.5 * min(found)
 
-    def test_independent_requests_have_no_reach(self) -> None:
-        rng = np.random.default_rng(3)
-        assert [reach_in(rng.exponential(1.0, 40_000)) for _ in range(5)] == [0.0] * 5
-
     @pytest.mark.parametrize(("phi", "n"), [(0.0, 5000), (0.9, 100_000), (0.98, 400_000)])
     def test_standard_error(self, phi: float, n: int) -> None:
         """The mean of n has variance (1 + phi)/(1 - phi)/n for n much longer than the correlation."""
@@ -99,11 +95,6 @@ class TestLength:
         one, many = (simulate(ONE, MM1, load, options, threads=threads) for threads in (1, 4))
         assert one.latency == many.latency
         assert one.to_json() == many.to_json()
-
-    def test_progress_reaches_its_end(self) -> None:
-        seen: list[float] = []
-        simulate(ONE, MM1, OpenLoad(Poisson(0.5)), Options(), threads=2, progress=seen.append)
-        assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
 class TestStability:

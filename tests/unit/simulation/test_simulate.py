@@ -103,17 +103,6 @@ class TestInvariants:
 class TestClasses:
     CLASSES = (RequestClass(0.25, 10.0, "chat"), RequestClass(0.75, 100.0, "batch"))
 
-    def test_strict_priority(self) -> None:
-        """Cobham's formula for two classes, not preemptive: W1 = W0/(1 - r1), W2 = W0/((1 - r1)(1 - r))."""
-        load = OpenLoad(Poisson(0.4), classes=self.CLASSES)
-        result = simulate(GREEDY, MM1, load, Options(300_000))
-        residual, first, both = 0.4 * 8 / 2, 0.2, 0.8
-        waits = (residual / (1 - first), residual / (1 - first) / (1 - both))
-        for found, wait in zip(result.by_class, waits, strict=True):
-            assert found.latency["mean"] == pytest.approx(2 + wait, rel=0.06)
-        assert [each.name for each in result.by_class] == ["chat", "batch"]
-        assert 0 < (result.slo_attainment or 0) < 1
-
 
 class TestOverload:
     @pytest.mark.parametrize("policy", [policies.gpu_only(Limits(4)), policies.fixed(4, Limits(4))])
@@ -177,9 +166,3 @@ class TestBadInput:
     def test_options(self, options: dict[str, object]) -> None:
         with pytest.raises(WrongUsage):
             Options(**options)  # type: ignore[arg-type]
-
-    def test_a_policy_that_waits_for_ever(self) -> None:
-        load = ClosedLoad(3, 1.0)
-        result = simulate(policies.fixed(4, Limits(4)), System(linear_path("gpu", 8, 0.5, 4)), load, Options(1000))
-        assert result.throughput_per_s == 0 or math.isnan(result.throughput_per_s)
-        assert "waits to fill a batch" in " ".join(result.notes)

@@ -62,15 +62,6 @@ def test_orders_and_rates_are_compared_on_one_load(folder: Path, capsys: Capture
     assert low < runs[0]["ttft_ms"]["mean"] < high
 
 
-def test_classes_have_their_names_and_the_urgent_one_goes_first(folder: Path, capsys: Captured) -> None:
-    classes = ("--class", "chat:0.3:1s", "--class", "batch:0.7")
-    asked = ("--rate", "30/s", "--requests", 400, "--replications", 1, "--max-num-seqs", 4, "--order", "priority")
-    latfit(*DRAWN, *asked, *classes, "--json")
-    chat, batch = json.loads(capsys.readouterr().out)["runs"][0]["by_class"]
-    assert (chat["class"], batch["class"]) == ("chat", "batch")
-    assert chat["ttft_ms"]["mean"] < batch["ttft_ms"]["mean"] / 2
-
-
 def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
     assert latfit(*RECORDED, "--prefill-on", "amx.fit.json", "--transfer", "2ms+1us", "--json") == 0
     apart = json.loads(capsys.readouterr().out)["runs"][0]
@@ -120,18 +111,3 @@ def test_users_who_wait_for_answers(folder: Path, capsys: Captured) -> None:
     assert found["throughput_per_s"] == pytest.approx(1e3 / alone, rel=1e-3)
     assert latfit(*DRAWN, "--users", 40, "--replicas", 2, "--set", "route=shortest-queue", "--requests", 2000) == 0
     assert "40 users are served" in capsys.readouterr().out
-
-
-def test_every_class_has_its_own_promise(folder: Path, capsys: Captured) -> None:
-    classes = ("--class", "chat:0.3:ttft=100ms,tpot=50ms", "--class", "mail:0.4:sla=20s", "--class", "batch:0.3")
-    asked = ("--rate", "30/s", "--requests", 600, "--replications", 1, "--max-num-seqs", 4, "--order", "slo")
-    latfit(*DRAWN, *asked, *classes, "--json")
-    (found,) = json.loads(capsys.readouterr().out)["runs"]
-    chat, mail, batch = found["by_class"]
-    assert chat["ttft_ms"]["p99"] < mail["ttft_ms"]["p99"] < batch["ttft_ms"]["p99"]
-    assert 0 <= chat["slo_attainment"] <= 1
-    assert batch["slo_attainment"] is None
-    latfit(*DRAWN, *asked, *classes)
-    shown = capsys.readouterr().out
-    assert "By class" in shown
-    assert "mail" in shown

@@ -66,15 +66,6 @@ def test_a_story_of_four_replicas() -> None:
     assert run.replica_ms == pytest.approx(800 + (460 - 150) + (800 - 500))
 
 
-def test_one_that_still_drains_keeps_its_place() -> None:
-    """The second has a request until 1,000 when two are asked for again: another place is taken."""
-    requests = make_requests([0.0, 10.0, 200.0, 210.0, 220.0], 1, [1, 10, 1, 1, 1])
-    run = served_at(requests, Schedule((0.0, 50.0, 100.0), (2, 1, 2)), 20.0)
-    assert run.replica.tolist() == [0, 1, 2, 0, 2]
-    assert run.last_ms[1] == pytest.approx(1010.0)
-    assert run.replica_ms == pytest.approx(1010 + 1010 + (1010 - 100))
-
-
 def rule_by_hand(run: EngineRun, rule: Autoscaler, start_up_ms: float) -> list[tuple[float, int]]:
     """(moment, asked for) as Kubernetes' documentation tells it, from what a run's requests did: those that have come
     and have not ended, at replicas that are routed to. For replicas that are never sent away, so that all count."""

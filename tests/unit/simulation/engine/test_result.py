@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.simulation.engine.cluster.replicas import Routing
-from latfit.simulation.engine.result import EngineResult, Promise, grows, jain, meets, summarise
+from latfit.simulation.engine.result import Promise, grows, jain, meets, summarise
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs
@@ -82,18 +81,6 @@ def test_an_overloaded_engine_is_recognised() -> None:
     assert grows([over])
     assert not grows([under])
     assert not summarise([over]).stable
-
-
-def test_an_engine_that_is_always_busy_may_be_at_no_limit() -> None:
-    """20 requests/s of 20 steps of 10 ms: 4 run in the mean, so that it pauses once in e^4 times; 64 may."""
-    requests = make_requests(np.cumsum(np.random.default_rng(1).exponential(50.0, 2000)), [8] * 2000, [20] * 2000)
-    wide, narrow = (replace(PLAIN, max_num_seqs=most) for most in (64, 4))
-    limits = [
-        EngineResult(each, Routing(), 0, 20.0, summarise([serve(requests, COSTS, each)]), 0).bottleneck
-        for each in (wide, narrow)
-    ]
-    assert limits == [None, "max_num_seqs = 4"]
-    assert summarise([serve(requests, COSTS, wide)]).utilisation > 0.97
 
 
 def test_queue_and_cache_are_averaged_over_busy_time() -> None:

@@ -70,34 +70,7 @@ def test_a_request_alone_takes_a_sum_of_independent_ratios() -> None:
     assert together == pytest.approx(0.0, abs=4 / np.sqrt(n))
 
 
-def test_phases_scatter_by_laws_of_their_own() -> None:
-    """Two prompts of 4 tokens, the second while the first decodes: prefill, decode, mixed, decode."""
-    fixed = costs(law([1.5], [1.0]), law([2.0], [1.0]), law([3.0], [1.0]))
-    run = serve(make_requests([0.0, 6.0], [4, 4], [4, 2]), fixed, PLAIN)
-    assert run.first_ms.tolist() == [4.0, 13.0]
-    # Prefill until 4, a decode step until 7, the mixed step until 13, decode together until 16.
-    assert run.last_ms.tolist() == [16.0, 16.0]
-    static = serve(make_requests([0.0, 0.0], [4, 4], [2, 2]), fixed, replace(PLAIN, batching="static", start_at=2))
-    assert static.last_ms.tolist() == [7.0, 7.0]
-
-
 LEVELS = SizeLevels(np.array([1.0, 40.0, 3000.0]), np.log([0.8, 1.3, 1.1]), np.array([0.01, 0.02, 0.01]))
-
-
-@pytest.mark.parametrize("size", [1, 7, 40, 300, 511])
-def test_a_step_lasts_as_long_as_steps_of_its_size_did(size: int) -> None:
-    decode = costs(law([1.0], [1.0], LEVELS))
-    run = serve(make_requests(np.zeros(size), 1, 1), decode, PLAIN)
-    assert run.last_ms.max() == pytest.approx(STEP_MS * float(LEVELS.factors(np.array([float(size)]))[0]), rel=1e-5)
-
-
-@pytest.mark.parametrize(("size", "factor"), [(1, 1.5), (10, 1.5), (14, 1.5), (15, 3.0), (400, 3.0), (2000, 3.0)])
-def test_a_batch_scatters_as_steps_of_its_group_did(size: int, factor: float) -> None:
-    """Groups of 1 to 10 and of 20 to 60 requests: what nobody measured goes by ln B, up to sqrt(200) = 14.1."""
-    both = StepNoise((law([1.5], [1.0]).pooled, law([3.0], [1.0]).pooled), np.array([np.sqrt(10.0 * 20.0)]))
-    large = EngineSettings(max_num_seqs=2048, kv_blocks=5000, asynchronous=False, padded_graphs=False)
-    run = serve(make_requests(np.zeros(size), 1, 3), costs(both), large)
-    assert run.last_ms.tolist() == [3 * STEP_MS * factor] * size
 
 
 def test_fits_by_phase_bring_their_own_laws() -> None:

@@ -85,17 +85,6 @@ def test_what_would_do_nothing_is_refused(vary: dict[str, list[Any]], said: str)
         swept(vary)
 
 
-def test_an_option_may_belong_to_what_is_varied() -> None:
-    """The share of a prefix has an effect in one of the cases."""
-    found = swept({"route": ["least-loaded", "prefix"], "prefix_share": [0.1, 0.9]}, replicas=2, tenants=3)
-    plain, same, little, much = found.frame["ttft_mean_ms"]
-    assert much < little != plain == same
-    fixed = swept({"route": ["least-loaded", "prefix"]}, replicas=2, tenants=3, prefix_share=0.9)
-    assert fixed.frame["ttft_mean_ms"].tolist() == [plain, much]
-    drafted = swept({"draft_tokens": [0, 2]}, engine={"acceptance": 0.9})
-    assert drafted.frame["accepted_tokens"].tolist()[0] == 0 < drafted.frame["accepted_tokens"].tolist()[1]
-
-
 @pytest.fixture
 def folder(in_tmp: Path) -> Path:
     write_fit(in_tmp / "gpu.fit.json", FIT)
