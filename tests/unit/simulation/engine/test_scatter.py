@@ -70,7 +70,6 @@ def test_a_request_alone_takes_a_sum_of_independent_ratios() -> None:
     assert together == pytest.approx(0.0, abs=4 / np.sqrt(n))
 
 
-LEVELS = SizeLevels(np.array([1.0, 40.0, 3000.0]), np.log([0.8, 1.3, 1.1]), np.array([0.01, 0.02, 0.01]))
 
 
 def test_fits_by_phase_bring_their_own_laws() -> None:
