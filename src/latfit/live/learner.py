@@ -58,11 +58,10 @@ class BestForTail:
             return replace(policies.optimal(table, limits), order=policy.order)
         if policy.name not in ("cutoff", "three-stage"):
             return policy  # no thresholds that depend on times
-        load, statistic = OpenLoad(Poisson(rate)), f"p{100 * self.share:g}"
-        options = Options(self.requests, replications=1, statistic=statistic, percentiles=(self.share,))
+        load, options = OpenLoad(Poisson(rate)), Options(self.requests, replications=1)
 
         def tail(candidate: Policy) -> float:
-            return float(simulate(candidate, system, load, options).latency[statistic].value)
+            return simulate(candidate, system, load, options).percentile_ms(self.share)
 
         def best(candidates: Sequence[Policy]) -> tuple[float, Policy]:
             tried = [(tail(each), each) for each in (replace(each, order=policy.order) for each in candidates)]

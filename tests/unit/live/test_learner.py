@@ -275,9 +275,9 @@ def test_thresholds_for_slower_paths(name: str) -> None:
         table = optimal_rule(rate, measured_times(system.main.typical_ms[1:])).table
         assert made.settings["threshold"] == table.threshold
     elif name in ("cutoff", "three-stage"):
-        options = Options(8000, replications=1, statistic="p95", percentiles=(0.95,))
+        options = Options(8000, replications=1)
         tails = [
-            simulate(each, system, OpenLoad(Poisson(rate)), options).latency["p95"].value for each in (made, policy)
+            simulate(each, system, OpenLoad(Poisson(rate)), options).percentile_ms(0.95) for each in (made, policy)
         ]
         assert tails[0] <= tails[1]
     else:

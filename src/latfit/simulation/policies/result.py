@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET, UnsetType, field, structs
 
+from latfit.histogram import pooled
 from latfit.policies import Policy
 from latfit.records import Number, Record
 from latfit.simulation.policies.estimate import (
@@ -93,6 +94,10 @@ class SimResult(Record, frozen=True):
         state = "" if self.stable else ", unstable"
         shown = ", ".join(f"{name} {each.value:.4g}" for name, each in self.latency.items())
         return f"SimResult({self.policy}, {self.rate_per_s:.4g} req/s, ms: {shown}{state})"
+
+    def percentile_ms(self, share: float) -> float:
+        """Return the time within which a share of the requests of all replications was answered."""
+        return pooled([batch for each in self.summaries for batch in each.batches]).value(share)
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of `simulate policies --json`."""

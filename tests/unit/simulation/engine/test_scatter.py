@@ -70,8 +70,6 @@ def test_a_request_alone_takes_a_sum_of_independent_ratios() -> None:
     assert together == pytest.approx(0.0, abs=4 / np.sqrt(n))
 
 
-
-
 def test_fits_by_phase_bring_their_own_laws() -> None:
     values = {"tau_0": 2.0, "tau_B": 0.0, "tau_S": 0.0}
     decode, prefill, mixed = (law([each], [1.0]).to_json() for each in (1.5, 2.0, 3.0))
