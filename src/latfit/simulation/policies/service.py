@@ -215,7 +215,7 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         times, exponential = nominal.mean_factor() * times, True
     return ServicePath(
         path.name,
-        np.concatenate([np.zeros((1, times.shape[1])), times]),
+        np.concatenate([np.zeros((1, len(grid))), times]),
         grid,
         serving.tokens_per_request,
         exponential=exponential,
