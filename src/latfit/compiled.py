@@ -50,6 +50,7 @@ MODULES = (
     "simulation/engine/step_cost",
     "simulation/heap",
     "simulation/policies/event_loop",
+    "simulation/policies/replication",
 )
 """Modules with compiled functions, or with constants that these read."""
 

@@ -9,43 +9,10 @@ Details: docs/theory/simulation.md, "Engine loop".
 import numpy as np
 
 from latfit.compiled import entry, inner, shared
+from latfit.simulation.engine import state as st
 from latfit.simulation.engine.prefix_cache import give_back
 from latfit.simulation.engine.scheduler import absorb, blocks_to_admit, peek, plan
-from latfit.simulation.engine.state import (
-    ACCEPTED,
-    BUSY_UNTIL,
-    CHUNKED,
-    COMPUTED,
-    CONTINUOUS,
-    COUNT,
-    DRAFTED,
-    ENDED,
-    EXTRA,
-    FAIR,
-    FCFS,
-    FINISHED,
-    FREE,
-    INPUT_WEIGHT,
-    KEYED,
-    LAST_TOKENS,
-    NOW,
-    OUTPUT_WEIGHT,
-    PREEMPTIONS,
-    PREFILL_STEPS,
-    PREFILL_TOKENS,
-    PUSHED,
-    SEEN,
-    STACK,
-    STEADY,
-    STUCK,
-    TOKENS,
-    WAITING,
-    Limits,
-    Load,
-    State,
-    send_all,
-    take,
-)
+from latfit.simulation.engine.state import Limits, Load, State, send_all, take
 from latfit.simulation.engine.statistics import count_gaps, note_step
 from latfit.simulation.engine.step_cost import (
     OF_DECODE,
@@ -72,7 +39,7 @@ def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> 
     """
     while True:
         answer = _steps(o, load, costs, s, until)
-        if answer != ENDED:
+        if answer != st.ENDED:
             return int(answer)
         until = min(until, send_all(o, load, s))
 
@@ -81,27 +48,27 @@ def advance(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> 
 def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
     """Run steps as `advance` does, but return ENDED after a step that ended requests of a closed loop."""
     stuck = 0
-    while s.f[NOW] < until:
+    while s.f[st.NOW] < until:
         release(o, load, s)
-        absorb(o, load, s, s.f[NOW])
-        if o.fast == 1 and s.i[STEADY] == 1 and fast_forward(o, load, costs, s, until) > 0:
+        absorb(o, load, s, s.f[st.NOW])
+        if o.fast == 1 and s.i[st.STEADY] == 1 and fast_forward(o, load, costs, s, until) > 0:
             continue
-        preemptions = s.i[PREEMPTIONS]
+        preemptions = s.i[st.PREEMPTIONS]
         work = plan(o, load, s)
         if work.B > 0:
-            finished = s.i[FINISHED]
+            finished = s.i[st.FINISHED]
             execute(o, load, costs, s, work)
             stuck = 0
-            if load.users > 0 and s.i[FINISHED] > finished:
-                return ENDED
-        elif s.f[BUSY_UNTIL] > s.f[NOW]:
-            s.f[NOW] = s.f[BUSY_UNTIL]
-        elif s.i[COUNT] > 0 or s.i[PREEMPTIONS] > preemptions or s.i[WAITING] > 0:
+            if load.users > 0 and s.i[st.FINISHED] > finished:
+                return st.ENDED
+        elif s.f[st.BUSY_UNTIL] > s.f[st.NOW]:
+            s.f[st.NOW] = s.f[st.BUSY_UNTIL]
+        elif s.i[st.COUNT] > 0 or s.i[st.PREEMPTIONS] > preemptions or s.i[st.WAITING] > 0:
             stuck += 1
             if stuck > 4:
-                return STUCK
-        elif s.i[SEEN] < s.i[PUSHED]:
-            s.f[NOW] = max(s.f[NOW], load.arrival[s.inbox[s.i[SEEN]]])
+                return st.STUCK
+        elif s.i[st.SEEN] < s.i[st.PUSHED]:
+            s.f[st.NOW] = max(s.f[st.NOW], load.arrival[s.inbox[s.i[st.SEEN]]])
         else:
             return 0
     return 1
@@ -110,7 +77,7 @@ def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> i
 @inner
 def release(o: Limits, load: Load, s: State) -> None:
     """Free the slots and blocks of ended requests whose end the planner has seen."""
-    to, count = 0, s.i[COUNT]
+    to, count = 0, s.i[st.COUNT]
     first = 0
     while first < count and s.fin[first] == 0:
         first += 1
@@ -125,21 +92,21 @@ def release(o: Limits, load: Load, s: State) -> None:
             s.rid[to], s.known[to], s.comp[to], s.gen[to] = s.rid[i], s.known[i], s.comp[i], s.gen[i]
             s.cap[to], s.fin[to], s.token_at[to] = s.cap[i], s.fin[i], s.token_at[i]
         to += 1
-    s.i[COUNT] = to
+    s.i[st.COUNT] = to
 
 
 @inner
 def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> None:
     """Run the planned step: its time, its tokens, and the requests that end."""
-    begin = max(s.f[NOW], s.f[BUSY_UNTIL])
-    duration = drawn_ms(costs, s, padded(o, work)) + s.f[EXTRA]
+    begin = max(s.f[st.NOW], s.f[st.BUSY_UNTIL])
+    duration = drawn_ms(costs, s, padded(o, work)) + s.f[st.EXTRA]
     if o.draft > 0 and work.n < work.B:
         duration += o.draft * o.draft_ms
-    s.f[EXTRA] = 0.0
+    s.f[st.EXTRA] = 0.0
     end = begin + duration
     out = end - min(costs.host_ms[phase_row(work.P, work.S)], duration)
     made, together, steady = 0, 0, 1
-    for i in range(s.i[COUNT]):
+    for i in range(s.i[st.COUNT]):
         if s.chunk[i] == 0:
             if s.fin[i] == 0:
                 steady = 0
@@ -149,16 +116,16 @@ def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> No
         together += same
         if tokens == 0 or s.fin[i] > 1:
             steady = 0
-    count_gaps(s, out - s.f[LAST_TOKENS], together)
+    count_gaps(s, out - s.f[st.LAST_TOKENS], together)
     note_step(s, begin, duration, work.B, float(made), o.blocks)
-    s.i[PREFILL_STEPS] += work.P > 0
-    s.i[PREFILL_TOKENS] += int(work.P)
-    s.i[TOKENS] += made
-    s.i[COMPUTED] += int(work.S)
-    s.i[STEADY] = steady if o.draft == 0 else 0
-    s.f[LAST_TOKENS] = out
-    s.f[BUSY_UNTIL] = end
-    s.f[NOW] = begin if o.asynchronous == 1 else end
+    s.i[st.PREFILL_STEPS] += work.P > 0
+    s.i[st.PREFILL_TOKENS] += int(work.P)
+    s.i[st.TOKENS] += made
+    s.i[st.COMPUTED] += int(work.S)
+    s.i[st.STEADY] = steady if o.draft == 0 else 0
+    s.f[st.LAST_TOKENS] = out
+    s.f[st.BUSY_UNTIL] = end
+    s.f[st.NOW] = begin if o.asynchronous == 1 else end
 
 
 @entry
@@ -189,8 +156,8 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float)
         s.start[r] = begin
     if s.known[i] - s.comp[i] > 1:
         s.comp[i] += chunk
-        if o.order == FAIR:
-            s.served[load.user[r]] += INPUT_WEIGHT * chunk
+        if o.order == st.FAIR:
+            s.served[load.user[r]] += st.INPUT_WEIGHT * chunk
         if s.comp[i] < s.known[i]:
             return 0, 0
         made = 1
@@ -198,15 +165,15 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float)
         made = 1
         if chunk > 1:
             hits = accepted(o.seed, r, s.gen[i], chunk - 1, o.accept)
-            s.i[DRAFTED] += chunk - 1
-            s.i[ACCEPTED] += hits
+            s.i[st.DRAFTED] += chunk - 1
+            s.i[st.ACCEPTED] += hits
             made = min(1 + hits, load.output[r] - s.gen[i])
         s.comp[i] += made
     s.known[i] += made
     if s.gen[i] == 0:
         s.first[r] = out
     same = 0
-    if s.token_at[i] == s.f[LAST_TOKENS]:
+    if s.token_at[i] == s.f[st.LAST_TOKENS]:
         same = 1
     elif s.gen[i] > 0 and s.token_at[i] == s.token_at[i]:
         count_gaps(s, out - s.token_at[i], 1)
@@ -214,12 +181,12 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float)
         count_gaps(s, 0.0, made - 1)
     s.gen[i] += made
     s.token_at[i] = out
-    if o.order == FAIR:
-        s.served[load.user[r]] += OUTPUT_WEIGHT * made
+    if o.order == st.FAIR:
+        s.served[load.user[r]] += st.OUTPUT_WEIGHT * made
     if s.gen[i] >= load.output[r]:
         s.fin[i] = 1 + o.asynchronous
         s.last[r] = out
-        s.i[FINISHED] += 1
+        s.i[st.FINISHED] += 1
     return made, same
 
 
@@ -229,7 +196,7 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
     stops = _stops_on_arrival(o, load, s)
     if stops < 0:
         return 0
-    count = s.i[COUNT]
+    count = s.i[st.COUNT]
     if count == 0:
         return 0
     steps, cached = np.int64(1) << 60, 0
@@ -238,7 +205,7 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
     for i in range(count):
         steps = min(steps, load.output[s.rid[i]] - s.gen[i] - 1)
         cached += s.comp[i]
-        if o.batching == CHUNKED or o.batching == CONTINUOUS:
+        if o.batching == st.CHUNKED or o.batching == st.CONTINUOUS:
             s.crossing[s.cap[i] - s.comp[i]] += 1
     made = _repeat(o, load, costs, s, (int(steps), stops, float(cached), until))
     for i in range(count if made > 0 else 0):
@@ -247,11 +214,11 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
         s.gen[i] += made
         while s.comp[i] > s.cap[i]:
             s.cap[i] += o.block_size
-        s.token_at[i] = s.f[LAST_TOKENS]
-        if o.order == FAIR:
-            s.served[load.user[s.rid[i]]] += OUTPUT_WEIGHT * made
-    s.i[TOKENS] += made * count
-    s.i[COMPUTED] += made * count
+        s.token_at[i] = s.f[st.LAST_TOKENS]
+        if o.order == st.FAIR:
+            s.served[load.user[s.rid[i]]] += st.OUTPUT_WEIGHT * made
+    s.i[st.TOKENS] += made * count
+    s.i[st.COMPUTED] += made * count
     return int(made)
 
 
@@ -259,32 +226,32 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
 def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int, int, float, float]) -> int:
     """Run repeated decode steps; bounds: (most steps, whether an arrival stops, cached tokens now, `until`)."""
     steps, stops, cached, until = bounds
-    B = float(s.i[COUNT])
+    B = float(s.i[st.COUNT])
     computed = captured(B) if o.graphs == 1 else B
     base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
     level, group = level_of(costs.scatter, OF_DECODE, computed), noise_group(costs.scatter, OF_DECODE, computed)
     host = costs.host_ms[OF_DECODE]
     at, made = 0, 0
-    while made < steps and s.f[NOW] < until:
-        if s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= s.f[NOW]:
+    while made < steps and s.f[st.NOW] < until:
+        if s.i[st.SEEN] < s.i[st.PUSHED] and load.arrival[s.inbox[s.i[st.SEEN]]] <= s.f[st.NOW]:
             if stops == 1:
                 break
-            absorb(o, load, s, s.f[NOW])
-        if s.crossing[at] > s.i[FREE]:
+            absorb(o, load, s, s.f[st.NOW])
+        if s.crossing[at] > s.i[st.FREE]:
             break
         if s.crossing[at] > 0:
             take(s, s.crossing[at])
         at = at + 1 if at + 1 < o.block_size else 0
-        begin = max(s.f[NOW], s.f[BUSY_UNTIL])
+        begin = max(s.f[st.NOW], s.f[st.BUSY_UNTIL])
         typical = (base + of_cached * cached) * of_decoding(costs.table, computed, cached)
         duration = noisy_ms(costs.scatter, s, group, typical * level) + 0.0
         end = begin + duration
         out = end - min(host, duration)
-        count_gaps(s, out - s.f[LAST_TOKENS], s.i[COUNT])
+        count_gaps(s, out - s.f[st.LAST_TOKENS], s.i[st.COUNT])
         note_step(s, begin, duration, B, B, o.blocks)
-        s.f[LAST_TOKENS] = out
-        s.f[BUSY_UNTIL] = end
-        s.f[NOW] = begin if o.asynchronous == 1 else end
+        s.f[st.LAST_TOKENS] = out
+        s.f[st.BUSY_UNTIL] = end
+        s.f[st.NOW] = begin if o.asynchronous == 1 else end
         cached += B
         made += 1
     return made
@@ -293,14 +260,14 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
 @inner
 def _stops_on_arrival(o: Limits, load: Load, s: State) -> int:
     """Return 1 if an arrival may be admitted, 0 if nothing may until a request ends, -1 if a waiting request may."""
-    if s.i[COUNT] >= o.max_num_seqs:
+    if s.i[st.COUNT] >= o.max_num_seqs:
         return 0
-    if s.i[WAITING] == 0:
+    if s.i[st.WAITING] == 0:
         return 1
-    if o.batching == CONTINUOUS:
-        return 0 if o.prefill_first == 0 else (1 if s.i[WAITING] < o.start_at else -1)
-    if o.order != FCFS and o.order != KEYED:
+    if o.batching == st.CONTINUOUS:
+        return 0 if o.prefill_first == 0 else (1 if s.i[st.WAITING] < o.start_at else -1)
+    if o.order != st.FCFS and o.order != st.KEYED:
         return -1
-    if blocks_to_admit(o, load, s, peek(o, load, s)) <= s.i[FREE] - o.watermark:
+    if blocks_to_admit(o, load, s, peek(o, load, s)) <= s.i[st.FREE] - o.watermark:
         return -1
-    return 0 if o.order == FCFS or s.i[STACK] > 0 else 1
+    return 0 if o.order == st.FCFS or s.i[st.STACK] > 0 else 1

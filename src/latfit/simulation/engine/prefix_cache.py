@@ -6,7 +6,8 @@ of theirs is taken, least recently used first, as in vLLM. Details: docs/theory/
 """
 
 from latfit.compiled import inner, rare
-from latfit.simulation.engine.state import COUNT, FREE, NEWEST, OLDEST, Limits, Load, State, disown, put_back
+from latfit.simulation.engine import state as st
+from latfit.simulation.engine.state import Limits, Load, State, disown, put_back
 
 
 @inner
@@ -60,7 +61,7 @@ def hold_units(o: Limits, load: Load, s: State, r: int, units: int) -> None:
         if at >= 0:
             disown(s, at)
             s.seg_count[at] = 0
-            s.i[FREE] -= blocks
+            s.i[st.FREE] -= blocks
         s.unit_uses[c] += 1
         s.held[k] = 1
 
@@ -68,7 +69,7 @@ def hold_units(o: Limits, load: Load, s: State, r: int, units: int) -> None:
 @rare
 def name_planned(o: Limits, load: Load, s: State) -> None:
     """Name the units that running requests complete in the planned step."""
-    for i in range(s.i[COUNT]):
+    for i in range(s.i[st.COUNT]):
         if s.chunk[i] > 0 and s.comp[i] < load.prompt[s.rid[i]]:
             name_units(o, load, s, s.rid[i], s.comp[i], s.comp[i] + s.chunk[i])
 
@@ -124,6 +125,6 @@ def behind_units(o: Limits, load: Load, s: State, r: int, computed: int) -> int:
 @rare
 def forget(s: State) -> None:
     """Drop all names of free blocks, as a starting engine does."""
-    for at in range(s.i[OLDEST], s.i[NEWEST]):
+    for at in range(s.i[st.OLDEST], s.i[st.NEWEST]):
         if s.seg_owner[at] < -1:
             disown(s, at)

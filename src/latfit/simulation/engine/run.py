@@ -10,36 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfit.errors import BadInput
+from latfit.simulation.engine import state as st
 from latfit.simulation.engine.loop import advance
 from latfit.simulation.engine.scheduler import advance_static
 from latfit.simulation.engine.settings import NEVER_MS, EngineSettings, check_fits
-from latfit.simulation.engine.state import (
-    ACCEPTED,
-    BUSY,
-    CACHED,
-    COMPUTED,
-    COUNTERS,
-    DRAFTED,
-    FREE,
-    ISSUED,
-    PREEMPTIONS,
-    PREFILL_STEPS,
-    PREFILL_TOKENS,
-    PUSHED,
-    REUSED,
-    SHARED,
-    STATIC,
-    STEPS,
-    STRIDE,
-    STUCK,
-    TOKENS,
-    Limits,
-    Load,
-    SmallIntArray,
-    State,
-    engines_of,
-    new_states,
-)
+from latfit.simulation.engine.state import Limits, Load, SmallIntArray, State, engines_of, new_states
 from latfit.simulation.engine.statistics import Timeline, gap_summary, timeline_of
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.stats import FloatArray, IntArray
@@ -64,9 +39,10 @@ class Counters:
 
 
 PLACES = {
-    "steps": STEPS, "prefill_steps": PREFILL_STEPS, "preemptions": PREEMPTIONS, "generated_tokens": TOKENS,
-    "prefill_tokens": PREFILL_TOKENS, "reused_tokens": REUSED, "drafted_tokens": DRAFTED, "accepted_tokens": ACCEPTED,
-    "computed_tokens": COMPUTED, "cached_tokens": CACHED, "free_blocks": FREE,
+    "steps": st.STEPS, "prefill_steps": st.PREFILL_STEPS, "preemptions": st.PREEMPTIONS,
+    "generated_tokens": st.TOKENS, "prefill_tokens": st.PREFILL_TOKENS, "reused_tokens": st.REUSED,
+    "drafted_tokens": st.DRAFTED, "accepted_tokens": st.ACCEPTED, "computed_tokens": st.COMPUTED,
+    "cached_tokens": st.CACHED, "free_blocks": st.FREE,
 }  # fmt: skip
 """Place of each counter in `State.i`."""
 
@@ -155,21 +131,21 @@ def serve_in_turn(
     for k, state in enumerate(states[:spread]):
         own = first[first % spread == k]
         state.inbox[: len(own)] = own
-        state.i[[PUSHED, ISSUED, STRIDE]] = len(own), load.users + (k - load.users) % spread, spread
+        state.i[[st.PUSHED, st.ISSUED, st.STRIDE]] = len(own), load.users + (k - load.users) % spread, spread
         state = state._replace(source=state.inbox, source_i=state.i)
-        if len(own) and limits.batching == STATIC:
+        if len(own) and limits.batching == st.STATIC:
             advance_static(limits, load, costs, state)
-        elif len(own) and advance(limits, load, costs, state, np.inf) == STUCK:
+        elif len(own) and advance(limits, load, costs, state, np.inf) == st.STUCK:
             raise never_runs()
     return run_of(requests, limits, states, np.arange(len(load.arrival)) % spread, load)
 
 
 def idle_engines(limits: Limits, load: Load, engines: range) -> State:
     """Make engines with a shared source of the requests whose arrival is known."""
-    source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(COUNTERS, dtype=np.int64)
+    source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(st.COUNTERS, dtype=np.int64)
     first = coming(load)
     source[: len(first)] = first
-    counts[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
+    counts[[st.PUSHED, st.ISSUED, st.STRIDE, st.SHARED]] = len(first), load.users, 1, 1
     return new_states(limits, load, engines, source, counts)
 
 
@@ -204,7 +180,7 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         first_ms=found.first[order],
         last_ms=found.last[order],
         counters=Counters(**{name: int(counted[place]) for name, place in PLACES.items()}),
-        busy_ms=float(sum(state.f[BUSY] for state in states)),
+        busy_ms=float(sum(state.f[st.BUSY] for state in states)),
         itl=gap_summary(states),
         batch_sizes=np.sum([state.batch for state in states], axis=0),
         timelines=tuple(timeline_of(limits, state) for state in states),

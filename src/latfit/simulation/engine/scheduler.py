@@ -9,6 +9,7 @@ scheduling policy. Rules: docs/concepts/simulation.md, "What is simulated"; docs
 import numpy as np
 
 from latfit.compiled import entry, inner, rare
+from latfit.simulation.engine import state as st
 from latfit.simulation.engine.prefix_cache import (
     behind_units,
     blocks_shared,
@@ -20,36 +21,6 @@ from latfit.simulation.engine.prefix_cache import (
     units_there,
 )
 from latfit.simulation.engine.state import (
-    BUSY_UNTIL,
-    CACHED,
-    CHUNKED,
-    COMPUTED,
-    CONTINUOUS,
-    COUNT,
-    DEADLINE,
-    EXTRA,
-    FAIR,
-    FCFS,
-    FINISHED,
-    FREE,
-    HEAD,
-    HEAP,
-    HEAP_2,
-    KEYED,
-    LAST_TOKENS,
-    NOW,
-    PREEMPTIONS,
-    PREFILL_STEPS,
-    PREFILL_TOKENS,
-    PUSHED,
-    QUEUED,
-    REUSED,
-    SEEN,
-    SELECTIVE,
-    STACK,
-    SWITCH,
-    TOKENS,
-    WAITING,
     Limits,
     Load,
     State,
@@ -69,64 +40,64 @@ from latfit.stats import FloatArray, IntArray
 @inner
 def absorb(o: Limits, load: Load, s: State, now: float) -> int:
     """Queue the requests that have arrived by `now`; return their number."""
-    before = s.i[SEEN]
-    while s.i[SEEN] < s.i[PUSHED] and load.arrival[s.inbox[s.i[SEEN]]] <= now:
-        r = s.inbox[s.i[SEEN]]
-        s.i[SEEN] += 1
+    before = s.i[st.SEEN]
+    while s.i[st.SEEN] < s.i[st.PUSHED] and load.arrival[s.inbox[s.i[st.SEEN]]] <= now:
+        r = s.inbox[s.i[st.SEEN]]
+        s.i[st.SEEN] += 1
         s.seen[r] = now
-        if o.order == KEYED or o.order == SWITCH or o.order == DEADLINE:
-            push(s.heap, s.i[HEAP], load.key, r)
-            s.i[HEAP] += 1
-        if o.order == SWITCH:
-            push(s.heap_2, s.i[HEAP_2], load.key_2, r)
-            s.i[HEAP_2] += 1
-        elif o.order == FAIR:
+        if o.order == st.KEYED or o.order == st.SWITCH or o.order == st.DEADLINE:
+            push(s.heap, s.i[st.HEAP], load.key, r)
+            s.i[st.HEAP] += 1
+        if o.order == st.SWITCH:
+            push(s.heap_2, s.i[st.HEAP_2], load.key_2, r)
+            s.i[st.HEAP_2] += 1
+        elif o.order == st.FAIR:
             _queue(load, s, r)
-    s.i[WAITING] += s.i[SEEN] - before
-    return int(s.i[SEEN] - before)
+    s.i[st.WAITING] += s.i[st.SEEN] - before
+    return int(s.i[st.SEEN] - before)
 
 
 @inner
 def peek(o: Limits, load: Load, s: State) -> int:
     """Return the next request, or -1."""
-    if s.i[WAITING] == 0:
+    if s.i[st.WAITING] == 0:
         return -1
-    if s.i[STACK] > 0:
-        return int(s.stack[s.i[STACK] - 1])
-    if o.order == FCFS:
-        return int(s.inbox[s.i[HEAD]])
-    if o.order == KEYED:
+    if s.i[st.STACK] > 0:
+        return int(s.stack[s.i[st.STACK] - 1])
+    if o.order == st.FCFS:
+        return int(s.inbox[s.i[st.HEAD]])
+    if o.order == st.KEYED:
         return int(s.heap[0])
-    if o.order == FAIR:
+    if o.order == st.FAIR:
         return int(s.user_head[_least_served(s)])
-    if o.order == DEADLINE:
-        while s.i[HEAP] > 0 and load.key[s.heap[0]] <= s.f[NOW]:
-            push(s.heap_2, s.i[HEAP_2], load.key_2, heap_pop(s.heap, s.i[HEAP], load.key))
-            s.i[HEAP] -= 1
-            s.i[HEAP_2] += 1
-        return int(s.heap_2[0] if s.i[HEAP_2] > 0 else s.heap[0])
-    if s.i[WAITING] < o.switch_at:
-        _drop_taken(s, s.heap, HEAP, load.key)
+    if o.order == st.DEADLINE:
+        while s.i[st.HEAP] > 0 and load.key[s.heap[0]] <= s.f[st.NOW]:
+            push(s.heap_2, s.i[st.HEAP_2], load.key_2, heap_pop(s.heap, s.i[st.HEAP], load.key))
+            s.i[st.HEAP] -= 1
+            s.i[st.HEAP_2] += 1
+        return int(s.heap_2[0] if s.i[st.HEAP_2] > 0 else s.heap[0])
+    if s.i[st.WAITING] < o.switch_at:
+        _drop_taken(s, s.heap, st.HEAP, load.key)
         return int(s.heap[0])
-    _drop_taken(s, s.heap_2, HEAP_2, load.key_2)
+    _drop_taken(s, s.heap_2, st.HEAP_2, load.key_2)
     return int(s.heap_2[0])
 
 
 @inner
 def pop(o: Limits, load: Load, s: State, r: int) -> None:
     """Remove the request that `peek` returned."""
-    s.i[WAITING] -= 1
-    if s.i[STACK] > 0:
-        s.i[STACK] -= 1
-    elif o.order == FCFS:
-        s.i[HEAD] += 1
-    elif o.order == DEADLINE and s.i[HEAP_2] > 0:
-        heap_pop(s.heap_2, s.i[HEAP_2], load.key_2)
-        s.i[HEAP_2] -= 1
-    elif o.order == KEYED or o.order == DEADLINE:
-        heap_pop(s.heap, s.i[HEAP], load.key)
-        s.i[HEAP] -= 1
-    elif o.order == FAIR:
+    s.i[st.WAITING] -= 1
+    if s.i[st.STACK] > 0:
+        s.i[st.STACK] -= 1
+    elif o.order == st.FCFS:
+        s.i[st.HEAD] += 1
+    elif o.order == st.DEADLINE and s.i[st.HEAP_2] > 0:
+        heap_pop(s.heap_2, s.i[st.HEAP_2], load.key_2)
+        s.i[st.HEAP_2] -= 1
+    elif o.order == st.KEYED or o.order == st.DEADLINE:
+        heap_pop(s.heap, s.i[st.HEAP], load.key)
+        s.i[st.HEAP] -= 1
+    elif o.order == st.FAIR:
         user = load.user[r]
         s.user_head[user] = s.after[r]
     else:
@@ -136,9 +107,9 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
 @inner
 def push_front(s: State, r: int) -> None:
     """Put a preempted request in front of all that wait."""
-    s.stack[s.i[STACK]] = r
-    s.i[STACK] += 1
-    s.i[WAITING] += 1
+    s.stack[s.i[st.STACK]] = r
+    s.i[st.STACK] += 1
+    s.i[st.WAITING] += 1
 
 
 @rare
@@ -176,21 +147,21 @@ def _drop_taken(s: State, heap: IntArray, size: int, key: FloatArray) -> None:
 def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
     """Serve all requests of the inbox in static batches; returns 0 as `advance` does when all are done."""
     head = 0
-    while head < s.i[PUSHED]:
-        n = s.i[PUSHED]
+    while head < s.i[st.PUSHED]:
+        n = s.i[st.PUSHED]
         start_at = min(head + o.start_at, n) - 1
-        now = max(s.f[NOW], load.arrival[s.inbox[start_at]])
+        now = max(s.f[st.NOW], load.arrival[s.inbox[start_at]])
         arrived = head
         while arrived < n and load.arrival[s.inbox[arrived]] <= now:
             arrived += 1
         size, prompt, output = _fitting(o, load, s, head, arrived)
-        s.f[NOW] = now
-        s.i[COUNT], s.i[WAITING], s.i[SEEN] = size, arrived - head - size, head + size
-        s.i[FREE] = o.blocks - size * blocks_for(prompt + output - 1, o.block_size)
+        s.f[st.NOW] = now
+        s.i[st.COUNT], s.i[st.WAITING], s.i[st.SEEN] = size, arrived - head - size, head + size
+        s.i[st.FREE] = o.blocks - size * blocks_for(prompt + output - 1, o.block_size)
         _make_batch(o, load, costs, s, (head, size, prompt, output))
         head += size
-        s.f[NOW] = s.f[BUSY_UNTIL]
-    s.i[COUNT], s.i[WAITING], s.i[FREE] = 0, 0, o.blocks
+        s.f[st.NOW] = s.f[st.BUSY_UNTIL]
+    s.i[st.COUNT], s.i[st.WAITING], s.i[st.FREE] = 0, 0, o.blocks
     return 0
 
 
@@ -214,11 +185,11 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
     B, p = float(size), float(prompt)
     left = size
     for step in range(output):
-        begin = s.f[NOW] if step == 0 else s.f[BUSY_UNTIL]
+        begin = s.f[st.NOW] if step == 0 else s.f[st.BUSY_UNTIL]
         if step == 0 and prompt > 1:
             work = Work(B, B * p, B, B * p, 0.0, 0.0, B * p * 0.5 * p, p)
-            s.i[PREFILL_STEPS] += 1
-            s.i[PREFILL_TOKENS] += size * prompt
+            s.i[st.PREFILL_STEPS] += 1
+            s.i[st.PREFILL_TOKENS] += size * prompt
         else:
             work = Work(B, B, 0.0, 0.0, 0.0, B * (p + float(step) - 1.0), 0.0, 0.0)
         duration = drawn_ms(costs, s, work)
@@ -231,17 +202,17 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
                 s.seen[r], s.start[r], s.first[r] = load.arrival[r], begin, out
             if load.output[r] == step + 1:
                 s.last[r] = out
-                s.i[FINISHED] += 1
+                s.i[st.FINISHED] += 1
                 left -= 1
                 if load.users > 0:
                     send_next(o, load, s, r, out)
         if step > 0:
-            count_gaps(s, out - s.f[LAST_TOKENS], made)
+            count_gaps(s, out - s.f[st.LAST_TOKENS], made)
         note_step(s, begin, duration, B, float(made), o.blocks)
-        s.i[TOKENS] += made
-        s.i[COMPUTED] += int(work.S)
-        s.f[LAST_TOKENS] = out
-        s.f[BUSY_UNTIL] = end
+        s.i[st.TOKENS] += made
+        s.i[st.COMPUTED] += int(work.S)
+        s.f[st.LAST_TOKENS] = out
+        s.f[st.BUSY_UNTIL] = end
 
 
 NOTHING = Work(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -261,36 +232,36 @@ def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
 @inner
 def plan(o: Limits, load: Load, s: State) -> Work:
     """Set the chunk of every slot and take its blocks; return the work, with B = 0 if there is nothing to do."""
-    if o.batching == CONTINUOUS and _prefills_now(o, s):
-        for i in range(s.i[COUNT]):
+    if o.batching == st.CONTINUOUS and _prefills_now(o, s):
+        for i in range(s.i[st.COUNT]):
             s.chunk[i] = 0
         work, _ = admit(o, load, s, NOTHING, o.budget)
         if work.B > 0:
             return work  # type: ignore[no-any-return]
-    preempted = s.i[PREEMPTIONS]
+    preempted = s.i[st.PREEMPTIONS]
     work, budget = run(o, load, s)
     if len(load.known) > 0:
         name_planned(o, load, s)
-    if o.batching != CONTINUOUS and s.i[PREEMPTIONS] == preempted:
+    if o.batching != st.CONTINUOUS and s.i[st.PREEMPTIONS] == preempted:
         work, budget = admit(o, load, s, work, budget)
     return work  # type: ignore[no-any-return]
 
 
 @inner
 def _prefills_now(o: Limits, s: State) -> bool:
-    if s.i[WAITING] == 0:
+    if s.i[st.WAITING] == 0:
         return False
-    return bool(s.i[COUNT] == 0 or (o.prefill_first == 1 and s.i[WAITING] >= o.start_at))
+    return bool(s.i[st.COUNT] == 0 or (o.prefill_first == 1 and s.i[st.WAITING] >= o.start_at))
 
 
 @inner
 def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
     """Plan the running requests; return the work and the rest of the token budget."""
     work, budget, i = NOTHING, o.budget, 0
-    while i < s.i[COUNT]:
+    while i < s.i[st.COUNT]:
         left = s.known[i] - s.comp[i]
         chunk = left + (o.draft if left == 1 else 0)
-        if o.batching == CHUNKED:
+        if o.batching == st.CHUNKED:
             if left > 1 and o.long_prefill > 0:
                 chunk = min(chunk, o.long_prefill)
             chunk = min(chunk, budget)
@@ -312,11 +283,11 @@ def _make_room(o: Limits, load: Load, s: State, i: int, tokens: int) -> bool:
     """Get blocks for `tokens` of slot i, preempting from the end; return False if slot i itself is preempted."""
     while tokens > s.cap[i]:
         need = blocks_for(tokens - s.cap[i], o.block_size)
-        if need <= s.i[FREE]:
+        if need <= s.i[st.FREE]:
             take(s, need)
             s.cap[i] += need * o.block_size
             return True
-        victim = s.i[COUNT] - 1
+        victim = s.i[st.COUNT] - 1
         preempt(o, load, s, victim)
         if victim == i:
             return False
@@ -328,8 +299,8 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
     """Preempt the last slot: free its blocks and requeue its request in front, unless the request has just finished."""
     r = s.rid[i]
     held = s.cap[i] // o.block_size
-    s.i[COUNT] -= 1
-    s.i[PREEMPTIONS] += 1
+    s.i[st.COUNT] -= 1
+    s.i[st.PREEMPTIONS] += 1
     if s.fin[i] > 0:
         give_back(o, load, s, r, held)
         return
@@ -337,10 +308,10 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
     s.last[r] = s.token_at[i]
     s.preempted[r] += 1
     push_front(s, r)
-    s.i[QUEUED] += s.known[i]
+    s.i[st.QUEUED] += s.known[i]
     if o.swap == 1:
         s.kept[r] = s.comp[i]
-        s.f[EXTRA] += o.swap_ms * s.comp[i]
+        s.f[st.EXTRA] += o.swap_ms * s.comp[i]
         give_back(o, load, s, r, held)
         return
     owner = r if o.reuse == 1 else -1
@@ -355,10 +326,10 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
 @inner
 def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Work, int]:
     """Admit waiting requests while slots, tokens and blocks last; return the new work and the rest of the budget."""
-    whole = o.batching != CHUNKED
-    while budget > 0 and s.i[COUNT] < o.max_num_seqs:
+    whole = o.batching != st.CHUNKED
+    while budget > 0 and s.i[st.COUNT] < o.max_num_seqs:
         r = peek(o, load, s)
-        if r < 0 or blocks_to_admit(o, load, s, r) > s.i[FREE] - o.watermark:
+        if r < 0 or blocks_to_admit(o, load, s, r) > s.i[st.FREE] - o.watermark:
             break
         known = load.prompt[r] + s.gen_of[r]
         units = units_there(o, load, s, r)
@@ -375,15 +346,15 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
             chunk = min(min(left, o.long_prefill) if o.long_prefill > 0 else left, budget)
         pop(o, load, s, r)
         if s.preempted[r] > 0:
-            s.i[QUEUED] -= known
-            s.i[REUSED] += (hits + shared) * o.block_size
+            s.i[st.QUEUED] -= known
+            s.i[st.REUSED] += (hits + shared) * o.block_size
         else:
-            s.i[QUEUED] -= known - min(load.cached[r], known - 1)
-            s.i[CACHED] += comp if load.given[r] == 0 else 0
+            s.i[st.QUEUED] -= known - min(load.cached[r], known - 1)
+            s.i[st.CACHED] += comp if load.given[r] == 0 else 0
         _enter(o, load, s, r, known, comp)
-        i = s.i[COUNT] - 1
+        i = s.i[st.COUNT] - 1
         room = blocks_for(known if whole else comp + chunk, o.block_size)
-        if o.batching == SELECTIVE:
+        if o.batching == st.SELECTIVE:
             room = _blocks_of(o, load, s, r)
         reclaim(s, r, hits)
         if len(load.known) > 0:
@@ -406,7 +377,7 @@ def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
 
 @inner
 def _blocks_of(o: Limits, load: Load, s: State, r: int) -> int:
-    if o.batching == SELECTIVE:
+    if o.batching == st.SELECTIVE:
         return int(blocks_for(load.prompt[r] + load.output[r] - 1 + o.draft, o.block_size))
     return int(blocks_for(load.prompt[r] + s.gen_of[r], o.block_size))
 
@@ -416,7 +387,7 @@ def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) ->
     """Return the tokens that are already cached when a request starts or resumes."""
     if s.preempted[r] > 0:
         if o.swap == 1:
-            s.f[EXTRA] += o.swap_ms * s.kept[r]
+            s.f[st.EXTRA] += o.swap_ms * s.kept[r]
             return int(s.kept[r])
         if load.given[r] > 0:
             return int(hits * o.block_size)
@@ -427,8 +398,8 @@ def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) ->
 
 @inner
 def _enter(o: Limits, load: Load, s: State, r: int, known: int, comp: int) -> None:
-    i = s.i[COUNT]
-    s.i[COUNT] = i + 1
+    i = s.i[st.COUNT]
+    s.i[st.COUNT] = i + 1
     s.rid[i], s.known[i], s.comp[i], s.gen[i] = r, known, comp, s.gen_of[r]
     s.fin[i] = 0
     s.token_at[i] = s.last[r] if s.preempted[r] > 0 else np.nan

@@ -10,28 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.compiled import inner, rare
-from latfit.simulation.engine.state import (
-    BUSY,
-    COUNT,
-    FREE,
-    GAP_BINS,
-    GAP_LOWEST,
-    GAP_SHIFT,
-    GAPS,
-    GAPS_MAX,
-    MADE,
-    ORIGIN,
-    RUN,
-    SLICE,
-    SLICES,
-    SPENT,
-    STEPS,
-    USED,
-    WAIT,
-    WAITING,
-    Limits,
-    State,
-)
+from latfit.simulation.engine import state as st
+from latfit.simulation.engine.state import Limits, State
 from latfit.stats import FloatArray
 
 
@@ -51,18 +31,18 @@ class Timeline:
 
 def timeline_of(limits: Limits, state: State) -> Timeline:
     """The slices up to the last in which something was done."""
-    done = np.flatnonzero(state.timeline[SPENT])
+    done = np.flatnonzero(state.timeline[st.SPENT])
     rows = state.timeline[:, : int(done[-1]) + 1 if len(done) else 0]
-    slice_ms = 1.0 / state.f[SLICE]
-    spent = np.where(rows[SPENT] > 0, rows[SPENT], np.nan)
+    slice_ms = 1.0 / state.f[st.SLICE]
+    spent = np.where(rows[st.SPENT] > 0, rows[st.SPENT], np.nan)
     return Timeline(
-        float(state.f[ORIGIN]),
+        float(state.f[st.ORIGIN]),
         float(slice_ms),
-        rows[RUN] / spent,
-        rows[WAIT] / spent,
-        rows[USED] / spent / limits.blocks,
-        rows[MADE] / slice_ms,
-        rows[SPENT] / slice_ms,
+        rows[st.RUN] / spent,
+        rows[st.WAIT] / spent,
+        rows[st.USED] / spent / limits.blocks,
+        rows[st.MADE] / slice_ms,
+        rows[st.SPENT] / slice_ms,
     )
 
 
@@ -74,17 +54,17 @@ def gap_summary(states: list[State]) -> dict[str, float]:
     if total == 0:
         return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float("nan"))
     reached = np.cumsum(counts)
-    found = {"mean": float(sum(state.f[GAPS] for state in states)) / total}
+    found = {"mean": float(sum(state.f[st.GAPS] for state in states)) / total}
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         found[name] = _middle(int(np.searchsorted(reached, share * total)))
-    return found | {"max": max(float(state.f[GAPS_MAX]) for state in states)}
+    return found | {"max": max(float(state.f[st.GAPS_MAX]) for state in states)}
 
 
 def _middle(place: int) -> float:
     """The middle of a bin of gaps, ms; the lowest one holds gaps of zero, too."""
     if place == 0:
         return 0.0
-    edges = (np.array([place, place + 1], dtype=np.int64) + GAP_LOWEST) << GAP_SHIFT
+    edges = (np.array([place, place + 1], dtype=np.int64) + st.GAP_LOWEST) << st.GAP_SHIFT
     return float(edges.view(np.float64).mean())
 
 
@@ -93,34 +73,34 @@ def count_gaps(s: State, gap_ms: float, times: int) -> None:
     """Count a gap between two tokens of a request, `times` over."""
     if times == 0:
         return
-    place = int(np.float64(gap_ms).view(np.int64) >> GAP_SHIFT) - GAP_LOWEST
-    s.gaps[min(max(place, 0), GAP_BINS - 1)] += times
-    s.f[GAPS] += gap_ms * times
-    s.f[GAPS_MAX] = max(s.f[GAPS_MAX], gap_ms)
+    place = int(np.float64(gap_ms).view(np.int64) >> st.GAP_SHIFT) - st.GAP_LOWEST
+    s.gaps[min(max(place, 0), st.GAP_BINS - 1)] += times
+    s.f[st.GAPS] += gap_ms * times
+    s.f[st.GAPS_MAX] = max(s.f[st.GAPS_MAX], gap_ms)
 
 
 @inner
 def note_step(s: State, begin: float, duration: float, B: float, made: float, blocks: int) -> None:
     """Add a step to the counters and to the slice that it begins in."""
-    s.i[STEPS] += 1
-    s.f[BUSY] += duration
+    s.i[st.STEPS] += 1
+    s.f[st.BUSY] += duration
     s.batch[int(B)] += 1
-    at = int((begin - s.f[ORIGIN]) * s.f[SLICE])
-    while at >= SLICES:
+    at = int((begin - s.f[st.ORIGIN]) * s.f[st.SLICE])
+    while at >= st.SLICES:
         _halve(s)
-        at = int((begin - s.f[ORIGIN]) * s.f[SLICE])
-    s.timeline[SPENT, at] += duration
-    s.timeline[RUN, at] += duration * s.i[COUNT]
-    s.timeline[WAIT, at] += duration * s.i[WAITING]
-    s.timeline[USED, at] += duration * (blocks - s.i[FREE])
-    s.timeline[MADE, at] += made
+        at = int((begin - s.f[st.ORIGIN]) * s.f[st.SLICE])
+    s.timeline[st.SPENT, at] += duration
+    s.timeline[st.RUN, at] += duration * s.i[st.COUNT]
+    s.timeline[st.WAIT, at] += duration * s.i[st.WAITING]
+    s.timeline[st.USED, at] += duration * (blocks - s.i[st.FREE])
+    s.timeline[st.MADE, at] += made
 
 
 @rare
 def _halve(s: State) -> None:
     for row in range(s.timeline.shape[0]):
-        for at in range(SLICES // 2):
+        for at in range(st.SLICES // 2):
             s.timeline[row, at] = s.timeline[row, 2 * at] + s.timeline[row, 2 * at + 1]
-        for at in range(SLICES // 2, SLICES):
+        for at in range(st.SLICES // 2, st.SLICES):
             s.timeline[row, at] = 0.0
-    s.f[SLICE] *= 0.5
+    s.f[st.SLICE] *= 0.5

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.compiled import compiled
 from latfit.errors import BadInput, WrongUsage
 from latfit.policies import Policy, codes
 from latfit.simulation.policies.event_loop import (
@@ -141,8 +142,8 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
     arrive, response = load.arrive[:issued], out.response[:issued]
     span, busy = _span(load, out, issued)
     ended, begin = float(out.clocks[LAST]), load.arrive[load.warm]
-    ends = arrive + response
-    mean = float(np.nanmean(response)) if np.isfinite(response).any() else 0.0
+    total, done = _account(arrive, response, begin, begin + span)
+    mean = total / max(issued, 1)
     if mean > 0 and np.spacing(ended) > FINEST * mean:
         raise WrongUsage(
             f"requests come so seldom that at {ended:.3g} ms a response of {mean:.3g} ms is below rounding",
@@ -156,7 +157,7 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
         out.sizes,
         busy / np.maximum(machine.servers, 1) / span if span > 0 else busy * math.nan,
         drawn,
-        np.count_nonzero((ends > begin) & (ends <= begin + span)) / span if span > 0 else math.nan,
+        done / span if span > 0 else math.nan,
         int(out.counters[MOST]),
         float(out.clocks[AREA]) / ended if ended > 0 else math.nan,
         out,
@@ -247,3 +248,14 @@ def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
         return 0.0, np.zeros(2)
     end = out.busy[2] if reached == DRAINING else out.busy[0]
     return float(load.arrive[issued - 1] - load.arrive[load.warm]), end - out.busy[1]
+
+
+@compiled
+def _account(arrive: Any, response: Any, begin: float, end: float) -> tuple[float, int]:
+    """Return the sum of the response times, and how many requests ended after `begin` and up to `end`."""
+    total, done = 0.0, 0
+    for i in range(len(arrive)):
+        if response[i] == response[i]:
+            total += response[i]
+            done += begin < arrive[i] + response[i] <= end
+    return total, done

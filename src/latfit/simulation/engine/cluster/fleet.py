@@ -15,18 +15,9 @@ import numpy as np
 from latfit.compiled import inner, rare
 from latfit.errors import WrongUsage
 from latfit.simulation.checks import refuse
+from latfit.simulation.engine import state as st
 from latfit.simulation.engine.prefix_cache import forget
-from latfit.simulation.engine.state import (
-    BUSY_UNTIL,
-    COUNT,
-    FREE,
-    PUSHED,
-    SEEN,
-    WAITING,
-    Limits,
-    State,
-    one_of,
-)
+from latfit.simulation.engine.state import Limits, State, one_of
 from latfit.stats import FloatArray, IntArray
 from latfit.units import parse_duration_ms
 
@@ -211,9 +202,9 @@ def _recommended(o: Limits, f: Fleet, states: State) -> int:
         if f.phase[k] == UP:
             i = states.i[k]
             if f.rule[0] == 2:
-                total += (o.blocks - i[FREE]) / o.blocks
+                total += (o.blocks - i[st.FREE]) / o.blocks
             else:
-                total += i[WAITING] + i[PUSHED] - i[SEEN] + (i[COUNT] if f.rule[0] == 0 else 0)
+                total += i[st.WAITING] + i[st.PUSHED] - i[st.SEEN] + (i[st.COUNT] if f.rule[0] == 0 else 0)
     found = int(np.ceil(total / f.rule[1] - 1e-9))
     if abs(total / (f.rule[1] * asked) - 1.0) <= TOLERANCE:
         found = asked
@@ -251,7 +242,7 @@ def _start(f: Fleet, states: State, now: float) -> None:
     for k in range(len(f.phase)):
         if f.phase[k] == DRAINING and _drained(states, k, now):
             f.phase[k] = ABSENT
-            f.paid[k] += max(f.ended[k], states.f[k, BUSY_UNTIL]) - f.since[k]
+            f.paid[k] += max(f.ended[k], states.f[k, st.BUSY_UNTIL]) - f.since[k]
         if f.phase[k] == ABSENT:
             forget(one_of(states, k))
             f.phase[k], f.since[k], f.ready[k] = STARTING, now, now + f.start_ms
@@ -265,8 +256,8 @@ def _start(f: Fleet, states: State, now: float) -> None:
 @inner
 def _drained(states: State, k: int, now: float) -> bool:
     i = states.i[k]
-    waits = i[WAITING] + i[COUNT] + i[PUSHED] - i[SEEN]
-    return bool(waits == 0 and states.f[k, BUSY_UNTIL] <= now)
+    waits = i[st.WAITING] + i[st.COUNT] + i[st.PUSHED] - i[st.SEEN]
+    return bool(waits == 0 and states.f[k, st.BUSY_UNTIL] <= now)
 
 
 @inner
@@ -285,7 +276,7 @@ def paid_ms(fleet: Fleet, states: State, end_ms: float) -> float:
     total = fleet.paid.copy()
     for k, phase in enumerate(fleet.phase):
         if phase == DRAINING:
-            total[k] += max(fleet.ended[k], states.f[k, BUSY_UNTIL]) - fleet.since[k]
+            total[k] += max(fleet.ended[k], states.f[k, st.BUSY_UNTIL]) - fleet.since[k]
         elif phase != ABSENT:
             total[k] += end_ms - fleet.since[k]
     return float(total.sum())

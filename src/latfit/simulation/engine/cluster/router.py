@@ -12,26 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.compiled import entry, inner, rare
+from latfit.simulation.engine import state as st
 from latfit.simulation.engine.cluster.fleet import CROWDED, UP, Fleet, change, in_turn, next_change
 from latfit.simulation.engine.loop import advance
 from latfit.simulation.engine.prefix_cache import units_there
-from latfit.simulation.engine.state import (
-    BUSY_UNTIL,
-    COUNT,
-    FREE,
-    NOW,
-    PUSHED,
-    QUEUED,
-    SEEN,
-    STUCK,
-    WAITING,
-    Limits,
-    Load,
-    SmallIntArray,
-    State,
-    blocks_for,
-    one_of,
-)
+from latfit.simulation.engine.state import Limits, Load, SmallIntArray, State, blocks_for, one_of
 from latfit.simulation.engine.step_cost import StepCosts, Work, step_ms
 from latfit.stats import IntArray
 
@@ -64,8 +49,8 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
     source, counts, fleet = states.source, states.source_i, router.fleet
     while True:
         moment = np.inf
-        if counts[SEEN] < counts[PUSHED]:
-            moment = load.arrival[source[counts[SEEN]]]
+        if counts[st.SEEN] < counts[st.PUSHED]:
+            moment = load.arrival[source[counts[st.SEEN]]]
         changes = next_change(fleet)
         changed = changes <= moment and moment < np.inf
         if changed:
@@ -73,15 +58,15 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
         if load.users > 0:
             k, until = _plans_next(load, states)
             if k >= 0 and until[0] < moment:
-                if advance(o, load, costs, one_of(states, k), min(until[1], moment)) == STUCK:
-                    return STUCK
+                if advance(o, load, costs, one_of(states, k), min(until[1], moment)) == st.STUCK:
+                    return st.STUCK
                 continue
         elif router.route != ROUND_ROBIN or changed or moment == np.inf:
             for k in range(states.i.shape[0]):
-                if states.i[k, PUSHED] > 0:
+                if states.i[k, st.PUSHED] > 0:
                     answer = advance(o, load, costs, one_of(states, k), moment)
-                    if answer == STUCK and moment == np.inf:
-                        return STUCK
+                    if answer == st.STUCK and moment == np.inf:
+                        return st.STUCK
         if changed:
             change(o, fleet, states, moment)
             if fleet.i[CROWDED] > 0:
@@ -89,15 +74,15 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
             continue
         if moment == np.inf:
             return 0
-        r = source[counts[SEEN]]
-        counts[SEEN] += 1
+        r = source[counts[st.SEEN]]
+        counts[st.SEEN] += 1
         k = in_turn(fleet) if router.route == ROUND_ROBIN else _choose(o, load, costs, states, router, r)
         router.replica[r] = k
         if len(load.known) > 0 and router.route != ROUND_ROBIN:
             load.cached[r] = load.unit * units_there(o, load, one_of(states, k), r)
-        states.inbox[k, states.i[k, PUSHED]] = r
-        states.i[k, PUSHED] += 1
-        states.i[k, QUEUED] += load.prompt[r] - min(load.cached[r], load.prompt[r] - 1)
+        states.inbox[k, states.i[k, st.PUSHED]] = r
+        states.i[k, st.PUSHED] += 1
+        states.i[k, st.QUEUED] += load.prompt[r] - min(load.cached[r], load.prompt[r] - 1)
 
 
 @inner
@@ -105,11 +90,11 @@ def _plans_next(load: Load, states: State) -> tuple[int, tuple[float, float]]:
     """Return the engine that plans the next step (-1 if all are idle), when it plans, and when the next engine does."""
     best, first, second = -1, np.inf, np.inf
     for k in range(states.i.shape[0]):
-        at = states.f[k, NOW]
-        if states.i[k, COUNT] == 0 and states.i[k, WAITING] == 0:
-            if states.i[k, SEEN] == states.i[k, PUSHED]:
+        at = states.f[k, st.NOW]
+        if states.i[k, st.COUNT] == 0 and states.i[k, st.WAITING] == 0:
+            if states.i[k, st.SEEN] == states.i[k, st.PUSHED]:
                 continue
-            at = max(at, load.arrival[states.inbox[k, states.i[k, SEEN]]])
+            at = max(at, load.arrival[states.inbox[k, states.i[k, st.SEEN]]])
         if at < first:
             best, first, second = k, at, first
         else:
@@ -173,14 +158,14 @@ def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, m
 @inner
 def _in_system(s: State) -> int:
     """Count requests that wait or run, including those sent but not yet seen by the scheduler."""
-    return int(s.i[WAITING] + s.i[COUNT] + s.i[PUSHED] - s.i[SEEN])
+    return int(s.i[st.WAITING] + s.i[st.COUNT] + s.i[st.PUSHED] - s.i[st.SEEN])
 
 
 @inner
 def _outstanding(s: State) -> int:
     """Count the tokens still to compute of requests that wait or run."""
-    total = s.i[QUEUED]
-    for i in range(s.i[COUNT]):
+    total = s.i[st.QUEUED]
+    for i in range(s.i[st.COUNT]):
         if s.fin[i] == 0:
             total += s.known[i] - s.comp[i]
     return int(total)
@@ -190,9 +175,9 @@ def _outstanding(s: State) -> int:
 def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, output: float) -> float:
     """Predict the time to the first token of a request that arrives now, in ms."""
     cached = load.unit * units_there(o, load, s, r) if len(load.known) > 0 else min(load.cached[r], load.prompt[r] - 1)
-    waiting = s.i[QUEUED] + load.prompt[r] - cached
+    waiting = s.i[st.QUEUED] + load.prompt[r] - cached
     D, K, tokens = 0.0, 0.0, float(waiting)
-    for i in range(s.i[COUNT]):
+    for i in range(s.i[st.COUNT]):
         left = s.known[i] - s.comp[i]
         if s.fin[i] == 0 and left == 1:
             D, K = D + 1.0, K + s.comp[i]
@@ -201,12 +186,12 @@ def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, out
     steps = np.ceil(tokens / max(o.budget - D, 1.0))
     p = tokens / steps
     mixed = Work(D + 1.0, D + p, 1.0, p, 0.0, K, 0.5 * p * p, p)
-    found = max(s.f[BUSY_UNTIL] - load.arrival[r], 0.0) + steps * _typical_ms(costs, mixed)
-    running = max(float(s.i[COUNT]), 1.0)
+    found = max(s.f[st.BUSY_UNTIL] - load.arrival[r], 0.0) + steps * _typical_ms(costs, mixed)
+    running = max(float(s.i[st.COUNT]), 1.0)
     ends = max(_in_system(s) + 1.0 - o.max_num_seqs, 0.0)
-    lacking = float(blocks_for(waiting, o.block_size) - s.i[FREE])
-    if lacking > 0.0 and s.i[COUNT] > 0:
-        ends = max(ends, lacking * running / max(float(o.blocks - s.i[FREE]), 1.0))
+    lacking = float(blocks_for(waiting, o.block_size) - s.i[st.FREE])
+    if lacking > 0.0 and s.i[st.COUNT] > 0:
+        ends = max(ends, lacking * running / max(float(o.blocks - s.i[st.FREE]), 1.0))
     if ends > 0.0 and D > 0.0:
         found += ends * output / running * _typical_ms(costs, Work(D, D, 0.0, 0.0, 0.0, K, 0.0, 0.0))
     return float(found)
