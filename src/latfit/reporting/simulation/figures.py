@@ -28,7 +28,8 @@ def validation_figure(found: Validation) -> Figure:
     for axes, metric in zip(figure.subplots(1, 3), JUDGED, strict=True):
         unit, name = (1e3, "s") if metric != "tpot_ms" else (1.0, "ms")
         for which, (label, values) in enumerate((("measured", of_measured), ("simulated", of_simulated))):
-            _draw_shares(axes, values[metric][found.scored] / unit, label, which)
+            line = ("-", "--")[which]
+            _draw_shares(axes, values[metric][found.scored] / unit, label, style.LINE_COLOURS[which], line)
         mean = next(each for each in found.figures if (each.metric, each.statistic) == (metric, "mean"))
         title = f"{TITLES[metric]}: mean {format_percent(mean.error_pct, signed=True)}"
         style.dress(axes, title, f"{TITLES[metric]} [{name}]", "share of requests")
@@ -49,8 +50,7 @@ def engine_figure(found: Sequence[EngineResult]) -> Figure:
             continue
         label = f"{result.engine} {result.order} {format_rate(result.rate_per_s)}"
         colour = style.LINE_COLOURS[which]
-        ordered = np.sort(result.first.ttft_ms)
-        ttft.step(ordered / 1e3, np.arange(1, len(ordered) + 1) / len(ordered), color=colour, label=label)
+        _draw_shares(ttft, result.first.ttft_ms / 1e3, label, colour)
         for line in result.first.timelines:
             seconds = (line.start_ms + (np.arange(len(line.busy)) + 0.5) * line.slice_ms) / 1e3
             waiting.plot(seconds, line.waiting, color=colour, linewidth=1.2)
@@ -81,7 +81,7 @@ def _engine_sweep(figure: Figure, found: Sequence[EngineResult]) -> Figure:
     return figure
 
 
-def runs_figure(runs: Sequence[SimResult], title: str = "") -> Figure:
+def runs_figure(runs: Sequence[SimResult]) -> Figure:
     """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
     run's median and p99."""
     rates = {run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)}
@@ -89,21 +89,20 @@ def runs_figure(runs: Sequence[SimResult], title: str = "") -> Figure:
     figure = style.new_figure(inches)
     axes = figure.subplots()
     if len(rates) > 1:
-        _over_rates(axes, runs, title)
+        _over_rates(axes, runs)
     else:
-        _side_by_side(axes, list(runs)[:MOST_LABELLED], title)
+        _side_by_side(axes, list(runs)[:MOST_LABELLED])
     return figure
 
 
-def _draw_shares(axes: Axes, values: FloatArray, label: str, which: int) -> None:
-    """The share of requests at or below each value."""
+def _draw_shares(axes: Axes, values: FloatArray, label: str, colour: str, line: str = "-") -> None:
+    """Draw the share of requests at or below each value."""
     ordered = np.sort(values[np.isfinite(values)])
     shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
-    colour = style.LINE_COLOURS[which]
-    axes.step(ordered, shares, where="post", color=colour, label=label, linewidth=1.8, linestyle=("-", "--")[which])
+    axes.step(ordered, shares, where="post", color=colour, label=label, linewidth=1.8, linestyle=line)
 
 
-def _over_rates(axes: Any, runs: Sequence[SimResult], title: str) -> None:
+def _over_rates(axes: Any, runs: Sequence[SimResult]) -> None:
     policies = list(dict.fromkeys(run.policy for run in runs))
     shown = frontier(runs)
     for i, policy in enumerate(policies):
@@ -123,11 +122,11 @@ def _over_rates(axes: Any, runs: Sequence[SimResult], title: str) -> None:
     rates = sorted({run.rate_per_s for run in runs})
     if rates[-1] > WIDE * rates[0]:
         style.log_x(axes, *style.padded(rates[0], rates[-1]), style.decimal_ticks)
-    style.dress(axes, title or "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
+    style.dress(axes, "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
     style.legend(axes)
 
 
-def _side_by_side(axes: Any, runs: Sequence[SimResult], title: str) -> None:
+def _side_by_side(axes: Any, runs: Sequence[SimResult]) -> None:
     for i, run in enumerate(runs):
         p50, p90, p99 = (run.latency[name].value for name in ("p50", "p90", "p99"))
         colour = style.LINE_COLOURS[0] if run.stable else style.SLA
@@ -135,19 +134,13 @@ def _side_by_side(axes: Any, runs: Sequence[SimResult], title: str) -> None:
         axes.plot([p50], [i], "o", color=colour, markersize=6)
         axes.plot([p90], [i], "|", color=colour, markersize=9, markeredgewidth=2)
         axes.plot([p99], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
-        axes.annotate(
-            format_ms(p99),
-            (float(np.nan_to_num(p99)), i),
-            xytext=(6, 4),
-            textcoords="offset points",
-            fontsize=9,
-            color=style.INK,
-        )
+        place, offset = (float(np.nan_to_num(p99)), i), {"xytext": (6, 4), "textcoords": "offset points"}
+        axes.annotate(format_ms(p99), place, fontsize=9, color=style.INK, **offset)
     marked = [_label(run) + ("" if run.stable else " (unstable)") for run in runs]
     axes.set_yticks(range(len(runs)), marked)
     axes.set_xlim(0, 1.15 * max(float(np.nan_to_num(run.latency["p99"].value)) or 1.0 for run in runs))
     axes.set_ylim(len(runs) - 0.5, -0.5)
-    style.dress(axes, title or "Median (dot), 90th and 99th percentile (bars)", "response time [ms]", "")
+    style.dress(axes, "Median (dot), 90th and 99th percentile (bars)", "response time [ms]", "")
 
 
 def _label(run: SimResult) -> str:

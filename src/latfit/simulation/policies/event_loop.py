@@ -12,21 +12,7 @@ import numpy as np
 
 from latfit.compiled import entry, inner
 from latfit.model import drawn_step_ms
-from latfit.policies import (
-    AGED,
-    DUE,
-    MAIN,
-    MOST_AGED,
-    NOW,
-    OLDEST,
-    SERVE_MAIN,
-    SIDE,
-    T_CUT,
-    VIEW,
-    WAIT,
-    WAITING,
-    decide,
-)
+from latfit.policies import codes, decide
 from latfit.simulation.heap import pop, push
 
 HEAD, TAIL, QUEUED, KNOWN, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = range(10)
@@ -165,20 +151,20 @@ def observe(arrive, deadlines, queue, paths, q, view):  # type: ignore[no-untype
     """Fill the policy's view, except for the time and the number of aged requests."""
     line, _, lists = queue
     _, free = paths
-    view[WAITING] = q[QUEUED]
+    view[codes.WAITING] = q[QUEUED]
     for path in range(2):
         for server in range(free.shape[1]):
-            view[VIEW + path * free.shape[1] + server] = free[path, server]
+            view[codes.VIEW + path * free.shape[1] + server] = free[path, server]
     if q[QUEUED] > 0 and len(deadlines) == 1 and lists[0, 0] == NOBODY:
-        view[OLDEST] = arrive[line[q[HEAD]]]
-        view[DUE] = view[OLDEST] + deadlines[0]
+        view[codes.OLDEST] = arrive[line[q[HEAD]]]
+        view[codes.DUE] = view[codes.OLDEST] + deadlines[0]
     elif q[QUEUED] > 0:
-        view[OLDEST] = view[DUE] = np.inf
+        view[codes.OLDEST] = view[codes.DUE] = np.inf
         for c in range(len(deadlines)):
             if lists[0, c] != NOBODY:
                 arrived = arrive[lists[0, c]]
-                view[OLDEST] = min(view[OLDEST], arrived)
-                view[DUE] = min(view[DUE], arrived + deadlines[c])
+                view[codes.OLDEST] = min(view[codes.OLDEST], arrived)
+                view[codes.DUE] = min(view[codes.DUE], arrived + deadlines[c])
 
 
 @inner
@@ -187,12 +173,12 @@ def count_aged(arrive, queue, q, now, cutoff):  # type: ignore[no-untyped-def]
     line, following, lists = queue
     aged = 0
     if len(following) == 0:
-        most = min(q[QUEUED], MOST_AGED)
+        most = min(q[QUEUED], codes.MOST_AGED)
         while aged < most and arrive[line[q[HEAD] + aged]] + cutoff <= now:
             aged += 1
     for c in range(lists.shape[1]):
         i = lists[0, c]
-        while i != NOBODY and aged < MOST_AGED and arrive[i] + cutoff <= now:
+        while i != NOBODY and aged < codes.MOST_AGED and arrive[i] + cutoff <= now:
             aged += 1
             i = following[i]
     return aged
@@ -274,16 +260,18 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
         pass_time(q, t, moment)
         while True:
             observe(arrive, deadlines, queue, paths, q, view)
-            view[NOW] = moment
-            view[AGED] = count_aged(arrive, queue, q, moment, p[T_CUT]) if machine.servers[SIDE] > 0 else 0
+            view[codes.NOW] = moment
+            view[codes.AGED] = (
+                count_aged(arrive, queue, q, moment, p[codes.T_CUT]) if machine.servers[codes.SIDE] > 0 else 0
+            )
             action, take, until, at = decide(code, p, typical, view)
-            if action == WAIT:
+            if action == codes.WAIT:
                 break
-            path = MAIN if action == SERVE_MAIN else SIDE
+            path = codes.MAIN if action == codes.SERVE_MAIN else codes.SIDE
             take_next(members, arrive, queue, q, (take, at, ageing, moment))
             lasts = _service_ms(times, grid, tokens, members, path, take)
             if kind[path] != DETERMINISTIC:
-                u = rngs[0].random() if path == MAIN else rngs[1].random()
+                u = rngs[0].random() if path == codes.MAIN else rngs[1].random()
                 lasts = fixed[path] + _drawn_ms(kind[path], noise, noise.group[path, take], lasts, u)
             ends = _occupy(paths, busy, path, moment, lasts)
             t[AREA] += take * lasts
