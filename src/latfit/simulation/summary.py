@@ -65,9 +65,11 @@ class Times(Record, frozen=True):
         return ((name, self[name]) for name in STATISTICS)
 
 
-def times_of(found: Mapping[str, Interval]) -> Times:
-    """Return statistics by name as a record."""
-    spans: dict[str, Any] = {n: None if math.isnan(each.low) else (each.low, each.high) for n, each in found.items()}
+def times_of(found: Mapping[str, Interval], *, only_known: bool = False) -> Times:
+    """Return statistics by name as a record; only_known: an interval without ends is None."""
+    spans: dict[str, Any] = {
+        name: None if only_known and math.isnan(each.low) else (each.low, each.high) for name, each in found.items()
+    }
     return Times(**{name: each.value for name, each in found.items()}, ci=Confidence(**spans))
 
 

@@ -306,7 +306,7 @@ def statistics(values: FloatArray) -> dict[str, float]:
 def _pooled(times: Sequence[FloatArray]) -> Times:
     """Return statistics of the pooled times of all replications, with intervals."""
     kept = [each[np.isfinite(each)] for each in times]
-    return times_of({name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS})
+    return times_of({name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS}, only_known=True)
 
 
 def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:
