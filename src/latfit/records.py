@@ -59,13 +59,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def from_json(cls, document: Any, where: str = "the document") -> Self:
-        """Return the record in a decoded document. Keys without a field are ignored.
-
-        Raises
-        ------
-        BadInput
-            Names the first field that is missing or not valid.
-        """
+        """Return the record in a decoded document; keys without a field are ignored. Raises BadInput for a field."""
         config = cls.__struct_config__
         schema = None if config.tag is None else (config.tag_field, config.tag)
         return decode(document, lambda found: convert(cls.upgrade(found), cls), schema, where, cls.what, cls.made_by)

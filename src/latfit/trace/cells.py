@@ -255,7 +255,7 @@ def _text_fragment(fragment: Any, head: bytes, options: Options) -> Any:
     import pyarrow.dataset as ds
     from pyarrow import csv
 
-    theirs = name_columns(header_of(head), options).columns
+    theirs = name_columns(header_of(head), options)[0]
     numbers = [theirs[name] for name in theirs if name in BY_NAME and BY_NAME[name].kind in ("int", "float")]
     convert = csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.float64()))
     parse = csv.ParseOptions(delimiter=delimiter_of(head.partition(b"\n")[0].decode(errors="replace")))
@@ -282,7 +282,7 @@ def read_batches(fragment: Any, scan: Scan) -> Iterator[Trace]:
     schema = fragment.physical_schema
     origin = provenance_of(path, schema.metadata)
     columns_of(schema.empty_table(), path)  # refuses equal names
-    theirs = name_columns(schema.names, options).columns
+    theirs = name_columns(schema.names, options)[0]
     wanted = {*NEEDED, *re.findall(r"[\w.]+", scan.reading.where or "")}
     columns = list(dict.fromkeys(theirs[name] for name in theirs if name in wanted))
     for batch in fragment.to_batches(columns=columns, batch_size=BATCH_ROWS, batch_readahead=1, use_threads=False):

@@ -324,10 +324,6 @@ def find_slow_start(trace: Trace, _: CleanOptions) -> Mask:
     return found
 
 
-def find_slow(trace: Trace, options: CleanOptions) -> Mask:
-    return trace.floats("T_ms") > (np.inf if options.max_ms is None else options.max_ms)
-
-
 def find_outlier(trace: Trace, _: CleanOptions) -> Mask:
     excess, sigma = excess_over_cell(trace)
     return np.abs(excess) > OUTLIER_SIGMA * sigma
@@ -383,7 +379,11 @@ RULES: tuple[Rule, ...] = (
     Rule("duplicate", "the same step of the same run twice", find_duplicate, "trace"),
     Rule("cold_start", "run to warm up", lambda trace, _: _flagged(trace, "warmup")),
     Rule("cold_start", "the slow first steps of a run", find_slow_start, "system"),
-    Rule("max_t", "slower than the requested limit", find_slow),
+    Rule(
+        "max_t",
+        "slower than the requested limit",
+        lambda trace, options: trace.floats("T_ms") > (options.max_ms or np.inf),
+    ),
     Rule("outlier", "far from the median of its (B, S) cell", find_outlier, "system", marks=True),
 )
 """Every rule, in the order in which they are tried."""

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from latfit.trace.serving_engine import parts_of
+
 REQUEST_TIMES = "request_times_so_far"
 """Fact of a recorded file: counts by bin since its run began, by the names ttft_ms and tpot_ms."""
 BINS_PER_E = 100
@@ -18,14 +20,12 @@ def time_bin(ms: float) -> int:
 
 def request_times(provenance: Mapping[str, Any]) -> dict[str, Counter[int]]:
     """Return the counts of all runs by name: of each run those of its last file, which hold all before."""
-    parts = provenance.get("parts")
-    files = parts.values() if isinstance(parts, Mapping) else [provenance]
     last: dict[tuple[str, str], Counter[int]] = {}
-    for each in files:
-        known = each.get(REQUEST_TIMES)
+    for _, origin in parts_of("", provenance):
+        known = origin.get(REQUEST_TIMES)
         for name, counts in known.items() if isinstance(known, Mapping) else ():
             found = Counter({int(place): int(n) for place, n in counts.items()})
-            key = str(each.get("run")), str(name)
+            key = str(origin.get("run")), str(name)
             last[key] = max(last.get(key, found), found, key=Counter.total)
     merged: dict[str, Counter[int]] = {}
     for (_, name), counts in last.items():

@@ -6,8 +6,7 @@ of T comes from --unit or from the column's name (`latency_us`), else it is mill
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,21 +36,11 @@ ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
 MAX_COLUMNS = 4096
 
 
-@dataclass(frozen=True)
-class Naming:
-    """Which column of a table is which: {latfit's name: the table's name}, and the unit of T."""
+def name_columns(names: Sequence[str], options: Options) -> tuple[dict[str, str], dict[str, str]]:
+    """Return {latfit's name: the table's name}, by the column map and by guesses, and the guessed ones alone.
 
-    columns: Mapping[str, str]
-    ms_per_unit: float
-    guessed: Mapping[str, str]
-
-    def facts(self) -> dict[str, Any]:
-        """Return what was guessed, for the provenance."""
-        return {"column_map": dict(self.guessed)} if self.guessed else {}
-
-
-def name_columns(names: Sequence[str], options: Options) -> Naming:
-    """Apply the column map and guess the required columns. Raises BadInput if one is missing or ambiguous."""
+    Raises BadInput if a required column is missing or ambiguous.
+    """
     given = options.column_map
     example = "--map B=batch,S=tokens,T_ms=latency"
     if missing := [theirs for theirs in given.values() if theirs not in names]:
@@ -79,7 +68,7 @@ def name_columns(names: Sequence[str], options: Options) -> Naming:
             f"the column {guessed['T_ms']} is in {unit} by its name, but --unit says {options.unit}",
             remedy=f"Leave --unit out, or say that the name is wrong with --map T_ms={guessed['T_ms']}.",
         )
-    return Naming(mapping, MS_PER_UNIT[options.unit or unit or "ms"], guessed)
+    return mapping, guessed
 
 
 def _no_column(missing: Iterable[str], names: Sequence[str], remedy: str) -> BadInput:
@@ -133,16 +122,14 @@ def read(source: Source, options: Options) -> Trace:
 
 def steps_of(table: Trace, options: Options, *, in_ms: bool = False) -> Trace:
     """Return a table under the names of its source as steps. in_ms: skip the check of the unit. Raises BadInput."""
-    naming = name_columns(list(table.columns), options)
-    named = {ours: table[theirs] for ours, theirs in naming.columns.items()}
-    listed, refused = with_request_terms(named)
+    mapping, guessed = name_columns(list(table.columns), options)
+    listed, refused = with_request_terms({ours: table[theirs] for ours, theirs in mapping.items()})
     columns = {name: typed(name, column) for name, column in listed.items()}
-    if naming.ms_per_unit != 1:
-        with np.errstate(over="ignore"):  # cleaning drops what is no time in any unit
-            columns["T_ms"] = columns["T_ms"] * naming.ms_per_unit
+    with np.errstate(over="ignore"):  # cleaning drops what is no time in any unit
+        columns["T_ms"] = columns["T_ms"] * MS_PER_UNIT[options.unit or _unit_in(guessed.get("T_ms", "")) or "ms"]
     if not in_ms:
         check_unit(columns["T_ms"], options)
-    return Trace(columns, {**table.provenance, **naming.facts(), **refused})
+    return Trace(columns, {**table.provenance, **({"column_map": guessed} if guessed else {}), **refused})
 
 
 def read_columns(source: Source, required: Sequence[str]) -> Trace:

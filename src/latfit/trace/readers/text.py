@@ -7,6 +7,7 @@ one by one, so that memory is bounded by the longest line.
 import csv
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ MAX_LINE_BYTES = 1 << 26
 MAX_LABELS = 1 << 16  # different texts of a column that Arrow encodes as a dictionary
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BLANK = " \t\r\n"
+CONTROLS = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # without layout and colours; no header has one
 
 _DECODER = json.JSONDecoder()
 
@@ -136,12 +138,16 @@ def _lines(source: Source, tally: Tally) -> Iterator[Any]:
 
 def header_of(head: bytes) -> list[str]:
     """Return the names in the first line; empty if it is not the header of a table."""
-    line = _as_utf8(head).decode(errors="replace").lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    line = _first_line(head)
     try:
         names = next(csv.reader([line], delimiter=delimiter_of(line)), [])
     except csv.Error:
         return []
-    return [name.strip() for name in names] if len(names) > 1 and "\0" not in line else []
+    return [name.strip() for name in names] if len(names) > 1 and not CONTROLS.search(line) else []
+
+
+def _first_line(head: bytes) -> str:
+    return _as_utf8(head).decode(errors="replace").lstrip("\r\n").partition("\n")[0].rstrip("\r")
 
 
 def has_columns(head: bytes, *names: str) -> bool:
@@ -161,7 +167,7 @@ def read_delimited(source: Source, tally: Tally) -> dict[str, Array]:
     import pyarrow as pa
 
     try:
-        if b"\0" in _as_utf8(source.head).partition(b"\n")[0]:
+        if CONTROLS.search(_first_line(source.head)):
             raise ValueError("it holds bytes that are no text")
         table, bad = _parse(_as_utf8(source.content()).lstrip(b"\r\n"))
         if bad > table.num_rows:
