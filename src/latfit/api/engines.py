@@ -51,7 +51,6 @@ from latfit.workload import ClosedLoad, Load, OpenLoad, RecordedLoad, parse_leng
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
     from latfit.reporting import Making, Rendered, Table, Verdict
 
@@ -73,12 +72,6 @@ class EngineSimulation(Simulation):
         from latfit.reporting import engines_verdict
 
         return engines_verdict(self.runs)
-
-    @property
-    def frame(self) -> "DataFrame":
-        import pandas as pd
-
-        return pd.DataFrame([run.row() for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         from latfit.reporting import engine_tables

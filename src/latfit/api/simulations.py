@@ -86,6 +86,12 @@ class Simulation(Answer):
 
         return distinct(self.notes)
 
+    @property
+    def frame(self) -> "DataFrame":
+        import pandas as pd
+
+        return pd.DataFrame([run.row() for run in self.runs])
+
     def to_json(self) -> dict[str, Any]:
         """`{"runs": [...]}`, as `--json` prints it."""
         return {"runs": [run.to_json() for run in self.runs]}
@@ -93,27 +99,20 @@ class Simulation(Answer):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PolicySimulation(Simulation):
-    """Batching policies on a machine. skipped: why points were left out.  findings: claims of a study and what came
-    out.  subject: model and machine, where they are known."""
+    """Batching policies on a machine."""
 
     runs: Sequence[SimResult]
     system: System
     sla_ms: float = math.inf
-    skipped: Sequence[str] = ()
-    findings: Sequence[tuple[str, str]] = ()
-    subject: str = ""
+    skipped: Sequence[str] = ()  # why points were left out
+    findings: Sequence[tuple[str, str]] = ()  # claims of a study and what came out
+    subject: str = ""  # model and machine, where they are known
 
     @cached_property
     def answer(self) -> "Verdict":
         from latfit.reporting import policies_verdict
 
         return policies_verdict(self.runs, self.sla_ms)
-
-    @property
-    def frame(self) -> "DataFrame":
-        import pandas as pd
-
-        return pd.DataFrame([run.row() for run in self.runs])
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         from latfit.reporting import Table, rates_table, runs_table

@@ -22,13 +22,12 @@ PAGE_NAME = "simulation.html"
 
 @dataclass(frozen=True)
 class Making:
-    """How the runs came about. sla_ms: the limit that attainment was counted against; infinite for none.  subject:
-    model and machine, where they are known."""
+    """How the runs came about."""
 
     command: str = ""
     made_at: str = ""
-    sla_ms: float = math.inf
-    subject: str = ""
+    sla_ms: float = math.inf  # the limit that attainment was counted against; infinite for none
+    subject: str = ""  # model and machine, where they are known
 
     @property
     def sla(self) -> str:

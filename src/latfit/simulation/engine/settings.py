@@ -98,36 +98,27 @@ MOST, MOST_BLOCK = 2**40, 2**20  # of any count, and of tokens in a block: produ
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """One engine. Times in ms, lengths in tokens.
-
-    kv_blocks: what the engine resolves at its start, its null block included.  start_at: in `continuous`, how many must
-    wait before a step of prefill interrupts decoding; prefill_first False: only when nothing decodes.  asynchronous:
-    a step is planned while the one before it runs.  reuse_freed: blocks of a preempted request are found again when it
-    resumes, if nobody took them.  swap_ms_per_token: preempted requests are moved out and in again at this cost
-    instead of being computed again.  cached_share: share of every prompt whose cache is there already.  prefix_cache:
-    contents of prompts that recorded requests name are found again (see `prefix_cache`), in place of that share.
-    padded_graphs: steps of decoding are padded to the batch size of a captured graph.  fast: repeated steps in one go.
-    """
+    """One engine. Times in ms, lengths in tokens."""
 
     batching: str = "chunked-prefill"
     order: Order = field(default_factory=Order)
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    kv_blocks: int = 8192
+    kv_blocks: int = 8192  # what the engine resolves at its start, its null block included
     block_size: int = 16
     long_prefill_token_threshold: int = 0
     watermark_blocks: int = 0
     null_blocks: int = 1
-    start_at: int = 1
-    prefill_first: bool = True
-    asynchronous: bool = True
-    reuse_freed: bool = True
-    swap_ms_per_token: float | None = None
-    cached_share: float = 0.0
-    prefix_cache: bool = True
-    padded_graphs: bool = True
+    start_at: int = 1  # continuous: how many must wait before a step of prefill interrupts decoding
+    prefill_first: bool = True  # False: prefill only when nothing decodes
+    asynchronous: bool = True  # a step is planned while the one before it runs
+    reuse_freed: bool = True  # a preempted request finds its blocks again if nobody took them
+    swap_ms_per_token: float | None = None  # cost of moving preempted requests out and in, in place of recomputation
+    cached_share: float = 0.0  # of every prompt
+    prefix_cache: bool = True  # recorded contents of prompts are found again, in place of that share
+    padded_graphs: bool = True  # decode steps are padded to the batch size of a captured graph
     speculation: Speculation = field(default_factory=Speculation)
-    fast: bool = True
+    fast: bool = True  # repeated steps in one go
 
     def __post_init__(self) -> None:
         engines, static = ", ".join(ENGINES), self.batching == "static"

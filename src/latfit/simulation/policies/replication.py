@@ -65,17 +65,13 @@ class Drawn:
 
 @dataclass(frozen=True, eq=False)
 class Replication:
-    """A finished run; arrays (n,) in order of arrival. warm: the first request that counts.
-
-    response_ms: NaN for requests never served.  path: 0 main, 1 side, -1 never served.  sizes: batches (2, largest + 1)
-    by path and size, begun while it counted.  busy: share of the time that a server of each path (2,) was busy.
-    """
+    """A finished run; arrays (n,) in order of arrival."""
 
     arrive_ms: FloatArray
-    response_ms: FloatArray
-    path: NDArray[np.int8]
-    sizes: NDArray[np.int64]
-    busy: FloatArray
+    response_ms: FloatArray  # NaN for requests never served
+    path: NDArray[np.int8]  # 0 main, 1 side, -1 never served
+    sizes: NDArray[np.int64]  # batches (2, largest + 1) by path and size, begun while it counted
+    busy: FloatArray  # share of the time that a server of each path (2,) was busy
     drawn: Drawn
     throughput: float
     most_waiting: int

@@ -22,23 +22,17 @@ TOKEN_POINTS = 48  # points of the grid of tokens between which T is interpolate
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ServicePath:
-    """An execution path as the simulator sees it; make one with the functions of this module.
-
-    times_ms: typical T(b) in ms (largest + 1, grid) for b = 0 (unused), 1, ... and so many tokens in the batch.
-    tokens: the grid (grid,), rising; one entry where requests are alike.  tokens_per_request: of a typical request.
-    exponential: the time is exponential with mean T(b).  noise: else, of each batch's time about T(b); None where it
-    always is T(b).  fixed_ms: added to each, without noise.  nominal: whether its times are nominal, not measured.
-    """
+    """An execution path as the simulator sees it; make one with the functions of this module."""
 
     name: str
-    times_ms: FloatArray
-    tokens: FloatArray
-    tokens_per_request: float = 1.0
+    times_ms: FloatArray  # typical T (largest + 1, grid) by batch (0 is unused) and tokens in the batch
+    tokens: FloatArray  # the grid (grid,), rising; one entry if requests are alike
+    tokens_per_request: float = 1.0  # of a typical request
     servers: int = 1
-    exponential: bool = False
-    noise: StepNoise | None = None
-    fixed_ms: float = 0.0
-    nominal: bool = False
+    exponential: bool = False  # the time is exponential with mean T(b)
+    noise: StepNoise | None = None  # else, of each batch's time about T(b); None if it always is T(b)
+    fixed_ms: float = 0.0  # added to each time, without noise
+    nominal: bool = False  # whether its times are nominal, not measured
 
     def __post_init__(self) -> None:
         times = self.times_ms[1:]
@@ -151,14 +145,12 @@ LARGEST_NOMINAL = 1 << 20
 
 @dataclass(frozen=True)
 class Serving:
-    """How requests meet the paths. service: `fitted` (times scatter as the fit's residuals did), `deterministic` or
-    `exponential`.  most_tokens: the longest request, where requests differ; 0 where they are alike.  servers: by path.
-    """
+    """How requests meet the paths."""
 
     tokens_per_request: float = 1.0
-    service: str = "fitted"
-    most_tokens: float = 0.0
-    servers: Mapping[str, int] = field(default_factory=dict)
+    service: str = "fitted"  # times scatter as the fit's residuals did; or deterministic, exponential
+    most_tokens: float = 0.0  # the longest request; 0 if requests are alike
+    servers: Mapping[str, int] = field(default_factory=dict)  # by path
     buckets: Sequence[int] = ()
 
     def __post_init__(self) -> None:
