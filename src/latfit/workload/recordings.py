@@ -100,6 +100,8 @@ def _read_log(opened: Source, name: str) -> Recording:
     found = np.array(kept, dtype=np.float64).reshape(-1, len(Row._fields))
     order = np.argsort(found[:, 0], kind="stable")
     columns = dict(zip(Row._fields, found[order].T, strict=True))
+    if np.isnan(columns["first_ms"] + columns["last_ms"]).all():
+        del columns["first_ms"], columns["last_ms"]
     if log.contents:
         log.contents = [log.contents[row] for row in order.tolist()]
     start_ms = np.nanmin(columns["sent_ms"], initial=np.inf)
@@ -166,7 +168,7 @@ def _recording(columns: Columns, name: str, dropped: dict[str, int], log: Log) -
         if requests.prefix is None:
             notes.append("hash_ids are not used: they fit no size of blocks")
     first, last = None, None
-    if "first_ms" in kept and np.isfinite(columns["first_ms"] + columns["last_ms"]).any():
+    if "first_ms" in kept:
         first, last = (requests.arrival_ms + kept[name] for name in ("first_ms", "last_ms"))
     return Recording(requests, name, dropped, notes, first, last, log.began_s)
 
