@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.exporting.command import (
+    from latfit.exporting.engines import (
         REQUEST_LIMIT as REQUEST_LIMIT,
         TITLES as TITLES,
         engine_key as engine_key,
         start_line as start_line,
+        vllm_flags as vllm_flags,
         with_flags as with_flags,
     )
     from latfit.exporting.facts import PlanFacts as PlanFacts, read_plan as read_plan
     from latfit.exporting.files import Exported as Exported, Wanted as Wanted
-    from latfit.exporting.render import vllm_flags as vllm_flags
     from latfit.exporting.targets import (
         TARGETS as TARGETS,
         Target as Target,

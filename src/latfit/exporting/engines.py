@@ -1,58 +1,71 @@
 """Serving engines that batch step by step: settings from a plan, each with its reason, and the files they read."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from latfit.errors import WrongUsage
-from latfit.exporting.command import KT, program
-from latfit.exporting.facts import PlanFacts
-from latfit.exporting.files import Exported, Setting, Wanted
-from latfit.exporting.render import model_name, model_word, render, shell
+from latfit.errors import BadInput, WrongUsage
+from latfit.exporting.facts import MADE_BY, PlanFacts
+from latfit.exporting.files import Exported, Wanted
+from latfit.exporting.render import ASK_MODEL, flag_words, render, yaml_value
 
-CARRIES_MOST = "the setting with the highest capacity in simulation."
-STEPS_WITHIN = "the most whose steps stay within the time between tokens."
-REASONS: Mapping[str, tuple[str, str]] = {
-    "requests": (
-        f"Requests that a replica runs at once: {CARRIES_MOST}",
-        f"Requests that decode at once: {STEPS_WITHIN}",
-    ),
-    "tokens": (
-        f"Tokens of a step, of prompts and decoding together: {CARRIES_MOST}",
-        f"Tokens of a step, of prompts and decoding together: {STEPS_WITHIN}",
-    ),
-    "chunk": (
-        f"Tokens of one prompt in a step: {CARRIES_MOST}",
-        "Tokens of one prompt in a step: the largest chunk beside requests that decode.",
-    ),
-    "chunked": ("Prompts are computed in chunks beside requests that decode, as in the plan.",) * 2,
-    "whole": ("Whole prompts in steps of their own have a higher capacity in simulation than chunks.",) * 2,
-    "gpu_prompts": ("The prompt length from which the GPU is as fast (B1 in tokens).",) * 2,
-    "length": ("A whole prompt has to fit into a step.",) * 2,
-    "priority": ("The most urgent class goes first, as in the plan; requests have to name their priority.",) * 2,
-    "in_turn": ("A step is scheduled when the one before it has ended, as in the plan.",) * 2,
-    "parallel": ("GPUs of a replica: as the plan's KV cache was computed, or its traces say.",) * 2,
-    "prefix": ("The plan counts on prompts that are cached in part.",) * 2,
-    "admission": ("Requests enter while KV blocks are free and are paused without any, as in the plan.",) * 2,
-    "cache": ("Tokens of the KV cache of all slots together, as in the plan.",) * 2,
-    "shared": ("One cache for all slots, as in the plan; else each has an equal part.",) * 2,
+KT = "kt_gpu_prefill_token_threshold"  # of KTransformers' build of SGLang
+ADMISSION = "capacity_scheduler_policy"
+FIRST_COME = "fcfs"
+SCRIPT = "script.sh.jinja"
+
+BEST = (
+    "the setting with the highest capacity in simulation",
+    "the most whose steps stay within the time between tokens",
+)
+"""What a limit is, in a plan of requests and in one of steps."""
+
+REASONS: Mapping[str, str] = {
+    "requests": "Requests that a replica runs at once: {best}.",
+    "tokens": "Tokens of a step, of prompts and decoding together: {best}.",
+    "chunk": "Tokens of one prompt in a step: {best}.",
+    "chunked": "Prompts are computed in chunks beside requests that decode, as in the plan.",
+    "whole": "Whole prompts in steps of their own have a higher capacity in simulation than chunks.",
+    "gpu_prompts": "The prompt length from which the GPU is as fast (B1 in tokens).",
+    "length": "A whole prompt has to fit into a step.",
+    "priority": "The most urgent class goes first, as in the plan; requests have to name their priority.",
+    "in_turn": "A step is scheduled when the one before it has ended, as in the plan.",
+    "parallel": "GPUs of a replica: as the plan's KV cache was computed, or its traces say.",
+    "prefix": "The plan counts on prompts that are cached in part.",
+    "admission": "Requests enter while KV blocks are free and are paused without any, as in the plan.",
+    "cache": "Tokens of the KV cache of all slots together, as in the plan.",
+    "shared": "One cache for all slots, as in the plan; else each has an equal part.",
 }
-"""What a setting limits -> its reason in a plan of requests, and in one of steps."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A number or a switch by the engine's name, and why it has that value. words: on a command line."""
+
+    name: str
+    value: Any
+    why: str
+    words: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A serving engine. settings: name, or `name=value` for a switch or a word -> key of REASONS.  files: name ->
-    (title, template).  cache: where the engine reports the size of its KV cache.  orders: scheduling policies."""
+    """A serving engine. settings: name, or `name=value` for a switch or a word -> key of REASONS; the first limits the
+    requests in a step.  files: name -> (title, template).  cache: where the engine reports the size of its KV cache.
+    orders: scheduling policies.  program: words that start a server, before the model.  negatable: whether switches
+    have `--no-NAME`."""
 
     key: str
     title: str
     files: Mapping[str, tuple[str, str]]
     settings: Mapping[str, str]
     cache: str
-    orders: tuple[str, ...] = ("fcfs",)
+    orders: tuple[str, ...] = (FIRST_COME,)
     parallel: str | None = "tensor_parallel_size"
-    negatable: bool = field(default=False)
+    program: tuple[str, ...] = ()
+    model_option: tuple[str, ...] = ()
+    negatable: bool = False
 
     def export(self, plan: PlanFacts, wanted: Wanted) -> Exported:
         """The files of a plan. Raises WrongUsage, BadInput."""
@@ -64,16 +77,16 @@ class Engine:
             )
         settings, model = self.settings_of(plan), model_of(plan, wanted.model)
         values = {
+            "engine": self,
             "settings": [each for each in settings if each.name not in (KT, ADMISSION)],
             "other": {each.name: each for each in settings},
             "model": model,
-            "program": "" if self.key == "trtllm" else " ".join(program(self.key, model_word(model))),
+            "program": " ".join(
+                [*self.program, *self.model_option, ASK_MODEL if model is None else shlex.quote(model)]
+            ),
         }
-        not_set = [*self.not_set(plan, model), *_replicas_not_set(plan)]
         files = {
-            name: render(
-                template, plan, title.format(model="MODEL" if model is None else shell(model)), not_set, **values
-            )
+            name: render(template, plan, title.format(model="MODEL" if model is None else shlex.quote(model)), **values)
             for name, (title, template) in self.files.items()
         }
         return Exported(self.key, plan.name, files, {each.name: each.value for each in settings if each.name != KT})
@@ -81,10 +94,9 @@ class Engine:
     def settings_of(self, plan: PlanFacts) -> list[Setting]:
         """The plan's settings. Raises WrongUsage if it has none for this engine, BadInput for an unknown one."""
         engine = None if plan.requests is None else plan.requests.engine
-        order = self.orders[0] if engine is None else engine.order
-        if order not in self.orders:
+        if engine is not None and engine.order not in self.orders:
             raise WrongUsage(
-                f"the plan schedules requests by {order}, which {self.title} does not do",
+                f"the plan schedules requests by {engine.order}, which {self.title} does not do",
                 where=plan.file,
                 remedy=f"Plan with --order {self.orders[0]}.",
             )
@@ -96,81 +108,50 @@ class Engine:
                 where=plan.file,
                 remedy="Plan with a fit that was measured with prefill, or with per_token=... of nominal numbers.",
             )
+        values = dict(plan.flags[self.key])
+        if self.parallel is not None and plan.gpus is not None:
+            values[self.parallel] = plan.gpus
+        if engine is not None and self.key == "vllm" and engine.prefix_hit_rate != 0:
+            values["enable_prefix_caching"] = True
+        if self.key == "trtllm" and plan.kv_tokens is not None:
+            values[ADMISSION] = "MAX_UTILIZATION"
+        if self.key == "llamacpp" and plan.kv_tokens is not None:
+            values |= {"ctx_size": plan.kv_tokens, "kv_unified": True}
+        best = BEST[plan.requests is None]
         return [
-            Setting(name, value, self._reason(name, value, plan), self.negatable)
-            for name, value in {**plan.flags[self.key], **self._added(plan)}.items()
+            Setting(
+                name,
+                value,
+                self._reason(name, value, plan).format(best=best),
+                flag_words(name, value, self.negatable),
+            )
+            for name, value in values.items()
         ]
 
     def _reason(self, name: str, value: Any, plan: PlanFacts) -> str:
         key = self.settings.get(name if type(value) is int else f"{name}={value}")
         if key is None or (type(value) is int and value < (-1 if name == "chunked_prefill_size" else 1)):
-            raise plan.damaged(f"{name} {str(value)[:40]} is no setting of {self.title}")
-        return REASONS[key][1 if plan.requests is None else 0]
-
-    def _added(self, plan: PlanFacts) -> dict[str, Any]:
-        """Settings that follow from the rest of the plan."""
-        found: dict[str, Any] = {}
-        if self.parallel is not None and plan.gpus is not None:
-            found[self.parallel] = plan.gpus
-        engine = None if plan.requests is None else plan.requests.engine
-        if engine is not None and self.key == "vllm" and engine.prefix_hit_rate != 0:
-            found["enable_prefix_caching"] = True
-        if self.key == "trtllm" and plan.kv_tokens is not None:
-            found[ADMISSION] = "MAX_UTILIZATION"
-        if self.key == "llamacpp" and plan.kv_tokens is not None:
-            found |= {"ctx_size": plan.kv_tokens, "kv_unified": True}
-        return found
-
-    def not_set(self, plan: PlanFacts, model: str | None) -> list[str]:
-        """What is left to the engine's defaults, and why."""
-        requests = plan.requests
-        vllm = plan.flags.get("vllm", {})
-        found: list[str] = []
-        if requests is None:
-            found.append(f"the KV cache; the plan is of steps, whatever their number of cached tokens. {self.cache}")
-        elif plan.kv_tokens is None:
-            found.append(f"the KV cache, which the plan takes as unlimited. {self.cache}")
-        elif self.key == "llamacpp":
-            found.append("what to do when the cache is full: llama.cpp fails a request, where the plan pauses it.")
-        else:
-            size = f"{plan.kv_tokens:,} tokens a replica"
-            found.append(f"the KV cache; the plan is for {size} and does not hold with fewer. {self.cache}")
-        if model is None:
-            found.append("the model, which the plan does not name. Name it at the start, or export with --model.")
-        if self.parallel is not None and plan.gpus is None:
-            found.append(f"tensor parallelism, which the plan does not name; {self.title}'s default is 1.")
-        if self.key != "vllm" and (chunk := vllm.get("long_prefill_token_threshold")):
-            found.append(f"a limit of {chunk} tokens for one prompt's part of a step: {self.title} has none.")
-        if self.key == "sglang" and plan.flags["sglang"].get("enable_priority_scheduling"):
-            found.append("priorities of requests: in SGLang the higher number goes first.")
-        if self.key == "llamacpp":
-            found.append("--ubatch-size, into which a larger step is cut: as it was when the steps were measured.")
-        if requests is None or self.key not in ("vllm", "llamacpp"):
-            return found
-        if self.key == "vllm" and "enable_chunked_prefill" not in vllm:
-            found.append("enable-chunked-prefill, which is vLLM's default and what the plan assumes.")
-        if "async_scheduling" not in vllm and self.key == "vllm":
-            found.append("async-scheduling; the plan assumes it on, vLLM's default where it can.")
-        elif "async_scheduling" not in vllm:
-            found.append("steps scheduled ahead, which the plan assumes: llama.cpp does not; plan with --synchronous.")
-        return found
-
-
-def _replicas_not_set(plan: PlanFacts) -> list[str]:
-    if plan.requests is None:
-        return []
-    return [f"replicas and router: the plan is for {plan.requests.replicas.value}, {plan.requests.route}."]
+            raise BadInput(
+                f"not a latfit plan ({name} {str(value)[:40]} is no setting of {self.title})",
+                where=plan.file,
+                remedy=f"Make it again with `{MADE_BY}`.",
+            )
+        return REASONS[key]
 
 
 def model_of(plan: PlanFacts, given: str | None) -> str | None:
     """The model as given, or as a recorded serving engine names it; None if unknown. Raises WrongUsage."""
     recorded = plan.system.get("engine") in ("vllm", "sglang", "tensorrt_llm")
-    found = given if given is not None else plan.system.get("model") if recorded else None
-    return None if found is None else model_name(found)
+    name = given if given is not None else plan.system.get("model") if recorded else None
+    if name is not None and (not name or name != name.strip() or name.startswith("-") or not name.isprintable()):
+        raise WrongUsage(
+            f"{name!r} is empty, or begins with a space or '-', or has letters that cannot be printed",
+            where="--model",
+            remedy="Give the name or the folder of a model.",
+        )
+    return name
 
 
-ADMISSION = "capacity_scheduler_policy"
-SCRIPT = "script.sh.jinja"
 VLLM = Engine(
     "vllm",
     "vLLM",
@@ -191,7 +172,8 @@ VLLM = Engine(
         "enable_prefix_caching=True": "prefix",
     },
     "vLLM says at its start how many it has (`KV cache size`); --gpu-memory-utilization is left as it is.",
-    ("fcfs", "priority"),
+    (FIRST_COME, "priority"),
+    program=("vllm", "serve"),
     negatable=True,
 )
 SGLANG = Engine(
@@ -210,7 +192,9 @@ SGLANG = Engine(
         "tensor_parallel_size": "parallel",
     },
     "SGLang says at its start how many it has (`max_total_num_tokens`); --mem-fraction-static is left as it is.",
-    ("fcfs", "priority"),
+    (FIRST_COME, "priority"),
+    program=("python3", "-m", "sglang.launch_server"),
+    model_option=("--model-path",),
 )
 TRTLLM = Engine(
     "trtllm",
@@ -240,4 +224,65 @@ LLAMACPP = Engine(
     },
     "--ctx-size is shared out among the slots: each part has to hold the longest prompt with its output.",
     parallel=None,
+    program=("llama-server",),
+    model_option=("--model",),
 )
+TRITON = Engine("triton", "Triton", {}, {"max_batch_size": "requests"}, "")
+
+ENGINES = {engine.key: engine for engine in (VLLM, SGLANG, TRTLLM, LLAMACPP, TRITON)}
+"""Engines whose steps a trace may hold."""
+
+TITLES = {key: engine.title for key, engine in ENGINES.items()}
+REQUEST_LIMIT = {key: next(iter(engine.settings)) for key, engine in ENGINES.items()}
+"""What engines call the limit of requests in a step."""
+
+
+def engine_key(systems: Iterable[Mapping[str, str]]) -> str:
+    """The engine that traces name, as plans call it; vLLM, which most use, where they name none that is known."""
+    for system in systems:
+        plain = "".join(letter for letter in system.get("engine", "").lower() if letter.isalnum())
+        key = "trtllm" if plain == "tensorrtllm" else plain
+        if key in ENGINES:
+            return key
+    return "vllm"
+
+
+def start_line(
+    key: str, engines: Mapping[str, Mapping[str, Any]], order: str = FIRST_COME, model: str | None = None
+) -> str:
+    """What starts an engine with a plan's settings, in a line, or why nothing does. engines: the plan's settings.
+    order: of requests.  model: a word that stands for it."""
+    engine = ENGINES[key]
+    if order not in engine.orders:
+        return f"no setting of {engine.title} does this, it does not serve requests by {order}"
+    if key not in engines:
+        return f"no setting of {engine.title} does this, it does not batch so (latfit export has other engines)"
+    values = {name: value for name, value in engines[key].items() if name != KT}
+    if not engine.program:
+        listed = [
+            f"{name}: {value if isinstance(value, list) else yaml_value(value)}" for name, value in values.items()
+        ]
+        return f"{', '.join(listed)} (latfit export {key} writes the file)"
+    return shlex.join([*engine.program, *((*engine.model_option, model) if model else ()), *vllm_flags(values)])
+
+
+def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Words of vLLM's command line."""
+    return [word for name, value in settings.items() for word in flag_words(name, value)]
+
+
+def with_flags(command: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
+    """A command with these options in place of those that it has under the same names."""
+    kept: list[str] = []
+    is_value = False  # of an option that is replaced
+    for word in command:
+        if is_value and not word.startswith("-"):
+            is_value = False
+            continue
+        name, given, _ = word.removeprefix("--").replace("-", "_").partition("=")
+        positive = name.removeprefix("no_")
+        is_replaced = word.startswith("--") and (name in settings or positive in settings)
+        is_value = is_replaced and not given and positive in settings and not isinstance(settings[positive], bool)
+        if not is_replaced:
+            kept.append(word)
+    return [*kept, *vllm_flags(settings)]

@@ -18,8 +18,6 @@ RATE_DIGITS = 3  # of the highest rate, as `latfit plan` prints it
 MAX_GPU_DIGITS = 4  # a larger number in a trace is no number of GPUs
 NOT_EXPORTED = "the replicas of the whole load; the plan's schedule, with fewer at lower load, is not exported."
 
-Flags = Mapping[str, Mapping[str, Any]]
-
 
 @dataclass(frozen=True)
 class PlanFacts:
@@ -45,37 +43,33 @@ class PlanFacts:
         return self.plan if isinstance(self.plan, Plan) else None
 
     @property
-    def flags(self) -> Flags:
+    def flags(self) -> Mapping[str, Mapping[str, Any]]:
         """Settings by engine, under the names that the engine uses."""
         return self.plan.engines if self.pair is None else {**self.plan.engines, **self.pair.engines}
 
     @property
     def answer(self) -> str:
         """The plan in a sentence."""
-        if not isinstance(self.plan, ServingPlan):
+        if isinstance(self.plan, Plan):
             return self.plan.answer
-        found: PlannedEngines = self.pair or self.plan
         doubt = "Not confirmed: " if self.pair is None and self.plan.promise != "meets" else ""
-        outcome = ", ".join(each.outcome for each in found.targets)
-        return f"{doubt}{self._deployment} for {self.plan.load} ({self.plan.request}): {outcome}."
+        outcome = ", ".join(each.outcome for each in (self.pair or self.plan).targets)
+        return f"{doubt}{self._deployment(self.plan)} for {self.plan.load} ({self.plan.request}): {outcome}."
 
     @property
     def condition(self) -> str:
         """What the plan holds for."""
-        return self._of_batches(self.plan) if isinstance(self.plan, Plan) else self._of_requests(self.plan)
-
-    def _of_requests(self, plan: ServingPlan) -> str:
-        found: PlannedEngines = self.pair or plan
-        text = f"{', '.join(each.condition for each in found.targets)} at {plan.load} over {self._deployment}"
-        if found.highest_rate_per_s is not None:
-            text += f", and up to {format_rate(found.highest_rate_per_s, down=True, digits=RATE_DIGITS)}"
-        text += f" ({plan.request})"
-        if self.pair is None and plan.steps_may_be_slower_pct is not None:
-            text += f"; steps may be {format_percent(plan.steps_may_be_slower_pct)} slower"
-        return text
-
-    @staticmethod
-    def _of_batches(plan: Plan) -> str:
+        plan = self.plan
+        if isinstance(plan, ServingPlan):
+            engines: PlannedEngines = self.pair or plan
+            text = f"{', '.join(each.condition for each in engines.targets)} at {plan.load}"
+            text += f" over {self._deployment(plan)}"
+            if engines.highest_rate_per_s is not None:
+                text += f", and up to {format_rate(engines.highest_rate_per_s, down=True, digits=RATE_DIGITS)}"
+            text += f" ({plan.request})"
+            if self.pair is None and plan.steps_may_be_slower_pct is not None:
+                text += f"; steps may be {format_percent(plan.steps_may_be_slower_pct)} slower"
+            return text
         share = "a typical" if plan.percentile is None else f"the p{plan.percentile:g}"
         if plan.rate_per_s is None:
             return f"{share} step within {format_ms(plan.sla_ms)}"
@@ -84,13 +78,12 @@ class PlanFacts:
         rate, tokens = format_rate(plan.rate_per_s), count_text(plan.tokens_per_request, "token")
         return f"{share} response within {format_ms(plan.sla_ms)} at {rate} a replica{up_to}, requests of {tokens}"
 
-    @property
-    def _deployment(self) -> str:
-        if self.pair is not None:
-            prefill = count_text(self.pair.prefill_replicas, "replica")
-            return f"{prefill} that prefill and {self.pair.replicas:,} that decode"
-        assert isinstance(self.plan, ServingPlan)
-        return count_text(self.plan.replicas.value or 0, "replica")
+    def _deployment(self, plan: ServingPlan) -> str:
+        if self.pair is None:
+            return count_text(plan.replicas.value or 0, "replica")
+        return (
+            f"{count_text(self.pair.prefill_replicas, 'replica')} that prefill and {self.pair.replicas:,} that decode"
+        )
 
     @property
     def fits(self) -> Sequence[FitQuality]:
@@ -103,21 +96,20 @@ class PlanFacts:
 
     @property
     def errors(self) -> str:
-        found = [
+        errors = [
             f"{each.name}, {each.model}, {'error not known' if each.error_pct is None else each.error}"
             for each in self.fits
         ]
-        return "; ".join(found) or "nominal numbers, nothing measured"
+        return "; ".join(errors) or "nominal numbers, nothing measured"
 
     @property
-    def assumed(self) -> list[str]:
+    def remarks(self) -> list[str]:
+        """Doubts, and what is assumed."""
+        doubts = [] if isinstance(self.plan, ServingPlan) else list(self.plan.why_in_doubt)
+        doubts += [each.text for each in self.plan.warnings]
         unused = self.requests is not None and self.requests.schedule is not None and not self.scheduled
-        return [*self.plan.notes, *([NOT_EXPORTED] if unused else [])]
-
-    @property
-    def doubts(self) -> list[str]:
-        why = () if isinstance(self.plan, ServingPlan) else self.plan.why_in_doubt
-        return [*why, *(each.text for each in self.plan.warnings)]
+        assumed = [*self.plan.notes, *([NOT_EXPORTED] if unused else [])]
+        return [f"! {each}" for each in doubts] + [f"Assumed: {each}" for each in assumed]
 
     @property
     def system(self) -> dict[str, str]:
@@ -131,7 +123,7 @@ class PlanFacts:
         """The execution path of the settings."""
         if isinstance(self.plan, Plan):
             return self.plan.engines_path
-        return next((found for each in self.fits if (found := each.system.get("path") or each.path)), "gpu")
+        return next((path for each in self.fits if (path := each.system.get("path") or each.path)), "gpu")
 
     @property
     def gpus(self) -> int | None:
@@ -147,22 +139,18 @@ class PlanFacts:
         plan = self.requests
         return None if plan is None or plan.kv_cache is None or plan.engine is None else plan.engine.cache_tokens
 
-    def damaged(self, what: str) -> BadInput:
-        remedy = f"Make it again with `{MADE_BY}`."
-        return BadInput(f"not a latfit plan ({what})", where=self.file, remedy=remedy)
-
 
 def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
-    """Return a plan's file or document.
-
-    Raises
-    ------
-    BadInput
-        If it is no plan, or damaged.
-    SlaOutOfReach, FitNotUsable
-        If the plan is not feasible, or not supported by its data.
-    """
-    document, file = _document(plan)
+    """Return a plan's file or document. Raises BadInput; SlaOutOfReach if the plan is not feasible, FitNotUsable if its
+    data do not support it."""
+    if isinstance(plan, str | Path):
+        document, file = read_json(Path(plan), what="plan", made_by=MADE_BY), Path(plan).name
+    else:
+        file = "the plan"
+        try:
+            document = decode_json(dumps(dict(plan)).encode())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadInput(f"not a plan ({error})", where=file, remedy=f"Make one with `{MADE_BY}`.") from None
     kind = ServingPlan if isinstance(document, dict) and document.get("kind") == "serving" else Plan
     found: Plan | ServingPlan = kind.from_json(document, file)
     if not found.feasible:
@@ -179,13 +167,3 @@ def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
         )
     digest = hashlib.sha256(f"{dumps(document)}\n".encode()).hexdigest()[:DIGEST_LETTERS]  # as `--out` writes it
     return PlanFacts(found, file, digest)
-
-
-def _document(plan: str | Path | Mapping[str, Any]) -> tuple[Any, str]:
-    """(decoded document, name of its file)."""
-    if isinstance(plan, str | Path):
-        return read_json(Path(plan), what="plan", made_by=MADE_BY), Path(plan).name
-    try:
-        return decode_json(dumps(dict(plan)).encode()), "the plan"
-    except (TypeError, ValueError, RecursionError) as error:
-        raise BadInput(f"not a plan ({error})", where="the plan", remedy=f"Make one with `{MADE_BY}`.") from None

@@ -1,7 +1,7 @@
-"""What an export consists of: settings, each with its reason, and the files that hold them."""
+"""What an export consists of: values, and the files that hold them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,6 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A number or a switch by the engine's name, and why it has that value. negatable: whether `--no-NAME` exists."""
-
-    name: str
-    value: Any
-    why: str
-    negatable: bool = True
-
-
-@dataclass(frozen=True)
 class Exported:
     """Settings of a plan as files. Print it for all of them; `.files` holds each by its name.
 
@@ -47,7 +37,15 @@ class Exported:
         its name ends like that of one of them (`.yaml`, `.sh`) that one alone. Raises TargetNotWritable, WrongUsage."""
         place = Path(out)
         if place.suffix and not place.is_dir():
-            return [self._save_one(place)]
+            texts = [text for name, text in self.files.items() if Path(name).suffix == place.suffix]
+            if len(texts) != 1:
+                raise WrongUsage(
+                    f"{self.target} has {'several such files' if texts else 'no such file'}: {', '.join(self.files)}",
+                    where="--out",
+                    remedy="Name a folder, which all of them go into; make it first where its name has a dot.",
+                )
+            write_text(place, texts[0])
+            return [place]
         targets = {place / name: text for name, text in self.files.items()}
         for target in targets:
             make_folder(target.parent)
@@ -56,26 +54,9 @@ class Exported:
             write_text(target, text)
         return list(targets)
 
-    def _save_one(self, place: Path) -> Path:
-        fitting = [name for name in self.files if Path(name).suffix == place.suffix]
-        if len(fitting) != 1:
-            several = ", ".join(self.files)
-            raise WrongUsage(
-                f"{self.target} has {'several such files' if fitting else 'no such file'}: {several}",
-                where="--out",
-                remedy="Name a folder, which all of them go into; make it first where its name has a dot.",
-            )
-        write_text(place, self.files[fitting[0]])
-        return place
-
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit export --json`."""
-        return {
-            "target": self.target,
-            "plan": self.plan,
-            "settings": dict(self.settings),
-            "files": dict(self.files),
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         if len(self.files) == 1:

@@ -8,13 +8,11 @@ import functools
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from latfit._version import __version__
-from latfit.errors import WrongUsage
 from latfit.exporting.facts import PlanFacts
-from latfit.exporting.files import Setting
+from latfit.units import format_ms, format_percent, number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -22,44 +20,43 @@ if TYPE_CHECKING:
 WIDTH = 100  # of a comment's line
 MAX_NAME = 60  # of a Kubernetes object, with room for a suffix
 VALUES_A_LINE = 16  # of a list in protobuf's text format
+ASK_MODEL = '"${MODEL:?Set MODEL to the name or the folder of the model.}"'
 
 
-def render(template: str, plan: PlanFacts, title: str, not_set: Iterable[str] = (), **values: Any) -> str:
-    """Return a file. Its template takes `header` (the plan, its condition, doubts and what is not set), the filter
-    `why` for the comment above a setting, and `values`."""
-    origin = f"Of {plan.name}: holds for {plan.condition}; rests on {plan.errors}."
-
-    def why(setting: Setting, indent: str = "") -> str:
-        return comment(f"{setting.why} {origin}", indent)
-
+def render(template: str, plan: PlanFacts, title: str, **values: Any) -> str:
+    """Return a file. Its template takes `header` (the plan, its condition and doubts), the filter `why` for the comment
+    above a setting, and `values`."""
     header = (
         f"{title}, exported by latfit {__version__} from {plan.name}.",
         f"Plan: {plan.answer}",
         f"Holds for {plan.condition}.",
         f"Rests on {plan.errors}.",
-        *(f"! {each}" for each in plan.doubts),
-        *(f"Assumed: {each}" for each in plan.assumed),
-        *(f"Not set: {each}" for each in not_set),
+        *plan.remarks,
     )
-    found = _environment().overlay()
-    found.filters = {**found.filters, "why": why}
-    return found.get_template(template).render(header="\n".join(map(comment, header)), plan=plan, **values)
+    origin = f"Of {plan.name}: holds for {plan.condition}; rests on {plan.errors}."
+    environment = _environment().overlay()
+    environment.filters = {
+        **environment.filters,
+        "why": lambda reason, indent="": comment(f"{reason} {origin}", indent),
+    }
+    return environment.get_template(template).render(header="\n".join(map(comment, header)), plan=plan, **values)
 
 
 @functools.cache
 def _environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("latfit.exporting"),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (comment, cron, flag_words, proto, python_text, shell, yaml_value, yaml_argument, yaml_flag)
-    found.filters |= {each.__name__: each for each in filters}
-    return found
+    filters = (comment, cron, flag_words, not_set, proto, repr, shlex.quote, yaml_value, yaml_argument, yaml_flag)
+    environment.filters |= {each.__name__: each for each in filters}
+    environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": lambda value: number(value, 3)}
+    return environment
 
 
 def comment(text: str, indent: str = "") -> str:
@@ -69,22 +66,12 @@ def comment(text: str, indent: str = "") -> str:
     return "\n".join(f"{indent}# {line}" for line in lines)
 
 
-def shell(text: str) -> str:
-    """One word of a POSIX shell."""
-    return shlex.quote(text)
+def not_set(text: str) -> str:
+    """A comment on what is left to the engine."""
+    return comment(f"Not set: {text}")
 
 
-def model_word(model: str | None) -> str:
-    """A model as a word of a script, which asks for a missing one."""
-    return '"${MODEL:?Set MODEL to the name or the folder of the model.}"' if model is None else shell(model)
-
-
-def flag_words(setting: Setting) -> str:
-    """An option with its value: `--max-num-seqs 8`."""
-    return " ".join(flag(setting.name, setting.value, setting.negatable))
-
-
-def flag(name: str, value: Any, negatable: bool = True) -> list[str]:
+def flag_words(name: str, value: Any, negatable: bool = True) -> list[str]:
     """`--max-num-seqs 8`, `--enable-chunked-prefill`, `--no-async-scheduling` if the engine has such options."""
     words = name.replace("_", "-")
     if isinstance(value, bool) and (value or negatable):
@@ -92,15 +79,10 @@ def flag(name: str, value: Any, negatable: bool = True) -> list[str]:
     return [f"--{words}", str(value)]
 
 
-def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Words of vLLM's command line."""
-    return [word for name, value in settings.items() for word in flag(name, value)]
-
-
-def yaml_flag(setting: Setting) -> str:
+def yaml_flag(name: str, value: Any) -> str:
     """A line of vLLM's YAML file; a switch that is off by its `no-` option, as older versions skip false values."""
-    option = setting.name.replace("_", "-")
-    return f"no-{option}: true" if setting.value is False else f"{option}: {yaml_value(setting.value)}"
+    option = name.replace("_", "-")
+    return f"no-{option}: true" if value is False else f"{option}: {yaml_value(value)}"
 
 
 def yaml_value(value: Any) -> str:
@@ -112,9 +94,9 @@ def yaml_value(value: Any) -> str:
     return '"' + re.sub(r'["\\]|[^ -~]', _escaped, value) + '"'
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     """JSON would split a code point above 0xffff into two halves, which YAML does not join."""
-    letter, code = found[0], ord(found[0])
+    letter, code = match[0], ord(match[0])
     if letter in '\\"':
         return "\\" + letter
     if letter.isprintable():
@@ -141,25 +123,6 @@ def proto(value: Any) -> str:
 def cron(minute: int) -> str:
     """Every day at a minute of the day."""
     return f"{minute % 60} {minute // 60} * * *"
-
-
-def python_text(value: Any) -> str:
-    """A literal of Python."""
-    return repr(value)
-
-
-def model_name(name: str) -> str:
-    """A model's name that a program can be given. Raises WrongUsage."""
-    reason = ""
-    if not name or name != name.strip():
-        reason = "is empty, or begins or ends with a space"
-    elif name.startswith("-"):
-        reason = "would be read as an option"
-    elif not name.isprintable():
-        reason = "has letters that cannot be printed"
-    if reason:
-        raise WrongUsage(f"{name!r} {reason}", where="--model", remedy="Give the name or the folder of a model.")
-    return name
 
 
 def folder_name(name: str) -> str:
