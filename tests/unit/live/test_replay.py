@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,18 +14,8 @@ import pytest
 from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
-from latfit.live import (
-    Compared,
-    ThreadExecutor,
-    compared,
-    drawn_speeds,
-    drift,
-    drive,
-    levels,
-    probe,
-    speeds,
-)
-from latfit.live.replay import MAX_OTHERS, MIN_ROUNDS, Driven, by_quarters, sizes_within
+from latfit.live import Compared, Driven, ThreadExecutor, compare_run, draw_speeds, drive, probe, speed_levels
+from latfit.live.replay import MAX_OTHERS, MIN_ROUNDS, Batches, choose_sizes
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
 from latfit.simulation import Options, System, linear_path, measured_result, measured_run, simulate
@@ -37,9 +26,9 @@ from latfit.workload import RecordedLoad, make_requests
 def planted(measured: float, predicted: float, spread: float, others: float = 0.0) -> Compared:
     beside = {"share": {"gpu": 1.0}, "utilisation": {"gpu": 0.7}, "batch_size": {"p50": 3.0}}
     numbers = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), measured), **beside}
-    said = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), predicted), **beside}
     ranges = dict.fromkeys(("mean", "p50", "p99"), (predicted - spread, predicted + spread))
-    return Compared("gpu-only", 0.5, 100.0, 1000, numbers, said, ranges, others, 0.1, 0)
+    said = {"latency_ms": dict.fromkeys(("mean", "p50", "p99"), predicted), **beside, "range_ms": ranges}
+    return Compared("gpu-only", 0.5, 100.0, 1000, numbers, said, others, 0.1, 0)
 
 
 def test_a_prediction_holds_near_or_within_its_range() -> None:
@@ -98,7 +87,7 @@ def test_measured_and_simulated_numbers_of_one_run_are_the_same() -> None:
     ended = served_in_order(arrive, system)
     result = measured_result(policy, system, measured_run(ended, system))
     path = (ended["batch"].astype(float), system.main.typical_ms[ended["batch"]])
-    found = compared(Driven(result, 0.0, 0.0, 0, [path], [np.ones(1), np.ones(1)]), [predicted, predicted], 0.5, system)
+    found = compare_run(Driven(result, 0.0, 0.0, 0, [path], np.ones((4, 1))), predicted, 0.5, system, [predicted])
     for name in ("mean", "p50", "p99"):
         assert found.measured["latency_ms"][name] == pytest.approx(found.predicted["latency_ms"][name], rel=1e-9)
     assert found.measured["throughput_per_s"] == pytest.approx(found.predicted["throughput_per_s"], rel=0.01)
@@ -131,18 +120,14 @@ def test_every_request_of_a_drive_is_counted() -> None:
     assert driven.result.summaries[0].counted == 300
 
 
-def test_sizes_rise_to_the_largest() -> None:
-    for largest in (1, 2, 7, 32, 100):
-        sizes = by_quarters(largest)
-        assert sizes[0] == 1
-        assert sizes[-1] == largest
-        assert sizes == sorted(set(sizes))
-
-
-def test_every_size_is_measured_where_there_is_time_for_it() -> None:
+def test_all_sizes_are_probed_if_there_is_time_and_some_of_them_otherwise() -> None:
     T: FloatArray = 4.0 + 0.5 * np.arange(1.0, 33.0)
-    assert sizes_within(T, MIN_ROUNDS * T.sum()) == list(range(1, 33))
-    assert sizes_within(T, 0.99 * MIN_ROUNDS * T.sum()) == by_quarters(32)
+    assert choose_sizes(T, MIN_ROUNDS * T.sum()) == list(range(1, 33))
+    assert choose_sizes(T, 0.99 * MIN_ROUNDS * T.sum()) == [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24, 30, 32]
+    for largest in (1, 2, 7, 100):
+        sizes = choose_sizes(np.ones(largest), 0.0)
+        assert (sizes[0], sizes[-1]) == (1, largest)
+        assert sizes == sorted(set(sizes))
 
 
 @pytest.mark.nightly
@@ -150,7 +135,7 @@ def test_every_size_is_measured_where_there_is_time_for_it() -> None:
 def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes; whether others disturb it is no matter of the test, and nothing is repeated."""
     monkeypatch.setattr("latfit.live.replay.MAX_OTHERS", math.inf)
-    monkeypatch.setattr("latfit.api.running.replays.LEAST_PROBE_S", 0.2)
+    monkeypatch.setattr("latfit.api.running.replays.MIN_PROBE_S", 0.2)
     typed = "replay --policy three-stage --load 30% --duration 1s --json"
     exit_code = run(typed.split(" "))
     (found,) = json.loads(capsys.readouterr().out)["runs"]
@@ -183,10 +168,10 @@ def test_what_cannot_be_replayed_is_refused(given: dict[str, object], says: str)
 
 def test_a_promise_below_what_was_surely_measured_is_broken() -> None:
     run = replace(planted(100.0, 100.0, 1.0), lowest_p99_ms=95.0)
-    assert run.kept is None
-    assert replace(run, bound_ms=96.0).agrees
-    broken = replace(run, bound_ms=94.0)
-    assert not broken.kept
+    assert run.promise_kept is None
+    assert replace(run, promised_p99_ms=96.0).agrees
+    broken = replace(run, promised_p99_ms=94.0)
+    assert not broken.promise_kept
     assert not broken.agrees
     assert "promises a p99 of 94 ms at most; broken (100 ms)" in broken.notes[0]
 
@@ -215,16 +200,18 @@ def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:
     rough = [path.typical_ms[1:] for path in system.paths]
 
     async def probed() -> list[FloatArray]:
-        found = []
+        await asyncio.gather(*(each.start() for each in executors))
+        found: list[Batches] = []
         for factor in (1.0, 1.5):
             slow[0] = factor
-            found.append(await probe(executors, rough, 0.5, np.random.default_rng(0)))
+            batches, _ = await probe(executors, rough, 0.5, np.random.default_rng(0))
+            found.append(batches)
         for each in executors:
             await each.close()
-        sizes = [set(B.tolist()) for B, _ in found[0].batches]
+        sizes = [set(B.tolist()) for B, _ in found[0]]
         assert sizes[0] >= {1, 2, 3, 4, 5, 6, 8}
         assert sizes[1] == {1, 2, 3}
-        return [speeds(each.batches, system) for each in found]
+        return [speed_levels(batches, system).mean(axis=0) for batches in found]
 
     before, after = asyncio.run(probed())
     assert np.all((before > 0.99) & (before < 1.5))  # a sleep lasts longer, never shorter
@@ -232,58 +219,13 @@ def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:
 
 
 def test_a_run_lies_among_the_speeds_that_its_probes_allow() -> None:
-    """Planted: ln speeds of halves and of the run are normal with 3 and 6 % around a level of its own; of 400
-    runs, with the drift told by this run's probes alone or by nine runs', 95 % lie between the outermost of 40."""
+    """Planted: ln speeds of halves and of the run are normal with 3 and 6 % around a level; of 400 runs, 95 %
+    lie between the outermost of 40."""
     rng, sd = np.random.default_rng(0), np.array([0.03, 0.06])
-    for runs in (1, 9):
-        inside = np.zeros(2)
-        for _ in range(400):
-            probed = [np.exp(rng.normal(0, 0.3, 2) + sd * rng.standard_normal((4, 2))) for _ in range(runs)]
-            level = rng.normal(0, 0.3, 2)
-            probed[0] = np.exp(level + sd * rng.standard_normal((4, 2)))
-            drawn = np.sort(drawn_speeds(probed[0], *drift(probed), 40, rng), axis=0)
-            ran = np.exp(level + sd * rng.standard_normal(2))
-            inside += (drawn[0] <= ran) & (ran <= drawn[-1])
-        np.testing.assert_allclose(inside / 400, 0.975, atol=4 * math.sqrt(0.975 * 0.025 / 400))
-
-
-def test_halves_of_a_probe_tell_a_drift() -> None:
-    system = System(linear_path("gpu", 4.0, 0.5, 8), linear_path("cpu", 0.0, 3.0, 3))
-    B = np.tile([1.0, 2.0, 3.0], 8)
-    batches = [(B, path.typical_ms[B.astype(int)] * np.repeat([1.0, 1.2], 12)) for path in system.paths]
-    np.testing.assert_allclose(levels(batches, system), [[1.0, 1.0], [1.2, 1.2]])
-    first = np.array([[1.0], [1.0], [1.2], [1.2]])
-    sd, freedom = drift([first, np.ones((4, 2))])
-    assert sd[0] == pytest.approx(math.log(1.2) / math.sqrt(6))
-    assert sd[1] == 0.0
-    assert freedom == 3
-
-
-def test_a_probe_keeps_paths_as_busy_as_asked() -> None:
-    """A lock that either batch holds for its 4 ms: busy all the time, each path waits for the other one; else
-    batches last no larger share of the time than asked for, within their spread."""
-    shared = threading.Lock()
-
-    def locked(inputs: list[Any]) -> list[Any]:
-        with shared:
-            time.sleep(0.004)
-        return inputs
-
-    executors = [ThreadExecutor("gpu", locked, 4), ThreadExecutor("cpu", locked, 2)]
-    times = [np.full(4, 4.0), np.full(2, 4.0)]
-
-    async def measured(*use: float) -> list[tuple[FloatArray, FloatArray]]:
-        return list((await probe(executors, times, 1.0, np.random.default_rng(0), np.array(use))).batches)
-
-    async def both() -> list[list[tuple[FloatArray, FloatArray]]]:
-        found = [await measured(1.0, 1.0), await measured(0.6, 0.0)]
-        for each in executors:
-            await each.close()
-        return found
-
-    busy, resting = asyncio.run(both())
-    for (_, together), (B, alone), use in zip(busy, resting, (0.6, 0.2), strict=True):
-        assert np.median(together) > 7.0
-        # Other work on the machine makes batches longer, and none shorter.
-        assert np.quantile(alone, 0.2) < np.median(together)
-        assert len(B) * 4.0 / 1000 <= 1.35 * use
+    inside = np.zeros(2)
+    for _ in range(400):
+        level = rng.normal(0, 0.3, 2)
+        drawn = draw_speeds(np.exp(level + sd * rng.standard_normal((4, 2))), 40, rng)
+        ran = np.exp(level + sd * rng.standard_normal(2))
+        inside += (drawn.min(axis=0) <= ran) & (ran <= drawn.max(axis=0))
+    np.testing.assert_allclose(inside / 400, 0.975, atol=4 * math.sqrt(0.975 * 0.025 / 400))

@@ -116,7 +116,7 @@ def replay_table(runs: Sequence[Compared]) -> Table:
     for run in runs:
         row = [run.policy, format_percent(100 * run.load)]
         for name in ("mean", "p99"):
-            low, high = run.range_ms[name]
+            low, high = run.predicted["range_ms"][name]
             row += [format_ms(run.measured["latency_ms"][name]), f"{number(low, 3)} to {format_ms(high)}"]
         rows.append((*row, {True: "as predicted", False: "differs", None: "disturbed"}[run.agrees]))
     columns = ("policy", "load", "mean", "predicted", "p99", "predicted ", "")
@@ -136,7 +136,7 @@ def replay_details(runs: Sequence[Compared]) -> Table:
         for path in paths:
             busy = [100 * each["utilisation"][path] for each in (found, said) if path in each["utilisation"]]
             row.append(f"{busy[0]:.0f}/{format_percent(busy[1])}" if busy else "")
-        rows.append((*row, format_ms(run.late_ms), format_percent(100 * run.others)))
+        rows.append((*row, format_ms(run.late_p99_ms), format_percent(100 * run.others_share)))
     columns = ("policy", "load", "p50", "batch", *(f"{path} busy" for path in paths), "late", "others")
     return Table("measured/predicted; late: 99 of 100 were sent by no more; others: of the cores", columns, rows)
 
