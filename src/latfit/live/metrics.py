@@ -3,8 +3,9 @@
 Counters and gauges are read when a registry asks for them.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from latfit.live.router import Router
 from latfit.live.waiting import Request
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from latfit.live.learner import Learner
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+Row = tuple[str, str, float | Mapping[str, float]]
+"""Name, which ends in `_total` for a counter, description, and a value or one by label."""
 
 
 class RouterMetrics:
@@ -33,19 +37,29 @@ class RouterMetrics:
     def collect(self) -> Iterator["Metric"]:
         """Yield the current metrics."""
         router, paths = self._router, self._router.paths
-        yield _counter("requests_submitted", "Requests taken", router.submitted)
-        yield _counter("requests_refused", "Requests refused: the queue was full, or every path down", router.refused)
-        yield _counter("requests_done", "Requests that ended with their output", router.done)
-        yield _counter("requests_failed", "Requests that ended with an error", router.failed)
-        yield _counter("requests_cancelled", "Requests that their senders gave up", router.cancelled)
-        yield _gauge("requests_waiting", "Requests that wait for a path", router.waiting)
-        yield _gauge("batches_running", "Batches that run", router.running)
-        yield _counter("path_batches", "Batches begun", {path.name: path.batches for path in paths})
-        failed = {path.name: path.failed_batches for path in paths}
-        yield _counter("path_failed_batches", "Batches that ended with an error", failed)
-        busy_s = {path.name: path.busy_ms / 1000 for path in paths}
-        yield _counter("path_busy_seconds", "Time of batches that have ended", busy_s)
-        yield _gauge("path_up", "Whether a path is given batches", router.up())
+        yield from _families(
+            [
+                ("requests_submitted_total", "Requests taken", router.submitted),
+                ("requests_refused_total", "Requests refused: the queue was full, or every path down", router.refused),
+                ("requests_done_total", "Requests that ended with their output", router.done),
+                ("requests_failed_total", "Requests that ended with an error", router.failed),
+                ("requests_cancelled_total", "Requests that their senders gave up", router.cancelled),
+                ("requests_waiting", "Requests that wait for a path", router.waiting),
+                ("batches_running", "Batches that run", router.running),
+                ("path_batches_total", "Batches begun", {path.name: path.batches for path in paths}),
+                (
+                    "path_failed_batches_total",
+                    "Batches that ended with an error",
+                    {path.name: path.failed_batches for path in paths},
+                ),
+                (
+                    "path_busy_seconds_total",
+                    "Time of batches that have ended",
+                    {path.name: path.busy_ms / 1000 for path in paths},
+                ),
+                ("path_up", "Whether a path is given batches", router.up()),
+            ]
+        )
         yield from self._response.collect()
 
     def _observe(self, request: Request) -> None:
@@ -61,42 +75,43 @@ class LearnerMetrics:
 
     def collect(self) -> Iterator["Metric"]:
         """Yield the current metrics."""
-        seen = self._learner.snapshot()
-        for name, what in (
-            ("in_use", "Times of batches by which the router decides, over the planned ones"),
-            ("measured", "Times of the last batches over the planned ones"),
-            ("low", "Lower end of the 99 % interval of what was measured"),
-            ("high", "Upper end of the 99 % interval of what was measured"),
-        ):
-            yield _gauge(f"path_time_factor_{name}", what, {path.name: getattr(path, name) for path in seen.paths})
-        yield _counter("switches", "New times that the router adopted", seen.switched)
-        settings = {name: value for name, value in seen.settings.items() if isinstance(value, int | float)}
-        yield _gauge("policy_setting", "Thresholds of the policy in use", settings, "setting")
-        if seen.promise is not None:
-            yield _counter("promises_kept", "Requests answered in time", seen.promise.kept)
-            yield _counter("promises_broken", "Requests answered late, or with an error", seen.promise.broken)
-            yield _gauge("promise_alarm", "Whether the promise is taken to be broken", seen.promise.alarm)
-            yield _counter("promise_alarms", "Alarms so far", seen.promise.alarms)
-            yield _gauge("promise_evidence", "Evidence against the promise; an alarm at 1", seen.promise.evidence)
+        learner = self._learner
+        in_use, measured, low, high = {}, {}, {}, {}
+        for name, times in learner.times.items():
+            median, half_width = times.estimate()
+            in_use[name], measured[name] = math.exp(times.ln_factor), math.exp(median)
+            low[name], high[name] = math.exp(median - half_width), math.exp(median + half_width)
+        yield from _families(
+            [
+                ("path_time_factor_in_use", "Times of batches in use over the planned ones", in_use),
+                ("path_time_factor_measured", "Times of the last batches over the planned ones", measured),
+                ("path_time_factor_low", "Lower end of the 99 % interval of what was measured", low),
+                ("path_time_factor_high", "Upper end of the 99 % interval of what was measured", high),
+                ("switches_total", "New times that the router adopted", learner.switched),
+            ]
+        )
+        settings = learner.router.policy.settings
+        numbers = {name: value for name, value in settings.items() if isinstance(value, int | float)}
+        yield from _families([("policy_setting", "Thresholds of the policy in use", numbers)], "setting")
+        if (monitor := learner.monitor) is not None:
+            evidence = max(math.log(monitor.evidence), 0.0) / math.log(monitor.needed)
+            yield from _families(
+                [
+                    ("promises_kept_total", "Requests answered in time", monitor.kept),
+                    ("promises_broken_total", "Requests answered late, or with an error", monitor.broken),
+                    ("promise_alarm", "Whether the promise is taken to be broken", monitor.alarm),
+                    ("promise_alarms_total", "Alarms so far", monitor.alarms),
+                    ("promise_evidence", "Evidence against the promise; an alarm at 1", evidence),
+                ]
+            )
 
 
-def _counter(name: str, what: str, value: float | Mapping[str, float]) -> Any:
-    from prometheus_client.core import CounterMetricFamily
+def _families(rows: Iterable[Row], label: str = "path") -> Iterator["Metric"]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    return _family(CounterMetricFamily, name, what, value, "path")
-
-
-def _gauge(name: str, what: str, value: float | Mapping[str, float], label: str = "path") -> Any:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return _family(GaugeMetricFamily, name, what, value, label)
-
-
-def _family(kind: Any, name: str, what: str, value: float | Mapping[str, float], label: str) -> Any:
-    """Return a metric with one value, or one for each label."""
-    if not isinstance(value, Mapping):
-        return kind(f"latfit_{name}", what, value=value)
-    family = kind(f"latfit_{name}", what, labels=[label])
-    for key, each in value.items():
-        family.add_metric([key], float(each))
-    return family
+    for name, what, value in rows:
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        family = kind(f"latfit_{name}", what, labels=[label] if isinstance(value, Mapping) else [])
+        for key, each in value.items() if isinstance(value, Mapping) else [(None, value)]:
+            family.add_metric([] if key is None else [key], float(each))
+        yield family

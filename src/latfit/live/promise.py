@@ -21,42 +21,21 @@ ALARM_BLOCKS = 20  # an alarm ends when the promise is met over so many blocks
 
 @dataclass(frozen=True)
 class Promise:
-    """At least a share of the requests is answered in time.
+    """At least a share of the requests is answered in time. Raises WrongUsage if a value is out of range."""
 
-    Parameters
-    ----------
-    within_ms
-        Limit from arrival to answer, ms: one for all classes, or one for each.
-    share
-        Share of the requests, 0 to 1.
-    false_alarm
-        Probability of ever raising a false alarm.
-    block
-        Requests that are judged together; longer than the bursts in which requests are late.
-
-    Raises
-    ------
-    WrongUsage
-        If a value is out of range.
-    """
-
-    within_ms: float | Sequence[float]
-    share: float = 0.99
-    false_alarm: float = 0.01
-    block: int = 1000
+    within_ms: float | Sequence[float]  # from arrival to answer: one for all classes, or one for each
+    share: float = 0.99  # of the requests
+    false_alarm: float = 0.01  # probability of ever raising a false alarm
+    block: int = 1000  # requests that are judged together; longer than the bursts in which requests are late
 
     def __post_init__(self) -> None:
-        if not self._limits or not all(limit > 0 for limit in self._limits) or self.block < 1:
+        are_limits = bool(self._limits) and all(limit > 0 for limit in self._limits)
+        if not (are_limits and self.block >= 1 and 0 < self.share < 1 and 0 < self.false_alarm < 1):
             raise WrongUsage(
-                f"a promise of {self.within_ms} ms in blocks of {self.block}",
+                f"{self.share:g} within {self.within_ms} ms in blocks of {self.block},"
+                f" false alarms of {self.false_alarm:g}",
                 where="promise",
-                remedy="Give times above zero and one request or more.",
-            )
-        if not (0 < self.share < 1 and 0 < self.false_alarm < 1):
-            raise WrongUsage(
-                f"a share of {self.share:g} with false alarms of {self.false_alarm:g}",
-                where="promise",
-                remedy="Give shares between 0 and 1, such as 0.99 and 0.01.",
+                remedy="Give times above zero, one request or more, and shares between 0 and 1, such as 0.99.",
             )
 
     @property

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from latfit.live import learned_times
-from latfit.live.learned_times import Correction, LearnedTimes, SignCusum
+from latfit.live.learned_times import LearnedTimes, SignCusum
 from latfit.stats import FloatArray
 
 PLANNED: FloatArray = 6 + 0.25 * np.arange(1.0, 33.0)
@@ -30,12 +30,11 @@ def adoptions(
     batches: int,
     noise: Noise = NOISES["lognormal, 5 %"],
     seed: int = 0,
-    sizes: tuple[int, int] = (1, 32),
-) -> tuple[list[tuple[int, Correction]], LearnedTimes]:
+) -> tuple[list[tuple[int, float]], LearnedTimes]:
     """What was adopted after which batch, where batch i takes factor(i) times as long as planned."""
     rng = np.random.default_rng(seed)
     learnt, found = LearnedTimes(PLANNED), []
-    drawn, scatter = rng.integers(sizes[0], sizes[1] + 1, batches).tolist(), noise(rng, batches).tolist()
+    drawn, scatter = rng.integers(1, 33, batches).tolist(), noise(rng, batches).tolist()
     for i, (size, now) in enumerate(zip(drawn, ends(drawn, scatter, factor), strict=True)):
         if learnt.add_batch(size, *now) and (proposal := learnt.propose()) is not None:
             learnt.adopt(proposal)
@@ -65,21 +64,12 @@ def test_a_change_is_seen_within_200_batches(noise: str, to: float) -> None:
         found, _ = adoptions(lambda i: to if i >= 600 else 1.0, 1200, NOISES[noise], seed)
         assert 600 < found[0][0] <= 800
         assert len(found) <= 3
-        assert math.exp(found[-1][1].level) == pytest.approx(to, rel=0.1)
-
-
-def test_exponential_times_take_several_hundred_batches() -> None:
-    """Of times twice as long 68 % lie beyond the margin: by Wald's identity 15.2 nats take about 250 batches."""
-    took = []
-    for seed in range(20):
-        found, _ = adoptions(lambda i: 2.0 if i >= 600 else 1.0, 1600, NOISES["exponential"], seed)
-        took.append(next(i - 600 for i, _ in found if i >= 600))
-    assert np.mean(took) < 300
+        assert math.exp(found[-1][1]) == pytest.approx(to, rel=0.1)
 
 
 def test_false_alarms_of_the_cusum_are_as_far_apart_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the batches beyond the margin, the most allowed: 50 batches on average until an alarm, or more."""
-    monkeypatch.setattr(learned_times, "THRESHOLD", math.log(50 * len(learned_times.STAKES)))
+    monkeypatch.setattr(learned_times, "THRESHOLD", math.log(50))
     rng, took = np.random.default_rng(0), []
     for _ in range(200):
         cusum = SignCusum()
@@ -88,13 +78,13 @@ def test_false_alarms_of_the_cusum_are_as_far_apart_as_stated(monkeypatch: pytes
     assert np.mean(took) < 2000  # it does alarm
 
 
-def test_a_change_that_all_batches_show_is_seen_after_33() -> None:
-    """ln(4e6) / ln 1.6 = 32.3; the change is dated where it began."""
+def test_a_change_that_all_batches_show_is_seen_after_44() -> None:
+    """ln(2e6) / ln 1.4 = 43.1; the change is dated where it began."""
     cusum = SignCusum()
     for _ in range(1000):
         cusum.add(False)
-    assert [cusum.add(True) for _ in range(33)] == [False] * 32 + [True]
-    assert cusum.batches_since_change == 33
+    assert [cusum.add(True) for _ in range(44)] == [False] * 43 + [True]
+    assert cusum.batches_since_change == 44
 
 
 def test_a_spike_that_passes_is_no_change() -> None:
@@ -107,10 +97,10 @@ def test_a_slow_drift_is_followed() -> None:
     """1 % per 100 batches: times in use stay within the margin and what gets lost until it is surely left."""
     found, learnt = adoptions(lambda i: 1.01 ** (i / 100), 8000)
     assert 4 <= len(found) <= 16
-    for (i, correction), (until, _) in pairwise(found):
+    for (i, ln_factor), (until, _) in pairwise(found):
         for at in (i, until):
-            assert abs(correction.level - at / 100 * math.log(1.01)) < math.log(1.2)
-    assert learnt.in_use.level == pytest.approx(80 * math.log(1.01), abs=math.log(1.2))
+            assert abs(ln_factor - at / 100 * math.log(1.01)) < math.log(1.2)
+    assert learnt.ln_factor == pytest.approx(80 * math.log(1.01), abs=math.log(1.2))
 
 
 def test_the_interval_covers() -> None:
@@ -122,30 +112,9 @@ def test_the_interval_covers() -> None:
         drawn, scatter = rng.integers(1, 33, 300).tolist(), NOISES["Student's t with 1.5 degrees"](rng, 300).tolist()
         for size, now in zip(drawn, ends(drawn, scatter, lambda _: 1.2), strict=True):
             learnt.add_batch(size, *now)
-        found = learnt.estimate()
-        assert found is not None
-        inside += abs(found.shift - math.log(1.2)) <= found.half_width
+        median, half_width = learnt.estimate()
+        inside += abs(median - math.log(1.2)) <= half_width
     assert inside >= 0.99 * 150 - 3 * math.sqrt(150 * 0.01)
-
-
-def test_a_slope_is_learnt_only_where_sizes_tell_it() -> None:
-    """Times that grow as b^0.3 over the planned ones; seen at one size, the correction is the same for all."""
-
-    def world(sizes: tuple[int, int]) -> Correction:
-        rng = np.random.default_rng(3)
-        learnt, now = LearnedTimes(PLANNED), 0.0
-        for size in rng.integers(sizes[0], sizes[1] + 1, 700).tolist():
-            took = float(PLANNED[size - 1]) * size**0.3 * math.exp(rng.normal(0, 0.05))
-            if learnt.add_batch(size, now, now + took) and (proposal := learnt.propose()) is not None:
-                learnt.adopt(proposal)
-            now += took
-        return learnt.in_use
-
-    every = np.array([1.0, 4.0, 16.0, 32.0])
-    np.testing.assert_allclose(world((1, 32)).at(every), 0.3 * np.log(every), atol=0.05)
-    np.testing.assert_allclose(world((8, 8)).at(every), 0.3 * math.log(8), atol=0.05)
-    few = world((4, 16))  # beyond the sizes seen it is as at the nearest
-    np.testing.assert_allclose(few.at(every), 0.3 * np.log(np.clip(every, 4, 16)), atol=0.05)
 
 
 def test_cold_batches_are_not_listened_to() -> None:
@@ -164,15 +133,3 @@ def test_cold_batches_are_not_listened_to() -> None:
     assert learnt.batches == 2
     learnt.add_batch(1, 4000.0, 4006.0)
     assert learnt.batches == 3
-
-
-def test_a_failure_forgets_what_was_held_against_the_times() -> None:
-    learnt, now, found = LearnedTimes(PLANNED), 0.0, []
-    for i in range(2000):
-        took = float(PLANNED[7]) * (3.0 if i % 60 >= 30 else 1.0)
-        if i % 60 == 59:
-            learnt.add_failure(now, now + took)
-        elif learnt.add_batch(8, now, now + took):
-            found.append(learnt.propose())
-        now += took
-    assert not any(found)

@@ -1,7 +1,6 @@
 """A router that learns, on virtual time: paths that change in mid-run, and what becomes of the tail."""
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,8 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from latfit.errors import SlaOutOfReach, WrongUsage
-from latfit.live import BestForTail, ExecutorLost, Learner, LearnerMetrics, Promise, Request, Router, RouterOptions
+from latfit.errors import SlaOutOfReach
+from latfit.live import BestForTail, Learner, LearnerMetrics, Promise, Request, Router, RouterOptions
 from latfit.policies import POLICIES, Limits, Policy, named_policy, policy as policies
 from latfit.queueing import measured_times, optimal_rule
 from latfit.simulation import Options, System, linear_path, path_times, simulate, table_path
@@ -32,19 +31,16 @@ Factor = Callable[[float], float]
 
 
 class ChangingExecutor(ExactExecutor):
-    """Takes factor(now) T(b), with a lognormal scatter of 5 %. ended: moments, s.  dead: whether its worker is."""
+    """Takes factor(now) T(b), with a lognormal scatter of 5 %. ended: moments, s."""
 
     def __init__(self, name: str, times_ms: FloatArray, factor: Factor, rng: np.random.Generator) -> None:
         super().__init__(name, times_ms)
         self.factor, self.rng = factor, rng
         self.ended: list[float] = []
-        self.dead: Callable[[float], bool] = lambda _: False
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
         scatter = float(np.exp(0.05 * self.rng.standard_normal()))
         await asyncio.sleep(float(self.times_ms[len(inputs) - 1]) * self.factor(clock_s()) * scatter / 1000)
-        if self.dead(clock_s()):
-            raise ExecutorLost("its process died", where=self.name, remedy="Send it again.")
         self.ended.append(clock_s())
         return inputs
 
@@ -78,7 +74,6 @@ def told(
     factors: tuple[Factor, Factor],
     *,
     learner: Callable[[Router], Learner] | None = Learner,
-    dead: Callable[[float], bool] | None = None,
 ) -> Told:
     async def story() -> Told:
         rng = np.random.default_rng(5)
@@ -86,8 +81,6 @@ def told(
             ChangingExecutor(path.name, times, factor, rng)
             for path, times, factor in zip(PLANNED.paths, TIMES, factors, strict=True)
         ]
-        if dead is not None:
-            executors[0].dead = dead
         router = Router(executors, TIMES, policy, RouterOptions(most_waiting=10**6), clock_s)
         learning = learner(router) if learner is not None else None
         ended: list[Request] = []
@@ -151,12 +144,6 @@ def test_a_path_that_changes_in_mid_run(gpu: float, cpu: float, load: float) -> 
     assert found.p99(SETTLED_S) <= 1.2 * least_p99(gpu, cpu, rate)
 
 
-def test_without_learning_the_tail_is_longer() -> None:
-    policy, rate = planned("three-stage", 0.3)
-    found = told(policy, rate, 10.0, (change(2.0), change(2.0)), learner=None)
-    assert found.p99(SETTLED_S) > 1.3 * least_p99(2.0, 2.0, rate)
-
-
 def test_paths_that_do_not_change_are_left_alone() -> None:
     policy, rate = planned("cutoff", 0.5)
     found = told(policy, rate, 10.0, (steady(1.0), steady(1.0)))
@@ -166,27 +153,16 @@ def test_paths_that_do_not_change_are_left_alone() -> None:
 
 
 def test_a_path_that_comes_and_goes_is_switched_a_bounded_number_of_times() -> None:
-    """Twice as slow for every other 0.8 s: six times at once, then once in 30 s."""
+    """Twice as slow for every other 0.8 s: six times within three minutes."""
     policy, rate = planned("three-stage", 0.3)
     flapping: Factor = lambda now: 2.0 if now % 1.6 >= 0.8 else 1.0  # noqa: E731
     found = told(policy, rate, 14.0, (flapping, steady(1.0)), learner=lambda router: Learner(router, thresholds=kept))
     assert found.learner is not None
-    assert 2 <= found.learner.switched <= 7
+    assert 2 <= found.learner.switched <= 6
 
 
 def kept(policy: Policy, rate: float, system: System) -> Policy:
     return policy
-
-
-def test_a_path_that_dies_right_after_it_slowed_down_is_taken_for_what_it_was() -> None:
-    policy, rate = planned("three-stage", 0.3)
-    slow: Factor = lambda now: 3.0 if CHANGES_S <= now < CHANGES_S + 1.5 else 1.0  # noqa: E731
-    dead = lambda now: CHANGES_S + 1.4 <= now < CHANGES_S + 1.5  # noqa: E731
-    found = told(policy, rate, 7.0, (slow, steady(1.0)), dead=dead)
-    assert found.learner is not None
-    assert [each.why for each in found.learner.switches] == ["slower", "fell back"]
-    assert [each.after for each in found.learner.switches] == [pytest.approx(3.0, rel=0.1), 1.0]
-    np.testing.assert_allclose(found.router.main.times_ms[1:], TIMES[0])
 
 
 def test_thresholds_that_cannot_be_made_leave_the_policy_and_the_times_are_still_learnt() -> None:
@@ -205,23 +181,8 @@ def test_thresholds_that_cannot_be_made_leave_the_policy_and_the_times_are_still
     assert found.learner is not None
     assert found.router.policy is policy
     assert found.router.main.times_ms[1] == pytest.approx(2 * TIMES[0][0], rel=0.1)
-    assert "no thresholds" in found.learner.snapshot().lines[-1]
+    assert "no thresholds" in found.learner.problem
     assert asked[1] == pytest.approx(rate, rel=0.1)  # counted, per ms
-
-
-def test_a_policy_that_the_router_cannot_take_is_not_taken() -> None:
-    policy, rate = planned("three-stage", 0.4)
-
-    def impossible(policy: Policy, rate: float, system: System) -> Policy:
-        return policies.gpu_only(Limits(64))
-
-    found = told(
-        policy, rate, 6.0, (change(2.0), steady(1.0)), learner=lambda router: Learner(router, thresholds=impossible)
-    )
-    assert found.learner is not None
-    assert found.router.policy is policy
-    assert found.router.main.times_ms[1] == pytest.approx(2 * TIMES[0][0], rel=0.1)
-    assert "batches of 64" in found.learner.problem
 
 
 def test_a_path_that_goes_down_while_thresholds_are_made_keeps_its_times() -> None:
@@ -237,29 +198,11 @@ def test_a_path_that_goes_down_while_thresholds_are_made_keeps_its_times() -> No
 
         return Learner(router, thresholds=downed)
 
-    found = told(policy, rate, 4.0, (change(2.0), steady(1.0)), learner=learner)
+    found = told(policy, rate, 5.0, (change(2.0), steady(1.0)), learner=learner)
     assert found.learner is not None
     assert len(made) > 1
     assert not found.learner.switched
     np.testing.assert_allclose(found.router.main.times_ms[1:], TIMES[0])
-
-
-def test_adopted_times_and_policy_decide_as_if_they_had_always_been_there() -> None:
-    policy, _ = planned("cutoff", 0.5)
-    slow = scaled(2.0, 1.0)
-    other = policies.three_stage(7, 21.0, Limits(32, 8))
-
-    class Adopted:
-        def __init__(self, router: Router) -> None:
-            router.adopt([path.typical_ms[1:] for path in slow.paths], other)
-            with pytest.raises(WrongUsage):
-                router.adopt([TIMES[0]], other)
-            with pytest.raises(WrongUsage):
-                router.adopt([TIMES[0], TIMES[1][:3]], other)
-
-    found = told(policy, 0.8, 2.0, (steady(2.0), steady(1.0)), learner=Adopted)  # type: ignore[arg-type]
-    expected = simulate(other, slow, OpenLoad(Poisson(0.8)), Options(20_000, replications=2))
-    assert found.p99(0.0) == pytest.approx(float(expected.latency["p99"].value), rel=0.15)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -284,7 +227,7 @@ def test_thresholds_for_slower_paths(name: str) -> None:
         assert made is policy
 
 
-def test_what_a_learner_shows() -> None:
+def test_metrics_of_a_learner() -> None:
     policy, rate = planned("three-stage", 0.4)
     limit = 30.0
     late: list[bool] = []
@@ -296,7 +239,6 @@ def test_what_a_learner_shows() -> None:
         registry = CollectorRegistry()
         registry.register(LearnerMetrics(made))
         asyncio.get_running_loop().call_at(7.5, lambda: texts.append(generate_latest(registry).decode()))
-        asyncio.get_running_loop().call_at(7.6, lambda: texts.append(made.snapshot().summary()))
         return made
 
     found = told(policy, rate, 8.0, (change(3.0), steady(1.0)), learner=learner)
@@ -314,15 +256,3 @@ def test_what_a_learner_shows() -> None:
     assert samples["latfit_policy_setting", "B1"] == found.router.policy.settings["B1"]
     assert samples["latfit_promises_broken_total", ""] > 0
     assert samples["latfit_promise_alarm", ""] == 1
-    verdict, gpu, cpu, thresholds, promise, last = texts[1].splitlines()
-    assert verdict == "The promise is broken."
-    assert gpu.startswith("gpu: ")
-    assert "in use" in gpu
-    assert ", 1 in use; " in cpu
-    assert thresholds.startswith("three-stage: B1 ")
-    assert "within 30 ms, 99 % promised; ALARM, 1 so far" in promise
-    assert last.startswith("last of 1 switches: gpu slower, 1 to ")
-    document = found.learner.snapshot().to_json()
-    assert document["state"] == "bad"
-    assert document["paths"]["cpu"]["in_use"] == 1.0
-    assert math.isclose(document["promise"]["share"], 0.99)
