@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from latfit.live.front.front import Front as Front, FrontOptions as FrontOptions
     from latfit.live.front.server import FrontServer as FrontServer
-    from latfit.live.learner import BestForTail as BestForTail, Learner as Learner, Learnt as Learnt
+    from latfit.live.learner import BestForTail as BestForTail, Learner as Learner
     from latfit.live.metrics import LearnerMetrics as LearnerMetrics, RouterMetrics as RouterMetrics
     from latfit.live.pauses import short_pauses as short_pauses
     from latfit.live.promise import Promise as Promise, PromiseMonitor as PromiseMonitor
@@ -32,16 +32,13 @@ if TYPE_CHECKING:
         Compared as Compared,
         Driven as Driven,
         at_speed as at_speed,
-        compared as compared,
-        drawn_speeds as drawn_speeds,
-        drift as drift,
+        compare_run as compare_run,
+        draw_speeds as draw_speeds,
         drive as drive,
-        levels as levels,
         measure_executors as measure_executors,
         precisely as precisely,
         probe as probe,
-        speeds as speeds,
-        undisturbed as undisturbed,
+        speed_levels as speed_levels,
     )
     from latfit.live.router import (
         Closed as Closed,

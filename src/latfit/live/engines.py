@@ -24,40 +24,53 @@ UNNAMED = ""
 
 
 class RowStack:
-    """Stacks the rows of batches, and splits outputs into those of each row. It knows the shapes of the first batch."""
+    """Stack the rows of batches, and split outputs into those of each row. Rows must be like the first good batch's."""
 
     def __init__(self) -> None:
         self._kinds: Kinds | None = None
 
     def stack(self, inputs: list[Any]) -> tuple[dict[str, Array] | None, list[Any]]:
         """Return the arrays of a batch (None without a usable row), and the error of each row, None for most."""
-        rows = [_named(each) for each in inputs]
-        unlike = [self._unlike(row) for row in rows]
-        stands_in = next((row for row, error in zip(rows, unlike, strict=True) if error is None), None)
-        if stands_in is None:
-            return None, unlike
-        kinds = self._kinds or _kinds(stands_in)
-        taken = [row if error is None else stands_in for row, error in zip(rows, unlike, strict=True)]
-        return {name: np.stack([row[name] for row in taken], dtype=kind) for name, (_, kind) in kinds.items()}, unlike
+        rows = [
+            {name: np.asarray(value) for name, value in (row if isinstance(row, Mapping) else {UNNAMED: row}).items()}
+            for row in inputs
+        ]
+        errors = [self._mismatch(row) for row in rows]
+        stand_in = next((row for row, error in zip(rows, errors, strict=True) if error is None), None)
+        if stand_in is None:
+            return None, errors
+        usable = [row if error is None else stand_in for row, error in zip(rows, errors, strict=True)]
+        kinds = self._kinds or _kinds_of(stand_in)
+        return {name: np.stack([row[name] for row in usable], dtype=kind) for name, (_, kind) in kinds.items()}, errors
 
-    def split(self, outputs: Mapping[str, Array], stacked: Mapping[str, Array], unlike: list[Any]) -> list[Any]:
+    def split(self, outputs: Mapping[str, Array], stacked: Mapping[str, Array], errors: list[Any]) -> list[Any]:
         """Return the output of each row, or its error; later rows must be like those of `stacked`."""
-        found = _split(outputs, len(unlike))
+        count = len(errors)
+        for name, array in outputs.items():
+            if array.shape[:1] != (count,):
+                raise ValueError(f"output {name or 0} has shape {array.shape} for {count} requests")
         self._kinds = {name: (array.shape[1:], array.dtype) for name, array in stacked.items()}
-        return [output if error is None else error for output, error in zip(found, unlike, strict=True)]
+        alone = next(iter(outputs.values())) if len(outputs) == 1 else None
+        rows = (
+            alone if alone is not None else [{name: array[k] for name, array in outputs.items()} for k in range(count)]
+        )
+        return [row if error is None else error for row, error in zip(rows, errors, strict=True)]
 
-    def _unlike(self, row: Mapping[str, Array]) -> ValueError | None:
-        """What is wrong with a row, beside those that went before."""
+    def _mismatch(self, row: Mapping[str, Array]) -> ValueError | None:
         if self._kinds is None:
             return None
-        found = _kinds(row)
-        if set(found) != set(self._kinds):
-            return ValueError(f"inputs {sorted(found)}, not {sorted(self._kinds)}")
+        kinds = _kinds_of(row)
+        if set(kinds) != set(self._kinds):
+            return ValueError(f"inputs {sorted(kinds)}, not {sorted(self._kinds)}")
         for name, (shape, kind) in self._kinds.items():
-            if found[name][0] != shape or not np.can_cast(found[name][1], kind, "same_kind"):
-                there = f"{found[name][1]} of shape {found[name][0]}"
-                return ValueError(f"{there}{name and f' for {name}'}, not {kind} of shape {shape}")
+            if kinds[name][0] != shape or not np.can_cast(kinds[name][1], kind, "same_kind"):
+                given = f"{kinds[name][1]} of shape {kinds[name][0]}"
+                return ValueError(f"{given}{name and f' for {name}'}, not {kind} of shape {shape}")
         return None
+
+
+def _kinds_of(row: Mapping[str, Array]) -> Kinds:
+    return {name: (array.shape, array.dtype) for name, array in row.items()}
 
 
 class ByRows(RowStack):
@@ -68,27 +81,8 @@ class ByRows(RowStack):
         self._compute = compute
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        stacked, unlike = self.stack(inputs)
-        return unlike if stacked is None else self.split(self._compute(stacked), stacked, unlike)
-
-
-def _named(given: Any) -> dict[str, Array]:
-    if isinstance(given, Mapping):
-        return {name: np.asarray(value) for name, value in given.items()}
-    return {UNNAMED: np.asarray(given)}
-
-
-def _kinds(row: Mapping[str, Array]) -> Kinds:
-    return {name: (array.shape, array.dtype) for name, array in row.items()}
-
-
-def _split(outputs: Mapping[str, Array], count: int) -> list[Any]:
-    for name, array in outputs.items():
-        if array.shape[:1] != (count,):
-            raise ValueError(f"output {name or 0} has shape {array.shape} for {count} requests")
-    if len(outputs) == 1:
-        return list(next(iter(outputs.values())))
-    return [{name: array[k] for name, array in outputs.items()} for k in range(count)]
+        stacked, errors = self.stack(inputs)
+        return errors if stacked is None else self.split(self._compute(stacked), stacked, errors)
 
 
 def openvino_run(model: Any, *, threads: int = 0, servers: int = 1, bf16: bool = False) -> Run:
@@ -132,51 +126,36 @@ def torch_run(module: Callable[..., Any], *, device: str = "cpu", bf16: bool = F
         module.eval().to(where)
     if threads:
         torch.set_num_threads(threads)
-    on_device = _on_cuda(torch, where) if where.type == "cuda" else _on_cpu
-
-    def compute(arrays: dict[str, Array]) -> dict[str, Array]:
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        with torch.inference_mode(), torch.autocast(where.type, torch.bfloat16, enabled=bf16):
-            found = on_device(lambda given: _outputs(torch, _called(module, given)), tensors)
-        return {
-            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-            for name, tensor in found.items()
-        }
-
-    return ByRows(compute)
-
-
-Tensors = dict[str, Any]
-
-
-def _on_cpu(forward: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
-    return forward(tensors)
-
-
-def _on_cuda(torch: Any, where: Any) -> Callable[[Callable[[Tensors], Tensors], Tensors], Tensors]:
-    torch.cuda.synchronize(where)  # weights are there before another stream reads them
     of_thread = threading.local()
 
-    def run(forward: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
+    def forward(tensors: dict[str, Any]) -> dict[str, Any]:
+        outputs = module(tensors[UNNAMED]) if UNNAMED in tensors else module(**tensors)
+        if isinstance(outputs, torch.Tensor):
+            return {UNNAMED: outputs}
+        pairs = outputs.items() if isinstance(outputs, Mapping) else ((str(k), each) for k, each in enumerate(outputs))
+        return {name: each for name, each in pairs if isinstance(each, torch.Tensor)}
+
+    def forward_on_cuda(tensors: dict[str, Any]) -> dict[str, Any]:
         if not hasattr(of_thread, "stream"):
             of_thread.stream = torch.cuda.Stream(where)
         with torch.cuda.stream(of_thread.stream):
-            found = forward({name: each.pin_memory().to(where, non_blocking=True) for name, each in tensors.items()})
-            host = {name: torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for name, each in found.items()}
-            for name, each in found.items():
+            outputs = forward({name: each.pin_memory().to(where, non_blocking=True) for name, each in tensors.items()})
+            host = {name: torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for name, each in outputs.items()}
+            for name, each in outputs.items():
                 host[name].copy_(each, non_blocking=True)
             of_thread.stream.synchronize()
         return host
 
-    return run
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)  # weights are there before another stream reads them
 
+    def compute(arrays: dict[str, Array]) -> dict[str, Array]:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        with torch.inference_mode(), torch.autocast(where.type, torch.bfloat16, enabled=bf16):
+            outputs = forward_on_cuda(tensors) if where.type == "cuda" else forward(tensors)
+        return {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in outputs.items()
+        }
 
-def _called(module: Callable[..., Any], tensors: Tensors) -> Any:
-    return module(tensors[UNNAMED]) if UNNAMED in tensors else module(**tensors)
-
-
-def _outputs(torch: Any, found: Any) -> Tensors:
-    if isinstance(found, torch.Tensor):
-        return {UNNAMED: found}
-    pairs = found.items() if isinstance(found, Mapping) else ((str(place), each) for place, each in enumerate(found))
-    return {name: each for name, each in pairs if isinstance(each, torch.Tensor)}
+    return ByRows(compute)

@@ -8,68 +8,18 @@ the outputs of the copies are dropped.
 import asyncio
 import multiprocessing
 import os
-import pickle
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from latfit.errors import LatfitError, WrongUsage, first_line
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """Return one output for each input of a batch; an output that is an exception fails its own request only."""
-
-
-class Executor(Protocol):
-    """What a router needs of an executor.
-
-    Attributes
-    ----------
-    name
-        Label in metrics and messages.
-    largest, servers
-        Requests in a batch; batches at a time.
-    buckets
-        Sizes that batches are padded to, ascending; empty for none.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def largest(self) -> int: ...
-
-    @property
-    def servers(self) -> int: ...
-
-    @property
-    def buckets(self) -> Sequence[int]: ...
-
-    async def start(self) -> None:
-        """Get ready for the first batch."""
-        ...
-
-    def execute(self, inputs: list[Any]) -> Awaitable[Sequence[Any]]:
-        """Run one batch. Raises what the function raises, or ExecutorLost if its worker died."""
-        ...
-
-    async def recover(self) -> None:
-        """Return when the next batch can be run, after one that took too long or lost its worker."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-@runtime_checkable
-class Probed(Protocol):
-    """An executor that can be asked whether it is alive without running a batch."""
-
-    async def answers(self) -> bool | None:
-        """Return whether it could run a batch, None if that cannot be found out; takes bounded time, raises nothing."""
-        ...
 
 
 class ExecutorFailed(LatfitError):
@@ -99,10 +49,15 @@ def padded(inputs: list[Any], buckets: Sequence[int]) -> list[Any]:
     return inputs + inputs[-1:] * (size - len(inputs))
 
 
-class BatchExecutor:
-    """Base of executors: sizes, and nothing to start, recover or close."""
+class Executor:
+    """Base of executors: what a router needs, with nothing to start, recover or close.
 
-    def __init__(self, name: str, largest: int, servers: int, buckets: Sequence[int]) -> None:
+    servers: batches at a time.  buckets: sizes that batches are padded to, ascending; empty for none.
+    """
+
+    is_probed = False  # `answers` shows whether it is alive without running a batch
+
+    def __init__(self, name: str, largest: int, servers: int = 1, buckets: Sequence[int] = ()) -> None:
         if largest < 1 or servers < 1:
             raise WrongUsage(
                 f"batches of {largest} on {servers} servers", where=name, remedy="Give at least one of each."
@@ -115,14 +70,24 @@ class BatchExecutor:
             )
         self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Get ready for the first batch."""
 
-    async def recover(self) -> None: ...
+    def execute(self, inputs: list[Any]) -> Awaitable[Sequence[Any]]:
+        """Run one batch. Raises what the function raises, or ExecutorLost if its worker died."""
+        raise NotImplementedError
+
+    async def recover(self) -> None:
+        """Return when the next batch can be run, after one that took too long or lost its worker."""
+
+    async def answers(self) -> bool:
+        """Return whether it could run a batch; takes bounded time, raises nothing."""
+        return True
 
     async def close(self) -> None: ...
 
 
-class ThreadExecutor(BatchExecutor):
+class ThreadExecutor(Executor):
     """Run a function in daemon threads, one a server: for code that releases the interpreter's lock while it computes,
     as NumPy, OpenVINO and torch do.
 
@@ -133,9 +98,9 @@ class ThreadExecutor(BatchExecutor):
     def __init__(self, name: str, run: Run, largest: int, *, servers: int = 1, buckets: Sequence[int] = ()) -> None:
         super().__init__(name, largest, servers, buckets)
         self._run = run
-        self._work: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[list[Any], asyncio.Future[Sequence[Any]]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._out: set[_Answer] = set()
+        self._returns: dict[asyncio.Future[Sequence[Any]], asyncio.Future[None]] = {}  # of the batches that run
 
     async def start(self) -> None:
         while len(self._threads) < self.servers:
@@ -144,15 +109,16 @@ class ThreadExecutor(BatchExecutor):
             thread.start()
 
     def execute(self, inputs: list[Any]) -> "asyncio.Future[Sequence[Any]]":
-        answer = _Answer(inputs)
-        self._out.add(answer)
-        self._work.put(answer)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Sequence[Any]] = loop.create_future()
+        self._returns[answer] = loop.create_future()
+        self._work.put((inputs, answer))
         return answer
 
     async def recover(self) -> None:
-        hanging = [answer for answer in self._out if answer.cancelled() and answer.returned is None]
+        hanging = [returned for answer, returned in self._returns.items() if answer.cancelled()]
         if hanging:
-            await asyncio.wait([answer.return_of_thread() for answer in hanging])
+            await asyncio.wait(hanging)
 
     async def close(self) -> None:
         for _ in self._threads:
@@ -160,25 +126,26 @@ class ThreadExecutor(BatchExecutor):
         self._threads.clear()
 
     def _serve(self) -> None:
-        while (answer := self._work.get()) is not None:
+        while (work := self._work.get()) is not None:
+            inputs, answer = work
             outputs: list[Any] = []
             error = None
             try:
-                outputs = list(self._run(padded(answer.inputs, self.buckets)))[: len(answer.inputs)]
+                outputs = list(self._run(padded(inputs, self.buckets)))[: len(inputs)]
             except BaseException as raised:  # noqa: BLE001 (the sender is told whatever a function raises)
                 error = failure(raised, self.name)
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 answer.get_loop().call_soon_threadsafe(self._settle, answer, outputs, error)
 
-    def _settle(self, answer: "_Answer", outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
-        self._out.discard(answer)
-        if answer.returned is not None:
-            answer.returned.set_result(None)
-        elif not answer.done():
+    def _settle(
+        self, answer: "asyncio.Future[Sequence[Any]]", outputs: Sequence[Any], error: ExecutorFailed | None
+    ) -> None:
+        self._returns.pop(answer).set_result(None)
+        if not answer.done():
             answer.set_exception(error) if error is not None else answer.set_result(outputs)
 
 
-class AsyncExecutor(BatchExecutor):
+class AsyncExecutor(Executor):
     """Run a coroutine function on the event loop: for engines with an asyncio interface, and for functions that take
     less than the 0.1 ms to a thread and back. Its own computing blocks every other request.
 
@@ -207,19 +174,6 @@ class AsyncExecutor(BatchExecutor):
             raise failure(raised, self.name) from raised
 
 
-class _Answer(asyncio.Future[Sequence[Any]]):
-    """Outcome of a batch in a thread; returned: done when the thread is back, if somebody waits for that."""
-
-    def __init__(self, inputs: list[Any]) -> None:
-        super().__init__()
-        self.inputs = inputs
-        self.returned: asyncio.Future[None] | None = None
-
-    def return_of_thread(self) -> "asyncio.Future[None]":
-        self.returned = self.get_loop().create_future()
-        return self.returned
-
-
 def failure(raised: BaseException, name: str) -> ExecutorFailed:
     """Return the error for the senders of a batch that raised; the raised one is its cause."""
     if isinstance(raised, ExecutorFailed):
@@ -239,7 +193,7 @@ def seen(done: "asyncio.Future[Any]") -> None:
         done.exception()
 
 
-class ProcessExecutor(BatchExecutor):
+class ProcessExecutor(Executor):
     """Run a function in worker processes, one a server; a process that hangs or dies is replaced.
 
     Parameters
@@ -382,10 +336,6 @@ def _serve(pipe: Connection, make: Callable[[], Run], buckets: Sequence[int], co
         while True:
             inputs = pipe.recv()
             try:
-                outcome: tuple[str, Any] = ("done", list(run(padded(inputs, buckets)))[: len(inputs)])
-            except Exception as error:  # noqa: BLE001 (sent to the router)
-                outcome = ("error", f"{type(error).__name__}: {first_line(error)}")
-            try:
-                pipe.send(outcome)
-            except (pickle.PicklingError, TypeError, AttributeError) as error:
-                pipe.send(("error", f"its outputs cannot be sent: {first_line(error)}"))
+                pipe.send(("done", list(run(padded(inputs, buckets)))[: len(inputs)]))
+            except Exception as error:  # noqa: BLE001 (sent to the router, also if the outputs cannot be pickled)
+                pipe.send(("error", f"{type(error).__name__}: {first_line(error)}"))

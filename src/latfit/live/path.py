@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from latfit.live.executor import Executor, Probed
+from latfit.live.executor import Executor
 from latfit.stats import FloatArray
 
 MAX_FAILURES, MAX_MISSES = 3, 2
@@ -38,17 +38,7 @@ class Server:
 
 
 class LivePath:
-    """A path and its state.
-
-    Attributes
-    ----------
-    times_ms
-        Typical T(b) for b = 0 (unused), 1, ..., shape (largest + 1,), ms.
-    batches, failed_batches
-        Batches that began; batches that ended with an error.
-    busy_ms
-        Time of the batches that have ended.
-    """
+    """A path and its state. times_ms: typical T(b) for b = 0 (unused), 1, ..., shape (largest + 1,)."""
 
     def __init__(self, executor: Executor, times_ms: FloatArray, timeout_ms: float | None) -> None:
         self.executor, self.name, self.times_ms = executor, executor.name, times_ms
@@ -59,8 +49,8 @@ class LivePath:
         self._open_until = -math.inf
         self._is_tried = False  # by one batch, after a cool-down
         self._misses = MAX_MISSES - 1  # before the first answer one miss is enough
-        self.batches = self.failed_batches = 0
-        self.busy_ms = 0.0
+        self.batches = self.failed_batches = 0  # that began; that ended with an error
+        self.busy_ms = 0.0  # of the batches that have ended
 
     def timeout_ms(self, batch: int) -> float:
         """Return how long a batch of this size may take."""
@@ -134,7 +124,7 @@ class LivePath:
             return
         self._is_tried = False
         self._failures += 1
-        if is_lost and isinstance(self.executor, Probed):
+        if is_lost and self.executor.is_probed:
             self._misses = MAX_MISSES
         if is_lost or self._openings or self._failures >= MAX_FAILURES:
             self.rest(now)

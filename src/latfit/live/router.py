@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from latfit.live.executor import (
     ExecutorFailed,
     ExecutorLost,
     ExecutorTimedOut,
-    Probed,
     failure,
     seen,
 )
@@ -65,36 +63,14 @@ class Closed(LatfitError):
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """Limits of a router.
+    """Limits of a router."""
 
-    Parameters
-    ----------
-    most_waiting
-        Requests that may wait; more are refused.
-    deadlines_ms
-        Deadline of each class, the most urgent first; one class without a deadline by default.
-    timeout_ms
-        Limit for a batch; by default 20 T(b), at least 1 s.
-    patience_ms
-        How long requests wait while every path is down.
-    example
-        Input with which every bucket is run before the first request; None for no warm-up.
-    probe_ms
-        Time between probes of an executor that can be probed.
-    """
-
-    most_waiting: int = 10_000
-    deadlines_ms: Sequence[float] = (math.inf,)
-    timeout_ms: float | None = None
-    patience_ms: float = 5000.0
-    example: Any = None
-    probe_ms: float = 2000.0
-
-
-class _Phase(Enum):
-    CLOSED = auto()
-    OPEN = auto()
-    DRAINING = auto()
+    most_waiting: int = 10_000  # requests; more are refused
+    deadlines_ms: Sequence[float] = (math.inf,)  # of each class, the most urgent first
+    timeout_ms: float | None = None  # for a batch; by default 20 T(b), at least 1 s
+    patience_ms: float = 5000.0  # how long requests wait while every path is down
+    example: Any = None  # input with which every bucket is run before the first request; None for no warm-up
+    probe_ms: float = 2000.0  # between probes of an executor that can be probed
 
 
 class _Timer:
@@ -181,7 +157,8 @@ class Router:
         self._places = max(executor.servers for executor in executors)
         self._view = np.full(VIEW + 2 * self._places, math.inf)
         self._use(times_ms, policy)
-        self._clock, self._phase = clock, _Phase.CLOSED
+        self._clock = clock
+        self._is_open = self._is_draining = False
         self._ask_at = 1  # waiting requests from which on the policy is asked
         self._wake = _Timer(lambda _: self._dispatch(self._now_ms()))
         self._watch = _Timer(self._find_late)  # for all batches: one timer each would cost more than a hand-over
@@ -230,10 +207,10 @@ class Router:
             await asyncio.gather(*(self._warm_up(path.executor) for path in self.paths))
         decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
         if not self._probes:
-            probed = [(path, path.executor) for path in self.paths if isinstance(path.executor, Probed)]
-            await asyncio.gather(*(self._probe(*each) for each in probed))
-            self._probes = [asyncio.create_task(self._keep_probing(*each)) for each in probed]
-        self._phase = _Phase.OPEN
+            probed = [path for path in self.paths if path.executor.is_probed]
+            await asyncio.gather(*map(self._probe, probed))
+            self._probes = [asyncio.create_task(self._keep_probing(path)) for path in probed]
+        self._is_open, self._is_draining = True, False
 
     async def submit(
         self,
@@ -258,12 +235,10 @@ class Router:
 
         Raises
         ------
-        QueueFull, NoPath, Closed
-            If the request is not taken, or dropped while it waits.
-        ExecutorFailed
-            If its batch failed (ExecutorTimedOut, ExecutorLost).
+        QueueFull, NoPath, Closed, ExecutorFailed
+            If the request is not taken, or dropped while it waits; if its batch failed.
         """
-        if self._phase is not _Phase.OPEN:
+        if not self._is_open:
             raise Closed("the router takes no requests now", remedy="Start it, or send to another one.")
         classes = len(self.options.deadlines_ms)
         if not 0 <= class_id < classes:
@@ -313,7 +288,7 @@ class Router:
         bool
             Whether all ended in time; those that did not are ended with Closed.
         """
-        self._phase = _Phase.DRAINING
+        self._is_open, self._is_draining = False, True
         self._dispatch(self._now_ms())
         try:
             async with asyncio.timeout(within_s if math.isfinite(within_s) else None):
@@ -355,18 +330,15 @@ class Router:
             inputs = [self.options.example] * min(size, executor.largest)
             await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
 
-    async def _keep_probing(self, path: LivePath, executor: Probed) -> None:
+    async def _keep_probing(self, path: LivePath) -> None:
         """Probe every `probe_ms`, and as soon as a cool-down ends."""
         while True:
             cool_down = path.opens_again_ms - self._now_ms()
             await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
-            await self._probe(path, executor)
+            await self._probe(path)
 
-    async def _probe(self, path: LivePath, executor: Probed) -> None:
-        answered = await executor.answers()
-        if answered is None:
-            return
-        path.record_probe(answered)
+    async def _probe(self, path: LivePath) -> None:
+        path.record_probe(await path.executor.answers())
         now = self._now_ms()
         if not any(each.up(now) for each in self.paths):
             self._failing_since = min(self._failing_since, now)
@@ -395,7 +367,7 @@ class Router:
         If a path is down or the router drains, an idle path takes what it can.
         """
         is_up = [path.up(now) for path in self.paths]
-        if is_up[MAIN] and (is_up[-1] or not self.policy.needs_side) and self._phase is not _Phase.DRAINING:
+        if is_up[MAIN] and (is_up[-1] or not self.policy.needs_side) and not self._is_draining:
             return self._ask_policy(now)
         for path, usable, action in zip(self.paths, is_up, (SERVE_MAIN, SERVE_SIDE), strict=False):
             if usable and path.idle:
@@ -540,42 +512,34 @@ def _closed() -> Closed:
 
 def _check(executors: Sequence[Executor], times_ms: Sequence[Any], policy: Policy, options: RouterOptions) -> None:
     """Raise WrongUsage unless executors, times, policy and options fit each other."""
-
-    def refuse(is_wrong: object, found: str, where: str, remedy: str) -> None:
-        if is_wrong:
-            raise WrongUsage(found, where=where, remedy=remedy)
-
-    refuse(
-        not 1 <= len(executors) <= 2 or len(times_ms) != len(executors),
-        f"{len(executors)} executors with {len(times_ms)} tables of times",
-        "executors",
-        "Give one or two executors, the main path first, and T(1), T(2), ... of each.",
-    )
     names = [each.name for each in executors]
-    refuse(len({*names}) < len(names), f"two executors called {names[0]}", "executors", "Give each a name of its own.")
-    refuse(
-        policy.needs_side and len(executors) < 2,
-        f"policy {policy.name} needs two paths",
-        "policy",
-        "Give a second executor, or take another.",
-    )
+    if not 1 <= len(executors) <= 2 or len(times_ms) != len(executors) or len(set(names)) < len(names):
+        raise WrongUsage(
+            f"{len(executors)} executors ({', '.join(names)}) with {len(times_ms)} tables of times",
+            where="executors",
+            remedy="Give one or two executors of different names, the main path first, and T(1), T(2), ... of each.",
+        )
+    if policy.needs_side and len(executors) < 2:
+        raise WrongUsage(
+            f"policy {policy.name} needs two paths", where="policy", remedy="Give a second executor, or take another."
+        )
     for executor, times, largest in zip(executors, times_ms, (policy.main_largest, policy.side_largest), strict=False):
         table = np.asarray(times, dtype=np.float64)
-        refuse(
-            len(table) < executor.largest or not np.all(np.isfinite(table) & (table > 0)),
-            f"{len(table)} times for batches of up to {executor.largest}, or one is not above zero",
-            executor.name,
-            "Give T(b) in ms for b = 1 up to the largest batch.",
+        if len(table) < executor.largest or not np.all(np.isfinite(table) & (table > 0)):
+            raise WrongUsage(
+                f"{len(table)} times for batches of up to {executor.largest}, or one is not above zero",
+                where=executor.name,
+                remedy="Give T(b) in ms for b = 1 up to the largest batch.",
+            )
+        if largest > executor.largest:
+            raise WrongUsage(
+                f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}",
+                where="policy",
+                remedy="Make the policy for the executor's largest batch.",
+            )
+    if options.most_waiting < 1 or not options.deadlines_ms:
+        raise WrongUsage(
+            f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes",
+            where="options",
+            remedy="Give at least one of each.",
         )
-        refuse(
-            largest > executor.largest,
-            f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}",
-            "policy",
-            "Make the policy for the executor's largest batch.",
-        )
-    refuse(
-        options.most_waiting < 1 or not options.deadlines_ms,
-        f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes",
-        "options",
-        "Give at least one of each.",
-    )

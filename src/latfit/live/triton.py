@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from latfit.errors import HardwareMissing, WrongUsage, first_line
 from latfit.live.engines import UNNAMED, Array, RowStack
-from latfit.live.executor import BatchExecutor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, padded
+from latfit.live.executor import Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, padded
 
 READY_TRIES, READY_PAUSE_S = 20, 0.5  # how often a server is asked whether it is ready before the path rests
 CONTROL_TIMEOUT_S = 2.0  # for metadata and readiness
@@ -19,38 +19,19 @@ HEADER_LENGTH = "Inference-Header-Content-Length"  # bytes of the JSON in front 
 
 @dataclass(frozen=True)
 class TritonModel:
-    """A model of a Triton server.
+    """A model of a Triton server."""
 
-    Parameters
-    ----------
-    address
-        The server's HTTP endpoint: http://host:8000 or https://host.
-    version
-        Empty for the server's choice.
-    timeout_ms
-        Limit for a batch, even if nothing else sets one.
-    connection
-        Further arguments of `aiohttp.TCPConnector`, such as ssl.
-    """
-
-    address: str
+    address: str  # the server's HTTP endpoint: http://host:8000 or https://host
     name: str
-    version: str = ""
-    timeout_ms: float = 60_000.0
-    connection: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""  # empty for the server's choice
+    timeout_ms: float = 60_000.0  # for a batch, even if nothing else sets one
+    connection: Mapping[str, Any] = field(default_factory=dict)  # more arguments of `aiohttp.TCPConnector`, such as ssl
 
 
-class TritonExecutor(BatchExecutor):
+class TritonExecutor(Executor):
     """Send each batch as one request to Triton. Leave the model's `dynamic_batching` unset: batches come ready.
 
-    Needs the extra `triton`.
-
-    Parameters
-    ----------
-    largest
-        Largest batch, at most the model's max_batch_size.
-    servers
-        Instances of the model.
+    Needs the extra `triton`. largest: at most the model's max_batch_size.  servers: instances of the model.
     """
 
     def __init__(
@@ -72,19 +53,8 @@ class TritonExecutor(BatchExecutor):
         self._session: Any = None
 
     async def start(self) -> None:
-        """Read the model's inputs.
-
-        Raises
-        ------
-        ExecutorLost
-            If no server answers.
-        ExecutorFailed
-            If the server refuses the model.
-        WrongUsage
-            If the model's batches are too small.
-        HardwareMissing
-            If tritonclient is not installed.
-        """
+        """Read the model's inputs. Raises ExecutorLost, ExecutorFailed (the model is refused), WrongUsage (its batches
+        are too small), HardwareMissing."""
         try:
             import aiohttp
             from tritonclient.http import InferenceServerClient  # noqa: F401 (not first in mid traffic)

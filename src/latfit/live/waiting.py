@@ -23,31 +23,19 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request.
-
-    Attributes
-    ----------
-    arrived_ms, started_ms, ended_ms
-        On the router's clock; NaN before.
-    retry
-        Whether an error puts the request back into the queue instead of ending it.
-    path, batch
-        Path that ran it, and the size of its batch; empty and 0 before.
-    served
-        Whether it ended with an output.
-    """
+    """One request. Moments are on the router's clock."""
 
     input: Any
     class_id: int
     arrived_ms: float
     future: "asyncio.Future[Any]"
-    retry: Callable[[BaseException], bool] | None = None
+    retry: Callable[[BaseException], bool] | None = None  # whether an error puts the request back into the queue
     state: State = State.WAITING
     started_ms: float = math.nan
     ended_ms: float = math.nan
-    path: str = ""
-    batch: int = 0
-    served: bool = False
+    path: str = ""  # that ran it
+    batch: int = 0  # size of its batch
+    served: bool = False  # it ended with an output
 
 
 class RequestQueue:

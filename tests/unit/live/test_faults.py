@@ -345,7 +345,7 @@ async def test_shapes_are_warm_before_traffic() -> None:
         (lambda: Router([], [], greedy()), "0 executors"),
         (lambda: Router([ExactExecutor("gpu", TIMES)], [TIMES[:4]], greedy()), "4 times for batches of up to 8"),
         (lambda: Router([ExactExecutor("gpu", TIMES)], [TIMES], both()), "needs two paths"),
-        (lambda: Router([ExactExecutor("gpu", TIMES)] * 2, [TIMES] * 2, both()), "two executors called gpu"),
+        (lambda: Router([ExactExecutor("gpu", TIMES)] * 2, [TIMES] * 2, both()), "2 executors .gpu, gpu."),
         (lambda: Router([ExactExecutor("gpu", TIMES[:4])], [TIMES], greedy()), "takes 4"),
         (lambda: Router([ExactExecutor("gpu", TIMES)], [0 * TIMES], greedy()), "not above zero"),
         (lambda: Router([ExactExecutor("gpu", TIMES)], [TIMES], greedy(), RouterOptions(0)), "0 may wait"),

@@ -5,6 +5,7 @@ import selectors
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from latfit.live import Executor
 from latfit.stats import FloatArray
 
 Result = TypeVar("Result")
@@ -54,21 +55,15 @@ def clock_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-class ExactExecutor:
+class ExactExecutor(Executor):
     """Takes T(b) ms for a batch of b and gives its inputs back. batches: what it ran."""
 
     def __init__(self, name: str, times_ms: Sequence[float] | FloatArray, servers: int = 1) -> None:
-        self.name, self.largest, self.servers, self.buckets = name, len(times_ms), servers, ()
+        super().__init__(name, len(times_ms), servers)
         self.times_ms = times_ms
         self.batches: list[list[Any]] = []
-
-    async def start(self) -> None: ...
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
         self.batches.append(inputs)
         await asyncio.sleep(float(self.times_ms[len(inputs) - 1]) / 1000)
         return inputs
-
-    async def recover(self) -> None: ...
-
-    async def close(self) -> None: ...

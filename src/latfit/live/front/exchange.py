@@ -7,20 +7,20 @@ the engine.
 """
 
 import asyncio
-import errno
-import os
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
 from yarl import URL
 
 from latfit.errors import WrongUsage
-from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
+from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut
 
 HOP_BY_HOP = frozenset(("connection", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
 UNAVAILABLE = frozenset((429, 502, 503, 504))  # statuses of an engine that takes nothing now; another one may
@@ -39,68 +39,31 @@ HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")
 
 @dataclass(frozen=True)
 class HttpTimeouts:
-    """Limits in seconds.
+    """Limits in seconds."""
 
-    Parameters
-    ----------
-    connect_s
-        Until a connection to the engine is open.
-    first_byte_s
-        Until the body of the reply begins; one that is not streamed begins when it is complete.
-    between_s
-        From one piece of the body to the next, on either side.
-    probe_s
-        Until GET /health is answered.
-    """
-
-    connect_s: float = 5.0
-    first_byte_s: float = 300.0
-    between_s: float = 60.0
-    probe_s: float = 2.0
+    connect_s: float = 5.0  # until a connection to the engine is open
+    first_byte_s: float = 300.0  # until the body of the reply begins; if it is not streamed, until it is complete
+    between_s: float = 60.0  # from one piece of the body to the next, on either side
+    probe_s: float = 2.0  # until GET /health is answered
 
 
 class RequestInvalid(Abandoned):
     """A request cannot be written as HTTP to the engine; no byte of it was sent."""
 
 
-class NoDescriptors(Abandoned):
-    """This process can open no further connection, to any engine."""
-
-
-class Caller(Protocol):
-    """Receiver of a reply. Both methods raise Abandoned if it is gone."""
-
-    async def begin(self, status: int, headers: Headers) -> None: ...
-
-    async def send(self, piece: bytes) -> None: ...
-
-
 @dataclass(eq=False)
 class Exchange:
-    """A request, its caller, and how far the reply has come.
+    """A caller's request, and how far the reply has come."""
 
-    Attributes
-    ----------
-    target
-        Path and query.
-    final
-        No other engine will be tried, so a reply with a status in UNAVAILABLE is passed on.
-    status, whole
-        Status of the reply, 0 before it begins; whether all of it was passed on.
-    path, first_byte_s
-        Name of the engine; seconds until the first byte of the reply's body, 0 before.
-    """
-
-    method: str
-    target: URL
+    request: web.BaseRequest
+    target: URL  # path and query
     headers: Headers
     body: Sequence[bytes]
-    caller: Caller
-    final: bool = True
-    status: int = 0
-    whole: bool = False
-    path: str = ""
-    first_byte_s: float = 0.0
+    final: bool = True  # no other engine will be tried, so a reply with a status in UNAVAILABLE is passed on
+    reply: web.StreamResponse | None = None  # None before it begins
+    whole: bool = False  # all of the reply was passed on
+    path: str = ""  # name of the engine
+    first_byte_s: float = 0.0  # until the first byte of the reply's body, 0 before
     _has_left: bool = False
     _is_sending: bool = False
     _limit: asyncio.Timeout | None = field(default=None, repr=False)
@@ -110,13 +73,25 @@ class Exchange:
         self._expire_in(0.0)
         self._has_left = True
 
+    async def begin(self, status: int, headers: Headers) -> None:
+        """Send the head of the reply. Raises Abandoned if the caller is gone."""
+        self.reply = web.StreamResponse(status=status, headers=CIMultiDict(headers))
+        await self._write(self.reply.prepare(self.request))
+
     async def send(self, piece: bytes, within_s: float) -> None:
         """Send a piece of the reply. `within_s` limits that, and then the wait for the next piece."""
+        assert self.reply is not None
         self._expire_in(within_s)
         self._is_sending = True
-        await self.caller.send(piece)
+        await self._write(self.reply.write(piece))
         self._is_sending = False
         self._expire_in(within_s)
+
+    async def _write(self, writing: Awaitable[Any]) -> None:
+        try:
+            await writing
+        except (ConnectionError, aiohttp.ClientError) as error:
+            raise Abandoned("the caller left", remedy="Nothing: the engine was told to stop.") from error
 
     @property
     def is_deserted(self) -> bool:
@@ -145,21 +120,18 @@ def forwarded_headers(headers: Iterable[tuple[str, str]], drop: Iterable[str] = 
     return [each for each in valid if each[0].lower() not in gone and not each[0].lower().startswith("proxy-")]
 
 
-class HttpExecutor:
+class HttpExecutor(Executor):
     """An engine over HTTP. Its inputs are exchanges.
 
     Parameters
     ----------
-    slots
-        Requests that the engine works on at a time.
     overdue_s
         If a caller leaves after this time without a byte of the reply's body, the engine counts as hung.
     headers
         Sent with each request in place of its own of that name.
     """
 
-    largest = 1
-    buckets = ()
+    is_probed = True
 
     def __init__(
         self,
@@ -171,13 +143,14 @@ class HttpExecutor:
         overdue_s: float = 30.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.name, self.url, self.servers, self.timeouts = name, _parse_url(url), slots, timeouts
+        super().__init__(name, 1, slots)
+        self.url, self.timeouts = _parse_url(url), timeouts
         if not re.fullmatch(r"[\w.-]+", name):
             raise WrongUsage(
                 f"{name!r} is no name of an engine", where="URL", remedy="Take letters and digits: gpu, cpu-2."
             )
-        if not 1 <= slots <= MAX_SLOTS:
-            raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give 1 to {MAX_SLOTS:,}.")
+        if slots > MAX_SLOTS:
+            raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give at most {MAX_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})
         self._sessions: list[aiohttp.ClientSession] = []  # one that keeps connections, one that does not
 
@@ -202,12 +175,7 @@ class HttpExecutor:
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
         """Pass one request on, and its reply back.
 
-        Raises
-        ------
-        ExecutorTimedOut, ExecutorLost, ExecutorFailed
-            If the engine failed.
-        Abandoned
-            If the caller left (RequestInvalid, NoDescriptors: if the request could not be sent).
+        Raises ExecutorFailed if the engine failed, Abandoned if the caller left or the request could not be sent.
         """
         exchange: Exchange = inputs[0]
         exchange.path = self.name
@@ -216,26 +184,23 @@ class HttpExecutor:
             async with exchange.limit(self.timeouts.first_byte_s):
                 await self._exchange(exchange, began)
         except aiohttp.ClientError as error:
-            raise self._failure(error, "its reply broke off" if exchange.status else "not served") from error
+            raise self._failure(error, "its reply broke off" if exchange.reply is not None else "not served") from error
         except TimeoutError as error:
             raise self._too_late(exchange, asyncio.get_running_loop().time() - began) from error
-        if exchange.status in BROKEN:
+        if exchange.reply is not None and exchange.reply.status in BROKEN:
             raise ExecutorFailed(
-                f"it answered {exchange.status}", where=self.name, remedy="Its answer was passed on; see its log."
+                f"it answered {exchange.reply.status}", where=self.name, remedy="Its answer was passed on; see its log."
             )
         return [None]
 
-    async def answers(self) -> bool | None:
-        """Return whether GET /health is answered in time, and not with 503; any other status, 404 too, is alive.
-
-        None if this process has no descriptor to ask.
-        """
+    async def answers(self) -> bool:
+        """Return whether GET /health is answered in time, and not with 503; any other status, 404 too, is alive."""
         try:
             async with asyncio.timeout(self.timeouts.probe_s):
                 async with self._sessions[-1].get(self._address(HEALTH), allow_redirects=False) as answer:
                     return answer.status != HTTPStatus.SERVICE_UNAVAILABLE
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return None if _lacks_descriptors(error) else False
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
 
     async def fetch(self, target: URL, headers: Headers, most_bytes: int) -> tuple[int, Headers, bytes]:
         """Return status, headers and body of a small answer to GET. Raises ExecutorLost or Abandoned."""
@@ -250,9 +215,6 @@ class HttpExecutor:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._failure(error, "not served") from error
 
-    async def recover(self) -> None:
-        """Return at once: every request has its own connection, and the router probes the engine before the next."""
-
     async def close(self) -> None:
         sessions, self._sessions = self._sessions, []
         for session in sessions:
@@ -265,17 +227,16 @@ class HttpExecutor:
             await self._exchange_on(kept, exchange, began)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             is_stale = asyncio.get_running_loop().time() - began < STALE_S
-            if exchange.status or not is_stale or isinstance(error, aiohttp.ClientConnectorError):
+            if exchange.reply is not None or not is_stale or isinstance(error, aiohttp.ClientConnectorError):
                 raise
             await self._exchange_on(fresh, exchange, began)
 
     async def _exchange_on(self, session: aiohttp.ClientSession, exchange: Exchange, began: float) -> None:
-        async with self._request(session, exchange.method, exchange.target, exchange.headers, exchange.body) as answer:
+        async with self._request(session, "POST", exchange.target, exchange.headers, exchange.body) as answer:
             if answer.status in UNAVAILABLE and not exchange.final:
                 raise self._lost(f"not served: it answered {answer.status}")
-            exchange.status = answer.status
             headers = forwarded_headers(answer.headers.items(), {SERVED_BY})
-            await exchange.caller.begin(answer.status, [*headers, (SERVED_BY, self.name)])
+            await exchange.begin(answer.status, [*headers, (SERVED_BY, self.name)])
             piece = await answer.content.readany()
             exchange.first_byte_s = asyncio.get_running_loop().time() - began
             while piece:
@@ -330,8 +291,6 @@ class HttpExecutor:
 
     def _failure(self, error: Exception, what: str) -> ExecutorFailed:
         """Return the error to raise for one of a connection; without addresses, which callers need not know."""
-        if _lacks_descriptors(error):
-            return NoDescriptors("this server has too many open files", where=self.name, remedy="Raise ulimit -n.")
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | TimeoutError):
             return self._lost(f"{what}: it cannot be reached")
         is_closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError)
@@ -347,16 +306,6 @@ class HttpExecutor:
             where=self.name,
             remedy="Its connection was closed; raise the timeout if it may take that long.",
         )
-
-
-def _lacks_descriptors(error: BaseException) -> bool:
-    """Return whether no file can be opened; a name lookup without descriptors may fail as if the name were unknown."""
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        try:
-            os.close(os.open(os.devnull, os.O_RDONLY))
-        except OSError as none_left:
-            error = none_left
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 async def _pieces(body: Sequence[bytes]) -> AsyncIterator[bytes]:

@@ -14,15 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
-from aiohttp import ClientError, web
+from aiohttp import web
 from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from latfit.errors import LatfitError
 from latfit.live.executor import Abandoned, ExecutorFailed, ExecutorLost, ExecutorTimedOut
-from latfit.live.front.exchange import HEADER_VALUE, Exchange, Headers, HttpExecutor, NoDescriptors, RequestInvalid
+from latfit.live.front.exchange import HEADER_VALUE, Exchange, Headers, HttpExecutor, RequestInvalid
 from latfit.live.metrics import BUCKETS_S, RouterMetrics
 from latfit.live.router import Closed, NoPath, QueueFull, Router
 from latfit.live.tracing import sent_by
@@ -38,25 +37,13 @@ CLASS = "x-latfit-class"  # header that names the class of a request
 
 @dataclass(frozen=True)
 class FrontOptions:
-    """Settings of a front.
+    """Settings of a front."""
 
-    Parameters
-    ----------
-    token
-        What callers must bear; None for anybody.
-    most_bytes, most_held_bytes
-        Limit of a request's body; of all bodies that are read, wait or run.
-    body_s
-        Time in which a body must come, s.
-    classes
-        Names of the router's classes, the most urgent first; a request that names none is of the last.
-    """
-
-    token: str | None = None
-    most_bytes: int = 8 << 20
-    most_held_bytes: int = 256 << 20
-    body_s: float = 30.0
-    classes: Sequence[str] = ()
+    token: str | None = None  # that callers must bear; None for anybody
+    most_bytes: int = 8 << 20  # of a request's body
+    most_held_bytes: int = 256 << 20  # of all bodies that are read, wait or run
+    body_s: float = 30.0  # in which a body must come
+    classes: Sequence[str] = ()  # of the router, the most urgent first; a request that names none is of the last
 
 
 class Refused(Exception):
@@ -76,7 +63,6 @@ STATUS: Mapping[type[LatfitError], int] = {
     QueueFull: 429,
     NoPath: 503,
     Closed: 503,
-    NoDescriptors: 503,
     RequestInvalid: 400,
     ExecutorTimedOut: 504,
     ExecutorFailed: 502,
@@ -84,44 +70,14 @@ STATUS: Mapping[type[LatfitError], int] = {
 """Status for a request that no engine answered; the first that fits."""
 
 
-class _Caller:
-    """Write the reply to one request."""
-
-    def __init__(self, request: web.BaseRequest) -> None:
-        self._request, self.reply = request, web.StreamResponse()
-
-    async def begin(self, status: int, headers: Headers) -> None:
-        self.reply = web.StreamResponse(status=status, headers=CIMultiDict(headers))
-        await self._write(self.reply.prepare(self._request))
-
-    async def send(self, piece: bytes) -> None:
-        await self._write(self.reply.write(piece))
-
-    async def _write(self, writing: Awaitable[Any]) -> None:
-        try:
-            await writing
-        except (ConnectionError, ClientError) as error:
-            raise Abandoned("the caller left", remedy="Nothing: the engine was told to stop.") from error
-
-
 class Front:
-    """Answer HTTP requests from a router whose executors are engines.
-
-    Attributes
-    ----------
-    draining
-        New requests are refused, those that were taken end.
-    held_bytes
-        Bodies in memory.
-    registry
-        What /metrics shows.
-    """
+    """Answer HTTP requests from a router whose executors are engines."""
 
     def __init__(self, router: Router, options: FrontOptions = FrontOptions()) -> None:
         self.router, self.options = router, options
         self.engines = [path.executor for path in router.paths if isinstance(path.executor, HttpExecutor)]
-        self.draining = False
-        self.held_bytes = 0
+        self.draining = False  # new requests are refused, those that were taken end
+        self.held_bytes = 0  # of bodies in memory
         self._routes: dict[str, tuple[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]] = {
             "/v1/completions": ("POST", self._complete),
             "/v1/chat/completions": ("POST", self._complete),
@@ -200,11 +156,12 @@ class Front:
         body: list[bytes] = []
         try:
             await self._read(request, body)
-            began, caller = time.monotonic(), _Caller(request)
-            await self._serve(request, Exchange("POST", request.rel_url, headers, body, caller), class_id)
+            began, exchange = time.monotonic(), Exchange(request, request.rel_url, headers, body)
+            await self._serve(exchange, class_id)
             if self.options.classes:
                 self._by_class.labels(self.options.classes[class_id]).observe(time.monotonic() - began)
-            return caller.reply
+            assert exchange.reply is not None
+            return exchange.reply
         finally:
             self.held_bytes -= sum(map(len, body))
 
@@ -254,28 +211,28 @@ class Front:
         if not _is_object(body, total):
             raise Refused(400, "the body is not a JSON object")
 
-    async def _serve(self, request: web.BaseRequest, exchange: Exchange, class_id: int) -> None:
+    async def _serve(self, exchange: Exchange, class_id: int) -> None:
         """Route a request, also to a second engine if one is lost before its reply began. Raises Refused."""
         exchange.final = len(self.engines) < 2
 
         def retry(error: BaseException) -> bool:
-            if exchange.final or exchange.status or not isinstance(error, ExecutorLost):
+            if exchange.final or exchange.reply is not None or not isinstance(error, ExecutorLost):
                 return False
             exchange.final = True
             self._retried.inc()
             return True
 
         try:
-            with sent_by(request.headers):
+            with sent_by(exchange.request.headers):
                 await self.router.submit(exchange, class_id, retry=retry)
         except asyncio.CancelledError:
             exchange.leave()
             raise
         except (QueueFull, NoPath, Closed, ExecutorFailed) as error:
-            if not exchange.status:
+            if exchange.reply is None:
                 raise self._refusal(error) from None
-            if not exchange.whole and request.transport is not None:
-                request.transport.abort()  # so that the reader sees that the reply is not whole
+            if not exchange.whole and exchange.request.transport is not None:
+                exchange.request.transport.abort()  # so that the reader sees that the reply is not whole
         if exchange.first_byte_s:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
 

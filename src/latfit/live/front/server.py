@@ -88,12 +88,7 @@ def _split_descriptors(engine_connections: int) -> tuple[int, int]:
 class FrontServer:
     """Listen within `async with FrontServer(front, host, port) as server`; start the router before, close it after.
 
-    Parameters
-    ----------
-    head_s
-        Time for the head of a request, s.
-    drain_s
-        Time for what runs to end once told to stop, s.
+    head_s: time for the head of a request.  drain_s: time for what runs to end once told to stop.
     """
 
     def __init__(
@@ -102,6 +97,10 @@ class FrontServer:
         self.front, self._host, self.port = front, host, port
         self._head_s, self._drain_s = head_s, drain_s
         self._stopping, self._killed = asyncio.Event(), asyncio.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
     async def __aenter__(self) -> "FrontServer":
         """Listen once the router is ready. Raises TargetNotWritable, WrongUsage, and what the executors raise."""

@@ -3,20 +3,18 @@
 import asyncio
 import json
 import logging
-import os
-import resource
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from yarl import URL
 
 from latfit.live import Exchange, Front, FrontServer, HttpExecutor, HttpTimeouts, Router, RouterOptions
-from latfit.live.front.exchange import Headers, RequestInvalid
+from latfit.live.front.exchange import RequestInvalid
 from latfit.live.path import COOL_DOWN_MS, LivePath
 from latfit.policies import Limits, cutoff
 from tests.unit.live.front.engine import SSE, Answer, Asked, chunk, dies, engine, hangs, head, streamed, whole
@@ -339,56 +337,6 @@ async def test_an_engine_that_dies_or_comes_back_while_nobody_asks_is_noticed() 
         assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
 
 
-class Nobody:
-    """A caller that takes a reply and does nothing with it."""
-
-    async def begin(self, status: int, headers: Headers) -> None: ...
-
-    async def send(self, piece: bytes) -> None: ...
-
-
-@contextmanager
-def no_descriptors() -> Iterator[None]:
-    """This process may open no further file, socket or pipe."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 16, hard))
-    opened = []
-    try:
-        with suppress(OSError):
-            while True:
-                opened.append(os.dup(0))
-        yield
-    finally:
-        for each in opened:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_a_front_without_descriptors_does_not_blame_its_engines(host: str) -> None:
-    async with engine(whole(b"{}")) as gpu, engine(whole(b"{}")) as cpu:
-        urls = [f"http://{host}:{each.port}" for each in (gpu, cpu)]
-        async with running(urls, probe_ms=1e6) as server:  # a probe would hold descriptors
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-
-            async def ask(raw: bytes) -> Reply:
-                writer.write(raw.replace(b"Connection: close\r\n", b""))
-                head = await reader.readuntil(b"\r\n\r\n")
-                return Reply(head + await reader.readexactly(int(Reply(head).header("content-length") or 0)))
-
-            assert (await ask(request(b"", "/metrics", "GET"))).status == 200
-            with no_descriptors():
-                assert [await each.answers() for each in server.front.engines] == [None, None]
-                for raw in [HELLO] * 4 + [request(b"", "/v1/models", "GET")]:
-                    reply = await ask(raw)
-                    assert (reply.status, reply.header("retry-after")) == (503, "1")
-                    assert reply.error["message"] == "gpu: this server has too many open files"
-            writer.close()
-            assert server.front.router.up() == {"gpu": True, "cpu": True}
-            assert server.front.router.main.failed_batches == 0
-            assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
-
-
 def test_one_missed_probe_is_not_the_end_and_what_was_lost_needs_an_answer() -> None:
     path = LivePath(HttpExecutor("gpu", "http://localhost:1"), np.array([0.0, 50.0]), None)
     for answered, is_up in zip("nynynn", (False, True, True, True, True, False), strict=True):
@@ -445,7 +393,7 @@ async def test_a_request_that_cannot_be_sent_does_not_count_against_its_engine(
         router = server.front.router
         for _ in range(4):
             with pytest.raises(RequestInvalid, match="not sent"):
-                await router.submit(Exchange("POST", target, headers, [PROMPT], Nobody()))
+                await router.submit(Exchange(make_mocked_request("POST", "/"), target, headers, [PROMPT]))
         assert (gpu.asked, router.up(), router.main.failed_batches) == ([], {"gpu": True}, 0)
 
 
