@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,27 +22,23 @@ def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
     server = Server(url)
     recorder = MetricsRecorder(out, {}, server.settings())
     recorder.take(server.first())
-    ended, errors = threading.Event(), []
+    ended = threading.Event()
 
-    def run() -> None:
+    def record() -> None:
+        for reading in server.readings(EVERY_S, LONGEST_S):
+            recorder.take(reading)
+            if ended.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        recorded = pool.submit(record)
         try:
-            for told in server.readings(EVERY_S, LONGEST_S):
-                recorder.take(told)
-                if ended.is_set():
-                    return
-        except Exception as error:  # noqa: BLE001  raised again in the caller's thread
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield recorder
-    finally:
-        ended.set()
-        thread.join()
-        recorder.write()
-    if errors:
-        raise errors[0]
+            yield recorder
+        finally:
+            ended.set()
+            wait([recorded])
+            recorder.write()
+    recorded.result()
 
 
 def find_steps(folder: Path, recorder: MetricsRecorder, cold: Collection[Path]) -> list[Path]:

@@ -8,27 +8,21 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from http.client import HTTPException
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 
 import numpy as np
 
 from latfit.errors import BadInput
 from latfit.workload import Requests
 
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
-TOKEN_IDS = (100, 1000)
-"""Range of the random token ids: words in every vocabulary, above the special tokens."""
-
-WARM_LOADS, WARM = 6, 0.8
-"""Most loads to warm an engine up with; it is warm if the median TTFT of one is at least this share of the last."""
-
-CONNECT_S = 30.0
-POLL_S = 0.25
-COMPLETIONS = "/v1/completions"
+TOKEN_IDS = (100, 1000)  # words in every vocabulary, above the special tokens
+CONNECT_S, POLL_S, POLL_TIMEOUT_S = 30.0, 0.25, 5.0
+WARM_LOADS = 6  # most loads to warm an engine up with
+WARM = 0.8  # the engine is warm if the median TTFT of a load is at least this share of the last
 
 
 @dataclass(frozen=True)
@@ -58,12 +52,30 @@ class Answered:
         return 1e3 * (self.last_s - self.due_s)
 
 
-def send_load(url: str, model: str, requests: Requests, seed: int, token: str | None = None) -> list[Answered]:
-    """Send requests when they are due, and return their times in the order of arrival.
+def until_answered(
+    url: str, timeout_s: float, why_gone: Callable[[], str] = lambda: "", token: str | None = None
+) -> str:
+    """Wait until the server lists its model, and return the model's name.
 
-    token: bearer token of the server. Raises BadInput if the server refuses the first request.
+    why_gone: called again and again; a text says why to stop waiting. Raises BadInput.
     """
-    return asyncio.run(_send_all(url, model, requests, seed, _headers(token)))
+    until, models = time.monotonic() + timeout_s, f"{url}/v1/models"
+    opener = build_opener(ProxyHandler({}))
+    while True:
+        try:
+            with opener.open(Request(models, headers=_headers(token)), timeout=POLL_TIMEOUT_S) as answer:
+                return str(json.load(answer)["data"][0]["id"])
+        except (LookupError, TypeError):
+            raise BadInput("lists no model", where=models, remedy="Name it: --served-model NAME.") from None
+        except HTTPError as error:
+            reason = f"answered {error.code}"
+        except (OSError, ValueError, HTTPException):
+            reason = "did not answer"
+        if reason_gone := why_gone():
+            raise BadInput(reason_gone, where=url, remedy="Its log says why.")
+        if time.monotonic() > until:
+            raise BadInput(f"{reason} within {timeout_s:.0f} s", where=models, remedy="Is it up?")
+        time.sleep(POLL_S)
 
 
 def warm_up(send: Callable[[int], Sequence[Answered]]) -> None:
@@ -79,45 +91,9 @@ def warm_up(send: Callable[[int], Sequence[Answered]]) -> None:
         last_ms = median_ms
 
 
-def until_answered(url: str, timeout_s: float, alive: Any = None, token: str | None = None) -> str:
-    """Wait until the server lists its model, and return the model's name.
-
-    alive: called again and again; a text says why to stop waiting. Raises BadInput.
-    """
-    return asyncio.run(_until_answered(url, timeout_s, alive, _headers(token)))
-
-
-def model_served(document: Any, url: str) -> str:
-    """Return the first model of a server's `/v1/models`. Raises BadInput."""
-    try:
-        return str(document["data"][0]["id"])
-    except (LookupError, TypeError):
-        raise BadInput("lists no model", where=f"{url}/v1/models", remedy="Name it: --served-model NAME.") from None
-
-
-async def _until_answered(url: str, timeout_s: float, alive: Any, headers: Mapping[str, str]) -> str:
-    from aiohttp import ClientError, ClientSession, ClientTimeout
-
-    until = time.monotonic() + timeout_s
-    async with ClientSession(headers=headers, timeout=ClientTimeout(total=5.0)) as session:
-        while True:
-            try:
-                async with session.get(f"{url}/v1/models") as answer:
-                    if answer.status == 200:
-                        return model_served(await answer.json(content_type=None), url)
-                    reason = f"answered {answer.status}"
-            except (ClientError, TimeoutError, ValueError):
-                reason = "did not answer"
-            if stopped := alive() if alive is not None else "":
-                raise BadInput(stopped, where=url, remedy="Its log says why.")
-            if time.monotonic() > until:
-                raise BadInput(f"{reason} within {timeout_s:.0f} s", where=f"{url}/v1/models", remedy="Is it up?")
-            await asyncio.sleep(POLL_S)
-
-
-async def _send_all(url: str, model: str, requests: Requests, seed: int, headers: Mapping[str, str]) -> list[Answered]:
-    from aiohttp import ClientSession, ClientTimeout, TCPConnector
-
+def send_load(url: str, model: str, requests: Requests, seed: int, token: str | None = None) -> list[Answered]:
+    """Send requests when they are due, and return their times in the order of arrival. token: bearer token of the
+    server."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(*TOKEN_IDS, size=int(n)).tolist() for n in requests.prompt_tokens]
     bodies = [
@@ -134,42 +110,42 @@ async def _send_all(url: str, model: str, requests: Requests, seed: int, headers
         ).encode()
         for prompt, output in zip(prompts, requests.output_tokens, strict=True)
     ]
-    due = (requests.arrival_ms / 1e3).tolist()
+    due_s = (requests.arrival_ms / 1e3).tolist()
+    return asyncio.run(_send_all(f"{url}/v1/completions", bodies, due_s, [*map(len, prompts)], token))
+
+
+async def _send_all(
+    url: str, bodies: Sequence[bytes], due_s: Sequence[float], prompt_tokens: Sequence[int], token: str | None
+) -> list[Answered]:
+    from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
+
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_S)
+    headers = {"Content-Type": "application/json", **_headers(token)}
     async with ClientSession(headers=headers, connector=TCPConnector(limit=0), timeout=timeout) as session:
         begun = time.monotonic()
 
-        async def one(i: int) -> Answered:
-            await asyncio.sleep(begun + due[i] - time.monotonic())
-            return await _ask(session, f"{url}{COMPLETIONS}", bodies[i], (begun, due[i], len(prompts[i])))
+        async def send(body: bytes, due: float, tokens: int) -> Answered:
+            await asyncio.sleep(begun + due - time.monotonic())
+            sent = first = last = time.monotonic() - begun
+            chunks, usage, failure = 0, 0, ""
+            try:
+                async with session.post(url, data=body) as answer:
+                    if answer.status != 200:
+                        failure = f"{answer.status}: {(await answer.text())[:200]}"
+                    async for line in answer.content:
+                        if failure or not line.startswith(b"data: {"):
+                            continue
+                        now, event = time.monotonic() - begun, json.loads(line[6:])
+                        if event.get("choices"):
+                            first = first if chunks else now
+                            last, chunks = now, chunks + 1
+                        usage = (event.get("usage") or {}).get("completion_tokens", usage)
+                    failure = failure or ("" if chunks else "no token came")
+            except (ClientError, ValueError, TimeoutError) as error:
+                failure = str(error) or type(error).__name__
+            return Answered(due, sent, first, last, tokens, usage or chunks, failure)
 
-        return await asyncio.gather(*map(one, range(len(due))))
-
-
-async def _ask(session: "ClientSession", url: str, body: bytes, about: tuple[float, float, int]) -> Answered:
-    """Send one request and read its stream. about: start of the load, when it is due, tokens of the prompt."""
-    from aiohttp import ClientError
-
-    begun, due, prompt = about
-    sent = first = last = time.monotonic() - begun
-    chunks, usage, failure = 0, 0, ""
-    try:
-        async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as answer:
-            if answer.status != 200:
-                failure = f"{answer.status}: {(await answer.text())[:200]}"
-            else:
-                async for line in answer.content:
-                    if not line.startswith(b"data: {"):
-                        continue
-                    now, event = time.monotonic() - begun, json.loads(line[6:])
-                    if event.get("choices"):
-                        first = first if chunks else now
-                        last, chunks = now, chunks + 1
-                    usage = (event.get("usage") or {}).get("completion_tokens", usage)
-                failure = "" if chunks else "no token came"
-    except (ClientError, ValueError, TimeoutError) as error:
-        failure = str(error) or type(error).__name__
-    return Answered(due, sent, first, last, prompt, usage or chunks, failure)
+        return await asyncio.gather(*map(send, bodies, due_s, prompt_tokens))
 
 
 def _headers(token: str | None) -> dict[str, str]:

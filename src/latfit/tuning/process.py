@@ -70,12 +70,11 @@ def start_engine(command: Sequence[str], log: Path, environment: Mapping[str, st
 
 def _of_session(session: int) -> list[int]:
     """Return the processes of a session that still run."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                # after the name in parentheses: state, parent, group, session
-                state, _, _, own = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                if int(own) == session and state != "Z":
-                    found.append(int(entry.name))
-    return found
+    pids = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # after the name in parentheses: state, parent, group, session
+            state, _, _, theirs = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(theirs) == session and state != "Z":
+                pids.append(int(stat.parent.name))
+    return pids

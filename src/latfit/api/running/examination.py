@@ -11,7 +11,7 @@ from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import DoctorRequest, RunningEngine
-from latfit.api.running.what_if import LEVEL, REPLICATIONS, Fitted, Outcome, WhatIf, fitted_engine
+from latfit.api.running.what_if import LEVEL, REPLICATIONS, Fitted, WhatIf, fitted_engine
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.model import FitResult
@@ -69,12 +69,11 @@ class Examination(Answer):
     @property
     def state(self) -> State:
         """Bad where requests wait or it is gone, in doubt where nobody can tell why or nothing ran."""
-        if self.gone:
-            return "bad"
-        return {"steps": "good", "idle": "doubt", "unknown": "doubt"}.get(self.diagnosis.binding, "bad")  # type: ignore[return-value]
+        if not self.gone and self.diagnosis.binding in ("idle", "unknown"):
+            return "doubt"
+        return "good" if not self.gone and self.diagnosis.binding == "steps" else "bad"
 
-    @property
-    def load(self) -> str:
+    def _load(self) -> str:
         """The load and its mean times, in a line."""
         told = self.diagnosis.figures
         parts = []
@@ -93,29 +92,22 @@ class Examination(Answer):
     @property
     def lines(self) -> list[str]:
         """The answer below the verdict."""
-        after = format_ms(1e3 * self.seen.seconds)
-        found = [
-            *([f"After {after} it {self.gone}; the figures are from before."] if self.gone else []),
-            self.diagnosis.why,
-        ]
+        gone = f"After {format_ms(1e3 * self.seen.seconds)} it {self.gone}; the figures are from before."
+        lines = [*([gone] if self.gone else []), self.diagnosis.why]
         if self.diagnosis.binding == "idle":
-            return found
-        found += [self.load, *self._speed()]
-        found += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
-        return [*found, *self._simulated()]
-
-    def _speed(self) -> list[str]:
-        """The speed of the machine, where it has changed."""
+            return lines
         speed = None if self.what_if is None else self.what_if.speed
-        return [speed.sentence] if speed is not None and speed.has_changed else []
+        lines += [self._load(), *([speed.sentence] if speed is not None and speed.has_changed else [])]
+        lines += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
+        return [*lines, *self._simulated()]
 
     def _simulated(self) -> list[str]:
         what_if = self.what_if
         if what_if is None:
             return ["To quantify a change: --fit FIT, which latfit record writes."]
         engine = what_if.engine
-        settings = [*filter(None, [engine.setup.line]), *engine.unmeasured]
         unknown = [name for name in MOVED if what_if.believed and not engine.is_known(name)]
+        settings = [*filter(None, [engine.setup.line]), *engine.unmeasured]
         settings += [note.sentence for note in engine.setup.notes if note.setting not in unknown]
         if not what_if.believed:
             return [f"No advice by the fit: {what_if.refusal}.", *settings]
@@ -123,67 +115,57 @@ class Examination(Answer):
 
         agreed = ", ".join(each.sentence for each in what_if.checks)
         tolerance, level = format_percent(100 * TOLERANCE), format_percent(100 * LEVEL)
-        told = [
+        lines = [
             f"Simulated at this load and speed (ranges: {level} of {REPLICATIONS} runs):",
-            *self._changes(what_if),
+            *_changes(what_if),
             *stall_lines(what_if.stalls),
             f"The simulation matches the server within {tolerance}: {agreed}.",
         ]
         if unknown:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
-            told.append(f"Not varied, as unknown: {', '.join(unknown)}. {options} sets it.")
-        return [*told, *settings]
-
-    def _changes(self, what_if: WhatIf) -> list[str]:
-        """A line for each change that does something, and one for those that do nothing."""
-        told = []
-        effects = [(each, each.effect(what_if.now)) for each in what_if.changes]
-        for each, effect in effects:
-            if effect != "nothing":
-                change = f"{each.setting} {number(_present(what_if, each))} -> {number(each.value)}"
-                told.append(f"  {change} {effect}: {each.compared(what_if.now)}")
-        idle: dict[str, list[str]] = {}
-        for each, effect in effects:
-            if effect == "nothing":
-                present = f"{each.setting} {number(_present(what_if, each))}"
-                idle.setdefault(present, []).append(number(each.value))
-        if idle:
-            listed = "; ".join(f"{present} -> {' or '.join(values)}" for present, values in idle.items())
-            told.append(f"  no effect: {listed}")
-        return told
+            lines.append(f"Not varied, as unknown: {', '.join(unknown)}. {options} sets it.")
+        return [*lines, *settings]
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit doctor URL --json`."""
-        told = {"server": self.server, "verdict": self.verdict, "gone": self.gone or None}
-        document = {**told, **self.diagnosis.to_json(), "simulated": None}
-        what_if = self.what_if
-        if what_if is None:
-            return document
-        loaded = what_if.load is not None
-        return document | {
-            "simulated": {
-                "now": what_if.now.to_json() if loaded else None,
-                "speed": None if what_if.speed is None else asdict(what_if.speed),
-                "believed": what_if.believed,
-                "refusal": what_if.refusal or None,
-                "checks": [each.to_json() for each in what_if.checks],
-                "changes": [{**each.to_json(), "effect": each.effect(what_if.now)} for each in what_if.changes]
-                if what_if.believed
-                else [],
-                "stalls": what_if.stalls.to_json() if what_if.believed and what_if.stalls is not None else None,
-                "settings_from": dict(what_if.engine.setup.origin),
-                "notes": [*what_if.engine.unmeasured, *(each.sentence for each in what_if.engine.setup.notes)],
-            }
-        }
+        about = {"server": self.server, "verdict": self.verdict, "gone": self.gone or None}
+        return {**about, **self.diagnosis.to_json(), "simulated": self.what_if and _simulated_json(self.what_if)}
+
+
+def _changes(what_if: WhatIf) -> list[str]:
+    """A line for each change that does something, and one for those that do nothing."""
+    lines: list[str] = []
+    without_effect: dict[str, list[str]] = {}
+    for change in what_if.changes:
+        present = f"{change.setting} {number(getattr(what_if.engine.settings, change.setting))}"
+        effect = change.effect(what_if.now)
+        if effect == "nothing":
+            without_effect.setdefault(present, []).append(number(change.value))
+        else:
+            lines.append(f"  {present} -> {number(change.value)} {effect}: {change.compared(what_if.now)}")
+    if without_effect:
+        listed = "; ".join(f"{present} -> {' or '.join(values)}" for present, values in without_effect.items())
+        lines.append(f"  no effect: {listed}")
+    return lines
+
+
+def _simulated_json(what_if: WhatIf) -> dict[str, Any]:
+    changes = what_if.changes if what_if.believed else ()
+    return {
+        "now": None if what_if.load is None else what_if.now.to_json(),
+        "speed": what_if.speed and asdict(what_if.speed),
+        "believed": what_if.believed,
+        "refusal": what_if.refusal or None,
+        "checks": [each.to_json() for each in what_if.checks],
+        "changes": [{**each.to_json(), "effect": each.effect(what_if.now)} for each in changes],
+        "stalls": what_if.stalls.to_json() if what_if.believed and what_if.stalls is not None else None,
+        "settings_from": dict(what_if.engine.setup.origin),
+        "notes": [*what_if.engine.unmeasured, *(each.sentence for each in what_if.engine.setup.notes)],
+    }
 
 
 MOVED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")
 """Settings that are moved where they are known."""
-
-
-def _present(what_if: WhatIf, change: Outcome) -> int:
-    found: int = getattr(what_if.engine.settings, change.setting)
-    return found
 
 
 @verb(DoctorRequest)
@@ -219,7 +201,8 @@ def _users(fit: FitResult, tpot_ms: float) -> tuple[int, float] | None:
 
 def limits_of(request: RunningEngine) -> dict[str, Any]:
     """The limits of an engine that a request names."""
-    return known_of({name: getattr(request, name) for name in ("max_num_seqs", "max_num_batched_tokens")})
+    limits = {"max_num_seqs": request.max_num_seqs, "max_num_batched_tokens": request.max_num_batched_tokens}
+    return _without_none(limits)
 
 
 def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
@@ -235,30 +218,29 @@ def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
 
 def engine_of(seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any], request: RunningEngine) -> Fitted:
     """The engine that was read, as fits know it. facts: its settings, as far as it tells them."""
-    named = {name: getattr(request, name) for name in ("kv_blocks", "block_size", "synchronous")}
-    known = known_of({**limits_of(request), **named, "prefix_hit_rate": _cached(seen)})
+    queries, hits = seen.count("prefix_queries"), seen.count("prefix_hits")
+    given = {
+        "kv_blocks": request.kv_blocks,
+        "block_size": request.block_size,
+        "synchronous": request.synchronous,
+        "prefix_hit_rate": hits / queries if queries > 0 and 0 < hits < queries else None,
+    }
     fits = (request.fit, request.prefill_fit, request.hardware)
-    return fitted_engine(*fits, diagnosis, {**facts, **seen.last.facts}, known)
+    settings = {**limits_of(request), **_without_none(given)}
+    return fitted_engine(*fits, diagnosis, {**facts, **seen.last.facts}, settings)
 
 
 def slo_of(request: RunningEngine) -> tuple[float, float]:
     """Limits of TTFT and TPOT in ms, infinite without."""
-    limits = [
-        math.inf if each is None else in_ms(each, name)
-        for each, name in ((request.ttft, "--ttft"), (request.tpot, "--tpot"))
-    ]
-    return limits[0], limits[1]
+    ttft, tpot = (
+        math.inf if limit is None else in_ms(limit, option)
+        for limit, option in ((request.ttft, "--ttft"), (request.tpot, "--tpot"))
+    )
+    return ttft, tpot
 
 
-def known_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that nobody names."""
+def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _cached(seen: Interval) -> float | None:
-    """Share of prompt tokens found in the prefix cache."""
-    queries, hits = seen.count("prefix_queries"), seen.count("prefix_hits")
-    return hits / queries if queries > 0 and 0 < hits < queries else None
 
 
 def _of_one_run(

@@ -12,7 +12,7 @@ from latfit.api.fits import Fit, fit
 from latfit.api.running.recording import Recorded
 from latfit.api.validations import Validation, validate
 from latfit.errors import LatfitError
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.metrics import Buckets, Interval, read_state
 from latfit.record import texts_beside
 from latfit.trace import open_source
@@ -69,9 +69,9 @@ class RecordedFit(Answer):
         return [] if self.fit is None else [self.fit.range_line]
 
     @property
-    def warnings(self) -> list[LatfitWarning]:
+    def messages(self) -> list[Message]:
         """Of the windows, then whether the fit is one to use, then what the simulation is biased by."""
-        found = list(self.recorded.warnings)
+        found = list(self.recorded.messages)
         if self.fit is not None and (kept_out := self.fit.kept_out()) is not None:
             found.append(kept_out)
         found += [each for each in (self.fit.warnings if self.fit else ()) if each.code in DECIDING]
@@ -116,17 +116,13 @@ class RecordedFit(Answer):
             "not_fitted": self.not_fitted or None,
             "validation": None if self.validation is None else self.validation.to_json(),
             "not_validated": self.not_validated or None,
-            "warnings": [each.to_json() for each in self.warnings],
+            "warnings": [each.to_json() for each in self.messages],
             "next": self.next,
         }
 
     @property
     def verdict(self) -> str:
         return self.recorded.verdict
-
-    @property
-    def messages(self) -> list[LatfitWarning]:
-        return self.warnings
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         return [] if self.validation is None else self.validation.tables(brief=True)
@@ -147,7 +143,9 @@ def fit_recording(recorded: Recorded) -> RecordedFit:
     that name, which is of another recording, is deleted then. Raises TargetNotWritable.
     """
     before, after = texts_beside(recorded.out)
-    seen = Interval(read_state(open_source(before)), read_state(open_source(after)), recorded.watched_s)
+    begin_s, end_s = recorded.trace.provenance["texts_at_s"]
+    watched_s = max(float(end_s) - float(begin_s), 1e-3)
+    seen = Interval(read_state(open_source(before)), read_state(open_source(after)), watched_s)
     try:
         found = fit(recorded.out)
     except LatfitError as error:

@@ -1,6 +1,5 @@
 """`record_server`: a running engine's `/metrics` as a trace of windows."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,24 +10,21 @@ from latfit.api.request import verb
 from latfit.api.requests import RecordRequest
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import check_writable
-from latfit.messages import Message as LatfitWarning, Severity
+from latfit.messages import Message, Severity
 from latfit.metrics import Server
 from latfit.record import MetricsRecorder, texts_beside
 from latfit.trace import check_trace_name, write_trace
-from latfit.units import format_ms, format_percent, number
+from latfit.units import count_text, format_ms, format_percent, number
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from latfit.trace import Trace
 
-LEAST_EVERY_MS = 100.0
-MANY_UNANSWERED = 0.05
-FEW_WINDOWS, ONE_LOAD = 20, 1.25
-"""Windows below which they are few, and the ratio of the largest B and S to the smallest within which a load is one."""
-
-SLOW = 0.1
-"""Share of a window that a reading may take."""
+MIN_EVERY_MS = 100.0
+MANY_UNANSWERED = 0.05  # share of readings
+FEW_WINDOWS = 20
+ONE_LOAD = 1.25  # largest B and S over the smallest within which a load is one
+SLOW = 0.1  # share of a window that a reading may take
+COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -44,94 +40,81 @@ class Recorded(Answer):
     interrupted: bool = False
 
     @property
-    def used(self) -> int:
+    def busy(self) -> "Trace":
         """Windows in which the engine worked all the time."""
-        return int((~self.trace["idle"].astype(bool)).sum())
+        return self.trace.select(~self.trace["idle"].astype(bool))
 
     @property
     def state(self) -> State:
-        if not self.used:
-            return "bad"
-        return "doubt" if self.warnings else "good"
+        return "doubt" if self.messages and len(self.busy) else "good" if len(self.busy) else "bad"
 
     @property
     def verdict(self) -> str:
         """How much was recorded."""
-        from latfit.reporting import counted
-
+        windows = count_text(len(self.trace), "window")
+        if not len(self.busy):
+            return f"{windows} of {self.engine}, and in none did it work all the time."
         steps = number(float(self.trace.floats("window_steps").sum()), 6)
-        if not self.used:
-            return f"{counted(len(self.trace), 'window')} of {self.engine}, and in none did it work all the time."
-        busy = self.trace.select(~self.trace["idle"].astype(bool))
-        spans = [f"{name} {_span(busy.floats(name))}" for name in ("B", "S")]
-        windows = counted(len(self.trace), "window")
-        return f"{windows} of {self.engine}, {steps} steps: {', '.join(spans)}, {_times(busy)} a step."
+        return f"{windows} of {self.engine}, {steps} steps: {_describe(self.busy)}"
 
     @property
-    def warnings(self) -> list[LatfitWarning]:
+    def messages(self) -> list[Message]:
         """What makes the windows less certain."""
-        from latfit.reporting import counted
-
-        found = []
-        counts, idle = self.counts, len(self.trace) - self.used
-        if counts["unanswered"] > MANY_UNANSWERED * counts["polls"]:
-            message = f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered"
-            found.append(
-                LatfitWarning("unanswered", message, "Look whether the server was up; ask less often (--every).")
-            )
-        if counts["restarts"]:
-            message = f"The server started again {counted(counts['restarts'], 'time')}; windows across it are left out"
-            found.append(LatfitWarning("restarted", message, "The texts of /metrics are those of its last run."))
-        if counts["preempted_windows"]:
-            message = f"Left out: {counted(counts['preempted_windows'], 'window')} in which requests were preempted"
-            found.append(LatfitWarning("preempted", message, "Give more KV cache, or record single steps."))
-        if len(self.trace) and self.slowest_s * 1e3 > SLOW * float(self.trace.floats("window_ms").min()):
-            message = (
-                f"The server took up to {format_ms(1e3 * self.slowest_s)} to answer, which blurs the ends of windows"
-            )
-            found.append(LatfitWarning("slow_answers", message, "Ask less often: --every 10s."))
-        found += self._of_load()
+        counts, busy = self.counts, len(self.busy)
+        idle = len(self.trace) - busy
+        shortest_ms = float(self.trace.floats("window_ms").min()) if len(self.trace) else 0.0
+        is_one_load = busy >= FEW_WINDOWS and all(
+            float(values.max()) <= ONE_LOAD * float(values.min()) for values in map(self.busy.floats, ("B", "S"))
+        )
+        rows = (
+            (
+                counts["unanswered"] > MANY_UNANSWERED * counts["polls"],
+                "unanswered",
+                f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered",
+                "Look whether the server was up; ask less often (--every).",
+            ),
+            (
+                counts["restarts"],
+                "restarted",
+                f"The server started again {count_text(counts['restarts'], 'time')}; windows across it are left out",
+                "The texts of /metrics are those of its last run.",
+            ),
+            (
+                counts["preempted_windows"],
+                "preempted",
+                f"Left out: {count_text(counts['preempted_windows'], 'window')} in which requests were preempted",
+                "Give more KV cache, or record single steps.",
+            ),
+            (
+                len(self.trace) and self.slowest_s * 1e3 > SLOW * shortest_ms,
+                "slow_answers",
+                f"The server took up to {format_ms(1e3 * self.slowest_s)} to answer, which blurs the ends of windows",
+                "Ask less often: --every 10s.",
+            ),
+            (
+                0 < busy < FEW_WINDOWS,
+                "few_windows",
+                f"{count_text(busy, 'window')} of work: few to fit",
+                "Record for longer, while the load changes.",
+            ),
+            (
+                is_one_load,
+                "one_load",
+                "All windows are of one load, so the fit tells of that load and hardly of another",
+                "Record for longer, while the load changes.",
+            ),
+        )
+        messages = [Message(code, text, remedy) for applies, code, text, remedy in rows if applies]
         if idle:
             share = format_percent(100 * idle / len(self.trace))
-            message = (
-                f"In {counted(idle, 'window')} ({share}) the engine had nothing to do for a part of the time: not used"
-            )
-            found.append(LatfitWarning("idle", message, "No action needed: a busier time tells more.", Severity.NOTE))
-        return found
-
-    @property
-    def messages(self) -> list[LatfitWarning]:
-        return self.warnings
-
-    def _of_load(self) -> Iterator[LatfitWarning]:
-        """Where the windows in which it worked are few, or all of one load."""
-        from latfit.reporting import counted
-
-        if not self.used:
-            return
-        busy = self.trace.select(~self.trace["idle"].astype(bool))
-        if self.used < FEW_WINDOWS:
-            message = f"{counted(self.used, 'window')} of work: few to fit"
-            yield LatfitWarning("few_windows", message, "Record for longer, while the load changes.")
-        elif all(float(values.max()) <= ONE_LOAD * float(values.min()) for values in map(busy.floats, ("B", "S"))):
-            message = "All windows are of one load, so the fit tells of that load and hardly of another"
-            yield LatfitWarning("one_load", message, "Record for longer, while the load changes.")
+            text = f"In {count_text(idle, 'window')} ({share}) the engine was idle for a part of the time: not used"
+            messages.append(Message("idle", text, "No action needed: a busier time tells more.", Severity.NOTE))
+        return messages
 
     @property
     def fit_file(self) -> Path:
         """Where `fit_recording` writes its fit."""
         return self.out.with_suffix(".fit.json")
-
-    @property
-    def watched_s(self) -> float:
-        """From the first text of `/metrics` to the last."""
-        begin_s, end_s = self.trace.provenance["texts_at_s"]
-        return max(float(end_s) - float(begin_s), 1e-3)
-
-    @property
-    def frame(self) -> "DataFrame":
-        """A row a window."""
-        return self.trace.to_pandas()
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit record --json`."""
@@ -143,23 +126,18 @@ class Recorded(Answer):
             "server": self.server,
             "engine": self.engine,
             **self.counts,
-            "busy_windows": self.used,
+            "busy_windows": len(self.busy),
             "steps": float(self.trace.floats("window_steps").sum()),
             "interrupted": self.interrupted,
-            "warnings": [each.to_json() for each in self.warnings],
+            "warnings": [each.to_json() for each in self.messages],
         }
 
 
-def _span(values: Any) -> str:
-    return f"{number(float(values.min()), 3)} to {number(float(values.max()), 3)}"
-
-
-def _times(trace: "Trace") -> str:
-    T = trace.floats("T_ms")
-    return f"{format_ms(float(T.min()))} to {format_ms(float(T.max()))}"
-
-
-COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
+def _describe(trace: "Trace") -> str:
+    """Ranges of B, S and the times of steps."""
+    ends = {name: (float(trace.floats(name).min()), float(trace.floats(name).max())) for name in ("B", "S", "T_ms")}
+    spans = [f"{name} {number(ends[name][0], 3)} to {number(ends[name][1], 3)}" for name in ("B", "S")]
+    return f"{', '.join(spans)}, {' to '.join(map(format_ms, ends['T_ms']))} a step."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -180,8 +158,7 @@ class RecordedSteps(Answer):
     @property
     def verdict(self) -> str:
         """How much was recorded."""
-        spans = [f"{name} {_span(self.busy.floats(name))}" for name in ("B", "S")]
-        return f"{len(self.busy):,} steps: {', '.join(spans)}, {_times(self.busy)} a step."
+        return f"{len(self.busy):,} steps: {_describe(self.busy)}"
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit record --json` for a stream."""
@@ -224,11 +201,11 @@ def record_server(request: RecordRequest) -> Recorded:
     """
     long_ms, every_ms = in_ms(request.duration, "--duration"), in_ms(request.every, "--every")
     progress, path = request.progress, request.path
-    if every_ms < LEAST_EVERY_MS or long_ms < every_ms:
+    if every_ms < MIN_EVERY_MS or long_ms < every_ms:
         raise WrongUsage(
             f"every {format_ms(every_ms)} for {format_ms(long_ms)}",
             where="--every, --duration",
-            remedy=f"Ask every {format_ms(LEAST_EVERY_MS)} or less often, and for longer than that.",
+            remedy=f"Ask every {format_ms(MIN_EVERY_MS)} or less often, and for longer than that.",
         )
     target = Path(request.out)
     for place in (target, *texts_beside(target), target.with_suffix(".fit.json")):
@@ -250,9 +227,7 @@ def record_server(request: RecordRequest) -> Recorded:
     recorder.write()
     if not recorder.rows:
         raise BadInput(
-            "the engine made no step in this time"
-            if not recorder.preempted
-            else "requests were preempted in all windows",
+            "requests were preempted in all windows" if recorder.preempted else "the engine made no step in this time",
             where=str(server),
             remedy="Record while it serves requests.",
         )

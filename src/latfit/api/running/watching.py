@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -18,12 +18,10 @@ from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unansw
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import PhaseSpeed
 
-AGAIN_S = 30.0
-"""After so long the capacity is predicted anew, for the load there is then."""
-SOON_S, ENOUGH_S = 5.0, 8.0
-"""... and after so long where it was not known; a load that was seen for less than the second is too uncertain."""
-FEW = 20
-"""Requests below which a 99th percentile is the slowest of them."""
+AGAIN_S = 30.0  # after so long the capacity is predicted anew, for the load there is then
+SOON_S = 5.0  # after so long where it was not known
+ENOUGH_S = 8.0  # a load that was seen for less is too uncertain
+FEW = 20  # requests below which a 99th percentile is the slowest of them
 FOREVER_S = 1e9
 
 
@@ -76,18 +74,18 @@ class Snapshot(Answer):
     @property
     def lines(self) -> list[str]:
         """What is shown below the verdict."""
-        told = self.diagnosis.figures
+        figures, now = self.diagnosis.figures, self.seen.last
         cache = "KV cache use unknown"
-        if math.isfinite(told["kv_usage"]):
-            cache = f"KV cache at most {format_percent(100 * told['kv_usage'])} full"
-        rates = [format_rate(told[name]) for name in ("arrived_per_s", "finished_per_s")]
-        came = f"{rates[0]} arrived, {rates[1]} completed"
-        if math.isnan(told["arrived_per_s"]):
-            came = "requests not counted"
-        tokens = [f"{number(told[name], 3)}/s" for name in ("prefill_per_s", "generated_per_s")]
-        now = self.seen.last
+        if math.isfinite(figures["kv_usage"]):
+            cache = f"KV cache at most {format_percent(100 * figures['kv_usage'])} full"
+        requests = "requests not counted"
+        if not math.isnan(figures["arrived_per_s"]):
+            requests = (
+                f"{format_rate(figures['arrived_per_s'])} arrived, {format_rate(figures['finished_per_s'])} completed"
+            )
+        tokens = [f"{number(figures[name], 3)}/s" for name in ("prefill_per_s", "generated_per_s")]
         return [
-            f"last {number(told['seconds'], 3)} s: {came}; tokens {tokens[0]} in, {tokens[1]} out",
+            f"last {number(figures['seconds'], 3)} s: {requests}; tokens {tokens[0]} in, {tokens[1]} out",
             f"now: {number(now.running)} running, {number(now.waiting)} waiting; {cache}",
             self._tail("TTFT", "ttft", self.ttft_slo_ms),
             self._tail("TPOT", "tpot", self.tpot_slo_ms),
@@ -147,77 +145,6 @@ class Snapshot(Answer):
         }
 
 
-@dataclass
-class _Watch:
-    """The readings of the last window, and what was predicted of them."""
-
-    server: Server
-    window_s: float
-    request: WatchRequest
-    slo: tuple[float, float]
-    facts: dict[str, Any] = field(default_factory=dict)
-    """Settings that the server tells."""
-    readings: deque[Reading] = field(default_factory=deque)
-    capacity: tuple[float, str] = (math.nan, "")
-    predicted_s: float = -math.inf
-    speed: PhaseSpeed | None = None
-    last: Snapshot | None = None
-
-    @property
-    def fitted(self) -> bool:
-        """Whether step costs are known."""
-        return self.request.fit is not None or self.request.hardware is not None
-
-    def take(self, told: "Reading | Unanswered") -> Snapshot | None:
-        """The snapshot with one reading more; None where there are too few. Raises BadInput where there is none yet
-        and the server has not answered for a whole window."""
-        if isinstance(told, Unanswered):
-            if self.last is not None:
-                self.last = replace(self.last, problem=str(told))
-            elif monotonic() - self.readings[-1].t_s > self.window_s:
-                raise BadInput(
-                    f"answered once, and now {told}", where=str(self.server), remedy="Try again once it is up."
-                )
-            return self.last
-        if self.readings and told.state.fell_below(self.readings[-1].state):
-            self.readings.clear()
-        self.readings.append(told)
-        while len(self.readings) > 2 and told.t_s - self.readings[1].t_s >= self.window_s:
-            self.readings.popleft()
-        if len(self.readings) < 2:
-            return None
-        seen, diagnosis = (
-            between(self.readings[0], told),
-            diagnose(self.readings, {**self.facts, **limits_of(self.request)}),
-        )
-        check_limit(self.request.max_num_seqs, self.readings)
-        later_s = AGAIN_S if math.isfinite(self.capacity[0]) else min(SOON_S, self.window_s)
-        enough_s = min(0.9 * self.window_s, ENOUGH_S)
-        if self.fitted and seen.seconds < enough_s:
-            self.capacity = math.nan, f"unknown for the first {format_ms(1e3 * enough_s)}"
-        elif told.t_s - self.predicted_s >= later_s:
-            self.predicted_s = told.t_s
-            self.capacity, self.speed = self._predicted(diagnosis, seen)
-        self.last = Snapshot(str(self.server), diagnosis, seen, *self.slo, *self.capacity, speed=self.speed)
-        return self.last
-
-    def _predicted(self, diagnosis: Diagnosis, seen: Interval) -> tuple[tuple[float, str], PhaseSpeed | None]:
-        """The capacity (requests a second, why it is not known) and the speed of the machine."""
-        if not self.fitted:
-            return (math.nan, "unknown without a fit (--fit FIT)"), None
-        engine = engine_of(seen, diagnosis, self.facts, self.request)
-        what_if = WhatIf(engine, list(self.readings), self.slo, at_measured_speed=self.request.at_measured_speed)
-        return self._capacity(what_if), what_if.speed
-
-    def _capacity(self, what_if: WhatIf) -> tuple[float, str]:
-        if min(self.slo) == math.inf:
-            return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
-        if not what_if.believed:
-            return math.nan, f"unknown: {what_if.refusal}"
-        found = what_if.capacity_per_s()
-        return found, "" if math.isfinite(found) else "no rate of such requests keeps the SLO"
-
-
 @verb(WatchRequest)
 def watch_server(request: WatchRequest) -> Iterator[Snapshot]:
     """Watch a running engine: a snapshot with each reading, without end. A server that goes away is asked again.
@@ -227,16 +154,61 @@ def watch_server(request: WatchRequest) -> Iterator[Snapshot]:
     every_s, window_s = in_ms(request.every, "--every") / 1e3, in_ms(request.window, "--window") / 1e3
     if window_s < every_s:
         raise WrongUsage("is shorter than --every", where="--window", remedy="Give a longer one.")
-    server = Server(request.url)
-    return _snapshots(server, every_s, _Watch(server, window_s, request, slo_of(request)))
+    return _snapshots(Server(request.url), every_s, window_s, request, slo_of(request))
 
 
-def _snapshots(server: Server, every_s: float, watched: "_Watch") -> Iterator[Snapshot]:
-    watched.facts = server.settings()
-    for told in server.readings(every_s, FOREVER_S):
-        found = watched.take(told)
-        if found is not None:
-            yield found
+def _snapshots(
+    server: Server, every_s: float, window_s: float, request: WatchRequest, slo: tuple[float, float]
+) -> Iterator[Snapshot]:
+    facts = server.settings()
+    has_fit = request.fit is not None or request.hardware is not None
+    enough_s = min(0.9 * window_s, ENOUGH_S)
+    readings: deque[Reading] = deque()  # of the last window
+    last: Snapshot | None = None
+    speed: PhaseSpeed | None = None
+    capacity, predicted_s = (math.nan, ""), -math.inf
+    for reading in server.readings(every_s, FOREVER_S):
+        if isinstance(reading, Unanswered):
+            if last is not None:
+                last = replace(last, problem=str(reading))
+                yield last
+            elif monotonic() - readings[-1].t_s > window_s:
+                raise BadInput(
+                    f"answered once, and now {reading}", where=str(server), remedy="Try again once it is up."
+                )
+            continue
+        if readings and reading.state.fell_below(readings[-1].state):  # it started again
+            readings.clear()
+        readings.append(reading)
+        while len(readings) > 2 and reading.t_s - readings[1].t_s >= window_s:
+            readings.popleft()
+        if len(readings) < 2:
+            continue
+        seen = between(readings[0], reading)
+        diagnosis = diagnose(readings, {**facts, **limits_of(request)})
+        check_limit(request.max_num_seqs, readings)
+        later_s = AGAIN_S if math.isfinite(capacity[0]) else min(SOON_S, window_s)
+        if not has_fit:
+            capacity = math.nan, "unknown without a fit (--fit FIT)"
+        elif seen.seconds < enough_s:
+            capacity = math.nan, f"unknown for the first {format_ms(1e3 * enough_s)}"
+        elif reading.t_s - predicted_s >= later_s:
+            predicted_s = reading.t_s
+            engine = engine_of(seen, diagnosis, facts, request)
+            what_if = WhatIf(engine, list(readings), slo, at_measured_speed=request.at_measured_speed)
+            capacity, speed = _predict_capacity(what_if, slo), what_if.speed
+        last = Snapshot(str(server), diagnosis, seen, *slo, *capacity, speed=speed)
+        yield last
+
+
+def _predict_capacity(what_if: WhatIf, slo: tuple[float, float]) -> tuple[float, str]:
+    """The capacity in requests/s, or why it is not known."""
+    if min(slo) == math.inf:
+        return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
+    if not what_if.believed:
+        return math.nan, f"unknown: {what_if.refusal}"
+    rate = what_if.capacity_per_s()
+    return rate, "" if math.isfinite(rate) else "no rate of such requests keeps the SLO"
 
 
 def block_of(snapshots: Iterator[Snapshot], seconds: float) -> Snapshot:
