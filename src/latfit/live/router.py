@@ -76,21 +76,15 @@ class RouterOptions:
 class _Timer:
     """Call a function at a moment of the event loop's clock, s; setting it again replaces the moment."""
 
-    def __init__(self, call: Callable[[float], None]) -> None:
+    def __init__(self, call: Callable[[], None]) -> None:
         self._call, self.at_s = call, math.inf
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, at_s: float) -> None:
         if self._handle is not None:
             self._handle.cancel()
-            self._handle = None
         self.at_s = at_s
-        if at_s < math.inf:
-            self._handle = asyncio.get_running_loop().call_at(at_s, self._fire)
-
-    def _fire(self) -> None:
-        at_s, self.at_s, self._handle = self.at_s, math.inf, None
-        self._call(at_s)
+        self._handle = None if at_s == math.inf else asyncio.get_running_loop().call_at(at_s, self._call)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +110,6 @@ class Router:
         The main path, and the side path if there is one.
     times_ms
         Typical T(1), T(2), ... of each path up to its largest batch, ms.
-    policy
-        Policy, as for the simulator.
     clock
         Monotonic seconds.
 
@@ -125,12 +117,6 @@ class Router:
     ----------
     submitted, refused, done, failed, cancelled
         Requests so far; submitted = done + failed + cancelled + those that wait or run.
-    listeners
-        Called with each request that ended with an output or an error.
-    arrival_listeners
-        Called with each request that is taken, in its sender's context.
-    batch_listeners
-        Called with each batch that ended: path, size, begin and end (ms, router's clock), whether it ran to its end.
 
     Raises
     ------
@@ -150,8 +136,9 @@ class Router:
         self.options = options
         self.paths = [LivePath(each, np.empty(0), options.timeout_ms) for each in executors]
         self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
-        self.listeners: list[Callable[[Request], None]] = []
-        self.arrival_listeners: list[Callable[[Request], None]] = []
+        self.listeners: list[Callable[[Request], None]] = []  # of requests that ended with an output or an error
+        self.arrival_listeners: list[Callable[[Request], None]] = []  # of requests taken, in their senders' contexts
+        # Of batches that ended: path, size, begin and end (ms, router's clock), whether it ran to its end.
         self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
         self._queue = RequestQueue(options.deadlines_ms, policy.order.ageing_ms)
         self._places = max(executor.servers for executor in executors)
@@ -160,7 +147,7 @@ class Router:
         self._clock = clock
         self._is_open = self._is_draining = False
         self._ask_at = 1  # waiting requests from which on the policy is asked
-        self._wake = _Timer(lambda _: self._dispatch(self._now_ms()))
+        self._wake = _Timer(lambda: self._dispatch(self._now_ms()))
         self._watch = _Timer(self._find_late)  # for all batches: one timer each would cost more than a hand-over
         self._running: set[_Batch] = set()
         self._idle = asyncio.Event()
@@ -283,10 +270,7 @@ class Router:
     async def drain(self, within_s: float = math.inf) -> bool:
         """Take no more requests, and serve those that wait without waiting for fuller batches.
 
-        Returns
-        -------
-        bool
-            Whether all ended in time; those that did not are ended with Closed.
+        Returns whether all ended in time; those that did not are ended with Closed.
         """
         self._is_open, self._is_draining = False, True
         self._dispatch(self._now_ms())
@@ -409,7 +393,8 @@ class Router:
         if batch.late_s < self._watch.at_s:
             self._watch.set(batch.late_s)
 
-    def _find_late(self, moment_s: float) -> None:
+    def _find_late(self) -> None:
+        moment_s = self._watch.at_s
         for batch in [each for each in self._running if each.late_s <= moment_s]:
             if not batch.work.done():
                 batch.work.cancel()

@@ -64,52 +64,33 @@ class Exchange:
     whole: bool = False  # all of the reply was passed on
     path: str = ""  # name of the engine
     first_byte_s: float = 0.0  # until the first byte of the reply's body, 0 before
-    _has_left: bool = False
-    _is_sending: bool = False
-    _limit: asyncio.Timeout | None = field(default=None, repr=False)
+    has_left: bool = False  # the caller
+    is_sending: bool = False  # a piece that the caller does not take yet
+    work: "asyncio.Task[Any] | None" = field(default=None, repr=False)
 
     def leave(self) -> None:
         """Note that the caller is gone, and stop the engine."""
-        self._expire_in(0.0)
-        self._has_left = True
+        self.has_left = True
+        if self.work is not None:
+            self.work.cancel()
 
     async def begin(self, status: int, headers: Headers) -> None:
         """Send the head of the reply. Raises Abandoned if the caller is gone."""
         self.reply = web.StreamResponse(status=status, headers=CIMultiDict(headers))
         await self._write(self.reply.prepare(self.request))
 
-    async def send(self, piece: bytes, within_s: float) -> None:
-        """Send a piece of the reply. `within_s` limits that, and then the wait for the next piece."""
+    async def send(self, piece: bytes) -> None:
+        """Send a piece of the reply. Raises Abandoned if the caller is gone."""
         assert self.reply is not None
-        self._expire_in(within_s)
-        self._is_sending = True
+        self.is_sending = True
         await self._write(self.reply.write(piece))
-        self._is_sending = False
-        self._expire_in(within_s)
+        self.is_sending = False
 
     async def _write(self, writing: Awaitable[Any]) -> None:
         try:
             await writing
         except (ConnectionError, aiohttp.ClientError) as error:
             raise Abandoned("the caller left", remedy="Nothing: the engine was told to stop.") from error
-
-    @property
-    def is_deserted(self) -> bool:
-        """Return whether the caller left, or takes nothing."""
-        return self._has_left or self._is_sending
-
-    @asynccontextmanager
-    async def limit(self, seconds: float) -> AsyncIterator[None]:
-        """Raise TimeoutError after so long, or as soon as the caller leaves."""
-        try:
-            async with asyncio.timeout(0.0 if self._has_left else seconds) as self._limit:
-                yield
-        finally:
-            self._limit = None
-
-    def _expire_in(self, seconds: float) -> None:
-        if self._limit is not None and not self._has_left:
-            self._limit.reschedule(asyncio.get_running_loop().time() + seconds)
 
 
 def forwarded_headers(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -178,15 +159,18 @@ class HttpExecutor(Executor):
         Raises ExecutorFailed if the engine failed, Abandoned if the caller left or the request could not be sent.
         """
         exchange: Exchange = inputs[0]
-        exchange.path = self.name
-        began = asyncio.get_running_loop().time()
+        loop, exchange.path, exchange.work = asyncio.get_running_loop(), self.name, asyncio.current_task()
+        began = loop.time()
+        if exchange.has_left:
+            raise self._too_late(exchange, 0.0)
         try:
-            async with exchange.limit(self.timeouts.first_byte_s):
-                await self._exchange(exchange, began)
+            await self._exchange(exchange, began)
         except aiohttp.ClientError as error:
             raise self._failure(error, "its reply broke off" if exchange.reply is not None else "not served") from error
-        except TimeoutError as error:
-            raise self._too_late(exchange, asyncio.get_running_loop().time() - began) from error
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if not exchange.has_left and isinstance(error, asyncio.CancelledError):  # by the router
+                raise
+            raise self._too_late(exchange, loop.time() - began) from error
         if exchange.reply is not None and exchange.reply.status in BROKEN:
             raise ExecutorFailed(
                 f"it answered {exchange.reply.status}", where=self.name, remedy="Its answer was passed on; see its log."
@@ -232,15 +216,21 @@ class HttpExecutor(Executor):
             await self._exchange_on(fresh, exchange, began)
 
     async def _exchange_on(self, session: aiohttp.ClientSession, exchange: Exchange, began: float) -> None:
-        async with self._request(session, "POST", exchange.target, exchange.headers, exchange.body) as answer:
+        now, request = (
+            asyncio.get_running_loop().time,
+            self._request(session, "POST", exchange.target, exchange.headers, exchange.body),
+        )
+        async with asyncio.timeout_at(began + self.timeouts.first_byte_s) as limit, request as answer:
             if answer.status in UNAVAILABLE and not exchange.final:
                 raise self._lost(f"not served: it answered {answer.status}")
             headers = forwarded_headers(answer.headers.items(), {SERVED_BY})
             await exchange.begin(answer.status, [*headers, (SERVED_BY, self.name)])
             piece = await answer.content.readany()
-            exchange.first_byte_s = asyncio.get_running_loop().time() - began
+            exchange.first_byte_s = now() - began
             while piece:
-                await exchange.send(piece, self.timeouts.between_s)
+                limit.reschedule(now() + self.timeouts.between_s)
+                await exchange.send(piece)
+                limit.reschedule(now() + self.timeouts.between_s)
                 piece = await answer.content.readany()
         exchange.whole = True
 
@@ -299,7 +289,7 @@ class HttpExecutor(Executor):
     def _too_late(self, exchange: Exchange, waited_s: float) -> ExecutorFailed:
         """Return the error to raise if the caller left or takes nothing, or the engine hangs."""
         is_hung = not exchange.first_byte_s and waited_s >= self._overdue_s
-        if exchange.is_deserted and not is_hung:
+        if (exchange.has_left or exchange.is_sending) and not is_hung:
             return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was told to stop.")
         return ExecutorTimedOut(
             f"nothing came for {min(waited_s, self.timeouts.first_byte_s):,.0f} s",
