@@ -16,13 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import sleep
-from typing import Any
 
 import pytest
 
 import latfit.api as api
 from latfit.cli.app import run
-from latfit.errors import HardwareMissing, Interrupted, TargetNotWritable, WrongUsage
+from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from tests.unit.live.front.engine import SSE, Answer, StandInEngine, streamed, whole
 from tests.unit.live.front.running import PROMPT
 
@@ -238,12 +237,6 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
 def test_what_cannot_work_is_said_at_once(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--port", "0", *arguments]) in (2, 7)
     assert says in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(("engines", "port"), [({}, 0), ("http://127.0.0.1:9", 65_536)])
-def test_no_engine_and_no_such_port_are_told_in_the_library_too(engines: Any, port: int) -> None:
-    with pytest.raises((WrongUsage, TargetNotWritable)):
-        api.serve(engines, port=port)
 
 
 @pytest.mark.parametrize("package", ["aiohttp", pytest.param("prometheus_client", marks=pytest.mark.nightly)])

@@ -122,12 +122,6 @@ class TestRouter:
         assert triton.batches == [("gpu", [1.0]), ("gpu", [2.0, 3.0, 4.0])]
         assert [each["OUTPUT"].tolist() for each in answers] == [[[10.0]], [[20.0]], [[30.0]], [[40.0]]]
 
-    def test_batches_are_no_larger_than_planned(self, router: Any) -> None:
-        router.T_CUT_S, router.MAX_BATCH = 60.0, 2
-        triton = Triton(gpu_s=0.02, cpu_s=0.0)
-        asyncio.run(sent(router, triton, [1.0, 2.0, 3.0, 4.0]))
-        assert [len(rows) for _, rows in triton.batches] == [1, 2, 1]
-
     def test_who_has_waited_goes_to_the_cpu(self, router: Any) -> None:
         assert pytest.approx(0.0078, abs=1e-4) == router.T_CUT_S
         triton = Triton(gpu_s=0.5, cpu_s=0.0)

@@ -117,12 +117,6 @@ def test_arrays_by_name_go_in_and_come_out_by_name() -> None:
     assert (second["sum"].tolist(), second["rank"]) == ([12, 14], 5)
 
 
-def test_all_rows_may_be_wrong_and_the_engine_is_spared() -> None:
-    run = ByRows(lambda arrays: arrays)
-    run([np.ones(2)])
-    assert [type(each) for each in run([np.ones(3), np.ones(4)])] == [ValueError] * 2
-
-
 def test_a_first_batch_that_fails_sets_no_shape() -> None:
     def compute(arrays: Any) -> Any:
         return {"": arrays[""] @ W}
@@ -206,27 +200,3 @@ def test_what_torch_raises_is_told_by_its_name() -> None:
     linear = torch.nn.Linear(4, 2)
     with pytest.raises(ExecutorFailed, match="RuntimeError: mat1 and mat2"):
         asyncio.run(served(ThreadExecutor("cpu", torch_run(linear), LARGEST), list(ROWS[:2])))
-
-
-@needs_openvino
-@needs_torch
-def test_executors_serve_openvino_and_torch(in_tmp: Path) -> None:
-    import openvino as ov
-    import torch
-
-    ov.save_model(in_openvino(), in_tmp / "model.xml", compress_to_fp16=False)
-    tried: list[tuple[ThreadExecutor | ProcessExecutor, int, int]] = [
-        (ThreadExecutor("cpu", openvino_run("model.xml", threads=2), largest=8, buckets=(1, 4, 8)), 6, 3),
-        (ProcessExecutor("cpu", partial(openvino_run, "model.xml", threads=1), 8, buckets=(1, 4, 8)), 6, 3),
-        (ThreadExecutor("gpu", torch_run(torch.nn.Linear(16, 4)), largest=32, buckets=(1, 8, 32)), 16, 4),
-    ]
-    for executor, width, outputs in tried:
-        found = asyncio.run(one_batch(executor, [np.ones(width, np.float32)] * 3))
-        assert [each.shape[0] for each in found] == [outputs] * 3
-
-
-async def one_batch(executor: ThreadExecutor | ProcessExecutor, rows: list[Any]) -> Sequence[Any]:
-    await executor.start()
-    outputs = await executor.execute(rows)
-    await executor.close()
-    return outputs

@@ -24,8 +24,8 @@ from latfit.live import (
     Router,
     RouterOptions,
 )
-from latfit.policies import DispatchTable, Limits, Policy, cutoff
-from latfit.policies.policy import fixed, gpu_only, optimal
+from latfit.policies import Limits, Policy, cutoff
+from latfit.policies.policy import fixed, gpu_only
 from latfit.stats import FloatArray
 from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
 
@@ -280,34 +280,6 @@ async def test_who_gives_up_leaves_the_queue() -> None:
         assert router.waiting == 0
     assert router.cancelled == 11
     assert [each for batch in executor.batches[1:] for each in batch] == list(range(1, 20, 2))
-
-
-async def test_a_policy_is_asked_of_the_queue_that_is_left() -> None:
-    """A table that serves one or two but waits with three for a fourth: when one of three gives up, two are served."""
-    executor = ExactExecutor("gpu", TIMES)
-    rule = optimal(DispatchTable((0, 0, 2, 0, 4), rate=0.1, max_batch=8), Limits(8))
-    async with told([executor], rule) as (router, _):
-        running = [asyncio.ensure_future(router.submit(i)) for i in range(2)]
-        await asyncio.sleep(0.001)
-        waiting = [asyncio.ensure_future(router.submit(i)) for i in range(2, 5)]
-        await asyncio.sleep(0.1)
-        assert len(executor.batches) == 1
-        waiting[0].cancel()
-        assert await asyncio.wait_for(waiting[2], 0.1) == 4
-        await asyncio.gather(*running, *waiting, return_exceptions=True)
-    assert executor.batches == [[0, 1], [3, 4]]
-
-
-async def test_who_gives_up_while_sent_to_the_side_path_leaves_it() -> None:
-    main, side = FaultyExecutor(lambda k: 150.0), ExactExecutor("amx", SIDE_TIMES)
-    async with told([main, side], both(), timeout_ms=1000.0) as (router, _):
-        tasks = [asyncio.ensure_future(router.submit(i)) for i in range(30)]
-        await asyncio.sleep(0.012)  # 8 run, 4 on the side path, the others wait for it
-        for task in tasks[-10:]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert router.cancelled == 10
-    assert sorted(each for batch in main.batches + side.batches for each in batch) == list(range(20))
 
 
 async def test_draining_serves_who_waits_and_takes_no_more() -> None:

@@ -14,13 +14,12 @@ import pytest
 from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
-from latfit.live import Compared, Driven, ThreadExecutor, compare_run, draw_speeds, drive, probe, speed_levels
+from latfit.live import Compared, ThreadExecutor, draw_speeds, drive, probe, speed_levels
 from latfit.live.replay import MAX_OTHERS, MIN_ROUNDS, Batches, choose_sizes
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
-from latfit.simulation import Options, System, linear_path, measured_result, measured_run, simulate
+from latfit.simulation import System, linear_path, measured_result, measured_run
 from latfit.stats import FloatArray
-from latfit.workload import RecordedLoad, make_requests
 
 
 def planted(measured: float, predicted: float, spread: float, others: float = 0.0) -> Compared:
@@ -75,40 +74,6 @@ def test_statistics_of_a_run_by_hand() -> None:
     result = measured_result(gpu_only(Limits(4)), system, found)
     assert result.share == {"gpu": 0.75, "cpu": 0.25}
     assert result.summaries[0].whole[0] == pytest.approx(8.5)
-
-
-def test_measured_and_simulated_numbers_of_one_run_are_the_same() -> None:
-    """A simulated run, handed over as if it had been measured."""
-    system = System(linear_path("gpu", 4.0, 0.3, 16))
-    policy = gpu_only(Limits(16))
-    arrive = np.cumsum(np.random.default_rng(0).exponential(1.0, 4000))
-    load = RecordedLoad(make_requests(arrive))
-    predicted = simulate(policy, system, load, Options(replications=1, warmup=0.0))
-    ended = served_in_order(arrive, system)
-    result = measured_result(policy, system, measured_run(ended, system))
-    path = (ended["batch"].astype(float), system.main.typical_ms[ended["batch"]])
-    found = compare_run(Driven(result, 0.0, 0.0, 0, [path], np.ones((4, 1))), predicted, 0.5, system, [predicted])
-    for name in ("mean", "p50", "p99"):
-        assert found.measured["latency_ms"][name] == pytest.approx(found.predicted["latency_ms"][name], rel=1e-9)
-    assert found.measured["throughput_per_s"] == pytest.approx(found.predicted["throughput_per_s"], rel=0.01)
-    assert found.measured["utilisation"]["gpu"] == pytest.approx(found.predicted["utilisation"]["gpu"], rel=0.01)
-    assert found.agrees
-
-
-def served_in_order(arrive: FloatArray, system: System) -> dict[str, FloatArray]:
-    """Greedy batches of one server, by a plain loop."""
-    T, free, i = system.main.typical_ms, 0.0, 0
-    columns: dict[str, list[float]] = {name: [] for name in ("response_ms", "started_ms", "path", "batch")}
-    while i < len(arrive):
-        starts = max(free, arrive[i])
-        take = min(int(np.searchsorted(arrive, starts, side="right")) - i, system.main.largest)
-        free = starts + T[take]
-        for k in range(i, i + take):
-            for name, value in zip(columns, (free - arrive[k], starts, 0, take), strict=True):
-                columns[name].append(value)
-        i += take
-    found = {name: np.array(column) for name, column in columns.items()}
-    return {"arrive_ms": arrive, **found, "batch": found["batch"].astype(int)}
 
 
 def test_every_request_of_a_drive_is_counted() -> None:
@@ -174,14 +139,6 @@ def test_a_promise_below_what_was_surely_measured_is_broken() -> None:
     assert not broken.promise_kept
     assert not broken.agrees
     assert "promises a p99 of 94 ms at most; broken (100 ms)" in broken.notes[0]
-
-
-def test_what_took_longer_is_told_where_a_run_differs() -> None:
-    run = replace(planted(100.0, 130.0, 1.0), slower={"gpu": 0.8, "cpu": 1.25})
-    (note,) = run.notes
-    assert "took 0.80 times as long on gpu and 1.25 times as long on cpu as predicted" in note
-    (note,) = replace(run, at_own_speed_ms={"mean": 98.0, "p99": 101.0}).notes
-    assert note.endswith("At that speed the prediction is mean 98 ms and p99 101 ms.")
 
 
 def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:

@@ -200,9 +200,3 @@ def test_what_cannot_start_says_why(
 ) -> None:
     with pytest.raises(kind, match=says):
         asyncio.run(executor(**{"address": server.address, **given}).start())
-
-
-async def test_a_router_serves_through_a_triton_model(server: DoublingServer) -> None:
-    gpu = TritonExecutor("gpu", TritonModel(server.address, "double"), largest=8, buckets=(1, 8))
-    async with router(gpu, example=np.ones(4)) as live:
-        assert (await live.submit(np.ones(4))).tolist() == [2.0] * 4

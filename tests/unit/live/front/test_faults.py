@@ -8,14 +8,13 @@ import sys
 import time
 from contextlib import suppress
 
-import numpy as np
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from yarl import URL
 
 from latfit.live import Exchange, Front, FrontServer, HttpExecutor, HttpTimeouts, Router, RouterOptions
 from latfit.live.front.exchange import RequestInvalid
-from latfit.live.path import COOL_DOWN_MS, LivePath
+from latfit.live.path import COOL_DOWN_MS
 from latfit.policies import Limits, cutoff
 from tests.unit.live.front.engine import SSE, Answer, Asked, chunk, dies, engine, hangs, head, streamed, whole
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
@@ -289,14 +288,6 @@ async def test_an_engine_that_is_gone_is_told_and_where_all_are_nobody_waits_lon
         assert (await say(server, request(b"", "/health", "GET"))).status == 503
 
 
-async def test_an_engine_that_comes_back_is_served_again() -> None:
-    async with engine(whole(b"{}")) as gpu, running([gpu], patience_ms=3000.0) as server:
-        await gpu.stop()
-        assert (await say(server, HELLO)).status == 502
-        await gpu.start(gpu.port)
-        assert (await say(server, HELLO)).status == 200
-
-
 async def test_an_engine_that_is_not_ready_gets_no_request_when_its_rest_is_over() -> None:
     """One that takes connections and says that it is not ready gets no request, and its callers another engine."""
     passed_s = 0.0
@@ -335,19 +326,6 @@ async def test_an_engine_that_dies_or_comes_back_while_nobody_asks_is_noticed() 
         await until(lambda: server.front.router.up()["gpu"])
         assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
         assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
-
-
-def test_one_missed_probe_is_not_the_end_and_what_was_lost_needs_an_answer() -> None:
-    path = LivePath(HttpExecutor("gpu", "http://localhost:1"), np.array([0.0, 50.0]), None)
-    for answered, is_up in zip("nynynn", (False, True, True, True, True, False), strict=True):
-        path.record_probe(answered == "y")
-        assert path.up(0.0) is is_up
-    path.record_success()
-    assert path.up(0.0)
-    path.record_failure(0.0, is_lost=True)
-    assert not path.up(1e9)
-    path.record_probe(True)
-    assert [path.up(now) for now in (0.0, COOL_DOWN_MS)] == [False, True]
 
 
 async def test_it_listens_once_it_is_ready_and_knows_by_then_which_engines_are_up() -> None:
@@ -422,12 +400,6 @@ async def test_errors_of_an_engine_are_passed_on_and_three_of_its_own_close_the_
         assert server.front.router.up() == {"gpu": False}
 
 
-async def test_a_lone_engine_that_takes_nothing_says_so_itself() -> None:
-    async with engine(whole(b"later", "429 Many", "Retry-After: 7")) as gpu, running([gpu]) as server:
-        reply = await say(server, HELLO)
-        assert (reply.status, reply.header("retry-after"), reply.body) == (429, "7", b"later")
-
-
 async def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
     async with engine(streamed(SSE, 0.1)) as gpu, running([gpu], slots=1) as server:
         serving = asyncio.ensure_future(server.run())
@@ -451,21 +423,6 @@ async def test_where_nothing_may_go_on_only_what_ran_is_cut_off(busy: bool) -> N
         server.stop()
         assert await serving is not busy
         assert [(await each).status for each in taken] == [503] * len(taken)
-
-
-async def test_who_is_told_twice_to_stop_stops_at_once() -> None:
-    async with engine(streamed(SSE * 100, 0.1)) as gpu, running([gpu], slots=1) as server:
-        serving = asyncio.ensure_future(server.run())
-        taken, waits = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
-        await until(lambda: server.front.router.waiting == 1)
-        await asyncio.sleep(0.15)
-        server.stop()
-        server.stop()
-        assert not await serving
-        with pytest.raises(ValueError, match="cut off"):
-            _ = (await taken).body
-        assert (await waits).status == 503
-        await until(lambda: gpu.asked[0].closed.is_set())
 
 
 TRACING = (
