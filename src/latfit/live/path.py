@@ -9,7 +9,6 @@ answered or a batch succeeds.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import numpy as np
 
@@ -23,17 +22,11 @@ MIN_REMAINING_MS = 1e-3  # a busy server is never expected sooner than this
 TIMEOUT_FACTOR, MIN_TIMEOUT_MS = 20.0, 1000.0  # a batch may take so many times T(b), and this long at least
 
 
-class ServerState(Enum):
-    IDLE = auto()
-    BUSY = auto()
-    LOST = auto()  # until its executor has recovered
-
-
 @dataclass(slots=True, eq=False)
 class Server:
-    """A server of a path, and when it is, or was, expected to be free."""
+    """A server of a path, and when it is, or was, expected to be free: infinite until a lost one has recovered."""
 
-    state: ServerState = ServerState.IDLE
+    is_busy: bool = False
     free_ms: float = -math.inf
 
 
@@ -44,7 +37,6 @@ class LivePath:
         self.executor, self.name, self.times_ms = executor, executor.name, times_ms
         self._timeout_ms = timeout_ms
         self._servers = [Server() for _ in range(executor.servers)]
-        self._lost = 0  # servers
         self._failures = self._openings = 0  # in a row
         self._open_until = -math.inf
         self._is_tried = False  # by one batch, after a cool-down
@@ -62,7 +54,7 @@ class LivePath:
         """Return whether a batch may be sent, now or when a server is free."""
         if now < self._open_until or self._is_tried or self._misses >= MAX_MISSES:
             return False
-        return self._lost < len(self._servers)
+        return any(server.free_ms < math.inf for server in self._servers)
 
     @property
     def opens_again_ms(self) -> float:
@@ -72,7 +64,7 @@ class LivePath:
     @property
     def idle(self) -> bool:
         """Return whether a server can begin a batch."""
-        return any(each.state is ServerState.IDLE for each in self._servers)
+        return not all(server.is_busy for server in self._servers)
 
     def write_free_ms(self, view: FloatArray, first: int, now: float) -> None:
         """Write when each server is expected to be free into `view` from `first` on.
@@ -81,29 +73,21 @@ class LivePath:
         """
         for place, server in enumerate(self._servers, first):
             free = server.free_ms
-            if server.state is ServerState.LOST:
-                free = math.inf
-            elif free <= now and server.state is ServerState.BUSY:
+            if server.is_busy and free <= now:
                 free = max(2 * now - free, now + MIN_REMAINING_MS)
             view[place] = free
 
     def occupy(self, now: float, batch: int) -> Server:
         """Begin a batch on the server that has been idle longest."""
-        idle = (each for each in self._servers if each.state is ServerState.IDLE)
+        idle = (server for server in self._servers if not server.is_busy)
         server = self._servers[0] if len(self._servers) == 1 else min(idle, key=lambda each: each.free_ms)
-        server.state, server.free_ms = ServerState.BUSY, now + float(self.times_ms[batch])
+        server.is_busy, server.free_ms = True, now + float(self.times_ms[batch])
         self._is_tried = self._openings > 0
         self.batches += 1
         return server
 
-    def lose(self, server: Server) -> None:
-        """Take a server out until its executor has recovered."""
-        server.state = ServerState.LOST
-        self._lost += 1
-
     def release(self, server: Server, now: float) -> None:
-        self._lost -= server.state is ServerState.LOST
-        server.state, server.free_ms = ServerState.IDLE, now
+        server.is_busy, server.free_ms = False, now
 
     def record_probe(self, answered: bool) -> None:
         self._misses = 0 if answered else self._misses + 1

@@ -444,7 +444,7 @@ class Router:
         _call(self.batch_listeners, path, len(batch.requests), batch.began_ms, now, error is None)
         if is_lost:
             batch.late_s = math.inf  # a recovery may take as long as it takes
-            path.lose(batch.server)
+            batch.server.free_ms = math.inf  # until its executor has recovered
             batch.work = asyncio.ensure_future(self._recover(batch, batch.work))
             self._dispatch(now)  # the other path goes on meanwhile
         else:
