@@ -54,7 +54,7 @@ def record(request: RecordRequest, output: OutputOptions) -> None:
             "interrupted while fitting", remedy=f"{kept} latfit fit {shlex.quote(str(found.out))} fits it."
         ) from None
     print_answer(fitted, output)
-    fit_file = "" if fitted.fit is None else f", {fitted.file}"
+    fit_file = "" if fitted.fit is None else f", {fitted.fit_file}"
     note(f"Wrote {found.out}{fit_file} and both texts of /metrics.", quiet=output.silent)
     if not output.json and fitted.next:
         echo("Next:")

@@ -65,7 +65,7 @@ def found(engine: Served, tmp_path_factory: pytest.TempPathFactory) -> RecordedF
 
 def test_the_simulated_load_has_the_times_that_the_server_counted(found: RecordedFit) -> None:
     """With the planted model within 4 %; one that is chosen goes beyond the windows, whose quiet ones are not used."""
-    line = validate(fit(found.recorded.out, model="linear"), found.recorded.out, service="deterministic")
+    line = validate(fit(found.out, model="linear"), found.out, service="deterministic")
     assert [each.error_pct for each in line.result.clocks] == pytest.approx([0, 0, 0], abs=4)
     assert not line.result.settings.padded_graphs  # the steps were measured as they are served
     assert found.validation is not None
@@ -81,7 +81,7 @@ def test_windows_show_the_speed_of_the_machine(found: RecordedFit) -> None:
     S = B + np.where(rng.random(400) < 0.3, rng.integers(20, 200, 400), 0)
     T = (6 + 0.3 * B + 0.02 * S) / 1.5 * rng.lognormal(0, 0.01, 400)
     faster = fit(pd.DataFrame({"B": B, "S": S, "T_ms": T}), model="linear")
-    compared = validate(faster, found.recorded.out, synchronous=True, service="deterministic")
+    compared = validate(faster, found.out, synchronous=True, service="deterministic")
     speed = compared.run_speed
     assert speed is not None
     assert speed.whole.factor == pytest.approx(1.5, rel=0.03)
@@ -101,7 +101,7 @@ def test_the_limit_that_requests_waited_for_is_seen(tmp_path: Path) -> None:
 
 
 def test_as_many_come_as_came_and_when_they_did(found: RecordedFit, engine: Served) -> None:
-    out = found.recorded.out
+    out = found.out
     before, after = (out.with_name(f"t.metrics-{name}.txt") for name in ("before", "after"))
     load = watched(read_parquet(out), before, after, "it")
     assert load.watched_ms is not None
@@ -120,7 +120,7 @@ def test_as_many_come_as_came_and_when_they_did(found: RecordedFit, engine: Serv
 def test_a_plan_for_the_load_that_was_seen_is_next(found: RecordedFit, engine: Served) -> None:
     seen = (engine.last > BEGIN_S) & (engine.last <= END_S)
     lengths = f"--lengths {round(engine.prompt[seen].mean())}:{round(engine.output[seen].mean())}"
-    assert found.next[0].startswith(f"latfit plan --fit {found.file} --rate 12")
+    assert found.next[0].startswith(f"latfit plan --fit {found.fit_file} --rate 12")
     assert lengths in found.next[0]
     assert found.summary().startswith(found.verdict)
 

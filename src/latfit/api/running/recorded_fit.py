@@ -2,11 +2,10 @@
 
 import math
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.answer import Answer, State
+from latfit.api.answer import State
 from latfit.api.engines import ASSUMED
 from latfit.api.fits import Fit, fit
 from latfit.api.running.recording import Recorded
@@ -30,30 +29,24 @@ DECIDING = ("no_better_than_constant", "large_error", "drift")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class RecordedFit(Answer):
+class RecordedFit(Recorded):
     """A recording with its fit, and the load that was seen simulated with it beside the server's own histograms.
 
     not_fitted, not_validated: why there is none, empty where there is.  seen: from the first text of `/metrics` to the
     last.
     """
 
-    recorded: Recorded
-    seen: Interval
+    seen: Interval = field(kw_only=True)
     fit: Fit | None = None
     not_fitted: str = ""
     validation: Validation | None = None
     not_validated: str = ""
 
     @property
-    def file(self) -> Path:
-        """Where the fit is."""
-        return self.recorded.fit_file
-
-    @property
     def state(self) -> State:
         """That of the recording, in doubt without a fit that may be used."""
-        fitted = self.fit is not None and self.fit.kept_out() is None
-        return self.recorded.state if fitted or self.recorded.state == "bad" else "doubt"
+        is_usable = self.fit is not None and self.fit.kept_out() is None
+        return super().state if is_usable or not len(self.busy) else "doubt"
 
     @property
     def lines(self) -> list[str]:
@@ -71,7 +64,7 @@ class RecordedFit(Answer):
     @property
     def messages(self) -> list[Message]:
         """Of the windows, then whether the fit is one to use, then what the simulation is biased by."""
-        found = list(self.recorded.messages)
+        found = super().messages
         if self.fit is not None and (kept_out := self.fit.kept_out()) is not None:
             found.append(kept_out)
         found += [each for each in (self.fit.warnings if self.fit else ()) if each.code in DECIDING]
@@ -83,9 +76,9 @@ class RecordedFit(Answer):
         without tokens a plan of batches, by the machine's profile."""
         if self.fit is None:
             return []
-        fit, trace = shlex.quote(str(self.file)), shlex.quote(str(self.recorded.out))
+        fit, trace = shlex.quote(str(self.fit_file)), shlex.quote(str(self.out))
         if self.seen.of_executions:
-            path = "" if "path" in self.recorded.trace else " --path gpu"
+            path = "" if "path" in self.trace else " --path gpu"
             return [f"latfit fit {trace}{path}", "latfit plan --sla 20ms"]
         ends = (self.seen.mean("prompt_lengths"), self.seen.mean("output_lengths"))
         rate = self.seen.arrived / self.seen.seconds
@@ -96,7 +89,7 @@ class RecordedFit(Answer):
         tpot = _limit(self.seen.histogram("tpot") or self.seen.histogram("itl"), "50ms")
         found = [
             f"latfit plan --fit {fit} {load} --ttft {ttft} --tpot {tpot}",
-            f"latfit doctor {shlex.quote(self.recorded.server)} --fit {fit}",
+            f"latfit doctor {shlex.quote(self.server)} --fit {fit}",
         ]
         setup = None if self.validation is None else self.validation.setup
         if setup is not None:
@@ -110,19 +103,14 @@ class RecordedFit(Answer):
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit record --json`: fit and validation are those of these commands."""
-        return self.recorded.to_json() | {
-            "fit_file": None if self.fit is None else str(self.file),
+        return super().to_json() | {
+            "fit_file": None if self.fit is None else str(self.fit_file),
             "fit": None if self.fit is None else self.fit.to_json(),
             "not_fitted": self.not_fitted or None,
             "validation": None if self.validation is None else self.validation.to_json(),
             "not_validated": self.not_validated or None,
-            "warnings": [each.to_json() for each in self.messages],
             "next": self.next,
         }
-
-    @property
-    def verdict(self) -> str:
-        return self.recorded.verdict
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
         return [] if self.validation is None else self.validation.tables(brief=True)
@@ -146,20 +134,20 @@ def fit_recording(recorded: Recorded) -> RecordedFit:
     begin_s, end_s = recorded.trace.provenance["texts_at_s"]
     watched_s = max(float(end_s) - float(begin_s), 1e-3)
     seen = Interval(read_state(open_source(before)), read_state(open_source(after)), watched_s)
+    about: dict[str, Any] = {each.name: getattr(recorded, each.name) for each in fields(recorded)} | {"seen": seen}
     try:
-        found = fit(recorded.out)
+        about["fit"] = fit(recorded.out)
     except LatfitError as error:
         recorded.fit_file.unlink(missing_ok=True)
-        return RecordedFit(recorded, seen, not_fitted=f"Not fitted: {_told(error)}", not_validated="There is no fit.")
-    found.save(recorded.fit_file)
+        return RecordedFit(**about, not_fitted=f"Not fitted: {_told(error)}", not_validated="There is no fit.")
+    about["fit"].save(recorded.fit_file)
     if seen.finished < FEWEST_ENDED:
         ended = f"{number(max(seen.finished, 0.0))} requests ended in this time"
-        return RecordedFit(recorded, seen, found, not_validated=_not_compared(f"{ended}. Record for longer."))
+        return RecordedFit(**about, not_validated=_not_compared(f"{ended}. Record for longer."))
     try:
-        compared = validate(recorded.fit_file, recorded.out)
+        return RecordedFit(**about, validation=validate(recorded.fit_file, recorded.out))
     except LatfitError as error:
-        return RecordedFit(recorded, seen, found, not_validated=_not_compared(_told(error)))
-    return RecordedFit(recorded, seen, found, validation=compared)
+        return RecordedFit(**about, not_validated=_not_compared(_told(error)))
 
 
 def _not_compared(why: str) -> str:
