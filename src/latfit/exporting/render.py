@@ -53,9 +53,10 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (comment, cron, flag_words, not_set, proto, repr, shlex.quote, yaml_value, yaml_argument, yaml_flag)
+    filters = (comment, cron, flag_words, not_set, proto, yaml_value, yaml_argument, yaml_flag)
     environment.filters |= {each.__name__: each for each in filters}
     environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": lambda value: number(value, 3)}
+    environment.filters |= {"quote": shlex.quote, "repr": repr}
     return environment
 
 

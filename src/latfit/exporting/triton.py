@@ -83,7 +83,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
         add(plan.engines_path, batcher, "the plan is of steps: no rate, so no delay")
         return Exported("triton", facts.name, files, values)
     paths = [folder_name(_path_of(plan, label)) for label in chosen.paths]
-    router = None
+    router: dict[str, Any] | None = None
     if chosen.T_cut_ms is not None:
         behind = f"behind router.py, which holds the queue; T_cut {format_ms(chosen.T_cut_ms)}"
         greedy = Batcher(batcher.max_batch_size, 0, batcher.preferred_batch_size)

@@ -50,10 +50,9 @@ class RowStack:
             if array.shape[:1] != (count,):
                 raise ValueError(f"output {name or 0} has shape {array.shape} for {count} requests")
         self._kinds = {name: (array.shape[1:], array.dtype) for name, array in stacked.items()}
-        alone = next(iter(outputs.values())) if len(outputs) == 1 else None
-        rows = (
-            alone if alone is not None else [{name: array[k] for name, array in outputs.items()} for k in range(count)]
-        )
+        rows: Any = [{name: array[k] for name, array in outputs.items()} for k in range(count)]
+        if len(outputs) == 1:
+            (rows,) = outputs.values()
         return [row if error is None else error for row, error in zip(rows, errors, strict=True)]
 
     def _mismatch(self, row: Mapping[str, Array]) -> ValueError | None:

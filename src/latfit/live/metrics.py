@@ -5,7 +5,7 @@ Counters and gauges are read when a registry asks for them.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from latfit.live.router import Router
 from latfit.live.waiting import Request
@@ -76,7 +76,8 @@ class LearnerMetrics:
     def collect(self) -> Iterator["Metric"]:
         """Yield the current metrics."""
         learner = self._learner
-        in_use, measured, low, high = {}, {}, {}, {}
+        in_use: dict[str, float] = {}
+        measured, low, high = in_use.copy(), in_use.copy(), in_use.copy()
         for name, times in learner.times.items():
             median, half_width = times.estimate()
             in_use[name], measured[name] = math.exp(times.ln_factor), math.exp(median)
@@ -110,7 +111,7 @@ def _families(rows: Iterable[Row], label: str = "path") -> Iterator["Metric"]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for name, what, value in rows:
-        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        kind: Any = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
         family = kind(f"latfit_{name}", what, labels=[label] if isinstance(value, Mapping) else [])
         for key, each in value.items() if isinstance(value, Mapping) else [(None, value)]:
             family.add_metric([] if key is None else [key], float(each))

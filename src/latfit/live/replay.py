@@ -252,7 +252,7 @@ def compare_run(
         driven.others,
         driven.late_ms,
         driven.failed,
-        dict(zip(names, map(tuple, before_and_after), strict=True)),
+        {name: (before, after) for name, (before, after) in zip(names, before_and_after, strict=True)},
         _slowdown(driven.batches, at_speed(system, driven.speed)),
         lowest_p99_ms=float(result.latency["p99"].low),
     )
@@ -315,7 +315,9 @@ async def drive(
     ended: list[Request] = []
     router.listeners.append(ended.append)
     await router.start()
-    loop, tasks, late_s = asyncio.get_running_loop(), [], []
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[Any]] = []
+    late_s: list[float] = []
 
     def submit(moment_s: float) -> None:
         late_s.append(time.monotonic() - moment_s)

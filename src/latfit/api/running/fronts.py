@@ -222,7 +222,8 @@ def _make_policy(name: str, names: list[str], times_ms: Mapping[str, float], set
             where="--times",
             remedy=f"Give it (--times {lacking[0]}=800ms), or --hardware with a fit of that name.",
         )
-    return named_policy(name, 1.0, PathTimes(*(np.array([times_ms.get(each, UNKNOWN_MS)]) for each in names)), settings)
+    main, *side = (np.array([times_ms.get(each, UNKNOWN_MS)]) for each in names)
+    return named_policy(name, 1.0, PathTimes(main, side[0]) if side else PathTimes(main), settings)
 
 
 def _keep(policy: Policy, rate: float, system: System) -> Policy:
