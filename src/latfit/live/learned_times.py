@@ -6,13 +6,10 @@ the shift gives the new factor. Derivation, false alarms and delays: docs/theory
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 
 from latfit.fitting import long_run_variance
-from latfit.live.executor import padded_size
 from latfit.stats import FloatArray
 
 MARGIN = math.log(1.1)  # shift of ln T that the times in use tolerate
@@ -25,7 +22,6 @@ WINDOW = 256  # batches that an estimate uses, at most
 MIN_BATCHES = 30  # and at least
 SETTLED = 200  # batches after which new times are refined once
 MIN_REFINEMENT = 0.03  # change of ln T below which that refinement is not worth a switch
-COLD_BATCHES = 5  # first batches of a path, or after a failure: caches and clocks are cold
 Z99 = 2.576  # standard errors of a two-sided 99 % interval
 
 
@@ -44,16 +40,12 @@ class SignCusum:
 
 
 class LearnedTimes:
-    """Times of one path. buckets: sizes that batches are padded to."""
+    """Times of one path: the planned T(1), T(2), ... (largest,) in ms, times a factor."""
 
-    def __init__(self, planned_ms: FloatArray, buckets: Sequence[int] = ()) -> None:
+    def __init__(self, planned_ms: FloatArray) -> None:
         self.planned_ms = np.asarray(planned_ms, dtype=np.float64)
         self._ln_planned = [0.0, *np.log(self.planned_ms).tolist()]
-        self._shape = [padded_size(b, buckets) for b in range(len(self._ln_planned))]
-        self._shapes_seen: set[int] = set()
-        self._recent: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # ln(T / planned T), end
-        self._cold, self._failed_until = COLD_BATCHES, -math.inf
-        self.batches = self.dropped = 0  # dropped: cold, failed, or beside a failure
+        self._recent: deque[float] = deque(maxlen=WINDOW)  # ln(T / planned T) of batches
         self.adopt(0.0)
 
     def times_ms(self, ln_factor: float) -> FloatArray:
@@ -63,30 +55,20 @@ class LearnedTimes:
     def adopt(self, ln_factor: float) -> None:
         """Use this factor from now on."""
         self.ln_factor, self._age = ln_factor, 0  # ln(T in use / planned T); batches since then
-        self._reset()
+        self.forget_evidence()
 
-    def add_batch(self, size: int, began_ms: float, ended_ms: float) -> bool:
+    def add_batch(self, size: int, took_ms: float) -> bool:
         """Add a batch that ran to its end. Return whether `propose` may have a new factor."""
-        if began_ms < self._failed_until or self._cold or self._shape[size] not in self._shapes_seen:
-            self._cold = max(self._cold - (began_ms >= self._failed_until), 0)
-            self._shapes_seen.add(self._shape[size])  # an engine compiles a new shape, or captures its graph
-            self.dropped += 1
-            return False
-        ratio = math.log(max(ended_ms - began_ms, 1e-6)) - self._ln_planned[size]
-        self._recent.append((ratio, ended_ms))
-        self.batches += 1
+        ratio = math.log(max(took_ms, 1e-6)) - self._ln_planned[size]
+        self._recent.append(ratio)
         self._age += 1
         excess = ratio - self.ln_factor
         is_slower, is_faster = self._slower.add(excess > MARGIN), self._faster.add(excess < -MARGIN)
         return is_slower or is_faster or self._age == SETTLED
 
-    def add_failure(self, began_ms: float, ended_ms: float) -> None:
-        """Forget the batches that ran beside a failed one, and the evidence so far."""
-        self._cold, self._failed_until = COLD_BATCHES, ended_ms
-        while self._recent and self._recent[-1][1] >= began_ms:
-            self._recent.pop()
-        self._reset()
-        self.dropped += 1
+    def forget_evidence(self) -> None:
+        """Start both CUSUMs anew."""
+        self._slower, self._faster = SignCusum(), SignCusum()
 
     def propose(self) -> float | None:
         """Return a new ln(T / planned T), or None if the one in use still applies."""
@@ -95,7 +77,7 @@ class LearnedTimes:
         median, half_width = self.estimate(cusum.batches_since_change if is_alarm else self._age)
         least = MARGIN / 2 if is_alarm else MIN_REFINEMENT
         if not abs(median - self.ln_factor) > max(half_width, least):  # also if there are too few batches
-            self._reset()
+            self.forget_evidence()
             return None
         return median
 
@@ -107,12 +89,9 @@ class LearnedTimes:
         n = min(batches, len(self._recent))
         if n < MIN_BATCHES:
             return math.nan, math.nan
-        ratios = np.array([ratio for ratio, _ in islice(self._recent, len(self._recent) - n, None)])
+        ratios = np.array(self._recent)[-n:]
         median = float(np.median(ratios))
         signs = np.sign(ratios - median)
         reach = Z99 * math.sqrt(max(long_run_variance(signs - signs.mean()), 1.0) / n) / 2
         low, high = np.quantile(ratios, (max(0.5 - reach, 0.0), min(0.5 + reach, 1.0)))
         return median, float(max(high - median, median - low))
-
-    def _reset(self) -> None:
-        self._slower, self._faster = SignCusum(), SignCusum()

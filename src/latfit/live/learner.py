@@ -104,7 +104,7 @@ class Learner:
         self.monitor = None if promise is None else PromiseMonitor(promise)
         self._thresholds = thresholds or BestForTail(promise.share if promise else 0.99)
         self._rate = rate_per_s
-        self.times = {path.name: LearnedTimes(path.times_ms[1:], path.executor.buckets) for path in router.paths}
+        self.times = {path.name: LearnedTimes(path.times_ms[1:]) for path in router.paths}
         self.switches: deque[Switch] = deque(maxlen=20)
         self.switched, self.problem = 0, ""
         self._counts: deque[tuple[float, int]] = deque(maxlen=MAX_COUNTS)
@@ -136,8 +136,8 @@ class Learner:
         if not self._counts or ended_ms - self._counts[-1][0] >= COUNT_EVERY_MS:
             self._counts.append((ended_ms, self.router.submitted + self.router.refused))
         if not well:
-            times.add_failure(began_ms, ended_ms)
-        elif times.add_batch(size, began_ms, ended_ms) and self._task is None:
+            times.forget_evidence()
+        elif times.add_batch(size, ended_ms - began_ms) and self._task is None:
             recent = sum(ended_ms - switch.at_ms < SWITCHES_WITHIN_MS for switch in self.switches)
             if recent < MAX_SWITCHES and (ln_factor := times.propose()) is not None:
                 self._task = asyncio.get_running_loop().create_task(self._switch(path.name, ln_factor, ended_ms))

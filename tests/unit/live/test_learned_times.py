@@ -35,19 +35,16 @@ def adoptions(
     rng = np.random.default_rng(seed)
     learnt, found = LearnedTimes(PLANNED), []
     drawn, scatter = rng.integers(1, 33, batches).tolist(), noise(rng, batches).tolist()
-    for i, (size, now) in enumerate(zip(drawn, ends(drawn, scatter, factor), strict=True)):
-        if learnt.add_batch(size, *now) and (proposal := learnt.propose()) is not None:
+    for i, (size, took) in enumerate(zip(drawn, times_of(drawn, scatter, factor), strict=True)):
+        if learnt.add_batch(size, took) and (proposal := learnt.propose()) is not None:
             learnt.adopt(proposal)
             found.append((i, proposal))
     return found, learnt
 
 
-def ends(sizes: list[int], scatter: list[float], factor: Callable[[int], float]) -> Iterator[tuple[float, float]]:
-    now = 0.0
+def times_of(sizes: list[int], scatter: list[float], factor: Callable[[int], float]) -> Iterator[float]:
     for i, (size, each) in enumerate(zip(sizes, scatter, strict=True)):
-        took = float(PLANNED[size - 1]) * factor(i) * math.exp(each)
-        yield now, now + took
-        now += took
+        yield float(PLANNED[size - 1]) * factor(i) * math.exp(each)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -110,26 +107,8 @@ def test_the_interval_covers() -> None:
         rng = np.random.default_rng(seed)
         learnt = LearnedTimes(PLANNED)
         drawn, scatter = rng.integers(1, 33, 300).tolist(), NOISES["Student's t with 1.5 degrees"](rng, 300).tolist()
-        for size, now in zip(drawn, ends(drawn, scatter, lambda _: 1.2), strict=True):
-            learnt.add_batch(size, *now)
+        for size, took in zip(drawn, times_of(drawn, scatter, lambda _: 1.2), strict=True):
+            learnt.add_batch(size, took)
         median, half_width = learnt.estimate()
         inside += abs(median - math.log(1.2)) <= half_width
     assert inside >= 0.99 * 150 - 3 * math.sqrt(150 * 0.01)
-
-
-def test_cold_batches_are_not_listened_to() -> None:
-    learnt = LearnedTimes(PLANNED[:4], buckets=(2, 4))
-    for i in range(5):  # the first of a path
-        learnt.add_batch(1, 100.0 * i, 100.0 * i + 50)
-    learnt.add_batch(3, 1000.0, 1050.0)  # the first in the bucket of 4
-    assert (learnt.batches, learnt.dropped) == (0, 6)
-    learnt.add_batch(2, 2000.0, 2006.0)
-    learnt.add_batch(4, 2010.0, 2017.0)
-    assert (learnt.batches, learnt.dropped) == (2, 6)
-    learnt.add_failure(2005.0, 2100.0)  # overlapped both
-    learnt.add_batch(1, 2090.0, 2110.0)  # and this one
-    for i in range(5):
-        learnt.add_batch(1, 3000.0 + 10 * i, 3009.0 + 10 * i)
-    assert learnt.batches == 2
-    learnt.add_batch(1, 4000.0, 4006.0)
-    assert learnt.batches == 3
