@@ -334,8 +334,8 @@ async def drive(
     others = _others_share(watch)
     served = sorted((request for request in ended if request.path), key=lambda request: request.arrived_ms)
     if len(served) <= warm + 1:
-        names = ", ".join(executor.name for executor in executors)
-        raise _nothing_served(f"{len(served)} of {len(arrive_ms):,} requests", names)
+        where = ", ".join(executor.name for executor in executors)
+        raise _nothing_served(f"{len(served)} of {len(arrive_ms):,} requests", where)
     names = [path.name for path in system.paths]
     columns = {
         "arrive_ms": np.array([request.arrived_ms for request in served]) - start_ms,
