@@ -228,7 +228,7 @@ async def recorded(url: str, out: Path, seconds: float) -> None:
         await closed(url, at_once, seconds / ROUNDS, output)
     found = await recording
     print(f"llama loop: {found.verdict}", flush=True)
-    for warning in found.warnings:
+    for warning in found.messages:
         print(f"  ! {warning.message}. {warning.remedy}")
 
 
