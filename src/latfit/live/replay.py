@@ -240,7 +240,8 @@ def compare_run(
     result = driven.result
     names = [path.name for path in system.paths]
     low, high = np.quantile([each.whole for said in drawn for each in said.summaries], RANGE, axis=0)
-    ranges = {name: (float(low[k]), float(high[k])) for k, name in enumerate(result.latency) if name in STATISTICS}
+    statistics = [name for name, _ in result.latency.items()]
+    ranges = {name: (float(low[k]), float(high[k])) for k, name in enumerate(statistics) if name in STATISTICS}
     before_and_after = driven.levels.reshape(2, 2, -1).mean(axis=1).T.tolist()
     return Compared(
         result.policy,
