@@ -58,12 +58,6 @@ def ratio_of(source: CatalogEntry, gpu: str, weights: float, tp: int, S: FloatAr
     return roofline_ms(GPUS[gpu], weights, tp, S) / there
 
 
-def is_neighbour(source: CatalogEntry, gpu: str, model: str) -> bool:
-    """Whether an entry is of the same model as a system, or holds whole layers of another model on the same GPU."""
-    known = source.weights is not None and {source.gpu, gpu} <= set(GPUS)
-    return known and (source.model == model or (source.gpu == gpu and source.contents in (KERNELS, STEPS)))
-
-
 def nearest(
     entries: Mapping[str, CatalogEntry], gpu: str, model: str, weights: float, tp: int
 ) -> tuple[CatalogEntry, ...]:
@@ -72,7 +66,9 @@ def nearest(
     def distance(entry: CatalogEntry) -> float:
         return float(np.abs(np.log(ratio_of(entry, gpu, weights, tp, np.geomspace(1, 4096, GRID)))).mean())
 
-    found = [each for each in entries.values() if is_neighbour(each, gpu, model)]
+    # The same model, or whole layers of another model on the same GPU.
+    known = [each for each in entries.values() if each.weights is not None and {each.gpu, gpu} <= set(GPUS)]
+    found = [each for each in known if each.model == model or (each.gpu == gpu and each.contents in (KERNELS, STEPS))]
     return tuple(sorted(found, key=distance))
 
 

@@ -35,9 +35,8 @@ def refusal(old: "ExecutionPath", new: "ExecutionPath") -> LatfitWarning | None:
 
 def replacement(old: "ExecutionPath", new: "ExecutionPath") -> str:
     """What is replaced, in a sentence; empty where nothing is, because both say the same."""
-    if _numbers(old) == _numbers(new):
-        return ""
-    return f"Path {old.name}: replaces {_told(old)}."
+    held, given = (each.nominal.text if each.nominal else dumps(each.fit.to_json()) for each in (old, new))
+    return "" if held == given else f"Path {old.name}: replaces {_told(old)}."
 
 
 def differing(old: "ExecutionPath", new: "ExecutionPath") -> list[Fact]:
@@ -46,10 +45,6 @@ def differing(old: "ExecutionPath", new: "ExecutionPath") -> list[Fact]:
         return []
     facts = facts_beside(fitted_identity(old.fit), fitted_identity(new.fit))
     return [fact for fact in facts if fact.name in DECIDING and fact.agreement == "differs"]
-
-
-def _numbers(path: "ExecutionPath") -> str:
-    return path.nominal.text if path.nominal else dumps(path.fit.to_json())
 
 
 def _told(path: "ExecutionPath") -> str:

@@ -156,11 +156,10 @@ def engine_settings(
             binding="the measured range" if most == path.fit.largest_batch else "the time between tokens",
             reason=f"decode steps within {format_ms(tpot)}; the fit contains no prefill, so there is no token budget",
         )
-    choices = [
-        choice
-        for budget in _budgets(chunk, top)
-        if (choice := _most_sequences(engine, budget, min(most, budget - chunk + 1), tpot, serving)) is not None
-    ]
+    # Token budgets that people type (160, 192, 224, 256, 320, ...), above one chunk and within the data.
+    budgets = sorted(size << shift for shift in range(22) for size in (4, 5, 6, 7) if chunk < size << shift <= top)
+    found = [_most_sequences(engine, each, min(most, each - chunk + 1), tpot, serving) for each in budgets]
+    choices = [choice for choice in found if choice is not None]
     if not choices:
         prompt = f" and a prompt of {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
         if (fastest := engine.slowest_ms(2, chunk + 1)) <= tpot:
@@ -193,12 +192,6 @@ def engine_settings(
     )
 
 
-def _budgets(chunk: int, top: int) -> list[int]:
-    """Return token budgets that people type (160, 192, 224, 256, 320, ...), above one chunk and within the data."""
-    round_numbers = [size << shift for shift in range(22) for size in (4, 5, 6, 7)]
-    return sorted(size for size in round_numbers if chunk < size <= top)
-
-
 def _most_sequences(
     engine: _Engine, budget: int, most: int, tpot: float, serving: ServingTargets
 ) -> EngineChoice | None:
@@ -217,16 +210,12 @@ def _most_sequences(
 
 
 def _fewer(most: int) -> Iterator[int]:
-    """Yield round numbers from `most` down to 2, each about ROUNDING below the last."""
+    """Yield multiples of large powers of two from `most` down to 2, each about ROUNDING below the last."""
     D = most
     while D >= 2:
-        yield _rounded(D)
-        D = min(_rounded(D) - 1, int(D * (1 - ROUNDING / 2)))
-
-
-def _rounded(D: int) -> int:
-    """Return the multiple of the largest power of two that is at most ROUNDING below D."""
-    return next(D >> k << k for k in range(D.bit_length(), -1, -1) if D >> k << k >= (1 - ROUNDING) * D)
+        rounded = next(D >> k << k for k in range(D.bit_length(), -1, -1) if D >> k << k >= (1 - ROUNDING) * D)
+        yield rounded
+        D = min(rounded - 1, int(D * (1 - ROUNDING / 2)))
 
 
 def _shown(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:
