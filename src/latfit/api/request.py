@@ -1,8 +1,7 @@
 """How a verb declares what it takes: one frozen dataclass, its request.
 
-Each field is a keyword argument of the library's function. A field annotated with an `Option` is also an option of
-the command, a line of its help and a row of docs/cli.md; one annotated with a text is for programs only. This module
-and the requests import nothing heavy.
+Each field is a keyword argument of the library's function. An `option` is also an option of the command, a line of its
+help and a row of docs/cli.md; a `setting` is for programs and `--set`. Imports nothing heavy.
 """
 
 import functools
@@ -10,7 +9,7 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
@@ -30,16 +29,14 @@ class Option:
 
     Parameters
     ----------
-    help
-        What the option does, in a sentence.
     names
-        Its names with blanks between them, the one that is shown first. Default: the field's.
+        Names of the option, separated by blanks; the help shows the first. Default: the field's.
     kind
-        Type that the command line reads. Default: that of the field.
+        Type that the command line reads. Default: the field's.
     panel
         Heading in the help. Default: `PANEL` of the class that declares the field.
     argument
-        Whether it has a place instead of a name.
+        Whether it is positional.
     expert
         Whether only `--help-all` shows it.
     """
@@ -55,17 +52,36 @@ class Option:
     expert: bool = False
 
     def all_names(self, field: str) -> list[str]:
-        """Names of the option, such as `--arrival-process --law`."""
+        """Return the names, such as `--arrival-process --law`."""
         return self.names.split() or [f"--{field.replace('_', '-')}"]
+
+
+def option(help: str, default: Any = None, **details: Any) -> Any:
+    """Declare a field that is an option; details as of `Option`. A type `Annotated[..., Option(...)]` does the same."""
+    return field(default=default, metadata={"": Option(help, **details)})
+
+
+def setting(text: str, default: Any = None) -> Any:
+    """Declare a field for programs and `--set`."""
+    return field(default=default, metadata={"": text})
 
 
 @dataclass(frozen=True)
 class Request:
     """Base of what verbs take.
 
-    PANEL: heading of its options.  SHOWN: fields that the help shows, others are for experts; empty: all.  LACKS:
-    fields without an option here, although a base has one.  EXCLUDES: fields that contradict each other, `rate
-    arrivals; fit hardware`.  NEEDS: fields that do nothing without one of others, `think: users; ageing: classes`.
+    Attributes
+    ----------
+    PANEL
+        Heading of its options.
+    SHOWN
+        Fields that the help shows, the others are for experts; empty: all.
+    LACKS
+        Fields without an option here, although a base has one.
+    EXCLUDES
+        Fields that contradict each other, such as `rate arrivals; fit hardware`.
+    NEEDS
+        Fields without effect unless one of others is given, such as `think: users; ageing: classes`.
     """
 
     PANEL: ClassVar[str] = ""
@@ -137,14 +153,15 @@ def declared(request: Any) -> Iterator[Declared]:
     known = {each.name: each for each in fields(request)}
     for group in request.__mro__:
         for name, hint in inspect.get_annotations(group).items():
-            if name not in known:
+            if (found := known.pop(name, None)) is None:
                 continue
-            kind, meaning = (hint.__origin__, hint.__metadata__[0]) if hasattr(hint, "__metadata__") else (hint, "")
-            option = meaning if isinstance(meaning, Option) else None
-            text = option.help if option else str(meaning)
-            option = None if name in request.LACKS.split() else option
-            panel = option.panel if option and option.panel else getattr(group, "PANEL", "")
-            yield Declared(known.pop(name), kind, text, option, panel)
+            meaning = found.metadata.get("", "")
+            if hasattr(hint, "__metadata__"):
+                hint, meaning = hint.__origin__, hint.__metadata__[0]
+            text = meaning.help if isinstance(meaning, Option) else str(meaning)
+            shown = meaning if isinstance(meaning, Option) and name not in request.LACKS.split() else None
+            panel = shown.panel if shown and shown.panel else getattr(group, "PANEL", "")
+            yield Declared(found, hint, text, shown, panel)
 
 
 class Verb(Protocol[P, Q, R]):
@@ -190,16 +207,13 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Verb[P, Q, R]]
 
 def _by_parameter(text: str, names: Mapping[str, str]) -> str:
     """Return a text with parameters in place of options: `classes` for `--class`; commands in backquotes stay."""
-    parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [
-        re.sub(
-            r"(?<![\w/-])--[a-z][a-z0-9-]*",
-            lambda found: names.get(found[0], found[0][2:].replace("-", "_")),
-            part.replace("--set ", ""),
-        )
-        for part in parts[::2]
-    ]
-    return "".join(parts)
+
+    def parameter(found: re.Match[str]) -> str:
+        if found[0].startswith("`"):
+            return found[0]
+        return "" if found[0] == "--set " else names.get(found[0], found[0][2:].replace("-", "_"))
+
+    return re.sub(r"`[^`]*`|(?<![\w/-])(?:--set |--[a-z][a-z0-9-]*)", parameter, text)
 
 
 def given_in(request: Any) -> set[str]:
@@ -237,11 +251,8 @@ def option_of(request: Any, name: str) -> str:
 
 def check_seed(seed: object) -> None:
     """Raises WrongUsage for what no random generator takes."""
-    try:
-        fits = seed is None or 0 <= operator.index(seed) <= MOST_SEED  # type: ignore[arg-type]
-    except TypeError:
-        fits = False
-    if not fits:
+    whole = seed is None or (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED)
+    if not whole:
         raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from latfit.api.request import Option, Request
+from latfit.api.request import Option, Request, option, setting
 from latfit.units import MOST_SEED
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class Cluster(Request):
     """Where many pieces of work are done."""
 
     NEEDS = "scheduler: backend"
-    backend: Annotated[Literal["local", "dask"], "Where to run: cells of traces, or runs of a sweep."] = "local"
-    scheduler: Annotated[str | None, "Address of a Dask cluster, tcp://...; without it workers here."] = None
+    backend: Literal["local", "dask"] = setting("Where to run: cells of traces, or runs of a sweep.", "local")
+    scheduler: str | None = setting("Address of a Dask cluster, tcp://...; without it workers here.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,23 +104,20 @@ class ReadOptions(Cluster):
     """How a source is read and cleaned."""
 
     PANEL = "Reading"
-    map: Annotated[
-        Mapping[str, str] | str | None,
-        Option("Names of the columns in the source: B=batch,S=tokens,T_ms=latency."),
-    ] = None
-    unit: Annotated[Literal["ns", "us", "ms", "s"] | None, Option("Unit of the latency column.")] = None
-    format: Annotated[str, Option("Format of the sources; auto detects it from the content.", metavar="NAME")] = "auto"
-    where: Annotated[str | None, Option("Use only rows that match: \"hardware == 'h100' and tp == 8\".")] = None
-    keep: Annotated[Sequence[str], Option("Keep rows that this rule would drop: cold_start. Repeatable.")] = ()
-    drop: Annotated[Sequence[str], Option("Drop rows that are only marked by default: outlier. Repeatable.")] = ()
-    max_t: Annotated[str | None, "Drop slower steps, such as 300ms. Biases a fit; off by default."] = None
-    allow_drops: Annotated[bool, Option("Accept that more than half of the rows are dropped.")] = False
-    cells: Annotated[bool, Option("Summarise into weighted cells, in constant memory; always for folders.")] = False
-    cells_file: Annotated[Path | None, "File in which cells are kept, so that a report finds them again."] = None
-    skip_bad: Annotated[bool, Option("Skip and count unreadable files of a folder.")] = False
-    cells_time: Annotated[
-        Literal["compute", "period", "auto"], "What T is in cells; auto: the period where most steps know theirs."
-    ] = "compute"
+    map: Mapping[str, str] | str | None = option("Names of the columns in the source: B=batch,S=tokens,T_ms=latency.")
+    unit: Literal["ns", "us", "ms", "s"] | None = option("Unit of the latency column.")
+    format: str = option("Format of the sources; auto detects it from the content.", "auto", metavar="NAME")
+    where: str | None = option("Use only rows that match: \"hardware == 'h100' and tp == 8\".")
+    keep: Sequence[str] = option("Keep rows that this rule would drop: cold_start. Repeatable.", ())
+    drop: Sequence[str] = option("Drop rows that are only marked by default: outlier. Repeatable.", ())
+    max_t: str | None = setting("Drop slower steps, such as 300ms. Biases a fit; off by default.")
+    allow_drops: bool = option("Accept that more than half of the rows are dropped.", False)
+    cells: bool = option("Summarise into weighted cells, in constant memory; always for folders.", False)
+    cells_file: Path | None = setting("File in which cells are kept, so that a report finds them again.")
+    skip_bad: bool = option("Skip and count unreadable files of a folder.", False)
+    cells_time: Literal["compute", "period", "auto"] = setting(
+        "What T is in cells; auto: the period where most steps know theirs.", "compute"
+    )
     progress: Listener = None
 
 
@@ -138,41 +135,31 @@ class ModelOptions(Request):
 
     PANEL = "Model"
     NEEDS = "resample: bootstrap intervals"
-    model: Annotated[
-        str | None,
-        Option(
-            "auto (chosen by cross-validation), saturation, saturation-gamma, context, roofline, linear, quadratic,"
-            " hinge or constant, each also with +moe or +correction.",
-            metavar="NAME",
-        ),
-    ] = None
-    time: Annotated[
-        Time | None,
-        Option(
-            "compute: forward pass (T_ms); period: step to step, with host overhead. Default: the period if available."
-        ),
-    ] = None
-    window_means: Annotated[bool, "Rows are window means, although no column shows it (window_ms, B_sd, ...)."] = False
-    weights: Annotated[str | None, "What counts the same: rows, doublings of S, or cells by their variance."] = None
-    fix: Annotated[Mapping[str, float] | Sequence[str] | None, Option("Hold a parameter: P_max=60. Repeatable.")] = None
-    bounds: Annotated[Ranges, "Bound a parameter: k_B=0.01:1. Repeatable."] = None
-    prior: Annotated[Ranges, "Prior of a parameter, mean and deviation: P_max=60:5. Repeatable."] = None
-    loss: Annotated[str | None, "Robust loss of the residuals: huber, soft_l1, tukey or linear."] = None
-    residuals: Annotated[str | None, "relative (log of predicted/observed) or absolute (ms)."] = None
-    bootstrap: Annotated[int, Option("Number of bootstrap resamples, such as 1000.", min=0)] = 0
-    intervals: Annotated[
-        Literal["sandwich", "profile", "bootstrap"] | None,
-        "Intervals of parameters: sandwich (covariance) or bootstrap (also profile).",
-    ] = None
-    resample: Annotated[str | None, "What the bootstrap draws: auto, rows or block (of time)."] = None
+    model: str | None = option(
+        "auto (chosen by cross-validation), saturation, saturation-gamma, context, roofline, linear, quadratic,"
+        " hinge or constant, each also with +moe or +correction.",
+        metavar="NAME",
+    )
+    time: Time | None = option(
+        "compute: forward pass (T_ms); period: step to step, with host overhead. Default: the period if available."
+    )
+    window_means: bool = setting("Rows are window means, although no column shows it (window_ms, B_sd, ...).", False)
+    weights: str | None = setting("What counts the same: rows, doublings of S, or cells by their variance.")
+    fix: Mapping[str, float] | Sequence[str] | None = option("Hold a parameter: P_max=60. Repeatable.")
+    bounds: Ranges = setting("Bound a parameter: k_B=0.01:1. Repeatable.")
+    prior: Ranges = setting("Prior of a parameter, mean and deviation: P_max=60:5. Repeatable.")
+    loss: str | None = setting("Robust loss of the residuals: huber, soft_l1, tukey or linear.")
+    residuals: str | None = setting("relative (log of predicted/observed) or absolute (ms).")
+    bootstrap: int = option("Number of bootstrap resamples, such as 1000.", 0, min=0)
+    intervals: Literal["sandwich", "profile", "bootstrap"] | None = setting(
+        "Intervals of parameters: sandwich (covariance) or bootstrap (also profile)."
+    )
+    resample: str | None = setting("What the bootstrap draws: auto, rows or block (of time).")
     seed: Seed = 0
-    path: Annotated[
-        str | None,
-        Option(
-            "Execution path: cpu, amx, gpu. Default: the trace's. With --each, '{hardware}-tp{tp}' names every system.",
-            panel="Systems and files",
-        ),
-    ] = None
+    path: str | None = option(
+        "Execution path: cpu, amx, gpu. Default: the trace's. With --each, '{hardware}-tp{tp}' names every system.",
+        panel="Systems and files",
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +175,7 @@ class FitEachRequest(FitRequest):
 
     SHOWN = "model bootstrap fix map unit where path"
     LACKS = "keep drop skip_bad"
-    made: Annotated["Callable[[str, Fit], None] | None", "Called with (label, fit) as each is there."] = None
+    made: "Callable[[str, Fit], None] | None" = setting("Called with (label, fit) as each is there.")
 
 
 @dataclass(frozen=True)
@@ -197,10 +184,10 @@ class FitPhasesRequest(ReadOptions):
 
     source: Sources
     _: KW_ONLY
-    cache_tokens: Annotated[int | None, "What the KV cache holds; steps with more cached tokens are left out."] = None
-    model: Annotated[str | None, "As of `fit`."] = None
+    cache_tokens: int | None = setting("What the KV cache holds; steps with more cached tokens are left out.")
+    model: str | None = setting("As of `fit`.")
     seed: int = 0
-    time: Annotated[Time | None, "As of `fit`."] = None
+    time: Time | None = setting("As of `fit`.")
 
 
 @dataclass(frozen=True)
@@ -211,16 +198,16 @@ class PredictRequest(Request):
     EXCLUDES = "B data; data sensitivity; context context_tokens"
     NEEDS = "S: B data sensitivity"
     fit: FitFile
-    B: Annotated[Sequence[int], Option("Requests in the step. Repeatable.", "-B")] = ()
-    S: Annotated[Sequence[int], Option("Tokens in the step; without it S = B. Repeatable.", "-S")] = ()
+    B: Sequence[int] = option("Requests in the step. Repeatable.", (), names="-B")
+    S: Sequence[int] = option("Tokens in the step; without it S = B. Repeatable.", (), names="-S")
     context: Context = None
-    context_tokens: Annotated[float | None, Option("Cached tokens that the whole step attends to.")] = None
-    prefill_requests: Annotated[int | None, Option("How many of B prefill.")] = None
-    prefill_tokens: Annotated[int | None, Option("How many of S are prefill.")] = None
-    data: Annotated[Path | None, Option("A table of steps (B, S, ...) instead of -B and -S.")] = None
-    level: Annotated[float, Option("Coverage of the prediction interval.")] = 0.9
-    sensitivity: Annotated[bool, Option("Marginal cost per request and per token, and the dominant term.")] = False
-    strict: Annotated[bool, Option("Refuse steps outside the measured range (exit code 3).")] = False
+    context_tokens: float | None = option("Cached tokens that the whole step attends to.")
+    prefill_requests: int | None = option("How many of B prefill.")
+    prefill_tokens: int | None = option("How many of S are prefill.")
+    data: Path | None = option("A table of steps (B, S, ...) instead of -B and -S.")
+    level: float = option("Coverage of the prediction interval.", 0.9)
+    sensitivity: bool = option("Marginal cost per request and per token, and the dominant term.", False)
+    strict: bool = option("Refuse steps outside the measured range (exit code 3).", False)
 
 
 @dataclass(frozen=True)
@@ -230,15 +217,14 @@ class SpeculateRequest(Request):
     PANEL = "Speculation"
     EXCLUDES = "drafts draft_cost"
     fit: FitFile
-    drafts: Annotated[
-        Any, Option("A fit of the engine while it drafts. Default: FIT at B (1 + K) tokens.", kind=Path, metavar="FIT")
-    ] = None
-    draft_tokens: Annotated[int | None, Option("Tokens per draft. Default: as recorded.", min=1, max=64)] = None
-    acceptance: Annotated[
-        float | None,
-        Option("Probability that a draft token is accepted if the one before it was. Default: as recorded."),
-    ] = None
-    draft_cost: Annotated[str | None, Option("Time to draft a token, such as 0.5ms. Default: 0.")] = None
+    drafts: Any = option(
+        "A fit of the engine while it drafts. Default: FIT at B (1 + K) tokens.", kind=Path, metavar="FIT"
+    )
+    draft_tokens: int | None = option("Tokens per draft. Default: as recorded.", min=1, max=64)
+    acceptance: float | None = option(
+        "Probability that a draft token is accepted if the one before it was. Default: as recorded."
+    )
+    draft_cost: str | None = option("Time to draft a token, such as 0.5ms. Default: 0.")
     context: Context = None
     seed: Seed = 0
 
@@ -257,29 +243,24 @@ class CompareRequest(ReadOptions):
             "Fit files, or traces to fit: the first is the baseline.", kind=list[str], argument=True, metavar="A B..."
         ),
     ]
-    tolerance: Annotated[str | float, Option("Slowdown that counts as a regression.", panel="Comparison")] = "5%"
-    names: Annotated[Sequence[str] | None, "Names of the sources, for the verdict."] = None
-    each: Annotated[
-        bool,
-        Option("Compare every system (hardware, model, tp) with the same one of the baseline.", panel="Comparison"),
-    ] = False
-    alternate: Annotated[
-        bool,
-        Option("The files are runs of A and B in turn (A B A2 B2), each with its own start.", panel="Comparison"),
-    ] = False
-    path: Annotated[
-        str | None,
-        Option(
-            "Execution path to compare if a source has several. With --each, '{hardware}-tp{tp}' matches systems.",
-            panel="Comparison",
-        ),
-    ] = None
+    tolerance: str | float = option("Slowdown that counts as a regression.", "5%", panel="Comparison")
+    names: Sequence[str] | None = setting("Names of the sources, for the verdict.")
+    each: bool = option(
+        "Compare every system (hardware, model, tp) with the same one of the baseline.", False, panel="Comparison"
+    )
+    alternate: bool = option(
+        "The files are runs of A and B in turn (A B A2 B2), each with its own start.", False, panel="Comparison"
+    )
+    path: str | None = option(
+        "Execution path to compare if a source has several. With --each, '{hardware}-tp{tp}' matches systems.",
+        panel="Comparison",
+    )
     rate: RateOf = None
     lengths: LengthsOf = None
     ttft: Ttft = None
     tpot: Tpot = None
-    kv_blocks: Annotated[int | None, Option("Blocks of the KV cache. Default: from the engine's trace.", min=1)] = None
-    price_per_hour: Annotated[float | None, "Price of a replica per hour."] = None
+    kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace.", min=1)
+    price_per_hour: float | None = setting("Price of a replica per hour.")
     seed: Seed = 0
 
 
@@ -292,14 +273,13 @@ class StepPlanRequest(Request):
     sla: Sla = None
     rate: RateOf = None
     _: KW_ONLY
-    sla_ms: Annotated[float | None, "The SLA as a number of milliseconds."] = None
+    sla_ms: float | None = setting("The SLA as a number of milliseconds.")
     percentile: Percentile = 99.0
     tokens_per_request: Tokens = None
     context: Context = None
-    launch_share: Annotated[float, "Share of the launch cost in a step from which B2 counts."] = 0.5
     ttft: Ttft = None
     tpot: Tpot = None
-    prompt_tokens: Annotated[int, Option("Tokens of a prompt, for --ttft with --sla.")] = 512
+    prompt_tokens: int = option("Tokens of a prompt, for --ttft with --sla.", 512)
     force: Force = False
 
 
@@ -315,18 +295,18 @@ class PlanRequest(StepPlanRequest):
         "replicas objective laws_only seed max_batch: rate rate_per_s arrivals"
     )
     _: KW_ONLY
-    rate_per_s: Annotated[float | None, "The rate as a number of requests a second."] = None
+    rate_per_s: float | None = setting("The rate as a number of requests a second.")
     arrivals: Arrivals = None
     arrivals_window: WindowOf = None
-    replicas: Annotated[
-        int, Option("Replicas that share the load. Default: 1; for serving engines the fewest that suffice.", min=1)
-    ] = 1
-    objective: Annotated[
-        str | Mapping[str, float] | None, "Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."
-    ] = None
-    max_batch: Annotated[int | None, "Largest batch of the main path."] = None
+    replicas: int = option(
+        "Replicas that share the load. Default: 1; for serving engines the fewest that suffice.", 1, min=1
+    )
+    objective: str | Mapping[str, float] | None = setting(
+        "Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."
+    )
+    max_batch: int | None = setting("Largest batch of the main path.")
     transfer: TransferOf = None
-    wait: Annotated[Duration | None, "Expected wait for the GPU; without it what the rate makes it."] = None
+    wait: Duration | None = setting("Expected wait for the GPU; without it what the rate makes it.")
     laws_only: LawsOnly = False
     seed: Seed = 0
 
@@ -342,15 +322,13 @@ class StepBudgetRequest(Request):
 
     EXCLUDES = "sla sla_ms"
     paths: Any
-    sla: Annotated[Duration | None, 'The SLA of a step, "10ms".'] = None
+    sla: Duration | None = setting('The SLA of a step, "10ms".')
     _: KW_ONLY
-    sla_ms: Annotated[float | None, "The SLA as a number of milliseconds."] = None
-    B: Annotated[int | Iterable[int] | None, "Numbers of requests to tabulate. Default: 1, 2, 4, ... max_requests."] = (
-        None
-    )
-    percentile: Annotated[float | str, "Percent of steps that must meet the SLA."] = 99.0
-    path: Annotated[str | None, "Which path, where there are several."] = None
-    max_requests: Annotated[int | None, "Default: the most that were measured."] = None
+    sla_ms: float | None = setting("The SLA as a number of milliseconds.")
+    B: int | Iterable[int] | None = setting("Numbers of requests to tabulate. Default: 1, 2, 4, ... max_requests.")
+    percentile: float | str = setting("Percent of steps that must meet the SLA.", 99.0)
+    path: str | None = setting("Which path, where there are several.")
+    max_requests: int | None = setting("Default: the most that were measured.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,72 +336,56 @@ class EngineLimits(Request):
     """Limits of a serving engine."""
 
     PANEL = "Engine"
-    kv_blocks: Annotated[
-        int | None, Option("Blocks of the KV cache. Default: from the engine's trace, log or metrics.", min=1)
-    ] = None
-    max_num_seqs: Annotated[
-        int | None,
-        Option("Most requests in a step. Default: the engine's, else 256; plan searches it.", min=1),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        Option("Most tokens in a step. Default: the engine's, else 2048; plan searches it.", min=1),
-    ] = None
-    synchronous: Annotated[
-        bool | None,
-        Option(
-            "Synchronous or asynchronous scheduling. Default: the trace's, else asynchronous.",
-            "--synchronous/--asynchronous",
-        ),
-    ] = None
-    block_size: Annotated[int | None, "Tokens in a block of the KV cache. Default: the trace's, else 16."] = None
+    kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace, log or metrics.", min=1)
+    max_num_seqs: int | None = option(
+        "Most requests in a step. Default: the engine's, else 256; plan searches it.", min=1
+    )
+    max_num_batched_tokens: int | None = option(
+        "Most tokens in a step. Default: the engine's, else 2048; plan searches it.", min=1
+    )
+    synchronous: bool | None = option(
+        "Synchronous or asynchronous scheduling. Default: the trace's, else asynchronous.",
+        names="--synchronous/--asynchronous",
+    )
+    block_size: int | None = setting("Tokens in a block of the KV cache. Default: the trace's, else 16.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings(EngineLimits):
     """Settings of an engine; None: as the fit's trace says, else the usual."""
 
-    long_prefill_token_threshold: Annotated[int | None, "Most prompt tokens of one request in a step; 0: no limit."] = (
-        None
-    )
-    prefix_hit_rate: Annotated[float | None, "Cached share of every prompt. Default: as recorded, else 0."] = None
-    engine: Annotated[Mapping[str, Any] | None, "Further settings by name, such as those of a plan's `.engine`."] = None
+    long_prefill_token_threshold: int | None = setting("Most prompt tokens of one request in a step; 0: no limit.")
+    prefix_hit_rate: float | None = setting("Cached share of every prompt. Default: as recorded, else 0.")
+    engine: Mapping[str, Any] | None = setting("Further settings by name, such as those of a plan's `.engine`.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialSettings(EngineSettings):
     """Settings that few engines have."""
 
-    start_at: Annotated[int | None, "continuous, static: queue length that starts a prefill."] = None
-    decode_first: Annotated[bool | None, "continuous: prefill only when nothing decodes."] = None
-    swap: Annotated[str | None, "Swap preempted requests out and in, at this per token: 2us."] = None
-    draft_tokens: Annotated[int | None, "Speculative decoding: tokens per draft. Default: the trace's, else 0."] = None
-    acceptance: Annotated[
-        float | None, "Probability that a draft token is accepted. Default: as recorded, else 0.7."
-    ] = None
-    draft_cost: Annotated[str | None, "Time per draft token, such as 0.5ms."] = None
-    batching: Annotated[
-        Batching | Sequence[Batching],
-        Option(
-            "Batching; chunked-prefill is vLLM's. Repeatable if several are simulated.",
-            "--batching --engine",
-            list[Batching],
-        ),
-    ] = "chunked-prefill"
-    order: Annotated[
-        OrderName | Sequence[OrderName],
-        Option("Scheduling policy. Repeatable if several are simulated.", kind=list[OrderName]),
-    ] = "fcfs"
-    length_error: Annotated[float, "sjf: standard deviation of log(predicted/true output)."] = 0.0
-    switch_at: Annotated[int, "switch: queue length from which it is sjf by class."] = 32
+    start_at: int | None = setting("continuous, static: queue length that starts a prefill.")
+    swap: str | None = setting("Swap preempted requests out and in, at this per token: 2us.")
+    draft_tokens: int | None = setting("Speculative decoding: tokens per draft. Default: the trace's, else 0.")
+    acceptance: float | None = setting("Probability that a draft token is accepted. Default: as recorded, else 0.7.")
+    draft_cost: str | None = setting("Time per draft token, such as 0.5ms.")
+    batching: Batching | Sequence[Batching] = option(
+        "Batching; chunked-prefill is vLLM's. Repeatable if several are simulated.",
+        "chunked-prefill",
+        names="--batching --engine",
+        kind=list[Batching],
+    )
+    order: OrderName | Sequence[OrderName] = option(
+        "Scheduling policy. Repeatable if several are simulated.", "fcfs", kind=list[OrderName]
+    )
+    length_error: float = setting("sjf: standard deviation of log(predicted/true output).", 0.0)
+    switch_at: int = setting("switch: queue length from which it is sjf by class.", 32)
     ageing: Ageing = None
-    replicas: Annotated[int, Option("Identical engines behind a router.")] = 1
+    replicas: int = option("Identical engines behind a router.", 1)
     route: Route = "round-robin"
-    prefix_share: Annotated[float, "prefix routing: share of a prompt that a user's replica has cached."] = 0.5
-    service: Annotated[
-        Literal["fitted", "deterministic"],
-        "Step times: with the measured noise, or always the typical one.",
-    ] = "fitted"
+    prefix_share: float = setting("prefix routing: share of a prompt that a user's replica has cached.", 0.5)
+    service: Literal["fitted", "deterministic"] = setting(
+        "Step times: with the measured noise, or always the typical one.", "fitted"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,12 +393,12 @@ class Memory(Request):
     """Memory from which the size of the KV cache is computed."""
 
     PANEL = "KV cache"
-    model_config: Annotated[Any, Option("The model's config.json, to compute the KV cache.")] = None
-    gpu_memory: Annotated[str | None, Option("Memory of a GPU as nvidia-smi prints it: 81559MiB.")] = None
-    gpu_memory_utilization: Annotated[float, "Share of GPU memory that the engine uses."] = 0.9
-    kv_memory: Annotated[str | None, "Memory of the KV cache: 4GiB."] = None
-    kv_dtype: Annotated[str | None, "KV-cache dtype: fp8."] = None
-    tensor_parallel: Annotated[int, "Tensor-parallel size: GPUs of one replica."] = 1
+    model_config: Any = option("The model's config.json, to compute the KV cache.")
+    gpu_memory: str | None = option("Memory of a GPU as nvidia-smi prints it: 81559MiB.")
+    gpu_memory_utilization: float = setting("Share of GPU memory that the engine uses.", 0.9)
+    kv_memory: str | None = setting("Memory of the KV cache: 4GiB.")
+    kv_dtype: str | None = setting("KV-cache dtype: fp8.")
+    tensor_parallel: int = setting("Tensor-parallel size: GPUs of one replica.", 1)
 
 
 FitOfEngine = Annotated[
@@ -489,12 +451,12 @@ class EnginePlanRequest(EngineSettings, Memory):
     _: KW_ONLY
     ttft: Ttft = None
     tpot: Tpot = None
-    e2e: Annotated[Duration | None, Option("SLO of the end-to-end latency: 10s, or p95:10s.")] = None
-    goodput: Annotated[float | str | None, Option("Share of requests that must meet all SLOs, such as 99%.")] = None
-    rate_per_s: Annotated[float | None, "The rate as a number of requests a second."] = None
+    e2e: Duration | None = option("SLO of the end-to-end latency: 10s, or p95:10s.")
+    goodput: float | str | None = option("Share of requests that must meet all SLOs, such as 99%.")
+    rate_per_s: float | None = setting("The rate as a number of requests a second.")
     arrivals: Arrivals = None
     arrival_process: ArrivalProcess = "poisson"
-    growth: Annotated[float | str | None, "Multiple of the load to plan for: 2x."] = None
+    growth: float | str | None = setting("Multiple of the load to plan for: 2x.")
     users: Users = None
     think: Think = "1s"
     classes: Classes = ()
@@ -503,17 +465,16 @@ class EnginePlanRequest(EngineSettings, Memory):
     prefill_fit: PrefillFit = None
     transfer: TransferOf = None
     hardware: Hardware = "hardware.json"
-    replicas: Annotated[int | None, Option("Replicas that there are. Default: the fewest that do.", min=1)] = None
+    replicas: int | None = option("Replicas that there are. Default: the fewest that do.", min=1)
     route: Route = "round-robin"
-    order: Annotated[
-        Literal["fcfs", "sjf", "slo", "priority"] | None,
-        "Scheduling policy. Default: fcfs; with classes also priority.",
-    ] = None
-    batching: Annotated[Literal["chunked-prefill", "continuous"] | None, "Batching. Default: both are tried."] = None
-    price_per_hour: Annotated[float | None, "Price of a replica per hour."] = None
-    watts: Annotated[float | None, "Power of a replica."] = None
-    service: Annotated[str, "Step times: fitted (as measured ones scatter) or deterministic."] = "fitted"
-    steps_slower: Annotated[float | str | None, "Plan with steps slower than fitted: 20%."] = None
+    order: Literal["fcfs", "sjf", "slo", "priority"] | None = setting(
+        "Scheduling policy. Default: fcfs; with classes also priority."
+    )
+    batching: Literal["chunked-prefill", "continuous"] | None = setting("Batching. Default: both are tried.")
+    price_per_hour: float | None = setting("Price of a replica per hour.")
+    watts: float | None = setting("Power of a replica.")
+    service: str = setting("Step times: fitted (as measured ones scatter) or deterministic.", "fitted")
+    steps_slower: float | str | None = setting("Plan with steps slower than fitted: 20%.")
     seed: Seed = 0
     progress: Listener = None
     force: Force = False
@@ -525,17 +486,15 @@ class SweepOptions(Cluster):
 
     PANEL = "Run"
     NEEDS = "resume: out"
-    requests: Annotated[
-        int | None, Option("Requests per replication. Default: as many as the load needs; for engines 100,000.")
-    ] = None
-    replications: Annotated[int, Option("Least number of independent replications.")] = 5
-    warmup: Annotated[float | None, "Share of each replication discarded as warm-up. Default: measured."] = None
+    requests: int | None = option("Requests per replication. Default: as many as the load needs; for engines 100,000.")
+    replications: int = option("Least number of independent replications.", 5)
+    warmup: float | None = setting("Share of each replication discarded as warm-up. Default: measured.")
     seed: Seed = 0
-    sla: Annotated[Duration | None, Option("Latency SLA per response, such as 20ms; attainment is reported.")] = None
-    out: Annotated[Path | None, Option("Write the runs into one Parquet file.")] = None
-    resume: Annotated[bool, Option("Keep the runs that --out contains already.")] = False
-    workers: Annotated[int | None, "Runs at a time. Default: one per core."] = None
-    running: Annotated["Running | None", "workers, backend and scheduler in one record."] = None
+    sla: Duration | None = option("Latency SLA per response, such as 20ms; attainment is reported.")
+    out: Path | None = option("Write the runs into one Parquet file.")
+    resume: bool = option("Keep the runs that --out contains already.", False)
+    workers: int | None = setting("Runs at a time. Default: one per core.")
+    running: "Running | None" = setting("workers, backend and scheduler in one record.")
     progress: Listener = None
     force: Force = False
 
@@ -546,20 +505,16 @@ class PolicyMachine(SweepOptions):
 
     PANEL = "Machine"
     EXCLUDES = "sla sla_ms"
-    sla_ms: Annotated[float | None, "The SLA as a number of milliseconds."] = None
-    nominal: Annotated[
-        Mapping[str, str] | Sequence[str] | None,
-        Option(
-            "A path by nominal numbers: gpu:launch=8ms,slope=0.05ms, amx:p50=2ms, short gpu=8ms+0.05ms*256."
-            " Repeatable.",
-            "--nominal --path",
-        ),
-    ] = None
+    sla_ms: float | None = setting("The SLA as a number of milliseconds.")
+    nominal: Mapping[str, str] | Sequence[str] | None = option(
+        "A path by nominal numbers: gpu:launch=8ms,slope=0.05ms, amx:p50=2ms, short gpu=8ms+0.05ms*256. Repeatable.",
+        names="--nominal --path",
+    )
     tokens_per_request: Tokens = None
-    service: Annotated[Service, "Service-time distribution."] = "fitted"
-    servers: Annotated[Mapping[str, int] | None, 'Servers of a path, {"amx": 2}.'] = None
-    buckets: Annotated[Sequence[int] | str | None, "Batch sizes that the main path pads to: 1,2,4,8."] = None
-    precision: Annotated[float | None, "Relative precision of p99 to reach, such as 0.01."] = None
+    service: Service = setting("Service-time distribution.", "fitted")
+    servers: Mapping[str, int] | None = setting('Servers of a path, {"amx": 2}.')
+    buckets: Sequence[int] | str | None = setting("Batch sizes that the main path pads to: 1,2,4,8.")
+    precision: float | None = setting("Relative precision of p99 to reach, such as 0.01.")
 
 
 @dataclass(frozen=True)
@@ -575,18 +530,16 @@ class PolicySettings(Request):
     """Settings of batching policies."""
 
     PANEL = "Policies"
-    batch: Annotated[int | None, Option("fixed: batch size.")] = None
-    window: Annotated[Duration | None, "window: batching timeout, such as 2ms."] = None
-    t_cut: Annotated[
-        Duration | None, Option("cutoff, three-stage: queueing timeout before falling back to the CPU tier.")
-    ] = None
-    b1: Annotated[int | None, "three-stage: smallest batch for the GPU."] = None
-    max_batch: Annotated[int | None, "Largest batch on the main path."] = None
-    rule: Annotated[Literal["amortised", "literal", "total-delay"] | None, "marginal-cost: the rule."] = None
-    longest: Annotated[Duration | None, "marginal-cost, split: longest wait for more requests."] = None
-    merge_below: Annotated[int | None, "split: fewer requests than this wait for more."] = None
+    batch: int | None = option("fixed: batch size.")
+    window: Duration | None = setting("window: batching timeout, such as 2ms.")
+    t_cut: Duration | None = option("cutoff, three-stage: queueing timeout before falling back to the CPU tier.")
+    b1: int | None = setting("three-stage: smallest batch for the GPU.")
+    max_batch: int | None = setting("Largest batch on the main path.")
+    rule: Literal["amortised", "literal", "total-delay"] | None = setting("marginal-cost: the rule.")
+    longest: Duration | None = setting("marginal-cost, split: longest wait for more requests.")
+    merge_below: int | None = setting("split: fewer requests than this wait for more.")
     ageing: Ageing = None
-    settings: Annotated[Mapping[str, Any] | None, 'Settings by name, {"t_cut": "2ms", "batch": 8}.'] = None
+    settings: Mapping[str, Any] | None = setting('Settings by name, {"t_cut": "2ms", "batch": 8}.')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -596,18 +549,17 @@ class SimulatedLoad(Request):
     PANEL = "Load"
     EXCLUDES = "arrivals users load_curve; rate users; rate rate_per_s; arrivals classes; arrivals prompt_lengths"
     NEEDS = "think: users vary; arrival_process: rate rate_per_s vary; ageing: classes arrivals"
-    rate_per_s: Annotated[float | Sequence[float] | None, "The rates as numbers of requests a second."] = None
+    rate_per_s: float | Sequence[float] | None = setting("The rates as numbers of requests a second.")
     arrivals: Arrivals = None
     arrival_process: ArrivalProcess = "poisson"
-    load_curve: Annotated[Path | str | None, "Table (t_s, rate_per_s) of a rate that varies and repeats."] = None
+    load_curve: Path | str | None = setting("Table (t_s, rate_per_s) of a rate that varies and repeats.")
     users: Users = None
     think: Think = "1s"
     classes: Classes = ()
-    prompt_lengths: Annotated[Any, "Recorded requests to draw token lengths from."] = None
-    vary: Annotated[
-        Mapping[str, Iterable[Any]] | str | Sequence[str] | None,
-        Option("Settings to vary: 'rate=10/s,20/s; replicas=1..4'. Repeatable.", "--sweep", list[str], "Run"),
-    ] = None
+    prompt_lengths: Any = setting("Recorded requests to draw token lengths from.")
+    vary: Mapping[str, Iterable[Any]] | str | Sequence[str] | None = option(
+        "Settings to vary: 'rate=10/s,20/s; replicas=1..4'. Repeatable.", names="--sweep", kind=list[str], panel="Run"
+    )
 
 
 RatesOf = Annotated[
@@ -623,13 +575,12 @@ class SimulateRequest(PolicySettings, SimulatedLoad, PolicyMachine):
     NEEDS = "by_prompt: arrivals"
     hardware: Hardware = "hardware.json"
     rate: RatesOf = None
-    policy: Annotated[
-        str | Sequence[str],
-        Option("Batching policy; the first is the baseline. Repeatable.", metavar=Policies, panel="Policies"),
-    ] = "gpu-only"
+    policy: str | Sequence[str] = option(
+        "Batching policy; the first is the baseline. Repeatable.", "gpu-only", metavar=Policies, panel="Policies"
+    )
     _: KW_ONLY
-    by_prompt: Annotated[bool, "With --arrivals: count the prompt's tokens of a request."] = False
-    log: Annotated[Path | None, "Event log of the first 1,000 requests of run 1 (CSV)."] = None
+    by_prompt: bool = setting("With --arrivals: count the prompt's tokens of a request.", False)
+    log: Path | None = setting("Event log of the first 1,000 requests of run 1 (CSV).")
 
 
 @dataclass(frozen=True)
@@ -645,27 +596,23 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
     )
     NEEDS = (
         "switch_at length_error: order vary; prefix_share: route vary; start_up: autoscale replicas_at vary; "
-        "transfer prefill_replicas prefill_lengths: prefill_on; "
+        "transfer prefill_replicas: prefill_on; "
         "route: replicas prefill_replicas autoscale replicas_at vary"
     )
     fit: FitOfEngine = None
     rate: RatesOf = None
-    lengths: Annotated[
-        str | None, Option("Prompt and output tokens of requests at a --rate, such as 512:128.", panel="Load")
-    ] = None
+    lengths: str | None = option("Prompt and output tokens of requests at a --rate, such as 512:128.", panel="Load")
     _: KW_ONLY
     prefill_fit: PrefillFit = None
     hardware: Hardware = "hardware.json"
-    prefill_on: Annotated[Any, Option("Disaggregated prefill, on an engine with this fit.")] = None
-    prefill_replicas: Annotated[int, "Engines that prefill for the others."] = 1
-    prefill_lengths: Annotated[str | None, "Tokens of prompts that they prefill: ..160, 512... Default: all."] = None
+    prefill_on: Any = option("Disaggregated prefill, on an engine with this fit.")
+    prefill_replicas: int = setting("Engines that prefill for the others.", 1)
     transfer: TransferOf = None
-    tenants: Annotated[int, "Users that requests at a rate come from, for routing by prefix."] = 1
-    replicas_at: Annotated[Any, "Table (t_s, replicas): requested replicas over time."] = None
-    autoscale: Annotated[
-        str | None,
-        Option("Autoscaler, METRIC:TARGET:LEAST..MOST: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min."),
-    ] = None
+    tenants: int = setting("Users that requests at a rate come from, for routing by prefix.", 1)
+    replicas_at: Any = setting("Table (t_s, replicas): requested replicas over time.")
+    autoscale: str | None = option(
+        "Autoscaler, METRIC:TARGET:LEAST..MOST: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min."
+    )
     start_up: StartUp = None
     ttft: Ttft = None
     tpot: Tpot = None
@@ -702,26 +649,19 @@ class ValidateRequest(SpecialSettings):
     ]
     _: KW_ONLY
     prefill_fit: PrefillFit = None
-    model: Annotated[
-        str | None, Option("Model to fit to the trace's steps. Default: auto.", metavar="NAME", panel="Step costs")
-    ] = None
-    time: Annotated[Time | None, "What to fit, as for latfit fit. Default: the period if available."] = None
-    where: Annotated[str | None, Option('Use only steps that match: "tp == 8".', panel="Step costs")] = None
-    metrics_after: Annotated[
-        Path | str | None,
-        Option("The server's /metrics after the run, to compare with the engine's counts.", kind=Path),
-    ] = None
-    metrics_before: Annotated[
-        Path | str | None,
-        Option("The server's /metrics before the run. Default: since its start.", kind=Path),
-    ] = None
-    run_steps: Annotated[
-        Any,
-        Option("Steps recorded during the run, to measure the machine's speed.", kind=list[str], metavar="TRACE"),
-    ] = None
-    calibrate: Annotated[bool, Option("Fit speed, host time and start delay on the first third; score the rest.")] = (
-        False
+    model: str | None = option("Model to fit to the trace's steps. Default: auto.", metavar="NAME", panel="Step costs")
+    time: Time | None = setting("What to fit, as for latfit fit. Default: the period if available.")
+    where: str | None = option('Use only steps that match: "tp == 8".', panel="Step costs")
+    metrics_after: Path | str | None = option(
+        "The server's /metrics after the run, to compare with the engine's counts.", kind=Path
     )
+    metrics_before: Path | str | None = option(
+        "The server's /metrics before the run. Default: since its start.", kind=Path
+    )
+    run_steps: Any = option(
+        "Steps recorded during the run, to measure the machine's speed.", kind=list[str], metavar="TRACE"
+    )
+    calibrate: bool = option("Fit speed, host time and start delay on the first third; score the rest.", False)
     seed: Seed = 0
     force: Force = False
 
@@ -738,18 +678,13 @@ class ExportRequest(Request):
         Option("vllm, sglang, trtllm, llamacpp, triton, tensorrt or kubernetes.", argument=True, metavar="TARGET"),
     ]
     _: KW_ONLY
-    model: Annotated[str | None, Option("The model's name or folder, as the engine loads it.")] = None
-    shapes: Annotated[
-        str | Sequence[str],
-        Option("tensorrt: an input, B for the batch: input:Bx3x224x224. Repeatable.", "--shape"),
-    ] = ()
-    begins: Annotated[
-        str | None,
-        Option(
-            "kubernetes: start of the plan's recorded day: '06:30 Europe/Berlin'. Default: 00:00 UTC.",
-            metavar="TIME",
-        ),
-    ] = None
+    model: str | None = option("The model's name or folder, as the engine loads it.")
+    shapes: str | Sequence[str] = option(
+        "tensorrt: an input, B for the batch: input:Bx3x224x224. Repeatable.", (), names="--shape"
+    )
+    begins: str | None = option(
+        "kubernetes: start of the plan's recorded day: '06:30 Europe/Berlin'. Default: 00:00 UTC.", metavar="TIME"
+    )
 
 
 @dataclass(frozen=True)
@@ -760,20 +695,17 @@ class ReportRequest(Request):
     EXCLUDES = "sla sla_ms; rate rate_per_s; sla plan"
     NEEDS = "percentile tokens_per_request: sla sla_ms plan; laws_only: rate rate_per_s"
     paths: Hardware = "hardware.json"
-    out: Annotated[Path | str, Option("Folder for the page and its pictures.", kind=Path, metavar="DIR")] = "reports"
+    out: Path | str = option("Folder for the page and its pictures.", "reports", kind=Path, metavar="DIR")
     sla: Sla = None
-    rate: Annotated[str | None, Option("With --sla: arrival rate, such as 500/s.")] = None
+    rate: str | None = option("With --sla: arrival rate, such as 500/s.")
     _: KW_ONLY
-    sla_ms: Annotated[float | None, "The SLA as a number of milliseconds."] = None
-    rate_per_s: Annotated[float | None, "The rate as a number of requests a second."] = None
+    sla_ms: float | None = setting("The SLA as a number of milliseconds.")
+    rate_per_s: float | None = setting("The rate as a number of requests a second.")
     percentile: Percentile = 99.0
     tokens_per_request: Tokens = None
     laws_only: LawsOnly = False
-    plan: Annotated["Plan | None", "A plan that was made already."] = None
-    trace: Annotated[
-        Any,
-        Option("Measured steps to draw. Default: those of the fits. Repeatable.", kind=list[Path]),
-    ] = None
+    plan: "Plan | None" = setting("A plan that was made already.")
+    trace: Any = option("Measured steps to draw. Default: those of the fits. Repeatable.", kind=list[Path])
 
 
 @dataclass(frozen=True)
@@ -782,60 +714,44 @@ class ProfileRequest(Request):
 
     PANEL = "Steps"
     SHOWN = "model budget device isa dtype grid context threads precision seed out resume"
-    model: Annotated[str, Option("A preset (tiny, smollm2-135m, ..., llama-3.1-8b) or a HuggingFace config.json.")] = (
-        "tiny"
+    model: str = option("A preset (tiny, smollm2-135m, ..., llama-3.1-8b) or a HuggingFace config.json.", "tiny")
+    budget: Duration | None = option("Time to spend, such as 60s or 5min. Default: 60s.", panel="Run")
+    device: Literal["auto", "numpy", "openvino", "torch-cpu", "torch-cuda"] = option(
+        "auto measures everything available.", "auto", panel="Device"
     )
-    budget: Annotated[Duration | None, Option("Time to spend, such as 60s or 5min. Default: 60s.", panel="Run")] = None
-    device: Annotated[
-        Literal["auto", "numpy", "openvino", "torch-cpu", "torch-cuda"],
-        Option("auto measures everything available.", panel="Device"),
-    ] = "auto"
     _: KW_ONLY
-    isa: Annotated[
-        Literal["auto", "amx", "avx512_bf16", "avx512", "avx2"],
-        Option("Cap the instruction set of CPU kernels.", panel="Device"),
-    ] = "auto"
-    dtype: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32", "int8"], Option("auto: bf16 if it is fast.", panel="Device")
-    ] = "auto"
-    threads: Annotated[int | None, Option("Threads. Default: the idle CPUs.", panel="Device")] = None
-    pin: Annotated[str | None, Option("CPUs to pin to: 0,2-5.", panel="Device")] = None
-    processes: Annotated[
-        int | None, Option("Processes that alternate. Default: 3 if memory and budget allow.", panel="Device")
-    ] = None
-    graphs: Annotated[bool, "Whether GPU steps are recorded as CUDA graphs."] = True
-    grid: Annotated[
-        str | None,
-        Option(
-            "Cells such as 'B=1,2,4,8;S=1,16,64,256': every pair with S >= B. S = B decodes; otherwise one request"
-            " prefills S - B + 1 tokens beside B - 1 that decode. Default: as many as fit the budget."
-        ),
-    ] = None
-    context: Annotated[str, Option("Cached tokens of a decode request, one number or several: 128,512.")] = "256"
-    layers: Annotated[int | None, Option("Number of the model's layers to measure.")] = None
-    kernel: Annotated[Literal["step", "gemm", "attention"], "The whole step, products with weights, or attention."] = (
-        "step"
+    isa: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2"] = option(
+        "Cap the instruction set of CPU kernels.", "auto", panel="Device"
     )
-    engine: Annotated[
-        Literal["kernels", "transformers"],
-        Option("transformers: HuggingFace's continuous batching, random weights."),
-    ] = "kernels"
-    history: Annotated[str, "Cached tokens before a prefill chunk: 0,1024."] = "0"
-    cache: Annotated[Literal["warm", "cold"], "cold: flushed before every step."] = "warm"
-    design: Annotated[
-        Literal["auto", "adaptive", "grid"],
+    dtype: Literal["auto", "bf16", "fp16", "fp32", "int8"] = option("auto: bf16 if it is fast.", "auto", panel="Device")
+    threads: int | None = option("Threads. Default: the idle CPUs.", panel="Device")
+    pin: str | None = option("CPUs to pin to: 0,2-5.", panel="Device")
+    processes: int | None = option("Processes that alternate. Default: 3 if memory and budget allow.", panel="Device")
+    graphs: bool = setting("Whether GPU steps are recorded as CUDA graphs.", True)
+    grid: str | None = option(
+        "Cells such as 'B=1,2,4,8;S=1,16,64,256': every pair with S >= B. S = B decodes; otherwise one request"
+        " prefills S - B + 1 tokens beside B - 1 that decode. Default: as many as fit the budget."
+    )
+    context: str = option("Cached tokens of a decode request, one number or several: 128,512.", "256")
+    layers: int | None = option("Number of the model's layers to measure.")
+    kernel: Literal["step", "gemm", "attention"] = setting(
+        "The whole step, products with weights, or attention.", "step"
+    )
+    engine: Literal["kernels", "transformers"] = option(
+        "transformers: HuggingFace's continuous batching, random weights.", "kernels"
+    )
+    history: str = setting("Cached tokens before a prefill chunk: 0,1024.", "0")
+    cache: Literal["warm", "cold"] = setting("cold: flushed before every step.", "warm")
+    design: Literal["auto", "adaptive", "grid"] = setting(
         "adaptive: a grid of five times the budget, the most informative cells first; grid: every cell three times.",
-    ] = "auto"
-    precision: Annotated[
-        float, Option("Stop once every median has this relative precision (95 % interval).", panel="Run")
-    ] = 0.03
+        "auto",
+    )
+    precision: float = option("Stop once every median has this relative precision (95 % interval).", 0.03, panel="Run")
     seed: Seed = 0
-    out: Annotated[
-        Path | str | None, "File of the trace; a journal beside it keeps what is measured until the end."
-    ] = None
-    resume: Annotated[bool, Option("Continue a run that was interrupted or killed.", panel="Run")] = False
-    progress: Annotated["Callable[[Measuring], None] | None", "Called with the state of the run."] = None
-    announce: Annotated["Callable[[Announcement], None] | None", "Called before a device is measured."] = None
+    out: Path | str | None = setting("File of the trace; a journal beside it keeps what is measured until the end.")
+    resume: bool = option("Continue a run that was interrupted or killed.", False, panel="Run")
+    progress: "Callable[[Measuring], None] | None" = setting("Called with the state of the run.")
+    announce: "Callable[[Announcement], None] | None" = setting("Called before a device is measured.")
 
 
 @dataclass(frozen=True)
@@ -845,15 +761,11 @@ class RecordRequest(Request):
     PANEL = "Recording"
     url: Server
     _: KW_ONLY
-    duration: Annotated[Duration, Option("How long to record; Ctrl-C ends it earlier.")] = "10min"
-    every: Annotated[Duration, Option("Polling interval: the shortest window.")] = "1s"
-    out: Annotated[Path | str, Option("Trace to write; the fit and texts of /metrics go next to it.", kind=Path)] = (
-        "trace.parquet"
-    )
-    path: Annotated[str | None, Option("Label of the execution path: gpu, cpu, ...", metavar="NAME")] = None
-    progress: Annotated[Callable[..., None] | None, "Called with each reading: seconds so far, seconds asked for."] = (
-        None
-    )
+    duration: Duration = option("How long to record; Ctrl-C ends it earlier.", "10min")
+    every: Duration = option("Polling interval: the shortest window.", "1s")
+    out: Path | str = option("Trace to write; the fit and texts of /metrics go next to it.", "trace.parquet", kind=Path)
+    path: str | None = option("Label of the execution path: gpu, cpu, ...", metavar="NAME")
+    progress: Callable[..., None] | None = setting("Called with each reading: seconds so far, seconds asked for.")
 
 
 @dataclass(frozen=True)
@@ -863,33 +775,26 @@ class TuneRequest(Request):
     PANEL = "Tuning"
     SHOWN = "command rate lengths ttft tpot url load max_restarts budget out dry_run"
     EXCLUDES = "url command"
-    command: Annotated[
-        Sequence[str],
-        Option(
-            "What starts the engine: -- vllm serve MODEL ...", kind=list[str] | None, argument=True, metavar="COMMAND"
-        ),
-    ] = ()
+    command: Sequence[str] = option(
+        "What starts the engine: -- vllm serve MODEL ...", (), kind=list[str] | None, argument=True, metavar="COMMAND"
+    )
     _: KW_ONLY
     rate: RateOf = None
-    lengths: Annotated[
-        str | None, Option("Prompt and output tokens: 2000:300, or 2000:300:0.8 (they vary).", panel="Load")
-    ] = None
+    lengths: str | None = option("Prompt and output tokens: 2000:300, or 2000:300:0.8 (they vary).", panel="Load")
     ttft: Ttft = None
     tpot: Tpot = None
-    url: Annotated[str | None, Option("A running engine that you restart by hand when asked.")] = None
-    load: Annotated[Duration, Option("How long to send requests at each rate.")] = "1min"
-    max_restarts: Annotated[int, Option("Most restarts of the engine.", min=1)] = 2
-    budget: Annotated[Duration, Option("Time after which the engine is not restarted again.")] = "20min"
-    out: Annotated[Path | str, Option("Folder for traces, fit, plan, settings and logs.", kind=Path, metavar="DIR")] = (
-        "tuned"
-    )
-    dry_run: Annotated[bool, Option("Show what would be done.")] = False
-    token: Annotated[str | None, "Bearer token of the engine."] = None
+    url: str | None = option("A running engine that you restart by hand when asked.")
+    load: Duration = option("How long to send requests at each rate.", "1min")
+    max_restarts: int = option("Most restarts of the engine.", 2, min=1)
+    budget: Duration = option("Time after which the engine is not restarted again.", "20min")
+    out: Path | str = option("Folder for traces, fit, plan, settings and logs.", "tuned", kind=Path, metavar="DIR")
+    dry_run: bool = option("Show what would be done.", False)
+    token: str | None = setting("Bearer token of the engine.")
     seed: Seed = 0
-    restart: Annotated[
-        Callable[[str], None] | None, "Called with the options for an engine at url; returns when it is up."
-    ] = None
-    progress: Annotated[Callable[[str], None] | None, "Called with each step, in words."] = None
+    restart: Callable[[str], None] | None = setting(
+        "Called with the options for an engine at url; returns when it is up."
+    )
+    progress: Callable[[str], None] | None = setting("Called with each step, in words.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -898,12 +803,12 @@ class RunningEngine(EngineLimits):
 
     EXCLUDES = "fit hardware"
     NEEDS = "prefill_fit: fit; kv_blocks block_size synchronous at_measured_speed: fit hardware"
-    fit: Annotated[Any, Option("Step costs: simulate what a change would do.", metavar="FIT")] = None
+    fit: Any = option("Step costs: simulate what a change would do.", metavar="FIT")
     prefill_fit: PrefillFit = None
-    hardware: Annotated[Any, "Instead of --fit: the machine's profile, its gpu path."] = None
+    hardware: Any = setting("Instead of --fit: the machine's profile, its gpu path.")
     ttft: Ttft = None
     tpot: Tpot = None
-    at_measured_speed: Annotated[bool, Option("Simulate at the measured speed, even far from the fit's.")] = False
+    at_measured_speed: bool = option("Simulate at the measured speed, even far from the fit's.", False)
 
 
 @dataclass(frozen=True)
@@ -914,8 +819,8 @@ class WatchRequest(RunningEngine):
     SHOWN = "ttft tpot fit window every max_num_seqs max_num_batched_tokens kv_blocks at_measured_speed"
     url: Server
     _: KW_ONLY
-    window: Annotated[Duration, Option("Length of the window that figures cover.")] = "30s"
-    every: Annotated[Duration, Option("How often to read the engine.")] = "1s"
+    window: Duration = option("Length of the window that figures cover.", "30s")
+    every: Duration = option("How often to read the engine.", "1s")
 
 
 @dataclass(frozen=True)
@@ -925,16 +830,13 @@ class DoctorRequest(RunningEngine):
     PANEL = "Reading"
     SHOWN = "ttft tpot fit duration max_num_seqs max_num_batched_tokens kv_blocks at_measured_speed"
     NEEDS = "ttft tpot seed: fit hardware"
-    url: Annotated[
-        str | None,
-        Option(
-            "A running engine. Default: one on this machine, else the machine itself.", argument=True, metavar="URL"
-        ),
-    ] = None
+    url: str | None = option(
+        "A running engine. Default: one on this machine, else the machine itself.", argument=True, metavar="URL"
+    )
     _: KW_ONLY
-    duration: Annotated[Duration, Option("How long to read the engine.")] = "10s"
+    duration: Duration = option("How long to read the engine.", "10s")
     seed: Seed = 0
-    progress: Annotated[Callable[[float, float], None] | None, "Called with (seconds, of)."] = None
+    progress: Callable[[float, float], None] | None = setting("Called with (seconds, of).")
 
 
 @dataclass(frozen=True)
@@ -954,44 +856,36 @@ class ServeRequest(Request):
         ),
     ]
     _: KW_ONLY
-    policy: Annotated[
-        Literal["gpu-only", "three-stage", "cutoff", "split"] | None,
-        Option("Default: three-stage with two engines."),
-    ] = None
-    times: Annotated[
-        Mapping[str, Duration] | Sequence[str] | None, Option("Typical time of a response: gpu=800ms. Repeatable.")
-    ] = None
-    hardware: Annotated[Any, Option("Profile whose fits give that time, for requests of --lengths.")] = None
-    lengths: Annotated[str, Option("Prompt and output tokens: 500:200.")] = "500:200"
-    slots: Annotated[
-        Mapping[str, int] | Sequence[str] | None,
-        Option("Concurrent requests of an engine: gpu=8. Repeatable."),
-    ] = None
-    t_cut: Annotated[Duration | None, Option("Queueing timeout before falling back to the second engine.")] = None
-    learn: Annotated[bool, Option("Learn response times while serving.")] = False
-    classes: Annotated[
-        Sequence[str] | None,
-        Option("Class that requests name in the header x-latfit-class. Repeatable, most urgent first.", "--class"),
-    ] = None
-    ageing: Annotated[Duration | None, Option("Waiting time worth one class, such as 5s; else strict priority.")] = None
-    host: Annotated[str, Option("Address to listen at; 0.0.0.0 for all.", panel="Listening")] = "127.0.0.1"
-    port: Annotated[int, Option("Port; 0 for any that is free.", min=0, max=65535, panel="Listening")] = 8080
-    token: Annotated[str | None, "What callers must bear."] = None
-    token_file: Annotated[
-        Path | None,
-        Option("File with the bearer token that clients must send; else $LATFIT_TOKEN.", panel="Listening"),
-    ] = None
-    engine_token: Annotated[str | None, "Sent to the engines."] = None
-    most_waiting: Annotated[int, "Most queued requests; others are rejected (429)."] = 256
-    max_body: Annotated[str, "Largest body of a request (413)."] = "8MiB"
-    max_memory: Annotated[str, "Bodies of all requests together (429)."] = "256MiB"
-    connect: Annotated[Duration, "Until an engine is connected."] = "5s"
-    first_byte: Annotated[
-        Duration, Option("Timeout until a response begins; if not streamed, until it is complete.", panel="Timeouts")
-    ] = "5min"
-    between: Annotated[Duration, "From one piece of a reply to the next, on either side."] = "1min"
-    drain: Annotated[Duration, Option("Time for running requests to finish after a stop.", panel="Timeouts")] = "30s"
-    ready: Annotated[Callable[[str], None] | None, "Called with the address and the rule in words."] = None
+    policy: Literal["gpu-only", "three-stage", "cutoff", "split"] | None = option(
+        "Default: three-stage with two engines."
+    )
+    times: Mapping[str, Duration] | Sequence[str] | None = option("Typical time of a response: gpu=800ms. Repeatable.")
+    hardware: Any = option("Profile whose fits give that time, for requests of --lengths.")
+    lengths: str = option("Prompt and output tokens: 500:200.", "500:200")
+    slots: Mapping[str, int] | Sequence[str] | None = option("Concurrent requests of an engine: gpu=8. Repeatable.")
+    t_cut: Duration | None = option("Queueing timeout before falling back to the second engine.")
+    learn: bool = option("Learn response times while serving.", False)
+    classes: Sequence[str] | None = option(
+        "Class that requests name in the header x-latfit-class. Repeatable, most urgent first.", names="--class"
+    )
+    ageing: Duration | None = option("Waiting time worth one class, such as 5s; else strict priority.")
+    host: str = option("Address to listen at; 0.0.0.0 for all.", "127.0.0.1", panel="Listening")
+    port: int = option("Port; 0 for any that is free.", 8080, min=0, max=65535, panel="Listening")
+    token: str | None = setting("What callers must bear.")
+    token_file: Path | None = option(
+        "File with the bearer token that clients must send; else $LATFIT_TOKEN.", panel="Listening"
+    )
+    engine_token: str | None = setting("Sent to the engines.")
+    most_waiting: int = setting("Most queued requests; others are rejected (429).", 256)
+    max_body: str = setting("Largest body of a request (413).", "8MiB")
+    max_memory: str = setting("Bodies of all requests together (429).", "256MiB")
+    connect: Duration = setting("Until an engine is connected.", "5s")
+    first_byte: Duration = option(
+        "Timeout until a response begins; if not streamed, until it is complete.", "5min", panel="Timeouts"
+    )
+    between: Duration = setting("From one piece of a reply to the next, on either side.", "1min")
+    drain: Duration = option("Time for running requests to finish after a stop.", "30s", panel="Timeouts")
+    ready: Callable[[str], None] | None = setting("Called with the address and the rule in words.")
 
 
 @dataclass(frozen=True)
@@ -1000,18 +894,17 @@ class ReplayRequest(Request):
 
     PANEL = "Replay"
     EXCLUDES = "load rate"
-    policy: Annotated[
-        str | Sequence[str],
-        Option("Policies, with commas between them: gpu-only,three-stage,cutoff.", kind=str),
-    ] = "gpu-only,three-stage"
-    load: Annotated[Any, Option("Loads as shares of the main path's capacity. Default: 50%,70%.", kind=str)] = None
+    policy: str | Sequence[str] = option(
+        "Policies, with commas between them: gpu-only,three-stage,cutoff.", "gpu-only,three-stage", kind=str
+    )
+    load: Any = option("Loads as shares of the main path's capacity. Default: 50%,70%.", kind=str)
     _: KW_ONLY
-    rate: Annotated[Any, Option("Arrival rates instead of --load: 100/s,200/s.", kind=str)] = None
-    duration_each: Annotated[Duration, Option("How long each run lasts.", "--duration")] = "20s"
-    executors: Annotated["Sequence[Executor] | None", "The main path and the side path, if there is one."] = None
-    model: Annotated[str, Option("Model whose decode steps run.")] = "tiny"
-    launch: Annotated[Duration, "How long each batch takes to get to the stand-in for a GPU."] = "8ms"
-    max_batch: Annotated[int, "Its largest batch."] = 32
+    rate: Any = option("Arrival rates instead of --load: 100/s,200/s.", kind=str)
+    duration_each: Duration = option("How long each run lasts.", "20s", names="--duration")
+    executors: "Sequence[Executor] | None" = setting("The main path and the side path, if there is one.")
+    model: str = option("Model whose decode steps run.", "tiny")
+    launch: Duration = setting("How long each batch takes to get to the stand-in for a GPU.", "8ms")
+    max_batch: int = setting("Its largest batch.", 32)
     seed: Seed = 0
     progress: Listener = None
 
@@ -1020,7 +913,7 @@ class ReplayRequest(Request):
 class CatalogRequest(Request):
     """The catalogue of step models, or one of its systems."""
 
-    name: Annotated[str | None, Option("A system, such as rtx4090/llama-3.1-8b.", argument=True, metavar="NAME")] = None
+    name: str | None = option("A system, such as rtx4090/llama-3.1-8b.", argument=True, metavar="NAME")
 
 
 @dataclass(frozen=True)
@@ -1030,12 +923,10 @@ class CatalogAddRequest(Request):
     PANEL = "Entry"
     fit: Annotated[Any, Option("A fit file (NAME.fit.json).", kind=Path, argument=True, metavar="FIT")]
     _: KW_ONLY
-    name: Annotated[str | None, Option("GPU/MODEL, with @tp2 for tensor parallelism. Default: as the trace says.")] = (
-        None
-    )
-    folder: Annotated[Path | str | None, Option("Folder of entries. Default: $LATFIT_CATALOG.", kind=Path)] = None
-    source: Annotated[str | None, "Where the steps come from."] = None
-    weights: Annotated[float | None, "Parameters of the model, for scaling."] = None
+    name: str | None = option("GPU/MODEL, with @tp2 for tensor parallelism. Default: as the trace says.")
+    folder: Path | str | None = option("Folder of entries. Default: $LATFIT_CATALOG.", kind=Path)
+    source: str | None = setting("Where the steps come from.")
+    weights: float | None = setting("Parameters of the model, for scaling.")
 
 
 LedgerFile = Annotated[Path | str, Option("The ledger's file.", kind=Path, panel="Ledger")]
@@ -1056,15 +947,12 @@ class LedgerAddRequest(Request):
         Path | str,
         Option("A plan for requests (latfit plan --out), or tune.json.", kind=Path, argument=True, metavar="PLAN"),
     ]
-    run: Annotated[
-        Any,
-        Option(
-            "The measured run: vllm bench serve --save-detailed, GuideLLM, a table. tune.json has its own.",
-            kind=Path | None,
-            argument=True,
-            metavar="RUN",
-        ),
-    ] = None
+    run: Any = option(
+        "The measured run: vllm bench serve --save-detailed, GuideLLM, a table. tune.json has its own.",
+        kind=Path | None,
+        argument=True,
+        metavar="RUN",
+    )
     _: KW_ONLY
     ledger: LedgerFile = "ledger.json"
 
@@ -1077,18 +965,13 @@ class AddPathRequest(Request):
     EXCLUDES = "fit nominal"
     NEEDS = "force: fit nominal"
     name: PathName
-    fit: Annotated[Path | None, Option("A .fit.json file.", argument=True, metavar="FIT")] = None
-    nominal: Annotated[
-        str | None,
-        Option('Numbers without a measurement: "p50=2ms", "launch=0.5ms,slope=0.02ms".', "--nominal --quoted"),
-    ] = None
-    force: Annotated[bool, Option("Replace a measured path by nominal numbers or by another system's fit.")] = False
-    flops: Annotated[float | None, Option("Peak FLOP/s of the machine, such as 989e12.", panel="Machine")] = None
-    bandwidth: Annotated[float | None, Option("Memory bandwidth in bytes/s, such as 3.35e12.", panel="Machine")] = None
-    flops_per_token: Annotated[
-        float | None, Option("FLOP per token, about twice the model's parameters.", panel="Machine")
-    ] = None
-    step_bytes: Annotated[
-        float | None, Option("Bytes read by every step, about the size of the weights.", panel="Machine")
-    ] = None
-    price: Annotated[float | None, Option("Price per hour, in any one currency.", panel="Machine")] = None
+    fit: Path | None = option("A .fit.json file.", argument=True, metavar="FIT")
+    nominal: str | None = option(
+        'Numbers without a measurement: "p50=2ms", "launch=0.5ms,slope=0.02ms".', names="--nominal --quoted"
+    )
+    force: bool = option("Replace a measured path by nominal numbers or by another system's fit.", False)
+    flops: float | None = option("Peak FLOP/s of the machine, such as 989e12.", panel="Machine")
+    bandwidth: float | None = option("Memory bandwidth in bytes/s, such as 3.35e12.", panel="Machine")
+    flops_per_token: float | None = option("FLOP per token, about twice the model's parameters.", panel="Machine")
+    step_bytes: float | None = option("Bytes read by every step, about the size of the weights.", panel="Machine")
+    price: float | None = option("Price per hour, in any one currency.", panel="Machine")
