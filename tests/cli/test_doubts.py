@@ -40,41 +40,6 @@ class TestFit:
         assert stored["bootstrap"]["resamples"] == 60
         assert stored["draws"]["source"] == "bootstrap, rows"
 
-    def test_a_prior_reaches_the_interval(self, trace: Path, capsys: Captured) -> None:
-        plain, told = (
-            answer(capsys, "fit", trace, "--model", "saturation", *more)["parameters"]
-            for more in ((), ("--set", "prior=P_max=60:0.05"))
-        )
-        assert told["P_max"]["std_error"] < 0.06 < plain["P_max"]["std_error"]
-
-    @pytest.mark.parametrize(
-        "mistake",
-        [
-            ("--set", "intervals=magic"),
-            ("--bootstrap", 3),
-            ("--set", "prior=P_max=60"),
-            ("--set", "prior=P_max=60:0"),
-            ("--fix", "P_max=fast"),
-        ],
-    )
-    def test_mistakes_are_wrong_usage(self, mistake: tuple[object, ...], trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, "--model", "saturation", *mistake) == 2
-        err = capsys.readouterr().err
-        assert str(mistake[0]) in err
-        assert "Traceback" not in err
-        assert not Path("trace.fit.json").exists()
-
-
-class TestSensitivity:
-    def test_without_sizes_a_grid_over_what_was_measured(self, trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, "--model", "saturation", "--path", "cpu", "-q") == 0
-        assert latfit("predict", "trace.fit.json", "--sensitivity") == 0
-        out = capsys.readouterr().out
-        assert "Which term is the largest" in out
-        assert "work" in out
-        assert latfit("predict", "trace.fit.json", "--sensitivity", "-S", 10**7) == 3
-        assert latfit("predict", "trace.fit.json", "--sensitivity", "--data", "x.csv") == 2
-
 
 class TestDecodeOnly:
     @pytest.fixture
@@ -87,21 +52,6 @@ class TestDecodeOnly:
         assert "tau_B + tau_S = 0.0" in printed
         assert "decode steps only" in printed
         return in_tmp / "decode.fit.json"
-
-    def test_prefill_is_flagged_and_refused_when_strict(self, fitted: Path, capsys: Captured) -> None:
-        decode, prefill = answer(capsys, "predict", fitted, "-B", 8, "-S", 8, "-S", 512)["rows"]
-        assert (decode["outside_domain"], decode["why_outside"]) == (False, "")
-        assert prefill["outside_domain"]
-        assert "prefill not identified" in prefill["why_outside"]
-        assert (prefill["low"], prefill["high"]) == (None, None)
-        assert latfit("predict", fitted, "-B", 8, "-S", 512, "--strict") == 3
-        assert "decode steps only" in capsys.readouterr().err
-        assert latfit("predict", fitted, "-B", 8, "--strict") == 0
-
-    def test_its_slopes_are_along_decode(self, fitted: Path, capsys: Captured) -> None:
-        found = answer(capsys, "predict", fitted, "--sensitivity", "-B", 16)["sensitivity"]
-        assert found["dT_dB"][0][0] == pytest.approx(0.05, rel=0.05)
-        assert found["dT_dS"] == [[None]]
 
 
 def test_the_cached_context_is_typical_unless_it_is_named(in_tmp: Path, capsys: Captured) -> None:

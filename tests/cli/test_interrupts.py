@@ -13,7 +13,6 @@ import pytest
 from benchmarks.soak.interrupts import INTERRUPTED, marked, processes_of
 from pyarrow.parquet import read_table
 
-from latfit.api import Fit
 from latfit.cli.app import run
 from latfit.hardware import read_hardware
 from latfit.model import read_fit
@@ -63,27 +62,6 @@ def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
     assert left <= {"many.parquet", "hardware.json"}
 
 
-def test_a_fit_whose_writing_is_interrupted_is_not_entered(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The hardware profile names no path whose fit is nowhere, and what is told agrees with what is there."""
-    write_systems("many.parquet", 4)
-    save = Fit.save
-    saved: list[Path] = []
-
-    def interrupted_the_second_time(fit: Fit, file: str | Path) -> None:
-        if saved:
-            raise KeyboardInterrupt
-        save(fit, file)
-        saved.append(Path(file))
-
-    monkeypatch.setattr(Fit, "save", interrupted_the_second_time)
-    assert run(["fit", "many.parquet", "--each", "--path", "{model}"]) in INTERRUPTED
-    assert "Stopped: 1 fits of 4 systems are written." in capsys.readouterr().err
-    assert list(Path.cwd().glob("many.*.fit.json")) == [Path.cwd() / file for file in saved]
-    assert len(read_hardware(Path("hardware.json")).paths) == 1
-
-
 @pytest.mark.nightly
 def test_a_sweep_goes_on_from_the_runs_that_are_done(in_tmp: Path) -> None:
     asked = (
@@ -96,14 +74,3 @@ def test_a_sweep_goes_on_from_the_runs_that_are_done(in_tmp: Path) -> None:
     again = asked.partition("max-batch=")[0] + f"max-batch={done[0]} --resume"
     assert run(again.split()) == 0
     assert read_table("runs.parquet").column("max_batch").to_pylist() == done[:1]
-
-
-def test_a_long_replication_is_not_waited_for(in_tmp: Path) -> None:
-    """One takes half a minute of a processor and more; what is interrupted after 4 s has to end long before."""
-    begun = time.monotonic()
-    told = interrupted(
-        "simulate policies --nominal gpu:launch=8ms,slope=0.05ms --policy gpu-only --rate 100/s --requests 100000000",
-        lambda: time.monotonic() - begun > 4,
-        within_s=15,
-    )
-    assert told == ""  # nothing that could be kept was done

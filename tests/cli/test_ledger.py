@@ -108,27 +108,6 @@ def test_requests_without_an_answer_are_slower_than_any_limit(
     assert found["kept"] == 0
 
 
-def test_a_run_with_longer_answers_does_not_count(
-    planned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(planned)
-    rows = pd.read_csv("as-planned.csv")
-    rows["output_tokens"] *= 2
-    rows.to_csv(tmp_path / "longer.csv", index=False)
-    add = ["ledger", "add", "plan.json", str(tmp_path / "longer.csv"), "--ledger", str(tmp_path / "ledger.json")]
-    assert run([*add, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["promises"] == 0
-
-
-def test_a_run_is_added_once(planned: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(planned)
-    add = ["ledger", "add", "plan.json", "as-planned.csv", "--ledger", str(tmp_path / "ledger.json"), "--quiet"]
-    assert run(add) == 0
-    before = (tmp_path / "ledger.json").read_bytes()
-    assert run(add) == 3
-    assert (tmp_path / "ledger.json").read_bytes() == before
-
-
 def test_a_plan_that_promises_nothing_is_refused(
     planned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -171,11 +150,6 @@ def entry(rate: float, *, measured_ms: float = 100.0, covered: bool = True) -> L
         requests=10_000,
         figures=[figure],
     )
-
-
-def test_runs_of_another_load_do_not_count() -> None:
-    ledger = Ledger([entry(10.2), entry(12.0, measured_ms=500.0)])
-    assert ledger.kept == (1, 1)
 
 
 def test_coverage_has_the_interval_of_clopper_and_pearson() -> None:

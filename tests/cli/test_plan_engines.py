@@ -1,7 +1,6 @@
 """`latfit plan` for requests with lengths: its answer stands where the simulator of engines is asked the same."""
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,17 @@ def planned(fit: Path, capsys: Captured, *more: str, load: Sequence[str] = LOAD,
     assert run(line) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def words_of(name: str, value: Any) -> list[str]:
+    """A setting as an option of `latfit simulate engine`."""
+    if value is None or value is False:
+        return []
+    if name == "synchronous":
+        return ["--synchronous"]
+    if name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "order", "batching"):
+        return [f"--{name.replace('_', '-')}", str(value)]
+    return ["--set", f"{name}={'yes' if value is True else value}"]
 
 
 def write_conversations(path: Path, *, contents: bool) -> None:
@@ -127,51 +137,6 @@ def test_prefill_apart_is_cheaper_here_and_the_simulator_gives_the_same_figures(
     assert reached == {"p99 TTFT": again["ttft_ms"]["p99"], "p99 TPOT": again["tpot_ms"]["p99"]}
 
 
-def words_of(name: str, value: Any) -> list[str]:
-    """A setting as an option of `latfit simulate engine`."""
-    if value is None or value is False:
-        return []
-    if name == "synchronous":
-        return ["--synchronous"]
-    if name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "order", "batching"):
-        return [f"--{name.replace('_', '-')}", str(value)]
-    return ["--set", f"{name}={'yes' if value is True else value}"]
-
-
-@pytest.mark.parametrize("more", [["--replicas", "2"], ["--users", "20"]])
-def test_a_transfer_contradicts(fitted: Path, capsys: Captured, more: list[str]) -> None:
-    load = ["--lengths", "300:40"] if "--users" in more else [*LOAD]
-    line = ["plan", "--fit", str(fitted), *load, *LIMITS, "--kv-blocks", "4000", "--transfer", "2ms", *more]
-    assert run(line) == 2
-    assert "contradict" in capsys.readouterr().err
-
-
-def test_what_a_fit_of_means_over_windows_leaves_open_is_told(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    """How single steps scatter is not in such a fit; which of its parameters are identified is no matter of a plan."""
-    document = json.loads(fitted.read_text())
-    codes = ("window_means", "not_identified")
-    document["warnings"] = [{"code": code, "message": f"About {code}.", "remedy": "Do this."} for code in codes]
-    Path("windows.fit.json").write_text(json.dumps(document))
-    found = planned(Path("windows.fit.json"), capsys, "--replicas", "2")
-    assert [each["code"] for each in found["warnings"]] == ["window_means"]
-    assert found["promise"] == "likely"
-
-
-def test_slower_steps_are_those_of_a_slower_machine(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    """Planned for steps 20 % slower: as by a fit whose times are all 1.2 times as long."""
-    fixed = ("--set", "max_num_seqs=32", "--set", "max_num_batched_tokens=2048", "--replicas", "1")
-    found = planned(fitted, capsys, *fixed, "--set", "steps_slower=20%")
-    assert "Steps take 20 % longer than fitted." in found["notes"]
-    trace = latfit.read(fitted.parent / "steps.parquet").trace
-    slow = latfit.fit(trace.with_columns(T_ms=1.2 * trace["T_ms"]), model="linear")
-    slow.save(in_tmp / "slow.fit.json")
-    again = planned(in_tmp / "slow.fit.json", capsys, *fixed)
-    for metric in ("ttft_ms", "tpot_ms"):
-        assert found["outcome"][metric]["p99"] == pytest.approx(again["outcome"][metric]["p99"], rel=0.01)
-    assert run(["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--set", "steps_slower=-100%"]) == 2
-    assert "steps_slower" in capsys.readouterr().err
-
-
 def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:
     found = planned(fitted, capsys, load=("--rate", "60/s", "--lengths", "300:40"))
     count = found["replicas"]["value"]
@@ -183,61 +148,6 @@ def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> Non
     )
     assert given["feasible"] is False
     assert given["engine"] is None
-
-
-def test_the_answer_fits_a_screen_and_files_are_written(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    line = ["plan", "--fit", str(fitted), *LOAD, *LIMITS, "--kv-blocks", "4000"]
-    assert run([*line, "--out", "plan.json", "--report", "page"]) == 0
-    assert json.loads(Path("plan.json").read_text())["kind"] == "serving"
-    assert "the targets at 12 req/s" in Path("page/simulation.html").read_text()
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert len(text.splitlines()) <= 24
-    told = " ".join(text.split())
-    assert re.match(
-        r"1 replica (likely )?meets (\(\d\d %\) )?the targets at 12 req/s \(a request is 300 prompt and 40"
-        r" output tokens\): p99",
-        told,
-    )
-    assert "Start each: vllm serve MODEL --max-num-seqs " in told
-    assert "off on unseen steps" in told
-
-
-def test_what_cannot_be_met_has_no_settings(fitted: Path, capsys: Captured) -> None:
-    """A prompt of 300 tokens takes 9 + 0.2 + 9 ms alone."""
-    line = ["plan", "--fit", str(fitted), *LOAD, "--ttft", "15ms", "--kv-blocks", "4000"]
-    assert run(line) == 5
-    out, err = capsys.readouterr()
-    assert out.startswith("Cannot be met at any number of replicas")
-    assert "a request alone has p99 TTFT" in " ".join(out.split())
-    assert "vllm serve" not in out
-    assert "15 ms asked" in err
-
-
-def test_beyond_what_was_measured_is_not_supported(fitted: Path, capsys: Captured) -> None:
-    """Twice as many tokens a step as any that was measured, because somebody asks for them."""
-    more = ("--set", "max_num_batched_tokens=4096")
-    found = planned(fitted, capsys, *more, load=("--rate", "3/s", "--lengths", "4000:20"), code=4)
-    assert found["promise"] == "likely"
-    assert any("above the measured" in each for each in found["unsupported"])
-
-
-def test_recorded_lengths_are_used_or_refused_in_words(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    rows = [f"{0.05 * i:.2f},{200 + i % 90},{30 + i % 20}" for i in range(1200)]
-    Path("day.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *rows]) + "\n")
-    hardware = ("--hardware", str(fitted.parent / "hardware.json"))
-    assert run(["plan", "--sla", "2s", "--arrivals", "day.csv", *hardware]) == 2
-    assert "has the lengths of its requests" in capsys.readouterr().err
-    assert run(["plan", "--sla", "2s", "--arrivals", "day.csv", "--tokens-per-request", "1", *hardware]) in (0, 5)
-    capsys.readouterr()
-    found = planned(fitted, capsys, load=("--arrivals", "day.csv"))
-    assert "1,200 recorded requests, mean 244 prompt and 39.5 output tokens" in found["request"]
-    assert found["rate_per_s"] == pytest.approx(20.0, rel=1e-3)
-    faster = planned(fitted, capsys, load=("--arrivals", "day.csv", "--rate", "50/s"))
-    assert faster["rate_per_s"] == pytest.approx(50.0)
-    grown = planned(fitted, capsys, "--set", "growth=2.5x", load=("--arrivals", "day.csv"))
-    assert grown["rate_per_s"] == pytest.approx(50.0, rel=1e-3)
-    assert grown["targets"][0]["value_ms"] == pytest.approx(faster["targets"][0]["value_ms"], rel=0.02)
 
 
 def test_a_schedule_of_a_day_that_grows(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
@@ -262,15 +172,6 @@ def test_a_schedule_of_a_day_that_grows(fitted: Path, in_tmp: Path, capsys: Capt
     assert grown["replicas"]["value"] > as_it_came["replicas"]["value"]
 
 
-def test_users_who_wait_for_their_answers(fitted: Path, capsys: Captured) -> None:
-    """Their rate is their number over the time of a cycle (Little's law)."""
-    found = planned(fitted, capsys, load=("--users", "40", "--think", "2s", "--lengths", "300:40"))
-    outcome = found["outcome"]
-    cycle_s = 2.0 + outcome["latency_ms"]["mean"] / 1e3
-    assert outcome["throughput_per_s"] == pytest.approx(40 / cycle_s, rel=0.05)
-    assert found["users"] == 40
-
-
 def test_classes_have_limits_of_their_own(fitted: Path, capsys: Captured) -> None:
     more = ("--class", "chat:0.3:ttft=300ms,sla=1500ms", "--class", "batch:0.7:20s")
     found = planned(fitted, capsys, *more)
@@ -286,26 +187,6 @@ def test_classes_have_limits_of_their_own(fitted: Path, capsys: Captured) -> Non
     values = {each["target"]: each["value_ms"] for each in found["targets"]}
     assert values["p99 TTFT of chat"] == by_class["chat"]["ttft_ms"]["p99"]
     assert values["p99 latency of batch"] == by_class["batch"]["latency_ms"]["p99"]
-
-
-def test_limits_that_recorded_requests_bring_along_count(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    """Every tenth request wants its answer before any engine could give it."""
-    rows = [f"{0.2 * i:.2f},200,30,{100 if i % 10 == 0 else 60000}" for i in range(500)]
-    Path("day.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens,deadline_ms", *rows]) + "\n")
-    line = ["plan", "--fit", str(fitted), "--arrivals", "day.csv", "--kv-blocks", "4000", "--json"]
-    assert run([*line, "--goodput", "85%"]) == 0
-    assert json.loads(capsys.readouterr().out)["targets"][0]["value_pct"] == pytest.approx(10.0)
-    assert run([*line, "--ttft", "1s"]) == 5
-    capsys.readouterr()
-
-
-def test_goodput_in_place_of_percentiles(fitted: Path, capsys: Captured) -> None:
-    found = planned(fitted, capsys, "--goodput", "99%")
-    (target,) = found["targets"]
-    assert target["met"]
-    assert target["limit_pct"] == pytest.approx(1.0)
-    # What misses a limit is the rest of what the simulator counts as attained.
-    assert target["value_pct"] == pytest.approx(100 * (1 - found["outcome"]["slo_attainment"]), abs=0.05)
 
 
 def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys: Captured) -> None:

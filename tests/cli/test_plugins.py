@@ -32,10 +32,6 @@ def latfit(*arguments: str, plugins: str = ",".join(MODULES)) -> subprocess.Comp
     return subprocess.run(command, env=given, capture_output=True, text=True)
 
 
-def test_the_four_are_one_file_each() -> None:
-    assert MODULES == ["my_reader", "my_model", "my_policy", "my_target"]
-
-
 def test_a_reader_and_a_model(folder: Path) -> None:
     done = latfit("fit", "engine.txt", "--model", "tiles", "--json")
     assert done.returncode == 0, done.stderr
@@ -59,25 +55,3 @@ def test_an_export_target(folder: Path) -> None:
     done = latfit("export", "my-engine", "plan.json")
     assert done.returncode == 0, done.stderr
     assert "slots = " in done.stdout + "".join(each.read_text() for each in folder.glob("**/*.conf"))
-
-
-def test_a_file_that_is_not_there_is_told(folder: Path) -> None:
-    done = latfit("predict", "engine.fit.json", "-B", "1", plugins="nowhere")
-    assert done.returncode == 2
-    assert "LATFIT_PLUGINS: cannot import nowhere" in done.stderr
-
-
-@pytest.mark.parametrize("text", ["def (", "1 / 0", "raise SystemExit(3)"])
-def test_a_file_that_fails_is_told_as_such(text: str, folder: Path) -> None:
-    (folder / "broken.py").write_text(text)
-    done = latfit("predict", "engine.fit.json", "-B", "1", plugins="broken")
-    assert done.returncode == 2
-    assert "LATFIT_PLUGINS: cannot import broken" in done.stderr
-
-
-def test_a_name_that_is_taken_is_refused(folder: Path) -> None:
-    text = FILES["my_model.py"].replace('"tiles"', '"linear"')
-    (folder / "my_model.py").write_text(text)
-    done = latfit("fit", "engine.txt", plugins="my_model")
-    assert done.returncode == 2
-    assert "there is a model called 'linear'" in done.stderr

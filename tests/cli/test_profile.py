@@ -38,18 +38,8 @@ class TestResult:
         pairs = set(zip(trace["B"].tolist(), trace["S"].tolist(), strict=True))
         assert pairs == {(1, 2), (1, 8), (2, 2), (2, 8)}
 
-    def test_a_config_can_be_measured(self, tmp_path: Path) -> None:
-        sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}
-        (tmp_path / "config.json").write_text(json.dumps({**sizes, "vocab_size": 100}))
-        assert run([*QUICK, "--quiet", "--model", "config.json"]) == 0
-        assert read_parquet(Path("trace.parquet")).provenance["model"]["hidden"] == 64
-
 
 class TestResume:
-    def test_nothing_to_resume_is_a_new_run(self) -> None:
-        assert run([*QUICK, "--quiet", "--resume"]) == 0
-        assert [path.name for path in Path.cwd().iterdir()] == ["trace.parquet"]
-
     def test_killed_at_any_moment_loses_at_most_a_visit(self, capsys: pytest.CaptureFixture[str]) -> None:
         """kill -9 in the middle; what the journal holds is in the trace of the run that goes on."""
         options = ["1e-9" if before == "--precision" else option for before, option in pairwise(["", *QUICK])]
@@ -77,54 +67,6 @@ class TestResume:
         assert len(trace) >= len(samples)
         assert len(set(trace["run"])) == 2
         assert not journal.exists()
-
-
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("options", "code", "found"),
-        [
-            (["--budget", "60"], 2, "--budget"),
-            (["--budget", "-3s"], 2, "--budget"),
-            (["--quiet", "--budget", "1ms"], 2, "--budget"),
-            (["--grid", "B=0;S=4"], 2, "--grid"),
-            (["--context", "many"], 2, "--context"),
-            (["--threads", "0"], 2, "--threads"),
-            (["--layers", "0"], 2, "--layers"),
-            (["--precision", "0"], 2, "--precision"),
-            (["--device", "abacus"], 2, "--device"),
-            (["--isa", "mmx"], 2, "--isa"),
-            (["--model", "gigantic"], 3, "tiny"),
-            (["--model", "missing.json"], 3, "missing.json"),
-            (["--device", "torch-cuda"], 6, "torch-cuda"),
-            (["--device", "torch-cuda", "--isa", "avx2"], 6, "torch-cuda"),
-            (["--dtype", "bf16"], 6, "numpy does not compute in bf16"),
-            (["--dtype", "int3"], 2, "--dtype"),
-            (["--set", "kernel=conv"], 2, "no value of kernel"),
-            (["--set", "cache=lukewarm"], 2, "no value of cache"),
-            (["--set", "history=few"], 2, "--set history"),
-            (["--processes", "0"], 2, "--processes"),
-            (["--engine", "transformers"], 2, "--engine"),
-            (["--engine", "steam"], 2, "--engine"),
-            (["--pin", "9999"], 2, "--pin"),
-            (["--pin", "one"], 2, "--pin"),
-            (["--isa", "amx"], 6, "float32"),
-            (["--out", "no/such/folder.parquet"], 7, "mkdir"),
-        ],
-    )
-    def test_with_its_exit_code_and_at_most_four_lines(
-        self, options: list[str], code: int, found: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert run([*QUICK, *options]) == code
-        captured = capsys.readouterr()
-        assert found in captured.err
-        assert len(captured.err.strip().splitlines()) <= 3
-        assert captured.out == ""
-        assert list(Path.cwd().iterdir()) == []
-
-    def test_an_unwritable_folder_is_found_before_the_run(self, capsys: pytest.CaptureFixture[str]) -> None:
-        Path("folder").mkdir()
-        assert run(["profile", "--budget", "1h", "--out", "folder"]) == 7
-        assert "Measuring" not in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name != "posix", reason="signals are POSIX's")
@@ -157,12 +99,6 @@ class TestCtrlC:
         assert trace.provenance["stop"] == "interrupted"
         assert {path.name for path in Path.cwd().iterdir()} == {"trace.parquet", "trace.parquet.journal"}
         assert "--resume goes on" in err
-
-    @pytest.mark.nightly
-    def test_json_says_interrupted(self) -> None:
-        code, out, _ = self.interrupted("--json")
-        assert code == 130
-        assert json.loads(out)["interrupted"] is True
 
 
 def test_the_verb_loads_nothing_heavy_for_its_help() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfit.api import read
 from latfit.cli.app import run
 from latfit.trace.parquet import write_trace
 from latfit.trace.table import Trace
@@ -51,11 +50,6 @@ class TestPredict:
     def test_mistakes(self, arguments: list[str], code: int, fitted: Path, capsys: Captured) -> None:
         assert latfit("predict", fitted, *arguments) == code
         assert "Traceback" not in capsys.readouterr().err
-
-    def test_a_table_with_holes(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-        (in_tmp / "steps.csv").write_text("B,S\n8,512\n,64\n")
-        assert latfit("predict", fitted, "--data", "steps.csv") == 3
-        assert "row 2" in capsys.readouterr().err
 
 
 class TestEvaluate:
@@ -110,11 +104,6 @@ class TestCompare:
         assert "in decode." in " ".join(capsys.readouterr().out.split())
         assert latfit("compare", fitted, "slow.parquet", "--tolerance", 50) == 0
 
-    def test_the_same_is_as_fast(self, fitted: Path, runs: Path, capsys: Captured) -> None:
-        assert latfit("compare", fitted, fitted) == 0
-        assert latfit("compare", fitted, "again.parquet") == 0
-        assert " is as fast as " in " ".join(capsys.readouterr().out.split())
-
     def test_fits_whose_steps_are_gone(self, fitted: Path, runs: Path, capsys: Captured) -> None:
         """All steps 30 % slower, so that both fits follow theirs and their doubt is small."""
         trace = planted_trace(0.05, repeats=10, seed=4)
@@ -134,33 +123,6 @@ class TestCompare:
         verdicts = {each["system"]: each["verdict"] for each in document["compared"]}
         assert verdicts == {"a100": "as fast", "h100": "slower"}
         assert latfit("compare", "two.parquet", "two_slow.parquet") == 3
-
-    def test_one_path_of_several(self, runs: Path, capsys: Captured) -> None:
-        """Two paths in each file, the second of which decodes 30 % slower in the other."""
-        for name in ("two", "two_slow"):
-            trace = read(runs / f"{name}.parquet").trace
-            path = np.where(trace["hardware"] == "a100", "near", "far").astype(object)
-            both = trace.with_columns(path=path, hardware=np.full(len(trace), "a100", dtype=object))
-            write_trace(runs / f"{name}_paths.parquet", both)
-        files = ("two_paths.parquet", "two_slow_paths.parquet")
-        assert latfit("compare", *files) == 3
-        assert latfit("compare", *files, "--path", "elsewhere") == 3
-        assert "has no path 'elsewhere'\nhint: There are: far, near." in capsys.readouterr().err
-        assert latfit("compare", *files, "--path", "{path}") == 2
-        assert latfit("compare", *files, "--each", "--path", "{path}", "--json") == 8
-        found = json.loads(capsys.readouterr().out)["compared"]
-        assert {each["system"]: each["verdict"] for each in found} == {"near": "as fast", "far": "slower"}
-
-    def test_other_systems_are_told(self, runs: Path, capsys: Captured) -> None:
-        for machine in ("a100", "h100"):
-            named = ("--where", f"hardware == '{machine}'", "--out", f"{machine}.fit.json", "--path", machine)
-            assert latfit("fit", "two.parquet", "--model", "saturation", *named) == 0
-        capsys.readouterr()
-        assert latfit("compare", "a100.fit.json", "h100.fit.json") == 0
-        assert "hardware: a100 vs h100" in " ".join(capsys.readouterr().out.split())
-
-    def test_one_alone_is_wrong_usage(self, fitted: Path) -> None:
-        assert latfit("compare", fitted) == 2
 
 
 @pytest.mark.parametrize(

@@ -38,35 +38,6 @@ def test_record_says_what_fit_and_validate_say(
     assert compared["server"]["requests"] > 100
 
 
-def test_record_answers_in_a_terminals_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with serving(one_after_another([STEPS.text(5.0 + i) for i in range(40)])) as url:
-        assert run(["record", url, "--duration", "1s", "--every", "100ms"]) == 0
-    told = capsys.readouterr().out
-    assert len(told.splitlines()) <= 24
-    assert "Simulation differs from the server's own counts" in told
-    assert "latfit plan --fit trace.fit.json --rate" in told
-    assert "--lengths 100:20" in told
-
-
-def test_what_windows_cannot_tell_is_said_and_the_trace_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The server's only steps were made before it went idle; a fit of an earlier recording does not stay beside it."""
-    monkeypatch.chdir(tmp_path)
-    Path("trace.fit.json").write_text("{}")
-    short = steady(1.0, 8, 0.018)
-    with serving(one_after_another([short.text(0.5), short.text(0.9), *[short.text(5.0)] * 9])) as url:
-        assert run(["record", url, "--duration", "1s", "--every", "100ms", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fit"] is told["validation"] is told["fit_file"] is None
-    assert told["not_fitted"].startswith("Not fitted: ")
-    assert Path("trace.parquet").exists()
-    assert not Path("trace.fit.json").exists()
-
-
 def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
     asked = Event()
     answer = live(STEPS)
@@ -89,32 +60,6 @@ def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
     assert (tmp_path / "t.parquet").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["record", "127.0.0.1:1"], 3, "cannot be reached"),
-        (["record", "ftp://host"], 2, "no address of a server"),
-        (["record", "127.0.0.1:1", "--every", "1ms"], 2, "100 ms or less often"),
-        (["record", "127.0.0.1:1", "--out", "none/t.parquet"], 7, "folder does not exist"),
-        (["doctor", "127.0.0.1:1"], 3, "cannot be reached"),
-        (["doctor", "--max-num-seqs", "8"], 2, "no engine answers at ports"),
-        (["doctor", "127.0.0.1:1", "--duration", "10"], 2, "duration"),
-        (["watch", "127.0.0.1:1", "--once"], 3, "cannot be reached"),
-    ],
-)
-def test_what_is_wrong_has_its_exit_code(
-    arguments: list[str],
-    code: int,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(arguments) == code
-    assert said in capsys.readouterr().err
-
-
 def test_doctor_tells_what_binds_in_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(live(STEPS)) as url:
         assert run(["doctor", url, "--duration", "1s"]) == 0
@@ -133,13 +78,6 @@ def test_doctor_finds_the_engine_of_this_machine(
     told = " ".join(capsys.readouterr().out.split())
     assert told.startswith(f"vLLM at {url} is limited by max_num_seqs; 8")
     assert "requests at once at 18 ms TPOT; raise max_num_seqs." in told
-
-
-def test_doctor_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor"]) == 0
-    assert "features are ready on this machine" in capsys.readouterr().out
-    assert run(["doctor", "--json"]) == 0
-    assert {"machine", "isa", "gpus", "packages", "features"} <= set(json.loads(capsys.readouterr().out))
 
 
 def test_watch_without_a_terminal_prints_one_block(capsys: pytest.CaptureFixture[str]) -> None:

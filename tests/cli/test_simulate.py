@@ -1,13 +1,11 @@
 """`latfit simulate` as users call it: results on stdout, the JSON contract, files, and errors in their own words."""
 
-import csv
 import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-import latfit
 from latfit.cli.app import run
 from tests.conftest import planted_trace
 
@@ -51,16 +49,6 @@ def test_sweep_and_resume(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert again == runs
 
 
-def test_differences_on_the_same_load(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each but the first at its rate is compared; the same policy twice does not differ at all."""
-    names = ("--policy", "gpu-only", "--policy", "gpu-only", "--policy", "fixed")
-    runs = simulated(*names, "--rate", "300/s", "--rate", "500/s", *PATHS, *SMALL, capsys=capsys)["runs"]
-    assert ["vs_baseline" in each for each in runs] == [False, True, True] * 2
-    for same, fixed in (runs[1:3], runs[4:6]):
-        assert same["vs_baseline"] == {"policy": "gpu-only", "p99_ms": 0, "ci": [0, 0]}
-        assert fixed["vs_baseline"]["ci"][0] > 0  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     "load",
     [
@@ -87,29 +75,11 @@ def test_loads(load: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]
         assert [each["class"] for each in found["by_class"]] == ["chat", "batch"]  # type: ignore[attr-defined]
 
 
-def test_event_log(in_tmp: Path) -> None:
-    paths = {"gpu": "launch=8ms,slope=0.05ms", "amx": "p50=2ms"}
-    latfit.simulate(policy="cutoff", rate="500/s", log=Path("log.csv"), nominal=paths, requests=2000)
-    rows = list(csv.DictReader(Path("log.csv").read_text().splitlines()))
-    assert {row["what"] for row in rows} == {"arrives", "starts", "ends"}
-    assert sum(row["what"] == "arrives" for row in rows) == 1000
-    assert [float(row["at_ms"]) for row in rows] == sorted(float(row["at_ms"]) for row in rows)
-
-
 def test_overload_is_told_and_ends_with_5(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "policies", "--rate", "20000/s", *PATHS, *SMALL, "--json"]) == 5
     out = capsys.readouterr()
     assert json.loads(out.out)["runs"][0]["stable"] is False
     assert "gpu-only carries 12,300 req/s" in out.err  # 12,307.7, never rounded up
-
-
-def test_a_point_without_an_optimal_table_is_left_out(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("--policy", "optimal", "--policy", "gpu-only", "--path", "gpu=8ms+0.05ms*16")
-    assert run(["simulate", "policies", *names, "--rate", "500/s", "--rate", "5000/s", *SMALL]) == 0
-    out = capsys.readouterr()
-    assert "Skipped a point" in out.err
-    assert "optimal" in out.out
-    assert run(["simulate", "policies", *names[:2], *names[4:], "--rate", "5000/s", *SMALL]) == 5
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,3 @@ def test_drafts_and_acceptance_come_from_the_record(
     found = json.loads(capsys.readouterr().out)
     assert found["draft_tokens"] == 2
     assert abs(found["acceptance"] - 0.6) <= 4 * found["acceptance_se"] < 0.04
-
-
-def test_what_is_not_known_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    assert run(["speculate", "steps.fit.json"]) == 2
-    assert run(["speculate", "steps.fit.json", "--draft-tokens", "3"]) == 2
-    assert run(["speculate", "steps.fit.json", "--draft-tokens", "3", "--acceptance", "7"]) == 2

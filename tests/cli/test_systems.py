@@ -36,20 +36,3 @@ def test_pooled_machines_are_named_and_kept_out_of_the_profile(in_tmp: Path, cap
     assert not (in_tmp / "hardware.json").exists()
     assert run(["fit", str(source), "--model", "linear", "--map", "path=device"]) == 0
     assert set(json.loads((in_tmp / "hardware.json").read_text())["paths"]) == set(FACTORS)
-
-
-def test_each_system_enters_under_a_path_made_of_its_columns(in_tmp: Path, capsys: Captured) -> None:
-    source = planted(in_tmp / "steps.csv", "hardware")
-    assert run(["fit", str(source), "--model", "linear", "--each"]) == 0
-    assert "--path" in capsys.readouterr().out
-    assert not (in_tmp / "hardware.json").exists()
-    assert run(["fit", str(source), "--model", "linear", "--each", "--path", "gpu-{hardware}"]) == 0
-    assert set(json.loads((in_tmp / "hardware.json").read_text())["paths"]) == {f"gpu-{name}" for name in FACTORS}
-
-
-@pytest.mark.parametrize("path", ["gpu-{gpu}", "gpu-{", "{hardware.x}", "gpu-{0}"])
-def test_a_path_of_columns_that_are_not_there_is_refused(path: str, in_tmp: Path, capsys: Captured) -> None:
-    source = planted(in_tmp / "steps.csv", "hardware")
-    assert run(["fit", str(source), "--each", "--path", path]) == 2
-    assert "hardware" in capsys.readouterr().err
-    assert not list(in_tmp.glob("*.json"))

@@ -28,12 +28,9 @@ MEASURING = ("profile", "demo")
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What libraries of linear algebra read when they load. Their threads gain little on matrices as small as ours mostly
 are, and wait for each other at every product: beside one busy neighbour on two cores a plan took 12 s instead of 3."""
-PLUGINS = "LATFIT_PLUGINS"
-"""Modules to import first, with commas between them."""
+PLUGINS = "LATFIT_PLUGINS"  # modules to import first, with commas between them
 
-OUT_OF_MEMORY = """out of memory
-Read a part of a long trace or turn it into Parquet and summarise it with --cells. Or ask for less at a time."""
-
+OUT_OF_MEMORY = "Read a part of a long trace, or turn it into Parquet and summarise it with --cells."
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """Base of the parser's own errors, wherever this version of Typer keeps its Click."""
 
@@ -75,6 +72,12 @@ VERBS = {
 """In the order of use: the groups of `latfit --help`, each verb with its line."""
 
 
+OWN_MODULE = (
+    "demo", "fit", "hardware", "ingest", "plan", "predict", "profile", "record", "trace", "watch",
+)  # fmt: skip
+"""Verbs with a module; the others are in `commands`."""
+
+
 class Verbs(TyperGroup):
     """The group of all verbs, each imported when it is asked for."""
 
@@ -85,7 +88,8 @@ class Verbs(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         if cmd_name not in self.commands:
-            verb: Verb | typer.Typer = getattr(import_module(f"latfit.cli.{cmd_name}"), cmd_name)
+            module = cmd_name if cmd_name in OWN_MODULE else "commands"
+            verb: Verb | typer.Typer = getattr(import_module(f"latfit.cli.{module}"), cmd_name)
             self.commands[cmd_name] = _command(cmd_name, verb)
         return self.commands[cmd_name]
 
@@ -104,8 +108,7 @@ class Verbs(TyperGroup):
 
 @cache
 def _command(name: str, verb: "Verb | typer.Typer") -> Any:
-    """What the parser runs for a verb: a function with options, or a group of such. Made once, it takes any number of
-    command lines."""
+    """What the parser runs for a verb: a function with options, or a group of such."""
     from latfit.cli.options import ShownInPanels
 
     if isinstance(verb, typer.Typer):
@@ -158,38 +161,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")
     terminal.prepare()
-    code = run(given)
-    if terminal.interrupted():
-        terminal.end_at_once(code)
-    terminal.quiet_end()
-    sys.exit(code)
+    terminal.end(run(given))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Exit code of one command; errors are told in their own words, without a traceback."""
-    quiet, streams = silent.set(False), (sys.stdout, sys.stderr)
+    """Run one command and return its exit code; errors are printed without a traceback."""
+    quiet = silent.set(False)
     try:
-        _check_letters(arguments)
+        for each in arguments:
+            if each.encode(errors="ignore").decode() != each:
+                raise WrongUsage(f"{os.fsencode(each)!r} is not UTF-8", remedy="Rename the file.")
         _import_plugins()
         code = app(args=list(arguments), prog_name="latfit", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return int(code or 0)
-    except LatfitError as error:
-        _tell(str(error))
-        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):  # Typer exits where a pipe breaks
-        sys.stdout, sys.stderr = streams
         terminal.drop_output(sys.stdout, sys.stderr)
         return 0
-    except MemoryError:
-        _tell(OUT_OF_MEMORY)
-        return WrongUsage.exit_code
     except _CLICK_ERROR as error:
         return _usage(error)
     except Exception as error:  # noqa: BLE001  the last resort: no user is shown a traceback
-        return _unexpected(error)
+        if terminal.interrupted() and not isinstance(error, LatfitError):
+            return INTERRUPTED
+        known = error if isinstance(error, LatfitError) else _as_known(error)
+        _tell(str(known))
+        return known.exit_code
     finally:
         silent.reset(quiet)
 
@@ -209,84 +208,49 @@ def _import_plugins() -> None:
             ) from None
 
 
-def _check_letters(arguments: Sequence[str]) -> None:
-    """Raises WrongUsage for an argument that no JSON file could hold."""
-    for each in arguments:
-        try:
-            each.encode()
-        except UnicodeError:
-            raw = os.fsencode(each)
-            raise WrongUsage(
-                f"{raw!r} is not UTF-8" if not _is_utf8(raw) else f"{raw.decode()} has letters that this locale lacks",
-                remedy="Give a name in UTF-8; rename the file." if not _is_utf8(raw) else "Set LC_ALL=C.UTF-8.",
-            ) from None
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeError:
-        return False
-    return True
-
-
 def _usage(error: Any) -> int:
-    """What the parser refuses, in the form of every other error; a group without a verb shows its help."""
+    """Print an error of the parser; a group without a verb shows its help."""
     context = getattr(error, "ctx", None)
     if context is None or not error.format_message().strip() or type(error).__name__ == "NoArgsIsHelpError":
         error.show()
-        return int(error.exit_code)
-    found = error.format_message().replace("Value error, ", "")
-    _tell(f"{found}\nSee {context.command_path} --help.")
+    else:
+        _tell(f"{error.format_message().replace('Value error, ', '')}\nSee {context.command_path} --help.")
     return int(error.exit_code)
 
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-REFUSED = {errno.ENAMETOOLONG: "Give a shorter name.", errno.ELOOP: "Give a name whose links end somewhere."}
-"""What a name cannot be, and what to do about it."""
+NO_SPACE = (TargetNotWritable, "Write to another place.")
+SYSTEM_ERRORS: dict[int | None, tuple[type[LatfitError], str]] = {
+    errno.ENOSPC: NO_SPACE,
+    errno.EDQUOT: NO_SPACE,
+    errno.ENAMETOOLONG: (WrongUsage, "Give a shorter name."),
+    errno.ELOOP: (WrongUsage, "Give a name whose links end somewhere."),
+}
+MAX_NAME = 60  # letters of a file's name in an error
 
 
-def _unexpected(error: Exception) -> int:
-    """An error that nobody foresaw: of the file system, in its words; any other is a defect of latfit."""
-    if terminal.interrupted():
-        return INTERRUPTED
+def _as_known(error: Exception) -> LatfitError:
+    """Return an error of memory or of the file system in its words; any other is a defect of latfit."""
+    if isinstance(error, MemoryError):
+        return WrongUsage("out of memory", remedy=OUT_OF_MEMORY)
     if terminal.debugging():
         import traceback
 
         with suppress(OSError, ValueError):
             traceback.print_exception(error)
     if isinstance(error, OSError) and error.errno is not None:
-        return _refused_by_the_system(error)
-    told = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
-    _tell(
-        f"this is a defect of latfit ({told})\n"
-        f"Please report it with the command and its traceback, which {terminal.DEBUG}=1 shows."
-    )
-    return LatfitError.exit_code
-
-
-def _refused_by_the_system(error: OSError) -> int:
-    name = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else None
-    if error.errno in NO_SPACE:
-        if name is None:
+        kind, remedy = SYSTEM_ERRORS.get(error.errno, (LatfitError, "Check files, permissions and limits."))
+        if error.filename is None and kind is TargetNotWritable:
             terminal.drop_output(sys.stdout)
-        _tell(f"{name or 'stdout'}: no space left on the device\nWrite to another place.")
-        return TargetNotWritable.exit_code
-    place = "" if name is None else f"{name[:LONGEST_NAME]}{'...' if len(name) > LONGEST_NAME else ''}: "
-    if error.errno in REFUSED:
-        _tell(f"{place}{os.strerror(error.errno).lower()}\n{REFUSED[error.errno]}")
-        return WrongUsage.exit_code
-    _tell(
-        f"{place}the operating system refused ({error.strerror or error})\nCheck files, permissions and limits of this"
-        f" machine; {terminal.DEBUG}=1 shows the traceback."
-    )
-    return LatfitError.exit_code
-
-
-LONGEST_NAME = 60
+        where = str(error.filename or "stdout")
+        return kind(
+            os.strerror(error.errno).lower(), where=where[:MAX_NAME] + "..." * (len(where) > MAX_NAME), remedy=remedy
+        )
+    text = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+    remedy = f"Please report it with the command and its traceback, which {terminal.DEBUG}=1 shows."
+    return LatfitError(f"this is a defect of latfit ({text})", remedy=remedy)
 
 
 def _tell(text: str) -> None:
-    """An error on stderr, where there is one."""
+    """Print an error on stderr if there is one."""
     with suppress(OSError, ValueError):
         print_error(text)

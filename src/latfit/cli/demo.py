@@ -2,28 +2,26 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from latfit.api.request import Option, Request
+from latfit.api.request import Request, option
 from latfit.api.requests import Seed
 from latfit.cli.options import Quiet, verb
 from latfit.cli.output import echo
 from latfit.errors import WrongUsage
 from latfit.units import format_ms, parse_duration_ms
 
-SLA_SHARE = 0.25
-"""The demo plans for an SLA of this share of the slowest cell's latency: well inside what it measured."""
+SLA_SHARE = 0.25  # of the slowest cell's latency: an SLA well inside what the demo measures
 
 
 @dataclass(frozen=True)
 class DemoOptions(Request):
-    """Where to, how long, how much is said; each step prints what its own command prints."""
+    """Where to, how long, how much is printed; each step prints what its own command prints."""
 
     PANEL = "Demo"
-    out: Annotated[Path, Option("Output folder.", metavar="DIR")] = Path("reports/demo")
-    budget: Annotated[str, Option("Time to spend measuring.")] = "60s"
+    out: Path = option("Output folder.", Path("reports/demo"), metavar="DIR")
+    budget: str = option("Time to spend measuring.", "60s")
     seed: Seed = 0
     quiet: Quiet = False
 
@@ -38,51 +36,42 @@ def demo(options: DemoOptions) -> None:
     latfit demo --out reports/demo
     """
     from latfit.files import make_folder
+    from latfit.hardware import read_hardware
 
-    out, seed = options.out, options.seed
-    parse_duration_ms(options.budget, option="--budget")
+    out, seed, budget = options.out, options.seed, options.budget
+    parse_duration_ms(budget, option="--budget")
     make_folder(out)
     trace, hardware, fitted = out / "trace.parquet", out / "hardware.json", out / "trace.fit.json"
-    _check_profile(hardware, trace)
+    known = read_hardware(hardware).paths.values() if hardware.exists() else ()
+    for path in known:
+        if path.fit.data.source != str(trace.resolve()):  # the fit would replace it
+            remedy = "Give the demo a folder of its own with --out."
+            raise WrongUsage(f"path {path.name} in it is not of a demo", where=str(hardware), remedy=remedy)
     quietly = ["--quiet"] if options.quiet else []
-    _heading(1, f"latfit profile --budget {options.budget}")
-    _do("profile", "--budget", options.budget, "--out", trace, "--seed", seed, *quietly)
-    _heading(2, "latfit fit trace.parquet")
-    # A busy machine may allow no good fit; the demo shows what it is then, with its warnings, to the end.
-    _do("fit", trace, "--hardware", hardware, "--out", fitted, "--seed", seed, "--force", *quietly)
+    measuring = ["--budget", budget, "--out", trace, "--seed", seed, *quietly]
+    _do(1, f"latfit profile --budget {budget}", "profile", *measuring)
+    # A busy machine may allow no good fit; the demo goes on with it, and its warnings, to the end.
+    fitting = [trace, "--hardware", hardware, "--out", fitted, "--seed", seed, "--force", *quietly]
+    _do(2, "latfit fit trace.parquet", "fit", *fitting)
     sla = demo_sla(hardware)
-    _heading(3, f"latfit plan --sla {sla}")
-    _do("plan", "--sla", sla, "--hardware", hardware, *quietly, goes_on=True)
-    _heading(4, f"latfit report --sla {sla}")
-    _do("report", "--hardware", hardware, "--sla", sla, "--out", out, *quietly)
+    planning = ["--sla", sla, "--hardware", hardware, *quietly]
+    _do(3, f"latfit plan --sla {sla}", "plan", *planning, goes_on=True)
+    _do(4, f"latfit report --sla {sla}", "report", *planning, "--out", out)
     echo(f"\nOpen {out / 'report.html'} in a browser.")
 
 
-def _check_profile(hardware: Path, trace: Path) -> None:
-    """Raises WrongUsage where the folder's profile holds what no demo has entered there: the fit would replace it."""
-    from latfit.hardware import read_hardware
-
-    known = read_hardware(hardware).paths.values() if hardware.exists() else ()
-    other = next((path for path in known if path.fit.data.source != str(trace.resolve())), None)
-    if other is not None:
-        raise WrongUsage(
-            f"path {other.name} in it is not of a demo",
-            where=str(hardware),
-            remedy="Give the demo a folder of its own with --out.",
-        )
-
-
-def _do(*arguments: object, goes_on: bool = False) -> None:
-    """A command as a user would type it; its exit code ends the demo where it is not 0, unless that goes on."""
+def _do(number: int, shown: str, *arguments: object, goes_on: bool = False) -> None:
+    """Run a command as a user would type it; its exit code ends the demo unless that goes on."""
     from latfit.cli.app import run
 
+    echo(f"\n[{number}/4] {shown}", bold=True)
     code = run([str(argument) for argument in arguments])
     if code and not goes_on:
         raise typer.Exit(code)
 
 
 def demo_sla(hardware: Path) -> str:
-    """A round SLA inside the measured range, at most a quarter of the slowest step, but one that a step can meet."""
+    """Return a round SLA of at most SLA_SHARE of the slowest step, but one that a step can meet."""
     from latfit.api import plan
     from latfit.hardware import read_hardware
 
@@ -93,8 +82,3 @@ def demo_sla(hardware: Path) -> str:
     candidates = [each for each in rounded if each >= below]
     met = (each for each in candidates if plan(hardware, sla_ms=each).feasible)
     return format_ms(next(met, candidates[-1]), 2).replace(" ", "").replace(",", "")
-
-
-def _heading(number: int, command: str) -> None:
-    """On a terminal in bold."""
-    echo(f"\n[{number}/4] {command}", bold=True)

@@ -50,8 +50,9 @@ def add(request: AddPathRequest, place: Profile, output: OutputOptions) -> None:
     check(request)
     name, profile = request.name, place.hardware
     known = Machine(profile) if profile.exists() else Machine()
-    given = {each: value for each, value in vars(request).items() if each not in ("name", "fit")}
-    whole = known.add(name, request.fit, **given)
+    whole = known.add(
+        name, request.fit, **{each: vars(request)[each] for each in vars(request).keys() - {"name", "fit"}}
+    )
     whole.save(profile)
     if output.json:
         print_json({**whole.to_json()["paths"][name], "replaced": list(whole.replaced)})
@@ -73,14 +74,13 @@ def remove(path: Removed, place: Profile, output: OutputOptions) -> None:
     """
     from latfit.api import Hardware as Machine
 
-    name, profile = path.name, place.hardware
-    left = Machine(profile).remove(name)
-    left.save(profile)
+    left = Machine(place.hardware).remove(path.name)
+    left.save(place.hardware)
     paths = list(left.result.paths)
     if output.json:
-        print_json({"hardware": str(profile), "removed": name, "paths": paths})
-        return
-    say(f"Removed path {name} from {profile}. Paths: {', '.join(paths) or 'none'}.")
+        print_json({"hardware": str(place.hardware), "removed": path.name, "paths": paths})
+    else:
+        say(f"Removed path {path.name} from {place.hardware}. Paths: {', '.join(paths) or 'none'}.")
 
 
 @subverb(hardware)

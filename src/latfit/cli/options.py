@@ -1,7 +1,7 @@
 """Commands made from requests: their options, help and panels come from `latfit.api.requests`.
 
-A command is a function that takes requests, decorated with `@verb`. Options that only the command line has are fields
-of a dataclass beside it, declared in the same way.
+A command is a function of requests, decorated with `@verb`. Options that only the command line has are fields of a
+dataclass beside it, declared in the same way.
 """
 
 import copy
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 import typer
 from typer.core import TyperCommand
 
-from latfit.api.request import Declared, Option, Request, declared, shared
+from latfit.api.request import Declared, Option, Request, declared, option, shared
 from latfit.api.requests import ReadOptions, ReadRequest, ReportFolder
-from latfit.cli.output import note, progress_bar
+from latfit.cli.output import note, print_answer, progress_bar
 from latfit.errors import WrongUsage, silent
 
 if TYPE_CHECKING:
@@ -32,10 +32,9 @@ NAMES = 22  # columns of help for the names of options, in every panel alike
 
 
 def verb(function: Verb) -> Verb:
-    """Turn a function of requests into one of their options, by keyword.
+    """Turn a function of requests into one of their options, by keyword. Values that nobody typed stay the requests'.
 
-    An option that several requests have is declared by the first and reaches all. Values that nobody typed stay the
-    requests' own.
+    An option that several requests have is declared by the first and reaches all.
     """
     hints = get_type_hints(function, include_extras=True)
     records: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -53,8 +52,7 @@ def verb(function: Verb) -> Verb:
     order = [name for record in records.values() for name in record.SHOWN.split()]
     ordered = sorted(found.values(), key=lambda each: order.index(each.name) if each.name in order else len(order))
     parameters = [_parameter(each, hidden=each.name not in shown) for each in ordered]
-
-    parsed: dict[str, set[str]] = {}
+    parsed: dict[str, set[str]] = {}  # filled by the parser
 
     @functools.wraps(function)
     def flat(**known: Any) -> None:
@@ -65,30 +63,31 @@ def verb(function: Verb) -> Verb:
             for group, field in targets[name]:
                 values[group][field] = value
         for text in typed.get("set") or ():
-            for group, name, value in _set(records, text):
-                several = isinstance(value, list)
-                values[group][name] = values[group].get(name, []) + value if several else value
+            _set(records, values, text)
         function(**{group: record(**values[group]) for group, record in records.items()})
 
-    flat.parsed = parsed  # type: ignore[attr-defined]  # filled by the parser
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    made: Any = flat
+    made.parsed = parsed
+    made.__signature__ = inspect.Signature(parameters)
+    made.__annotations__ = {each.name: each.annotation for each in parameters}
     return flat
 
 
-def _set(records: dict[str, Any], text: str) -> list[tuple[str, str, Any]]:
-    """Return (group, field, value) of `NAME=VALUE` for each request that has the field. Raises WrongUsage."""
+def _set(records: dict[str, Any], values: dict[str, dict[str, Any]], text: str) -> None:
+    """Enter `NAME=VALUE` into the values of each request that has the field. Raises WrongUsage."""
     name, _, value = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
     known = [(group, each) for group, record in records.items() for each in declared(record) if each.is_settable]
-    found = [(group, each) for group, each in known if each.name == name]
+    found = [(values[group], each) for group, each in known if each.name == name]
     if not found:
         names = ", ".join(sorted({each.name for _, each in known}))
         raise WrongUsage(f"{name!r} is no parameter without an option", where="--set", remedy=f"There are: {names}.")
-    try:
-        return [(group, name, each.value_of(value)) for group, each in found]
-    except (ValueError, KeyError):
-        raise WrongUsage(f"{value!r} is no value of {name}", where="--set", remedy=f"{found[0][1].text}") from None
+    for group_values, each in found:
+        try:
+            one = each.value_of(value)
+        except (ValueError, KeyError):
+            raise WrongUsage(f"{value!r} is no value of {name}", where="--set", remedy=f"{each.text}") from None
+        group_values[name] = group_values.get(name, []) + one if isinstance(one, list) else one
 
 
 def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
@@ -191,17 +190,17 @@ class ShownInPanels(TyperCommand):
 
 
 def group_of_verbs(purpose: str) -> typer.Typer:
-    """A verb with verbs of its own, such as `latfit hardware show`; each is added by `@subverb(group)`."""
+    """Return a verb with verbs of its own, such as `latfit hardware show`, which `subverb` adds."""
     found = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=purpose)
     found.callback()(lambda: None)
     return found
 
 
-def subverb(group: typer.Typer) -> Callable[[Verb], Verb]:
-    """Decorates a function of requests as one verb of a group."""
+def subverb(group: typer.Typer, name: str | None = None) -> Callable[[Verb], Verb]:
+    """Decorate a function of requests as a verb of a group. name: default the function's."""
 
     def add(function: Verb) -> Verb:
-        group.command(cls=ShownInPanels)(verb(function))
+        group.command(name, cls=ShownInPanels)(verb(function))
         return function
 
     return add
@@ -225,30 +224,24 @@ Quiet = Annotated[bool, Option("No notes and no progress on stderr.", "--quiet -
 
 @dataclass(frozen=True)
 class OutputOptions(Request):
-    """How much is said, and in which form."""
+    """How much is printed, and in which form."""
 
     PANEL = "Output"
-    verbose: Annotated[bool, Option("All tables and details.", "--verbose -v")] = False
-    json: Annotated[bool, Option("Print one JSON object on stdout and nothing else.")] = False
+    verbose: bool = option("All tables and details.", False, names="--verbose -v")
+    json: bool = option("Print one JSON object on stdout and nothing else.", False)
     quiet: Quiet = False
-    set: Annotated[
-        Sequence[str],
-        Option("Set a parameter of the library that has no option. Repeatable.", metavar="NAME=VALUE", expert=True),
-    ] = ()
+    set: Sequence[str] = option(
+        "Set a parameter of the library that has no option. Repeatable.", (), metavar="NAME=VALUE", expert=True
+    )
 
     @property
     def silent(self) -> bool:
-        """Whether nothing goes to stderr but errors."""
+        """Whether only errors go to stderr."""
         return self.quiet or self.json
 
 
-def read_sources(
-    request: ReadOptions, *, quiet: bool, time: Literal["compute", "period", "auto"] = "compute"
-) -> "CleanTrace":
-    """The sources of a request read and cleaned; a folder or an address of object storage as cells, kept in a file.
-
-    time: what T is in cells.
-    """
+def read_sources(request: ReadOptions, *, quiet: bool, time: str = "compute") -> "CleanTrace":
+    """Read and clean the sources of a request; a folder becomes cells, kept in a file. time: what T is in cells."""
     from latfit.api import read
 
     asked = shared(ReadRequest, request, cells_time=time)
@@ -273,7 +266,7 @@ class Files(Request):
     PANEL = "Files"
 
     def check(self) -> None:
-        """Raises TargetNotWritable before any work is done instead of after it."""
+        """Raises TargetNotWritable before any work is done."""
         from latfit.files import check_writable, make_folder
 
         given = vars(self)
@@ -286,7 +279,7 @@ class Files(Request):
             check_writable(folder / PAGE_NAME)
 
     def write(self, found: Any, *, quiet: bool) -> None:
-        """Write the JSON, picture and page that were requested of an answer."""
+        """Write what was requested of an answer."""
         given = vars(self)
         if (out := given.get("out")) is not None:
             found.save(out)
@@ -310,3 +303,19 @@ class FileOptions(Files):
     """Where the page of an answer goes."""
 
     report: ReportFolder = None
+
+
+def answer(name: str, request: Any, output: OutputOptions, files: Files | None = None, *, busy: str = "") -> Any:
+    """Call a verb of the library; print and write its answer. busy: label of the progress bar, empty for none."""
+    import latfit.api
+
+    if files is not None:
+        files.check()
+    with progress_bar(busy, quiet=output.silent or not busy) as advance:
+        if busy and hasattr(request, "progress"):
+            request = replace(request, progress=advance)
+        found = getattr(latfit.api, name).of(request)
+    print_answer(found, output)
+    if files is not None:
+        files.write(found, quiet=output.silent)
+    return found

@@ -1,5 +1,7 @@
-"""`latfit plan`: which steps meet an SLA, how to run a load of batches within it, or how many serving engines keep
-what requests are promised. Which of the three is decided once, from the options, and said."""
+"""`latfit plan`: which steps meet an SLA, how to run a load within it, or how many serving engines keep SLOs.
+
+Which of the three is decided once, from the options, and printed.
+"""
 
 import shlex
 from dataclasses import dataclass, replace
@@ -7,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from latfit.api.request import given_in, ignored, option_of
 from latfit.api.requests import EnginePlanRequest, JsonFile, PlanRequest
-from latfit.cli.options import FileOptions, OutputOptions, verb
+from latfit.cli.options import FileOptions, OutputOptions, answer, verb
 from latfit.cli.output import note, print_answer, progress_bar, say
-from latfit.errors import FitNotUsable, SlaOutOfReach, WrongUsage
+from latfit.errors import SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
-    from latfit.api import EnginePlan, Plan
+    from latfit.api import Plan
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ def plan(batches: PlanRequest, engines: EnginePlanRequest, files: PlanFiles, out
     latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms
     latfit plan --sla 20ms --rate 500/s
     """
-    files.check()
-    if _is_of_requests(batches, engines):
-        _tell_idle("serving engines are planned", batches, engines, apart={"sla", "paths"})
-        if batches.sla is not None and engines.e2e is not None:
-            raise WrongUsage("these contradict each other", where="--sla, --e2e", remedy="Give one of them.")
-        _plan_engines(replace(engines, e2e=engines.e2e or batches.sla), files, output)
+    limits = [engines.lengths, engines.e2e, engines.goodput, engines.users]
+    if batches.sla is None:
+        limits += [engines.ttft, engines.tpot]
+    if any(each is not None for each in limits):
+        _note_ignored("serving engines are planned", batches, engines, apart={"sla", "paths"})
+        _plan_engines(batches, engines, files, output)
         return
     if batches.sla is None:
         raise WrongUsage(
@@ -49,59 +51,40 @@ def plan(batches: PlanRequest, engines: EnginePlanRequest, files: PlanFiles, out
             where="--sla",
             remedy="Give --sla 20ms, or for requests with lengths --ttft 500ms --tpot 50ms.",
         )
-    _tell_idle(
-        "no --lengths are given, so steps or batches are planned", engines, batches, apart={"hardware", "replicas"}
-    )
+    reason = "no --lengths are given, so steps or batches are planned"
+    _note_ignored(reason, engines, batches, apart={"hardware", "replicas"})
     _plan_batches(batches, files, output)
 
 
-def _is_of_requests(batches: PlanRequest, engines: EnginePlanRequest) -> bool:
-    """Whether requests have lengths, or limits that only requests have."""
-    if any(each is not None for each in (engines.lengths, engines.e2e, engines.goodput, engines.users)):
-        return True
-    return batches.sla is None and (engines.ttft is not None or engines.tpot is not None)
-
-
-def _tell_idle(why: str, other: Any, asked: Any, apart: set[str]) -> None:
-    """Tell which options belong to the question that is not answered."""
-    for name in sorted(given_in(other) - given_in(asked) - apart):
+def _note_ignored(why: str, other: Any, request: Any, apart: set[str]) -> None:
+    """Note the options of the question that is not answered."""
+    for name in sorted(given_in(other) - given_in(request) - apart):
         ignored(option_of(type(other), name), why)
 
 
-def _plan_engines(request: EnginePlanRequest, files: PlanFiles, output: OutputOptions) -> None:
-    """Serving engines for requests with lengths."""
-    from latfit.api import plan_engine
-
-    with progress_bar("Simulating", quiet=output.silent) as advance:
-        found = plan_engine.of(replace(request, progress=advance))
+def _plan_engines(batches: PlanRequest, request: EnginePlanRequest, files: PlanFiles, output: OutputOptions) -> None:
+    """Plan serving engines for requests with lengths; --sla is their end-to-end limit."""
+    if batches.sla is not None and request.e2e is not None:
+        raise WrongUsage("these contradict each other", where="--sla, --e2e", remedy="Give one of them.")
+    request = replace(request, e2e=request.e2e or batches.sla)
     note("Planned serving engines for requests with lengths.", quiet=output.silent)
-    print_answer(found, output)
-    files.write(found, quiet=output.silent)
-    _check_engines(found, request)
-
-
-def _check_engines(found: "EnginePlan", request: EnginePlanRequest) -> None:
-    """Raises SlaOutOfReach, FitNotUsable."""
+    found = answer("plan_engine", request, output, files, busy="Simulating")
     if not found.feasible:
-        limits = {"--ttft": request.ttft, "--tpot": request.tpot, "--e2e": request.e2e}
+        limits = [name for name in ("ttft", "tpot", "e2e") if getattr(request, name) is not None]
         more = "more --replicas, " if request.replicas else ""
         raise SlaOutOfReach(
             f"no plan keeps the targets: {found.result.binding}",
-            where=", ".join(name for name, limit in limits.items() if limit is not None) or None,
+            where=", ".join(f"--{name}" for name in limits) or None,
             remedy=f"Give {more}wider limits, a lower --rate, or faster steps.",
         )
-    if not found.supported:
-        raise FitNotUsable(
-            f"the plan is not supported by these data: {found.result.unsupported[0]}",
-            where="--fit",
-            remedy="Measure such steps, or fit a better model (latfit fit).",
-        )
+    found.check_supported("--fit")
 
 
 def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions) -> None:
-    """Steps, or a load of requests that are alike, on the machine's paths."""
+    """Plan steps, or a load of requests that are alike, on the machine's paths."""
     from latfit.api import plan as decide, report
 
+    files.check()
     with progress_bar("Planning", quiet=output.silent):
         found = decide.of(request)
     question = "batches of requests that are alike" if request.has_load else "single steps (no --rate)"
@@ -115,12 +98,7 @@ def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions)
         note(report(found.hardware, files.report, plan=found).summary(), quiet=output.silent)
     if not found.feasible:
         raise SlaOutOfReach(found.result.binding, where=f"--sla {request.sla}", remedy=found.result.remedy)
-    if found.result.unsupported:
-        raise FitNotUsable(
-            f"the plan is not supported by these data: {found.result.unsupported[0]}",
-            where=f"--hardware {request.paths}",
-            remedy="Measure such steps, or fit a better model (latfit fit).",
-        )
+    found.check_supported(f"--hardware {request.paths}")
 
 
 def _next_command(found: "Plan", request: PlanRequest, files: PlanFiles) -> str:

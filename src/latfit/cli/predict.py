@@ -10,8 +10,7 @@ from latfit.errors import WrongUsage
 if TYPE_CHECKING:
     from latfit.api import Fit, Predicted
 
-MOST_SHOWN = 16
-"""Rows of a table, without --verbose."""
+MOST_SHOWN = 16  # rows of a table, without --verbose
 
 
 @verb
@@ -22,7 +21,7 @@ def predict(steps: PredictRequest, output: OutputOptions) -> None:
 
     Example: latfit predict rtx4090_llama-3.1-8b.fit.json -B 8 -B 32 -S 512
     """
-    from latfit.api import Fit, predicted, steps_from, tell_unread
+    from latfit.api import Fit, note_unread, predicted, steps_from
     from latfit.api.request import check
 
     check(steps)
@@ -33,7 +32,7 @@ def predict(steps: PredictRequest, output: OutputOptions) -> None:
     if steps.data is None and not steps.B:
         raise WrongUsage("no step is given", where="-B, --data", remedy="For example: latfit predict FIT -B 8 -S 512")
     given = {name: getattr(steps, name) for name in ("context_tokens", "prefill_requests", "prefill_tokens")}
-    tell_unread(found.result, {**given, "context": steps.context})
+    note_unread(found.result, {**given, "context": steps.context})
     asked = steps_from(steps.data or steps.B, steps.S or None, given, every_combination=steps.data is None)
     _print_predictions(predicted(found.result, asked, steps.level, steps.context, strict=steps.strict), output)
 

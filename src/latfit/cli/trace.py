@@ -3,10 +3,11 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from latfit.api.request import Option
+from latfit.api.request import option
 from latfit.api.requests import ReadRequest
+from latfit.cli.ingest import SHOWN_FACTS
 from latfit.cli.options import OutputOptions, group_of_verbs, read_sources, subverb
 from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, wrapped
 from latfit.units import format_ms, format_percent
@@ -17,15 +18,14 @@ if TYPE_CHECKING:
     from latfit.trace import Coverage
 
 trace = group_of_verbs("Look at measured steps before fitting them.")
-FEW = 3
-"""Sentences on what is missing, without --verbose."""
+FEW = 3  # sentences on what is missing, without --verbose
 
 
 @dataclass(frozen=True)
 class Picture(OutputOptions):
     """Where the picture goes."""
 
-    figure: Annotated[Path | None, Option("PNG file for a plot of the coverage.", "--figure --picture")] = None
+    figure: Path | None = option("PNG file for a plot of the coverage.", names="--figure --picture")
 
 
 @subverb(trace)
@@ -40,26 +40,24 @@ def show(request: ReadRequest, output: Picture) -> None:
     from latfit.files import check_writable
     from latfit.trace import coverage_of, data_facts, reading_notes
 
-    figure = output.figure
-    if figure is not None:
-        check_writable(figure)
+    if output.figure is not None:
+        check_writable(output.figure)
     read = read_sources(request, quiet=output.silent)
     data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
-    if figure is not None:
+    if output.figure is not None:
         from latfit.reporting import write_coverage
 
-        write_coverage(figure, read.trace)
+        write_coverage(output.figure, read.trace)
     if output.json:
-        kept = ("rows_read", "rows_used", "dropped", "marked", "formats")
-        print_json({**{name: data[name] for name in kept}, **found.to_json(), "notes": notes})
+        print_json({**{name: data[name] for name in SHOWN_FACTS}, **found.to_json(), "notes": notes})
         return
     say(data_line(data))
     _print(found, verbose=output.verbose)
     for line in _of_requests(read.everything.provenance):
         say(line)
     print_messages(notes, kind="note")
-    if figure is not None:
-        note(f"Drew {figure}.", quiet=output.quiet)
+    if output.figure is not None:
+        note(f"Drew {output.figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
     say(f"Next: {shlex.join(['latfit', 'fit', *request.source])}{each}")
 

@@ -3,9 +3,9 @@
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from latfit.api.request import Option
+from latfit.api.request import option
 from latfit.api.requests import WatchRequest
 from latfit.cli.options import OutputOptions, verb
 from latfit.cli.output import COLOURS, note, print_answer, styled
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 class Once(OutputOptions):
     """How often a block is printed."""
 
-    once: Annotated[bool, Option("Print one block and end: over the window, but 10 s at most.")] = False
+    once: bool = option("Print one block and end: over the window, but 10 s at most.", False)
 
 
-ONCE_MS = 10_000.0
-"""A single block is over the window, but so long at most."""
+ONCE_MS = 10_000.0  # A single block is over the window, but so long at most
 
 
 @verb
@@ -44,10 +43,9 @@ def watch(request: WatchRequest, output: Once) -> None:
     snapshots = watch_server.of(request)
     if output.once or output.json or not sys.stdout.isatty():
         note("Reading /metrics.", quiet=output.silent)
-        found = block_of(snapshots, min(window_ms, ONCE_MS) / 1e3)
-        print_answer(found, output)
-        return
-    _show_live(snapshots)
+        print_answer(block_of(snapshots, min(window_ms, ONCE_MS) / 1e3), output)
+    else:
+        _show_live(snapshots)
 
 
 def _show_live(snapshots: "Iterator[Snapshot]") -> None:

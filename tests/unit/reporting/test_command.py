@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latfit import api
-from latfit.cli.report import report
+from latfit.cli.commands import report
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
@@ -56,8 +56,8 @@ def test_rows_that_are_gone_are_a_note(stored: Path, capsys: pytest.CaptureFixtu
     report()
     said = capsys.readouterr()
     assert "3 pictures" in said.out
-    assert "figures that need its rows are left out" in " ".join(said.out.split())
-    assert "figures that need its rows are left out" in Path("reports/report.html").read_text()
+    assert "figures that need rows are left out" in " ".join(said.out.split())
+    assert "figures that need rows are left out" in Path("reports/report.html").read_text()
 
 
 def test_rows_that_changed_are_not_shown_as_the_fits(stored: Path) -> None:

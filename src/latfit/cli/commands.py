@@ -1,0 +1,422 @@
+"""Commands that call one verb of the library and print its answer. Docstrings are their help."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from latfit.api.request import Request, given_in, option, option_of
+from latfit.api.requests import (
+    CatalogAddRequest,
+    CatalogRequest,
+    CompareRequest,
+    DoctorRequest,
+    ExportRequest,
+    Figure,
+    FitFile,
+    Force,
+    JsonFile,
+    LedgerAddRequest,
+    LedgerRequest,
+    ReadRequest,
+    ReplayRequest,
+    ReportFolder,
+    ReportRequest,
+    ServeRequest,
+    SimulateEngineRequest,
+    SimulateRequest,
+    SpeculateRequest,
+    StudyRequest,
+    SweepOptions,
+    TuneRequest,
+    ValidateRequest,
+)
+from latfit.cli.options import FileOptions, Files, OutputOptions, answer, group_of_verbs, read_sources, subverb, verb
+from latfit.cli.output import echo, note, print_answer, print_json, print_messages, progress_bar, say, verdict
+from latfit.errors import FitNotUsable, Interrupted, SlaOutOfReach, WrongUsage
+from latfit.units import format_rate
+
+MAX_COMPARED_IN_FULL = 2  # without --verbose
+MAX_VERDICTS = 8  # of a comparison, those on regressions first, without --verbose
+TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
+"""Environment variables, because everybody on the machine can read a command line."""
+
+catalog = group_of_verbs("Step models of measured systems, by name.")
+ledger = group_of_verbs("Compare planned with measured percentiles, run by run.")
+simulate = group_of_verbs(
+    """Simulate batching policies or a serving engine under a load.
+
+    \b
+    latfit simulate policies --policy three-stage --policy gpu-only --rate 500/s
+    latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
+        --lengths 512:128
+    latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms \\
+        --nominal amx:p50=2ms
+    """
+)
+
+
+@subverb(catalog, "show")
+def show_catalog(request: CatalogRequest, output: OutputOptions) -> None:
+    """List the systems of the catalogue, or show one.
+
+    Use a name wherever a fit is accepted.
+
+    Example: latfit plan --fit catalog:rtx4090/llama-3.1-8b --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms
+    """
+    answer("catalog", request, output)
+
+
+@subverb(catalog, "add")
+def add_to_catalog(request: CatalogAddRequest, output: OutputOptions) -> None:
+    """Add a fit to your own entries, in the folder that LATFIT_CATALOG names.
+
+    Example: latfit catalog add trace.fit.json --name h100/llama-3.1-8b
+    """
+    answer("add_to_catalog", request, output)
+
+
+@verb
+def compare(request: CompareRequest, output: OutputOptions) -> None:
+    """Compare runs, with a verdict by phase and region.
+
+    The first is the baseline. Phases and regions of (B, S) are compared in common cells, or by fits where none are
+    common. Exit code 8 if one is slower by more than the tolerance, at 95 % confidence for all together, or if a load
+    that is given (--rate, --lengths, --ttft, --tpot; one run a side) surely needs more replicas. One run of
+    each version cannot separate the machine from the code: measure in turn, and compare all runs with --alternate.
+
+    \b
+    latfit compare before.parquet after.parquet --tolerance 3%
+    latfit compare before.parquet after.parquet --rate 40/s --lengths 500:200 --tpot 50ms
+    latfit compare a1.parquet b1.parquet a2.parquet b2.parquet --alternate
+    """
+    from latfit.api import compare_runs
+
+    with progress_bar("Comparing", quiet=output.silent):
+        found = compare_runs.of(request)
+    if output.json or output.verbose or len(found.compared) <= MAX_COMPARED_IN_FULL:
+        print_answer(found, output)
+    else:
+        order = sorted(range(len(found.compared)), key=lambda i: found.states[i] != "bad")
+        for i in order[:MAX_VERDICTS]:
+            verdict(found.sentences[i], found.states[i])
+        if len(order) > MAX_VERDICTS:
+            say(f"... and {len(order) - MAX_VERDICTS:,} more: --verbose shows them.")
+        for line in found.load_lines:
+            say(line)
+        print_messages(found.messages, verbose=False)
+    found.check()
+
+
+@verb
+def doctor(request: DoctorRequest, output: OutputOptions) -> None:
+    """Say what this machine lacks, or what limits a running engine and what would help.
+
+    Reads the engine's /metrics for ten seconds and diagnoses the bottleneck from counters. Without an address it looks
+    for an engine at the usual ports of this machine. With a fit the effect of each setting is simulated, if the
+    simulation agrees with the measured latencies.
+
+    \b
+    latfit doctor
+    latfit doctor http://localhost:8000 --fit trace.fit.json
+    """
+    from latfit.api import examine_machine
+    from latfit.metrics import LOCAL_PORTS, local_engine
+
+    url = request.url or local_engine()
+    if url is not None:
+        answer("examine_server", replace(request, url=url), output, busy="Reading /metrics")
+        return
+    if given := sorted(given_in(request)):
+        raise WrongUsage(
+            f"no engine answers at ports {', '.join(map(str, LOCAL_PORTS))} of this machine",
+            where=option_of(DoctorRequest, given[0]),
+            remedy="Name one: http://localhost:8000.",
+        )
+    print_answer(examine_machine(), output)
+
+
+@dataclass(frozen=True)
+class ScoredFit(Request):
+    """The fit that is scored."""
+
+    SHOWN = "fit"
+    fit: FitFile
+    force: Force = False
+
+
+@verb
+def evaluate(scored: ScoredFit, request: ReadRequest, output: OutputOptions) -> None:
+    """Score a fit on a trace that it was not fitted to.
+
+    Errors overall and by phase, coverage of the prediction intervals, and steps outside the measured range. Exit code 4
+    if the steps are of another machine.
+
+    Example: latfit evaluate trace.fit.json other.parquet
+    """
+    from latfit.api import Fit
+
+    found = Fit.load(scored.fit).evaluate(read_sources(request, quiet=output.silent))
+    print_answer(found, output)
+    if not scored.force:
+        found.check_machine()
+
+
+@dataclass(frozen=True)
+class ExportFiles(OutputOptions):
+    """Where the settings go."""
+
+    out: Path | None = option("Folder for the files, or one file. Default: printed.", metavar="PATH")
+
+
+@verb
+def export(request: ExportRequest, output: ExportFiles) -> None:
+    """Write a plan as settings of a serving engine, every value with its reason.
+
+    \b
+    latfit plan --rate 40/s --lengths 2000:300 --ttft 500ms --tpot 50ms --out plan.json
+    latfit export vllm plan.json --out serving
+    """
+    from latfit.api import export as write_settings
+
+    found = write_settings.of(request)
+    if output.json:
+        print_json(found.to_json())
+    elif output.out is None:
+        echo(str(found))
+    for written in [] if output.out is None else found.save(output.out):
+        note(f"Wrote {written}.", quiet=output.silent)
+
+
+@dataclass(frozen=True)
+class LedgerPage(Files):
+    """What is written."""
+
+    PANEL = "Output"
+    report: ReportFolder = None
+
+
+@subverb(ledger, "add")
+def add_to_ledger(request: LedgerAddRequest, output: OutputOptions) -> None:
+    """Compare a measured run with its plan, and keep both in the ledger, once.
+
+    The run must have the planned rate and output lengths to count. Requests without an answer are slower than any
+    limit. Exit code 3 for a plan that misses its targets.
+
+    \b
+    latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms --out plan.json
+    latfit ledger add plan.json run.json
+    """
+    answer("add_to_ledger", request, output)
+    note(f"Added to {request.ledger}", quiet=output.silent)
+
+
+@subverb(ledger, "show")
+def show_ledger(request: LedgerRequest, page: LedgerPage, output: OutputOptions) -> None:
+    """Show promises kept and broken, and how many stated intervals cover what was measured.
+
+    Example: latfit ledger show --report ledger
+    """
+    answer("ledger", request, output, page)
+
+
+@verb
+def replay(request: ReplayRequest, output: OutputOptions) -> None:
+    """Run batching policies live on this machine and compare them with their simulation.
+
+    Step times are measured and fitted first. Open-loop Poisson arrivals then go through the router to real decode steps
+    on two cores, and the same arrivals are simulated. Exit code 4 if a run is not as predicted, or was disturbed.
+
+    Example: latfit replay --policy three-stage --load 70% --duration 20s
+    """
+    note("Measuring both paths, then each policy at each load.", quiet=output.silent)
+    if not answer("replay", request, output, busy="replay").agrees:
+        raise typer.Exit(FitNotUsable.exit_code)
+
+
+@verb
+def report(request: ReportRequest, output: OutputOptions) -> None:
+    """Write one self-contained HTML page, answer first, and its figures as PNG.
+
+    Example: latfit report --sla 50ms
+    """
+    out = Path(request.out)
+    if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
+        raise WrongUsage(
+            f"{out.name} would be a folder, with the page report.html in it",
+            where="--out",
+            remedy="Name a folder: --out reports.",
+        )
+    answer("report", request, output, busy="Writing the report")
+
+
+@verb
+def serve(request: ServeRequest, output: OutputOptions) -> None:
+    """Route each request to one of several running engines (vLLM, llama.cpp, SGLang) by a policy.
+
+    Proxies OpenAI's /v1/completions and /v1/chat/completions, streams included; answers /v1/models, /health, /metrics.
+    Contents of requests are not logged. SIGTERM or Ctrl-C drains running requests; a second one exits at once.
+
+    \b
+    latfit serve gpu=http://localhost:8000 cpu=http://localhost:8001 \\
+      --times gpu=800ms --times cpu=3s
+    """
+    tokens = {"token": os.environ.get(TOKEN), "engine_token": os.environ.get(ENGINE_TOKEN)}
+    given: dict[str, Any] = {name: token or None for name, token in tokens.items()}
+    answer("serve", replace(request, **given, ready=lambda text: note(text, quiet=output.silent)), output)
+
+
+@subverb(simulate)
+def policies(request: SimulateRequest, files: FileOptions, output: OutputOptions) -> None:
+    """Simulate batching policies on one or two execution paths.
+
+    All policies meet the same random arrivals and noise (common random numbers).
+
+    \b
+    latfit simulate policies --policy three-stage --policy gpu-only --rate 500/s
+    """
+    if request.tokens_per_request is None and not (request.by_prompt or request.prompt_lengths or request.nominal):
+        text = "Each request adds one token to a batch (decode); --tokens-per-request changes that."
+        note(text, quiet=output.silent)
+    found = _simulate("simulate", request, files, output)
+    for text in found.skipped:
+        note(f"Skipped a point of the optimal policy: {text}", quiet=output.silent)
+    if request.log is not None:
+        note(f"Wrote {request.log}", quiet=output.silent)
+    if not found.stable:
+        best = max(found.runs, key=lambda run: run.capacity_per_s or 0.0)
+        capacity = "response times grow without end"
+        if best.capacity_per_s:
+            capacity = f"{best.policy} carries {format_rate(best.capacity_per_s, down=True)}"
+        raise SlaOutOfReach(
+            f"no policy carries {format_rate(best.rate_per_s or 0.0)}: {capacity}",
+            where="--rate",
+            remedy="Lower the rate, add servers, or take a policy that uses both paths.",
+        )
+
+
+@subverb(simulate)
+def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOptions) -> None:
+    """Simulate a serving engine token by token.
+
+    Batching, KV cache, preemption and replicas are simulated with step times from a fit. First check the settings
+    with `latfit validate` on a measured run.
+
+    \b
+    latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
+        --lengths 512:128
+    """
+    found = _simulate("simulate_engine", request, files, output)
+    if not found.stable:
+        best = max(found.runs, key=lambda run: run.summary.throughput_per_s)
+        served = format_rate(best.summary.throughput_per_s)
+        raise SlaOutOfReach(
+            f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves {served}",
+            where="--rate" if request.arrivals is None else "--arrivals",
+            remedy=found.would_carry,
+        )
+
+
+@subverb(simulate)
+def study(request: StudyRequest, files: FileOptions, output: OutputOptions) -> None:
+    """Test claims of the literature on batching on this hardware.
+
+    Runs every policy at ten loads up to the capacity of the main path.
+
+    \b
+    latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms --nominal amx:p50=2ms
+    """
+    _simulate("simulate_study", request, files, output)
+
+
+def _simulate(name: str, request: SweepOptions, files: FileOptions, output: OutputOptions) -> Any:
+    try:
+        found = answer(name, request, output, files, busy="Simulating")
+    except KeyboardInterrupt:
+        if request.out is None:
+            raise
+        kept = f"--resume --out {request.out} goes on from there."
+        raise Interrupted("interrupted; the runs so far are kept", where=str(request.out), remedy=kept) from None
+    if request.out is not None:
+        note(f"Wrote {request.out}", quiet=output.silent)
+    return found
+
+
+@verb
+def speculate(request: SpeculateRequest, output: OutputOptions) -> None:
+    """Say from which batch speculative decoding stops paying.
+
+    Compares decode steps of B tokens with steps of B (1 + K) tokens, by a fit of the engine's steps; --drafts names a
+    fit of the engine while it drafts: step times include drafting, and the acceptance is read from its trace.
+
+    \b
+    latfit speculate trace.fit.json --draft-tokens 3 --acceptance 0.7 --draft-cost 0.5ms
+    latfit speculate plain.fit.json --drafts drafting.fit.json
+    """
+    answer("speculate", request, output)
+
+
+@verb
+def tune(request: TuneRequest, output: OutputOptions) -> None:
+    """Find settings of an engine that meet SLOs at a rate, and verify them: usually one or two restarts.
+
+    Starts the engine on loopback, loads it below, at and above the rate, records its steps, plans settings, starts it
+    again with them, and compares the measured TTFT and TPOT with the plan. What was started is stopped at the end.
+    Exit code 5 if the SLOs are not met.
+
+    \b
+    latfit tune --rate 8/s --lengths 500:200 --ttft 500ms --tpot 50ms -- vllm serve MODEL
+    """
+
+    def ask(options: str) -> None:
+        echo(f"Restart the engine with: {options}", err=True)
+        input("Press Enter when it is starting.")
+
+    def tell(text: str) -> None:
+        note(text, quiet=output.silent)
+
+    token = os.environ.get(ENGINE_TOKEN) or None
+    found = answer("tune", replace(request, token=token, restart=ask, progress=tell), output)
+    if found.result.runs:
+        note(f"Wrote {request.out}: traces, fit, plan, settings and logs.", quiet=output.silent)
+    if not request.dry_run and not found.kept:
+        raise SlaOutOfReach(
+            "the SLOs are not met at this rate on one engine",
+            where="--rate",
+            remedy="Lower the rate, allow longer times, or add replicas: latfit plan says how many.",
+        )
+
+
+@dataclass(frozen=True)
+class ValidationFiles(Files):
+    """Where a comparison goes."""
+
+    PANEL = "Comparison"
+    strict: bool = option("Exit code 4 if simulated and measured differ.", False)
+    out: JsonFile = None
+    figure: Figure = None
+
+
+@verb
+def validate(request: ValidateRequest, files: ValidationFiles, output: OutputOptions) -> None:
+    """Compare the measured TTFT, TPOT and latency of a serving run with its simulation.
+
+    The same arrivals go through a simulated engine. Step times are fitted to a trace or log of the engine, which also
+    has its settings; options take precedence.
+
+    \b
+    latfit validate server.log run.json --metrics-before 0.txt --metrics-after 1.txt
+    latfit validate rtx4090_llama-3.1-8b.fit.json \\
+        sample_traces/rtx4090_llama-3.1-8b_requests.csv --kv-blocks 2588
+    """
+    found = answer("validate", request, output, files, busy="Fitting and simulating")
+    if not request.force:
+        found.check_machine()
+    if files.strict and not found.agrees:
+        raise FitNotUsable(
+            "simulated and measured differ",
+            where=str(request.run),
+            remedy="Check how the engine was set up first (--kv-blocks), then give a trace of it, then --calibrate.",
+        )
