@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from latfit.api.predictions import (
         Evaluation as Evaluation,
         Predicted as Predicted,
+        note_unread as note_unread,
         predicted as predicted,
         steps_from as steps_from,
-        tell_unread as tell_unread,
     )
     from latfit.api.promises import LedgerAnswer as LedgerAnswer, add_to_ledger as add_to_ledger, ledger as ledger
     from latfit.api.quantities import values_of as values_of

@@ -5,19 +5,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from latfit.errors import LatfitError
+from latfit import reporting
+from latfit.errors import FitNotUsable, LatfitError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from latfit.messages import Message
-    from latfit.reporting import PlanSummary, Table
-
 State = Literal["good", "doubt", "bad"]
 
 
 class Answer:
-    """Base of answers. Print one for its verdict; `.summary()` is what the command prints."""
+    """Base of answers. Print one for its verdict; `.summary()` is what the command prints. result: the record."""
+
+    result: Any
 
     @property
     def verdict(self) -> str:
@@ -40,17 +41,22 @@ class Answer:
         return []
 
     @property
-    def messages(self) -> "Sequence[Message | str]":
-        """What limits the answer; a sentence alone is a warning."""
+    def warnings(self) -> "Sequence[Message]":
+        """What makes the answer less certain."""
         return []
 
-    def tables(self, *, brief: bool = False) -> "list[Table]":
+    @property
+    def messages(self) -> "Sequence[Message | str]":
+        """What limits the answer; a sentence alone is a warning."""
+        return self.warnings
+
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         """The results as tables of text; brief: the few rows that fit a terminal."""
         return []
 
     def to_json(self) -> dict[str, Any]:
         """The document that the command prints with `--json`."""
-        raise NotImplementedError
+        return dict(self.result.to_json())
 
     def save(self, target: str | Path) -> None:
         """Write the document as JSON, whole or not at all. Raises TargetNotWritable."""
@@ -60,9 +66,7 @@ class Answer:
 
     def summary(self) -> str:
         """The answer as the command prints it."""
-        from latfit.reporting import table_text
-
-        tables = map(table_text, self.tables(brief=True))
+        tables = map(reporting.table_text, self.tables(brief=True))
         return "\n".join([self.verdict, *tables, *self.lines, *map(_labelled, self.messages)])
 
     def __repr__(self) -> str:
@@ -73,23 +77,19 @@ class Answer:
         return None
 
     def _repr_html_(self) -> str:
-        from latfit.reporting import card_html
-
         try:
             figure = self.plot()
         except LatfitError:
             figure = None
         sentences = [*self.lines, *map(_labelled, self.messages)]
-        return card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
+        return reporting.card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
 
 
 class Planned(Answer):
     """Base of plans: a record that is its own JSON, and its summary."""
 
-    result: Any
-
     @cached_property
-    def _summary(self) -> "PlanSummary":
+    def _summary(self) -> "reporting.PlanSummary":
         raise NotImplementedError
 
     @property
@@ -106,13 +106,21 @@ class Planned(Answer):
     def warnings(self) -> "list[Message]":
         return list(self.result.warnings)
 
+    def check_supported(self, where: str) -> None:
+        """Raises FitNotUsable if the data do not support the plan."""
+        if self.result.unsupported:
+            raise FitNotUsable(
+                f"the plan is not supported by these data: {self.result.unsupported[0]}",
+                where=where,
+                remedy="Measure such steps, or fit a better model (latfit fit).",
+            )
+
     @property
     def verdict(self) -> str:
         return self._summary.verdict
 
     @property
     def state(self) -> State:
-        """good (met), doubt (met, but the data do not prove it) or bad (not met)."""
         return self._summary.state
 
     @property
@@ -126,11 +134,6 @@ class Planned(Answer):
     @property
     def messages(self) -> Sequence[str]:
         return self._summary.warnings
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit plan --json`."""
-        found: dict[str, Any] = self.result.to_json()
-        return found
 
 
 def _labelled(message: "Message | str") -> str:

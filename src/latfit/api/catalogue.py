@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import structs
 
+from latfit import reporting
 from latfit.api.answer import Answer
-from latfit.api.fits import Fit, as_fit, fit as fit_steps
+from latfit.api.fits import as_fit, fit as fit_steps
 from latfit.api.request import verb
 from latfit.api.requests import CatalogAddRequest, CatalogRequest
 from latfit.catalogue import (
@@ -30,14 +31,11 @@ from latfit.catalogue import (
     widen,
 )
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.model import FitResult, fitted_identity
 from latfit.planning import count_parameters, model_config
 from latfit.trace import Trace
 from latfit.units import count_text, format_percent
-
-if TYPE_CHECKING:
-    from latfit.reporting import Table
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -53,9 +51,7 @@ class Catalogue(Answer):
             return f"Added {', '.join(self.entries)}: {self.added}."
         return f"{count_text(len(self.entries), 'system').capitalize()}. Use one as --fit {PREFIX}NAME."
 
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import Table
-
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         names = ["name", "a step is", "B up to", "S up to", "error", "source"]
         rows = [
             [
@@ -68,7 +64,7 @@ class Catalogue(Answer):
             ]
             for each in self.entries.values()
         ]
-        return [Table("", names, rows, words=["name", "a step is", "source"])]
+        return [reporting.Table("", names, rows, words=["name", "a step is", "source"])]
 
     @property
     def lines(self) -> list[str]:
@@ -82,7 +78,6 @@ class Catalogue(Answer):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit catalog list --json`: the entries without their fits."""
         rows = [
             {name: value for name, value in each.to_json().items() if name != "fit"} for each in self.entries.values()
         ]
@@ -104,25 +99,25 @@ def add_to_catalog(request: CatalogAddRequest) -> Catalogue:
 
     Raises WrongUsage for a bad name or without a folder, BadInput, FitNotUsable, TargetNotWritable.
     """
-    found: Fit = as_fit(request.fit)
+    found = as_fit(request.fit)
     fit = found.result
     if (why := found.kept_out()) is not None:
         raise FitNotUsable(why.message, where=str(request.fit), remedy=why.remedy)
     identity = fitted_identity(fit)
-    name = request.name or "/".join(_word(identity.get(each, "")) for each in ("hardware", "model"))
-    gpu, _, model = name.partition("/")
-    model, _, tp = model.partition("@tp")
+    words = ("-".join(identity.get(each, "").lower().split()) for each in ("hardware", "model"))
+    name = request.name or "/".join(words)
     try:
+        gpu, model, tp = _parts(name)
         entry = CatalogEntry(
             name=name,
             gpu=gpu,
             model=model,
-            tp=int(tp or 1),
+            tp=tp,
             dtype=identity.get("dtype", ""),
             engine=identity.get("engine", ""),
             contents=STEPS,
-            B=_range(fit.domain["B"]),
-            S=_range(fit.domain["S"]),
+            B=(float(fit.domain["B"][0]), float(fit.domain["B"][1])),
+            S=(float(fit.domain["S"][0]), float(fit.domain["S"][1])),
             steps=int(fit.metrics.n or 0),
             error_pct=fit.cross_validation.mape_pct,
             weights=request.weights,
@@ -136,61 +131,53 @@ def add_to_catalog(request: CatalogAddRequest) -> Catalogue:
     return Catalogue({name: entry}, add_entry(entry, None if request.folder is None else Path(request.folder)))
 
 
-def _word(text: str) -> str:
-    return "-".join(text.lower().split())
-
-
-def _range(ends: Any) -> tuple[float, float]:
-    return float(ends[0]), float(ends[1])
+def _parts(name: str) -> tuple[str, str, int]:
+    """Return GPU, model and tensor parallelism of `h100/llama-3.1-8b@tp2`. Raises ValueError."""
+    gpu, _, model = name.partition("/")
+    model, _, tp = model.partition("@tp")
+    return gpu, model, int(tp or 1)
 
 
 def fit_in_catalog(name: str) -> FitResult:
-    """A fit by its name in the catalogue, with the error that its times may have on another machine.
-
-    A system that nobody measured is scaled from its nearest neighbour if its GPU is known, and its model is in the
-    catalogue or named by its config.json. Raises WrongUsage for an unknown name, BadInput, FitNotUsable.
-    """
+    """A fit by its name in the catalogue, with the error that its times may have on another machine."""
     plain, entries = name.removeprefix(PREFIX), all_entries()
+    error = TRANSFER
     if plain in entries:
-        entry, error, fit = entries[plain], TRANSFER, fit_of(entries[plain])
-        told = f"{plain} was measured on another machine"
-    elif (scaled := _scaled(plain, entries)) is not None:
+        entry, fit = entries[plain], fit_of(entries[plain])
+        origin = f"{plain} was measured on another machine"
+    else:
+        scaled = _scaled(plain, entries)
+        if scaled is None:
+            entry_named(name)  # raises the error that names the nearest
+        assert scaled is not None
         (entry, fit), missed = scaled, neighbour_error(entries)
         if missed > MAX_ERROR:
-            raise FitNotUsable(
-                f"scaled systems are {format_percent(100 * missed)} off",
-                where=name,
-                remedy="Measure it: latfit record.",
-            )
+            found = f"scaled systems are {format_percent(100 * missed)} off"
+            raise FitNotUsable(found, where=name, remedy="Measure it: latfit record.")
         error = math.hypot(TRANSFER, missed)
-        told = f"{plain} was not measured: scaled from {entry.name} by bandwidth and FLOPs"
-    else:
-        entry_named(name)  # raises the error that names the nearest
-        raise AssertionError(name)
+        origin = f"{plain} was not measured: scaled from {entry.name} by bandwidth and FLOPs"
     lacks = f"; its steps lack {entry.lacks}" if entry.lacks else ""
-    text = f"{told}{lacks}. Expect an error of {format_percent(100 * error)}."
-    warning = LatfitWarning(FROM_CATALOG, text, "Measure your engine: latfit record.")
-    return replace(widen(fit, error), warnings=[warning])
+    text = f"{origin}{lacks}. Expect an error of {format_percent(100 * error)}."
+    return replace(widen(fit, error), warnings=[Message(FROM_CATALOG, text, "Measure your engine: latfit record.")])
 
 
 def _scaled(name: str, entries: Mapping[str, CatalogEntry]) -> tuple[CatalogEntry, FitResult] | None:
-    """The nearest neighbour of a system, and its times scaled to that system; None if nothing is known of it.
+    """Return the nearest neighbour of GPU/MODEL@tpN, and its times scaled to that system; None if unknown.
 
-    name: GPU/MODEL, or GPU/FILE with the model's config.json, and @tp2 after it.
+    MODEL may be the path of the model's config.json.
     """
-    gpu, _, model = name.partition("/")
-    model, _, tp = model.partition("@tp")
+    try:
+        gpu, model, tp = _parts(name)
+    except ValueError:
+        return None
     if model.endswith(".json"):
         weights: float | None = sum(count_parameters(model_config(Path(model))))
     else:
         weights = next((each.weights for each in entries.values() if each.model == model and each.weights), None)
-    if gpu not in GPUS or weights is None or not (tp or "1").isdigit():
+    found = nearest(entries, gpu, model, weights, tp) if gpu in GPUS and weights is not None else None
+    if not found or weights is None:
         return None
-    found = nearest(entries, gpu, model, weights, int(tp or 1))
-    if not found:
-        return None
-    steps = scaled_steps(found[0], gpu, weights, int(tp or 1))
-    fit = fit_steps(Trace(steps), model="roofline").result
-    system = {"hardware": gpu, "model": model, "tp": tp or "1"}
+    fit = fit_steps(Trace(scaled_steps(found[0], gpu, weights, tp)), model="roofline").result
+    system = {"hardware": gpu, "model": model, "tp": str(tp)}
     facts = structs.replace(fit.data, source=name, sources=[name])
     return found[0], replace(fit, data=facts, provenance={**fit.provenance, "identity": system})

@@ -1,33 +1,32 @@
 """`simulate_engine`: a serving engine under a load, token by token; `engine_settings_of`: how a real one is set up."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from latfit import reporting
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
-from latfit.api.quantities import duration, rates, several, transfer as transfers, values_of
+from latfit.api.quantities import duration, limit, rates, several, transfer as transfers, values_of
 from latfit.api.reading import read, table_of
 from latfit.api.request import declared, ignored, verb
-from latfit.api.requests import Duration, SimulateEngineRequest
+from latfit.api.requests import SimulateEngineRequest
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult, fitted_identity
 from latfit.simulation import (
-    ALL_PROMPTS,
     MOST_POINTS,
     Cluster,
     EnginePoint,
     EngineResult,
     EngineRun,
     EngineSettings,
-    KnownSettings,
     Options,
     Order,
     Promise,
@@ -52,7 +51,6 @@ from latfit.workload import ClosedLoad, Load, OpenLoad, RecordedLoad, parse_leng
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from latfit.reporting import Making, Rendered, Table, Verdict
 
 Q = TypeVar("Q")
 
@@ -68,24 +66,18 @@ class EngineSimulation(Simulation):
     setup_line: str = ""
 
     @cached_property
-    def answer(self) -> "Verdict":
-        from latfit.reporting import engines_verdict
+    def answer(self) -> "reporting.Verdict":
+        return reporting.engines_verdict(self.runs)
 
-        return engines_verdict(self.runs)
-
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import engine_tables
-
-        return engine_tables(self.runs, brief=brief)
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        return reporting.engine_tables(self.runs, brief=brief)
 
     @property
     def lines(self) -> list[str]:
         return [self.setup_line] if self.setup_line else []
 
     def plot(self) -> "Figure":
-        from latfit.reporting import engine_figure
-
-        return engine_figure(self.runs)
+        return reporting.engine_figure(self.runs)
 
     @property
     def would_carry(self) -> str:
@@ -96,21 +88,20 @@ class EngineSimulation(Simulation):
             return "Ask for more replicas, or sooner; or lower the rate."
         if best.prefill_replicas:
             return "Lower the rate, or give more --set prefill_replicas or --replicas."
-        if not best.rate_per_s > 0:
-            return "Lower the rate, or give more --kv-blocks or --max-num-seqs."
-        needed = math.floor(best.rate_per_s / each) + 1
-        carried = f"--replicas {needed} would carry it, at {format_rate(each, down=True)} each"
-        return f"{carried}; or lower the rate, or give more --kv-blocks or --max-num-seqs."
+        needed = ""
+        if best.rate_per_s > 0:
+            replicas = math.floor(best.rate_per_s / each) + 1
+            needed = f"--replicas {replicas} would carry it, at {format_rate(each, down=True)} each; or "
+        text = f"{needed}lower the rate, or give more --kv-blocks or --max-num-seqs."
+        return text[0].upper() + text[1:]
 
-    def page(self, made: "Making") -> "Rendered":
-        from latfit.reporting import engines_page
-
-        return engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
+    def page(self, made: "reporting.Making") -> "reporting.Rendered":
+        return reporting.engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
 
 
 AXES = (
     "rate", "users", "think", "lengths", "tenants", "batching", "order", "kv_blocks", "block_size", "max_num_seqs",
-    "max_num_batched_tokens", "long_prefill_token_threshold", "synchronous", "start_at", "decode_first", "swap",
+    "max_num_batched_tokens", "long_prefill_token_threshold", "synchronous", "start_at", "swap",
     "prefix_hit_rate", "draft_tokens", "acceptance", "draft_cost", "length_error", "switch_at", "ageing", "replicas",
     "prefill_replicas", "route", "prefix_share", "autoscale", "start_up",
 )  # fmt: skip
@@ -118,24 +109,23 @@ AXES = (
 
 
 def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
-    """What is varied, by parameter, the rate first. Raises WrongUsage."""
-    fields = {each.name: each for each in declared(SimulateEngineRequest)}
+    """Return the values of each varied parameter. Raises WrongUsage."""
+    fields = {each.name: each for each in declared(SimulateEngineRequest) if each.name in AXES}
     found: dict[str, list[Any]] = {}
-    for asked, values in sorted(vary.items(), key=lambda item: item[0] != "rate"):
-        name = asked.replace("-", "_")
-        if name not in AXES:
-            known = ", ".join(sorted(each.replace("_", "-") for each in AXES))
-            raise WrongUsage(f"{asked!r} is no setting of engines", where="--sweep", remedy=f"Vary {known}.")
+    for name, values in vary.items():
+        if name not in fields:
+            remedy = f"Vary {', '.join(sorted(each.replace('_', '-') for each in AXES))}."
+            raise WrongUsage(f"{name!r} is no setting of engines", where="--sweep", remedy=remedy)
         try:
             found[name] = [fields[name].value_of(str(value)) for value in values]
         except (ValueError, KeyError):
-            told = f"{', '.join(map(str, values))}: no values of {asked}"
-            raise WrongUsage(told, where="--sweep", remedy=fields[name].text) from None
+            text = f"{', '.join(map(str, values))}: no values of {name}"
+            raise WrongUsage(text, where="--sweep", remedy=fields[name].text) from None
     return found
 
 
 def named_settings(request: Any) -> dict[str, Any]:
-    """The settings of an engine that a request names, as `engine_settings_of` takes them."""
+    """Return the settings of an engine that a request names, as `engine_settings_of` takes them."""
     found = {name: getattr(request, name, None) for name in ("kv_blocks", *USUAL)}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -155,47 +145,55 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
     Settings that are not named the fit's trace may tell. Raises WrongUsage, BadInput; an unstable load is no error.
     """
     request = with_settings(request)
-    options = Options(
-        request.requests, request.warmup, request.replications, request.seed, _limit(request.sla, "--sla")
-    )
-    promise = Promise(_limit(request.ttft, "--ttft"), _limit(request.tpot, "--tpot"), options.sla_ms)
-    fit, prefill_fit, scatter = request.fit, request.prefill_fit, scatters(request.service)
+    limits = {name: limit(getattr(request, name), f"--{name}") for name in ("ttft", "tpot", "sla")}
+    options = Options(request.requests, request.warmup, request.replications, request.seed, limits["sla"])
+    promise = Promise(limits["ttft"], limits["tpot"], limits["sla"])
+    scatter = scatters(request.service)
     if not request.force:
-        check_one_engine(fit, prefill_fit, request.prefill_on)
+        check_one_engine(request.fit, request.prefill_fit, request.prefill_on)
     costs, unmeasured, subject, fits = engine_costs(
-        fit, prefill_fit, request.prefill_on, request.hardware, scatter=scatter
+        request.fit, request.prefill_fit, request.prefill_on, request.hardware, scatter=scatter
     )
-    apart = _cluster(request, scatter=scatter)
+    cluster = _cluster(request, scatter=scatter)
     axes = _axes(values_of(request.vary))
+    varied = set(axes)
     offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate, per_s=request.rate_per_s)
+    axes = {
+        "rate": offered or [None],
+        "batching": several(request.batching),
+        "order": several(request.order),
+        **axes,
+    }
+    if math.prod(len(values) for values in axes.values()) > MOST_POINTS:
+        raise WrongUsage(f"more than {MOST_POINTS:,} points", where="--sweep", remedy="Give fewer values of each.")
     given = replace(
         request,
         arrivals=None if request.arrivals is None else recording_of(request.arrivals),
         prompt_lengths=None if request.prompt_lengths is None else recording_of(request.prompt_lengths),
         replicas_at=None if request.replicas_at is None else schedule_of(request.replicas_at),
     )
-    names = {"batching": several(request.batching), "order": several(request.order)}
-    varied = {name.replace("-", "_") for name in values_of(request.vary)}
     running = request.running or Running(request.workers, request.backend, request.scheduler)
     loads: dict[tuple[Any, ...], Load] = {}
     points, line = [], ""
-    for chosen in _cases({"rate": offered or [None], **names, **axes}):
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
         case = replace(given, **chosen)
         setup = engine_settings_of(fits, **named_settings(case), batching=case.batching)
         line = line or setup.line
-        ordered = order_of(case)
-        load = _load(case, loads)
-        known = [*unmeasured, *notes_of(load), *(each.sentence for each in setup.notes)]
+        key = tuple(getattr(case, name) for name in LOADS)
+        if key not in loads:
+            loads[key] = _load(case)
+        notes = [*unmeasured, *notes_of(loads[key]), *(each.sentence for each in setup.notes)]
         points.append(
             EnginePoint(
-                load=load,
+                load=loads[key],
                 costs=costs,
-                settings=replace(setup.settings[0], order=ordered),
+                settings=replace(setup.settings[0], order=order_of(case)),
                 options=options,
                 promise=promise,
-                cluster=replace(apart, routing=_routing(case), prefill_replicas=case.prefill_replicas),
+                cluster=replace(cluster, routing=_routing(case), prefill_replicas=case.prefill_replicas),
                 labels={name: value for name, value in chosen.items() if name in varied},
-                told=partial(_told, known, fits, apart.transfer),
+                told=partial(_notes, notes, fits),
                 whole=not varied and request.out is None and running.backend == "local",
             )
         )
@@ -203,29 +201,10 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
     return EngineSimulation(runs, options.sla_ms, subject, line)
 
 
-def _cases(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of what is varied. Raises WrongUsage for too many."""
-    if math.prod(len(values) for values in axes.values()) > MOST_POINTS:
-        raise WrongUsage(f"more than {MOST_POINTS:,} points", where="--sweep", remedy="Give fewer values of each.")
-    return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
-
-
-def _told(
-    known: Sequence[str],
-    fits: Sequence[FitResult],
-    transfer: Transfer,
-    run: EngineRun,
-    settings: EngineSettings,
-) -> list[str]:
-    """What should be known of a run, after what is known of all."""
+def _notes(known: Sequence[str], fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> list[str]:
+    """Return the notes of a run, after those of all runs."""
     beyond = outside_warning(fits, run, settings) if fits else None
-    told = [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
-    if transfer.prompts != ALL_PROMPTS:
-        share = float(transfer.prefilled_apart(run.requests.prompt_tokens).mean())
-        told.append(f"{format_percent(100 * share)} of the prompts are prefilled apart.")
-        if share < 1 and fits and (own := no_prefill_warning(fits[-1])):
-            told.append(f"The others: {own.message}. {own.remedy}")
-    return told
+    return [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
 
 
 USUAL: Mapping[str, Any] = {
@@ -235,30 +214,32 @@ USUAL: Mapping[str, Any] = {
     "long_prefill_token_threshold": 0,
     "synchronous": False,
     "start_at": 1,
-    "decode_first": False,
     "swap": None,
     "prefix_hit_rate": 0.0,
     "draft_tokens": 0,
     "acceptance": 0.7,
     "draft_cost": None,
 }
-"""Settings of an engine that nobody names, by the names of the command line's options."""
-
-MOST_FILES = 2
-"""Files that are named where settings come from."""
-
-GIVEN, ASSUMED = "given", "assumed"
-"""Origins of a setting that an option names, and of one that no source names."""
-
-UNNAMED = (ASSUMED, "vLLM's default")
-"""Origins of settings that no source names (`engine_settings_of`)."""
+"""Defaults of an engine's settings, by the names of options."""
+MAX_FILES = 2  # in the line on where settings come from
+GIVEN, ASSUMED = "given", "assumed"  # origins of a setting that an option names, and of one that no source names
+UNNAMED = (ASSUMED, "vLLM's default")  # origins of settings that no source names
 
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """How an engine is set up. settings: one for each batching.  origin: where each setting comes from that is not the
-    usual one, by option: a file's name, "given", "observed" (counted in the steps), "vLLM's default", "assumed".
-    notes: what should be known.  files: all that told something."""
+    """How an engine is set up.
+
+    Attributes
+    ----------
+    settings
+        One for each batching.
+    origin
+        Where each setting that is not the usual one comes from: a file's name, "given", "observed" (counted in the
+        steps), "vLLM's default", "assumed".
+    files
+        Sources that name a setting.
+    """
 
     settings: Sequence[EngineSettings]
     origin: Mapping[str, str]
@@ -283,76 +264,49 @@ class EngineSetup:
             drafts = one.speculation
             accepted = format_percent(100 * drafts.acceptance)
             parts.append(f"{drafts.draft_tokens} draft tokens, accepted one after the other with {accepted}")
-        more = f" and {len(self.files) - MOST_FILES} more" if len(self.files) > MOST_FILES else ""
-        return f"Engine: {', '.join(parts)} (from {', '.join(self.files[:MOST_FILES])}{more})."
+        more = f" and {len(self.files) - MAX_FILES} more" if len(self.files) > MAX_FILES else ""
+        return f"Engine: {', '.join(parts)} (from {', '.join(self.files[:MAX_FILES])}{more})."
 
 
 def engine_settings_of(
     sources: Any,
     *,
-    kv_blocks: int | None = None,
     batching: str | Sequence[str] = "chunked-prefill",
     server: Mapping[str, Any] | None = None,
     usual: Mapping[str, Any] = USUAL,
     **given: Any,
 ) -> EngineSetup:
-    """How the engine is set up that sources tell of: KV blocks, block size, `max_num_seqs`, token budget, scheduling
-    beside the step before, share of prompts found in the prefix cache, drafts and their acceptance.
+    """Return how an engine is set up: KV blocks, limits, scheduling, prefix cache, drafts.
 
-    sources: a fit of an engine's steps (it keeps what its trace said), a trace, a log, a CleanTrace, several of these,
-    or None.  server: facts of the running server by the names of a recorder's provenance, which go before those of the
-    sources; where the two differ a note says so.  kv_blocks, batching,
-    given: settings that options name, None where they do not; they go before all else. Their names are those of
-    `USUAL`.  usual: settings that nobody names. Raises WrongUsage, also where nobody says how large the KV cache is;
-    BadInput.
+    Parameters
+    ----------
+    sources
+        A fit of the engine's steps, a trace, a log, several of these, or None.
+    server
+        Settings of the running server, by the names of a recorder's provenance; they precede those of sources.
+    usual
+        Settings that nobody names.
+    given
+        Settings by the names of `USUAL`, and kv_blocks; None where not given. They precede all others.
+
+    Raises
+    ------
+    WrongUsage
+        Also if the size of the KV cache is not known.
+    BadInput
     """
-    several = sources if isinstance(sources, list | tuple) else [] if sources is None else [sources]
     origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}
-    for each in several:
-        name, provenance, did = _told_by(each)
+    for each in sources if isinstance(sources, list | tuple) else [] if sources is None else [sources]:
+        name, provenance, counted = _facts_in(each)
         origins.append((name, provenance))
-        for key, value in did.items():
+        for key, value in counted.items():
             counts[key] = counts.get(key, 0.0) + value
-    named = {name: value for name, value in {**given, "kv_blocks": kv_blocks}.items() if value is not None}
     facts = engine_facts(origins, counts)
     if server is not None:
         facts = facts.overruled_by("the server's metrics", server)
+    named = {name: value for name, value in given.items() if value is not None}
     known = known_settings(facts, named.get("block_size"))
-    return _setup(known, named, batching, usual)
-
-
-def _told_by(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
-    """(name, provenance, what the engine did besides) of a trace, or of what a fit keeps of its own."""
-    if isinstance(source, Fit | FitResult) or names_a_fit(source):
-        found = as_fit(source).result
-        provenance, counts = found.provenance.get("trace"), found.data.more.get("engine_counts")
-        numbers = counts.items() if isinstance(counts, Mapping) else ()
-        provenance = provenance if isinstance(provenance, Mapping) else {}
-        return (
-            (found.data.source or "the fit").partition(", ")[0],
-            _with_device(provenance, {fitted_identity(found).get("path")}),
-            {str(name): float(value) for name, value in numbers if isinstance(value, int | float)},
-        )
-    if isinstance(source, Trace):
-        name, trace = "the trace", source
-    else:
-        steps = source if isinstance(source, CleanTrace) else read(source)
-        name, trace = steps.name, steps.trace
-    paths = set(trace.coded("path")[1]) if "path" in trace else set()
-    return name, _with_device(trace.provenance, paths), engine_counts(trace)
-
-
-def _with_device(provenance: Mapping[str, Any], paths: Collection[str | None]) -> Mapping[str, Any]:
-    """Add the device of a vLLM that was recorded from outside with `--path cpu`; its metrics name none."""
-    if provenance.get("engine") == "vLLM" and set(paths) == {"cpu"}:
-        return {"device_type": "cpu", **provenance}
-    return provenance
-
-
-def _setup(
-    known: KnownSettings, named: Mapping[str, Any], batching: str | Sequence[str], usual: Mapping[str, Any]
-) -> EngineSetup:
     chosen = {**usual, **known.values, **named}
     if "kv_blocks" not in chosen:
         raise WrongUsage(
@@ -361,20 +315,36 @@ def _setup(
             remedy="Look for `KV cache size: ... tokens` in the engine's log (GPU or CPU) and divide by the block size:"
             " 16 tokens unless it is set, 128 on a CPU.",
         )
-    for name in ("acceptance", "draft_cost"):
-        if name in named and not chosen["draft_tokens"]:
+    for name in {"acceptance", "draft_cost"} & set(named):
+        if not chosen["draft_tokens"]:
             ignored(f"--{name.replace('_', '-')}", "nothing is drafted")
     names = several(batching)
     if "static" in names and "draft_tokens" not in named:
         chosen["draft_tokens"] = 0
-    # What is recorded of contents gives way to a rate that somebody types.
+    # Recorded contents of prompts give way to a given rate.
     contents = "prefix_hit_rate" not in named
     settings = [
         replace(_of_engine(name, chosen), prefix_cache=contents, padded_graphs=known.padded_graphs) for name in names
     ]
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
-    notes = [note for note in known.notes if note.setting not in named]
-    return EngineSetup(settings, origin, notes, known.files)
+    return EngineSetup(settings, origin, [note for note in known.notes if note.setting not in named], known.files)
+
+
+def _facts_in(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
+    """Return (name, provenance, counts of the engine) of a trace, or of the trace of a fit."""
+    counts: Mapping[str, Any]
+    if isinstance(source, Fit | FitResult) or names_a_fit(source):
+        found = as_fit(source).result
+        provenance, counts = found.provenance.get("trace") or {}, found.data.more.get("engine_counts") or {}
+        name, paths = (found.data.source or "the fit").partition(", ")[0], {fitted_identity(found).get("path")}
+    else:
+        steps = source if isinstance(source, CleanTrace | Trace) else read(source)
+        name, trace = ("the trace", steps) if isinstance(steps, Trace) else (steps.name, steps.trace)
+        provenance, counts = trace.provenance, engine_counts(trace)
+        paths = set(trace.coded("path")[1]) if "path" in trace else set()
+    if provenance.get("engine") == "vLLM" and paths == {"cpu"}:  # recorded from outside: its metrics name no device
+        provenance = {"device_type": "cpu", **provenance}
+    return name, provenance, counts
 
 
 def _of_engine(batching: str, chosen: Mapping[str, Any]) -> EngineSettings:
@@ -389,25 +359,19 @@ def _of_engine(batching: str, chosen: Mapping[str, Any]) -> EngineSettings:
         long_prefill_token_threshold=chosen["long_prefill_token_threshold"],
         asynchronous=not chosen["synchronous"],
         start_at=chosen["start_at"],
-        prefill_first=not chosen["decode_first"],
         swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
         cached_share=chosen["prefix_hit_rate"],
         speculation=Speculation(chosen["draft_tokens"], chosen["acceptance"], draft_ms),
     )
 
 
-def _limit(text: Duration | None, option: str) -> float:
-    """A latency target in ms; infinite where there is none."""
-    return math.inf if text is None else duration(text, option)
-
-
 def order_of(request: Any) -> Order:
-    """The order of waiting requests. Raises WrongUsage."""
-    return Order(request.order, request.length_error, _limit(request.ageing, "--set ageing"), request.switch_at)
+    """Return the order of waiting requests. Raises WrongUsage."""
+    return Order(request.order, request.length_error, limit(request.ageing, "--set ageing"), request.switch_at)
 
 
 def scatters(service: str) -> bool:
-    """Whether steps scatter as measured. Raises WrongUsage."""
+    """Return whether steps scatter as measured. Raises WrongUsage."""
     if service not in ("fitted", "deterministic"):
         raise WrongUsage(
             f"steps of an engine are not {service}", where="--set service", remedy="Take fitted or deterministic."
@@ -418,35 +382,29 @@ def scatters(service: str) -> bool:
 def engine_costs(
     fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatter: bool
 ) -> tuple[StepCosts, list[str], str, list[FitResult]]:
-    """Step costs, a note on each that was not measured (nominal ones, prefill that the fit has no data on), what is
-    known of model and machine, and the fits that measured."""
-    from latfit.reporting import what_is_known
-
+    """Return step costs, notes on those that were not measured, model and machine if known, and the measured fits."""
     notes = []
     first = prefill_fit if prefill_on is None else prefill_on
     if fit is not None:
-        name, steps = str(fit)[:200], as_fit(fit).result
-        subject = what_is_known([ExecutionPath("engine", steps)])
+        name, path = str(fit)[:200], ExecutionPath("engine", as_fit(fit).result)
     else:
-        path = profile_of(hardware).first_of(("gpu",))
-        if path is None:
+        found = profile_of(hardware).first_of(("gpu",))
+        if found is None:
             raise BadInput("there is no gpu path", where=str(hardware), remedy="Name the engine's fit with --fit.")
-        name, steps, subject = path.label, path.fit, what_is_known([path])
+        name, path = found.label, found
         if path.nominal is not None:
             costless = path.nominal.per_token_ms == 0 and first is None
             free = "; without per_token a prompt costs no more than one token" if costless else ""
             notes.append(f"{name}: nominal step costs ({path.nominal.text}), not measured{free}.")
-    prefill: FitResult | None = None if prefill_fit is None else as_fit(prefill_fit).result
-    of_prefill = steps if first is None else as_fit(first).result
-    if warning := no_prefill_warning(of_prefill):
+    prefill = None if prefill_fit is None else as_fit(prefill_fit).result
+    if warning := no_prefill_warning(path.fit if first is None else as_fit(first).result):
         notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
-    measured = [each for each in (steps, prefill) if each is not None and not each.data.nominal]
-    return step_costs(steps, prefill, scatter=scatter), notes, subject, measured
+    measured = [each for each in (path.fit, prefill) if each is not None and not each.data.nominal]
+    return step_costs(path.fit, prefill, scatter=scatter), notes, reporting.what_is_known([path]), measured
 
 
 def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None:
-    """Raises FitNotUsable where the fits of one engine are of different systems, or those of engines that serve
-    together of different models."""
+    """Raises FitNotUsable for fits of one engine of different systems, or of engines of different models."""
     named = {"fit": fit, "prefill fit": prefill_fit, "prefill engine": prefill_on}
     known = {name: as_fit(each).result for name, each in named.items() if each is not None}
     if len(known) > 1:
@@ -457,19 +415,14 @@ def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None
 
 
 def schedule_of(given: Any) -> Schedule:
-    """How many replicas from when on, of pairs (seconds, replicas), a file or a table with columns t_s and replicas.
-    Raises BadInput, WrongUsage."""
+    """Return the replicas over time, of pairs (seconds, replicas), or of a table (t_s, replicas). Raises BadInput."""
     if isinstance(given, Schedule):
         return given
-    if isinstance(given, str | Path):
-        table = read_columns(open_source(given), ("t_s", "replicas"))
-    elif isinstance(given, list | tuple):
-        import numpy as np
-
-        table = Trace({name: np.array([row[place] for row in given]) for place, name in enumerate(("t_s", "replicas"))})
-    else:
-        table = table_of(given)
-    missing = [name for name in ("t_s", "replicas") if name not in table]
+    columns = ("t_s", "replicas")
+    if isinstance(given, list | tuple):
+        given = dict(zip(columns, zip(*given, strict=True), strict=True))
+    table = read_columns(open_source(given), columns) if isinstance(given, str | Path) else table_of(given)
+    missing = [name for name in columns if name not in table]
     if missing:
         raise BadInput(f"no column {missing[0]}", where=str(given)[:200], remedy="Give t_s and replicas.")
     moments, counts = table.floats("t_s"), table.floats("replicas")
@@ -479,7 +432,7 @@ def schedule_of(given: Any) -> Schedule:
 
 
 def _routing(case: SimulateEngineRequest) -> Routing:
-    """The router of a case, with how its replicas come and go. Raises WrongUsage."""
+    """Return the router of a case. Raises WrongUsage."""
     scaling: Scaling | None = case.replicas_at
     replicas, start_up = case.replicas, case.start_up
     if case.autoscale is not None:
@@ -498,41 +451,18 @@ def _routing(case: SimulateEngineRequest) -> Routing:
 
 
 def _cluster(request: SimulateEngineRequest, *, scatter: bool) -> Cluster:
-    """One engine that serves, and one that prefills for it where there is one."""
+    """Return one engine that serves, and one that prefills for it if requested."""
     if request.prefill_on is None:
         return Cluster()
     moved = Transfer() if request.transfer is None else Transfer(*transfers(request.transfer))
-    if request.prefill_lengths is not None:
-        moved = replace(moved, prompts=_range_of(request.prefill_lengths))
     return Cluster(Routing(), step_costs(as_fit(request.prefill_on).result, scatter=scatter), moved)
 
 
-def _range_of(text: str) -> tuple[float, float]:
-    """(lowest, highest) of `100..200`, `..200` or `100..` tokens. Raises WrongUsage."""
-    low, dots, high = text.replace(" ", "").partition("..")
-    ends = [each.replace(",", "") for each in (low, high)]
-    if dots and any(ends) and all(not each or each.isdecimal() for each in ends):
-        found = (float(ends[0] or 0), float(ends[1] or math.inf))
-        if found[0] <= found[1]:
-            return found
-    raise WrongUsage(
-        f"{text!r} is no range of tokens", where="--prefill-lengths", remedy="Write ..160, 512.. or 160..512."
-    )
+LOADS = ("rate", "users", "think", "lengths", "tenants")  # what a load depends on, of what a sweep varies
 
 
-LOADS = ("rate", "users", "think", "lengths", "tenants")
-"""What a load depends on, of what a sweep varies."""
-
-
-def _load(case: SimulateEngineRequest, known: dict[tuple[Any, ...], Load]) -> Load:
-    """The load of a case, with the lengths of its requests; known: loads so far."""
-    key = tuple(getattr(case, name) for name in LOADS)
-    if key not in known:
-        known[key] = _made_load(case)
-    return known[key]
-
-
-def _made_load(case: SimulateEngineRequest) -> Load:
+def _load(case: SimulateEngineRequest) -> Load:
+    """Return the load of a case, with the lengths of its requests. Raises WrongUsage."""
     rate: Any = case.rate
     load = make_load(case, [] if rate is None else [rate])
     if not isinstance(load, RecordedLoad):
@@ -543,8 +473,6 @@ def _made_load(case: SimulateEngineRequest) -> Load:
                 remedy="Give --lengths 512:128 or --set prompt_lengths=FILE.",
             )
         load = replace(load, lengths=load.lengths if case.lengths is None else parse_lengths(case.lengths))
-    if isinstance(load, ClosedLoad):
-        return load
     if isinstance(load, OpenLoad):
         load = replace(load, users=case.tenants)
-    return load if rate is None else load.at_rate(rate)
+    return load if rate is None or isinstance(load, ClosedLoad) else load.at_rate(rate)

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit import reporting
 from latfit.api.answer import Answer, State
-from latfit.api.many_fits import FitTask, Outcome, all_done, failed
-from latfit.api.predictions import SEEN, Evaluation, grid_of, predicted, steps_from, tell_unread
+from latfit.api.many_fits import FitTask, all_done, failed
+from latfit.api.predictions import Evaluation, evaluate, grid_of, note_unread, predicted, steps_from
 from latfit.api.quantities import by_name, percent
 from latfit.api.reading import data_line, host_line, read_timed
 from latfit.api.request import verb
 from latfit.api.requests import FitEachRequest, FitPhasesRequest, FitRequest, Ranges, ReadRequest, Time
 from latfit.catalogue import PREFIX
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
 from latfit.provenance import run_facts
 from latfit.trace import (
@@ -41,10 +42,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from latfit.fitting import DoubtOptions, FitOptions, Sensitivity
-    from latfit.reporting import Table
-
-GRID_B, GRID_S = 5, 6
-"""Values of B and S that a sensitivity takes where none are named."""
+GRID_B, GRID_S = 5, 6  # values of B and S that a sensitivity takes by default
+MIN_PHASE_STEPS = 20  # below this a phase has no fit of its own
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,13 +69,13 @@ class Fit(Answer):
 
     @property
     def system(self) -> Mapping[str, str]:
-        """What tells its steps from others of the same source: hardware, model, tp, path."""
+        """hardware, model, tp, path: the columns in which systems of the source differ."""
         found: Mapping[str, str] = self.result.data.more.get("system", {})
         return found
 
     @property
     def label(self) -> str:
-        """Its system as a part of a file's name (see `trace.identity`); empty where the source holds one system."""
+        """Its system as a part of a file's name; empty where the source holds one system."""
         return system_label(self.system)
 
     @property
@@ -85,41 +84,39 @@ class Fit(Answer):
 
     @property
     def time(self) -> Time:
-        """What its T is: "period", from one step to the next, or "compute", the time that the source told."""
+        """What its T is: "period", from one step to the next, or "compute", the time in the source."""
         return "period" if self.result.data.more.get("time") == PERIOD else "compute"
 
     @property
     def time_line(self) -> str:
-        """Where the period is more than 5 % above the engine's own time, and what that means, in a sentence."""
+        """By how much the period exceeds the engine's own time, in a sentence; empty below 5 %."""
         return host_line(self.result.data.more)
 
     @property
-    def warnings(self) -> list[LatfitWarning]:
+    def warnings(self) -> list[Message]:
         return list(self.result.warnings)
 
     @property
-    def needs_action(self) -> list[LatfitWarning]:
+    def needs_action(self) -> list[Message]:
         """The warnings whose remedy is something to do."""
         return [warning for warning in self.result.warnings if warning.needs_action]
 
     @property
-    def verdict(self) -> str:
-        """Errors in and out of sample, beside the linear baseline and a constant, in a sentence."""
-        from latfit.reporting import tables
+    def messages(self) -> list[Message]:
+        return self.needs_action
 
-        return tables.trust_sentence(self.result)
+    @property
+    def verdict(self) -> str:
+        return reporting.tables.trust_sentence(self.result)
 
     @property
     def state(self) -> State:
-        """good: better than the linear baseline. doubt: not so in a phase, or not measured. bad: not usable."""
-        from latfit.reporting import tables
-
         if not self.ok:
             return "bad"
-        unsure = self.result.beats_linear is False or self.result.data.nominal or tables.lost_phases(self.result)
-        return "doubt" if unsure else "good"
+        lost = reporting.tables.lost_phases(self.result)
+        return "doubt" if self.result.beats_linear is False or self.result.data.nominal or lost else "good"
 
-    def kept_out(self, max_error: Any = None) -> LatfitWarning | None:
+    def kept_out(self, max_error: Any = None) -> Message | None:
         """Why it should not be entered into a machine's profile; None where it may be.
 
         max_error: the cross-validated error that is allowed, "10%" or 10; without it, one far above the noise floor
@@ -132,11 +129,7 @@ class Fit(Answer):
     @property
     def range_line(self) -> str:
         """The model and the measured range, in a sentence."""
-        spans = [
-            f"{name} {number(low)} to {number(high)}"
-            for name, (low, high) in self.result.domain.items()
-            if name in ("B", "S")
-        ]
+        spans = [f"{name} {number(low)} to {number(high)}" for name in "BS" for low, high in [self.result.domain[name]]]
         decode = "" if self.result.knows_prefill else ", decode only"
         return f"Model {self.model}, measured for {', '.join(spans)}{decode}."
 
@@ -151,31 +144,22 @@ class Fit(Answer):
 
     @property
     def lines(self) -> list[str]:
-        return [
-            data_line(self.result.data.to_json()),
-            *filter(None, [self.time_line]),
-            *([self.range_line] if self.ok else []),
-            *([f"{self.result.bootstrap['resamples']:,} resampled fits kept."] if self.result.bootstrap else []),
-        ]
+        found = [data_line(self.result.data.to_json()), self.time_line, self.range_line if self.ok else ""]
+        if self.result.bootstrap:
+            found.append(f"{self.result.bootstrap['resamples']:,} resampled fits kept.")
+        return [line for line in found if line]
 
     @property
     def details(self) -> list[str]:
         return [self.result.status.sentence, *(each.text for each in self.warnings if not each.needs_action)]
 
-    @property
-    def messages(self) -> list[LatfitWarning]:
-        return self.needs_action
-
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        """Errors by phase; then parameters, errors and bootstrap intervals."""
-        from latfit.reporting import tables
-
-        found = [tables.phases(self.result)]
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        found = [reporting.tables.phases(self.result)]
         if not brief:
-            errors = tables.errors(self.result)
+            errors = reporting.tables.errors(self.result)
             shown = errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE", "MAE")))
-            found += [tables.parameters(self.result, short=True), shown]
-            found += [tables.bootstrap_table(self.result)] if self.result.bootstrap else []
+            found += [reporting.tables.parameters(self.result, short=True), shown]
+            found += [reporting.tables.bootstrap_table(self.result)] if self.result.bootstrap else []
         return [each for each in found if each.rows]
 
     def predict(
@@ -208,25 +192,19 @@ class Fit(Answer):
             "prefill_requests": prefill_requests,
             "prefill_tokens": prefill_tokens,
         }
-        tell_unread(self.result, {**given, "context": context})
+        note_unread(self.result, {**given, "context": context})
         steps = steps_from(B, S, given, every_combination=every_combination)
         return predicted(self.result, steps, level, context, strict=strict).frame
 
     def evaluate(self, source: Any, **reading: Any) -> Evaluation:
         """How well it predicts steps that it has not seen: errors overall and by phase, coverage of its intervals; and
-        first whether they are of its machine (`.foreign`, `.machine`).
+        first whether they are of its machine (`.foreign`).
 
         source, reading: as of `latfit.read`. Raises BadInput where the source holds several systems.
         """
-        from latfit.fitting import evaluate, same_machine
-
-        found = read_timed(ReadRequest(source, **reading), self.time)
-        check_one_system(found)
-        machine, held_out = same_machine(self.result, found.trace), self.result.cross_validation.mape_pct
-        scores = {**evaluate(self.result, found.trace), "machine": machine.to_json()}
-        if found.sha256 == self.result.data.sha256:
-            scores["notes"] = [SEEN, *scores["notes"]]
-        return Evaluation(scores, data_facts(found, {}, found.trace), held_out, machine)
+        steps = read_timed(ReadRequest(source, **reading), self.time)
+        check_one_system(steps)
+        return evaluate(self.result, steps)
 
     def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> "Sensitivity":
         """What a request or a token more costs, and which term is the largest, on a grid of B and S.
@@ -236,7 +214,7 @@ class Fit(Answer):
         """
         from latfit.fitting import sensitivity_of
 
-        tell_unread(self.result, {"context": context})
+        note_unread(self.result, {"context": context})
         typical = dict(self.result.typical) if context is None else {"context_tokens": float(context)}
         over_B = grid_of(self.result, "B", GRID_B, B)
         decode = S is None and not self.result.knows_prefill
@@ -250,12 +228,9 @@ class Fit(Answer):
         return found
 
     def plot(self) -> "Figure":
-        """Latency over (B, S), throughput, and predicted beside measured latency where the steps are at hand."""
-        from latfit.reporting import fit_figure
-
         if not self.ok:
             raise FitNotUsable(self.result.status.sentence, remedy=self.result.status.remedy)
-        return fit_figure(self.path or self.model, self.result, self.rows())
+        return reporting.fit_figure(self.path or self.model, self.result, self.rows())
 
     def rows(self) -> Trace | None:
         """The steps that it was made from, where they are at hand or its source is still the same."""
@@ -265,10 +240,6 @@ class Fit(Answer):
             return read_again(self.result.data.to_json())
         except LatfitError:
             return None
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit fit --json` and of a `.fit.json` file."""
-        return self.result.to_json()
 
     @classmethod
     def from_json(cls, document: Any, path: str | None = None) -> "Fit":
@@ -293,40 +264,37 @@ class Fit(Answer):
         return f"Fit ({self.model}){on}: {self.verdict}"
 
     def _repr_html_(self) -> str:
-        from latfit.reporting import card_html, tables
-
         figure = self.plot() if self.ok else None
-        parameters = [tables.parameters(self.result, short=True)]
-        return card_html(repr(self), self.state, parameters, [each.text for each in self.messages], figure)
+        parameters = [reporting.tables.parameters(self.result, short=True)]
+        return reporting.card_html(repr(self), self.state, parameters, [each.text for each in self.messages], figure)
 
 
 def _with_its_path(result: FitResult, path: str | None) -> Fit:
-    """A stored fit; its system says the path where nobody else does."""
-    found = Fit(result, path)
-    return found if path else Fit(result, found.system.get("path"))
+    """Return a stored fit, with the path of its system unless one is given."""
+    return Fit(result, path or Fit(result).system.get("path"))
 
 
 def names_a_fit(source: Any) -> bool:
-    """Whether a text or path is that of a stored fit: a `.json` file, or `catalog:NAME`."""
+    """Return whether a text or path names a stored fit: a `.json` file, or `catalog:NAME`."""
     return isinstance(source, str | Path) and (str(source).endswith(".json") or str(source).startswith(PREFIX))
 
 
-def as_fit(source: Any, *, seed: int = 0, time: Time | None = None, **reading: Any) -> Fit:
-    """A fit from what stands for one: a Fit, a FitResult, a `.fit.json` file; else a fit of what can be read.
+def check_usable(found: Fit, where: str | None = None) -> None:
+    """Raises FitNotUsable."""
+    if not found.ok:
+        status = found.result.status
+        raise FitNotUsable(status.sentence, where=where or found.source or None, remedy=status.remedy)
 
-    Raises BadInput, FitNotUsable.
-    """
+
+def as_fit(source: Any) -> Fit:
+    """Return the usable fit of a Fit, a FitResult or its file, else fit a source. Raises BadInput, FitNotUsable."""
     if isinstance(source, Fit):
         found = source
     elif isinstance(source, FitResult):
         found = _with_its_path(source, None)
-    elif names_a_fit(source):
-        found = Fit.load(source)
     else:
-        return fit(source, seed=seed, time=time, **reading)
-    if not found.ok:
-        status = found.result.status
-        raise FitNotUsable(status.sentence, where=found.source or None, remedy=status.remedy)
+        found = Fit.load(source) if names_a_fit(source) else fit(source)
+    check_usable(found)
     return found
 
 
@@ -339,11 +307,8 @@ def fit(request: FitRequest) -> Fit:
     """
     steps = read_timed(request)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
-    check_paths(request.path, steps)
-    (found,) = _fitted(steps, request).values()
-    if not found.ok:
-        status = found.result.status
-        raise FitNotUsable(status.sentence, where=steps.name, remedy=status.remedy)
+    (found,) = _fit_systems(steps, request).values()
+    check_usable(found, steps.name)
     return found
 
 
@@ -355,8 +320,7 @@ def fit_each(request: FitEachRequest) -> dict[str, Fit]:
     them and says why. Raises WrongUsage, BadInput, and the error that ended every one of them.
     """
     steps = read_timed(request)
-    check_paths(request.path, steps)
-    return _fitted(steps, request, request.made)
+    return _fit_systems(steps, request, request.made)
 
 
 @dataclass(frozen=True)
@@ -393,29 +357,25 @@ def fit_phases(request: FitPhasesRequest) -> PhaseFits:
                 f"{np.count_nonzero(~kept):,} of {len(kept):,} steps are left out: more cached tokens than the KV cache"
                 f" holds ({cache_tokens:,})."
             )
-    decodes = phases(trace) == DECODE
+    decode = phases(trace) == DECODE
 
     def of(rows: NDArray[np.bool_]) -> Fit:
         part = replace(steps, cleaned=replace(steps.cleaned, trace=trace.select(rows & kept)))
         return fit(part, model=request.model, seed=request.seed, time=steps.time)  # type: ignore[arg-type]
 
-    parts = {"decode": decodes, "prefill": ~decodes}
-    few = [name for name, rows in parts.items() if np.count_nonzero(rows & kept) < FEWEST]
+    parts = {"decode": decode, "prefill": ~decode}
+    few = [name for name, rows in parts.items() if np.count_nonzero(rows & kept) < MIN_PHASE_STEPS]
     if not few:
         try:
-            return PhaseFits(of(decodes), of(~decodes), notes)
+            return PhaseFits(of(decode), of(~decode), notes)
         except FitNotUsable as error:
             few = [f"either phase ({error.found})"]
     notes.append(f"Too few steps of {' and '.join(few)} for a fit of each phase: all steps are fitted together.")
     return PhaseFits(of(np.ones(len(trace), dtype=bool)), None, notes)
 
 
-FEWEST = 20
-"""Steps of a phase that are fitted apart."""
-
-
 def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
-    """What is fitted, and how sure it is; the rest as the fitting package has it. Raises WrongUsage."""
+    """Return the options of the fitting package. Raises WrongUsage."""
     from latfit.fitting import DoubtOptions, FitOptions
 
     def given(**names: str) -> dict[str, Any]:
@@ -439,15 +399,17 @@ def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
 
 
 def _ranges(
-    given: Ranges, option: str, example: str, holds: Callable[[float, float], bool]
+    given: Ranges, option: str, example: str, is_valid: Callable[[float, float], bool]
 ) -> dict[str, tuple[float, float]]:
-    """Two numbers by parameter: low and high, or mean and deviation. Raises WrongUsage."""
+    """Return two numbers by parameter: low and high, or mean and deviation. Raises WrongUsage."""
     found = {}
     for name, pair in by_name(given, option, example).items():
-        first, second = pair.partition(":")[::2] if isinstance(pair, str) else pair
-        found[name] = low, high = _number(first, option, example), _number(second, option, example)
-        if not holds(low, high):
+        low, high = (
+            _number(end, option, example) for end in (pair.partition(":")[::2] if isinstance(pair, str) else pair)
+        )
+        if not is_valid(low, high):
             raise WrongUsage(f"{name} of {low:g} and {high:g} is no range", where=option, remedy=f"Write {example}.")
+        found[name] = low, high
     return found
 
 
@@ -458,11 +420,16 @@ def _number(value: Any, option: str, example: str) -> float:
         raise WrongUsage(f"{value!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
 
 
-def _fitted(steps: CleanTrace, request: FitRequest, made: Callable[[str, Fit], None] | None = None) -> dict[str, Fit]:
-    """A fit of each system by its label, in the order of the systems. Raises the error that ended every one of them."""
+def _fit_systems(
+    steps: CleanTrace, request: FitRequest, made: Callable[[str, Fit], None] | None = None
+) -> dict[str, Fit]:
+    """Fit each system; return the fits by label. Raises the error that ended every one of them."""
     options, doubt = _options(request)
     systems = steps.systems
-    labels = system_labels([system for system, _ in systems])
+    paths = _paths(request.path, steps)
+    labels = [
+        label or path or "all" for label, path in zip(system_labels([each for each, _ in systems]), paths, strict=True)
+    ]
     origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
     alone = len(systems) == 1
 
@@ -472,73 +439,46 @@ def _fitted(steps: CleanTrace, request: FitRequest, made: Callable[[str, Fit], N
         return FitTask(rows, options, inside, data_facts(steps, system, rows), origin)
 
     fits: dict[int, Fit] = {}
-    errors: dict[int, Exception] = {}
+    errors: list[Exception] = []
     with closing(all_done(task, len(systems))) as outcomes:
         for number, outcome in outcomes:
             if isinstance(outcome, Exception):
-                errors[number] = outcome
-            system, rows = systems[number]
-            fits[number] = found = Fit(
-                _record(outcome, task(number)), _path_of(steps, system, rows, request.path), rows
-            )
+                errors.append(outcome)
+                facts = DataFacts.from_json(task(number).data)
+                outcome = replace(failed(options.model, outcome), data=facts, provenance=origin)
+            fits[number] = Fit(outcome, paths[number], systems[number][1])
             if made is not None:
-                made(labels[number] or found.path or "all", found)
+                made(labels[number], fits[number])
             if doubt.progress is not None and not alone:
                 doubt.progress(len(fits), len(systems))
     if len(errors) == len(systems):
         raise errors[0]
-    return {labels[number] or fits[number].path or "all": fits[number] for number in range(len(systems))}
+    return {labels[number]: fits[number] for number in range(len(systems))}
 
 
-def _record(outcome: Outcome, task: FitTask) -> FitResult:
-    """The fit, or what is told of one that an error ended, with what it would have been made from."""
-    if isinstance(outcome, FitResult):
-        return outcome
-    facts = DataFacts.from_json(task.data)
-    return replace(failed(task.options.model, outcome), data=facts, provenance=task.provenance)
-
-
-def _path_of(steps: CleanTrace, system: Mapping[str, str], rows: Trace, path: str | None) -> str | None:
-    """The execution path of a system's fit: `path`, or else the one that its steps name."""
-    if path:
-        return path.format_map(system) if NAMED_BY in path else path
-    return _own_path(rows) or steps.path
-
-
-def _own_path(rows: Trace) -> str:
-    """The execution path that the steps of a system name, empty where they name none."""
-    return str(rows["path"][0]) if "path" in rows else ""
-
-
-NAMED_BY = "{"
-"""What a path has that is named by the columns of its system."""
-
-
-def check_paths(path: str | None, steps: CleanTrace) -> None:
-    """Raise WrongUsage for one name for steps of several paths, and for a name by columns that the systems lack or
-    share."""
+def _paths(path: str | None, steps: CleanTrace) -> list[str | None]:
+    """Return the execution path of each system: `path`, filled in by its columns, else its own. Raises WrongUsage."""
+    systems = [system for system, _ in steps.systems]
+    named = [str(rows["path"][0]) if "path" in rows else "" for _, rows in steps.systems]
     if path is None:
-        return
-    if NAMED_BY not in path:
-        own = sorted({_own_path(rows) for _, rows in steps.systems} - {""})
-        if len(own) > 1:
+        return [name or steps.path for name in named]
+    if "{" not in path:
+        if len(several := sorted({*named} - {""})) > 1:
             raise WrongUsage(
-                f"{path!r} would name the steps of several paths: {', '.join(own)}",
+                f"{path!r} would name the steps of several paths: {', '.join(several)}",
                 where="--path",
-                remedy=f"Choose the steps of one of them: --where \"path == '{own[0]}'\".",
+                remedy=f"Choose the steps of one of them: --where \"path == '{several[0]}'\".",
             )
-        return
-    columns = sorted({name for system, _ in steps.systems for name in system})
+        return [path for _ in systems]
     try:
-        named = [path.format_map(system) for system, _ in steps.systems]
+        found = [path.format_map(system) for system in systems]
     except (KeyError, ValueError, IndexError, AttributeError):
-        told = f"the columns that tell the systems apart are {', '.join(columns)}" if columns else "there is one system"
+        found = []
+    if len({*found}) < len(systems):
+        columns = ", ".join(f"{{{name}}}" for name in sorted({name for system in systems for name in system}))
         raise WrongUsage(
-            f"{path!r} names no path here: {told}", where="--path", remedy="Write {hardware}-tp{tp}."
-        ) from None
-    if len(set(named)) < len(named):
-        raise WrongUsage(
-            f"{path!r} gives several systems one path",
+            f"{path!r} gives no path of its own to each system",
             where="--path",
-            remedy=f"Name all that tells them apart: {', '.join(f'{{{name}}}' for name in columns)}.",
+            remedy=f"Name what tells them apart: {columns or 'there is one system'}.",
         )
+    return [*found]

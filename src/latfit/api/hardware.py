@@ -1,13 +1,14 @@
 """What machines can do: execution paths by name, from fits or nominal numbers, as every decision takes them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from copy import copy
+from dataclasses import asdict, replace
 from functools import reduce
-from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from latfit import reporting
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.request import ignored
 from latfit.errors import BadInput, WrongUsage
@@ -34,11 +35,9 @@ Numbers = Fit | FitResult | ExecutionPath | str | Path
 
 Change = Callable[[HardwareProfile], HardwareProfile]
 
-FIT_FILE = ".json"
 DEFAULT_PATH = "gpu"
 
 
-@dataclass(frozen=True, init=False, repr=False)
 class Hardware:
     """A machine: its execution paths by name, each measured (a fit) or given by nominal numbers.
 
@@ -48,20 +47,11 @@ class Hardware:
     WrongUsage.
     """
 
-    result: HardwareProfile
-    replaced: tuple[str, ...] = field(default=(), compare=False)
-    _read: HardwareProfile = field(default_factory=HardwareProfile, compare=False)
-    _source: Path | None = field(default=None, compare=False)
-    _changes: tuple[Change, ...] = field(default=(), compare=False)
-
     def __init__(self, paths: Any = MappingProxyType({})) -> None:
-        profile = profile_of(paths)
-        source = Path(paths) if isinstance(paths, str | Path) and not _one_fit(paths) else None
-        self._set(result=profile, replaced=(), _read=profile, _source=source, _changes=())
-
-    def _set(self, **fields: Any) -> None:
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        self.result = self._read = profile_of(paths)
+        self.replaced: tuple[str, ...] = ()
+        self._source = Path(paths) if isinstance(paths, str | Path) and not _is_one_fit(paths) else None
+        self._changes: tuple[Change, ...] = ()
 
     def add(
         self,
@@ -88,38 +78,37 @@ class Hardware:
         if price is not None and not 0 <= price < float("inf"):
             raise WrongUsage(f"a price of {price:g}", where="--price", remedy="Give 0 or more an hour.")
         ceiling = Ceiling(flops, bandwidth, flops_per_token, step_bytes)
+        old = self.result.paths.get(name)
         if numbers is None and nominal is None:
-            if name not in self.result.paths:
-                raise WrongUsage(
-                    f"nothing to enter for path {name}",
-                    where="FIT",
-                    remedy='Name its .fit.json, or give --nominal "p50=2ms".',
-                )
-            return self._changed(lambda profile: _known_better(profile, name, ceiling, price))
+            if old is None:
+                remedy = 'Name its .fit.json, or give --nominal "p50=2ms".'
+                raise WrongUsage(f"nothing to enter for path {name}", where="FIT", remedy=remedy)
+
+            def known_better(profile: HardwareProfile) -> HardwareProfile:
+                if name not in profile.paths:
+                    return profile.without(name)
+                return profile.with_path(replace(profile.paths[name], ceiling=ceiling, price_per_hour=price))
+
+            return self._changed(known_better)
         if numbers is not None and nominal is not None:
             raise WrongUsage(
                 "a fit and nominal numbers contradict each other", where="--nominal", remedy="Give one of them."
             )
         path = path_of(name, numbers) if numbers is not None else nominal_path(name, parse_nominal(str(nominal)))
         path = replace(path, ceiling=ceiling, price_per_hour=price)
-        old = self.result.paths.get(name)
-        told = replacement(old, path) if old is not None else ""
-        return self._changed(lambda profile: profile.with_path(path, force=force), told)
+        replaced = replacement(old, path) if old is not None else ""
+        return self._changed(lambda profile: profile.with_path(path, force=force), replaced)
 
     def remove(self, name: str) -> "Hardware":
         """The machine without a path. Raises WrongUsage that names the paths there are."""
         return self._changed(lambda profile: profile.without(name))
 
     def _changed(self, change: Change, replaced: str = "") -> "Hardware":
-        """The machine after a change, which is remembered: a file that is saved to gets the same change."""
-        found = Hardware.__new__(Hardware)
-        found._set(
-            result=change(self.result),
-            replaced=(*self.replaced, replaced) if replaced else self.replaced,
-            _read=self._read,
-            _source=self._source,
-            _changes=(*self._changes, change),
-        )
+        """Return the machine after a change; a file that it is saved to gets the same change."""
+        found = copy(self)
+        found.result = change(self.result)
+        found.replaced += (replaced,) if replaced else ()
+        found._changes += (change,)
         return found
 
     @property
@@ -144,26 +133,9 @@ class Hardware:
             ]
         )
 
-    def batches(self, tokens_per_request: int = 1, context: float | None = None) -> "DataFrame":
-        """Latency of batches of 1, 2, 4, ... requests on every path, in ms: typical, mean, and the quantiles that the
-        fit knows (p90_ms, ...). context: cached tokens of a request, by default the trace's. Raises WrongUsage."""
-        from pandas import DataFrame
-
-        return DataFrame(
-            [
-                {
-                    **{name: value for name, value in vars(row).items() if name != "quantiles"},
-                    **{f"p{100 * level:g}_ms": value for level, value in row.quantiles.items()},
-                }
-                for rows in self._estimates(tokens_per_request, context).values()
-                for row in rows
-            ]
-        )
-
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:
         """Every path as `latfit hardware show --json` has it. Raises WrongUsage."""
-        tell_unread_context(self.result, context)
-        estimates = self._estimates(tokens_per_request, context)
+        note_unread_context(self.result, context)
         return {
             name: {
                 "source": "nominal" if path.nominal else "fitted",
@@ -171,20 +143,15 @@ class Hardware:
                 "model": path.fit.name,
                 "price_per_hour": path.price_per_hour,
                 "ceiling": beside_the_fit(path.ceiling, path.fit).to_json() if path.ceiling.known else None,
-                "estimates": [asdict(row) for row in estimates[name]],
+                "estimates": [asdict(row) for row in reporting.estimates(path, tokens_per_request, context)],
             }
             for name, path in self.result.paths.items()
         }
 
     def outside(self, tokens_per_request: int = 1, context: float | None = None) -> list[str]:
         """How far such batches lie outside what was measured, a sentence for each path where some do."""
-        told = [PathLatency(path, tokens_per_request, context).outside for path in self.result.paths.values()]
-        return [text for text in told if text]
-
-    def _estimates(self, tokens: int, context: float | None) -> dict[str, Any]:
-        from latfit.reporting import estimates
-
-        return {name: estimates(path, tokens, context) for name, path in self.result.paths.items()}
+        found = [PathLatency(path, tokens_per_request, context).outside for path in self.result.paths.values()]
+        return [text for text in found if text]
 
     def save(self, target: str | Path = "hardware.json", *, force: bool = False) -> None:
         """Enter the paths into the profile at `target`, or make it: whole or not at all, other paths stay.
@@ -194,11 +161,10 @@ class Hardware:
         BadInput.
         """
         place = Path(target)
-        known = self._source is not None and place.exists() and place.samefile(self._source)
-        read = () if known else self._read.paths.values()
+        is_source = self._source is not None and place.exists() and place.samefile(self._source)
 
         def change(profile: HardwareProfile) -> HardwareProfile:
-            for path in read:
+            for path in () if is_source else self._read.paths.values():
                 profile = profile.with_path(path, force=force)
             return reduce(lambda found, step: step(found), self._changes, profile)
 
@@ -221,31 +187,25 @@ class Hardware:
         return f"Hardware({'; '.join(self.summary().splitlines()) or 'no path'})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(path.name)}</td><td>{escape(_source(path))}</td></tr>"
-            for path in self.result.paths.values()
-        )
-        return f"<table><tr><th>path</th><th>source</th></tr>{rows}</table>"
+        return str(self.paths._repr_html_())
 
 
 def check_one_model(profile: HardwareProfile) -> None:
-    """Raises FitNotUsable where the paths of a machine are of different models: no service has both. What host and
-    devices they are measured on may differ: an AMX path and a GPU are of different hardware."""
+    """Raises FitNotUsable if the paths are of different models; their hosts and devices may differ."""
     if len(profile.paths) > 1:
         from latfit.fitting import check_alike
 
         check_alike({f"path {name}": path.fit for name, path in profile.paths.items()})
 
 
-def tell_unread_context(profile: HardwareProfile, context: float | None) -> None:
-    """Tell that no path's latency depends on the context that was given."""
+def note_unread_context(profile: HardwareProfile, context: float | None) -> None:
+    """Note that no path's latency depends on the given context."""
     if context is not None and not any(path.fit.reads_context for path in profile.paths.values()):
         ignored("--context", "no path's latency depends on cached tokens")
 
 
 def profile_of(paths: Any) -> HardwareProfile:
-    """The profile that `paths` describes, or names the file of: see `Hardware`. Raises BadInput, FitNotUsable,
-    WrongUsage."""
+    """Return the profile that `paths` describes or names: see `Hardware`. Raises BadInput, FitNotUsable, WrongUsage."""
     if isinstance(paths, Hardware):
         return paths.result
     if isinstance(paths, HardwareProfile):
@@ -254,35 +214,25 @@ def profile_of(paths: Any) -> HardwareProfile:
         return HardwareProfile({str(name): path_of(str(name), each) for name, each in paths.items()})
     if isinstance(paths, ExecutionPath):
         return HardwareProfile({paths.name: paths})
-    if isinstance(paths, Fit | FitResult) or _one_fit(paths):
+    if isinstance(paths, Fit | FitResult) or _is_one_fit(paths):
         fit = as_fit(paths)
         name = fit.path or fitted_identity(fit.result).get("path") or DEFAULT_PATH
         return HardwareProfile({name: path_of(name, fit)})
-    if not isinstance(paths, str | Path):
+    nameless = isinstance(paths, str) and "=" in paths and not Path(paths).exists()
+    if nameless or not isinstance(paths, str | Path):
         raise WrongUsage(
-            f"{type(paths).__name__} does not describe a machine",
+            "nominal numbers of a path without a name" if nameless else f"{type(paths).__name__} is no machine",
             where="paths",
             remedy='Give a fit, a hardware.json, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}.',
-        )
-    if isinstance(paths, str) and "=" in paths and not Path(paths).exists():
-        raise WrongUsage(
-            "nominal numbers of a path without a name", where="paths", remedy=f'Name it: {{"gpu": "{paths}"}}.'
         )
     return read_hardware(Path(paths))
 
 
-def _known_better(profile: HardwareProfile, name: str, ceiling: Ceiling, price: float | None) -> HardwareProfile:
-    """More known of a path that is there, whatever its numbers are by now."""
-    if name not in profile.paths:
-        return profile.without(name)
-    return profile.with_path(replace(profile.paths[name], ceiling=ceiling, price_per_hour=price))
-
-
 def path_of(name: str, numbers: Numbers) -> ExecutionPath:
-    """A path under `name`. Raises BadInput, FitNotUsable, WrongUsage."""
+    """Return a path under `name`. Raises BadInput, FitNotUsable, WrongUsage."""
     if isinstance(numbers, ExecutionPath):
         return replace(numbers, name=name)
-    if isinstance(numbers, str) and not numbers.endswith(FIT_FILE):
+    if isinstance(numbers, str) and not names_a_fit(numbers):
         return nominal_path(name, parse_nominal(numbers, where=f"path {name}"))
     if isinstance(numbers, Fit | FitResult | str | Path):
         return ExecutionPath(name, as_fit(numbers).result)
@@ -294,10 +244,10 @@ def path_of(name: str, numbers: Numbers) -> ExecutionPath:
 
 
 def _source(path: ExecutionPath) -> str:
-    """`nominal: p50=2ms`, or `saturation fit of 732 steps`."""
+    """Return `nominal: p50=2ms`, or `saturation fit of 732 steps`."""
     return f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.name} fit of {path.fit.metrics.n:,} steps"
 
 
-def _one_fit(paths: Any) -> bool:
-    """Whether a text names one fit, not a profile."""
+def _is_one_fit(paths: Any) -> bool:
+    """Return whether a text names one fit, not a profile."""
     return names_a_fit(paths) and (str(paths).endswith(".fit.json") or not str(paths).endswith(".json"))

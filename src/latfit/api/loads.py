@@ -25,47 +25,41 @@ from latfit.workload import (
 
 
 def recording_of(source: Any) -> Recording:
-    """Requests in a file, a DataFrame, an Arrow table or a Polars frame, with when their tokens came where it says so.
-    Raises BadInput."""
+    """Return requests of a file or table, with the times of their tokens if it has them. Raises BadInput."""
     if isinstance(source, Recording):
         return source
     if isinstance(source, Requests):
         return Recording(source, "requests")
-    if isinstance(source, str | Path):
-        return read_requests(source)
-    return recorded_in(table_of(source))
+    return read_requests(source) if isinstance(source, str | Path) else recorded_in(table_of(source))
 
 
 def make_load(request: Any, offered: Sequence[float]) -> Load:
-    """The load of a request, at the first of the offered rates (per ms).
-
-    Raises WrongUsage where there is none, BadInput for a file that holds no requests.
-    """
+    """Return the load of a request, at the first of the offered rates (per ms). Raises WrongUsage, BadInput."""
     curve, lengths = getattr(request, "load_curve", None), getattr(request, "prompt_lengths", None)
-    if not offered and request.arrivals is None and request.users is None and curve is None:
-        raise WrongUsage("no load is given", where="--rate", remedy="Give --rate 500/s, --arrivals FILE or --users 20.")
-    several = tuple(parse_class(each) if isinstance(each, str) else each for each in request.classes)
-    more: dict[str, Any] = {"classes": several} if several else {}
-    if lengths is not None:
-        more["lengths"] = fit_lengths(recording_of(lengths).requests)
     if request.arrivals is not None:
         recording = recording_of(request.arrivals)
         return RecordedLoad(recording.requests, tuple(recording.notes))
+    more: dict[str, Any] = {}
+    if request.classes:
+        more["classes"] = tuple(parse_class(each) if isinstance(each, str) else each for each in request.classes)
+    if lengths is not None:
+        more["lengths"] = fit_lengths(recording_of(lengths).requests)
     if request.users is not None:
         return ClosedLoad(request.users, duration(request.think, "--think", zero=True), **more)
     if curve is not None:
         return OpenLoad(read_curve(curve), **more)
+    if not offered:
+        raise WrongUsage("no load is given", where="--rate", remedy="Give --rate 500/s, --arrivals FILE or --users 20.")
     return OpenLoad(parse_arrival_process(request.arrival_process, offered[0]), **more)
 
 
 def notes_of(load: Load) -> Sequence[str]:
-    """What should be known of how its requests were read."""
+    """Return notes on how the requests were read."""
     return load.notes if isinstance(load, RecordedLoad) else ()
 
 
 def request_tokens(load: Load | None, by_prompt: bool, tokens_per_request: int | None) -> tuple[float, float]:
-    """Tokens that a typical request and the longest one add to a batch; 0 for the latter where all are alike.
-    Raises WrongUsage."""
+    """Return tokens of a mean request and of the longest, 0 if all are alike. Raises WrongUsage."""
     prompts = None
     if isinstance(load, RecordedLoad):
         prompts = load.requests.prompt_tokens if by_prompt else None

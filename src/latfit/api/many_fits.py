@@ -1,22 +1,22 @@
 """Fit many systems in parallel, one process per processor core.
 
-Processes, not threads, since a fit is many short NumPy calls under the GIL. They receive rows and return fits by
-pickles over pipes, and never import the user's script. With the model `auto`, the first PROBED systems try every
-candidate; the others try only models that often won there, unless their held-out error is larger.
+Processes, not threads, since a fit is many short NumPy calls under the GIL; not `multiprocessing`, which would import
+the user's script. With the model `auto`, the first PROBED systems try every candidate; the others try only models that
+often won there, unless their held-out error is larger.
 """
 
 import os
 import pickle
 import sys
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
-from queue import Empty, SimpleQueue
+from concurrent.futures import as_completed
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 from latfit.errors import LatfitError, first_line
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.model import FitResult, FitStatus
 from latfit.threads import on_threads
 from latfit.trace import Trace
@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     from latfit.fitting import DoubtOptions, FitOptions, Shortlist
 
 SERVE = "from latfit.api.many_fits import serve; serve()"
-SEVERAL = 8
-"""Systems from which processes pay; each takes half a second to start."""
-
-PROBED, MANY = 32, 100
-"""Systems fitted with every candidate, and number of systems above which the others use a shortlist."""
-
+SEVERAL = 8  # systems from which processes pay; each takes half a second to start
+PROBED, MANY = 32, 100  # systems fitted with every candidate; number above which the others use a shortlist
 
 Outcome = FitResult | Exception
 """A fit, or the error that ended it."""
@@ -67,53 +63,70 @@ class FitTask:
 
 def failed(model: str, error: Exception) -> FitResult:
     """Return the fit record of an error."""
-    told, remedy = f"{type(error).__name__}: {first_line(error)}", FitStatus.FAILED.remedy
+    found, remedy = f"{type(error).__name__}: {first_line(error)}", FitStatus.FAILED.remedy
     if isinstance(error, LatfitError):
-        told, remedy = error.found, error.remedy
-    return FitResult(model, FitStatus.FAILED, {}, warnings=[LatfitWarning("failed", told, remedy)])
+        found, remedy = error.found, error.remedy
+    return FitResult(model, FitStatus.FAILED, {}, warnings=[Message("failed", found, remedy)])
 
 
-@dataclass
-class _Workers:
-    """A pool of fitting processes that grows to the number of concurrent fits."""
+def all_done(task: Callable[[int], FitTask], systems: int, workers: int | None = None) -> Outcomes:
+    """Yield the outcome of each system. workers: processes; None: one per core for SEVERAL or more systems, else 1."""
+    from latfit.fitting import is_auto, shortlist_of
 
-    free: SimpleQueue["Popen[bytes]"] = field(default_factory=SimpleQueue)
-    running: list["Popen[bytes]"] = field(default_factory=list)
+    if workers is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = cores if systems >= SEVERAL else 1
+    probed: list[int] = []
+    if systems >= MANY and is_auto(task(0).options.model):
+        probed = [(2 * i + 1) * systems // (2 * PROBED) for i in range(PROBED)]
+    fits: list[FitResult] = []
+    for number, outcome in _in_parallel(task, probed, workers):
+        fits += [outcome] if isinstance(outcome, FitResult) else []
+        yield number, outcome
+    short = shortlist_of(fits)
+    rest = sorted(set(range(systems)) - set(probed))
+    yield from _in_parallel(lambda number: replace(task(number), shortlist=short), rest, workers)
 
-    def fit(self, task: FitTask) -> Outcome:
+
+def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers: int) -> Outcomes:
+    workers = min(workers, len(numbers))
+    if workers < 2:
+        yield from ((number, task(number).done()) for number in numbers)
+        return
+    running: list[Popen[bytes]] = []
+    free: SimpleQueue[Popen[bytes] | None] = SimpleQueue()
+    for _ in range(workers):
+        free.put(None)
+
+    def fit(number: int) -> tuple[int, Outcome]:
+        process = free.get()
+        if process is None:
+            running.append(process := _start())
         try:
-            process = self.free.get_nowait()
-        except Empty:
-            process = self._started()
-        try:
-            found = _asked(process, task)
+            outcome = _ask(process, task(number))
         except (OSError, EOFError, pickle.PickleError):
             process.kill()
-            return RuntimeError("the process that made the fit has ended")
-        self.free.put(process)
-        return found
+            process, outcome = None, RuntimeError("the process that made the fit has ended")
+        free.put(process)
+        return number, outcome
 
-    def _started(self) -> "Popen[bytes]":
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        process = Popen(
-            [sys.executable, "-P", "-c", SERVE],
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
-        self.running.append(process)
-        return process
-
-    def end(self) -> None:
-        """Kill the processes; callers waiting for an answer see the end of the pipe."""
-        for process in self.running:
+    try:
+        with on_threads(workers) as threads:
+            for done in as_completed([threads.submit(fit, number) for number in numbers]):
+                yield done.result()
+    finally:
+        for process in running:
             process.kill()
             process.wait()
 
 
-def _asked(process: "Popen[bytes]", task: FitTask) -> Outcome:
+def _start() -> "Popen[bytes]":
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-c", SERVE]
+    return Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, start_new_session=True)
+
+
+def _ask(process: "Popen[bytes]", task: FitTask) -> Outcome:
     assert process.stdin is not None
     assert process.stdout is not None
     pickle.dump(task, process.stdin, protocol=5)
@@ -131,79 +144,10 @@ def serve() -> None:
             task: FitTask = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        answers.write(_pickled(task.done()))
+        found = task.done()
+        try:
+            pickle.loads(content := pickle.dumps(found, protocol=5))
+        except Exception as error:  # noqa: BLE001  unpickling runs another library's constructor
+            content = pickle.dumps(RuntimeError(f"{type(found).__name__}: {first_line(error)}"), protocol=5)
+        answers.write(content)
         answers.flush()
-
-
-def _pickled(found: Outcome) -> bytes:
-    """Pickle an outcome; an error that cannot be unpickled becomes a RuntimeError."""
-    try:
-        pickle.loads(content := pickle.dumps(found, protocol=5))
-    except Exception as error:  # noqa: BLE001  unpickling runs another library's constructor
-        return pickle.dumps(RuntimeError(f"{type(found).__name__}: {first_line(error)}"), protocol=5)
-    return content
-
-
-def cores() -> int:
-    """Return the processor cores available to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def all_done(task: Callable[[int], FitTask], systems: int, workers: int | None = None) -> Outcomes:
-    """Yield the outcome of each system on completion.
-
-    Parameters
-    ----------
-    task
-        Makes a system's task when its turn comes.
-    workers
-        Processes; None takes one per core for SEVERAL or more systems, else fits in this process.
-    """
-    workers = (cores() if systems >= SEVERAL else 1) if workers is None else workers
-    first = _spread(systems) if systems >= MANY and _chooses(task(0)) else []
-    probed: list[FitResult] = []
-    for number, found in _in_parallel(task, first, workers):
-        probed += [found] if isinstance(found, FitResult) else []
-        yield number, found
-    rest = sorted(set(range(systems)) - set(first))
-    yield from _in_parallel(_narrowed(task, probed), rest, workers)
-
-
-def _chooses(task: FitTask) -> bool:
-    from latfit.fitting import is_auto
-
-    return is_auto(task.options.model)
-
-
-def _spread(systems: int) -> list[int]:
-    """Return PROBED systems, evenly spread."""
-    return [(2 * i + 1) * systems // (2 * PROBED) for i in range(PROBED)]
-
-
-def _narrowed(task: Callable[[int], FitTask], probed: Sequence[FitResult]) -> Callable[[int], FitTask]:
-    from latfit.fitting import shortlist_of
-
-    short = shortlist_of(probed)
-    return task if short is None else lambda number: replace(task(number), shortlist=short)
-
-
-def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers: int) -> Outcomes:
-    if workers < 2 or len(numbers) < 2:
-        yield from ((number, task(number).done()) for number in numbers)
-        return
-    started, waiting = _Workers(), iter(numbers)
-    running: dict[Future[Outcome], int] = {}
-    try:
-        with on_threads(workers) as threads:
-            while True:
-                # submit one more than are working, so that none idles
-                while len(running) <= workers and (number := next(waiting, None)) is not None:
-                    running[threads.submit(started.fit, task(number))] = number
-                if not running:
-                    return
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(done), done.result()
-    finally:
-        started.end()

@@ -14,7 +14,7 @@ from latfit.api.request import verb
 from latfit.api.requests import ProfileRequest
 from latfit.errors import Interrupted, LatfitError, TargetNotWritable, WrongUsage
 from latfit.files import check_writable
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.profiling import (
     Journal,
     PathOutcome,
@@ -31,11 +31,14 @@ from latfit.units import format_ms, format_percent
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MUCH_PREPARING = 0.2  # share of the time from which preparing is worth a line
-
+MUCH_PREPARING = 0.2  # share of the time from which preparing is reported
 COUNTS = ("rows", "cells", "cells_within_precision", "elapsed_s")
-FINISHED = ("precise", "budget")
-"""Why a run stops that leaves nothing to continue."""
+FINISHED = ("precise", "budget")  # why a run stops that leaves nothing to continue
+SAME_NAME = (
+    "device", "isa", "dtype", "model", "layers", "engine", "grid", "cache", "threads", "processes", "graphs",
+    "precision", "seed",
+)  # fmt: skip
+"""Fields of a measurement that are those of its request."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -54,8 +57,7 @@ class Profile(Answer):
         return found
 
     @property
-    def warnings(self) -> list[LatfitWarning]:
-        """What makes the measurement less certain."""
+    def warnings(self) -> list[Message]:
         return [warning for outcome in self.outcomes for warning in outcome.result.warnings]
 
     @property
@@ -64,27 +66,26 @@ class Profile(Answer):
 
     @property
     def state(self) -> State:
-        """In doubt where there is a warning, bad where the run broke off."""
         if any(outcome.result.stop not in FINISHED for outcome in self.outcomes):
             return "bad"
         return "doubt" if self.warnings else "good"
 
     @property
     def verdict(self) -> str:
-        """How much was measured, and how well it is known."""
-        return " ".join(_sentence(each, len(self.outcomes) > 1) for each in self.outcomes)
+        found = []
+        for outcome in self.outcomes:
+            result = outcome.result
+            name = f"{outcome.path}: " if len(self.outcomes) > 1 else ""
+            within = f"{sum(result.within_precision)} within ±{100 * result.precision:.3g} %"
+            cells = f"{sum(result.measured)} of {len(result.cells)} cells, {within}"
+            found.append(f"{name}Measured {result.steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {cells}.")
+        return " ".join(found)
 
     @property
     def lines(self) -> list[str]:
-        """The range of step times, the time spent warming up, and cells that did not fit in memory."""
         return [text for each in self.outcomes for text in _details(each)]
 
-    @property
-    def messages(self) -> list[LatfitWarning]:
-        return self.warnings
-
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit profile --json`: the whole run, and each path by itself under `paths`."""
         parts = [_path_json(outcome) for outcome in self.outcomes]
         return {
             "out": None if self.out is None else str(self.out),
@@ -104,39 +105,27 @@ def profile(request: ProfileRequest) -> Profile:
     the run, `interrupted` says so.
     """
     design, budget = request.design, request.budget
-    made = Measurement(
+    measurement = Measurement(
         contexts=parse_contexts(request.context),
         histories=parse_contexts(request.history, option="--set history"),
         pin=parse_cpus(request.pin),
         part=request.kernel,
         budget_ms=duration(budget or "60s", "--budget"),
         design=("adaptive" if budget and not request.grid else "grid") if design == "auto" else design,
-        **{name: getattr(request, name) for name in AS_ASKED},
+        **{name: getattr(request, name) for name in SAME_NAME},
     )
-    out = None if request.out is None else Path(request.out)
-    return _run(made, out, request.resume, {"progress": request.progress, "announce": request.announce})
-
-
-AS_ASKED = (
-    "device", "isa", "dtype", "model", "layers", "engine", "grid", "cache", "threads", "processes", "graphs",
-    "precision", "seed",
-)  # fmt: skip
-"""Fields of a measurement that are those of its request."""
-
-
-def _run(request: Measurement, out: Path | None, resume: bool, listeners: dict[str, Any]) -> Profile:
-    """Measure; the trace goes into `out`, and until then every visit into a journal beside it."""
-    request.check()
-    if out is None:
-        trace, outcomes = measure(request, **listeners)
-        return Profile(trace, outcomes)
+    listeners: dict[str, Any] = {"progress": request.progress, "announce": request.announce}
+    measurement.check()
+    if request.out is None:
+        return Profile(*measure(measurement, **listeners))
+    out = Path(request.out)
     check_trace_name(out)
     check_writable(out)
-    if resume and request.engine != "kernels":
+    if request.resume and request.engine != "kernels":
         raise WrongUsage("an engine's run cannot be continued", where="--resume", remedy="Start it anew without it.")
-    journal = Journal(journal_of(out), request, resume=resume)
+    journal = Journal(journal_of(out), measurement, resume=request.resume)  # keeps every visit until the trace is there
     try:
-        trace, outcomes = measure(request, **listeners, journal=journal)
+        trace, outcomes = measure(measurement, **listeners, journal=journal)
         if not len(trace):
             raise _nothing_measured(outcomes[0].result)
         with _uninterrupted():
@@ -145,8 +134,7 @@ def _run(request: Measurement, out: Path | None, resume: bool, listeners: dict[s
         kept = journal.steps
         journal.close(finished=not kept, stored=False)
         if kept and isinstance(error, TargetNotWritable):
-            first = "Free some space" if "space" in error.found else "Mend that"
-            remedy = f"{first}, then repeat the command with --resume: {kept:,} steps are kept in {journal.file}."
+            remedy = f"{error.remedy} Then repeat the command with --resume: {journal.file} has {kept:,} steps."
             raise TargetNotWritable(error.found, where=error.where, remedy=remedy) from None
         raise
     journal.close(finished=outcomes[-1].result.stop in FINISHED)
@@ -178,14 +166,6 @@ def _nothing_measured(result: ProfileResult) -> LatfitError:
         where="--budget",
         remedy="Give more time: 60s is the default.",
     )
-
-
-def _sentence(outcome: PathOutcome, several: bool) -> str:
-    result = outcome.result
-    within = f"{sum(result.within_precision)} within ±{100 * result.precision:.3g} %"
-    name = f"{outcome.path}: " if several else ""
-    cells = f"{sum(result.measured)} of {len(result.cells)} cells, {within}"
-    return f"{name}Measured {result.steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {cells}."
 
 
 def _details(outcome: PathOutcome) -> Iterator[str]:

@@ -6,13 +6,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfit import reporting
 from latfit.api.answer import Planned
-from latfit.api.hardware import check_one_model, profile_of, tell_unread_context
+from latfit.api.hardware import check_one_model, note_unread_context, profile_of
 from latfit.api.quantities import duration, percent, rate as per_ms, transfer as transfers
+from latfit.api.reading import TABLE, table_of
 from latfit.api.request import verb
 from latfit.api.requests import Duration, PlanRequest, StepBudgetRequest
 from latfit.errors import WrongUsage
-from latfit.hardware import ExecutionPath, HardwareProfile
+from latfit.hardware import HardwareProfile
 from latfit.planning import (
     Load,
     Objective,
@@ -30,8 +32,6 @@ from latfit.planning import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-    from latfit.reporting import PlanSummary, Table
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,13 +52,12 @@ class Plan(Planned):
 
     @property
     def B1(self) -> int | None:
-        """Batch from which the GPU is at least as fast as the CPU, its wait at the rate included; None where there is
-        none."""
+        """Batch from which the GPU is at least as fast as the CPU, its wait at the rate included."""
         return self.result.B1.value
 
     @property
     def B2(self) -> int | None:
-        """Batch that reaches half of the path's best throughput; None where there is none."""
+        """Batch that reaches half of the path's best throughput."""
         return self.result.B2.value
 
     @property
@@ -96,11 +95,6 @@ class Plan(Planned):
         return _frame(row.to_json() for row in self.result.S_at_B)
 
     @cached_property
-    def limits_by_tokens(self) -> "DataFrame":
-        """Requests that a step of S tokens may hold within the SLA: path, S, B_min, B_max, extrapolated."""
-        return _frame(row.to_json() for row in self.result.B_at_S)
-
-    @cached_property
     def strategies(self) -> "DataFrame":
         """Every way to run the load, a row each: latency, headroom, capacity, and why it was selected or not."""
         asked = "typical" if self.result.percentile is None else f"p{self.result.percentile:g}"
@@ -120,24 +114,16 @@ class Plan(Planned):
         )
 
     @cached_property
-    def _summary(self) -> "PlanSummary":
-        from latfit.reporting import plan_summary
+    def _summary(self) -> "reporting.PlanSummary":
+        return reporting.plan_summary(self.result)
 
-        return plan_summary(self.result)
-
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        """The results as tables of text; brief: engine settings to choose from."""
-        from latfit.reporting import plan_tables
-
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         if not brief:
-            return list(plan_tables(self.result))
+            return list(reporting.plan_tables(self.result))
         return [] if self._summary.choices is None else [self._summary.choices]
 
     def plot(self) -> "Figure":
-        """The percentile over the rate for every strategy; without a rate the latency of batches, with B1 and B2."""
-        from latfit.reporting import plan_figure
-
-        return plan_figure(self.result, self.hardware, self.request)
+        return reporting.plan_figure(self.result, self.hardware, self.request)
 
 
 @verb(PlanRequest)
@@ -154,13 +140,12 @@ def plan(request: PlanRequest) -> Plan:
     offered = request.rate is not None or request.rate_per_s is not None
     made = PlanRecordRequest(
         rate=per_ms(request.rate, "--rate", request.rate_per_s) if offered else None,
-        load=_load(request.arrivals, request.arrivals_window, alike=request.tokens_per_request is not None),
+        load=_load(request),
         replicas=request.replicas,
         context=request.context,
         max_batch=request.max_batch,
         transfer_ms=fixed_ms + ms_per_token * tokens,
         wait_ms=None if request.wait is None else duration(request.wait, "--wait", zero=True),
-        launch_share=request.launch_share,
         serving=ServingTargets(
             _optional(request.ttft, "--ttft"), _optional(request.tpot, "--tpot"), request.prompt_tokens
         ),
@@ -170,8 +155,8 @@ def plan(request: PlanRequest) -> Plan:
     )
     profile = profile_of(request.paths)
     if offered and request.tokens_per_request is None:
-        check_lengths_are_known(profile)
-    tell_unread_context(profile, request.context)
+        _check_lengths(profile)
+    note_unread_context(profile, request.context)
     if not request.force:
         check_one_model(profile)
     found = make_plan(
@@ -180,17 +165,12 @@ def plan(request: PlanRequest) -> Plan:
     return Plan(found, profile, made)
 
 
-def check_lengths_are_known(profile: HardwareProfile) -> None:
-    """Raises WrongUsage for requests without lengths on one engine whose fit tells prompts from outputs.
-
-    On two paths the question is which of them serves requests that are alike, of one token unless said.
-    """
-    if len(profile.paths) > 1:
-        return
-    (path,) = profile.paths.values()
-    if not path.nominal and (path.fit.knows_prefill or path.fit.reads_context):
+def _check_lengths(profile: HardwareProfile) -> None:
+    """Raises WrongUsage for requests without lengths on one engine whose steps depend on them."""
+    first, *others = profile.paths.values()
+    if not others and not first.nominal and (first.fit.knows_prefill or first.fit.reads_context):
         raise WrongUsage(
-            f"how long requests are is not known, and steps of {path.name} depend on it",
+            f"how long requests are is not known, and steps of {first.name} depend on it",
             where="--rate",
             remedy="Give --lengths 1000:250 --ttft 1s --tpot 50ms, or --tokens-per-request 1 for one token each.",
         )
@@ -203,40 +183,31 @@ def step_budget(request: StepBudgetRequest) -> StepBudget:
     `.table` is a DataFrame (B, S_max), `.trim(least, wanted)` cuts a batch. Raises SlaOutOfReach, WrongUsage.
     """
     limit_ms = duration(request.sla, "--sla", request.sla_ms)
-    machine = _one_path(profile_of(request.paths), request.path)
-    found = budget_of(machine, limit_ms, percent(request.percentile), max_requests=request.max_requests)
-    B = request.B
-    return found if B is None else found.at([B] if isinstance(B, int) else list(B))
-
-
-def _one_path(profile: HardwareProfile, name: str | None) -> ExecutionPath:
-    known = ", ".join(profile.paths)
-    if name is None and len(profile.paths) == 1:
-        return next(iter(profile.paths.values()))
-    if name is None or name not in profile.paths:
+    paths, name = profile_of(request.paths).paths, request.path
+    if name is None and len(paths) == 1:
+        (name,) = paths
+    if name is None or name not in paths:
+        known = ", ".join(paths)
         found = "several paths" if name is None else f"no path {name!r}"
         raise WrongUsage(f"{found} ({known})", where="--path", remedy=f"Name one of: {known}.")
-    return profile.paths[name]
+    budget = budget_of(paths[name], limit_ms, percent(request.percentile), max_requests=request.max_requests)
+    B = request.B
+    return budget if B is None else budget.at([B] if isinstance(B, int) else list(B))
 
 
-def _load(arrivals: Any, window: Duration | None, *, alike: bool) -> Load | None:
-    """The load that `arrivals` describes; None without. alike: as in `read_load`."""
-    if arrivals is None:
-        return None
-    window_ms = _optional(window, "--arrivals-window")
-    if isinstance(arrivals, str | Path):
-        return read_load(arrivals, window_ms, alike=alike)
-    from latfit.api.reading import TABLE, table_of
-
+def _load(request: PlanRequest) -> Load | None:
+    """Return the load that `arrivals` describes; None without."""
+    arrivals, alike = request.arrivals, request.tokens_per_request is not None
+    window_ms = _optional(request.arrivals_window, "--arrivals-window")
+    if arrivals is None or isinstance(arrivals, str | Path):
+        return None if arrivals is None else read_load(arrivals, window_ms, alike=alike)
     return load_of(table_of(arrivals), TABLE, window_ms, alike=alike)
 
 
 def _objective(objective: str | Mapping[str, float] | None) -> Objective | None:
-    if objective is None:
-        return None
-    if isinstance(objective, str):
-        return parse_objective(objective)
-    return parse_objective(",".join(f"{name}={weight}" for name, weight in objective.items()))
+    if isinstance(objective, Mapping):
+        objective = ",".join(f"{name}={weight}" for name, weight in objective.items())
+    return None if objective is None else parse_objective(objective)
 
 
 def _optional(value: Duration | None, option: str) -> float | None:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.loads import recording_of
 from latfit.api.request import verb
@@ -27,11 +28,7 @@ from latfit.validation import (
     read_ledger,
 )
 
-if TYPE_CHECKING:
-    from latfit.reporting import Making, Rendered, Table
-
-NOMINAL_PCT = 95.0
-"""Coverage that the intervals state."""
+NOMINAL_PCT = 95.0  # coverage that the intervals state
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -67,19 +64,13 @@ class LedgerAnswer(Answer):
             found.append(f"{count_text(failed, 'request')} without an answer count as slower than any limit.")
         return found
 
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import ledger_table
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        return [reporting.ledger_table(self.result, brief=brief)] if self.result.entries else []
 
-        return [ledger_table(self.result, brief=brief)] if self.result.entries else []
-
-    def page(self, made: "Making") -> "Rendered":
-        """The report page."""
-        from latfit.reporting import ledger_page
-
-        return ledger_page(self.result, self.verdict, self.state, self.lines, made)
+    def page(self, made: "reporting.Making") -> "reporting.Rendered":
+        return reporting.ledger_page(self.result, self.verdict, self.state, self.lines, made)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit ledger show --json`."""
         kept, all_ = self.result.kept
         coverage = self.result.coverage_pct
         share, interval = (None, None) if coverage is None else coverage
@@ -119,21 +110,22 @@ def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
 
 def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> LedgerEntry:
     """Compare a run of requests with a plan. Raises BadInput."""
-    if not plan.feasible or plan.unsupported:
-        found = "it misses its targets" if not plan.feasible else "the data do not support it"
-        raise BadInput(
-            f"the plan promises nothing: {found}", where=str(request.plan), remedy="`latfit plan` says what is missing."
-        )
     promised = [each for each in plan.targets if each.percentile is not None and each.unit == "ms"]
-    if not promised:
+    if not plan.feasible or plan.unsupported or not promised:
+        found = "it misses its targets" if not plan.feasible else "the data do not support it"
+        if plan.feasible and not plan.unsupported:
+            found = "it has no percentile of all requests"
         raise BadInput(
-            "the plan has no percentile of all requests",
+            f"the plan promises nothing: {found}",
             where=str(request.plan),
-            remedy="Plan with --ttft, --tpot or --e2e.",
+            remedy="Plan with --ttft, --tpot or --e2e; `latfit plan` says what is missing.",
         )
     recorded = recording_of(request.run)
-    run = as_measured(recorded)
-    failed = len(recorded.requests) - len(run)
+    run, requests, arrivals = as_measured(recorded), len(recorded.requests), recorded.requests.arrival_ms
+    span_s = float(arrivals[-1] - arrivals[0]) / 1e3
+    if not span_s > 0:
+        raise BadInput("its requests have no rate", where=run.source, remedy="Give two or more, at different times.")
+    failed = requests - len(run)
     times = {
         name: np.append(values, np.full(failed, math.inf))
         for name, values in metrics(run, run.first_ms, run.last_ms).items()
@@ -144,31 +136,22 @@ def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> LedgerEntry:
         )
         for each in promised
     ]
-    arrivals = recorded.requests.arrival_ms
-    span_s = float(arrivals[-1] - arrivals[0]) / 1e3
-    if not span_s > 0:
-        raise BadInput("its requests have no rate", where=run.source, remedy="Give two or more, at different times.")
+    tokens = None
+    if plan.outcome is not None and plan.outcome.throughput_per_s > 0:
+        tokens = plan.outcome.output_tokens_per_s / plan.outcome.throughput_per_s
     return LedgerEntry(
         added=utc_now(),
         subject=", ".join(dict.fromkeys(each.name for each in plan.fits)),
         plan=str(request.plan),
         run=run.source,
         planned_per_s=plan.rate_per_s,
-        measured_per_s=(len(recorded.requests) - 1) / span_s,
-        planned_output_tokens=_output_tokens(plan),
+        measured_per_s=(requests - 1) / span_s,
+        planned_output_tokens=tokens,
         measured_output_tokens=float(np.mean(run.requests.output_tokens)),
-        requests=len(recorded.requests),
+        requests=requests,
         failed=failed,
         figures=[each for each in figures if each is not None],
     )
-
-
-def _output_tokens(plan: ServingPlan) -> float | None:
-    """Return the mean output tokens of the planned requests."""
-    outcome = plan.outcome
-    if outcome is None or not outcome.throughput_per_s > 0:
-        return None
-    return outcome.output_tokens_per_s / outcome.throughput_per_s
 
 
 def _of_tuning(document: Mapping[str, Any], source: Path) -> LedgerEntry:
@@ -178,9 +161,8 @@ def _of_tuning(document: Mapping[str, Any], source: Path) -> LedgerEntry:
     found = Tuning.from_json(document, str(source))
     planned = [run for run in found.runs if any(each.planned_ms is not None for each in run.figures)]
     if not planned:
-        raise BadInput(
-            "no run of planned settings", where=str(source), remedy="Tune with a rate that one engine meets."
-        )
+        remedy = "Tune with a rate that one engine meets."
+        raise BadInput("no run of planned settings", where=str(source), remedy=remedy)
     last = planned[-1]
     return LedgerEntry(
         added=utc_now(),

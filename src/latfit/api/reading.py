@@ -1,6 +1,6 @@
 """Steps from whatever holds them: files, globs, logs, folders; pandas, Arrow and Polars tables; columns by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from latfit.trace import (
 )
 from latfit.units import format_percent, parse_duration_ms
 
-TABLE = "the table"
-"""What errors call a table in memory."""
+TABLE = "the table"  # what errors call a table in memory
+MIN_HOST_SHARE = 0.05  # of T; below it the host's time is not reported
 
 
 @verb(ReadRequest)
@@ -45,9 +45,9 @@ def read(request: ReadRequest) -> CleanTrace:
     source = request.source
     if isinstance(source, CleanTrace) and not given_in(request) - {"source", "progress", "cells_time"}:
         return source
-    if isinstance(source, CleanTrace | Trace) or not _names_files(source):
+    names = [source] if isinstance(source, str | Path) else source
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(each, str | Path) for each in names):
         return ingest_table(table_of(source), _reading(request))
-    names: Sequence[str | Path] = [source] if isinstance(source, str | Path) else list(source)
     large = [name for name in names if request.cells or "://" in str(name) or Path(name).is_dir()]
     if not large:
         for name in {"backend", "skip_bad"} & given_in(request):
@@ -55,19 +55,13 @@ def read(request: ReadRequest) -> CleanTrace:
         return ingest(names, _reading(request))
     if len(names) > 1:
         raise WrongUsage("several sources cannot be summarised at once", remedy="Put them into one folder and name it.")
-    return _summarised(str(large[0]), request)
+    return _summarise(str(large[0]), request)
 
 
 def read_timed(request: Any, time: Time | None = None) -> CleanTrace:
-    """As `read`, with T as `time` or the request says; None: the period where most steps know theirs."""
+    """Read steps with T as `time` or the request says; None: the period if most steps have one."""
     time = time or getattr(request, "time", None)
     return timed(read.of(shared(ReadRequest, request, cells_time=time or "auto")), time)
-
-
-def _names_files(source: Any) -> bool:
-    if isinstance(source, str | Path):
-        return True
-    return isinstance(source, list | tuple) and bool(source) and all(isinstance(each, str | Path) for each in source)
 
 
 def _reading(request: ReadRequest) -> Reading:
@@ -77,18 +71,18 @@ def _reading(request: ReadRequest) -> Reading:
         tuple(request.drop),
         request.allow_drops,
     )
-    given = request.map if isinstance(request.map, Mapping) else parse_column_map(request.map)
-    return Reading(dict(given), request.unit, request.format, request.where, cleaning)
+    columns = request.map if isinstance(request.map, Mapping) else parse_column_map(request.map)
+    return Reading(dict(columns), request.unit, request.format, request.where, cleaning)
 
 
-def _summarised(source: str, request: ReadRequest) -> CleanTrace:
-    """Cells of a folder or a large file; kept in `cells_file` where one is named."""
-    asked, target = _reading(request), request.cells_file
+def _summarise(source: str, request: ReadRequest) -> CleanTrace:
+    """Return cells of a folder or a large file, kept in `cells_file` if it is named."""
+    reading, target = _reading(request), request.cells_file
     if target is not None:
         check_writable(target)
-    found = compress(
+    cells = compress(
         source,
-        asked,
+        reading,
         time=None if request.cells_time == "auto" else request.cells_time,
         skip_unreadable=request.skip_bad,
         backend=request.backend,
@@ -96,23 +90,33 @@ def _summarised(source: str, request: ReadRequest) -> CleanTrace:
         progress=request.progress,
     )
     if target is None:
-        return ingest_table(found.trace)
-    write_trace(target, found.trace)
+        return ingest_table(cells.trace)
+    write_trace(target, cells.trace)
     return ingest(target)
 
 
 def table_of(source: Any) -> Trace:
-    """Columns of a table in memory, under its own names. Raises BadInput for what is no table."""
-    if isinstance(inner := getattr(source, "trace", None), Trace):
-        return inner  # of a CleanTrace, a Profile
+    """Return the columns of a table in memory. Raises BadInput."""
+    source = getattr(source, "trace", source)  # of a CleanTrace, a Profile
     if isinstance(source, Trace):
         return source
-    if isinstance(source, Mapping):
-        return _equally_long({str(name).strip(): np.atleast_1d(np.asarray(column)) for name, column in source.items()})
     if hasattr(source, "iloc") and hasattr(source, "columns"):
-        return Trace(_pandas_columns(source))
-    if hasattr(source, "to_arrow") or hasattr(source, "__arrow_c_stream__") or hasattr(source, "column_names"):
-        return Trace(columns_of(_arrow_table(source), TABLE))
+        if any(name is not None for name in source.index.names):
+            source = source.reset_index()
+        names = [str(name).strip() for name in source.columns]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise BadInput(f"two columns are called {twice!r}", where=TABLE, remedy="Rename one of them.")
+        return Trace({name: source.iloc[:, i].to_numpy() for i, name in enumerate(names)})
+    if isinstance(source, Mapping):
+        try:
+            return Trace({str(name).strip(): np.atleast_1d(np.asarray(column)) for name, column in source.items()})
+        except ValueError as error:
+            raise BadInput(str(error), where=TABLE, remedy="Give columns of one length.") from None
+    if any(hasattr(source, name) for name in ("to_arrow", "__arrow_c_stream__", "column_names")):
+        import pyarrow as pa
+
+        table = source.to_arrow() if hasattr(source, "to_arrow") else source
+        return Trace(columns_of(table if isinstance(table, pa.Table) else pa.table(table), TABLE))
     raise BadInput(
         f"{type(source).__name__} is neither a file nor a table",
         remedy="Give a path, a pandas DataFrame, an Arrow table, a Polars frame, or a mapping of columns.",
@@ -120,36 +124,12 @@ def table_of(source: Any) -> Trace:
 
 
 def steps_of(source: Any) -> Trace:
-    """Steps that need no latency: a table file or a table in memory with columns B and S. Raises BadInput."""
+    """Return steps without latency, of a file or a table with columns B and S. Raises BadInput."""
     required = ("B", "S")
     if isinstance(source, str | Path):
         return read_columns(open_source(source), required)
     with located(TABLE):
         return typed_columns(table_of(source), required)
-
-
-def _pandas_columns(frame: Any) -> dict[str, Any]:
-    """Columns of a DataFrame, those of its index too where they have names."""
-    if any(name is not None for name in frame.index.names):
-        frame = frame.reset_index()
-    names = [str(name).strip() for name in frame.columns]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadInput(f"two columns are called {twice!r}", where=TABLE, remedy="Rename one of them.")
-    return {name: frame.iloc[:, i].to_numpy() for i, name in enumerate(names)}
-
-
-def _arrow_table(source: Any) -> Any:
-    import pyarrow as pa
-
-    found = source.to_arrow() if hasattr(source, "to_arrow") else source
-    return found if isinstance(found, pa.Table) else pa.table(found)
-
-
-def _equally_long(columns: dict[str, Any]) -> Trace:
-    try:
-        return Trace(columns)
-    except ValueError as error:
-        raise BadInput(str(error), where=TABLE, remedy="Give columns of one length.") from None
 
 
 def data_line(facts: Mapping[str, Any]) -> str:
@@ -163,24 +143,14 @@ def data_line(facts: Mapping[str, Any]) -> str:
     return "; ".join(parts) + "."
 
 
-HOST_SHARE = 0.05
-"""Share of T from which on what the host does is worth telling."""
-
-
 def host_line(facts: Mapping[str, Any]) -> str:
-    """`The period exceeds T_ms by 21 % (decode), …`, from the `data` of a fit; empty where it does not by 5 %."""
-    longer: dict[str, float] = {}
-    try:
-        for phase, means in facts.get("host", {}).items():
-            share = float(means["period_ms"]) / float(means["T_ms"]) - 1.0
-            longer |= {phase: share} if share > HOST_SHARE else {}
-    except (AttributeError, LookupError, TypeError, ValueError, ZeroDivisionError):
-        return ""  # of a file that somebody has changed
+    """`The period from one step to the next exceeds T_ms by 21 % (decode), ...`; empty below MIN_HOST_SHARE."""
+    shares = {phase: each["period_ms"] / each["T_ms"] - 1.0 for phase, each in facts.get("host", {}).items()}
+    longer = [f"{format_percent(100 * share)} ({phase})" for phase, share in shares.items() if share > MIN_HOST_SHARE]
     if not longer:
         return ""
-    shown = ", ".join(f"{format_percent(100 * share)} ({phase})" for phase, share in longer.items())
     fitted = "The period was fitted" if facts.get("time") == PERIOD else "T_ms was fitted all the same"
     return (
-        f"The period from one step to the next exceeds T_ms by {shown}: scheduling and output handling, which the"
-        f" engine's own time leaves out. {fitted}."
+        f"The period from one step to the next exceeds T_ms by {', '.join(longer)}: scheduling and output handling,"
+        f" which the engine's own time leaves out. {fitted}."
     )

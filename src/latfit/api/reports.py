@@ -1,12 +1,13 @@
 """Report pages: what a machine's paths are, how far their fits can be trusted, and what a plan decides from them; a
 plan as the files of a serving engine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from latfit import reporting
 from latfit.api.answer import Answer
 from latfit.api.fits import Fit
 from latfit.api.hardware import profile_of
@@ -24,8 +25,7 @@ from latfit.planning import PlanRequest as NoPlan
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
 
-Rows = tuple[dict[str, Trace], list[str]]
-"""Measured steps by path, and notes on what is shown and what is missing."""
+Rows = tuple[dict[str, Trace], list[str]]  # measured steps by path, and notes on what is shown and what is missing
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +38,6 @@ class Report(Answer):
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit report --json`."""
         return {"html": str(self.html), "figures": [str(figure) for figure in self.figures]}
 
     @property
@@ -78,8 +77,6 @@ def report(request: ReportRequest) -> Report:
     paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit.  trace:
     files, DataFrames, or by path. Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
     """
-    from latfit.reporting import page
-
     profile, plan = profile_of(request.paths), request.plan
     if plan is None and (request.sla is not None or request.sla_ms is not None):
         plan = make_plan.of(shared(PlanRequest, request, paths=profile))
@@ -87,11 +84,11 @@ def report(request: ReportRequest) -> Report:
         raise WrongUsage("a rate without an SLA", where="--rate", remedy="Give --sla 20ms as well.")
     folder = Path(request.out)
     make_folder(folder)
-    check_writable(folder / page.PAGE_NAME)
+    check_writable(folder / reporting.page.PAGE_NAME)
     rows, notes = (
-        _rows_of_the_fits(request.paths, profile) if request.trace is None else _named_rows(profile, request.trace)
+        _rows_of_fits(request.paths, profile) if request.trace is None else _named_rows(profile, request.trace)
     )
-    made = page.ReportInput(
+    made = reporting.page.ReportInput(
         profile,
         rows,
         [] if plan is None else [plan.result],
@@ -101,69 +98,54 @@ def report(request: ReportRequest) -> Report:
         made_at=utc_now(),
         notes=notes,
     )
-    written = page.write_report(folder, made)
+    written = reporting.page.write_report(folder, made)
     return Report(written.html, list(written.figures), notes)
 
 
-def _rows_of_the_fits(paths: Any, profile: HardwareProfile) -> Rows:
-    """The rows that each fit was made from, where they are at hand or still in their file, and a note where not."""
-    fits = paths if isinstance(paths, Mapping) else dict.fromkeys(profile.paths, paths)
+def _rows_of_fits(paths: Any, profile: HardwareProfile) -> Rows:
+    """Return the rows that each fit was made from, and a note for each path without."""
+    fits = paths if isinstance(paths, Mapping) else {}
     rows: dict[str, Trace] = {}
     notes = []
     for name, path in profile.paths.items():
         fit = fits.get(name)
         if isinstance(fit, Fit) and fit.trace is not None:
             rows[name] = fit.trace
-        elif path.nominal is not None:
-            notes.append(f"{name}: nominal numbers, so there are no rows; figures that need them are left out.")
-        elif not path.fit.data.source:
-            notes.append(f"{name}: the fit does not say where its rows are; figures that need them are left out.")
-        else:
-            try:
+            continue
+        missing = "nominal numbers, so there are no rows" if path.nominal is not None else ""
+        if not missing and not path.fit.data.source:
+            missing = "the fit does not say where its rows are"
+        try:
+            if not missing:
                 rows[name] = read_again(path.fit.data.to_json())
-            except LatfitError as error:
-                place = f"{error.where} " if error.where else ""
-                notes.append(f"{name}: {place}{error.found}; figures that need its rows are left out.")
+        except LatfitError as error:
+            missing = " ".join(filter(None, [error.where, error.found]))
+        if missing:
+            notes.append(f"{name}: {missing}; figures that need rows are left out.")
     return rows, notes
 
 
 def _named_rows(profile: HardwareProfile, traces: Any) -> Rows:
-    """The rows of the traces that the user named, each under its path."""
+    """Return the rows of the named traces, each under its path. Raises WrongUsage."""
     rows: dict[str, Trace] = {}
     notes = []
-    for given, source in _named(traces):
+    known = ", ".join(profile.paths)
+    named = traces.items() if isinstance(traces, Mapping) else [(None, each) for each in several(traces)]
+    for given, source in named:
         steps = read(source).trace
         label = source if isinstance(source, str | Path) else "the table"
         for system, part in [({"path": given}, steps)] if given else steps.systems():
-            name = _path_of(part, system, profile, label)
-            if name in rows:
+            name = system.get("path") or (str(part["path"][0]) if "path" in part else "")
+            if not name and len(profile.paths) == 1:
+                name = known
+            if name not in profile.paths or name in rows:
+                twice = f"path {name!r} has rows from two systems or files"
+                unknown = f"its path {name!r} is not one of the profile's ({known})"
                 raise WrongUsage(
-                    f"path {name!r} has rows from two systems or files",
+                    twice if name in rows else unknown if name else "it does not say which path it is of",
                     where=f"--trace {label}",
-                    remedy="Give each path one trace, of one machine and model.",
+                    remedy=f"Give each path one trace, with a column `path` that holds one of: {known}.",
                 )
             rows[name] = part
             notes.append(f"{name}: figures show the {len(part):,} rows of {label}.")
     return rows, notes
-
-
-def _named(traces: Any) -> Iterable[tuple[str | None, Any]]:
-    """(path or None, source) of each trace."""
-    if isinstance(traces, Mapping):
-        return list(traces.items())
-    return [(None, each) for each in (traces if isinstance(traces, list | tuple) else [traces])]
-
-
-def _path_of(part: Trace, system: Mapping[str, str], profile: HardwareProfile, source: str | Path) -> str:
-    """The profile's path that a part of a trace belongs to: its own name, or the only one there is."""
-    name = system.get("path") or (str(part["path"][0]) if "path" in part else "")
-    if not name and len(profile.paths) == 1:
-        return next(iter(profile.paths))
-    if name in profile.paths:
-        return name
-    known = ", ".join(profile.paths)
-    raise WrongUsage(
-        f"its path {name!r} is not one of the profile's ({known})" if name else "it does not say which path it is of",
-        where=f"--trace {source}",
-        remedy=f"Give a trace with a column `path` that holds one of: {known}.",
-    )

@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.fits import as_fit
 from latfit.api.quantities import duration
@@ -15,9 +15,6 @@ from latfit.planning import SpeculationPlan, plan_speculation
 from latfit.simulation import known_settings
 from latfit.trace import engine_facts
 from latfit.units import count_text, format_ms, format_percent, number
-
-if TYPE_CHECKING:
-    from latfit.reporting import Table
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -62,9 +59,7 @@ class Speculation(Answer):
             f" request and step{cost}."
         ]
 
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import Table
-
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         rows = [
             (
                 f"{each.B:,}",
@@ -78,11 +73,7 @@ class Speculation(Answer):
             for each in self.result.rows
         ]
         columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
-        return [Table("", columns, rows)]
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit speculate --json`."""
-        return self.result.to_json()
+        return [reporting.Table("", columns, rows)]
 
 
 @verb(SpeculateRequest)
@@ -96,15 +87,13 @@ def speculate(request: SpeculateRequest) -> Speculation:
     drafting = plain if request.drafts is None else as_fit(request.drafts).result
     k, acceptance = _recorded(drafting)
     k = request.draft_tokens or k
+    if request.acceptance is not None:
+        acceptance = request.acceptance, 0.0
     if k is None:
         raise WrongUsage("no number of draft tokens is known", where="--draft-tokens", remedy="Give it, such as 3.")
-    if request.acceptance is not None:
-        if not 0 <= request.acceptance <= 1:
-            raise WrongUsage(f"{request.acceptance:g} is no probability", where="--acceptance", remedy="Give 0 to 1.")
-        acceptance = request.acceptance, 0.0
-    if acceptance is None:
+    if acceptance is None or not 0 <= acceptance[0] <= 1:
         raise WrongUsage(
-            "no acceptance is known",
+            "no acceptance is known" if acceptance is None else f"{acceptance[0]:g} is no probability",
             where="--acceptance",
             remedy="Give the probability that a draft token is accepted if the one before it was, or a fit of an engine"
             " that drafts as --drafts.",
@@ -121,10 +110,7 @@ def speculate(request: SpeculateRequest) -> Speculation:
 
 
 def _recorded(fit: FitResult) -> tuple[int | None, tuple[float, float] | None]:
-    """Return draft tokens of a recorded engine, and their acceptance with its standard error; None if unknown.
-
-    The error is binomial in the drafts of a request that were looked at: all up to the first that was rejected.
-    """
+    """Return draft tokens of a recorded engine, and their acceptance with its standard error; None if unknown."""
     counts = fit.data.more.get("engine_counts") or {}
     facts = engine_facts([("", fit.provenance.get("trace") or {})], counts)
     settings = known_settings(facts).values

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import duration, rate
@@ -25,7 +26,7 @@ from latfit.engines import ENGINES
 from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
 from latfit.exporting import REQUEST_LIMIT, TITLES, engine_key, with_flags
 from latfit.files import write_json, write_text
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.metrics import limit_shown
 from latfit.planning import parse_target
 from latfit.profiling import LoadWatch
@@ -46,35 +47,16 @@ from latfit.units import count_text, format_ms, format_percent, format_rate
 from latfit.validation import PromisedFigure, compare_percentile
 from latfit.workload import OpenLoad, Poisson, Requests, Streams, parse_lengths
 
-if TYPE_CHECKING:
-    from latfit.reporting import Making, Rendered, Table
-
-STAGES = (0.5, 1.0, 2.0)
-"""Rates of the first load, as ratios of the asked one: below it, at it, and above it for larger batches."""
-
-BEHIND = 1.5
-"""A server that needs so many times the length of a load to answer it is overloaded: no higher rate is tried."""
-
-WIDER = 4
-"""Where the engine's limit of requests keeps it from meeting the SLOs: so many times the limit is measured."""
-
-RAMP_UP = 0.2
-"""Share of a load that is not counted while its queues fill, and the length of a load that warms the engine up."""
-
+STAGES = (0.5, 1.0, 2.0)  # rates of the first load, as ratios of the requested one
+BEHIND = 1.5  # ratio of answering to sending time from which no higher rate is tried
+WIDER = 4  # multiple of a limit of requests that hides larger batches
+RAMP_UP = 0.2  # share of a load that is not counted, and length of a load that warms the engine up
 MIN_WARM_REQUESTS = 4
-
-START_S = 900.0
-"""Longest time that an engine may take to load its model and compile."""
-
-LATE = 0.1
-"""Share of the TTFT limit that the client may be late; beyond it, the measured times are the client's as well."""
-
-BUSY = 0.1
-"""Share of the machine's CPUs that other programs may use; a load beside more is repeated once."""
-
-LESS = (0.8, 0.6, 0.4, 0.2)
-"""Where the asked rate is too much: the shares of it for which settings are planned instead."""
-
+START_S = 900.0  # longest time for an engine to load its model and compile
+LATE = 0.1  # share of the TTFT limit by which the client may be late
+BUSY = 0.1  # share of the CPUs that other programs may use; a load beside more is repeated once
+LESS = (0.8, 0.6, 0.4, 0.2)  # shares of a rate that is too high, for which settings are planned instead
+SAVED_S = "10"  # the plug-in writes a file after so many seconds
 REQUESTS = "requests.csv"
 COLUMNS = {
     "t_s": "due_s",
@@ -85,14 +67,13 @@ COLUMNS = {
 }
 """The last load's requests with their measured times, as `latfit validate` reads them."""
 
-SAVED_S = "10"
-"""The plug-in writes a file after so many seconds."""
-
 
 class Run(Record, frozen=True, kw_only=True):
-    """One load on one start of the engine. settings: its options, empty as it was started first.  late_ms: p99 of how
-    late the client sent requests.  others: share of the machine's CPUs that other programs used; None where the engine
-    was not started here."""
+    """One load on one start of the engine.
+
+    settings: its options, empty for the first start.  late_ms: p99 of the client's delay.  others: share of the CPUs
+    that other programs used; None where the engine was not started here.
+    """
 
     name: str
     settings: dict[str, Any]
@@ -150,7 +131,6 @@ class Tuned(Answer):
 
     @property
     def verdict(self) -> str:
-        """Whether the SLOs are kept, with which settings."""
         found, at = self.result, format_rate(self.result.rate_per_s)
         if self.steps:
             return "Nothing was started. Steps:"
@@ -169,67 +149,54 @@ class Tuned(Answer):
         if self.steps:
             return list(self.steps)
         found = self.result
-        told = [] if found.settings or self.plan is None else [self.plan.verdict]
+        lines = [] if found.settings or self.plan is None else [self.plan.verdict]
         if found.capacity_per_s is not None:
             ends = found.capacity_interval_per_s
             interval = "" if ends is None else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
-            told.append(f"Capacity {format_rate(found.capacity_per_s)}{interval}.")
-        told.append(f"{count_text(found.restarts, 'restart')}, {format_ms(1e3 * found.seconds)}.")
-        if found.command:
-            told.append(f"Start it with: {found.command}")
-        return told
+            lines.append(f"Capacity {format_rate(found.capacity_per_s)}{interval}.")
+        lines.append(f"{count_text(found.restarts, 'restart')}, {format_ms(1e3 * found.seconds)}.")
+        return lines + ([f"Start it with: {found.command}"] if found.command else [])
 
     @property
-    def warnings(self) -> list[LatfitWarning]:
-        """What makes the measured times doubtful."""
+    def warnings(self) -> list[Message]:
         found = []
         for run in self.result.runs:
             limit = min((each.limit_ms for each in run.figures if "TTFT" in each.name), default=math.inf)
             if run.late_ms > LATE * limit:
                 text = f"{run.name}: the client sent requests up to {format_ms(run.late_ms)} late"
-                found.append(LatfitWarning("late_client", text, "Run latfit on a machine that is less busy."))
+                found.append(Message("late_client", text, "Run latfit on a machine that is less busy."))
             if (run.others or 0.0) > BUSY:
                 share = format_percent(100 * (run.others or 0.0))
                 text = f"{run.name}: other programs used {share} of the CPUs"
-                found.append(LatfitWarning("busy_machine", text, "Run again on a machine that is less busy."))
+                found.append(Message("busy_machine", text, "Run again on a machine that is less busy."))
             if run.failed:
                 text = f"{run.name}: {run.failed:,} of {run.requests:,} requests failed"
-                found.append(LatfitWarning("failed_requests", text, "The engine's log says why."))
+                found.append(Message("failed_requests", text, "The engine's log says why."))
         broken = [run for run in self.result.runs[-1:] if not run.kept]
-        off = [each.name for run in broken for each in run.figures if not each.as_planned]
-        if off:
+        if off := [each.name for run in broken for each in run.figures if not each.as_planned]:
             text = f"Longer than planned: {', '.join(off)}"
-            found.append(LatfitWarning("not_as_planned", text, "Allow another restart: --max-restarts 3."))
+            found.append(Message("not_as_planned", text, "Allow another restart: --max-restarts 3."))
         return found
 
-    @property
-    def messages(self) -> list[LatfitWarning]:
-        return self.warnings
-
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        from latfit.reporting import Table, with_interval
-
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         rows = [
             [
                 run.name,
                 f"{each.name} {format_ms(each.limit_ms)}",
-                with_interval(each.planned_ms, each.planned_interval_ms),
-                with_interval(each.measured_ms, each.interval_ms),
+                reporting.with_interval(each.planned_ms, each.planned_interval_ms),
+                reporting.with_interval(each.measured_ms, each.interval_ms),
                 "kept" if each.kept else "broken",
             ]
             for run in self.result.runs
             for each in run.figures
         ]
         names = ["run", "SLO", "planned", "measured", "verdict"]
-        return [Table("", names, rows, words=names)] if rows else []
+        return [reporting.Table("", names, rows, words=names)] if rows else []
 
-    def page(self, made: "Making") -> "Rendered":
-        """The report page: measured times first, with their distributions, then the plan."""
-        from latfit.reporting import serving_page
-
+    def page(self, made: "reporting.Making") -> "reporting.Rendered":
         assert self.plan is not None
         figure = None if self.validation is None else self.validation.plot()
-        return serving_page(self.plan.result, made, self.tables(), figure)
+        return reporting.serving_page(self.plan.result, made, self.tables(), figure)
 
     def to_json(self) -> dict[str, Any]:
         return self.result.to_json() | {
@@ -259,41 +226,33 @@ class Loop:
     def __post_init__(self) -> None:
         request = self.request
         self.command = [*request.command]
-        if bool(self.command) == (request.url is not None):
-            raise WrongUsage(
-                "no engine is given" if request.url is None else "these contradict each other",
-                where="--url, COMMAND",
-                remedy="Give -- vllm serve MODEL, or --url of a running engine.",
-            )
         self.targets = [
             parse_target(str(text), name, f"--{name}")
             for name, text in (("ttft", request.ttft), ("tpot", request.tpot))
             if text is not None
         ]
-        if not self.targets:
-            raise WrongUsage("no SLO is given", where="--ttft, --tpot", remedy="Give --ttft 500ms, --tpot 50ms.")
-        if request.rate is None or request.lengths is None:
-            raise WrongUsage("no load is given", where="--rate, --lengths", remedy="Give --rate 8/s --lengths 500:200.")
+        for missing, found, where, remedy in (
+            (not self.command and request.url is None, "no engine", "COMMAND", "Give -- vllm serve MODEL, or --url."),
+            (not self.targets, "no SLO", "--ttft, --tpot", "Give --ttft 500ms, --tpot 50ms."),
+            (not (request.rate and request.lengths), "no load", "--rate", "Give --rate 8/s --lengths 500:200."),
+        ):
+            if missing:
+                raise WrongUsage(f"{found} is given", where=where, remedy=remedy)
         self.rate_per_s = 1e3 * rate(request.rate)
-        self.lengths = parse_lengths(request.lengths)
+        self.lengths = parse_lengths(str(request.lengths))
         self.load_s = duration(request.load, "--load") / 1e3
         self.budget_s = duration(request.budget, "--budget") / 1e3
         self.out = Path(request.out)
         self.url = (request.url or f"http://127.0.0.1:{_port_of(self.command)}").rstrip("/")
 
-    @cached_property
-    def hosted(self) -> list[str]:
-        """The command, listening on loopback if it does not say where."""
-        said = any(word == "--host" or word.startswith("--host=") for word in self.command)
-        return self.command if said else [*self.command, "--host", "127.0.0.1"]
-
     def with_settings(self) -> list[str]:
-        """The words that start the engine with the settings in use; the options alone of one that others start."""
-        return with_flags(self.hosted if self.command else [], self.settings)
+        """Return the command with the settings in use, on loopback by default; the options alone if others start it."""
+        has_host = not self.command or any(word.partition("=")[0] == "--host" for word in self.command)
+        return with_flags([*self.command, *([] if has_host else ["--host", "127.0.0.1"])], self.settings)
 
     def describe(self) -> list[str]:
         """Return what will happen."""
-        start = f"Start: {shlex.join(self.hosted)}" if self.command else f"Use the engine at {self.url}"
+        start = f"Start: {shlex.join(self.with_settings())}" if self.command else f"Use the engine at {self.url}"
         stages = ", ".join(format_rate(share * self.rate_per_s) for share in STAGES)
         again = "Start it again" if self.command else "Ask for a restart"
         return [
@@ -320,13 +279,14 @@ class Loop:
             yield until_answered(self.url, START_S, token=self.request.token)
             return
         self.tell(f"Starting {shlex.join(words)}")
-        environment = {TRACE_DIR: str(self._steps().absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
+        environment = {TRACE_DIR: str(self._steps.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
         engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment)
         try:
             yield until_answered(self.url, START_S, engine.why_gone, self.request.token)
         finally:
             engine.stop()
 
+    @property
     def _steps(self) -> Path:
         return self.out / f"steps-{self.starts}"
 
@@ -336,7 +296,7 @@ class Loop:
             self.tell("Warming it up")
             count = max(round(RAMP_UP * self.rate_per_s * self.load_s), MIN_WARM_REQUESTS)
             warm_up(lambda number: self.send(model, self.requests(self.rate_per_s, count, 100 + number)))
-            cold = files_in(self._steps())
+            cold = files_in(self._steps)
             with recording(self.url, self.out / f"windows-{self.starts}.parquet") as recorder:
                 for stage, (name, at) in enumerate(zip(names, rates_per_s, strict=True)):
                     requests = self.requests(at, max(round(at * self.load_s), 1), 10 * self.starts + stage)
@@ -352,7 +312,7 @@ class Loop:
             self.engine = engine_key([{"engine": recorder.last.state.engine}])
         shown = limit_shown(recorder.queued)
         self.limit = None if shown is None else round(shown)
-        found = find_steps(self._steps(), recorder, cold)
+        found = find_steps(self._steps, recorder, cold)
         self.single = self.single and recorder.out not in found
         self.traces += found
 
@@ -403,7 +363,7 @@ class Loop:
         )
 
     def plan_settings(self) -> bool:
-        """Fit the steps and plan one engine; return whether its settings meet the SLOs at the asked rate.
+        """Fit the steps and plan one engine; return whether its settings meet the SLOs at the requested rate.
 
         If none do, the settings in use are those for a rate that one engine carries, or none.
         """
@@ -412,30 +372,23 @@ class Loop:
         self.tell("Fitting and planning")
         self.fit = fit([str(each) for each in self.traces])
         self.fit.save(self.out / "engine.fit.json")
-        asked = self.plan = self._plan(self.rate_per_s)
-        for share in LESS:
+        request, feasible = self.request, []
+        for share in (1.0, *LESS):
+            at = f"{share * self.rate_per_s:.6g}/s"
+            self.plan = plan_engine(
+                self.fit, at, request.lengths, ttft=request.ttft, tpot=request.tpot, replicas=1, seed=request.seed
+            )
+            feasible.append(self.plan.feasible)
             if self.plan.feasible:
                 break
-            self.plan = self._plan(share * self.rate_per_s)
+        assert self.plan is not None
         self.plan.save(self.out / "plan.json")
         self.settings = {}
         if self.plan.feasible:
             exported = export(self.plan, self.engine)
             self.settings = dict(exported.settings)
             exported.save(self.out)
-        return asked.feasible
-
-    def _plan(self, rate_per_s: float) -> EnginePlan:
-        request = self.request
-        return plan_engine(
-            self.fit,
-            f"{rate_per_s:.6g}/s",
-            request.lengths,
-            ttft=request.ttft,
-            tpot=request.tpot,
-            replicas=1,
-            seed=request.seed,
-        )
+        return feasible[0]
 
     @property
     def may_restart(self) -> bool:
@@ -477,7 +430,9 @@ def tune(request: TuneRequest) -> Tuned:
     loop = Loop(request)
     if request.dry_run:
         return Tuned(loop.result(), steps=loop.describe())
-    _check_client()
+    if find_spec("aiohttp") is None:
+        remedy = "Install it: pip install 'latfit[live]'."
+        raise HardwareMissing("aiohttp is not installed", where="latfit tune", remedy=remedy)
     loop.out.mkdir(parents=True, exist_ok=True)
     try:
         stages = [share * loop.rate_per_s for share in STAGES]
@@ -501,20 +456,8 @@ def tune(request: TuneRequest) -> Tuned:
     found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())
     write_json(loop.out / "tune.json", found.to_json())
     if found.plan is not None:
-        from latfit.reporting import Making, write_page
-
-        write_page(loop.out, found.page(Making(made_at=utc_now(), subject=found.result.engine)))
+        reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now(), subject=found.result.engine)))
     return found
-
-
-def _check_client() -> None:
-    """Raises HardwareMissing without aiohttp."""
-    try:
-        import aiohttp  # noqa: F401
-    except ImportError:
-        raise HardwareMissing(
-            "aiohttp is not installed", where="latfit tune", remedy="Install it: pip install 'latfit[live]'."
-        ) from None
 
 
 def _port_of(command: Sequence[str]) -> int:

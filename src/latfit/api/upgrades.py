@@ -1,10 +1,11 @@
 """What a change of step times means for a load: replicas, price, SLO, and where the change comes from."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from latfit import reporting
 from latfit.api.fits import Fit
 from latfit.api.request import shared
 from latfit.api.requests import CompareRequest, EnginePlanRequest
@@ -16,22 +17,14 @@ from latfit.records import Number, Record
 from latfit.stats import FloatArray
 from latfit.units import count_text, format_ms, number
 
-if TYPE_CHECKING:
-    from latfit.reporting import Table
-
 TAILS_PCT = (2.5, 97.5)
 
 
 class StepChange(Record, frozen=True, kw_only=True):
-    """Change of a typical step at the load, in ms, with the 95 % interval of the fits' parameters (None if unknown).
+    """Change of a typical step at the load, with the 95 % interval of the fits' parameters (None if unknown).
 
-    Attributes
-    ----------
-    fixed_ms
-        Change of a decode step at `smallest_batch`, the smallest that both measured: host time, launches, reading the
-        weights if it is 1.
-    growing_ms
-        The rest, which grows with the step: compute, reading the cache.
+    fixed_ms: change at `smallest_batch`, the smallest that both measured: host time, launches, reading the weights.
+    growing_ms: the rest, which grows with the step: compute, reading the cache.
     """
 
     step: str
@@ -48,12 +41,8 @@ class StepChange(Record, frozen=True, kw_only=True):
 class Upgrade(Record, frozen=True, kw_only=True):
     """The plan of a load with a source's steps, compared with the baseline's. replicas: None if none meet the SLO.
 
-    Attributes
-    ----------
-    as_before
-        The targets with this source's steps on the baseline's replicas and settings; empty if the baseline has none.
-    price_per_hour, baseline_price_per_hour
-        Of all replicas; None without a price.
+    as_before: the targets with this source's steps on the baseline's replicas and settings.  price_per_hour: of all
+    replicas.
     """
 
     source: str
@@ -78,23 +67,18 @@ class Upgrade(Record, frozen=True, kw_only=True):
         needs = "meets the SLO with no number of replicas"
         if self.replicas is not None:
             needs = f"needs {count_text(self.replicas, 'replica')}"
-        found = [f"At {self.load} {self.source} {needs}, {baseline} {self.baseline_replicas:,}{self._price}."]
+        price = ""
+        if self.price_per_hour is not None and self.baseline_price_per_hour is not None:
+            price = f" (price per hour {number(self.price_per_hour)} and {number(self.baseline_price_per_hour)})"
+        found = [f"At {self.load} {self.source} {needs}, {baseline} {self.baseline_replicas:,}{price}."]
         if self.as_before:
             met = all(each.met for each in self.as_before)
             outcome = ", ".join(each.outcome for each in self.as_before)
             found.append(f"As planned for {baseline} it {'meets' if met else 'misses'} the SLO: {outcome}.")
         return found
 
-    @property
-    def _price(self) -> str:
-        if self.price_per_hour is None or self.baseline_price_per_hour is None:
-            return ""
-        return f" (price per hour {number(self.price_per_hour)} and {number(self.baseline_price_per_hour)})"
-
-    def table(self) -> "Table":
-        """Where the change of step times comes from."""
-        from latfit.reporting import Table
-
+    def table(self) -> "reporting.Table":
+        """Return where the change of step times comes from."""
         rows = [
             (
                 each.step,
@@ -102,9 +86,7 @@ class Upgrade(Record, frozen=True, kw_only=True):
                 f"{each.S:,}",
                 format_ms(each.before_ms),
                 _signed(each.change_ms),
-                "-"
-                if each.interval_ms is None
-                else f"{_signed(each.interval_ms[0])} to {_signed(each.interval_ms[1])}",
+                "-" if each.interval_ms is None else " to ".join(map(_signed, each.interval_ms)),
                 _signed(each.fixed_ms),
                 _signed(each.growing_ms),
             )
@@ -112,7 +94,7 @@ class Upgrade(Record, frozen=True, kw_only=True):
         ]
         smallest = f"at B = {self.changes[0].smallest_batch:,}"
         columns = ("step", "B", "S", "before", "change", "95 % interval", smallest, "beyond it")
-        return Table(f"Steps at this load, {self.source}", columns, rows, words=("step",))
+        return reporting.Table(f"Steps at this load, {self.source}", columns, rows, words=("step",))
 
 
 def _signed(value_ms: float) -> str:

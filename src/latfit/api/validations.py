@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.engines import (
     EngineSetup,
@@ -26,7 +27,7 @@ from latfit.api.request import given_in, ignored, verb
 from latfit.api.requests import ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.model import FitResult
 from latfit.record import texts_beside
 from latfit.simulation import Routing, StepCosts, step_costs
@@ -54,7 +55,7 @@ from latfit.validation import (
     recorded_window_speed,
     run_speed,
     starts_of,
-    validate as compared,
+    validate as compare_run,
     watched,
 )
 
@@ -62,7 +63,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from latfit.reporting import Table
+
+MAX_OTHERS = 0.02  # share of requests by which the server's count may differ from the run
+GIVE_OPTIONS = "Give options if not so."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -72,7 +75,7 @@ class Validation(Answer):
     run_speed: how fast the machine was during the run, and the comparison at that speed, where its steps are known."""
 
     result: Comparison
-    warnings: Sequence[LatfitWarning] = ()
+    warnings: Sequence[Message] = ()
     foreign: str = ""
     setup: EngineSetup | None = None
     run_speed: RunSpeed | None = None
@@ -94,13 +97,11 @@ class Validation(Answer):
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence or two."""
         speed = "" if self.run_speed is None else self.run_speed.sentence
         return " ".join(filter(None, (self.foreign, self.result.verdict, speed)))
 
     @property
     def state(self) -> State:
-        """Whether the verdict is good or bad."""
         return "good" if self.agrees else "bad"
 
     @property
@@ -122,62 +123,48 @@ class Validation(Answer):
         ]
         return pd.DataFrame(rows)
 
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        """The comparison as tables of text; brief: means and errors of the three judged metrics."""
-        from latfit.reporting import brief_validation_table, clocks_table, validation_table
-
-        clocks = [clocks_table(self.result)] if self.result.clocks else []
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        clocks = [reporting.clocks_table(self.result)] if self.result.clocks else []
         if brief or self.result.watched:
-            return clocks or [brief_validation_table(self.result)]
-        return [*clocks, validation_table(self.result)]
+            return clocks or [reporting.brief_validation_table(self.result)]
+        return [*clocks, reporting.validation_table(self.result)]
 
     def plot(self) -> "Figure":
-        """A matplotlib figure: the distribution of each metric, measured and simulated."""
-        from latfit.reporting import validation_figure
-
         if self.result.watched:
             raise WrongUsage("a watched server tells of no single request", where="--figure", remedy="Leave it out.")
-        return validation_figure(self.result)
+        return reporting.validation_figure(self.result)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit validate --json`."""
-        machine = {"foreign": bool(self.foreign), "verdict": self.verdict}
-        origin = {"settings_from": {} if self.setup is None else dict(self.setup.origin)}
-        speed = {"run_speed": None if self.run_speed is None else self.run_speed.to_json()}
-        return (
-            self.result.to_json() | machine | origin | speed | {"warnings": [each.to_json() for each in self.warnings]}
-        )
+        return self.result.to_json() | {
+            "foreign": bool(self.foreign),
+            "verdict": self.verdict,
+            "settings_from": {} if self.setup is None else dict(self.setup.origin),
+            "run_speed": None if self.run_speed is None else self.run_speed.to_json(),
+            "warnings": [each.to_json() for each in self.warnings],
+        }
 
     @property
     def lines(self) -> list[str]:
-        """The calibration; how the engine is set up and who says so, where that is not options alone."""
-        result, told = self.result, []
-        if (found := result.constants) is not None:
-            error = found.errors
-            told.append(
-                f"Calibrated on the first {int((~result.scored).sum()):,} requests: decode steps ×"
-                f" {found.decode_factor:.3f} ± {error['decode_factor']:.2g}, steps with prefill ×"
-                f" {found.prefill_factor:.3f} ± {error['prefill_factor']:.2g}, host time {found.step_ms:.3g} ±"
-                f" {error['step_ms']:.2g} ms per step, start delay {found.start_ms:.3g} ± {error['start_ms']:.2g} ms;"
-                " scored on the rest."
+        found = [self.setup.line] if self.setup is not None and self.setup.line else []
+        constants = self.result.constants
+        if constants is None:
+            return found
+        error = constants.errors
+        parts = [
+            f"{name} {times}{getattr(constants, field):.3{form}} ± {error[field]:.2g}{unit}"
+            for field, name, times, form, unit in (
+                ("decode_factor", "decode steps", "×", "f", ""),
+                ("prefill_factor", "steps with prefill", "×", "f", ""),
+                ("step_ms", "host time", "", "g", " ms per step"),
+                ("start_ms", "start delay", "", "g", " ms"),
             )
-        return told + ([self.setup.line] if self.setup is not None and self.setup.line else [])
+        ]
+        count = int((~self.result.scored).sum())
+        return [f"Calibrated on the first {count:,} requests: {', '.join(parts)}; scored on the rest.", *found]
 
     @property
     def details(self) -> list[str]:
-        """What each metric counts."""
         return [f"  {name.removesuffix('_ms')}: {meaning}" for name, meaning in DEFINITIONS.items()]
-
-    @property
-    def messages(self) -> Sequence[LatfitWarning]:
-        return self.warnings
-
-
-def _a_fit(source: Any) -> bool:
-    """Whether step costs are fitted already."""
-    if isinstance(source, list | tuple) and len(source) == 1:
-        source = source[0]
-    return isinstance(source, Fit | FitResult | PhaseFits) or names_a_fit(source)
 
 
 @verb(ValidateRequest)
@@ -189,22 +176,27 @@ def validate(request: ValidateRequest) -> Validation:
     BadInput, FitNotUsable.
     """
     request = with_settings(request)
-    fit, run, seed, scatter = request.fit, request.run, request.seed, scatters(request.service)
-    watch = _watch(run)
+    fit, seed, scatter = request.fit, request.seed, scatters(request.service)
+    if isinstance(fit, list | tuple) and len(fit) == 1:
+        (fit,) = fit
+    run = request.run
+    is_file = isinstance(run, str | Path) and Path(run).is_file()
+    watch = read_parquet(Path(run)) if is_file and is_watched(stored_provenance(Path(run))) else None
     if request.calibrate and watch is not None:
         raise WrongUsage(
             "constants are fitted to some of the client's times, and the server counts all requests",
             where="--calibrate",
             remedy="Leave it out.",
         )
-    measured, server = _measured(run, watch, (request.metrics_before, request.metrics_after), seed)
+    measured, server = _measured(request, watch)
     known = {
         **named_settings(request),
         "batching": request.batching,
         "server": None if server is None else server.facts,
     }
-    if _a_fit(fit):
-        fits = _given_fits(fit, request.prefill_fit)
+    if isinstance(fit, Fit | FitResult | PhaseFits) or names_a_fit(fit):
+        prefill = None if request.prefill_fit is None else as_fit(request.prefill_fit)
+        fits = fit if isinstance(fit, PhaseFits) else PhaseFits(as_fit(fit), prefill)
         for name in {"model", "time", "where"} & given_in(request):
             ignored(f"--{name}", "the steps are fitted already")
         if not request.force:
@@ -223,132 +215,89 @@ def validate(request: ValidateRequest) -> Validation:
     if len(setup.settings) != 1 or len(orders) != 1:
         raise WrongUsage("one engine was measured", where="--batching, --order", remedy="Give one.")
     settings = replace(setup.settings[0], order=order_of(replace(request, order=orders[0])))
-    beside = measured.engines if request.replicas == 1 else request.replicas
-    how = Asked(request.calibrate, seed, Routing(beside, request.route, request.prefix_share), server)
+    replicas = measured.engines if request.replicas == 1 else request.replicas
+    how = Asked(request.calibrate, seed, Routing(replicas, request.route, request.prefix_share), server)
     costs = step_costs(*fits.results, scatter=scatter)
-    found = compared(measured, costs, settings, how)
+    found = compare_run(measured, costs, settings, how)
     apart = not_together(starts, measured, None if server is None else server.started_s)
-    told = [] if apart is None else [apart]
-    told += [*_left_out(measured), *_of_the_server(found, len(measured)), *_of_setup(setup, fits)]
-    cautions = cautions_about(*_pair(fits), found.run, settings)
-    speed = _run_speed(request.run_steps, watch, fits, found, (costs, how))
+    prefill_result = None if fits.prefill is None else fits.prefill.result
+    warnings = [
+        *([] if apart is None else [apart]),
+        *(Message("left_out", note, "Correct these rows, or leave them out.") for note in measured.notes),
+        *_other_requests(found, len(measured)),
+        *(Message("engine_setup", each.text, each.option or GIVE_OPTIONS) for each in setup.notes),
+        *(Message("engine_setup", each, GIVE_OPTIONS) for each in fits.notes),
+        *cautions_about(fits.decode.result, prefill_result, found.run, settings),
+    ]
+    speed = _run_speed(request.run_steps, watch, fits, found, costs, how)
     foreign = not_of_machine(fits.results, found if speed is None else speed.at_speed)
-    return Validation(found, [*told, *cautions], foreign, setup, speed)
+    return Validation(found, warnings, foreign, setup, speed)
 
 
 def _run_speed(
-    run_steps: Any, watch: Trace | None, fits: PhaseFits, found: Comparison, simulated: tuple[StepCosts, Asked]
+    run_steps: Any, watch: Trace | None, fits: PhaseFits, found: Comparison, costs: StepCosts, how: Asked
 ) -> RunSpeed | None:
-    """How fast the machine was during the run: by its recorded steps, or, where it has changed, by the windows of a
-    watch. Raises BadInput where none of the steps is of the run."""
-    costs, how = simulated
-    speeds: tuple[PhaseSpeed, list[PhaseSpeed]]
+    """Return the speed of the machine during the run: by its recorded steps, else, if it changed, by a watch."""
+    by_phase: list[PhaseSpeed] = []
     if run_steps is not None:
-        steps = _of_run(run_steps, fits, how, found.measured)
-        speeds = _speeds(fits, steps, scatter=costs.scatter.on)
+        steps = _steps_of_run(run_steps, fits, how, found.measured)
+        whole, by_phase = _speeds(fits, steps, scatter=costs.scatter.on)
     else:
-        whole = None if watch is None else recorded_window_speed(watch, fits.results)
-        if whole is None or not whole.has_changed:
+        windows = None if watch is None else recorded_window_speed(watch, fits.results)
+        if windows is None or not windows.has_changed:
             return None
-        speeds = whole, []
-    return run_speed(found.measured, costs, found.settings, how, speeds)
+        whole = windows
+    return run_speed(found.measured, costs, found.settings, how, (whole, by_phase))
 
 
-def _of_run(run_steps: Any, fits: PhaseFits, how: Asked, measured: Measured) -> Trace:
-    """The steps that were recorded during a run. Raises BadInput where none was."""
+def _steps_of_run(run_steps: Any, fits: PhaseFits, how: Asked, measured: Measured) -> Trace:
+    """Return the steps that were recorded during a run. Raises BadInput if there are none."""
     steps = read_timed(ReadRequest(run_steps), fits.decode.time).trace
-    started_s = None if how.server is None else how.server.started_s
     starts = starts_of(steps.provenance, steps)
-    other = not_together(starts, measured, started_s)
+    other = not_together(starts, measured, None if how.server is None else how.server.started_s)
     within = during(steps, measured)
     if within.any() and other is None:
         return steps.select(within)
+    found, remedy = "none of its steps is of the run", "Give what was recorded meanwhile."
     last_s = max((each.last_s for each in starts if math.isfinite(each.last_s)), default=math.nan)
     if measured.began_s is not None and last_s < measured.began_s and (other is None or other.code == "other_time"):
-        raise BadInput(
-            f"its last step is {format_ms(1e3 * (measured.began_s - last_s))} older than the run",
-            where="--run-steps",
-            remedy="The recorder writes steps 5 min late (LATFIT_TRACE_SECONDS): wait, or stop the engine.",
-        )
-    raise BadInput(
-        "none of its steps is of the run",
-        where="--run-steps",
-        remedy="Give what was recorded meanwhile." if other is None else f"{other.message}.",
-    )
+        found = f"its last step is {format_ms(1e3 * (measured.began_s - last_s))} older than the run"
+        remedy = "The recorder writes steps 5 min late (LATFIT_TRACE_SECONDS): wait, or stop the engine."
+    elif other is not None:
+        remedy = f"{other.message}."
+    raise BadInput(found, where="--run-steps", remedy=remedy)
 
 
 def _speeds(fits: PhaseFits, trace: Trace, *, scatter: bool) -> tuple[PhaseSpeed, list[PhaseSpeed]]:
-    """The speed of all recorded steps, and of each phase. scatter: whether simulated steps scatter, so that their mean
-    is above the typical one."""
+    """Return the speed of all recorded steps, and of each phase. scatter: compare with means, not typical times."""
     order = np.argsort(trace.floats("t_s"), kind="stable") if "t_s" in trace else np.arange(len(trace))
     trace, found = trace.select(order), []
-    decodes, expected_ms = phases(trace) == DECODE, np.zeros(len(trace))
-    for phase, fit, rows in ((OF_DECODE, fits.decode, decodes), (WITH_PREFILL, fits.prefill or fits.decode, ~decodes)):
+    decode, expected_ms = phases(trace) == DECODE, np.zeros(len(trace))
+    for phase, fit, rows in ((OF_DECODE, fits.decode, decode), (WITH_PREFILL, fits.prefill or fits.decode, ~decode)):
         steps = trace.select(rows)
         expected_ms[rows] = (mean_ms if scatter else typical_ms)(fit.result, steps)
         found.append(phase_speed(phase, steps.floats("T_ms"), expected_ms[rows]))
     return phase_speed(ALL_STEPS, trace.floats("T_ms"), expected_ms), found
 
 
-def _measured(
-    run: Any, watch: Trace | None, texts: tuple[str | Path | None, str | Path | None], seed: int
-) -> tuple[Measured, ServerRun | None]:
-    """What was measured of a run, and what its server counted, where that is told. watch: see `_watch`."""
-    before, after = texts
+def _measured(request: ValidateRequest, watch: Trace | None) -> tuple[Measured, ServerRun | None]:
+    """Return what was measured of a run, and the server's counts if its texts of /metrics are known."""
+    before, after = request.metrics_before, request.metrics_after
     if watch is None:
-        return as_measured(recording_of(run)), None if after is None else read_server(after, before)
+        return as_measured(recording_of(request.run)), None if after is None else read_server(after, before)
     if after is None:
-        before, after = texts_beside(Path(run))
+        before, after = texts_beside(Path(request.run))
     elif before is None:
         raise WrongUsage("a watch began at some text", where="--metrics-after", remedy="Add --metrics-before.")
     server = read_server(after, before)
-    return watched(watch, before, after, Path(run).name, seed), server
+    return watched(watch, before, after, Path(request.run).name, request.seed), server
 
 
-def _watch(run: Any) -> Trace | None:
-    """The windows of a running server, where the run is such a recording."""
-    file = isinstance(run, str | Path) and Path(run).is_file()
-    return read_parquet(Path(run)) if file and is_watched(stored_provenance(Path(run))) else None
-
-
-def _given_fits(fit: Any, prefill_fit: Any) -> PhaseFits:
-    if isinstance(fit, list | tuple):
-        (fit,) = fit
-    if isinstance(fit, PhaseFits):
-        return fit
-    return PhaseFits(as_fit(fit), None if prefill_fit is None else as_fit(prefill_fit))
-
-
-def _pair(fits: PhaseFits) -> tuple[FitResult, FitResult | None]:
-    return fits.decode.result, None if fits.prefill is None else fits.prefill.result
-
-
-def _left_out(measured: Measured) -> list[LatfitWarning]:
-    return [LatfitWarning("left_out", note, "Correct these rows, or leave them out.") for note in measured.notes]
-
-
-MOST_STRANGERS = 0.02
-"""Share of requests by which what a server counted may differ from the run."""
-
-
-def _of_the_server(found: Comparison, requests: int) -> list[LatfitWarning]:
-    """Where the server counted other requests than those of the run."""
+def _other_requests(found: Comparison, requests: int) -> list[Message]:
+    """Return a warning if the server counted other requests than those of the run."""
     server = found.server
-    if server is None or found.watched or abs(server.requests - requests) <= MOST_STRANGERS * requests:
+    if server is None or found.watched or abs(server.requests - requests) <= MAX_OTHERS * requests:
         return []
-    return [
-        LatfitWarning(
-            "other_requests",
-            f"The server counted {server.requests:,} finished requests, the run has {requests:,}",
-            "Save /metrics right before and after the run, with nothing else on the server.",
-        )
-    ]
-
-
-GIVE_OPTIONS = "Give options if not so."
-
-
-def _of_setup(setup: EngineSetup, fits: PhaseFits) -> list[LatfitWarning]:
-    """Notes on the settings, each with the option that it names as its remedy."""
-    told = [LatfitWarning("engine_setup", each.text, each.option or GIVE_OPTIONS) for each in setup.notes]
-    return told + [LatfitWarning("engine_setup", each, GIVE_OPTIONS) for each in fits.notes]
+    text = f"The server counted {server.requests:,} finished requests, the run has {requests:,}"
+    remedy = "Save /metrics right before and after the run, with nothing else on the server."
+    return [Message("other_requests", text, remedy)]

@@ -4,15 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import numpy as np
 import pandas as pd
 import pytest
 
 import latfit
 from latfit.cli.app import run
-from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
-from latfit.model.saturation import Saturation
+from latfit.errors import BadInput, LatfitError, WrongUsage
 from latfit.trace import Trace, concatenated, write_trace
 from tests.conftest import REFERENCE, planted_trace
 
@@ -67,31 +65,10 @@ class TestFit:
         assert table.loc["P_max", "low"] < REFERENCE[3] < table.loc["P_max", "high"]
         assert table.loc["P_max", "unit"] == "tokens/ms"
 
-    def test_it_says_itself_in_a_line(self, fitted: latfit.Fit) -> None:
-        assert repr(fitted).startswith("Fit (saturation): Held-out error ")
-        assert len(repr(fitted)) < 200
-        assert len(repr(fitted.result)) < 200
-        assert fitted.summary().splitlines()[-2:] == [
-            "Read 258 rows, used 258.",
-            "Model saturation, measured for B 1 to 256, S 1 to 4,096.",
-        ]
-        assert fitted.state == "good"
-
-    def test_html_is_escaped(self, fitted: latfit.Fit) -> None:
-        hostile = latfit.Fit(fitted.result, path="<b>gpu</b>")
-        card = hostile._repr_html_()
-        assert "<b>gpu" not in card
-        assert "P_max" in card
-        assert card.count('src="data:image/png;base64,') == 1
-
     def test_stored_and_loaded(self, fitted: latfit.Fit, in_tmp: Path) -> None:
         fitted.save("a.fit.json")
         for again in (latfit.Fit.load("a.fit.json"), latfit.Fit.from_json(json.loads(json.dumps(fitted.to_json())))):
             assert again.predict(8, 512)["T_ms"][0] == fitted.predict(8, 512)["T_ms"][0]
-
-    def test_it_draws_itself_with_and_without_its_rows(self, fitted: latfit.Fit) -> None:
-        assert isinstance(fitted.plot(), matplotlib.figure.Figure)
-        assert len(latfit.Fit(fitted.result).plot().axes) < len(fitted.plot().axes)
 
     @pytest.mark.parametrize(
         ("options", "kind", "words"),
@@ -112,10 +89,6 @@ class TestFit:
         assert words in str(caught.value)
         assert "--" not in caught.value.found
 
-    def test_a_single_step_carries_no_fit(self) -> None:
-        with pytest.raises(FitNotUsable, match="fewer rows"):
-            latfit.fit({"B": [1], "S": [1], "T_ms": [5.0]})
-
     def test_a_fit_far_off_is_kept_out_of_a_profile(self, frame: pd.DataFrame, fitted: latfit.Fit) -> None:
         line = latfit.fit(frame, model="linear")
         found = line.kept_out("10%")
@@ -126,20 +99,6 @@ class TestFit:
         chosen = latfit.fit(frame).kept_out("0.01%")
         assert chosen is not None
         assert "auto" not in chosen.remedy
-
-    def test_a_given_path_replaces_the_one_that_the_steps_name(self, in_tmp: Path) -> None:
-        """Two traces that both name their path cpu stand side by side in one profile."""
-        named = planted_trace(0.05).with_columns(path=np.full(43, "cpu"))
-        assert latfit.fit(named, model="linear").path == "cpu"
-        for name in ("openvino", "torch"):
-            write_trace(in_tmp / f"{name}.parquet", named)
-            assert run(["fit", f"{name}.parquet", "--model", "linear", "--path", name, "--force", "-q"]) == 0
-        assert list(json.loads((in_tmp / "hardware.json").read_text())["paths"]) == ["openvino", "torch"]
-
-    def test_one_name_for_steps_of_two_paths_is_refused(self) -> None:
-        both = planted_trace(0.05).with_columns(path=np.where(np.arange(43) < 20, "cpu", "gpu"))
-        with pytest.raises(WrongUsage, match="several paths: cpu, gpu"):
-            latfit.fit_each(both, model="linear", path="mine")
 
     def test_several_systems_are_fitted_each(self, in_tmp: Path, capsys: Captured) -> None:
         parts = [planted_trace(0.05, seed=i).with_columns(tp=np.full(43, tp)) for i, tp in enumerate((1, 2))]
@@ -159,33 +118,6 @@ class TestFit:
 
 
 class TestPredict:
-    def test_arrays_broadcast(self, fitted: latfit.Fit) -> None:
-        found = fitted.predict(B=[8, 32], S=512)
-        whys = ["outside_domain", "why_outside", "why_no_interval"]
-        assert list(found.columns) == ["B", "S", "T_ms", "low_ms", "high_ms", "level", *whys]
-        truth = Saturation().latency_ms(REFERENCE, {"B": np.array([8.0, 32.0]), "S": np.array([512.0, 512.0])})
-        assert found["T_ms"].to_numpy() == pytest.approx(truth, rel=0.03)
-        assert (found["low_ms"] < found["T_ms"]).all()
-        assert found["B"].tolist() == [8, 32]
-        assert found["B"].dtype.kind == "i"
-        decode = fitted.predict(np.array([[1], [2]]))
-        assert decode["S"].tolist() == [1, 2]
-
-    def test_every_combination_when_asked(self, fitted: latfit.Fit, in_tmp: Path, capsys: Captured) -> None:
-        found = fitted.predict([8, 32], [16, 10**6], every_combination=True)
-        assert list(zip(found["B"], found["S"], strict=True)) == [(8, 16), (8, 10**6), (32, 10**6)]
-        fitted.save("a.fit.json")
-        _, document = printed(capsys, "predict", "a.fit.json", "-B", 8, "-B", 32, "-S", 16, "-S", 10**6)
-        named = found.rename(columns={"low_ms": "low", "high_ms": "high"})
-        assert document["rows"] == [{**row, "level": 0.9} for row in named.to_dict("records")]
-        assert document["notes"] == found.attrs["notes"]
-
-    def test_a_table_of_steps(self, fitted: latfit.Fit, frame: pd.DataFrame) -> None:
-        steps = frame[["B", "S"]].head(5)
-        assert fitted.predict(steps)["T_ms"].to_numpy() == pytest.approx(
-            fitted.predict(steps["B"].to_numpy(), steps["S"].to_numpy())["T_ms"].to_numpy(), rel=0
-        )
-
     @pytest.mark.parametrize(
         ("steps", "options", "kind"),
         [
@@ -239,14 +171,6 @@ class TestOtherSteps:
         assert worse.scores["metrics"]["median_ape_pct"] == pytest.approx(23.1, abs=1.5)
         assert "held-out error of the fit" in repr(worse)
 
-    def test_the_steps_that_a_fit_was_made_of_are_told_from_others(self, in_tmp: Path) -> None:
-        for name, seed in (("own", 1), ("other", 2)):
-            write_trace(in_tmp / f"{name}.parquet", planted_trace(0.05, seed=seed))
-        fit = latfit.fit("own.parquet", model="linear")
-        own, other = (fit.evaluate(f"{name}.parquet").summary() for name in ("own", "other"))
-        assert "was made of steps of this file" in own
-        assert "was made of steps of this file" not in other
-
     def test_a_sensitivity_is_the_commands(self, fitted: latfit.Fit, in_tmp: Path, capsys: Captured) -> None:
         found = fitted.sensitivity(B=8, S=[256, 512])
         fitted.save("a.fit.json")
@@ -270,22 +194,4 @@ class TestCompare:
         assert document["baseline"] == "a.fit.json"
         assert (found.slower, found.verdicts, found.states) == (["slow.parquet"], ["slower"], ["bad"])
         assert found.table["change_pct"].iloc[0] == pytest.approx(30, abs=3)
-        assert latfit.Comparison.from_json(document).summary() == found.summary()
         assert "slow.parquet is slower than a.fit.json in " in repr(found)
-
-    def test_fits_and_tables_are_named(self, fitted: latfit.Fit, frame: pd.DataFrame) -> None:
-        found = latfit.compare(fitted, frame, names=["before", "after"])
-        assert found.verdicts == ["as fast"]
-        assert found.sentences == ["after is as fast as before."]
-        assert latfit.compare(fitted, fitted.result).names == ["fit 1", "fit 2"]
-
-    def test_one_step_is_no_run(self, fitted: latfit.Fit) -> None:
-        with pytest.raises(BadInput, match="one step cannot be compared"):
-            latfit.compare(fitted, {"B": [1], "S": [1], "T_ms": [5.0]})
-
-    @pytest.mark.parametrize("options", [{"tolerance": "-1%"}, {"tolerance": "much"}, {"names": ["one"]}])
-    def test_mistakes(self, options: Any, fitted: latfit.Fit) -> None:
-        with pytest.raises(WrongUsage):
-            latfit.compare(fitted, fitted, **options)
-        with pytest.raises(WrongUsage, match="compared with"):
-            latfit.compare(fitted)

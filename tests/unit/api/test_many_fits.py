@@ -15,7 +15,6 @@ from latfit.fitting.uncertainty.intervals import DoubtOptions
 from latfit.hardware.profile import read_hardware
 from latfit.trace.table import Trace
 
-Captured = pytest.CaptureFixture[str]
 SYSTEMS, ROWS = 5, 24
 
 
@@ -48,17 +47,6 @@ def test_processes_give_the_fits_that_one_gives() -> None:
         assert found.result.parameters == alone.result.parameters
         scale = int(label.removeprefix("m%2F")) + 1
         assert found.result.parameters["tau_S"].value == pytest.approx(0.02 * scale, rel=0.05)
-
-
-def test_a_system_that_cannot_be_fitted_does_not_take_the_others_along(in_tmp: Path, capsys: Captured) -> None:
-    columns = planted()
-    few = np.flatnonzero((columns["model"] != "m/3") | (np.cumsum(columns["model"] == "m/3") <= 1))
-    columns = {name: column[few] for name, column in columns.items()}
-    Trace(columns).to_pandas().to_csv("many.csv", index=False)
-    assert run(["fit", "many.csv", "--each", "--model", "linear", "--path", "{model}"]) == 4
-    told = capsys.readouterr()
-    assert "m/3: There are fewer rows" in told.out
-    assert len(list(in_tmp.glob("many.*.fit.json"))) == SYSTEMS - 1
 
 
 def test_an_error_in_one_fit_is_recorded_and_one_in_all_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,18 @@
 """`latfit.plan`, `latfit.step_budget`, `latfit.report`: the library says what the commands say, in the same units."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from latfit.api import Fit, Hardware, plan, report, step_budget
+from latfit.api import Fit, Hardware, plan, step_budget
 from latfit.api.engines import EngineSetup
 from latfit.api.serving import _within_measured
 from latfit.cli.app import run
-from latfit.errors import BadInput, FitNotUsable, SlaOutOfReach, WrongUsage
+from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.files import dumps
-from latfit.model import FitStatus
 from latfit.simulation import EngineSettings
 from tests.unit.planning.test_plan import line
 
@@ -44,17 +42,6 @@ def test_the_library_says_what_the_command_says(
     assert (made.feasible, made.answer) == (printed["feasible"], printed["answer"])
 
 
-def test_numbers_whose_parameter_says_the_unit() -> None:
-    """M/M/1 at 0.1 per ms with a mean of 2 ms: p99 = ln 100/0.4."""
-    paths = {"amx": "exp:2ms"}
-    one = plan(paths, sla_ms=20, rate_per_s=100, laws_only=True)
-    two = plan(paths, "0.02s", "6000/min", percentile="99%", laws_only=True)
-    assert one.to_json() == two.to_json()
-    (row,) = (row for _, row in one.strategies.iterrows() if row.selected)
-    assert row.p99_ms == pytest.approx(math.log(100) / 0.4, rel=0.01)
-    assert row.headroom_pct == pytest.approx(100 * (1 - row.p99_ms / 20))
-
-
 def test_what_a_plan_holds() -> None:
     made = plan({"cpu": CPU, "gpu": GPU}, "20ms")
     assert made.B1 == 7  # 12 + 0.05 B <= 2 B from 6.15 on
@@ -63,36 +50,10 @@ def test_what_a_plan_holds() -> None:
     limits = made.limits.set_index(["path", "B"])
     assert limits.loc[("cpu", 8), "S_min"] == 8
     assert pd.isna(limits.loc[("cpu", 8), "S_max"])  # its latency does not depend on tokens
-    assert set(made.limits_by_tokens.columns) >= {"path", "S", "B_min", "B_max"}
+
     vllm = made.settings.query("engine == 'vllm' and setting == 'max_num_seqs'")
     assert vllm["value"].tolist() == [10]  # of the CPU, 2 B <= 20: the GPU's nominal numbers price no token
     assert made.strategies.empty
-
-
-def test_under_a_load() -> None:
-    made = plan({"cpu": CPU, "gpu": GPU}, "20ms", "100/s", laws_only=True)
-    assert made.replicas == 1
-    assert made.capacity_per_s is not None
-    assert made.capacity_per_s > 100
-    assert made.state == "doubt"  # closed forms leave out the scatter
-    assert made.promise == "likely"
-    assert made.why_in_doubt
-
-
-def test_short_words_for_people() -> None:
-    made = plan({"cpu": CPU, "gpu": GPU}, "20ms", "100/s", laws_only=True)
-    assert repr(made).startswith("Plan: Serve 100 req/s of 1 token each with ")
-    assert (
-        max(map(len, (repr(made), repr(Hardware({"cpu": CPU, "gpu": GPU})), repr(made.hardware), repr(made.result))))
-        < 400
-    )
-    assert made.summary().splitlines()[0] == made.answer
-    card = made._repr_html_()
-    assert "<b>Serve 100 req/s" in card
-    assert card.count('src="data:image/png;base64,') == 1
-    hostile = Hardware({"<b>": GPU})
-    assert "<td><b>" not in hostile._repr_html_()
-    assert "Serve" not in plan({"cpu": CPU}, "1ms").answer
 
 
 def test_arrivals_as_a_table() -> None:
@@ -123,9 +84,9 @@ class TestBadInput:
     def test_no_machine(self, in_tmp: Path) -> None:
         with pytest.raises(BadInput, match="no such hardware profile"):
             plan("none.json", "20ms")
-        with pytest.raises(WrongUsage, match=r'Name it: \{"gpu": "launch=12ms'):
+        with pytest.raises(WrongUsage, match="without a name"):
             plan(GPU, "20ms")
-        with pytest.raises(WrongUsage, match="int does not describe a machine"):
+        with pytest.raises(WrongUsage, match="int is no machine"):
             plan(3, "20ms")
         with pytest.raises(BadInput, match="path gpu: float is neither"):
             plan({"gpu": 1.5}, "20ms")
@@ -133,10 +94,6 @@ class TestBadInput:
             plan({"gpu": "fast"}, "20ms")
         with pytest.raises(BadInput, match="no execution path"):
             plan({}, "20ms")
-
-    def test_a_fit_that_is_not_usable(self) -> None:
-        with pytest.raises(FitNotUsable):
-            plan(Fit(line(0, 2, status=FitStatus.TOO_FEW_ROWS)), "20ms")
 
 
 class TestStepBudget:
@@ -146,27 +103,6 @@ class TestStepBudget:
         assert budget.table["S_max"].tolist() == [80, 60]
         assert budget.trim(least=[1, 1], wanted=[1, 200]).tokens == (1, 89)
         assert len(repr(budget)) < 100
-
-    def test_bad_input(self) -> None:
-        paths = {"cpu": CPU, "gpu": GPU}
-        with pytest.raises(WrongUsage, match="several paths"):
-            step_budget(paths, "20ms")
-        with pytest.raises(WrongUsage, match="no path 'npu'"):
-            step_budget(paths, "20ms", path="npu")
-        with pytest.raises(SlaOutOfReach):
-            step_budget(paths, "1ms", path="cpu")
-        with pytest.raises(WrongUsage, match="B of"):
-            step_budget(paths, "20ms", path="cpu", B=[0])
-
-
-def test_a_report_of_a_plan_that_was_made(in_tmp: Path) -> None:
-    paths = {"cpu": CPU, "gpu": GPU}
-    made = plan(paths, "20ms")
-    written = report(paths, "one", plan=made)
-    assert made.answer.replace(" ms", "\u00a0ms").split(",")[0][:20] in written.html.read_text()
-    assert repr(written) == f"Report: Wrote one/report.html and {len(written.figures)} pictures beside it."
-    with pytest.raises(WrongUsage, match="a rate without an SLA"):
-        report(paths, "three", rate="5/s")
 
 
 def test_paths_of_two_models_are_refused_and_never_mixed(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,15 +90,6 @@ def test_files_and_globs(in_tmp: Path) -> None:
     assert not list(in_tmp.glob("*.cells.parquet"))
 
 
-def test_a_short_repr_says_what_is_there_and_what_was_dropped() -> None:
-    found = latfit.read({"B": [1, 2, 0], "S": [1, 2, 1], "T_ms": [5.0, 6.0, 7.0]})
-    assert (
-        repr(found)
-        == "Trace of 2 steps, B 1 to 2, S 1 to 2, T_ms 5 to 6, of 3 rows, dropped 1 bad_value, from the table"
-    )
-    assert repr(found.trace) == "Trace of 2 steps, B 1 to 2, S 1 to 2, T_ms 5 to 6"
-
-
 @pytest.mark.parametrize(
     ("source", "options", "kind", "words"),
     [

@@ -1,8 +1,6 @@
 """A running engine examined, with settings moved on a planted fit; and what this machine lacks, by planted packages."""
 
 import json
-import re
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +8,9 @@ import pandas as pd
 import pytest
 
 import latfit
-from latfit.api import block_of, examine_machine, examine_server, watch_server
-from latfit.api.running.machine import MachineExamination
-from latfit.errors import BadInput, WrongUsage
-from latfit.profiling.host import inventory as host
-from tests.conftest import ROOT
-from tests.stand_in import Served, live, one_after_another, served, serving, steady
-from tests.unit.metrics import test_state as published
+from latfit.api import examine_server
+from latfit.errors import WrongUsage
+from tests.stand_in import Served, live, served, serving, steady
 
 
 @pytest.fixture(scope="module")
@@ -108,33 +102,6 @@ def test_a_slower_machine_is_an_answer_of_its_own(fit_file: Path) -> None:
     assert at_speed.what_if.believed, at_speed.what_if.refusal
 
 
-def test_no_change_is_told_where_the_limit_that_binds_is_not_known(fit_file: Path) -> None:
-    """Requests wait, and how many run moves from 4 to 12."""
-    steps = steady(60.0, 8, 0.018, waiting=12)
-    steps.decoding = 8.0 + np.rint(4 * np.sin(steps.end * 3))
-    with serving(live(steps)) as url:
-        found = examine_server(url, fit=fit_file, duration="3s")
-        told = examine_server(url, fit=fit_file, duration="3s", max_num_seqs=64)
-    assert found.diagnosis.binding == told.diagnosis.binding == "unknown"
-    assert "no source tells the sequence limit" in found.summary()
-    assert found.what_if is not None
-    assert not found.what_if.believed
-    assert told.what_if is not None
-    assert "no source tells" not in told.what_if.refusal
-    assert "give --max-num-seqs" not in told.summary()
-
-
-def test_a_server_that_goes_away_is_told() -> None:
-    steps = steady(60.0, 5, 0.015)
-    texts = [steps.text(10.0 + i) for i in range(4)]
-    with serving(one_after_another([*texts, ""])) as url:
-        found = examine_server(url, duration="6s")
-    assert re.match(r"After (3|2\.9)", found.lines[0])
-    assert "answers 503" in found.lines[0]
-    assert found.state == "bad"
-    assert found.to_json()["gone"].startswith("answers 503")
-
-
 def test_capacity_is_where_the_limits_are_just_met(fit_file: Path) -> None:
     """Requests of 20 tokens at 10 + B ms: with 50 ms a token at most 39 run, 39 / (49 ms x 20) = 40 requests/s."""
     with serving(live(planted(64, rate=15.0))) as url:
@@ -156,64 +123,3 @@ def test_without_a_fit_only_what_counters_prove(fit_file: Path) -> None:
     assert found.to_json()["simulated"] is None
     assert found.state == "good"
     assert found.summary().startswith(found.verdict)
-
-
-def test_what_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(BadInput):
-        examine_server("localhost:1", ttft="1s", duration="200ms")
-    assert "note: --ttft has no effect: there is no --fit or --set hardware." in capsys.readouterr().err
-    steps = steady(30.0, 5, 0.015)
-    with (
-        serving(one_after_another([steps.text(20.0), steps.text(2.0)])) as url,
-        pytest.raises(BadInput, match="started again"),
-    ):
-        examine_server(url, duration="200ms")
-
-
-class TestMachine:
-    def test_what_is_missing_names_the_command(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(host, "_version", lambda package: None)
-        monkeypatch.setattr(host, "find_gpus", lambda: [host.Gpu("NVIDIA H100", 80 << 30, "550")])
-        told = "\n".join(examine_machine().features)
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        for extra in extras.keys() - {"docs", "dev"}:
-            assert f"pip install 'latfit[{extra}]'" in told
-        assert "measure a GPU of this machine: torch is not installed" in told
-
-    def test_pytorch_without_cuda_beside_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(host, "_version", lambda package: "2.13.0+cpu")
-        monkeypatch.setattr(host, "find_gpus", lambda: [host.Gpu("NVIDIA H100")])
-        assert "built without CUDA" in "\n".join(examine_machine().features)
-
-    def test_gpus_as_nvidia_smi_lists_them(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-80GB, 81920, 550.54.15'\necho 'odd line'\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path))
-        (gpu,) = host.find_gpus()
-        assert gpu == host.Gpu("NVIDIA A100-SXM4-80GB", 81920 << 20, "550.54.15")
-        program.write_text("#!/bin/sh\nexit 9\n")
-        assert all(each.memory_bytes is None for each in host.find_gpus())
-
-    def test_it_is_what_the_system_says(self) -> None:
-        found = examine_machine()
-        assert isinstance(found, MachineExamination)
-        document = json.loads(json.dumps(found.to_json()))
-        assert document["machine"]["cores"] >= 1
-        assert set(document["isa"]) == {"avx2", "avx512", "avx512_bf16", "amx"}
-        assert found.summary().count("\n") >= 6
-
-
-@pytest.mark.parametrize("name", ["SGLANG", "TRTLLM", "LLAMA", "OLD_VLLM", "TRITON"])
-def test_engines_that_tell_less_are_examined_and_watched_all_the_same(name: str) -> None:
-    """Texts as their documentation has them, twice the same: some run, nothing was made in between."""
-    text = getattr(published, name)
-    if name == "TRITON":
-        text = text.format(small=7, requests=60, batches=10, compute_us=100)
-    with serving(one_after_another([text])) as url:
-        found = examine_server(url, duration="200ms")
-        shown = block_of(watch_server(url, every="100ms"), 0.1)
-    assert "nan" not in found.summary() + shown.summary()
-    assert "unknown c" not in found.summary() + shown.summary()  # requests that nobody counts
-    json.dumps(found.to_json())
-    json.dumps(shown.to_json())
