@@ -48,16 +48,8 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One run compared with the baseline.
-
-    Attributes
-    ----------
-    source, system
-        Name of the run, and of its system if several are compared.
-    differs
-        What the two systems differ in.
-    one_start_each
-        Whether both are single runs of different starts, so that the machine may explain a change.
+    """One run compared with the baseline. system: name of its system if several are compared.  differs: what the two
+    systems differ in.  one_start_each: both are single runs of different starts, so the machine may explain a change.
     """
 
     source: str

@@ -221,6 +221,9 @@ USUAL: Mapping[str, Any] = {
     "draft_cost": None,
 }
 """Defaults of an engine's settings, by the names of options."""
+SAME_NAME = (
+    "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size", "long_prefill_token_threshold", "start_at",
+)  # fmt: skip
 MAX_FILES = 2  # in the line on where settings come from
 GIVEN, ASSUMED = "given", "assumed"  # origins of a setting that an option names, and of one that no source names
 UNNAMED = (ASSUMED, "vLLM's default")  # origins of settings that no source names
@@ -228,18 +231,8 @@ UNNAMED = (ASSUMED, "vLLM's default")  # origins of settings that no source name
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """How an engine is set up.
-
-    Attributes
-    ----------
-    settings
-        One for each batching.
-    origin
-        Where each setting that is not the usual one comes from: a file's name, "given", "observed" (counted in the
-        steps), "vLLM's default", "assumed".
-    files
-        Sources that name a setting.
-    """
+    """How an engine is set up. settings: one for each batching.  origin: source of each setting: a file, "given",
+    "observed" (counted in the steps), "vLLM's default", "assumed".  files: sources that name a setting."""
 
     settings: Sequence[EngineSettings]
     origin: Mapping[str, str]
@@ -278,22 +271,10 @@ def engine_settings_of(
 ) -> EngineSetup:
     """Return how an engine is set up: KV blocks, limits, scheduling, prefix cache, drafts.
 
-    Parameters
-    ----------
-    sources
-        A fit of the engine's steps, a trace, a log, several of these, or None.
-    server
-        Settings of the running server, by the names of a recorder's provenance; they precede those of sources.
-    usual
-        Settings that nobody names.
-    given
-        Settings by the names of `USUAL`, and kv_blocks; None where not given. They precede all others.
-
-    Raises
-    ------
-    WrongUsage
-        Also if the size of the KV cache is not known.
-    BadInput
+    sources: a fit of the engine's steps, a trace, a log, several of these, or None.  server: settings of the running
+    server, by the names of a recorder's provenance; they precede those of sources.  usual: settings that nobody names.
+    given: settings by the names of `USUAL`, and kv_blocks, which precede all others; None where not given. Raises
+    BadInput, and WrongUsage also if the size of the KV cache is not known.
     """
     origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}
@@ -352,16 +333,11 @@ def _of_engine(batching: str, chosen: Mapping[str, Any]) -> EngineSettings:
     draft_ms = 0.0 if draft_cost is None else duration(draft_cost, "--draft-cost")
     return EngineSettings(
         batching=batching,
-        max_num_seqs=chosen["max_num_seqs"],
-        max_num_batched_tokens=chosen["max_num_batched_tokens"],
-        kv_blocks=chosen["kv_blocks"],
-        block_size=chosen["block_size"],
-        long_prefill_token_threshold=chosen["long_prefill_token_threshold"],
         asynchronous=not chosen["synchronous"],
-        start_at=chosen["start_at"],
         swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
         cached_share=chosen["prefix_hit_rate"],
         speculation=Speculation(chosen["draft_tokens"], chosen["acceptance"], draft_ms),
+        **{name: chosen[name] for name in SAME_NAME},
     )
 
 

@@ -27,18 +27,9 @@ R = TypeVar("R", covariant=True)
 class Option:
     """How a field is given on the command line.
 
-    Parameters
-    ----------
-    names
-        Names of the option, separated by blanks; the help shows the first. Default: the field's.
-    kind
-        Type that the command line reads. Default: the field's.
-    panel
-        Heading in the help. Default: `PANEL` of the class that declares the field.
-    argument
-        Whether it is positional.
-    expert
-        Whether only `--help-all` shows it.
+    names: separated by blanks, the help shows the first; default: the field's.  kind: type that the command line reads;
+    default: the field's.  panel: heading in the help; default: `PANEL` of the class.  argument: positional.  expert:
+    only `--help-all` shows it.
     """
 
     help: str
@@ -70,18 +61,9 @@ def setting(text: str, default: Any = None) -> Any:
 class Request:
     """Base of what verbs take.
 
-    Attributes
-    ----------
-    PANEL
-        Heading of its options.
-    SHOWN
-        Fields that the help shows, the others are for experts; empty: all.
-    LACKS
-        Fields without an option here, although a base has one.
-    EXCLUDES
-        Fields that contradict each other, such as `rate arrivals; fit hardware`.
-    NEEDS
-        Fields without effect unless one of others is given, such as `think: users; ageing: classes`.
+    PANEL: heading of its options.  SHOWN: fields that the help shows, the others are for experts; empty: all.  LACKS:
+    fields without an option here, although a base has one.  EXCLUDES: fields that contradict each other, such as
+    `rate arrivals; fit hardware`.  NEEDS: fields without effect unless others are given, `think: users`.
     """
 
     PANEL: ClassVar[str] = ""
