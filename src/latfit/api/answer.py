@@ -1,6 +1,6 @@
 """What verbs return: a verdict, tables, sentences and warnings, printed and shown in notebooks in one way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -134,6 +134,13 @@ class Planned(Answer):
     @property
     def messages(self) -> Sequence[str]:
         return self._summary.warnings
+
+
+def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Return a pandas DataFrame, which takes long to import."""
+    from pandas import DataFrame
+
+    return DataFrame([dict(row) for row in rows])
 
 
 def _labelled(message: "Message | str") -> str:

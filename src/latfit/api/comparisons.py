@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit import reporting
-from latfit.api.answer import Answer, State
+from latfit.api.answer import Answer, State, data_frame
 from latfit.api.fits import Fit, as_fit, check_usable, fit, fit_each, names_a_fit
 from latfit.api.quantities import percent
 from latfit.api.reading import read
@@ -226,8 +226,6 @@ class Comparison(Answer):
     @property
     def table(self) -> Any:
         """DataFrame: a row for each phase and region, with its change in percent, its interval and verdict."""
-        import pandas as pd
-
         rows = []
         for each in self.compared:
             for phase in each.change.parts:
@@ -239,7 +237,7 @@ class Comparison(Answer):
                     rows.append(
                         {"source": each.name, "phase": phase.phase, "of": where, "by": phase.by, **ends, **facts}
                     )
-        return pd.DataFrame(rows).set_index("source")
+        return data_frame(rows).set_index("source")
 
     def to_json(self) -> dict[str, Any]:
         return {

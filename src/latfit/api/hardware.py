@@ -6,9 +6,10 @@ from dataclasses import asdict, replace
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latfit import reporting
+from latfit.api.answer import data_frame
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.request import ignored
 from latfit.errors import BadInput, WrongUsage
@@ -26,9 +27,6 @@ from latfit.hardware import (
     replacement,
 )
 from latfit.model import FitResult, fitted_identity
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Numbers = Fit | FitResult | ExecutionPath | str | Path
 """What stands for a path: a fit, its file, or nominal numbers such as "launch=12ms,slope=0.05ms"."""
@@ -112,25 +110,21 @@ class Hardware:
         return found
 
     @property
-    def paths(self) -> "DataFrame":
-        """A row a path: source, model, measured range of B and S, price an hour."""
-        from pandas import DataFrame
-
-        return DataFrame(
-            [
-                {
-                    "path": path.name,
-                    "source": _source(path),
-                    "model": path.fit.name,
-                    **{
-                        f"{name}_{end}": value
-                        for name in ("B", "S")
-                        for end, value in zip(("min", "max"), path.fit.domain[name], strict=True)
-                    },
-                    "price_per_hour": path.price_per_hour,
-                }
-                for path in self.result.paths.values()
-            ]
+    def paths(self) -> Any:
+        """DataFrame: a row a path: source, model, measured range of B and S, price an hour."""
+        return data_frame(
+            {
+                "path": path.name,
+                "source": _source(path),
+                "model": path.fit.name,
+                **{
+                    f"{name}_{end}": value
+                    for name in ("B", "S")
+                    for end, value in zip(("min", "max"), path.fit.domain[name], strict=True)
+                },
+                "price_per_hour": path.price_per_hour,
+            }
+            for path in self.result.paths.values()
         )
 
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration
@@ -28,9 +28,6 @@ from latfit.profiling import (
 from latfit.trace import Trace, check_trace_name, write_trace
 from latfit.units import format_ms, format_percent
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 MUCH_PREPARING = 0.2  # share of the time from which preparing is reported
 COUNTS = ("rows", "cells", "cells_within_precision", "elapsed_s")
 FINISHED = ("precise", "budget")  # why a run stops that leaves nothing to continue
@@ -51,10 +48,9 @@ class Profile(Answer):
     out: Path | None = None
 
     @property
-    def frame(self) -> "DataFrame":
+    def frame(self) -> Any:
         """A DataFrame, one row a sample: B requests, S tokens, T_ms milliseconds, and what else was varied."""
-        found: DataFrame = self.trace.to_pandas()
-        return found
+        return self.trace.to_pandas()
 
     @property
     def warnings(self) -> list[Message]:

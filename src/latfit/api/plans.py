@@ -1,13 +1,13 @@
 """Decisions for an SLA: which steps meet it, how to run a load within it, which settings and capacity follow."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfit import reporting
-from latfit.api.answer import Planned
+from latfit.api.answer import Planned, data_frame
 from latfit.api.hardware import check_one_model, note_unread_context, profile_of
 from latfit.api.quantities import duration, percent, rate as per_ms, transfer as transfers
 from latfit.api.reading import TABLE, table_of
@@ -31,7 +31,6 @@ from latfit.planning import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,22 +82,22 @@ class Plan(Planned):
         return list(self.result.why_in_doubt)
 
     @cached_property
-    def settings(self) -> "DataFrame":
+    def settings(self) -> Any:
         """Settings of serving engines under their own names: engine, setting, value."""
         rows = [(engine, name, value) for engine, flags in self.result.engines.items() for name, value in flags.items()]
-        return _frame(dict(zip(("engine", "setting", "value"), row, strict=True)) for row in rows)
+        return data_frame(dict(zip(("engine", "setting", "value"), row, strict=True)) for row in rows)
 
     @cached_property
-    def limits(self) -> "DataFrame":
+    def limits(self) -> Any:
         """Tokens that a step of B requests may hold within the SLA: path, B, S_min, S_max (missing: any number),
         S_promised, extrapolated."""
-        return _frame(row.to_json() for row in self.result.S_at_B)
+        return data_frame(row.to_json() for row in self.result.S_at_B)
 
     @cached_property
-    def strategies(self) -> "DataFrame":
+    def strategies(self) -> Any:
         """Every way to run the load, a row each: latency, headroom, capacity, and why it was selected or not."""
         asked = "typical" if self.result.percentile is None else f"p{self.result.percentile:g}"
-        return _frame(
+        return data_frame(
             {
                 "strategy": row.name,
                 f"{asked}_ms": row.percentile_ms,
@@ -212,9 +211,3 @@ def _objective(objective: str | Mapping[str, float] | None) -> Objective | None:
 
 def _optional(value: Duration | None, option: str) -> float | None:
     return None if value is None else duration(value, option)
-
-
-def _frame(rows: Iterable[Mapping[str, Any]]) -> "DataFrame":
-    from pandas import DataFrame
-
-    return DataFrame([dict(row) for row in rows])

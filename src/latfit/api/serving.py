@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import structs
 
 from latfit import reporting
-from latfit.api.answer import Planned
+from latfit.api.answer import Planned, data_frame
 from latfit.api.engines import (
     UNNAMED,
     USUAL,
@@ -114,12 +114,10 @@ class EnginePlan(Planned):
         return []
 
     @cached_property
-    def frame(self) -> "DataFrame":
+    def frame(self) -> Any:
         """Settings of which no other is better in both: max_num_seqs, max_num_batched_tokens, speed_per_s (tokens of a
         user), throughput_per_s (tokens of a replica), best (the planned ones)."""
-        from pandas import DataFrame
-
-        return DataFrame([structs.asdict(each) for each in self.result.pareto])
+        return data_frame(structs.asdict(each) for each in self.result.pareto)
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         return reporting.serving_tables(self.result, brief=brief)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latfit import reporting
-from latfit.api.answer import Answer, State
+from latfit.api.answer import Answer, State, data_frame
 from latfit.api.engines import (
     EngineSetup,
     check_one_engine,
@@ -61,7 +61,6 @@ from latfit.validation import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
 
 MAX_OTHERS = 0.02  # share of requests by which the server's count may differ from the run
@@ -105,11 +104,9 @@ class Validation(Answer):
         return "good" if self.agrees else "bad"
 
     @property
-    def frame(self) -> "DataFrame":
+    def frame(self) -> Any:
         """A DataFrame, one row a statistic of a metric: measured_ms, simulated_ms, error_pct, limit_pct, holds."""
-        import pandas as pd
-
-        rows = [
+        return data_frame(
             {
                 "metric": each.metric.removesuffix("_ms"),
                 "statistic": each.statistic,
@@ -120,8 +117,7 @@ class Validation(Answer):
                 "holds": each.holds,
             }
             for each in self.result.figures
-        ]
-        return pd.DataFrame(rows)
+        )
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         clocks = [reporting.clocks_table(self.result)] if self.result.clocks else []
