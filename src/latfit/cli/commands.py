@@ -7,32 +7,8 @@ from typing import Any
 
 import typer
 
+import latfit.api.requests as requests
 from latfit.api.request import Request, given_in, option, option_of
-from latfit.api.requests import (
-    CatalogAddRequest,
-    CatalogRequest,
-    CompareRequest,
-    DoctorRequest,
-    ExportRequest,
-    Figure,
-    FitFile,
-    Force,
-    JsonFile,
-    LedgerAddRequest,
-    LedgerRequest,
-    ReadRequest,
-    ReplayRequest,
-    ReportFolder,
-    ReportRequest,
-    ServeRequest,
-    SimulateEngineRequest,
-    SimulateRequest,
-    SpeculateRequest,
-    StudyRequest,
-    SweepOptions,
-    TuneRequest,
-    ValidateRequest,
-)
 from latfit.cli.options import FileOptions, Files, OutputOptions, answer, group_of_verbs, read_sources, subverb, verb
 from latfit.cli.output import echo, note, print_answer, print_json, print_messages, progress_bar, say, verdict
 from latfit.errors import FitNotUsable, Interrupted, SlaOutOfReach, WrongUsage
@@ -59,7 +35,7 @@ simulate = group_of_verbs(
 
 
 @subverb(catalog, "show")
-def show_catalog(request: CatalogRequest, output: OutputOptions) -> None:
+def show_catalog(request: requests.CatalogRequest, output: OutputOptions) -> None:
     """List the systems of the catalogue, or show one.
 
     Use a name wherever a fit is accepted.
@@ -70,7 +46,7 @@ def show_catalog(request: CatalogRequest, output: OutputOptions) -> None:
 
 
 @subverb(catalog, "add")
-def add_to_catalog(request: CatalogAddRequest, output: OutputOptions) -> None:
+def add_to_catalog(request: requests.CatalogAddRequest, output: OutputOptions) -> None:
     """Add a fit to your own entries, in the folder that LATFIT_CATALOG names.
 
     Example: latfit catalog add trace.fit.json --name h100/llama-3.1-8b
@@ -79,7 +55,7 @@ def add_to_catalog(request: CatalogAddRequest, output: OutputOptions) -> None:
 
 
 @verb
-def compare(request: CompareRequest, output: OutputOptions) -> None:
+def compare(request: requests.CompareRequest, output: OutputOptions) -> None:
     """Compare runs, with a verdict by phase and region.
 
     The first is the baseline. Phases and regions of (B, S) are compared in common cells, or by fits where none are
@@ -111,7 +87,7 @@ def compare(request: CompareRequest, output: OutputOptions) -> None:
 
 
 @verb
-def doctor(request: DoctorRequest, output: OutputOptions) -> None:
+def doctor(request: requests.DoctorRequest, output: OutputOptions) -> None:
     """Say what this machine lacks, or what limits a running engine and what would help.
 
     Reads the engine's /metrics for ten seconds and diagnoses the bottleneck from counters. Without an address it looks
@@ -132,7 +108,7 @@ def doctor(request: DoctorRequest, output: OutputOptions) -> None:
     if given := sorted(given_in(request)):
         raise WrongUsage(
             f"no engine answers at ports {', '.join(map(str, LOCAL_PORTS))} of this machine",
-            where=option_of(DoctorRequest, given[0]),
+            where=option_of(requests.DoctorRequest, given[0]),
             remedy="Name one: http://localhost:8000.",
         )
     print_answer(examine_machine(), output)
@@ -143,12 +119,12 @@ class ScoredFit(Request):
     """The fit that is scored."""
 
     SHOWN = "fit"
-    fit: FitFile
-    force: Force = False
+    fit: requests.FitFile
+    force: requests.Force = False
 
 
 @verb
-def evaluate(scored: ScoredFit, request: ReadRequest, output: OutputOptions) -> None:
+def evaluate(scored: ScoredFit, request: requests.ReadRequest, output: OutputOptions) -> None:
     """Score a fit on a trace that it was not fitted to.
 
     Errors overall and by phase, coverage of the prediction intervals, and steps outside the measured range. Exit code 4
@@ -172,7 +148,7 @@ class ExportFiles(OutputOptions):
 
 
 @verb
-def export(request: ExportRequest, output: ExportFiles) -> None:
+def export(request: requests.ExportRequest, output: ExportFiles) -> None:
     """Write a plan as settings of a serving engine, every value with its reason.
 
     \b
@@ -195,11 +171,11 @@ class LedgerPage(Files):
     """What is written."""
 
     PANEL = "Output"
-    report: ReportFolder = None
+    report: requests.ReportFolder = None
 
 
 @subverb(ledger, "add")
-def add_to_ledger(request: LedgerAddRequest, output: OutputOptions) -> None:
+def add_to_ledger(request: requests.LedgerAddRequest, output: OutputOptions) -> None:
     """Compare a measured run with its plan, and keep both in the ledger, once.
 
     The run must have the planned rate and output lengths to count. Requests without an answer are slower than any
@@ -214,7 +190,7 @@ def add_to_ledger(request: LedgerAddRequest, output: OutputOptions) -> None:
 
 
 @subverb(ledger, "show")
-def show_ledger(request: LedgerRequest, page: LedgerPage, output: OutputOptions) -> None:
+def show_ledger(request: requests.LedgerRequest, page: LedgerPage, output: OutputOptions) -> None:
     """Show promises kept and broken, and how many stated intervals cover what was measured.
 
     Example: latfit ledger show --report ledger
@@ -223,7 +199,7 @@ def show_ledger(request: LedgerRequest, page: LedgerPage, output: OutputOptions)
 
 
 @verb
-def replay(request: ReplayRequest, output: OutputOptions) -> None:
+def replay(request: requests.ReplayRequest, output: OutputOptions) -> None:
     """Run batching policies live on this machine and compare them with their simulation.
 
     Step times are measured and fitted first. Open-loop Poisson arrivals then go through the router to real decode steps
@@ -237,7 +213,7 @@ def replay(request: ReplayRequest, output: OutputOptions) -> None:
 
 
 @verb
-def report(request: ReportRequest, output: OutputOptions) -> None:
+def report(request: requests.ReportRequest, output: OutputOptions) -> None:
     """Write one self-contained HTML page, answer first, and its figures as PNG.
 
     Example: latfit report --sla 50ms
@@ -253,7 +229,7 @@ def report(request: ReportRequest, output: OutputOptions) -> None:
 
 
 @verb
-def serve(request: ServeRequest, output: OutputOptions) -> None:
+def serve(request: requests.ServeRequest, output: OutputOptions) -> None:
     """Route each request to one of several running engines (vLLM, llama.cpp, SGLang) by a policy.
 
     Proxies OpenAI's /v1/completions and /v1/chat/completions, streams included; answers /v1/models, /health, /metrics.
@@ -269,7 +245,7 @@ def serve(request: ServeRequest, output: OutputOptions) -> None:
 
 
 @subverb(simulate)
-def policies(request: SimulateRequest, files: FileOptions, output: OutputOptions) -> None:
+def policies(request: requests.SimulateRequest, files: FileOptions, output: OutputOptions) -> None:
     """Simulate batching policies on one or two execution paths.
 
     All policies meet the same random arrivals and noise (common random numbers).
@@ -298,7 +274,7 @@ def policies(request: SimulateRequest, files: FileOptions, output: OutputOptions
 
 
 @subverb(simulate)
-def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOptions) -> None:
+def engine(request: requests.SimulateEngineRequest, files: FileOptions, output: OutputOptions) -> None:
     """Simulate a serving engine token by token.
 
     Batching, KV cache, preemption and replicas are simulated with step times from a fit. First check the settings
@@ -320,7 +296,7 @@ def engine(request: SimulateEngineRequest, files: FileOptions, output: OutputOpt
 
 
 @subverb(simulate)
-def study(request: StudyRequest, files: FileOptions, output: OutputOptions) -> None:
+def study(request: requests.StudyRequest, files: FileOptions, output: OutputOptions) -> None:
     """Test claims of the literature on batching on this hardware.
 
     Runs every policy at ten loads up to the capacity of the main path.
@@ -331,7 +307,7 @@ def study(request: StudyRequest, files: FileOptions, output: OutputOptions) -> N
     _simulate("simulate_study", request, files, output)
 
 
-def _simulate(name: str, request: SweepOptions, files: FileOptions, output: OutputOptions) -> Any:
+def _simulate(name: str, request: requests.SweepOptions, files: FileOptions, output: OutputOptions) -> Any:
     try:
         found = answer(name, request, output, files, busy="Simulating")
     except KeyboardInterrupt:
@@ -345,7 +321,7 @@ def _simulate(name: str, request: SweepOptions, files: FileOptions, output: Outp
 
 
 @verb
-def speculate(request: SpeculateRequest, output: OutputOptions) -> None:
+def speculate(request: requests.SpeculateRequest, output: OutputOptions) -> None:
     """Say from which batch speculative decoding stops paying.
 
     Compares decode steps of B tokens with steps of B (1 + K) tokens, by a fit of the engine's steps; --drafts names a
@@ -359,7 +335,7 @@ def speculate(request: SpeculateRequest, output: OutputOptions) -> None:
 
 
 @verb
-def tune(request: TuneRequest, output: OutputOptions) -> None:
+def tune(request: requests.TuneRequest, output: OutputOptions) -> None:
     """Find settings of an engine that meet SLOs at a rate, and verify them: usually one or two restarts.
 
     Starts the engine on loopback, loads it below, at and above the rate, records its steps, plans settings, starts it
@@ -395,12 +371,12 @@ class ValidationFiles(Files):
 
     PANEL = "Comparison"
     strict: bool = option("Exit code 4 if simulated and measured differ.", False)
-    out: JsonFile = None
-    figure: Figure = None
+    out: requests.JsonFile = None
+    figure: requests.Figure = None
 
 
 @verb
-def validate(request: ValidateRequest, files: ValidationFiles, output: OutputOptions) -> None:
+def validate(request: requests.ValidateRequest, files: ValidationFiles, output: OutputOptions) -> None:
     """Compare the measured TTFT, TPOT and latency of a serving run with its simulation.
 
     The same arrivals go through a simulated engine. Step times are fitted to a trace or log of the engine, which also
