@@ -1,6 +1,5 @@
 """`latfit hardware`: measured and nominal paths, ceilings and prices, what a user gets wrong."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +21,6 @@ def latfit(*arguments: object) -> int:
 def folder(in_tmp: Path) -> Path:
     write_fit(in_tmp / "gpu.fit.json", line(8, 0.05))
     return in_tmp
-
-
-def test_a_fit_and_nominal_numbers(folder: Path, capsys: Captured) -> None:
-    assert latfit("hardware", "add", "gpu", "gpu.fit.json", "--price", 2.5) == 0
-    assert latfit("hardware", "add", "amx", "--nominal", "p50=2ms") == 0
-    assert "Paths: gpu, amx" in capsys.readouterr().out
-    assert latfit("hardware", "show", "--json") == 0
-    paths = json.loads(capsys.readouterr().out)["paths"]
-    assert (paths["gpu"]["source"], paths["amx"]["source"]) == ("fitted", "nominal")
-    assert paths["gpu"]["price_per_hour"] == 2.5
-    assert paths["amx"]["nominal"] == "p50=2ms"
-    first = paths["gpu"]["estimates"][0]
-    assert (first["B"], first["typical_ms"]) == (1, pytest.approx(8.05))
 
 
 def steps_of(hardware: str, file: Path, slope: float = 0.05) -> None:

@@ -172,23 +172,6 @@ def test_a_schedule_of_a_day_that_grows(fitted: Path, in_tmp: Path, capsys: Capt
     assert grown["replicas"]["value"] > as_it_came["replicas"]["value"]
 
 
-def test_classes_have_limits_of_their_own(fitted: Path, capsys: Captured) -> None:
-    more = ("--class", "chat:0.3:ttft=300ms,sla=1500ms", "--class", "batch:0.7:20s")
-    found = planned(fitted, capsys, *more)
-    limits = {each["target"]: each["limit_ms"] for each in found["targets"]}
-    assert limits == {
-        "p99 TTFT": 600.0,
-        "p99 TPOT": 40.0,
-        "p99 TTFT of chat": 300.0,
-        "p99 latency of chat": 1500.0,
-        "p99 latency of batch": 20_000.0,
-    }
-    by_class = {each["class"]: each for each in found["outcome"]["by_class"]}
-    values = {each["target"]: each["value_ms"] for each in found["targets"]}
-    assert values["p99 TTFT of chat"] == by_class["chat"]["ttft_ms"]["p99"]
-    assert values["p99 latency of batch"] == by_class["batch"]["latency_ms"]["p99"]
-
-
 def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
     """2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token, so 1 GiB holds 512 blocks of 16."""
     config = {

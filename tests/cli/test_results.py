@@ -37,20 +37,6 @@ class TestPredict:
         assert "outside" in capsys.readouterr().err
         assert latfit("predict", fitted, "-B", 8, "-S", 512, "--strict") == 0
 
-    @pytest.mark.parametrize(
-        ("arguments", "code"),
-        [
-            ([], 2),
-            (["-B", "8", "--data", "x.csv"], 2),
-            (["-B", "8", "-S", "4"], 2),
-            (["-B", "8", "--level", "0.42"], 2),
-            (["--data", "none.csv"], 3),
-        ],
-    )
-    def test_mistakes(self, arguments: list[str], code: int, fitted: Path, capsys: Captured) -> None:
-        assert latfit("predict", fitted, *arguments) == code
-        assert "Traceback" not in capsys.readouterr().err
-
 
 class TestEvaluate:
     def test_steps_of_another_machine_are_refused(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:
@@ -103,19 +89,6 @@ class TestCompare:
         assert latfit("compare", "slow.parquet", fitted) == 0
         assert "in decode." in " ".join(capsys.readouterr().out.split())
         assert latfit("compare", fitted, "slow.parquet", "--tolerance", 50) == 0
-
-    def test_fits_whose_steps_are_gone(self, fitted: Path, runs: Path, capsys: Captured) -> None:
-        """All steps 30 % slower, so that both fits follow theirs and their doubt is small."""
-        trace = planted_trace(0.05, repeats=10, seed=4)
-        write_trace(runs / "slow.parquet", trace.with_columns(T_ms=1.3 * trace["T_ms"]))
-        assert latfit("fit", "slow.parquet", "--model", "saturation", "--out", "slow.fit.json") == 0
-        for name in ("trace", "slow"):
-            (runs / f"{name}.parquet").unlink()
-        capsys.readouterr()
-        assert latfit("compare", fitted, "slow.fit.json") == 8
-        shown = " ".join(capsys.readouterr().out.split())
-        assert "trace.fit.json in decode" in shown
-        assert "by predictions of the fits" in shown
 
     def test_each_system_with_its_own(self, runs: Path, capsys: Captured) -> None:
         assert latfit("compare", "two.parquet", "two_slow.parquet", "--each", "--json") == 8

@@ -78,13 +78,3 @@ def test_doctor_finds_the_engine_of_this_machine(
     told = " ".join(capsys.readouterr().out.split())
     assert told.startswith(f"vLLM at {url} is limited by max_num_seqs; 8")
     assert "requests at once at 18 ms TPOT; raise max_num_seqs." in told
-
-
-def test_watch_without_a_terminal_prints_one_block(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(live(STEPS)) as url:
-        assert run(["watch", url, "--window", "1s", "--every", "200ms", "--ttft", "500ms"]) == 0
-        told = capsys.readouterr().out
-        assert run(["watch", url, "--window", "1s", "--every", "200ms", "--once", "--json"]) == 0
-    assert "within 500 ms: 100 %" in told
-    assert "setting: max_num_seqs" in told
-    assert json.loads(capsys.readouterr().out)["binding"] == "sequences"

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from latfit.cli.app import run
-from tests.conftest import planted_trace
 
 PATHS = ["--path", "gpu=8ms+0.05ms*256", "--path", "amx=exp:2ms"]
 SMALL = ["--requests", "110000", "--replications", "2"]
@@ -19,21 +18,6 @@ def simulated(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, 
     assert out.err == ""
     document: dict[str, list[dict[str, object]]] = json.loads(out.out)
     return document
-
-
-def test_the_line_of_the_readme(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Profile, fit, then simulate on hardware.json, with the spread that the fit saw."""
-    from latfit.trace.parquet import write_trace
-
-    write_trace(Path("trace.parquet"), planted_trace(0.05, repeats=20))
-    for path in ("gpu", "cpu"):
-        assert run(["fit", "trace.parquet", "--model", "saturation", "--path", path, "--quiet"]) == 0
-    capsys.readouterr()
-    runs = simulated("--policy", "three-stage", "--policy", "fixed", "--rate", "5/s", *SMALL, capsys=capsys)["runs"]
-    assert runs[0]["nominal"] == []
-    assert set(runs[0]["share"]) == {"gpu", "cpu"}  # type: ignore[call-overload]
-    assert run(["simulate", "policies", "--rate", "5/s", *SMALL]) == 0
-    assert "one token" in capsys.readouterr().err
 
 
 def test_sweep_and_resume(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,21 +111,3 @@ def test_what_is_too_much(
     told = capsys.readouterr().err
     assert words in told
     assert max(map(len, told.splitlines())) < 400
-
-
-def test_warnings_of_libraries_stay_inside(trace: Path) -> None:
-    """Shown to who looks for them, never to who runs a command; the filters of a program that imports latfit stay."""
-    warns = (
-        "import warnings, latfit, latfit.cli.app as a\n"
-        "def app(**_): warnings.warn('of a library', FutureWarning)\n"
-        "a.app = app; latfit.Trace; assert ('ignore', None, Warning, None, 0) not in warnings.filters; a.main([])"
-    )
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", warns], env={**QUICK, **more}, capture_output=True, text=True, check=False
-        )
-        for more in ({}, {"LATFIT_DEBUG": "1"})
-    ]
-    assert [each.returncode for each in found] == [0, 0]
-    assert found[0].stderr == ""
-    assert "of a library" in found[1].stderr

@@ -49,14 +49,6 @@ class TestFit:
         assert without_provenance(found.to_json()) == without_provenance(document)
         assert found.parameters.loc["tau_S", "fixed"]
 
-    def test_a_frame_gives_the_same_numbers_as_its_file(
-        self, frame: pd.DataFrame, fitted: latfit.Fit, in_tmp: Path
-    ) -> None:
-        frame.to_csv("trace.csv", index=False)
-        again = latfit.fit("trace.csv", model="saturation")
-        assert again.result.theta == pytest.approx(fitted.result.theta, rel=1e-9)
-        assert fitted.source == "a table in memory"
-
     def test_parameters_are_a_frame_with_units(self, fitted: latfit.Fit) -> None:
         table = fitted.parameters
         assert list(table.columns) == [
@@ -64,11 +56,6 @@ class TestFit:
         ]  # fmt: skip
         assert table.loc["P_max", "low"] < REFERENCE[3] < table.loc["P_max", "high"]
         assert table.loc["P_max", "unit"] == "tokens/ms"
-
-    def test_stored_and_loaded(self, fitted: latfit.Fit, in_tmp: Path) -> None:
-        fitted.save("a.fit.json")
-        for again in (latfit.Fit.load("a.fit.json"), latfit.Fit.from_json(json.loads(json.dumps(fitted.to_json())))):
-            assert again.predict(8, 512)["T_ms"][0] == fitted.predict(8, 512)["T_ms"][0]
 
     @pytest.mark.parametrize(
         ("options", "kind", "words"),

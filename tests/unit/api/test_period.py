@@ -7,7 +7,6 @@ import pytest
 
 import latfit
 from latfit.api.requests import Time
-from latfit.errors import BadInput
 from latfit.trace import Trace, write_trace
 
 HOST_MS = 2.0
@@ -52,14 +51,6 @@ class TestFit:
         assert "(prefill)" in found.time_line
         assert "scheduling and output handling" in found.time_line
         assert found.time_line in found.summary()
-
-    def test_other_tables_have_none(self, tmp_path: Path) -> None:
-        write_trace(tmp_path / "t.parquet", recorded(recorder=False))
-        found = latfit.fit(tmp_path / "t.parquet", model="linear")
-        assert found.time == "compute"
-        assert "time" not in found.result.data.more
-        with pytest.raises(BadInput, match="when the next one began"):
-            latfit.fit(tmp_path / "t.parquet", time="period")
 
 
 class TestTheSameTime:
