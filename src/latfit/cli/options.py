@@ -52,11 +52,15 @@ def verb(function: Verb) -> Verb:
     order = [name for record in records.values() for name in record.SHOWN.split()]
     ordered = sorted(found.values(), key=lambda each: order.index(each.name) if each.name in order else len(order))
     parameters = [_parameter(each, hidden=each.name not in shown) for each in ordered]
-    parsed: dict[str, set[str]] = {}  # filled by the parser
+    parameters.append(inspect.Parameter("parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     @functools.wraps(function)
-    def flat(**known: Any) -> None:
-        typed = {name: _as_texts(value) for name, value in known.items() if name in parsed.get("typed", known)}
+    def flat(parser: typer.Context | None = None, **known: Any) -> None:
+        def is_typed(name: str) -> bool:
+            source = parser.get_parameter_source(name) if parser else None
+            return source is None or source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+        typed = {name: _as_texts(value) for name, value in known.items() if is_typed(name)}
         silent.set(bool(typed.get("quiet") or typed.get("json")))
         values: dict[str, dict[str, Any]] = {group: {} for group in records}
         for name, value in typed.items():
@@ -67,7 +71,6 @@ def verb(function: Verb) -> Verb:
         function(**{group: record(**values[group]) for group, record in records.items()})
 
     made: Any = flat
-    made.parsed = parsed
     made.__signature__ = inspect.Signature(parameters)
     made.__annotations__ = {each.name: each.annotation for each in parameters}
     return flat
@@ -150,15 +153,6 @@ class ShownInPanels(TyperCommand):
         if ALL in args:
             ctx.meta[ALL], args = True, ["--help"]
         return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        parsed = getattr(self.callback, "parsed")  # noqa: B009  an attribute of functions made by `verb`
-        unsaid = ("DEFAULT", "DEFAULT_MAP")
-        parsed["typed"] = {name for name in ctx.params if ctx.get_parameter_source(name).name not in unsaid}
-        try:
-            return super().invoke(ctx)
-        finally:
-            parsed.clear()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
