@@ -6,20 +6,27 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.image import imread
 
+import latfit
+from latfit.api import serving
 from latfit.planning.plan import make_plan
-from latfit.reporting.fit.figures import map_figure
-from latfit.reporting.fit.page import SLA_FACTORS, ReportInput, render
-from latfit.reporting.fit.plot_data import measured_cells, surface
+from latfit.planning.request import PlanRequest
+from latfit.reporting.fit.figures import draw_map
+from latfit.reporting.fit.page import LOAD_SLA_FACTORS, RATE_FACTORS, SLA_FACTORS, ReportInput, render
+from latfit.reporting.fit.plot_data import FitView
 from latfit.reporting.simulation.page import Making, policies_page
-from latfit.reporting.style import png
+from latfit.reporting.style import new_figure, png
+from latfit.units import format_ms, format_rate
 from tests.unit.reporting.conftest import fit_of, machine, planted_ms, planted_rows, two_paths
+from tests.unit.reporting.test_load import NOMINAL
 from tests.unit.reporting.test_simulated_page import SYSTEM
 from tests.unit.simulation.made import made_result
 
@@ -77,6 +84,29 @@ def chromium(tmp_path: Path) -> Chromium:
 @pytest.fixture(scope="module")
 def page_html() -> str:
     return render(two_paths()).html
+
+
+@pytest.fixture(scope="module")
+def load_html() -> str:
+    """The page of a plan for 100 requests a second within 20 ms."""
+    request = PlanRequest(rate=0.1)
+    return render(ReportInput(NOMINAL, plans=[make_plan(NOMINAL, 20.0, request=request)], request=request)).html
+
+
+@pytest.fixture(scope="module")
+def requests_html(requests_plan: serving.EnginePlan) -> str:
+    html: str = requests_plan.page(Making()).html
+    return html
+
+
+@pytest.fixture(scope="module")
+def requests_plan() -> serving.EnginePlan:
+    """A plan for requests on a machine with T = 9 + 0.2 B + 0.03 S."""
+    B, S = (axis.ravel() for axis in np.meshgrid(2.0 ** np.arange(7), 2.0 ** np.arange(12)))
+    B, S = B[S >= B].repeat(4), S[S >= B].repeat(4)
+    T = (9 + 0.2 * B + 0.03 * S) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
+    fit = latfit.fit(pd.DataFrame({"B": B, "S": S, "T_ms": T}), model="linear")
+    return latfit.plan_engine(fit, "12/s", "300:40", ttft="600ms", tpot="40ms", kv_blocks=4000)
 
 
 @pytest.mark.parametrize("width", [1200, 400])
@@ -146,12 +176,13 @@ def test_figures_follow_the_colour_scheme(
 MOVE = """
 <script>
 addEventListener("load", () => {{
-  const slider = document.querySelector(".slider input");
+  const sliders = [...document.querySelectorAll(".slider")];
+  const slider = sliders.find(each => each.querySelector("span").textContent === "{label}").querySelector("input");
   slider.value = {at};
   slider.dispatchEvent(new Event("input"));
-  const visible = [...document.querySelectorAll(".slas .answer")].filter(card => card.checkVisibility());
+  const visible = [...document.querySelectorAll(".deck .answer")].filter(card => card.checkVisibility());
   document.title = JSON.stringify({{
-    sla: document.querySelector(".slider output").textContent,
+    at: slider.closest(".slider").querySelector("output").textContent,
     cards: visible.map(card => card.innerText),
   }});
 }});
@@ -159,23 +190,28 @@ addEventListener("load", () => {{
 """
 
 
-@pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
-def test_the_slider_moves_the_answer_to_that_of_a_plan_at_its_sla(
-    chromium: Chromium, page_html: str, tmp_path: Path, factor: float
-) -> None:
-    """What is visible then is what `latfit plan --json` says at that SLA, and nothing of another."""
-    copy = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", page_html)
-    moved = copy.replace("</body>", MOVE.format(at=SLA_FACTORS.index(factor)) + "</body>")
-    (tmp_path / "page.html").write_text(moved, encoding="utf-8")
-    dom = chromium("--dump-dom", (tmp_path / "page.html").as_uri())
+def moved(chromium: Chromium, html: str, folder: Path, label: str, at: int) -> tuple[str, str]:
+    """Where the slider stands after it is moved there, and the one card that is visible then."""
+    copy = re.sub(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", "", html)
+    page = copy.replace("</body>", MOVE.format(label=label, at=at) + "</body>")
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    dom = chromium("--dump-dom", (folder / "page.html").as_uri())
     title = re.search(r"<title>(.*?)</title>", dom, flags=re.DOTALL)
     assert title is not None
     found = json.loads(escaping.unescape(title.group(1)))
+    (card,) = found["cards"]
+    return found["at"], card.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
+def test_the_sla_slider_moves_the_answer_to_that_of_a_plan_at_its_sla(
+    chromium: Chromium, page_html: str, tmp_path: Path, factor: float
+) -> None:
+    """What is visible then is what `latfit plan --json` says at that SLA, and nothing of another."""
+    at, text = moved(chromium, page_html, tmp_path, "SLA", SLA_FACTORS.index(factor))
     sla_ms = factor * two_paths().plans[0].sla_ms
     plan = make_plan(two_paths().profile, sla_ms).to_json()
-    assert found["sla"] == f"{sla_ms:g} ms"
-    (card,) = found["cards"]
-    text = card.replace("\u00a0", " ")
+    assert at == f"{sla_ms:g} ms"
     assert plan["answer"] in text
     largest = max(row["S_max"] for row in plan["inverse"]["S_at_B"])
     assert re.search(rf"Largest step\s+{largest:,}\b", text)
@@ -183,6 +219,45 @@ def test_the_slider_moves_the_answer_to_that_of_a_plan_at_its_sla(
         assert re.search(rf"Requests at once\s+{plan['settings']['max_num_seqs']:,}\b", text)
     for threshold in ("B1", "B2"):
         assert re.search(rf"{threshold}\s+{plan[threshold]['value']:,}\b", text)
+
+
+@pytest.mark.parametrize(("slider", "factor"), [("rate", 1.5), ("rate", 0.5), ("SLA", 0.6)])
+def test_sliders_of_a_load_move_the_answer_to_that_of_a_plan_there(
+    chromium: Chromium, load_html: str, tmp_path: Path, slider: str, factor: float
+) -> None:
+    """Response, capacity and replicas of `latfit plan --json` at that rate, or that SLA."""
+    factors = RATE_FACTORS if slider == "rate" else LOAD_SLA_FACTORS
+    at, text = moved(chromium, load_html, tmp_path, slider, factors.index(factor))
+    rate, sla_ms = (0.1 * factor, 20.0) if slider == "rate" else (0.1, 20.0 * factor)
+    plan = make_plan(NOMINAL, float(f"{sla_ms:.3g}"), request=PlanRequest(rate=float(f"{rate:.3g}"))).to_json()
+    assert at == (format_rate(1e3 * rate) if slider == "rate" else f"{sla_ms:g} ms")
+    assert plan["answer"] in text
+    chosen = next(row for row in plan["strategies"] if row["chosen"])
+    assert re.search(rf"p99 response\s+{re.escape(format_ms(chosen['percentile_ms']))}", text)
+    assert format_rate(plan["capacity"]["sustainable_per_s"], down=True) in text
+    assert f"{plan['capacity']['replicas']} replica" in text
+
+
+@pytest.mark.parametrize(("slider", "factor"), [("rate", 2.0), ("TPOT", 0.6)])
+def test_sliders_of_a_plan_for_requests_move_replicas_and_settings(
+    chromium: Chromium,
+    requests_plan: serving.EnginePlan,
+    requests_html: str,
+    tmp_path: Path,
+    slider: str,
+    factor: float,
+) -> None:
+    """Replicas, capacity and settings of `latfit plan --json` at that rate, or with that limit."""
+    factors = serving.RATE_FACTORS if slider == "rate" else serving.LIMIT_FACTORS
+    at, text = moved(chromium, requests_html, tmp_path, slider, factors.index(factor))
+    assert at == ("24 req/s" if slider == "rate" else "24 ms")
+    changes: dict[str, Any] = {"rate": "24/s"} if slider == "rate" else {"tpot": "24ms"}
+    assert requests_plan.request is not None
+    plan = latfit.plan_engine.of(replace(requests_plan.request, **changes)).to_json()
+    assert plan["feasible"]
+    assert re.search(rf"Replicas\s+{plan['replicas']['value']}\b", text)
+    assert f"--max-num-seqs {plan['engine']['max_num_seqs']}" in text
+    assert format_rate(plan["capacity_per_s"], down=True, digits=3) in text
 
 
 def test_the_page_runs_its_own_script(chromium: Chromium, page_html: str, tmp_path: Path) -> None:
@@ -216,8 +291,8 @@ def test_the_map_is_read_under_the_pointer(chromium: Chromium, tmp_path: Path) -
     intervals = {"method": "empirical", "ratio_quantiles": {"0.95": high}, "lower_quantiles": {"0.95": low}}
     fit = fit_of(rows, intervals=intervals)
     html = render(ReportInput(machine(cpu=fit), {"cpu": rows})).html
-    cells = measured_cells(rows)
-    drawn = map_figure(surface(fit), cells)
+    drawn = new_figure()
+    draw_map(drawn.subplots(), FitView("cpu", fit, rows))
     png(drawn)
     x, y = drawn.axes[0].transData.transform((8.0, 256.0)) / (drawn.bbox.width, drawn.bbox.height)
     (tmp_path / "page.html").write_text(

@@ -159,7 +159,6 @@ class Fit(Answer):
             errors = reporting.tables.errors(self.result)
             shown = errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE", "MAE")))
             found += [reporting.tables.parameters(self.result, short=True), shown]
-            found += [reporting.tables.bootstrap_table(self.result)] if self.result.bootstrap else []
         return [each for each in found if each.rows]
 
     def predict(

@@ -50,7 +50,7 @@ from latfit.planning import (
     trace_name,
 )
 from latfit.simulation import FEWEST, EngineSettings, Order, Promise, StepCosts, Transfer, scaled_costs, step_costs
-from latfit.units import format_ms, format_percent, number, parse_bytes
+from latfit.units import format_ms, format_percent, format_rate, number, parse_bytes
 from latfit.workload import (
     ARRIVALS,
     ClosedLoad,
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
 
 HALF_HOUR_MS = 1_800_000.0
+RATE_FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
+LIMIT_FACTORS = (0.6, 1.0, 1.5)
 UNLIMITED = 50_000_000  # KV blocks of an engine whose cache is taken as unlimited
 
 
@@ -75,11 +77,13 @@ class EnginePlan(Planned):
     """Serving engines for a load of requests. Print it for the answer; `.frame` has the front of throughput against
     speed, `.plot()` draws it; `.engine` holds the settings, as `simulate_engine` takes them.
 
-    result: the record (`latfit.planning.ServingPlan`).  subject: model and machine, where they are known.
+    result: the record (`latfit.planning.ServingPlan`).  subject: model and machine, where they are known.  request:
+    that it answers.
     """
 
     result: ServingPlan
     subject: str = ""
+    request: EnginePlanRequest | None = None
 
     @property
     def replicas(self) -> int | None:
@@ -130,7 +134,32 @@ class EnginePlan(Planned):
         return reporting.serving_figure(self.result)
 
     def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        return reporting.serving_page(self.result, replace(made, subject=self.subject))
+        return reporting.serving_page(self.result, replace(made, subject=self.subject), nearby=self.nearby())
+
+    def nearby(self) -> dict[str, dict[str, ServingPlan]]:
+        """Plan again at rates, and at limits of TPOT, around this plan's, by slider and place; empty without a rate."""
+        request, rate_per_s = self.request, self.result.rate_per_s
+        if request is None or (request.rate is None and request.rate_per_s is None):
+            return {}
+
+        def again(**changes: Any) -> ServingPlan:
+            return plan_engine.of(replace(request, **changes)).result
+
+        rates = {factor: float(f"{factor * rate_per_s:.3g}") for factor in RATE_FACTORS}
+        found = {
+            "rate": {
+                format_rate(rate): self.result if factor == 1 else again(rate=None, rate_per_s=rate, growth=None)
+                for factor, rate in rates.items()
+            }
+        }
+        for target in self.result.targets:
+            if target.metric == "tpot" and target.percentile is not None:
+                limits = {factor: float(f"{factor * target.limit:.3g}") for factor in LIMIT_FACTORS}
+                found["TPOT"] = {
+                    format_ms(limit): self.result if factor == 1 else again(tpot=f"p{target.percentile:g}:{limit:g}ms")
+                    for factor, limit in limits.items()
+                }
+        return found
 
 
 @verb(EnginePlanRequest)
@@ -140,7 +169,7 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     Settings that are given stay as they are; the search chooses among others up to what the fit measured. A plan that
     nothing can meet comes back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
     """
-    request = with_settings(request)
+    as_given, request = request, with_settings(request)
     fit, prefill_fit, scatter = request.fit, request.prefill_fit, scatters(request.service)
     if not request.force:
         check_one_engine(fit, prefill_fit)
@@ -185,7 +214,7 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     # The search chooses the sequences, so what an engine would take by default does not matter.
     of_setup = [note.sentence for note in setup.notes if note.setting != "max_num_seqs"]
     notes = [*slower, *unmeasured, *notes_of(load), *of_setup, *found.notes]
-    return EnginePlan(structs.replace(found, notes=notes), subject)
+    return EnginePlan(structs.replace(found, notes=notes), subject, as_given)
 
 
 FIXED = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order")

@@ -7,20 +7,8 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.reporting import style as style
     from latfit.reporting.fit import page as page, tables as tables
-    from latfit.reporting.fit.gallery import fit_figure as fit_figure
+    from latfit.reporting.fit.figures import fit_figure as fit_figure
     from latfit.reporting.fit.subject import what_is_known as what_is_known
-    from latfit.reporting.fit.tables import (
-        Table as Table,
-        changes_table as changes_table,
-        comparison_table as comparison_table,
-        coverage_table as coverage_table,
-        evaluation_table as evaluation_table,
-        fits_table as fits_table,
-        machine_table as machine_table,
-        prediction_table as prediction_table,
-        regions_table as regions_table,
-        sensitivity_table as sensitivity_table,
-    )
     from latfit.reporting.format import counted as counted
     from latfit.reporting.hardware import (
         ceilings_table as ceilings_table,
@@ -31,7 +19,6 @@ if TYPE_CHECKING:
     from latfit.reporting.layout import Rendered as Rendered, Written as Written
     from latfit.reporting.plan.figures import plan_figure as plan_figure
     from latfit.reporting.plan.serving import (
-        engine_command as engine_command,
         serving_figure as serving_figure,
         serving_page as serving_page,
         serving_summary as serving_summary,
@@ -74,7 +61,18 @@ if TYPE_CHECKING:
         runs_table as runs_table,
         validation_table as validation_table,
     )
-    from latfit.reporting.text import card_html as card_html, table_html as table_html, table_text as table_text
+    from latfit.reporting.steps import (
+        changes_table as changes_table,
+        comparison_table as comparison_table,
+        coverage_table as coverage_table,
+        evaluation_table as evaluation_table,
+        fits_table as fits_table,
+        machine_table as machine_table,
+        prediction_table as prediction_table,
+        regions_table as regions_table,
+        sensitivity_table as sensitivity_table,
+    )
+    from latfit.reporting.table import Table as Table, card_html as card_html, table_text as table_text
     from latfit.reporting.trace import write_coverage as write_coverage
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

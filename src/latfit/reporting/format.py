@@ -2,8 +2,9 @@
 
 import math
 import re
+from collections.abc import Sequence
 
-from latfit.units import MS_PER_UNIT
+from latfit.units import MS_PER_UNIT, format_percent, number
 
 _UNDRAWABLE = re.compile(r"[^\x20-\x7e\u00a0-\u00ff]")
 _NOT_A_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -16,6 +17,21 @@ def count(value: float | None) -> str:
 def counted(n: float, thing: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{count(n)} {thing}{'' if n == 1 else 's'}"
+
+
+def span(ends: Sequence[float]) -> str:
+    """`1 to 64`; one number where both ends are the same."""
+    low, high = map(number, ends)
+    return low if low == high else f"{low} to {high}"
+
+
+def signed_percent(value_pct: float) -> str:
+    return format_percent(value_pct, signed=True)
+
+
+def of_share(share: float) -> str:
+    """A share of 1 in percent."""
+    return format_percent(100 * share)
 
 
 def per_second(rate_per_ms: float) -> float:

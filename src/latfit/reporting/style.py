@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from latfit.reporting.format import shorthand
+from latfit.stats import FloatArray
 
 INK = "#1b2733"
 FAINT = "#6b7785"
@@ -30,7 +30,6 @@ PHASE_COLOURS: Mapping[str, str] = {
     "": "#44688a",
 }
 PHASE_MARKERS: Mapping[str, str] = {"decode": "o", "prefill": "^", "mixed": "s", "": "o"}
-PHASE_WORDS: Mapping[str, str] = {"": "step"}
 
 LINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LINE_MARKERS = ("o", "^", "s", "D", "v", "P")
@@ -56,22 +55,14 @@ def png(figure: Figure) -> bytes:
     return stream.getvalue()
 
 
-def filled(figure: Figure, text: str, share: float, font: FontProperties) -> str:
-    """The text in lines that take no more than a share of the figure's width, where words are no longer."""
-    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    lines: list[str] = []
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines else word
-        if lines and renderer.get_text_width_height_descent(longer, font, False)[0] <= share * figure.bbox.width:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return "\n".join(lines)
+def title_of(figure: Figure) -> str:
+    """The title of the first axes, in one line."""
+    return " ".join(figure.axes[0].get_title(loc="left").split())
 
 
-def dress(axes: Axes, title: str, x: str, y: str, *, width: int = 50) -> None:
-    """Title of so many letters a line, axis labels with units, quiet grid and frame."""
-    axes.set_title(textwrap.fill(title, width), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
+def dress(axes: Axes, title: str, x: str, y: str) -> None:
+    """Title, axis labels with units, quiet grid and frame."""
+    axes.set_title(textwrap.fill(title, 50), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
     axes.set_xlabel(x, fontsize=10, color=INK)
     axes.set_ylabel(y, fontsize=10, color=INK)
     axes.tick_params(labelsize=9.5, colors=INK, length=3)
@@ -105,33 +96,35 @@ def plain_ticks(axis: Axis, ticks: list[float]) -> None:
 
 
 def decimal_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """1, 2, 5, 10, ... in [low, high]; fewer where they are many, evenly spaced where that leaves under 3."""
-    decades = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        ticks = [float(step * 10.0**decade) for decade in decades for step in steps]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= most:
-            return ticks if len(ticks) >= 3 else _linear(low, high)
-    return ticks[:: -(-len(ticks) // most)]
+    """1, 2, 5, 10, ... in [low, high]."""
+    decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
+    every = [np.sort(np.outer(decades, steps).ravel()) for steps in ((1, 2, 5), (1, 3), (1,))]
+    few = [ticks for ticks in every if np.sum((ticks >= low) & (ticks <= high)) <= most]
+    return _ticks_within([*few, every[-1]][0], low, high, most)
 
 
 def binary_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Powers of two in [low, high], every second or third where there are many."""
-    powers = np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1)
-    if len(powers) < 3:
-        return _linear(low, high)
-    stride = -(-len(powers) // most)
-    return [float(2.0**power) for power in powers[::stride]]
+    """Powers of two in [low, high]."""
+    return _ticks_within(2.0 ** np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1), low, high, most)
 
 
-def _linear(low: float, high: float) -> list[float]:
-    ticks = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-    return [float(tick) for tick in ticks if low <= tick <= high]
+def _ticks_within(ticks: FloatArray, low: float, high: float, most: int) -> list[float]:
+    """Every n-th if there are many; evenly spaced ones if there are under 3."""
+    inside = ticks[(ticks >= low) & (ticks <= high)]
+    if len(inside) < 3:
+        even = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        return [float(tick) for tick in even if low <= tick <= high]
+    return [float(tick) for tick in inside[:: -(-len(inside) // most)]]
 
 
 def padded(low: float, high: float, factor: float = 1.15) -> tuple[float, float]:
     """Limits of a logarithmic axis with some air."""
     return low / factor, high * factor
+
+
+def padded_span(values: FloatArray, factor: float = 1.15) -> tuple[float, float]:
+    """Limits of a logarithmic axis around values."""
+    return padded(float(values.min()), float(values.max()), factor)
 
 
 def legend(axes: Axes, place: Place = "best", columns: int = 1) -> None:

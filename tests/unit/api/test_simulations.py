@@ -99,7 +99,7 @@ class TestPolicies:
         assert found.summary().startswith(found.verdict)
         assert len(repr(found)) < 300
         assert len(repr(found.runs[0])) < 200
-        assert "<td>gpu-only</td>" in found._repr_html_()
+        assert ">gpu-only</" in found._repr_html_()
         assert isinstance(found.plot(), Figure)
 
     def test_the_best_is_told_with_its_interval(self) -> None:

@@ -1,6 +1,8 @@
 """The part of the page that a load decides: the same numbers as the plan, its pictures, the simulation of it."""
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Cutoff, Plan
+from latfit.reporting.fit import page
 from latfit.reporting.fit.page import ReportInput, render
 from latfit.reporting.layout import Rendered
 from latfit.units import format_ms, format_rate
@@ -36,6 +39,15 @@ def planned(*, laws_only: bool = False) -> Plan:
     return make_plan(NOMINAL, 20.0, request=replace(WISHES, laws_only=laws_only))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_places() -> Iterator[None]:
+    """Sliders with two places: every place is a plan of seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(page, "RATE_FACTORS", (1.0, 2.0))
+        patched.setattr(page, "LOAD_SLA_FACTORS", (1.0,))
+        yield
+
+
 @cache
 def rendered() -> Rendered:
     return render(ReportInput(NOMINAL, plans=[planned()], request=WISHES))
@@ -53,7 +65,6 @@ def test_the_page_says_what_the_plan_says(text: str) -> None:
     assert plan.T_cut.value is not None
     for said in (
         "Strategies for 100 req/s",
-        "proved bound",
         "Capacity",
         "1 replica needed",
         format_ms(plan.T_cut.value),
@@ -75,12 +86,8 @@ def test_every_number_is_that_of_the_plans_json(text: str) -> None:
     assert f"T_cut{format_ms(told['T_cut_ms']['value'])}" in "".join(text.split("\n"))
     # B1 is the one with the wait at the rate, wherever it stands without another word beside it.
     at_rate = told["B1_at_rate"]["value"] or told["B1"]["value"]
-    cells = text.split("\n")
-    assert {cells[i + 1] for i, cell in enumerate(cells[:-1]) if cell == "B1"} >= {f"{at_rate}"}
+    assert set(re.findall(r">B1</(?:th|dt)>\s*<[^>]*>([\d,]+)", rendered().html)) >= {f"{at_rate}"}
     assert next(row["B1"] for row in told["sensitivity"] if row["change"] == "as it is") == told["B1_at_rate"]["value"]
-    for flags in told["engines"].values():
-        for name, value in flags.items():
-            assert not isinstance(value, int) or isinstance(value, bool) or f"{name}={value}" in text
 
 
 def with_promise(promise: str) -> Plan:
@@ -107,7 +114,6 @@ def test_a_verdict_has_three_states(promise: str, says: str, looks: str) -> None
 
 
 def test_the_simulation_is_shown(text: str) -> None:
-    assert "The decision in the event simulation" in text
     assert "amx (nominal), one at a time" in text
 
 

@@ -15,7 +15,7 @@ from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
 from latfit.reporting.fit import page
 from latfit.reporting.fit.page import ReportInput, render, write_report
-from latfit.reporting.layout import prose
+from latfit.reporting.table import prose
 from latfit.trace.table import Trace
 from tests.unit.reporting.conftest import fit_of, held_out, machine, two_paths
 
@@ -91,7 +91,7 @@ class TestAnswerFirst:
         assert first.group(1).replace("\u00a0", " ") == one_path.plans[0].answer
 
     def test_order(self, html: str) -> None:
-        marks = ('id="answer"', 'id="trust"', 'id="limits"', 'id="engines"', "Parameters", "Rows")
+        marks = ('id="answer"', "How sure is this?", 'id="trust"', 'id="limits"', "Parameters", "Rows")
         places = [html.index(mark) for mark in marks]
         assert places == sorted(places)
 
@@ -108,7 +108,7 @@ class TestAnswerFirst:
 
     def test_details_are_closed_and_links_reach_into_them(self, html: str) -> None:
         parts = re.findall(r'<details class="part">\n<summary><h2>.*?</h2></summary>\n<div id="([^"]*)">', html)
-        assert parts == ["trust", "thresholds", "limits", "engines", "path-cpu"]
+        assert parts == ["trust", "limits", "path-cpu"]
 
     def test_a_hopeless_sla_says_so(self, fit: FitResult, rows: Trace) -> None:
         profile = machine(cpu=fit)
@@ -157,7 +157,7 @@ class TestMissing:
     def test_without_rows_a_sentence_in_their_place(self, fit: FitResult) -> None:
         outline = Outline(render(ReportInput(machine(cpu=fit))).html)
         assert outline.count("img") == 2
-        assert "add them with --trace" in outline.text
+        assert "add the steps with --trace" in outline.text
 
     def test_a_fit_with_nothing_but_parameters(self, fit: FitResult, rows: Trace) -> None:
         bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters)
@@ -184,7 +184,7 @@ class TestPaths:
     def test_a_section_each_and_one_comparison(self) -> None:
         rendered = render(two_paths())
         outline = Outline(rendered.html)
-        assert {"path-amx", "path-gpu", "thresholds"} <= set(outline.attributes("id"))
+        assert {"path-amx", "path-gpu", "limits"} <= set(outline.attributes("id"))
         stems = [picture.stem for picture in rendered.pictures]
         assert stems[:3] == ["amx-overview", "gpu-overview", "paths"]
         assert len(stems) == len(set(stems)) == 11
@@ -231,8 +231,8 @@ class TestWriting:
         assert [figure.name for figure in written.figures] == [
             "overview.png",
             "latency-map.png",
-            "throughput.png",
             "measured-vs-predicted.png",
+            "throughput.png",
             "residuals.png",
         ]
         assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in written.figures)

@@ -1,20 +1,18 @@
 """The tables say what the results say, in words where a number would mislead."""
 
-import re
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from latfit.messages import Message as LatfitWarning
-from latfit.model.fit_parts import Baseline, CrossValidation, DataFacts
+from latfit.model.fit_parts import Baseline, CrossValidation, Diagnostics
 from latfit.model.fit_result import FitResult, FitStatus
-from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
 from latfit.reporting import format
 from latfit.reporting.fit import tables
-from latfit.reporting.fit.page import ReportInput
-from latfit.reporting.plan.tables import key_numbers, thresholds_table
+from latfit.reporting.fit.page import ReportInput, render
+from latfit.reporting.plan.tables import key_numbers, step_tables, thresholds_table
+from latfit.reporting.table import make_table, table_html
 from tests.unit.reporting.conftest import held_out, machine, two_paths
 
 
@@ -47,13 +45,6 @@ class TestParameters:
 
 
 class TestTrust:
-    def test_error_beside_the_simple_models(self, fit: FitResult) -> None:
-        table = tables.trust(machine(cpu=fit))
-        row = dict(zip(table.columns, table.rows[0], strict=True))
-        assert row["cross-validated MAPE"] == "4.4 %"
-        assert (row["linear baseline"], row["constant"]) == ("12 %", "80 %")
-        assert row["verdict"] == "better than the linear baseline"
-
     def test_sentence(self, fit: FitResult) -> None:
         n = f"{fit.metrics.n:,}"
         said = tables.trust_sentence(fit)
@@ -72,61 +63,36 @@ class TestTrust:
             ("prefill", "3 %", "20 %"),
         ]
 
-    def test_a_line_that_does_as_well_is_said(self, fit: FitResult) -> None:
-        worse = CrossValidation("cells", held_out(12.5, 3.1))
-        assert tables.verdict(replace(fit, cross_validation=worse)) == "no better than the linear baseline"
-        warned = replace(fit, warnings=[LatfitWarning("line_as_good", "", "")])
-        assert tables.verdict(warned) == "no better than the linear baseline"
-
-    def test_without_cross_validation_the_errors_are_marked_as_seen(self, fit: FitResult) -> None:
+    def test_without_cross_validation_the_error_is_of_fitted_steps(self, fit: FitResult) -> None:
         seen = replace(fit, cross_validation=CrossValidation(), baselines={"linear": Baseline(mape_pct=11.0)})
-        row = tables.trust(machine(cpu=seen)).rows[0]
-        assert "(in-sample)" in row[4]
-        assert row[5] == "11 % (in-sample)"
-        assert row[6] == "unknown"
         assert "fitted steps" in tables.trust_sentence(seen)
 
     def test_an_unusable_fit(self, fit: FitResult) -> None:
-        assert tables.verdict(replace(fit, status=FitStatus.ONE_CELL)) == "not usable"
         assert FitStatus.ONE_CELL.sentence in tables.trust_sentence(replace(fit, status=FitStatus.ONE_CELL))
 
 
 class TestPlanTables:
     def test_inverse_rows_are_the_plan(self, one_path: ReportInput) -> None:
         plan = one_path.plans[0]
-        table = tables.tokens_at_batch(plan)
-        assert [row[0] for row in table.rows] == [f"{row.B}" for row in plan.S_at_B]
-        assert [row[2] for row in table.rows] == [f"{row.S_max:,}" for row in plan.S_at_B]
-        table = tables.batch_at_tokens(plan)
-        assert [row[0] for row in table.rows] == [f"{row.S:,}" for row in plan.B_at_S]
-        assert [row[2] for row in table.rows] == [f"{row.B_max:,}" for row in plan.B_at_S]
-
-    def test_batches_of_any_size_are_one_row(self) -> None:
-        plan = two_paths().plans[0]
-        whole = [structs.replace(row, S=S, B_min=1, B_max=S) for S, row in zip((1, 2, 4), plan.B_at_S, strict=False)]
-        last = structs.replace(whole[-1], S=8, B_max=5)
-        inverse = structs.replace(plan.inverse, B_at_S=[*whole, last])
-        table = tables.batch_at_tokens(structs.replace(plan, inverse=inverse))
-        assert [list(row) for row in table.rows] == [["1 to 4", "1", "S"], ["8", "1", "5"]]
+        at_batch, at_tokens, *_ = step_tables(plan)
+        assert [(row[0], row[2]) for row in at_batch.rows] == [(f"{row.B}", f"{row.S_max:,}") for row in plan.S_at_B]
+        assert [(row[0], row[2]) for row in at_tokens.rows] == [(f"{row.S:,}", f"{row.B_max:,}") for row in plan.B_at_S]
 
     def test_extrapolation_is_marked_row_by_row(self, one_path: ReportInput) -> None:
         plan = one_path.plans[0]
-        marked = column(tables.batch_at_tokens(plan), "note")
+        marked = column(step_tables(plan)[1], "note")
         assert {S for S, note in marked.items() if note} == {f"{row.S:,}" for row in plan.B_at_S if row.extrapolated}
         assert any(marked.values())
 
     def test_a_single_path_is_named_once(self, one_path: ReportInput) -> None:
-        table = tables.tokens_at_batch(one_path.plans[0])
+        table = step_tables(one_path.plans[0])[0]
         assert "path" not in table.columns
         assert table.caption.endswith("on cpu")
-        assert "path" in tables.tokens_at_batch(two_paths().plans[0]).columns
+        assert "path" in step_tables(two_paths().plans[0])[0].columns
 
     def test_what_is_not_known_comes_with_its_reason(self, one_path: ReportInput) -> None:
-        table = thresholds_table(one_path.plans[0], explained=True)
-        assert list(column(table, "value")) == ["knee"]
-        assert table.note.count("Not known:") == 2
-        for name in ("B1 (batch from", "B1 in tokens (", "B2 (batch that", "T_cut (queueing timeout"):
-            assert name in table.note
+        table = thresholds_table(one_path.plans[0])
+        assert {name for name, value in column(table, "value").items() if value != "not known"} == {"knee"}
         assert all(column(table, "why").values())
 
     def test_known_thresholds_are_key_numbers(self) -> None:
@@ -144,30 +110,47 @@ class TestPlanTables:
 
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:
         plan = make_plan(machine(cpu=fit), 1.0)
-        assert tables.step_numbers(plan) == []
-        assert tables.tokens_at_batch(plan).rows == []
+        assert [item.label for item in key_numbers(plan)] == []
+        assert step_tables(plan) == []
 
 
-class TestRows:
-    def test_read_dropped_and_used(self, fit: FitResult) -> None:
-        numbers = column(tables.rows_used(fit), "number")
-        n = fit.data.rows_used or 0
-        assert numbers == {"read": str(n + 12), "dropped: cold_start": "10", "dropped: zero_time": "2", "used": str(n)}
-        assert "warm up" in column(tables.rows_used(fit), "meaning")["dropped: cold_start"]
-        assert column(tables.rows_used(fit), "meaning")["used"] == "B 1 to 64, S 1 to 2,048"
+class TestChecks:
+    @pytest.fixture
+    def tested(self, fit: FitResult) -> FitResult:
+        shares = {"rms_pct": 14.5, "parameter_uncertainty": 0.01, "measurement_noise": 0.05, "model_structure": 0.94}
+        return replace(
+            fit,
+            diagnostics=Diagnostics(error_parts=shares),
+            cross_validation=CrossValidation("cells", held_out(4.4, 3.1), by_region=held_out(53.0, 5.0)),
+        )
 
-    def test_nothing_known_but_the_count(self, fit: FitResult) -> None:
-        table = tables.rows_used(replace(fit, data=DataFacts(), domain={}))
-        assert [list(row) for row in table.rows] == [["used", f"{fit.metrics.n:,}"]]
+    def test_harder_held_out_rows_and_rows_used(self, tested: FitResult) -> None:
+        assert column(tables.errors(tested), "MAPE")["held out: a region of B and S that did not train"] == "53 %"
+        used = tables.rows_used(tested)
+        n = tested.data.rows_used or 0
+        dropped = {"dropped: cold_start": "10", "dropped: zero_time": "2"}
+        assert column(used, "number") == {"read": str(n + 12), **dropped, "used": str(n)}
+        assert used.rows[-1][2] == "B 1 to 64, S 1 to 2,048"
+
+    def test_the_page_says_where_the_error_comes_from(self, tested: FitResult) -> None:
+        html = render(ReportInput(machine(cpu=tested))).html.replace("\u00a0", " ")
+        assert "94 % of the squared error is lack of fit (model misspecification)" in html
+
+    def test_resampled_intervals_stand_beside_the_stated_ones(self, fit: FitResult) -> None:
+        resampled = replace(fit, bootstrap={"parameters": {"P_max": (50.0, 70.0)}})
+        assert column(tables.parameters(resampled), "of resampled fits")["P_max"] == "50 to 70"
+
+    def test_a_bare_fit_gives_every_table(self, fit: FitResult) -> None:
+        bare = FitResult("saturation", fit.status, fit.parameters)
+        for table in (tables.parameters(bare), tables.errors(bare), tables.rows_used(bare)):
+            assert table.rows
+        assert "unknown" in tables.trust_sentence(bare)
 
 
-@pytest.mark.parametrize("model", sorted(FAMILY))
-def test_every_letter_of_a_formula_is_explained(model: str) -> None:
-    """Those that are no parameters: by their meaning, or because everyone knows the function."""
-    names = set(re.findall(r"[A-Za-z]\w*", FAMILY[model].formula))
-    open_names = names - {p.name for p in FAMILY[model].parameters} - {"T", "exp", "max", "min"}
-    told = {part.split(":")[0] for part in tables.symbols(FAMILY[model].formula).split("; ")} - {""}
-    assert told == open_names
+def test_a_table_escapes_its_cells_and_drops_empty_columns() -> None:
+    found = make_table("<b>", [{"a": 1.0, "b": None}], ("x", lambda row: row["a"], str), ("y", lambda row: row["b"]))
+    assert found.columns == ["x"]
+    assert "&lt;b&gt;" in table_html(found)
 
 
 def test_provenance_is_flattened_and_cut() -> None:
@@ -186,16 +169,8 @@ def test_errors_list_model_baselines_and_phases(fit: FitResult) -> None:
         "saturation": "4.4 %",
         "linear baseline": "12 %",
         "constant": "80 %",
-        "saturation, decode steps": "–",
+        "saturation, decode steps": "",
     }
-
-
-def test_a_bare_fit_gives_every_table(fit: FitResult) -> None:
-    bare = FitResult("saturation", fit.status, fit.parameters)
-    profile = machine(cpu=bare)
-    for table in (tables.trust(profile), tables.parameters(bare), tables.errors(bare), tables.rows_used(bare)):
-        assert table.rows
-    assert "unknown" in tables.trust_sentence(bare)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""What a report is about: model, machine and device of each path, as far as its fit or its rows say them."""
+"""What a report is about: model, machine and device of each path, as far as its fit or its rows name them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from latfit.trace import Trace
 
 @dataclass(frozen=True)
 class Subject:
-    """Of one path; empty where nobody said it. details: device, number type, threads."""
+    """Of one path; empty where nothing names it. details: device, number type, threads."""
 
     path: str
     model: str = ""
@@ -25,21 +25,21 @@ class Subject:
 
 
 def subject_of(path: ExecutionPath, rows: Trace | None) -> Subject:
-    """Nothing is guessed: what the trace's provenance, its columns or the fit's system say, where they agree."""
+    """What the fit's system, the columns of its rows or the provenance of its trace name, where they agree."""
     if path.nominal is not None:
         return Subject(path.name, details=f"nominal numbers, not measured: {path.nominal.text}")
-    origins = list(_origins(path.fit.provenance.get("trace", {}), path.name))
-    system = path.fit.data.more.get("system", {})
-    model = system.get("model") or _column(rows, "model") or _agreed(_named(origin.get("model")) for origin in origins)
-    machine = (
-        system.get("hardware")
-        or _column(rows, "hardware")
-        or _agreed(str(_within(origin, "machine").get("cpu", "")) for origin in origins)
-    )
-    details = _agreed(_device(_within(origin, "device")) for origin in origins)
+    facts, system = path.fit.provenance.get("trace", {}), path.fit.data.more.get("system", {})
+    origins = [facts, *_mapping(facts, "parts").values()]
+    merged = [{**each, **_mapping(each, "paths", path.name)} for each in origins if isinstance(each, Mapping)]
+    models = [each.get("model") for each in merged]
+    devices = [_mapping(each, "device") for each in merged]
+    model = system.get("model") or _column(rows, "model")
+    model = model or _agreed(each.get("name") if isinstance(each, Mapping) else each for each in models)
+    machine = system.get("hardware") or _column(rows, "hardware")
+    machine = machine or _agreed(_mapping(each, "machine").get("cpu") for each in merged)
     measured = f"fit of {counted(path.fit.metrics.n, 'step')}" if path.fit.metrics.n is not None else ""
-    time = str(path.fit.data.more.get("time", ""))
-    return Subject(path.name, str(model), str(machine), ", ".join(filter(None, (details, measured, time))))
+    details = (_agreed(map(_device, devices)), measured, str(path.fit.data.more.get("time", "")))
+    return Subject(path.name, str(model), str(machine), ", ".join(filter(None, details)))
 
 
 def title_of(subjects: Sequence[Subject]) -> str:
@@ -50,7 +50,7 @@ def title_of(subjects: Sequence[Subject]) -> str:
 
 
 def what_is_known(paths: Iterable[ExecutionPath]) -> str:
-    """`tiny on AMD EPYC`; empty where nobody said it."""
+    """`tiny on AMD EPYC`; empty where nothing names it."""
     return _about([subject_of(path, None) for path in paths])
 
 
@@ -60,34 +60,23 @@ def _about(subjects: Sequence[Subject]) -> str:
     return " ".join(filter(None, (", ".join(models), f"on {', '.join(machines)}" if machines else "")))
 
 
-def _origins(facts: Mapping[str, Any], path: str) -> Iterator[Mapping[str, Any]]:
-    """Of every part of a trace, what belongs to the path before what belongs to all."""
-    for origin in (facts, *_within(facts, "parts").values()):
-        if isinstance(origin, Mapping):
-            yield {**origin, **_within(_within(origin, "paths"), path)}
-
-
-def _within(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = facts.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _named(model: Any) -> str:
-    return str(model.get("name", "")) if isinstance(model, Mapping) else str(model or "")
+def _mapping(facts: Any, *names: str) -> Mapping[str, Any]:
+    for name in names:
+        facts = facts.get(name, {}) if isinstance(facts, Mapping) else {}
+    return facts if isinstance(facts, Mapping) else {}
 
 
 def _device(facts: Mapping[str, Any]) -> str:
     words = [str(facts[name]) for name in ("device", "dtype") if facts.get(name)]
-    threads = facts.get("threads")
-    on = f" on {counted(threads, 'thread')}" if isinstance(threads, int) else ""
-    return " ".join(words) + on if words else ""
+    threads = f" on {counted(facts['threads'], 'thread')}" if isinstance(facts.get("threads"), int) else ""
+    return " ".join(words) + threads if words else ""
 
 
-def _agreed(found: Iterator[str]) -> str:
-    """The one thing that is said; nothing where two differ."""
-    said = {each for each in found if each}
-    return said.pop() if len(said) == 1 else ""
+def _agreed(values: Iterable[Any]) -> str:
+    """The one name that is given; empty where two differ."""
+    names = {str(each) for each in values if each}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _column(rows: Trace | None, name: str) -> str:
-    return "" if rows is None or name not in rows else _agreed(map(str, set(rows[name].tolist())))
+    return "" if rows is None or name not in rows else _agreed(set(rows[name].tolist()))

@@ -1,38 +1,36 @@
-"""A plan of serving engines: the answer in lines, its tables, the front of throughput against speed, the page."""
+"""A plan of serving engines: the answer in lines, its tables and figures, the page."""
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from latfit.exporting import engine_key, start_line, vllm_flags
-from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, SchedulePlan, ServingPlan, Stall, Stalls, Trade
-from latfit.reporting.fit.tables import KeyNumber, Table
+from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
 from latfit.reporting.format import count
-from latfit.reporting.plan.summary import STATES, PlanSummary
+from latfit.reporting.plan.summary import STATES, PlanSummary, probability_text
 from latfit.reporting.simulation.tables import half_width
-from latfit.simulation import EngineSummary, Interval
+from latfit.reporting.table import KeyNumber, Table, facts_table, make_table
+from latfit.simulation import EngineSummary, Interval, Times
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from latfit.reporting.layout import Rendered
+    from latfit.reporting.layout import Card, Rendered
     from latfit.reporting.simulation.page import Making
 
-HELPFUL = 3
-"""Changes that are named on a terminal."""
-
-NOTHING_PCT, NEAR = 0.5, 0.04
-
-HELPS = 0.95
-"""Of a figure, below which a change helps."""
+MAX_CHANGES = 3  # that are named on a terminal
+HELPS = 0.95  # of a figure, below which a change helps
+NOTHING_PCT = 0.5
+NEAR = 0.08  # of the highest speed
+VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "bad": "misses the targets"}
+LOOKS = {"good": "", "doubt": "doubt", "bad": "unmet"}
 
 
 def serving_summary(plan: ServingPlan) -> PlanSummary:
     """The plan as a command prints it by default."""
-    fits = "; ".join(f"{each.name}, {each.model}, {each.error}" for each in plan.fits)
-    lines = [f"Step costs: {fits or 'nominal numbers, not measured'}."]
+    lines = [_fits(plan)]
     if plan.outcome is not None:
         lines.append(_each_replica(plan, plan.outcome))
     if plan.feasible:
@@ -47,6 +45,11 @@ def serving_summary(plan: ServingPlan) -> PlanSummary:
     lines += _apart(plan)
     warnings = [each.text for each in plan.warnings]
     return PlanSummary(verdict(plan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], plan.notes)
+
+
+def _fits(plan: ServingPlan) -> str:
+    fits = "; ".join(f"{each.name}, {each.model}, {each.error}" for each in plan.fits)
+    return f"Step costs: {fits or 'nominal numbers, not measured'}."
 
 
 def verdict(plan: ServingPlan) -> str:
@@ -115,13 +118,13 @@ def _highest_rate(plan: PlannedEngines) -> str:
 
 
 def _help(plan: ServingPlan) -> list[str]:
-    helpful = [each for each in plan.effects if each.after < HELPS * each.before][:HELPFUL]
+    helpful = [each for each in plan.effects if each.after < HELPS * each.before][:MAX_CHANGES]
     if not helpful:
         return []
-    first = helpful[0]
-    told = ", ".join(f"{each.change} {_value(each, each.after)}" for each in helpful)
-    limits = [f" of {_value(first, each.limit)}" for each in plan.targets if each.name == first.target]
-    return [f"Bottleneck: {first.target} ({_value(first, first.before)}{''.join(limits[:1])}). With {told}."]
+    first, unit = helpful[0], helpful[0].unit
+    changes = ", ".join(f"{each.change} {_value(unit, each.after)}" for each in helpful)
+    limit = next((f" of {_value(unit, each.limit)}" for each in plan.targets if each.name == first.target), "")
+    return [f"Bottleneck: {first.target} ({_value(unit, first.before)}{limit}). With {changes}."]
 
 
 def stall_lines(stalls: Stalls | None) -> list[str]:
@@ -146,15 +149,8 @@ def _gap(stall: Stall) -> str:
     return f"{format_ms(stall.gap_ms)} (90 %: {low.removesuffix(' ms') if high.endswith(' ms') else low} to {high})"
 
 
-def effect_bars(effects: Sequence[Effect]) -> list[tuple[str, str, float]]:
-    """Return (change, what the nearest target becomes, length of its bar in percent), the unchanged plan first."""
-    values = [("unchanged", each.before) for each in effects[:1]] + [(each.change, each.after) for each in effects]
-    longest = max((value for _, value in values), default=0.0) or 1.0
-    return [(change, _value(effects[0], value), 100 * value / longest) for change, value in values]
-
-
-def _value(each: Effect, value: float) -> str:
-    return format_percent(value) if each.unit == "pct" else format_ms(value)
+def _value(unit: str, value: float) -> str:
+    return format_percent(value) if unit == "pct" else format_ms(value)
 
 
 def _price(plan: ServingPlan) -> list[str]:
@@ -173,20 +169,12 @@ def _scheduled(plan: ServingPlan) -> list[str]:
     found = plan.schedule
     if found is None:
         return []
-    counts, fixed = [each.replicas for each in found.windows], found.fixed
-    between = f"{min(counts)} to {_replicas(max(counts))}" if min(counts) < max(counts) else _replicas(counts[0])
+    counts = [each.replicas for each in found.windows]
     by = f"windows of {format_ms(1e3 * found.window_s)}, asked for {format_ms(1e3 * found.start_up_s)} ahead"
-    less = f" ({format_percent(100 * found.saved)} less)" if found.saved > 0 else ""
-    told = f"A schedule of {between} ({by}): {number(found.replica_hours, 3)} replica-hours"
-    told += f" instead of {number(fixed.replica_hours, 3)}{less}"
-    if found.price_per_million_tokens is not None:
-        prices = (found.price_per_million_tokens, fixed.price_per_million_tokens)
-        told += ", a million output tokens {} instead of {}".format(*(number(each, 3) for each in prices))
-    told += f"; {', '.join(each.outcome for each in found.targets)}"
-    if not math.isnan(found.slo_attainment):
-        kept = (number(100 * each.slo_attainment, 4) for each in (found, fixed))
-        told += "; {} % of requests within all limits, {} % with {}".format(*kept, _replicas(plan.replicas.value or 1))
-    return [f"{told}."]
+    hours = f"{number(found.replica_hours, 3)} replica-hours instead of {number(found.fixed.replica_hours, 3)}"
+    saved = f" ({format_percent(100 * found.saved)} less)" if found.saved > 0 else ""
+    outcomes = ", ".join(each.outcome for each in found.targets)
+    return [f"A schedule of {min(counts)} to {_replicas(max(counts))} ({by}): {hours}{saved}; {outcomes}."]
 
 
 def _apart(plan: ServingPlan) -> list[str]:
@@ -198,20 +186,15 @@ def _apart(plan: ServingPlan) -> list[str]:
         return ["Prefill apart: no number of replicas meets the targets."]
     pair = f"{count(found.prefill_replicas)} to prefill, {count(found.replicas)} to decode"
     if not found.feasible:
-        than = f", not fewer than the {_replicas(together)} above" if together else ""
-        return [f"Prefill apart takes {_replicas(found.total)} or more ({pair}){than}."]
-    less = ""
-    if together is not None:
-        saved = f" instead of {count(together)} ({format_percent(100 * (1 - found.total / together))} less)"
-        less = saved if found.total < together else ", as many as above"
+        return [f"Prefill apart takes {_replicas(found.total)} or more ({pair})."]
+    instead = "" if together is None else f" instead of {count(together)}"
     fixed_ms, token_ms = map(format_ms, found.transfer_ms)
-    told = f"Prefill apart: {_replicas(found.total)}{less}, {pair}, at {fixed_ms} and {token_ms} a token for the KV"
-    told += f" transfer: {', '.join(each.outcome for each in found.targets)}; capacity {_highest_rate(found)}"
-    if found.price_per_million_tokens is not None:
-        told += f"; {number(found.price_per_million_tokens, 3)} a million output tokens"
-    if found.engine == plan.engine:
-        return [f"{told}. The same settings."]
-    return [f"{told}. Each with {shlex.join(vllm_flags(found.engines['vllm']))}."]
+    outcomes = ", ".join(each.outcome for each in found.targets)
+    settings = "" if found.engine == plan.engine else f" Each with {shlex.join(vllm_flags(found.engines['vllm']))}."
+    return [
+        f"Prefill apart: {_replicas(found.total)}{instead}, {pair}, at {fixed_ms} and {token_ms} a token for the KV"
+        f" transfer: {outcomes}; capacity {_highest_rate(found)}.{settings}"
+    ]
 
 
 def engine_command(plan: ServingPlan) -> str:
@@ -224,37 +207,22 @@ def engine_command(plan: ServingPlan) -> str:
 
 
 def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
-    """Latencies of requests; in full the targets, changes and the front as well."""
+    """Latencies of requests; in full the stalls as well."""
     found = [] if plan.outcome is None else [_latencies(plan.rate_per_s, plan.outcome)]
-    if brief:
-        return found
-    if plan.targets:
-        found.append(_targets_table(plan))
-    if plan.effects:
-        rows = [(each.change, _value(each, each.before), _value(each, each.after)) for each in plan.effects]
-        found.append(Table(f"What would change {plan.effects[0].target}", ("change", "now", "then"), rows))
-    if plan.schedule is not None:
-        found.append(schedule_table(plan.schedule))
-    if plan.pareto:
-        found.append(front_table(plan.pareto))
-    if plan.stalls is not None:
+    if not brief:
         found.append(stalls_table(plan.stalls))
-    return found
+    return [table for table in found if table.rows]
 
 
-def schedule_table(schedule: SchedulePlan) -> Table:
-    """The windows of a schedule."""
-    rows = [
-        (format_ms(1e3 * each.t_s), format_rate(each.rate_per_s), count(each.replicas)) for each in schedule.windows
-    ]
-    return Table("Schedule", ("from", "arrivals", "replicas"), rows)
+def _measured_times(found: EngineSummary) -> list[tuple[str, Times]]:
+    named = (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
+    return [(title, times) for title, times in named if not math.isnan(times["p99"].value)]
 
 
 def _latencies(rate_per_s: float, found: EngineSummary) -> Table:
     rows = [
         (title, *(_within(times[name], format_ms) for name in ("mean", "p50", "p90", "p99")))
-        for title, times in (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
-        if not math.isnan(times["p99"].value)
+        for title, times in _measured_times(found)
     ]
     return Table(f"Requests at {format_rate(rate_per_s)}", ("", "mean", "p50", "p90", "p99"), rows)
 
@@ -267,172 +235,178 @@ def _within(found: Interval, shown: Callable[[float], str]) -> str:
     return f"{shown(found.value)} −{sides[0]:.0f}/+{format_percent(round(sides[1]))}"
 
 
-def _targets_table(plan: ServingPlan) -> Table:
-    rows = []
-    fewer = plan.replicas
-    for each in plan.targets:
-        interval = Interval(each.value, each.low, each.high)
-        shown = format_percent if each.unit == "pct" else format_ms
-        less = next((other for other in fewer.one_fewer if other.name == each.name), None)
-        rows.append(
-            (
-                each.name,
-                _within(interval, shown),
-                shown(each.limit),
-                "met" if each.met else "missed",
-                "" if less is None else "overloaded" if fewer.one_fewer_overloaded else shown(less.value),
-            )
-        )
-    columns = ("target", "reached", "limit", "", "with one replica less")
-    return Table("Targets", columns, rows).without_empty()
-
-
-def front_table(front: Sequence[Trade]) -> Table:
-    """The settings of which no other is better in throughput and in speed."""
-    rows = [
-        (
-            count(each.max_num_seqs),
-            count(each.max_num_batched_tokens),
-            number(each.speed_per_s, 3),
-            number(each.throughput_per_s, 3),
-            "planned" if each.best else "",
-        )
-        for each in front
-    ]
-    columns = ("max_num_seqs", "max_num_batched_tokens", "tokens/s a user", "tokens/s a replica", "note")
-    note = "Of a replica that always has enough to do; others than these and the planned ones give less of both."
-    return Table("Throughput against speed", columns, rows, words=("note",), note=note)
-
-
-def stalls_table(stalls: Stalls) -> Table:
+def stalls_table(stalls: Stalls | None) -> Table:
     """The longest gap between two tokens, and the throughput, by token budget."""
-    rows = [
+    if stalls is None:
+        return Table("", (), ())
+    return make_table(
+        f"A prompt of {stalls.prompt_tokens:,} tokens beside {count_text(stalls.decoding, 'decoding request')}",
+        stalls.choices,
         (
-            count(each.max_num_batched_tokens) if each.batching == "chunked-prefill" else each.batching,
-            count(each.chunk_tokens),
-            _gap(each),
-            number(each.output_tokens_per_s, 3),
-            ", ".join(word for word, true in (("planned", each.planned), ("knee", each.knee)) if true),
-        )
-        for each in stalls.choices
-    ]
-    columns = ("max_num_batched_tokens", "chunk", "longest gap", "tokens/s a replica", "note")
-    note = "Knee: the shortest gap with at least 95 % of the highest throughput."
-    title = f"A prompt of {stalls.prompt_tokens:,} tokens beside {count_text(stalls.decoding, 'decoding request')}"
-    return Table(title, columns, rows, words=("note",), note=note)
-
-
-def stalls_figure(stalls: Stalls) -> "Figure":
-    """The longest gap over the token budget, with the throughput that each costs or gains."""
-    from latfit.reporting import style
-
-    figure = style.new_figure((7.0, 4.6))
-    axes = figure.subplots()
-    for each in stalls.choices:
-        low, high = each.interval_ms or (each.gap_ms, each.gap_ms)
-        place, reach = (each.max_num_batched_tokens, each.gap_ms), [[each.gap_ms - low], [high - each.gap_ms]]
-        colour = style.LINE_COLOURS[int(each.planned)]
-        axes.errorbar(*place, yerr=reach, fmt="D" if each.planned else "o", color=colour, capsize=4)
-        words = [word for word, true in (("planned", each.planned), ("knee", each.knee)) if true]
-        label = "\n".join([f"{number(each.output_tokens_per_s, 3)} tokens/s", *words])
-        axes.annotate(label, place, (8, 0), textcoords="offset points", va="center", fontsize=8.5)
-    title = f"Longest gap between tokens by a prompt of {stalls.prompt_tokens:,} tokens"
-    style.dress(axes, title, "max_num_batched_tokens", "longest gap [ms]")
-    budgets = [each.max_num_batched_tokens for each in stalls.choices]
-    style.log_x(axes, 0.8 * min(budgets), 1.6 * max(budgets), style.binary_ticks)
-    axes.set_ylim(bottom=0)
-    return figure
+            "max_num_batched_tokens",
+            lambda each: count(each.max_num_batched_tokens) if each.batching == "chunked-prefill" else each.batching,
+        ),
+        ("chunk", "chunk_tokens", count),
+        ("longest gap", _gap),
+        ("tokens/s a replica", lambda each: number(each.output_tokens_per_s, 3)),
+        ("note", lambda each: ", ".join(word for word in ("planned", "knee") if getattr(each, word))),
+        words=("note",),
+        note="Knee: the shortest gap with at least 95 % of the highest throughput.",
+    )
 
 
 def serving_figure(plan: ServingPlan) -> "Figure":
     """Tokens per second of a replica over those of a user: the front, with the planned settings."""
     from latfit.reporting import style  # brings matplotlib, which a plan in text does without
 
-    figure = style.new_figure((7.0, 4.6))
+    figure = style.new_figure()
     axes = figure.subplots()
-    speeds = [each.speed_per_s for each in plan.pareto]
-    totals = [each.throughput_per_s for each in plan.pareto]
-    axes.plot(speeds, totals, marker="o", color=style.LINE_COLOURS[0], linewidth=1.6)
+    speeds, totals = zip(*((each.speed_per_s, each.throughput_per_s) for each in plan.pareto), strict=True)
     best = next(each for each in plan.pareto if each.best)
-    axes.plot([best.speed_per_s], [best.throughput_per_s], "D", color=style.LINE_COLOURS[1], markersize=10)
+    axes.plot(speeds, totals, marker="o", color=style.LINE_COLOURS[0], linewidth=1.6)
+    axes.plot(best.speed_per_s, best.throughput_per_s, "D", color=style.LINE_COLOURS[1], markersize=10)
     for each in plan.pareto:
-        beside = abs(each.speed_per_s - best.speed_per_s) < NEAR * max(speeds)
-        if beside and not each.best:
-            continue  # two labels would cover each other
-        label = f"{each.max_num_seqs}" + (" (planned)" if each.best else "")
-        axes.annotate(
-            label, (each.speed_per_s, each.throughput_per_s), (5, 5), textcoords="offset points", fontsize=8.5
-        )
+        place = (each.speed_per_s, each.throughput_per_s)
+        apart = abs(each.speed_per_s - best.speed_per_s) > NEAR * max(speeds)
+        label = f"{each.max_num_seqs}" + " (planned)" * each.best
+        if each.best or apart:  # labels of neighbours would cover each other
+            axes.annotate(label, place, (6, 6), textcoords="offset points", fontsize=9)
     for target in plan.targets:
         if target.metric == "tpot":
-            axes.axvline(1e3 / target.limit, color=style.SLA, linestyle="--", linewidth=1.4)
-            place = (1e3 / target.limit, 0.02)
-            axes.annotate(
-                f"TPOT {format_ms(target.limit)}", place, (4, 2), xycoords=("data", "axes fraction"),
-                textcoords="offset points", fontsize=9, color=style.SLA,
-            )  # fmt: skip
+            label = f"TPOT {format_ms(target.limit)}"
+            axes.axvline(1e3 / target.limit, color=style.SLA, linestyle="--", linewidth=1.4, label=label)
+            style.legend(axes)
     style.dress(axes, "Throughput against speed, by max_num_seqs", "tokens/s of a user", "output tokens/s of a replica")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     return figure
 
 
+def distribution_figure(plan: ServingPlan) -> "Figure":
+    """The share of requests within a TTFT and a TPOT, at p50, p90 and p99 with 95 % intervals, and the limits."""
+    from latfit.reporting import style
+
+    assert plan.outcome is not None
+    panels = _measured_times(plan.outcome)[:2]
+    figure = style.new_figure((6.0, 2.6 * len(panels)))
+    rows = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for axes, (title, times), colour in zip(rows, panels, style.LINE_COLOURS, strict=False):
+        found = {share: times[f"p{share}"] for share in (50, 90, 99)}
+        limits = [each.limit for each in plan.targets if each.metric == title.lower()]
+        axes.plot([each.value for each in found.values()], list(found), color=colour, marker="o", linewidth=1.8)
+        for share, each in found.items():
+            axes.hlines(share, each.low, each.high, color=colour, linewidth=6, alpha=0.3)
+            axes.annotate(format_ms(each.value), (each.value, share), (7, -12), textcoords="offset points", fontsize=9)
+        for limit in limits:
+            axes.axvline(limit, color=style.SLA, linestyle="--", linewidth=1.4, label=f"limit {format_ms(limit)}")
+            style.legend(axes, "lower right")
+        style.dress(axes, f"{title}: p99 {format_ms(found[99].value)}", f"{title} [ms]", "requests within [%]")
+        axes.set_xlim(0, 1.25 * max(*(each.value for each in found.values()), *limits))
+        axes.set_ylim(30, 104)
+    return figure
+
+
 def serving_page(
-    plan: ServingPlan, made: "Making", measured: Sequence[Table] = (), figure: "Figure | None" = None
+    plan: ServingPlan,
+    made: "Making",
+    measured: Sequence[Table] = (),
+    figure: "Figure | None" = None,
+    nearby: Mapping[str, Mapping[str, ServingPlan]] | None = None,
 ) -> "Rendered":
-    """The plan as a page. measured, figure: what an engine with its settings was measured to do, before all else."""
+    """The plan as a page.
+
+    measured, figure
+        What an engine with its settings was measured to do, before all else.
+    nearby
+        Plans at other loads or limits, this one among them, by slider and place.
+    """
     from latfit.reporting import layout, style
 
-    told = serving_summary(plan)
     pictures = []
-    if plan.pareto:
-        alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
-        pictures = [layout.Picture("front", "Throughput against speed", alt, style.png(serving_figure(plan)))]
-    if plan.stalls is not None:
-        alt = "Longest gap between two tokens by token budget, with 90 % intervals and output tokens per second."
-        pictures.append(layout.Picture("stalls", "Stalls by long prompts", alt, style.png(stalls_figure(plan.stalls))))
     if figure is not None:
         alt = "Distributions of TTFT, TPOT and latency, measured and simulated."
-        pictures.insert(0, layout.Picture("measured", "Measured and simulated", alt, style.png(figure)))
-    words = {"good": "meets the targets", "doubt": "likely meets the targets", "bad": "misses the targets"}
-    looks = {"good": "", "doubt": "doubt", "bad": "unmet"}
-    answer = {
-        "asked": f"{plan.load}, {plan.request}",
-        "verdict": words[told.state],
-        "sentence": told.verdict,
-        "state": looks[told.state],
-        "beside": told.lines,
-        "numbers": _numbers(plan),
-        "command": engine_command(plan) if plan.engine is not None and plan.feasible else "",
-        "help": effect_bars(plan.effects),
-        "target": plan.effects[0].target if plan.effects else "",
-    }
+        pictures.append(layout.Picture("measured", "Measured and simulated", alt, style.png(figure)))
+    if plan.outcome is not None and _measured_times(plan.outcome):
+        alt = "Share of requests within a TTFT and a TPOT, simulated, with 95 % intervals and the limits."
+        pictures.append(layout.draw_picture("distributions", alt, distribution_figure(plan)))
+    if plan.pareto:
+        alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
+        pictures.append(layout.draw_picture("front", alt, serving_figure(plan)))
+    nearby = nearby or {}
+    summary = serving_summary(plan)
+    others = [_nearby_table(label, plans) for label, plans in nearby.items()]
     settings = {} if plan.engine is None else plan.engine.to_json()
-    rows = [(name, "" if value is None else str(value)) for name, value in settings.items()]
-    html = layout.template("simulated.html").render(
+    html = layout.template("serving.html").render(
         title=made.titled("A plan of serving engines"),
-        answer=answer,
-        heading="Latency of requests, and what would change it",
-        broad=False,
-        tables=[*measured, *serving_tables(plan)],
-        findings=[],
-        warnings=[{"path": "", "message": text, "remedy": ""} for text in (*told.warnings, *told.others)],
-        machine=Table("Settings of a replica", ("setting", "value"), rows),
+        answer=_card(plan),
+        sliders=[layout.make_slider(label, plans, plan, _card) for label, plans in nearby.items()],
+        certainty=_how_sure(plan),
+        help=effect_bars(plan.effects),
+        target=plan.effects[0].target if plan.effects else "",
         pictures=[layout.shown(each) for each in pictures],
+        tables=[*measured, *others, *serving_tables(plan)],
+        warnings=[{"path": "", "message": text, "remedy": ""} for text in (*summary.warnings, *summary.others)],
+        settings=facts_table("Settings", *((name, each, str) for name, each in settings.items())),
         making=layout.making(made.command, made.made_at),
         notes=(),
     )
     return layout.Rendered(html, pictures)
 
 
-def _numbers(plan: ServingPlan) -> list[KeyNumber]:
-    if not plan.feasible:
-        return []
-    found = [KeyNumber("Replicas", count(plan.replicas.value), f"router {plan.route}")]
-    found += [
-        KeyNumber(each.name, format_ms(each.value), f"limit {format_ms(each.limit)}")
-        for each in plan.targets
-        if each.unit == "ms"
-    ]
-    found.append(KeyNumber("Capacity", highest(plan), "within the targets"))
+def effect_bars(effects: Sequence[Effect]) -> list[tuple[str, str, float]]:
+    """Return (change, what the nearest target becomes, length of its bar in percent), the unchanged plan first."""
+    from latfit.reporting.layout import make_bars
+
+    values = [("unchanged", each.before) for each in effects[:1]] + [(each.change, each.after) for each in effects]
+    return make_bars(values, lambda value: _value(effects[0].unit, value))
+
+
+def _nearby_table(label: str, plans: Mapping[str, ServingPlan]) -> Table:
+    """What each load or limit needs."""
+    return make_table(
+        f"Replicas and settings by {label}",
+        plans.items(),
+        (label, lambda each: each[0]),
+        ("replicas", lambda each: each[1].replicas.value, count),
+        ("verdict", lambda each: VERDICTS[STATES[each[1].promise]]),
+        ("capacity", lambda each: each[1].capacity_per_s, lambda rate: format_rate(rate, down=True, digits=3)),
+        ("max_num_seqs", lambda each: each[1].engine and each[1].engine.max_num_seqs, count),
+        ("max_num_batched_tokens", lambda each: each[1].engine and each[1].engine.max_num_batched_tokens, count),
+        words=("verdict",),
+    )
+
+
+def _card(plan: ServingPlan, at: str = "") -> "Card":
+    """The answer of one plan."""
+    from latfit.reporting.layout import Card
+
+    state, numbers = STATES[plan.promise], []
+    if plan.feasible:
+        limits = [each for each in plan.targets if each.unit == "ms"]
+        capacity, _, interval = highest(plan).partition(" (")
+        numbers = [
+            KeyNumber("Replicas", count(plan.replicas.value), f"router {plan.route}"),
+            *(KeyNumber(each.name, format_ms(each.value), f"limit {format_ms(each.limit)}") for each in limits),
+            KeyNumber("Capacity", capacity, f"within the targets; {interval.rstrip(')')}"),
+        ]
+    command = engine_command(plan) if plan.engine is not None and plan.feasible else ""
+    replica = [] if plan.outcome is None else [_each_replica(plan, plan.outcome)]
+    more = [*replica, *stall_lines(plan.stalls), *_price(plan), *_scheduled(plan)] if plan.feasible else replica
+    return Card(
+        f"{plan.load}, {plan.request}", VERDICTS[state], verdict(plan), LOOKS[state],
+        [*more, *_apart(plan)], numbers, command, at,
+    )  # fmt: skip
+
+
+def _how_sure(plan: ServingPlan) -> list[str]:
+    """How far the answer can be trusted, in sentences."""
+    found = []
+    if plan.probability is not None:
+        found.append(f"The targets are met with a probability of {probability_text(plan.probability)}.")
+    if plan.feasible:
+        found.append(_margin(plan))
+    found.append(_fits(plan))
+    if plan.outcome is not None:
+        runs = f"{plan.outcome.requests:,} requests in {count_text(plan.outcome.replications, 'replication')}"
+        found.append(f"Times are those of {runs} of a simulation, with 95 % intervals; no request was measured.")
     return found

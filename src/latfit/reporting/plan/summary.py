@@ -6,16 +6,14 @@ from typing import Literal
 
 from latfit.exporting import TITLES, engine_key, start_line
 from latfit.planning import Plan, Reach, Threshold, capacity_line
-from latfit.reporting.fit.tables import Table
 from latfit.reporting.format import count
 from latfit.reporting.plan.tables import choices_table, interval_text
-from latfit.units import format_ms
+from latfit.reporting.table import Table
+from latfit.units import format_ms, format_percent
 
 State = Literal["good", "doubt", "bad"]
-OF_STEPS = ("too_few_samples", "steps_in_doubt", "no_prefill")
-"""Warnings about limits of single steps."""
-
 STATES: dict[str, State] = {"meets": "good", "likely": "doubt", "misses": "bad"}
+OF_STEPS = ("too_few_samples", "steps_in_doubt", "no_prefill")  # warnings about limits of single steps
 
 
 @dataclass(frozen=True)
@@ -32,48 +30,49 @@ class PlanSummary:
     choices: Table | None = None
 
 
+def probability_text(probability: float) -> str:
+    """In percent, as far as an estimate supports it."""
+    return "97.5 % or more" if probability >= 0.975 else format_percent(100 * probability)
+
+
 def plan_summary(plan: Plan) -> PlanSummary:
     """The plan as a command prints it by default."""
-    found = [_thresholds(plan)] if plan.both_paths else []
+    lines = [_thresholds(plan)] if plan.both_paths else []
     if plan.capacity is not None:
-        found.append(capacity_line(plan.capacity))
-    told = plan.doubts if plan.promise == "likely" else ()
-    beside = [warning for warning in plan.warnings if plan.rate_per_s is not None and warning.code in OF_STEPS]
+        lines.append(capacity_line(plan.capacity))
     usable = plan.feasible and not plan.unsupported
+    if usable and plan.settings is None:
+        lines.append(f"Engine settings: {plan.unknown['settings']}.")
+    elif usable and plan.settings is not None:
+        lines.append(f"{TITLES[_engine_key(plan)]} on {plan.settings.path}: {engine_line(plan)}")
+    others = [each for each in plan.warnings if plan.rate_per_s is not None and each.code in OF_STEPS]
+    doubts = plan.doubts if plan.promise == "likely" else ()
     return PlanSummary(
         plan.answer,
         STATES[plan.promise],
-        [*found, _engine(plan)] if usable else found,
-        [*told, *(warning.text for warning in plan.warnings if warning not in beside)],
-        [warning.text for warning in beside],
+        lines,
+        [*doubts, *(each.text for each in plan.warnings if each not in others)],
+        [each.text for each in others],
         choices_table(plan) if plan.rate_per_s is None and usable else None,
     )
 
 
 def _thresholds(plan: Plan) -> str:
     waits = " with the wait at this rate" if plan.rate_per_s is not None and plan.B1.value is not None else ""
-    said = [f"{_named('B1', plan.B1)}{waits}", _named("B2", plan.B2)]
     if plan.T_cut is None:
-        said.append(f"T_cut: {plan.unknown['T_cut_ms']}")
+        cutoff = f"T_cut: {plan.unknown['T_cut_ms']}"
     elif plan.T_cut.value is None:
-        said.append("T_cut: no value lets GPU and CPU together meet the SLA")
+        cutoff = "T_cut: no value lets GPU and CPU together meet the SLA"
     else:
-        said.append(f"T_cut = {format_ms(plan.T_cut.value)} (by simulation)")
-    return "; ".join(said)
+        cutoff = f"T_cut = {format_ms(plan.T_cut.value)} (by simulation)"
+    return f"{_threshold('B1', plan.B1)}{waits}; {_threshold('B2', plan.B2)}; {cutoff}"
 
 
-def _named(name: str, found: Threshold) -> str:
+def _threshold(name: str, found: Threshold) -> str:
     if found.value is None:
         return f"{name}: {found.reason}"
     always = " (always the GPU)" if found.reach is Reach.ALWAYS else ""
     return f"{name} = {count(found.value)}{always or interval_text(found)}"
-
-
-def _engine(plan: Plan) -> str:
-    """Return the settings as flags of the engine whose steps they are of."""
-    if plan.settings is None:
-        return f"Engine settings: {plan.unknown['settings']}."
-    return f"{TITLES[_engine_key(plan)]} on {plan.settings.path}: {engine_line(plan)}"
 
 
 def engine_line(plan: Plan) -> str:

@@ -1,15 +1,20 @@
 "use strict";
-for (const group of document.querySelectorAll(".slas")) {
-  const slider = group.querySelector("input"), cards = group.querySelectorAll(".answer");
-  const shown = group.querySelector("output");
-  slider.addEventListener("input", () => {
-    for (const card of cards) {
-      card.hidden = card.dataset.at !== slider.value;
-      if (!card.hidden) shown.textContent = card.dataset.sla;
-    }
-    slider.setAttribute("aria-valuetext", shown.textContent);
+for (const deck of document.querySelectorAll(".deck")) {
+  const sliders = [...deck.querySelectorAll(".slider input")], cards = deck.querySelectorAll(".answer");
+  const outputs = [...deck.querySelectorAll(".slider output")], requested = outputs.map((each) => each.textContent);
+  sliders.forEach((slider, axis) => {
+    slider.addEventListener("input", () => {
+      sliders.forEach((other, i) => { if (i !== axis) other.value = other.defaultValue; });
+      const key = slider.value === slider.defaultValue ? "" : `${axis}:${slider.value}`;
+      outputs.forEach((output, i) => { output.textContent = requested[i]; });
+      for (const card of cards) {
+        card.hidden = card.dataset.key !== key;
+        if (key && !card.hidden) outputs[axis].textContent = card.dataset.at;
+      }
+      slider.setAttribute("aria-valuetext", outputs[axis].textContent);
+    });
+    slider.closest(".slider").hidden = false;
   });
-  group.querySelector(".slider").hidden = false;
 }
 for (const command of document.querySelectorAll("pre.command")) {
   const button = document.createElement("button");

@@ -1,0 +1,153 @@
+"""Tables of predicted, evaluated and compared steps, of a trace's coverage, and of several fits."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from latfit.fitting import Change
+from latfit.model import FitResult
+from latfit.reporting.fit.tables import LINEAR, parameters
+from latfit.reporting.format import count, of_share, signed_percent, span
+from latfit.reporting.table import Table, facts_table, make_table
+from latfit.trace import Coverage
+from latfit.units import format_ms, format_percent, number
+
+
+def _precise_ms(time_ms: float) -> str:
+    return format_ms(time_ms, 4)
+
+
+def coverage_table(found: Coverage) -> Table:
+    """What a trace covers, in rows of one fact each."""
+    return facts_table(
+        "What the trace covers",
+        ("steps", found.rows, count),
+        ("cells (B,S)", found.cells, count),
+        *((name, ends, span) for name, ends in found.spans.items()),
+        *((f"{phase} steps", f"{count(n)} ({of_share(n / found.rows)})", str) for phase, n in found.phases.items()),
+        ("steps missing from the counter", found.counter_gaps, count),
+    )
+
+
+def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
+    """Steps with their typical latency, the interval, and whether they lie outside what was measured."""
+    return make_table(
+        "Latency of a step",
+        rows,
+        ("requests B", lambda row: row["B"], number),
+        ("tokens S", lambda row: row["S"], count),
+        ("typical", lambda row: row["T_ms"], _precise_ms),
+        (f"{100 * level:g} % from", lambda row: row["low"], _precise_ms),
+        ("to", lambda row: row["high"], _precise_ms),
+        ("but at", lambda row: None if row["level"] == level else row["level"], lambda own: f"{100 * own:g} %"),
+        ("note", lambda row: row["why_outside"]),
+        words=("note",),
+    )
+
+
+def evaluation_table(found: Mapping[str, Any]) -> Table:
+    """Errors over all steps, then by phase."""
+    return make_table(
+        "Errors",
+        {"all steps": found["metrics"], **found["by_phase"]}.items(),
+        ("steps", lambda each: each[0]),
+        ("number", lambda each: each[1]["n"], count),
+        ("median error", lambda each: each[1]["median_ape_pct"], format_percent),
+        ("MAPE", lambda each: each[1]["mape_pct"], format_percent),
+        ("p90 error", lambda each: each[1]["p90_ape_pct"], format_percent),
+        ("RMSE", lambda each: each[1]["rmse_ms"], format_ms),
+    )
+
+
+def machine_table(found: Mapping[str, Any]) -> Table:
+    """What the fit and the steps say of their machine, and how much longer the steps of each phase take."""
+    rows = [(name, fact["fitted"], fact["found"], fact["agreement"]) for name, fact in found["facts"].items()]
+    for phase, shift in found["phases"].items():
+        ratio, low, high = (f"{number(shift[name], 3)}×" for name in ("ratio", "low", "high"))
+        rows.append((f"latency of {phase} steps", "1", f"{ratio} ({low} to {high}, 99 %)", shift["residuals"]))
+    columns = ("", "the fit", "these steps", "agreement")
+    return Table("Whether they are of one machine", columns, rows, words=columns[1:])
+
+
+def sensitivity_table(found: Mapping[str, Any]) -> Table:
+    """Slopes, elasticities and the largest term at each step of a grid (the `sensitivity` of `predict --json`)."""
+    slopes = ("dT_dB", "dT_dS", "elasticity_B", "elasticity_S")
+    rows = []
+    for (i, B), (j, S) in product(enumerate(found["B"]), enumerate(found["S"])):
+        if (T_ms := found["T_ms"][i][j]) is not None:
+            values = [found[name][i][j] for name in slopes]
+            shown = ["" if value is None else number(value, 3) for value in values]
+            rows.append((number(B), count(S), _precise_ms(T_ms), *shown, found["dominant"][i][j]))
+    columns = ("B", "S", "typical", "ms a request", "ms a token", "% per % of B", "% per % of S", "largest term")
+    caption = "How the latency answers to one request or token more"
+    return Table(caption, columns, rows, words=("largest term",)).without_empty()
+
+
+def regions_table(found: Mapping[str, Any]) -> Table:
+    """Where each term is the largest."""
+    return make_table(
+        "Which term is the largest",
+        found["regions"].items(),
+        ("term", lambda each: each[0]),
+        ("share of the grid", lambda each: each[1]["share"], of_share),
+        ("at B", lambda each: span(each[1]["B"])),
+        ("at S", lambda each: span(each[1]["S"])),
+    )
+
+
+def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
+    """Parameters and errors of several fits, one column each."""
+    values = [{row[0]: row[1] for row in parameters(fit).rows} for fit in fits]
+    rows = [("model", *(fit.name for fit in fits)), ("steps", *(count(fit.metrics.n) for fit in fits))]
+    rows.append(("MAPE", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
+    names_of_all = dict.fromkeys(name for column in values for name in column)
+    rows += [(name, *(column.get(name, "–") for column in values)) for name in names_of_all]
+    return Table("Side by side", ("", *names), rows)
+
+
+def changes_table(name: str, found: Change, tolerance_pct: float, *, brief: bool = False) -> Table:
+    """Return how a run differs from the baseline, by phase and region.
+
+    brief: phases alone, with the regions that are slower than the tolerance.
+    """
+    regions = [
+        (phase, region)
+        for phase in found.parts
+        for region in phase.tested
+        if not brief or region in phase.slower(tolerance_pct) or (region is phase.whole and phase is not found.overall)
+    ]
+    table = make_table(
+        name,
+        regions,
+        ("phase", lambda each: each[0].phase if each[1] is each[0].whole else "  region"),
+        ("B", lambda each: span(each[1].B)),
+        ("S", lambda each: span(each[1].S)),
+        ("steps", lambda each: count(each[1].steps) if each[0].by == "steps" else "by fits"),
+        ("change", lambda each: signed_percent(each[1].change_pct)),
+        ("95 % interval", lambda each: _interval(each[1].low_pct, each[1].high_pct)),
+        ("verdict", lambda each: each[1].verdict(tolerance_pct).replace("slower within", "within")),
+        words=("verdict",),
+        note="" if brief else "95 %: of all intervals together, each end alone.",
+    )
+    return table.only(*(each for each in table.columns if each != "steps")) if brief else table
+
+
+def _interval(low_pct: float | None, high_pct: float | None) -> str:
+    if low_pct is None or high_pct is None:
+        return "too few steps"
+    return f"{signed_percent(low_pct)} to {signed_percent(high_pct)}"
+
+
+def fits_table(fits: Sequence[tuple[str, FitResult]]) -> Table:
+    """Fits of many systems, each with its name, a row each."""
+    return make_table(
+        "Fits",
+        fits,
+        ("system", lambda each: each[0]),
+        ("model", lambda each: each[1].name if each[1].status.ok else "not usable"),
+        ("steps", lambda each: each[1].metrics.n, count),
+        ("median error", lambda each: each[1].metrics.median_ape_pct, format_percent),
+        ("CV MAPE", lambda each: each[1].cross_validation.mape_pct, format_percent),
+        ("linear baseline", lambda each: each[1].baselines.get("linear", LINEAR).cv.mape_pct, format_percent),
+        note="CV MAPE: cross-validated mean absolute percentage error.",
+    )

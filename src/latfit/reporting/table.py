@@ -1,0 +1,141 @@
+"""Tables as column specifications, rendered as lines of text, or as HTML for report pages and notebooks."""
+
+import base64
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Column = tuple[str, str | Callable[[Any], Any]] | tuple[str, str | Callable[[Any], Any], Callable[[Any], str]]
+"""Name, value (an attribute or a function of the row's record), and how to write the value; None is an empty cell."""
+
+STATE_COLOURS = {"good": "#0a6a39", "doubt": "#b87a00", "bad": "#a5002f"}
+MAX_CARD_ROWS = 8  # a longer table hides the figure of a card
+BROAD = 4  # columns above which a table takes the page's whole width
+
+_QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under column names; the first column and those in `words` align left, numbers align right."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Sequence[str] = ()
+    note: str = ""
+
+    def only(self, *names: str) -> "Table":
+        """Return the table with these columns, in the order of this table."""
+        kept = [i for i, name in enumerate(self.columns) if name in names]
+        return replace(
+            self, columns=[self.columns[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows]
+        )
+
+    def without_empty(self) -> "Table":
+        """Return the table without its empty columns."""
+        return self.only(*(name for i, name in enumerate(self.columns) if any(row[i] for row in self.rows)))
+
+
+@dataclass(frozen=True)
+class KeyNumber:
+    """One number of an answer: what it is, the number, and the condition under which it holds."""
+
+    label: str
+    value: str
+    detail: str
+
+
+def make_table(
+    caption: str, records: Iterable[Any], *columns: Column, words: Sequence[str] = (), note: str = ""
+) -> Table:
+    """Return a table with a row for each record, without the columns that are empty throughout."""
+    rows = [[_write_cell(record, *column[1:]) for column in columns] for record in records]
+    return Table(caption, [column[0] for column in columns], rows, words, note).without_empty()
+
+
+def _write_cell(record: Any, value: str | Callable[[Any], Any], write: Callable[[Any], str] = str) -> str:
+    found = attrgetter(value)(record) if isinstance(value, str) else value(record)
+    return "" if found is None else write(found)
+
+
+def facts_table(caption: str, *facts: tuple[str, Any, Callable[[Any], str]], note: str = "") -> Table:
+    """Return a table of names and values, each with how to write it, without those that are None."""
+    rows = [(name, write(value)) for name, value, write in facts if value is not None]
+    return Table(caption, ("", "value"), rows, note=note)
+
+
+def table_text(table: Table) -> str:
+    """Return the table in lines, its caption first if it has one."""
+    cells = [list(table.columns), *map(list, table.rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    left = [i == 0 or name in table.words for i, name in enumerate(table.columns)]
+    lines = [
+        "  ".join(
+            cell.ljust(wide) if words else cell.rjust(wide) for cell, wide, words in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join(filter(None, [table.caption, *lines, table.note]))
+
+
+def table_html(table: Table) -> Markup:
+    """Return the table as HTML, everything escaped."""
+    kinds = ["words" if i == 0 or name in table.words else "number" for i, name in enumerate(table.columns)]
+    cell = Markup('<td class="{}">{}</td>').format
+    head = Markup("").join(
+        Markup('<th scope="col" class="{}">{}</th>').format(kind, name)
+        for kind, name in zip(kinds, table.columns, strict=True)
+    )
+    rows = Markup("\n").join(
+        Markup('<tr><th scope="row" class="words">{}</th>{}</tr>').format(
+            prose(row[0]),
+            Markup("").join(cell(kind, prose(text)) for kind, text in zip(kinds[1:], row[1:], strict=True)),
+        )
+        for row in table.rows
+    )
+    broad = " broad" if len(table.columns) > BROAD or len(table.words) > 1 else ""
+    note = Markup('<p class="quiet">{}</p>').format(prose(table.note)) if table.note else ""
+    return Markup(
+        '<div class="grid{}"><div class="scroll" role="region" aria-label="{}" tabindex="0"><table>'
+        "<caption>{}</caption><thead><tr>{}</tr></thead>\n<tbody>{}</tbody></table></div>{}</div>"
+    ).format(broad, table.caption, prose(table.caption), head, rows, note)
+
+
+def prose(text: str) -> Markup:
+    """Return a sentence as escaped HTML: commands between backticks as code, no line break inside a quantity."""
+    whole = _QUANTITY.sub("\\1\u00a0\\2", text)
+    parts = [escape(part) for part in whole.split("`")]
+    if len(parts) % 2 == 0:
+        return escape(whole)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def card_html(
+    verdict: str, state: str, tables: Sequence[Table], sentences: Sequence[str], figure: "Figure | None"
+) -> str:
+    """Return a card for a notebook: the verdict, tables, sentences and a figure; everything is escaped."""
+    image = Markup("")
+    if figure is not None:
+        from latfit.reporting import style
+
+        data = base64.b64encode(style.png(figure)).decode("ascii")
+        image = Markup(
+            '<img alt="" style="width:100%;max-width:560px;background:#fff" src="data:image/png;base64,{}">'
+        ).format(data)
+    folded = Markup("<details><summary>{}</summary>{}</details>").format
+    grids = [
+        table_html(each) if len(each.rows) <= MAX_CARD_ROWS else folded(each.caption, table_html(each))
+        for each in tables
+    ]
+    texts = [Markup("<p>{}</p>").format(prose(each)) for each in sentences]
+    return Markup(
+        '<div style="border-left:4px solid {};padding:1px 14px;max-width:860px"><p><b>{}</b></p>{}</div>'
+    ).format(STATE_COLOURS[state], verdict, Markup("").join([*grids, *texts, image]))
