@@ -71,9 +71,6 @@ class Compared:
         """Return the verdict and where the run became slower or faster."""
         verdict = self.verdict(tolerance_pct)
         slower = [_place(region, phase) for phase in self.change.phases for region in phase.slower(tolerance_pct)]
-        if self.change.overall is not None:
-            overall = self.change.overall
-            slower += [_place(region, overall) for region in self.change.slower_across(tolerance_pct)]
         more = f" and {len(slower) - MAX_NAMED} more" if len(slower) > MAX_NAMED else ""
         where = ", ".join(slower[:MAX_NAMED]) + more
         if not slower:
@@ -119,7 +116,6 @@ class Compared:
             "starts": None if change.starts is None else list(change.starts),
             "start_sd_pct": change.start_sd_pct,
             "phases": [_phase_json(phase, tolerance_pct) for phase in change.phases],
-            "overall": None if change.overall is None else _phase_json(change.overall, tolerance_pct),
             "only_in_one": list(change.only_in_one),
             "differs": list(self.differs),
         }

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.fitting.data import FitData, fit_data, numbered
+from latfit.fitting.data import FitData, fit_data, medians, numbered
 from latfit.fitting.prediction import read_columns_of, typical_ms
 from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
-from latfit.stats import FloatArray, by_group
+from latfit.stats import FloatArray, by_group, distinct, mad_sigma
 from latfit.trace import DECODE, UNKNOWN, Trace
 from latfit.units import number
 
@@ -30,14 +30,11 @@ CELLS_PER_OCTAVE = 4
 MIN_MATCHED_STEPS = 8  # of each run; with fewer a phase is not compared by steps
 MIN_MATCHED_SHARE = 0.5  # of a run's steps in the common range
 MIN_REGION_CELLS, MIN_REGION_STEPS = 5, 40
-MIN_CELLS_ACROSS = 12  # of a region across phases: enough for the rank test
-MIN_FREEDOM = 8  # degrees of freedom from which a pooled variance is used
 LOG_BLOCKS = 12  # stretches of time per log: longer than the noise stays, enough for Student's t
 MAX_BLOCK_CORRELATION = 0.8
-MAX_RANKED_CELLS = 1000  # the rank test takes memory in proportion to their square
+CLIP, CLIP_ROUNDS = 3.0, 3  # robust standard deviations up to which a visit counts
 MAX_LOG_RATIO = 700.0  # beyond it exp overflows
-GRID_SIDE, MAX_FIT_POINTS = 25, 400  # points at which fits are compared
-OVERALL = "overall"
+GRID_SIDE = 25  # points of an axis on which fits are compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,23 +51,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class RegionChange:
-    """Latency change of a region in percent of the baseline's, with its simultaneous interval.
-
-    Attributes
-    ----------
-    B, S
-        Ends of the region.
-    cells
-        Number of common cells, or of points where fits are compared.
-    baseline_steps, steps
-        Steps of each run in these cells; 0 by fits.
-    low_pct, high_pct
-        None where the data do not suffice for an interval.
-    """
+    """Latency change of a region in percent of the baseline's, with its simultaneous interval. B, S: ends of the
+    region. baseline_steps, steps: steps of each run in these cells; 0 by fits. low_pct, high_pct: none where the data
+    do not suffice for an interval."""
 
     B: tuple[float, float]
     S: tuple[float, float]
-    cells: int
+    cells: int  # number of common cells, or of points where fits are compared
     baseline_steps: int
     steps: int
     change_pct: float = 0.0
@@ -125,90 +112,42 @@ class PhaseChange:
 
 @dataclass(frozen=True)
 class Change:
-    """How one run, or one side of several runs, differs from the baseline.
-
-    Attributes
-    ----------
-    only_in_one
-        Phases that one run did not measure.
-    overall
-        All phases together and regions across them, where each is measured in a grid of cells.
-    starts
-        Number of runs of each side, where sides of several runs are compared.
-    start_sd_pct
-        Standard deviation between starts, mean over phases.
-    """
+    """How one run, or one side of several runs, differs from the baseline."""
 
     phases: Sequence[PhaseChange]
-    only_in_one: Sequence[str] = ()
-    overall: PhaseChange | None = None
-    starts: tuple[int, int] | None = None
-    start_sd_pct: float | None = None
-
-    @property
-    def parts(self) -> list[PhaseChange]:
-        return [*self.phases, *([self.overall] if self.overall else [])]
+    only_in_one: Sequence[str] = ()  # phases that one run did not measure
+    starts: tuple[int, int] | None = None  # number of runs of each side, where sides of several runs are compared
+    start_sd_pct: float | None = None  # standard deviation between starts, mean over phases
 
     @property
     def tested(self) -> list[RegionChange]:
-        return [region for part in self.parts for region in part.tested]
-
-    def slower_across(self, tolerance_pct: float) -> list[RegionChange]:
-        """Return the regions that are slower in all phases together, where no phase is by itself."""
-        found = self.overall.slower(tolerance_pct) if self.overall else []
-        named = [region for phase in self.phases for region in phase.slower(tolerance_pct)]
-        return [region for region in found if not any(region.overlaps(other) for other in named)]
+        return [region for phase in self.phases for region in phase.tested]
 
     def verdict(self, tolerance_pct: float) -> Verdict:
         """Return the gravest verdict of any phase."""
         found = {phase.verdict(tolerance_pct) for phase in self.phases}
-        if self.overall is not None and self.overall.slower(tolerance_pct):
-            return "slower"
         order: tuple[Verdict, ...] = ("slower", "unclear", "slower within tolerance", "faster")
         return next((verdict for verdict in order if verdict in found), "as fast")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Estimate:
-    """Estimate of the log ratio in a region, before its level is known; differences: by cell, for the rank test."""
+    """Estimate of the log ratio in a region, before its level is known."""
 
     region: RegionChange
     ratio: float
-    error: float
-    freedom: float
-    differences: FloatArray | None = None
+    error: float = math.inf
+    freedom: float = 1.0
 
     def with_interval(self, alpha: float) -> RegionChange:
-        """Return the region with ends that each fail with probability alpha.
-
-        By ranks where the signs of so many cells can reach alpha, else by Student's t.
-        """
+        """Return the region with ends that each fail with probability alpha, by Student's t."""
         from scipy.special import stdtrit
 
-        d = self.differences
-        if d is not None and 0.5 ** len(d) <= alpha and len(d) <= MAX_RANKED_CELLS:
-            ratio, low, high = signed_rank_interval(d, alpha)
-        else:
-            ratio = self.ratio
-            if not math.isfinite(self.error):
-                return replace(self.region, change_pct=percent_of(ratio))
-            reach = float(stdtrit(max(self.freedom, 1.0), 1 - alpha)) * self.error if self.error else 0.0
-            low, high = ratio - reach, ratio + reach
-        return replace(self.region, change_pct=percent_of(ratio), low_pct=percent_of(low), high_pct=percent_of(high))
-
-
-def signed_rank_interval(d: FloatArray, alpha: float) -> tuple[float, float, float]:
-    """Return the Hodges-Lehmann estimate of the centre of differences (n,), and the ends that each fail with alpha.
-
-    Wilcoxon's exact test inverted: the ends are averages of two differences. It needs 0.5**n <= alpha.
-    """
-    i, j = np.triu_indices(len(d))
-    averages = np.sort((d[i] + d[j]) / 2)
-    below, chance = np.ones(1), 0.5 ** len(d)  # number of sign patterns by the sum of positive ranks
-    for rank in range(1, len(d) + 1):
-        below = np.convolve(below, np.bincount([0, rank]))
-    rejected = int(np.searchsorted(np.cumsum(below) * chance, alpha, side="right"))
-    return float(np.median(averages)), float(averages[rejected - 1]), float(averages[-rejected])
+        if not math.isfinite(self.error):
+            return replace(self.region, change_pct=percent_of(self.ratio))
+        reach = float(stdtrit(max(self.freedom, 1.0), 1 - alpha)) * self.error if self.error else 0.0
+        change, low, high = (percent_of(self.ratio + off) for off in (0.0, -reach, reach))
+        return replace(self.region, change_pct=change, low_pct=low, high_pct=high)
 
 
 def percent_of(ratio: float) -> float:
@@ -222,10 +161,9 @@ class _Phase:
     phase: str
     by: Literal["steps", "fits"]
     estimates: Sequence[_Estimate]
-    table: "_CellTable | None" = None
 
     def with_intervals(self, alpha: float) -> PhaseChange:
-        whole, *regions = [each.with_interval(alpha) for each in self.estimates]
+        whole, *regions = [estimate.with_interval(alpha) for estimate in self.estimates]
         return PhaseChange(self.phase, self.by, whole, regions)
 
 
@@ -237,35 +175,30 @@ def changes_between(pairs: Sequence[tuple[Measured, Measured]]) -> list[Change]:
     BadInput
         Two runs have no steps in common.
     """
-    found = [_compare_pair(first, other) for first, other in pairs]
-    alpha = (1 - LEVEL) / sum(len(part.estimates) for phases, _, overall in found for part in [*phases, *overall])
-    return [
-        Change(
-            [phase.with_intervals(alpha) for phase in phases],
-            alone,
-            next((part.with_intervals(alpha) for part in overall), None),
-        )
-        for phases, alone, overall in found
-    ]
+    compared = [_compare_pair(first, other) for first, other in pairs]
+    alpha = (1 - LEVEL) / sum(len(phase.estimates) for phases, _ in compared for phase in phases)
+    return [Change([phase.with_intervals(alpha) for phase in phases], alone) for phases, alone in compared]
 
 
-def _compare_pair(first: Measured, other: Measured) -> tuple[list[_Phase], list[str], list[_Phase]]:
-    """Return the phases, the names of those in one run only, and all phases together (one or none)."""
+def _compare_pair(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]]:
+    """Return the phases, and the names of those in one run only."""
     _check_overlap(first.fit, other.fit)
     if first.steps is None or other.steps is None:
-        return _compare_fits_on_grid(first.fit, other.fit), [], []
+        return [_compare_fits(first.fit, other.fit, *part) for part in _common_steps(first.fit, other.fit).items()], []
     runs = _align([first.steps, other.steps])
-    named = [set(np.unique(run.phase).tolist()) for run in runs]
-    phases = [
-        _compare_cells(first.fit, runs, phase) or _compare_fits_on_steps(first.fit, other.fit, runs, phase)
-        for phase in sorted(named[0] & named[1])
-    ]
-    compared = [phase for phase in phases if phase is not None]
+    names = [set(np.unique(run.phase).tolist()) for run in runs]
+    compared = []
+    for phase in sorted(names[0] & names[1]):
+        if (by_steps := _compare_cells(first.fit, runs, phase)) is not None:
+            compared.append(by_steps)
+        elif all(len(_inside(run, np.flatnonzero(run.phase == phase), runs)) for run in runs):
+            steps = _common_steps(first.fit, other.fit).get(DECODE if phase == DECODE else UNKNOWN)
+            compared += [] if steps is None else [_compare_fits(first.fit, other.fit, phase, steps)]
     if not compared:
         raise BadInput(
             "the runs have no common steps (phase, B, S)", remedy="Compare runs of steps that overlap in B and in S."
         )
-    return compared, sorted((named[0] | named[1]) - {phase.phase for phase in compared}), _join_phases(compared)
+    return compared, sorted((names[0] | names[1]) - {phase.phase for phase in compared})
 
 
 def _check_overlap(first: FitResult, other: FitResult) -> None:
@@ -277,18 +210,6 @@ def _check_overlap(first: FitResult, other: FitResult) -> None:
                 f"the runs have no common range of {name}: {of_first} in the first, {of_other} in the other",
                 remedy="Compare runs of steps that overlap in B and in S.",
             )
-
-
-def _join_phases(phases: Sequence[_Phase]) -> list[_Phase]:
-    """Return all phases as one, with regions across them, by ranks; none where there is one phase, or a log."""
-    tables = [phase.table for phase in phases if phase.table is not None]
-    known = [d for phase in phases if (d := phase.estimates[0].differences) is not None]
-    if len(known) < max(2, len(phases)):
-        return []
-    table, d = _CellTable.joined(tables), np.concatenate(known)
-    regions = [cells for cells in table.split() if len(cells) >= MIN_CELLS_ACROSS]
-    found = [_Estimate(table.region(cells), 0.0, math.inf, 1.0, d[cells]) for cells in regions]
-    return [_Phase(OVERALL, "steps", found)] if found else []
 
 
 # By steps ------------------------------------------------------------------------------------------------------------
@@ -305,31 +226,30 @@ class _Run:
 
 def _align(steps: Sequence[FitData]) -> list[_Run]:
     """Keep the columns that all runs have; where one names no phase, all but decode steps are one phase."""
-    names = [name for name in steps[0].steps if all(name in each.steps for each in steps)]
-    blind = any(np.any(each.phase == UNKNOWN) for each in steps)
+    names = [name for name in steps[0].steps if all(name in data.steps for data in steps)]
+    blind = any(np.any(data.phase == UNKNOWN) for data in steps)
     return [
         _Run(
-            each,
-            {name: each.steps[name] for name in names},
-            np.where((each.phase == DECODE) | (not blind), each.phase, UNKNOWN).astype(str),
+            data,
+            {name: data.steps[name] for name in names},
+            np.where((data.phase == DECODE) | (not blind), data.phase, UNKNOWN).astype(str),
         )
-        for each in steps
+        for data in steps
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Steps of one run in the cells that all runs measured.
-
-    rows: row numbers (n,); cell: cell of each (n,), 0 to m - 1; y: ln T less the baseline fit's (n,); weights: steps
-    that each row stands for (n,).
-    """
+    """Steps of one run in the cells that all runs measured. rows: row numbers (n,); cell: cell of each (n,), 0 to m -
+    1; y: ln T less the baseline fit's (n,); weights: steps that each row stands for (n,); block: number of the block of
+    steps that share their noise (n,)."""
 
     run: _Run
     rows: Rows
     cell: Rows
     y: FloatArray
     weights: FloatArray
+    block: Rows
 
     @property
     def sizes(self) -> FloatArray:
@@ -341,33 +261,44 @@ class _Cells:
         """Mean of y by cell (m,)."""
         return np.asarray(np.bincount(self.cell, self.weights * self.y) / self.sizes)
 
-    def visit_means(self) -> tuple[FloatArray, Rows]:
-        """Return the mean of y over each unbroken series of steps in a cell, and its cell.
+    def among(self, cells: Rows) -> "_Cells":
+        """Return the steps in some cells, numbered by their place among them."""
+        place = np.full(int(self.cell.max()) + 1, -1)
+        place[cells] = np.arange(len(cells))
+        some = place[self.cell] >= 0
+        columns = {name: getattr(self, name)[some] for name in ("rows", "y", "weights", "block")}
+        return replace(self, cell=place[self.cell[some]], **columns)
 
-        A row that stands for several steps is a visit by itself.
-        """
+    def in_visits(self) -> "_Cells":
+        """Return one step for each visit, with the median of its steps; a row of several steps is a visit."""
         if not self.run.data.single:
-            return self.y, self.cell
-        of_row, visit = np.full(len(self.run.data), -1), np.zeros(len(self.run.data))
-        of_row[self.rows], count = self.cell, 0
-        for run in self.run.data.runs:
-            visit[run] = count + np.cumsum(np.diff(of_row[run], prepend=-2) != 0)
-            count = int(visit[run[-1]]) + 1
-        number = numbered([visit[self.rows]])
-        return by_group(self.y, number, self.weights).mean, self.cell[np.unique(number, return_index=True)[1]]
-
-    def stretch(self) -> Rows:
-        """Return the stretch of time that each row lies in (n,), about LOG_BLOCKS over all runs of the trace."""
-        total, start = len(self.run.data), 0
-        found = np.empty(total, dtype=np.intp)
-        for run in self.run.data.runs:
-            parts = max(1, round(LOG_BLOCKS * len(run) / total))
-            found[run] = start + np.arange(len(run)) * parts // len(run)
-            start += parts
-        return found[self.rows]
+            return replace(self, weights=np.ones(len(self.y)), block=np.arange(len(self.y)))
+        first = np.unique(self.block, return_index=True)[1]
+        y, count = medians(self.y, distinct(self.block)[1]), len(first)
+        return _Cells(self.run, self.rows[first], self.cell[first], y, np.ones(count), np.arange(count))
 
 
-def _match(fit: FitResult, runs: Sequence[_Run], phase: str) -> list[_Cells]:
+def _visits(data: FitData, rows: Rows, cell: Rows) -> Rows:
+    """Return the number of the unbroken series of steps in one cell that each of some rows belongs to."""
+    of_row, visit, count = np.full(len(data), -1), np.zeros(len(data), dtype=np.intp), 0
+    of_row[rows] = cell
+    for run in data.runs:
+        visit[run] = count + np.cumsum(np.diff(of_row[run], prepend=-2) != 0)
+        count = int(visit[run[-1]]) + 1
+    return visit[rows]
+
+
+def _stretches(data: FitData, rows: Rows) -> Rows:
+    """Return the stretch of time that each of some rows lies in, about LOG_BLOCKS over all runs of the trace."""
+    stretch, start = np.empty(len(data), dtype=np.intp), 0
+    for run in data.runs:
+        parts = max(1, round(LOG_BLOCKS * len(run) / len(data)))
+        stretch[run] = start + np.arange(len(run)) * parts // len(run)
+        start += parts
+    return stretch[rows]
+
+
+def _match(fit: FitResult, runs: Sequence[_Run], phase: str, log: bool) -> list[_Cells]:
     """Return the steps of a phase that lie in cells of all runs; none where no cell is common."""
     rows = [np.flatnonzero(run.phase == phase) for run in runs]
     bins = [
@@ -382,143 +313,83 @@ def _match(fit: FitResult, runs: Sequence[_Run], phase: str) -> list[_Cells]:
     ]
     cells = np.split(numbered(bins), np.cumsum([len(row) for row in rows])[:-1])
     common = np.unique(cells[0])
-    for each in cells[1:]:
-        common = np.intersect1d(common, each)
-    found = []
+    for other in cells[1:]:
+        common = np.intersect1d(common, other)
+    matched = []
     for run, row, cell in zip(runs, rows, cells, strict=True):
-        kept = np.isin(cell, common)
-        row, cell = row[kept], np.searchsorted(common, cell[kept])
+        inside = np.isin(cell, common)
+        row, cell = row[inside], np.searchsorted(common, cell[inside])
         T = typical_ms(fit, Trace({name: column[row] for name, column in run.columns.items()}))
-        found.append(_Cells(run, row, cell, np.log(run.data.observed[row] / T), run.data.weights[row]))
-    return found if len(common) else []
+        block = _stretches(run.data, row) if log else _visits(run.data, row, cell)
+        matched.append(_Cells(run, row, cell, np.log(run.data.observed[row] / T), run.data.weights[row], block))
+    return matched if len(common) else []
 
 
 def _compare_cells(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None:
     """Compare a phase by common cells; None where too few steps lie in them."""
-    parts = _match(fit, runs, phase)
+    log = any(run.data.in_time for run in runs)
+    parts = _match(fit, runs, phase, log)
     for run, part in zip(runs, parts, strict=False):
         inside = _inside(run, np.flatnonzero(run.phase == phase), runs)
         if part.weights.sum() < max(MIN_MATCHED_STEPS, MIN_MATCHED_SHARE * float(run.data.weights[inside].sum())):
             return None
     if not parts:
         return None
-    table = _CellTable.of(parts)
-    log = any(run.data.in_time for run in runs)
-    blocks = _BlocksOfLogs(parts) if log else _BlocksOfGrids(parts)
-    return _Phase(phase, "steps", [blocks.of(cells, table.region(cells)) for cells in table.split()], table)
+    cell = np.concatenate([part.cell for part in parts])
+    sizes = [np.concatenate([part.run.columns[name][part.rows] for part in parts]) for name in ("B", "S")]
+    place = np.stack([by_group(np.log(size), cell, np.ones(len(cell))).mean for size in sizes])
+    blocks, found = parts if log else [part.in_visits() for part in parts], []
+    for cells in _split_regions(place, np.min([part.sizes for part in parts], axis=0)):
+        region = _region([part.among(cells) for part in parts])
+        found.append(_estimate([part.among(cells) for part in blocks], region, log))
+    return _Phase(phase, "steps", found)
 
 
-@dataclass(frozen=True, eq=False)
-class _CellTable:
-    """Common cells: lowest and highest B and S (2, m), and steps of each side (2, m)."""
-
-    low: FloatArray
-    high: FloatArray
-    sizes: FloatArray
-
-    @staticmethod
-    def of(parts: Sequence[_Cells], first: int = 1) -> "_CellTable":
-        """Describe the cells of runs, of which the first are the baseline's."""
-        cell = np.concatenate([part.cell for part in parts])
-        low = np.full((2, int(cell.max()) + 1), math.inf)
-        high = -low
-        for axis, name in enumerate(("B", "S")):
-            values = np.concatenate([part.run.columns[name][part.rows] for part in parts])
-            np.minimum.at(low[axis], cell, values)
-            np.maximum.at(high[axis], cell, values)
-        sides = (parts[:first], parts[first:])
-        return _CellTable(low, high, np.stack([np.sum([part.sizes for part in side], axis=0) for side in sides]))
-
-    @staticmethod
-    def joined(tables: "Sequence[_CellTable]") -> "_CellTable":
-        return _CellTable(
-            *(np.concatenate([getattr(each, name) for each in tables], axis=1) for name in ("low", "high", "sizes"))
-        )
-
-    def split(self) -> list[Rows]:
-        """Return the regions that are tested, all cells first."""
-        return _split_regions(np.log(self.low * self.high) / 2, self.sizes.min(axis=0))
-
-    def region(self, cells: Rows) -> RegionChange:
-        """Describe some cells, without their change."""
-        B, S = ((float(self.low[axis][cells].min()), float(self.high[axis][cells].max())) for axis in (0, 1))
-        counts = (round(float(size[cells].sum())) for size in self.sizes)
-        return RegionChange(B, S, len(cells), *counts)
-
-
-class _BlocksOfGrids:
-    """Noise of cell means from visits to a cell, pooled over the cells of a region."""
-
-    def __init__(self, parts: Sequence[_Cells]) -> None:
-        visits = [part.visit_means() for part in parts]
-        groups = [by_group(mean, cell, np.ones(len(mean))) for mean, cell in visits]
-        self.visits, self.squares = (np.stack([getattr(each, name) for each in groups]) for name in ("size", "squares"))
-        self.d = groups[1].mean - groups[0].mean
-        few = self.visits.min(axis=0)  # noise with pauses is symmetric in d for equal numbers of visits only
-        self.paired = _mean_of_first(*visits[1], few) - _mean_of_first(*visits[0], few)
-
-    def of(self, cells: Rows, region: RegionChange) -> _Estimate:
-        per_block = (1 / self.visits[:, cells]).sum(axis=0)
-        w = 1 / per_block / np.sum(1 / per_block)
-        ratio = float(w @ self.d[cells])
-        pooled = self._pool(cells) or self._pool(np.arange(len(self.d)))
-        if pooled is not None:
-            error, freedom = math.sqrt(pooled[0] * float(w**2 @ per_block)), pooled[1]
-        else:  # too few repeats: the scatter of the cells' changes contains the noise
-            n = 1 / float(w @ w)
-            scatter = float(w**2 @ (self.d[cells] - ratio) ** 2)
-            error, freedom = (math.sqrt(scatter * n / (n - 1)), n - 1) if len(cells) > 2 else (math.inf, 1.0)
-        return _Estimate(region, ratio, error, freedom, self.paired[cells])
-
-    def _pool(self, cells: Rows) -> tuple[float, float] | None:
-        """Return the variance of a visit and its degrees of freedom (Satterthwaite), None with too few of them."""
-        freedom, squares = self.visits[:, cells].ravel() - 1, self.squares[:, cells].ravel()
-        total = float(freedom.sum())
-        if total < MIN_FREEDOM:
-            return None
-        below = float(np.sum(squares**2 / (freedom + 2)))
-        return float(squares.sum()) / total, min(total, float(squares.sum()) ** 2 / below) if below > 0 else total
+def _estimate(parts: Sequence[_Cells], region: RegionChange, log: bool) -> _Estimate:
+    """Estimate the change of a region, its standard error from sums over blocks (cluster-robust). Visits of a grid
+    count up to CLIP robust standard deviations from their cell's level, so that pauses decide nothing."""
+    sizes = np.stack([part.sizes for part in parts])
+    w = 1 / (1 / sizes).sum(axis=0)
+    w /= w.sum()
+    n = sizes.sum(axis=0)
+    for _ in range(1 if log else CLIP_ROUNDS):
+        means = np.stack([part.means for part in parts])
+        ratio = float(w @ (means[1] - means[0]))
+        level = (sizes[0] * means[0] + sizes[1] * (means[1] - ratio)) / n
+        residuals = [part.y - side * ratio - level[part.cell] for side, part in enumerate(parts)]
+        if not log and (limit := CLIP * mad_sigma(np.concatenate(residuals))) > 0:
+            parts = [
+                replace(part, y=part.y - r + np.clip(r, -limit, limit))
+                for part, r in zip(parts, residuals, strict=True)
+            ]
+    lost = np.sqrt(n / np.maximum(n - 1, 1))  # what residuals about a cell's own mean lack
+    free = 1 - len(n) / float(n.sum())  # share of the degrees of freedom that these means leave
+    variances, freedoms = [], []
+    for side, (part, residual) in enumerate(zip(parts, residuals, strict=True)):
+        weight = (w / sizes[side])[part.cell] * part.weights
+        sums, shares = (np.bincount(part.block, values) for values in (weight * residual * lost[part.cell], weight))
+        blocks = 1 / float(shares @ shares)
+        if blocks * free <= 2:
+            return _Estimate(region, ratio)
+        squares, r = float(sums @ sums), 0.0
+        if log:
+            r = float(sums[1:] @ sums[:-1]) / max(squares, 1e-300) + 1 / blocks
+            r = min(max(r, 0.0), MAX_BLOCK_CORRELATION)
+        variances.append(squares * (1 + r) / (1 - r) * (blocks / (blocks - 1) if log else 1.0))
+        freedoms.append(blocks * free - 1)
+    total = sum(variances)
+    below = sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
+    return _Estimate(region, ratio, math.sqrt(total), total**2 / below if below > 0 else sum(freedoms))
 
 
-def _mean_of_first(mean: FloatArray, cell: Rows, count: FloatArray) -> FloatArray:
-    """Return the mean of the first visits to each cell, as many as `count` says (m,)."""
-    order = np.argsort(cell, kind="stable")
-    size = np.bincount(cell)
-    kept = order[np.arange(len(order)) - np.repeat(np.cumsum(size) - size, size) < count[cell[order]]]
-    return by_group(mean[kept], cell[kept], np.ones(len(kept))).mean
-
-
-class _BlocksOfLogs:
-    """Noise of cell means from stretches of time, which all cells of a log share."""
-
-    def __init__(self, parts: Sequence[_Cells]) -> None:
-        self.parts = parts
-        self.sizes, self.means = (np.stack([getattr(part, name) for part in parts]) for name in ("sizes", "means"))
-        self.stretches = [part.stretch() for part in parts]
-
-    def of(self, cells: Rows, region: RegionChange) -> _Estimate:
-        w = np.zeros(self.sizes.shape[1])
-        w[cells] = 1 / (1 / self.sizes[:, cells]).sum(axis=0)
-        w /= w.sum()
-        ratio = float(w @ (self.means[1] - self.means[0]))
-        n = self.sizes.sum(axis=0)
-        level = (self.sizes[0] * self.means[0] + self.sizes[1] * (self.means[1] - ratio)) / n
-        lost = np.sqrt(n / np.maximum(n - 1, 1))  # what residuals about a cell's own mean lack
-        variances, freedoms = [], []
-        for side, (part, stretch) in enumerate(zip(self.parts, self.stretches, strict=True)):
-            weight = (w / self.sizes[side])[part.cell] * part.weights
-            residual = (part.y - side * ratio - level[part.cell]) * lost[part.cell]
-            sums, shares = (np.bincount(stretch, each) for each in (weight * residual, weight))
-            blocks = 1 / float(shares @ shares)
-            if blocks <= 2:
-                return _Estimate(region, ratio, math.inf, 1.0)
-            squares = float(sums @ sums)
-            r = min(max(float(sums[1:] @ sums[:-1]) / max(squares, 1e-300) + 1 / blocks, 0.0), MAX_BLOCK_CORRELATION)
-            variances.append(squares * (1 + r) / (1 - r) * blocks / (blocks - 1))
-            freedoms.append(blocks - 1)
-        total = sum(variances)
-        below = sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
-        return _Estimate(region, ratio, math.sqrt(total), total**2 / below if below > 0 else sum(freedoms))
+def _region(parts: Sequence[_Cells], first: int = 1) -> RegionChange:
+    """Describe the steps of runs, of which the first are the baseline's, without their change."""
+    ends = []
+    for name in ("B", "S"):
+        values = np.concatenate([part.run.columns[name][part.rows] for part in parts])
+        ends.append((float(values.min()), float(values.max())))
+    counts = (round(sum(float(part.weights.sum()) for part in side)) for side in (parts[:first], parts[first:]))
+    return RegionChange(ends[0], ends[1], len(parts[0].sizes), *counts)
 
 
 def _inside(run: _Run, rows: Rows, runs: Sequence[_Run]) -> Rows:
@@ -531,10 +402,8 @@ def _inside(run: _Run, rows: Rows, runs: Sequence[_Run]) -> Rows:
 
 
 def _split_regions(place: FloatArray, weight: FloatArray) -> list[Rows]:
-    """Return all cells, then the halves along B and along S, then the quarters along the wider axis.
-
-    place: ln B and ln S of each cell (2, m); weight: its steps (m,).
-    """
+    """Return all cells, then the halves along B and along S, then the quarters along the wider axis. place: ln B and ln
+    S of each cell (2, m); weight: its steps (m,)."""
     everything = np.arange(len(weight))
     found = [everything]
     for axis in sorted((0, 1), key=lambda each: -float(np.ptp(place[each]))):
@@ -576,7 +445,7 @@ def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> 
     named = [set(np.unique(run.phase).tolist()) for run in runs]
     found = []
     for phase in sorted(set.intersection(*named)):
-        parts = _match(first[0].fit, runs, phase)
+        parts = _match(first[0].fit, runs, phase, log=False)
         if not parts or min(part.weights.sum() for part in parts) < MIN_MATCHED_STEPS:
             continue
         weights = np.min([part.sizes for part in parts], axis=0)
@@ -584,7 +453,7 @@ def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> 
         sides = levels[: len(first)], levels[len(first) :]
         freedom = len(runs) - 2
         sd = math.sqrt(sum(float(np.sum((side - side.mean()) ** 2)) for side in sides) / freedom)
-        region = _CellTable.of(parts, len(first)).region(np.arange(len(weights)))
+        region = _region(parts, len(first))
         error = sd * math.sqrt(1 / len(first) + 1 / len(other))
         ratio = float(sides[1].mean() - sides[0].mean())
         found.append((_Phase(phase, "steps", [_Estimate(region, ratio, error, freedom)]), sd))
@@ -592,54 +461,33 @@ def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> 
         raise BadInput("the runs have no common steps", remedy="Compare runs of one load, so that B and S overlap.")
     phases = [phase.with_intervals((1 - LEVEL) / len(found)) for phase, _ in found]
     alone = sorted(set.union(*named) - {each.phase for each in phases})
-    return Change(phases, alone, None, (len(first), len(other)), 100 * float(np.mean([sd for _, sd in found])))
+    return Change(phases, alone, (len(first), len(other)), 100 * float(np.mean([sd for _, sd in found])))
 
 
 # By fits -------------------------------------------------------------------------------------------------------------
 
 
-def _compare_fits_on_steps(first: FitResult, other: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None:
-    """Compare the fits on steps of both runs in the common range; None where either has none there."""
-    parts = [_inside(run, np.flatnonzero(run.phase == phase), runs) for run in runs]
-    if not all(len(rows) for rows in parts):
-        return None
-    parts = [rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_FIT_POINTS)).astype(np.intp)] for rows in parts]
-    columns = {
-        name: np.concatenate([run.columns[name][rows] for run, rows in zip(runs, parts, strict=True)])
-        for name in runs[0].columns
-    }
-    return _compare_fits(first, other, columns, phase)
-
-
-def _compare_fits_on_grid(first: FitResult, other: FitResult) -> list[_Phase]:
-    """Compare the fits on a geometric grid of their common range, at the mean of their typical contexts."""
+def _common_steps(first: FitResult, other: FitResult) -> dict[str, dict[str, FloatArray]]:
+    """Return steps on a geometric grid of the fits' common range, by phase, at the mean of their typical contexts."""
     axes = []
     for name in ("B", "S"):
-        low, high = (
-            max(fit.domain[name][0] for fit in (first, other)),
-            min(fit.domain[name][1] for fit in (first, other)),
-        )
+        ends = [fit.domain[name] for fit in (first, other)]
+        low, high = max(low for low, _ in ends), min(high for _, high in ends)
         axes.append(np.unique(np.round(np.geomspace(max(low, 1.0), high, GRID_SIDE))).astype(np.float64))
     B, S = (np.asarray(axis.ravel(), dtype=np.float64) for axis in np.meshgrid(*axes))
-    prefill = FitResult.holds_prefill(B, S) & (S > B)
+    prefill = FitResult.holds_prefill(B, S) & (S > B) & (first.knows_prefill and other.knows_prefill)
     decode = axes[0][axes[0] >= axes[1][0] / 2]
-    phases = [(DECODE, decode, decode)]
-    if first.knows_prefill and other.knows_prefill:
-        phases.append((UNKNOWN, B[prefill], S[prefill]))
-    known = [fit.typical for fit in (first, other) if fit.typical]
-    names = {name for typical in known for name in typical}
-    typical = {name: float(np.mean([each[name] for each in known if name in each])) for name in names}
-    found = [
-        _compare_fits(first, other, dict(with_typical_context({"B": B, "S": S}, typical)), phase)
-        for phase, B, S in phases
-        if len(B)
-    ]
+    contexts = [fit.typical for fit in (first, other) if fit.typical]
+    names = {name for typical in contexts for name in typical}
+    typical = {name: float(np.mean([each[name] for each in contexts if name in each])) for name in names}
+    phases = {DECODE: (decode, decode), UNKNOWN: (B[prefill], S[prefill])}
+    found = {phase: dict(with_typical_context({"B": B, "S": S}, typical)) for phase, (B, S) in phases.items() if len(B)}
     if not found:
         raise BadInput("the fits have no common step (S >= B)", remedy="Compare fits of steps that overlap in B and S.")
     return found
 
 
-def _compare_fits(first: FitResult, other: FitResult, columns: Mapping[str, FloatArray], phase: str) -> _Phase:
+def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mapping[str, FloatArray]) -> _Phase:
     """Compare the predictions of both fits for steps: the median ratio, by region."""
     ratio = np.log(typical_ms(other, Trace(columns)) / typical_ms(first, Trace(columns)))
     drawn = _draw_ratios(first, other, columns)
@@ -656,10 +504,8 @@ def _compare_fits(first: FitResult, other: FitResult, columns: Mapping[str, Floa
 
 
 def _draw_ratios(first: FitResult, other: FitResult, columns: Mapping[str, FloatArray]) -> FloatArray | None:
-    """Return the log ratio (draws, n) over the parameter draws of both fits; None where one has none.
-
-    The draws of the second are permuted: both may come from the same random numbers, which would cancel.
-    """
+    """Return the log ratio (draws, n) over the parameter draws of both fits; None where one has none. The draws of the
+    second are permuted: both may come from the same random numbers, which would cancel."""
     drawn = []
     for fit in (first, other):
         draws = parameter_draws(fit)
@@ -672,10 +518,8 @@ def _draw_ratios(first: FitResult, other: FitResult, columns: Mapping[str, Float
 
 
 def model_error_sd(fit: FitResult, phase: str) -> float:
-    """Return the standard deviation of a model's error in ln T beyond the noise of repeated steps.
-
-    An error that is smooth in B and S may be the same in a whole region, so it does not average out.
-    """
+    """Return the standard deviation of a model's error in ln T beyond the noise of repeated steps. An error that is
+    smooth in B and S may be the same in a whole region, so it does not average out."""
     errors = fit.cross_validation.errors
     held_out = (errors.by_phase or {}).get(phase, errors.mape_pct) if errors else 0.0
     floor = (fit.diagnostics.lack_of_fit or {}).get("floor_mape_pct") or 0.0

@@ -20,8 +20,7 @@ from latfit.trace import WEIGHT, Trace, phases, row_weights, runs_in_time
 
 Found = TypeVar("Found")
 
-SHARED = 4
-"""Steps that have the same time, on average, from which a clock's ticks show."""
+SHARED = 4  # steps that have the same time, on average, from which a clock's ticks show
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +108,8 @@ class FitData(Rows):
 
     @cached_property
     def dither(self) -> FloatArray:
-        """Random rounding error of a coarse clock, in ln T (n,): zero unless most steps of a log share their time.
-
-        The tick is the least gap between times that several steps have.
-        """
+        """Random rounding error of a coarse clock, in ln T (n,): zero unless most steps of a log share their time. The
+        tick is the least gap between times that several steps have."""
         times, number = distinct(self.observed)
         several = times[np.bincount(number) >= SHARED]
         if not self.in_time or SHARED * len(times) > len(self) or len(several) < 2:
@@ -219,6 +216,13 @@ def numbered(columns: list[FloatArray]) -> NDArray[np.intp]:
         values, number = distinct(column)
         key = distinct(key * len(values) + number)[1]
     return key
+
+
+def medians(values: FloatArray, group: NDArray[np.intp]) -> FloatArray:
+    """Return the median of values (n,) in each group (m,); group: number of each value's group, without gaps."""
+    order, sizes = np.lexsort((values, group)), np.bincount(group)
+    start = np.cumsum(sizes) - sizes
+    return np.asarray(0.5 * (values[order[start + (sizes - 1) // 2]] + values[order[start + sizes // 2]]))
 
 
 def _one_of_each(number: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from benchmarks.gate import SAMPLES, Source, alarm, made_up, slowed
-from scipy.stats import wilcoxon
 
 from latfit.errors import BadInput
-from latfit.fitting.compare import Measured, RegionChange, changes_between, signed_rank_interval
+from latfit.fitting.compare import Measured, RegionChange, changes_between
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult
@@ -53,17 +52,6 @@ def test_slow_regions_are_named(fit: FitResult) -> None:
     assert rest.verdict(5) == "slower"
     assert rest.slower(5)[0].B[0] >= 8
     assert rest.slower(5)[0].change_pct == pytest.approx(30, abs=5)
-
-
-def test_a_family_of_more_tests_has_wider_intervals(fit: FitResult) -> None:
-    runs = [Measured.of(fit, planted_trace(0.05, repeats=8, seed=i)) for i in range(3)]
-    (alone,) = changes_between([(runs[0], runs[1])])
-    among, _ = changes_between([(runs[0], runs[1]), (runs[0], runs[2])])
-    for one, other in zip(alone.phases, among.phases, strict=True):
-        assert one.whole.change_pct == other.whole.change_pct
-        assert one.whole.low_pct is not None
-        assert other.whole.low_pct is not None
-        assert one.whole.low_pct > other.whole.low_pct
 
 
 def test_a_run_beside_itself_has_not_changed(fit: FitResult) -> None:
@@ -166,16 +154,6 @@ def test_verdicts_at_a_tolerance_of_5_percent(low: float | None, high: float | N
     assert RegionChange((1, 1), (1, 1), 1, 9, 9, 0.0, low, high).verdict(5) == verdict
 
 
-@pytest.mark.parametrize("n", [9, 12, 20])
-def test_rank_intervals_end_where_the_exact_test_of_scipy_rejects(n: int) -> None:
-    d, alpha = np.random.default_rng(0).standard_t(2, n), 0.02
-    centre, low, high = signed_rank_interval(d, alpha)
-    assert centre == pytest.approx(np.median([(d[i] + d[j]) / 2 for i in range(n) for j in range(i, n)]))
-    for end, inward, side in ((low, 1e-6, "greater"), (high, -1e-6, "less")):
-        p = [wilcoxon(d - at, alternative=side, method="exact").pvalue for at in (end - inward, end + inward)]
-        assert p[0] <= alpha < p[1]
-
-
 class TestGate:
     """Alarms of draws from the sample traces, 25 of each: at a rate of 5 % more than 5 come up once in 800 tests, and
     at a power of 90 % fewer than 18 once in 100."""
@@ -207,24 +185,6 @@ def test_the_change_of_a_mean_of_logarithms(fit: FitResult) -> None:
     other = Trace({"B": B, "S": B, "T_ms": np.where(B == 1, 5.5, 6.0) * noise})
     (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, other))])
     assert found.phases[0].whole.change_pct == pytest.approx(100 * (math.sqrt(1.1 * 1.2) - 1), abs=1e-6)
-
-
-def test_phases_that_are_hard_to_tell_are_told_together(fit: FitResult) -> None:
-    """Both phases 12 % slower, cells that scatter by 5 %: nine of each do not show it here, eighteen together do."""
-    rng = np.random.default_rng(4)
-    B = 2.0 ** np.arange(9)
-    B, S = np.concatenate([B, B]), np.concatenate([B, 4 * B])
-    phase = np.where(B == S, "decode", "mixed")
-    first, other = (
-        Trace({"B": B, "S": S, "phase": phase, "T_ms": slower * (4 + 0.02 * S) * rng.lognormal(0, 0.05, 18)})
-        for slower in (1.0, 1.12)
-    )
-    (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, other))])
-    assert found.overall is not None
-    assert found.overall.whole.cells == 18
-    assert {each.verdict(5) for each in found.phases} == {"unclear"}
-    assert found.slower_across(5) == [found.overall.whole]
-    assert found.verdict(5) == "slower"
 
 
 @pytest.mark.parametrize("visits", [(1, 4), (4, 1)])
