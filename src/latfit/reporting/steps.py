@@ -112,9 +112,9 @@ def changes_table(name: str, found: Change, tolerance_pct: float, *, brief: bool
     """
     regions = [
         (phase, region)
-        for phase in found.parts
+        for phase in found.phases
         for region in phase.tested
-        if not brief or region in phase.slower(tolerance_pct) or (region is phase.whole and phase is not found.overall)
+        if not brief or region in phase.slower(tolerance_pct) or region is phase.whole
     ]
     table = make_table(
         name,

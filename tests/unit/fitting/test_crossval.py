@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,16 +15,12 @@ from latfit.fitting.checking.crossval import (
     cross_validate,
     expanding_in_runs,
     further_validation,
-    held_out,
-    regions,
-    scores_of,
 )
 from latfit.fitting.data import fit_data, rows_of
-from latfit.fitting.diagnostics.drift import change_point, drift, long_run_variance
+from latfit.fitting.diagnostics.drift import change_point, drift
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.stats import FloatArray
-from latfit.trace.read import ingest
 from latfit.trace.table import Trace
 from tests.conftest import REFERENCE, planted_trace
 
@@ -55,11 +50,6 @@ class TestFolds:
         for train, test in by_fold(fold):
             cells = [{(trace["B"][i], trace["S"][i]) for i in part} for part in (train, test)]
             assert not cells[0] & cells[1]
-
-    def test_regions_partition_the_rows(self) -> None:
-        trace = log_trace(300)
-        tested = np.concatenate([test for _, (_, test) in regions(fit_data(trace))])
-        assert sorted(tested) == list(range(300))
 
     def test_extrapolation_trains_on_fewer_tokens(self) -> None:
         trace = planted_trace(0.1)
@@ -96,39 +86,6 @@ class TestValidation:
         assert (window.mape_pct_sd or 0) > 0
         assert set((region.regions or {}).values()) == set(region.mape_pct_by_fold)
 
-    def test_a_weight_counts_as_so_many_rows(self) -> None:
-        trace = planted_trace(0.1, seed=5)
-        _, fold = assign_folds(fit_data(trace))
-        weighted = trace.with_columns(cell_rows=np.full(len(trace), 3.0))
-        thrice = trace.select(np.repeat(np.arange(len(trace)), 3))
-        scores = []
-        for rows, folds in ((weighted, fold), (thrice, np.repeat(fold, 3))):
-            found = held_out(rows_of(rows), FitOptions(model="linear"), np.array([1.0, 0.1, 0.1]), by_fold(folds))
-            assert found is not None
-            scores.append(scores_of(rows_of(rows), found).mape_pct)
-        assert scores[0] == pytest.approx(scores[1], rel=1e-6)
-
-    def test_a_part_of_many_rows_tells_the_errors_of_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Folds of 7,000, 2,000 and 1,000 rows, of which the large one has three times the error: a row of each counts
-        as much as where all are tested."""
-        rng = np.random.default_rng(0)
-        fold = np.repeat([0, 1, 2], [7000, 2000, 1000])
-        B = rng.integers(1, 65, len(fold)).astype(float)
-        T = (5 + 0.1 * B) * np.exp(rng.normal(0, np.where(fold == 0, 0.15, 0.05)))
-        rows, options = rows_of(Trace({"B": B, "S": B, "T_ms": T})), FitOptions(model="linear")
-        theta = np.array([5.0, 0.1, 0.0])
-        every = held_out(rows, options, theta, by_fold(fold))
-        monkeypatch.setattr("latfit.fitting.checking.crossval.TESTED", 1000)
-        monkeypatch.setattr("latfit.fitting.checking.crossval.TOGETHER", 10)
-        part = held_out(rows, options, theta, by_fold(fold))
-        assert every is not None
-        assert part is not None
-        assert np.bincount(part.fold).tolist() == [2100, 600, 300]
-        assert len(every.rows) == len(fold)
-        scores = [scores_of(rows, found) for found in (every, part)]
-        assert scores[1].mape_pct == pytest.approx(scores[0].mape_pct, rel=0.04)
-        assert scores[0].mape_pct == pytest.approx(100 * math.sqrt(2 / math.pi) * (0.7 * 0.15 + 0.3 * 0.05), rel=0.05)
-
     @settings(max_examples=30)
     @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)), min_size=1, max_size=30))
     def test_any_rows_give_scores_or_nothing_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
@@ -150,11 +107,6 @@ class TestDrift:
         for i in range(1, n):
             series[i] = rho * series[i - 1] + rng.normal()
         return series
-
-    def test_long_run_variance_of_an_autoregression(self) -> None:
-        """sigma^2 / (1 - rho)^2 in closed form."""
-        series = self.ar(20_000, 0.6, np.random.default_rng(0))
-        assert long_run_variance(series - series.mean()) == pytest.approx(1 / 0.4**2, rel=0.15)
 
     def test_false_alarms_are_as_rare_as_stated(self) -> None:
         """200 autocorrelated series without a change: at most Binomial(200, 5 %) plus four standard errors."""
@@ -184,31 +136,9 @@ class TestDrift:
         assert found.relative_shift == pytest.approx(0.1, abs=0.02)
         assert drift(fit_data(trace), rng.normal(0, 0.05, n)).runs == {}
 
-    @pytest.mark.parametrize("noise", [0.0005, 0.005, 0.05])
-    def test_a_steady_rise_is_found_however_little_noise_there_is(self, noise: float) -> None:
-        """20 % over the run: in the mean the halves differ by half of that."""
-        series = 0.2 * np.linspace(0, 1, 200) + np.random.default_rng(4).normal(0, noise, 200)
-        found = change_point(series)
-        assert found is not None
-        assert found.p_value < 0.01
-        assert found.shift == pytest.approx(0.1, abs=0.02)
-
     def test_a_single_outlier_is_no_change(self) -> None:
         series = np.random.default_rng(3).normal(0, 0.05, 500)
         series[250] = 50.0
         found = change_point(series)
         assert found is not None
         assert found.p_value > 0.01
-
-    def test_series_that_cannot_tell(self) -> None:
-        assert change_point(np.zeros(200)) is None
-        assert change_point(np.arange(10.0)) is None
-
-    def test_drift_of_a_measured_log_is_dated_within_it(self, measured_steps: Path) -> None:
-        trace = ingest(measured_steps / "ibm_llm_pilot_starcoder_h100_tp1.parquet").trace
-        problem = make_problem(rows_of(trace), FitOptions(model="linear"))
-        theta = problem.theta(solve(problem).z)
-        predicted = problem.model.latency_ms(theta, {"B": trace.floats("B"), "S": trace.floats("S")})
-        for run, change in drift(fit_data(trace), np.log(trace["T_ms"] / predicted)).runs.items():
-            times = trace["t_s"][trace["run"] == run]
-            assert times.min() < (change.t_s or 0) <= times.max()

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,22 +10,16 @@ from scipy import stats as distributions
 from scipy.signal import lfilter
 
 from latfit.fitting.checking.conformal import (
-    later_rows,
     prediction_intervals,
     upper_limit,
 )
-from latfit.fitting.checking.crossval import HeldOut, cross_validate
-from latfit.fitting.data import FitData, fit_data, rows_of
+from latfit.fitting.checking.crossval import HeldOut
+from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.prediction import predict
-from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.solve import solve
-from latfit.model.saturation import Saturation
-from latfit.planning.steps.limits import feasible_ranges
+from latfit.fitting.problem import FitOptions
 from latfit.stats import FloatArray
-from latfit.trace.read import ingest
 from latfit.trace.table import Trace
-from tests.conftest import REFERENCE
 
 
 def held_out_of(scores: FloatArray, parts: int = 5) -> tuple[Trace, HeldOut]:
@@ -53,9 +46,6 @@ class TestRank:
         assert upper_limit(np.arange(1.0, 100.0), 0.99) == 99
         assert upper_limit(np.arange(1.0, 99.0), 0.99) is None
 
-    def test_the_maximum_of_299_holds_99_percent_with_95_percent_confidence(self) -> None:
-        assert distributions.beta(299, 1).sf(0.99) >= 0.95 > distributions.beta(298, 1).sf(0.99)
-
     def test_mean_coverage_in_simulation_is_the_rank_over_n_plus_1(self) -> None:
         rng = np.random.default_rng(0)
         draws = 4000
@@ -63,31 +53,15 @@ class TestRank:
         expected = 55 / 61
         assert abs(np.mean(hits) - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
 
-    @given(st.lists(st.tuples(st.floats(-3, 3), st.integers(1, 9)), min_size=1, max_size=40), st.floats(0.05, 0.95))
-    def test_a_weight_counts_as_so_many_scores(self, pairs: list[tuple[float, int]], level: float) -> None:
-        scores, weights = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
-        written_out = np.repeat(scores, weights.astype(int))
-        assert upper_limit(scores, level, weights) == upper_limit(written_out, level)
-
-
-def test_an_inverse_at_a_percentile_asks_for_the_limit_divided_by_the_factor() -> None:
-    """Published oracle: B = 8, 50 ms, 12 % above the typical step: S_max 1745 for the typical one, 1538 for p99."""
-
-    def typical(S: FloatArray) -> FloatArray:
-        return Saturation().latency_ms(REFERENCE, {"B": np.full(len(S), 8.0), "S": S})
-
-    (plain,), (certain,) = (feasible_ranges(typical, 50 / factor, 8, None) for factor in (1.0, 1.12))
-    assert (plain.high, certain.high) == (1745, 1538)
-
 
 class TestPrediction:
     def test_exchangeable_steps_are_covered_and_do_not_drift(self) -> None:
         trace, left_out = held_out_of(np.random.default_rng(3).standard_t(4, 6000) * 0.1)
         found = prediction_intervals(fit_data(trace), left_out, ordered=True)
         phase = found["by_phase"]["decode"]
-        for level, (low, high) in phase["band"].items():
-            assert low <= phase["coverage"][level] <= high
-        assert abs(phase["two_sided_coverage"]["0.9"] - 0.9) < 0.03
+        low, high = phase["lower_quantiles"]["0.95"], phase["ratio_quantiles"]["0.95"]
+        fresh = np.exp(np.random.default_rng(13).standard_t(4, 6000) * 0.1)
+        assert abs(np.mean((fresh >= low) & (fresh <= high)) - 0.9) < 0.03
         assert not phase["drift"]
         assert found["drift"] == ""
         assert phase["lower_quantiles"]["0.95"] < 1 < phase["ratio_quantiles"]["0.95"]
@@ -118,37 +92,6 @@ class TestPrediction:
             warnings.simplefilter("error")
             found = prediction_intervals(*data_of(np.array(scores)), ordered=ordered)
         assert set(found["ratio_quantiles"]) == {"0.5", "0.9", "0.95", "0.99"}
-
-
-class TestMeasured:
-    def test_90_percent_holds_88_to_92_percent_of_later_steps_in_each_large_phase(self, measured_steps: Path) -> None:
-        """Where 1,000 independent steps were checked: covered, or the drift is flagged; else within the band of so few.
-        Tens of thousands of steps tell every level, however alike neighbours are."""
-        large = 0
-        for source in sorted(measured_steps.glob("ibm_*.parquet")):
-            trace = ingest(source).trace
-            problem = make_problem(rows_of(trace), FitOptions("saturation"))
-            left_out = later_rows(fit_data(trace), FitOptions("saturation"), problem.theta(solve(problem).z))
-            assert left_out is not None
-            for found in prediction_intervals(fit_data(trace), left_out, ordered=True)["by_phase"].values():
-                if found["n"] >= 10_000:
-                    assert "reason" not in found
-                    assert "autocorrelated" not in found
-                if found["checked"] * found["independent_share"] >= 1000 and not found["drift"]:
-                    large += 1
-                    assert 0.88 <= found["coverage"]["0.9"] <= 0.92
-                elif "0.9" in found["coverage"] and not found["drift"]:
-                    low, high = found["band"]["0.9"]
-                    assert low <= found["coverage"]["0.9"] <= high
-        assert large >= 3
-
-    def test_a_grid_is_covered_as_well(self, measured_steps: Path) -> None:
-        trace = ingest(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet").trace
-        problem = make_problem(rows_of(trace), FitOptions("saturation"))
-        scored = cross_validate(fit_data(trace), FitOptions("saturation"), problem.theta(solve(problem).z))
-        assert scored is not None
-        found = prediction_intervals(fit_data(trace), scored.held_out, ordered=False)["by_phase"]
-        assert 0.88 <= found["mixed"]["coverage"]["0.9"] <= 0.92
 
 
 def lasting_noise(rng: np.random.Generator, rows: int, share: float) -> FloatArray:
@@ -193,18 +136,6 @@ class TestCoarseClock:
         assert not found["drift"]
         assert found["independent_share"] > 0.5
         assert found["ratio_quantiles"]["0.99"] is not None
-
-    @pytest.mark.parametrize("level", [14.0, 14.5])
-    def test_lasting_noise_is_counted(self, level: float) -> None:
-        """Against the variance of means of blocks in a long series by the same clock. One log tells the share within
-        20 % (a standard deviation, over 24 logs), the mean of six within 9 %. Rounding counts as noise of each step."""
-        rng = np.random.default_rng(99)
-        long = np.round(level + 0.3 * lasting_noise(rng, 2_000_000, 0.8)) + rng.uniform(-0.5, 0.5, 2_000_000)
-        share = long.var() / (1000 * long.reshape(-1, 1000).mean(axis=1).var())
-        logs = (single_user_log(seed, 4000, level=level, sd=0.3, share=0.8) for seed in range(6))
-        fits = [fit_trace(log, FitOptions("hinge")).intervals["by_phase"]["decode"] for log in logs]
-        assert share < 0.4
-        assert np.mean([found["in_time_share"] for found in fits]) == pytest.approx(share, rel=0.3)
 
     @pytest.mark.parametrize("seed", range(3))
     def test_a_level_that_rises_is_drift(self, seed: int) -> None:

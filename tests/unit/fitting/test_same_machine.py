@@ -7,8 +7,7 @@ from latfit.errors import FitNotUsable
 from latfit.fitting.checking.same_machine import MachineCheck, check_alike, same_machine
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
-from latfit.model.fit_result import FitResult, fit_from_json
-from latfit.trace.identity import identity_of
+from latfit.model.fit_result import FitResult
 from latfit.trace.table import Trace
 
 NOISE = 0.05
@@ -76,14 +75,6 @@ class TestSteps:
             assert residuals(found) <= {"off", "scattered"}
             assert "not of the fitted machine: " in found.verdict
 
-    def test_another_day_is_told_and_not_refused(self, fit: FitResult) -> None:
-        """5 % slower, and twice the noise in one step of five."""
-        rng = np.random.default_rng(0)
-        for seed in range(1, 21):
-            trace = steps(seed, 1.05)
-            noise = np.exp(0.1 * rng.normal(0, 1, len(trace)) * (rng.random(len(trace)) < 0.2))
-            assert same_machine(fit, trace.with_columns(T_ms=trace.floats("T_ms") * noise)).state != "other"
-
     def test_another_load_is_no_other_machine(self, fit: FitResult) -> None:
         """Steps four times as large as those measured, of a machine whose latency bends there: only those inside the
         measured range decide."""
@@ -97,15 +88,7 @@ class TestSteps:
         more = steps(4, 3.0, largest=65_536.0)
         found = same_machine(fit, more.select(more["S"] > 8192))
         assert found.state == "unknown"
-        assert "none of the" in found.verdict
-
-    def test_one_step_cannot_tell(self, fit: FitResult) -> None:
-        assert same_machine(fit, steps(5, 2.0).select(np.arange(1))).state == "unknown"
-
-    def test_neighbours_that_repeat_one_another_count_less(self, fit: FitResult) -> None:
-        """An autoregression of 0.95 is worth one in (1+r)/(1-r) = 39 steps."""
-        alone, shared = (same_machine(fit, steps(6, shared=share, n=2000)).phases[0] for share in (0.0, 1.0))
-        assert shared.independent < alone.independent / 5
+        assert "0 of " in found.verdict
 
 
 class TestFacts:
@@ -118,28 +101,6 @@ class TestFacts:
     def test_another_system_is_refused_even_where_steps_cannot_tell(self, fit: FitResult) -> None:
         one = steps(5, tp="8").select(np.arange(1))
         assert same_machine(fit, one).state == "other"
-
-    def test_another_name_of_a_machine_that_is_as_fast_is_told_and_not_refused(self, fit: FitResult) -> None:
-        found = same_machine(fit, steps(1, hardware="H200"))
-        assert found.state == "shifted"
-        assert "hardware differs" in found.verdict
-
-    @pytest.mark.parametrize("name", ["H100", "NVIDIA H100 80GB HBM3", "nvidia-h100"])
-    def test_other_spellings_are_the_same(self, fit: FitResult, name: str) -> None:
-        assert not same_machine(fit, steps(1, hardware=name)).differing
-
-    @pytest.mark.parametrize("name", ["A100", "H1000", "GH100", "H100X", "L4"])
-    def test_other_machines_are_others(self, fit: FitResult, name: str) -> None:
-        assert [fact.name for fact in same_machine(fit, steps(1, hardware=name)).differing] == ["hardware"]
-
-    def test_what_is_not_said_is_unknown(self, fit: FitResult) -> None:
-        found = same_machine(fit, steps(1, hardware="", model="", tp=""))
-        assert {fact.agreement for fact in found.facts} == {"unknown"}
-        assert found.state == "same"
-
-    def test_a_fit_keeps_what_its_trace_says(self, fit: FitResult) -> None:
-        again = fit_from_json(fit.to_json(), "memory")
-        assert again.provenance["identity"] == SYSTEM == identity_of(steps(1))
 
     def test_an_engine_version_alone_refuses_nothing(self, fit: FitResult) -> None:
         """Engines are updated on one machine, and then their steps say what it did."""

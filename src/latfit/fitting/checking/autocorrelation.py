@@ -1,7 +1,7 @@
 """Effective sample size of autocorrelated steps.
 
 n steps with variance v and long-run variance L are worth n v/L independent ones. L comes from an autoregression fitted
-by Levinson's recursion; BIC and AIC choose the order. `TimeOrder` decides whether the order of rows is one of time.
+by Levinson's recursion; BIC and AIC choose the order.
 Derivation: docs/theory/fitting.md, "Independent samples".
 """
 
@@ -13,58 +13,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
-from latfit.stats import FloatArray, distinct, mad_sigma, weighted_quantile
+from latfit.stats import FloatArray, mad_sigma, weighted_quantile
 
-FEWEST = 8
-"""Below this many steps the autocorrelation is not estimated."""
+FEWEST = 8  # below this many steps the autocorrelation is not estimated
 CLIP = 3.0
-VISITS = 1.5
-SORTED_BELOW = 1.0
+MIN_VISITS = 1.5  # of each cell of a grid, on average, from which its order is one of time
 
 
 @dataclass(frozen=True)
 class Series:
-    """Time series of a trace, one per run.
-
-    Attributes
-    ----------
-    rows, values
-        Row numbers and values of each run (m,), in time order.
-    own
-        Share of a step's own deviation left after its cell's mean is removed.
-    visit
-        Mean number of consecutive steps of one cell; 1 if cells do not repeat.
-    """
+    """Time series of a trace, one per run. rows, values: row numbers and values of each run (m,), in time order."""
 
     rows: Sequence[NDArray[np.intp]] = ()
     values: Sequence[FloatArray] = ()
-    own: float = 1.0
-    visit: float = 1.0
+    own: float = 1.0  # share of a step's own deviation left after its cell's mean is removed
+    visit: float = 1.0  # mean number of consecutive steps of one cell; 1 if cells do not repeat
 
 
 @dataclass(frozen=True)
 class Persistence:
-    """Autocorrelation of steps.
+    """Autocorrelation of steps."""
 
-    Attributes
-    ----------
-    lag_one
-        Correlation of neighbouring steps.
-    likely
-        Consecutive steps per independent sample, at least 1.
-    steps_for_one
-        Upper end of the same, with its estimation error; used for counting.
-    in_visit
-        The smaller of `likely` and the steps of one visit to a cell.
-    runs
-        Number of runs.
-    """
-
-    lag_one: float = 0.0
-    likely: float = 1.0
-    steps_for_one: float = 1.0
-    in_visit: float = 1.0
-    runs: int = 1
+    lag_one: float = 0.0  # correlation of neighbouring steps
+    likely: float = 1.0  # consecutive steps per independent sample, at least 1
+    steps_for_one: float = 1.0  # upper end of the same, with its estimation error; used for counting
+    in_visit: float = 1.0  # the smaller of `likely` and the steps of one visit to a cell
+    runs: int = 1  # number of runs
 
     @property
     def why(self) -> str:
@@ -77,31 +51,17 @@ class Persistence:
 
 @dataclass(frozen=True)
 class TimeOrder:
-    """Order in which the rows of a trace were measured.
-
-    Attributes
-    ----------
-    runs
-        Row numbers of each run; empty if the order of rows is not one of time.
-    cell
-        Cell of each row (n,), whose mean is removed from a series; None if times are known.
-    """
+    """Order in which the rows of a trace were measured. runs: row numbers of each run; empty if no row has a time, or
+    rows are not single steps. cell: cell of each row (n,), whose mean is removed from a series of a grid; None for a
+    log."""
 
     runs: Sequence[NDArray[np.intp]]
     cell: NDArray[np.intp] | None = None
 
     @staticmethod
     def of(data: FitData) -> "TimeOrder":
-        runs, cell = data.runs, data.known_cell
-        if not data.single:
-            return TimeOrder([])
-        if data.in_time:
-            return TimeOrder(runs)
-        shared = _shared(cell)
-        if 2 * int(shared.sum()) <= len(data):
-            return TimeOrder([] if _by_size(data) else runs, cell)
-        visits = _visits([cell[run[shared[run]]] for run in runs])
-        return TimeOrder(runs if visits >= VISITS * len(np.unique(cell[shared])) else [], cell)
+        known = data.single and data.times is not None
+        return TimeOrder(data.runs if known else [], None if data.in_time else data.known_cell)
 
     def series(self, rows: NDArray[np.intp], values: FloatArray) -> Series:
         """Return the series of values (m,) at rows (m,) of the trace."""
@@ -111,13 +71,19 @@ class TimeOrder:
         placed, there = np.zeros(n), np.zeros(n, dtype=bool)
         placed[rows], there[rows] = values, True
         own = visit = 1.0
-        if self.cell is not None and 2 * int((shared := _shared(self.cell[rows])).sum()) > len(rows):
-            there[rows] = shared
-            inside = self.cell[there]
-            mean = np.bincount(inside, weights=placed[there]) / np.maximum(np.bincount(inside), 1)
-            placed[there] -= mean[inside]
-            own = 1 - len(np.unique(inside)) / len(inside)
-            visit = len(inside) / _visits([self.cell[run[there[run]]] for run in self.runs])
+        if self.cell is not None:
+            repeated = np.bincount(self.cell[rows])[self.cell[rows]] > 1
+            if 2 * int(repeated.sum()) > len(rows):
+                there[rows] = repeated
+                inside = self.cell[there]
+                mean = np.bincount(inside, weights=placed[there]) / np.maximum(np.bincount(inside), 1)
+                placed[there] -= mean[inside]
+                own = 1 - len(np.unique(inside)) / len(inside)
+                cells = [self.cell[run[there[run]]] for run in self.runs]
+                visits = sum(1 + int(np.count_nonzero(np.diff(run))) for run in cells if len(run))
+                if visits < MIN_VISITS * len(np.unique(inside)):
+                    return Series()  # a level that wanders is that of the cells
+                visit = len(inside) / visits
         runs = [run[there[run]] for run in self.runs]
         return Series(runs, [placed[run] for run in runs], own, visit)
 
@@ -149,26 +115,6 @@ def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray
     return np.clip(series, middle - reach, middle + reach) if reach > 0 else series
 
 
-def _shared(cell: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return whether another row has the same cell (n,)."""
-    return np.asarray(np.bincount(cell)[cell] > 1)
-
-
-def _visits(cells: Sequence[NDArray[np.intp]]) -> int:
-    """Count the visits to cells (blocks of consecutive steps of one cell) over all runs."""
-    return sum(1 + int(np.count_nonzero(np.diff(run))) for run in cells if len(run))
-
-
-def _by_size(data: FitData) -> bool:
-    """Return whether a column is sorted within the runs (von Neumann's ratio of ranks below SORTED_BELOW)."""
-    for column in data.steps.values():
-        ranks = [distinct(column[run])[1].astype(np.float64) for run in data.runs if len(run) > 1]
-        spread = sum(float(np.sum((rank - rank.mean()) ** 2)) for rank in ranks)
-        if spread > 0 and sum(float(np.sum(np.diff(rank) ** 2)) for rank in ranks) < SORTED_BELOW * spread:
-            return True
-    return False
-
-
 def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
     """Return the autocovariance at lags 0 to `most` (most + 1,), pooled over runs of mean zero."""
     n = sum(len(part) for part in parts)
@@ -178,10 +124,8 @@ def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
 
 
 def _autoregression(covariance: FloatArray, n: int) -> tuple[float, float]:
-    """Return (innovation variance, sum of the coefficients) of the autoregression for n values.
-
-    Order 0 if BIC selects it, else BIC's or AIC's order, whichever has the larger long-run variance.
-    """
+    """Return (innovation variance, sum of the coefficients) of the autoregression for n values. Order 0 if BIC selects
+    it, else BIC's or AIC's order, whichever has the larger long-run variance."""
     coefficients, variance = np.zeros(0), float(covariance[0])
     fits = [(variance, 0.0)]
     for order in range(1, len(covariance)):

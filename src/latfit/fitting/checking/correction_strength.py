@@ -28,8 +28,7 @@ from latfit.stats import MAD_TO_SIGMA, FloatArray
 
 MIN_ROWS, MIN_CELLS = 60, 20
 MIN_KIND_ROWS = 30
-MIN_GAIN_PCT, MIN_GAIN_SHARE = 0.1, 0.02
-"""A correction has to lower the error by this many points, and by this share."""
+MIN_GAIN_PCT, MIN_GAIN_SHARE = 0.1, 0.02  # A correction has to lower the error by this many points, and by this share
 
 
 @dataclass(frozen=True)
@@ -61,49 +60,48 @@ class _Path:
 def choose_correction(
     data: FitData, options: FitOptions, theta: FloatArray, *, always: bool = False
 ) -> ChosenCorrection | None:
-    """Choose the strength of a correction on a parametric model fitted with theta.
-
-    always: take the best strength above zero whether it pays or not. Returns None where the rows are too few to judge.
-    """
+    """Choose the strength of a correction on a parametric model fitted with theta. always: take the best strength above
+    zero whether it pays or not. Returns None where the rows are too few to judge."""
     fold = assign_folds(data, options.seed)[1]
     cells = int(data.known_cell.max(initial=-1)) + 1
-    grids = data.once("correction grids", lambda: build_grids(data))
+    grids = build_grids(data)
     if not grids or len(data) < MIN_ROWS or cells < MIN_CELLS or int(fold.max()) == 0:
         return None
     features = features_of(data.steps)
     kind = kinds_of(features["D"], features["P"])
     blocks = list(by_fold(fold))
-    repeated = _repeated_kinds(data, kind) & (not data.in_time)
+    repeated = _repeated_kinds(data, kind)
     repeats = list(by_fold(fold_rows(data, options.seed))) if repeated.any() else []
-    paths = [
-        _smooth_fold(data, grids, part, kind)
-        for part in left_out_parts(data, options.of_formula, theta, [*blocks, *repeats])
-    ]
-    for path in paths[len(blocks) :]:
-        path.errors[:, ~repeated] = np.nan
-    if len(paths) < len(blocks) + len(repeats):
+    every = left_out_parts(data, options.of_formula, theta, [*blocks, *repeats])
+    if len(every) < len(blocks) + len(repeats):
         return None
-    rounds = _best_rounds(paths, always)
-    left_out, kinds = [path.part for path in paths[: len(blocks)]], [path.kind for path in paths[: len(blocks)]]
-    smoothing, found = None, left_out
+    all_paths = [_smooth_fold(data, grids, part, kind) for part in every]
+    for path in all_paths[len(blocks) :]:
+        path.errors[:, ~repeated] = np.nan
+    rounds, smoothing = _best_rounds(all_paths, always), None
+    paths, parts = all_paths[: len(blocks)], every[: len(blocks)]
+    corrected = parts
     if any(rounds):
-        off = np.concatenate([path.at(rounds) for path in paths])
-        smoothing = Smoothing(rounds, MAD_TO_SIGMA * float(np.median(np.abs(off))))
-        found = [replace(path.part, log_ratio=path.at(rounds)) for path in paths[: len(blocks)]]
+        corrected = [replace(path.part, log_ratio=path.at(rounds)) for path in paths]
+        off = np.abs(np.concatenate([path.at(rounds) for path in all_paths]))
+        smoothing = Smoothing(rounds, MAD_TO_SIGMA * float(np.median(off)))
     before, after = (
-        _geometric_mean([_errors(data, part, part.log_ratio, kind) for part, kind in zip(parts, kinds, strict=True)])
-        for parts in (left_out, found)
+        _geometric_mean(
+            [_errors(data, part, part.log_ratio, path.kind) for part, path in zip(each, paths, strict=True)]
+        )
+        for each in (parts, corrected)
     )
-    held_out = joined_parts(data, found)
+    held_out = joined_parts(data, corrected)
     assert held_out is not None
     return ChosenCorrection(smoothing, held_out, before, after)
 
 
 def _repeated_kinds(data: FitData, kind: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which kinds of steps have two rows or more of each B and S, on average (3,)."""
+    """Return which kinds of steps of a grid have two rows or more of each B and S, on average (3,)."""
     size = data.steps["B"] + 1j * data.steps["S"]
-    cells = [np.unique(size[kind == each]).size for each in KINDS]
-    return np.asarray(np.bincount(kind, minlength=len(KINDS)) >= np.maximum(2 * np.array(cells), MIN_KIND_ROWS))
+    cells = np.array([np.unique(size[kind == each]).size for each in KINDS])
+    rows = np.bincount(kind, minlength=len(KINDS))
+    return np.asarray((rows >= np.maximum(2 * cells, MIN_KIND_ROWS)) & (not data.in_time))
 
 
 def _smooth_fold(data: FitData, grids: list[Grid], part: LeftOut, kind: NDArray[np.int64]) -> _Path:

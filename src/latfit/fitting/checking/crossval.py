@@ -25,21 +25,13 @@ from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile,
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 FOLDS = 5
-HARDER_ROWS = 3_000
-"""Rows drawn for the harder schemes."""
-CUTS = (0.4, 0.55, 0.7, 0.85)
-"""Shares of the rows, lowest values of a column first, on which extrapolation trains."""
+HARDER_ROWS = 3_000  # rows drawn for the harder schemes
+CUTS = (0.4, 0.55, 0.7, 0.85)  # shares of the rows, lowest values of a column first, on which extrapolation trains
 COLUMN_NAMES = {"S": "S", "B": "B", CONTEXT: "context"}
-FEWEST_OUTSIDE = 10
-"""Fewest steps outside the training region for which an error is reported."""
-FEWEST_VALUES = 3
-"""Fewest distinct values in training: two determine a slope, a third checks it."""
-TRAINED = 50_000
-"""Rows drawn for training: their uncertainty is far below the error of a fold."""
-
-MANY_ROWS = 200_000
-"""From this many rows on, each fold is fitted by itself on TRAINED rows."""
-
+FEWEST_OUTSIDE = 10  # fewest steps outside the training region for which an error is reported
+FEWEST_VALUES = 3  # fewest distinct values in training: two determine a slope, a third checks it
+TRAINED = 50_000  # rows drawn for training: their uncertainty is far below the error of a fold
+MANY_ROWS = 200_000  # from this many rows on, each fold is fitted by itself on TRAINED rows
 TESTED, TOGETHER = 40_000, 1000
 """Mean number of test rows per fold, and the length of the pieces kept, which preserve autocorrelation."""
 
@@ -84,27 +76,21 @@ def expanding_in_runs(data: FitData, windows: int = FOLDS) -> Iterator[Fold]:
 
 
 def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
-    """Yield (name, fold) with one region of the (B,S) plane left out at a time; empty regions are skipped."""
-    labels, numbers = [], []
+    """Yield (name, fold) with one region of the (B,S) plane, cut at thirds, left out at a time."""
+    parts = []
     for name in ("B", "S"):
         column = data.steps[name]
-        edges = np.unique(weighted_quantiles(column, (1 / 3, 2 / 3), data.weights))
-        edges = edges[edges < column.max()]
-        numbers.append(np.searchsorted(edges, column, side="left"))
-        ends = [column.min(), *edges, column.max()]
-        labels.append([f"{name} {low:g}..{high:g}" for low, high in itertools.pairwise(ends)])
-    for b, label_b in enumerate(labels[0]):
-        for s, label_s in enumerate(labels[1]):
-            inside = (numbers[0] == b) & (numbers[1] == s)
-            if inside.any() and not inside.all():
-                yield f"{label_b}, {label_s}", (np.flatnonzero(~inside), np.flatnonzero(inside))
+        edges = [-np.inf, *weighted_quantiles(column, (1 / 3, 2 / 3), data.weights), np.inf]
+        masks = [(column > low) & (column <= high) for low, high in itertools.pairwise(edges)]
+        parts.append([(f"{name} {column[m].min():g}..{column[m].max():g}", m) for m in masks if m.any()])
+    for (of_B, some), (of_S, others) in itertools.product(*parts):
+        inside = some & others
+        if inside.any() and not inside.all():
+            yield f"{of_B}, {of_S}", (np.flatnonzero(~inside), np.flatnonzero(inside))
 
 
 def beyond(data: FitData, column: str, share: float = 0.7) -> Fold | None:
-    """Return the fold that trains on the lowest share of a column and tests on the rest.
-
-    None if the training rows have fewer than FEWEST_VALUES distinct values.
-    """
+    """Return the fold that trains on the lowest share of a column and tests on the rest; None with too few values."""
     values = data.steps[column]
     limit = weighted_quantile(values, share, data.weights)
     if limit >= values.max():
@@ -121,24 +107,12 @@ def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of held-out rows, in the order of the folds.
+    """Predictions of held-out rows, in the order of the folds."""
 
-    Attributes
-    ----------
-    rows
-        Row numbers in the trace (m,).
-    fold
-        Fold number of each row (m,), in time order for folds in time.
-    log_ratio
-        ln(observed/predicted) (m,).
-    weights
-        Steps that each row represents (m,).
-    """
-
-    rows: NDArray[np.intp]
-    fold: NDArray[np.int64]
-    log_ratio: FloatArray
-    weights: FloatArray
+    rows: NDArray[np.intp]  # row numbers in the trace (m,)
+    fold: NDArray[np.int64]  # fold number of each row (m,), in time order for folds in time
+    log_ratio: FloatArray  # ln(observed/predicted) (m,)
+    weights: FloatArray  # steps that each row represents (m,)
 
     def among(self, rows: NDArray[np.bool_]) -> "HeldOut":
         """Return the rows selected by a mask (m,)."""
@@ -156,10 +130,8 @@ class Validated:
 def cross_validate(
     data: FitData, options: FitOptions, theta: FloatArray, left_out: HeldOut | None = None
 ) -> Validated | None:
-    """Cross-validate in K folds, starting from the full fit's theta.
-
-    left_out: held-out predictions, if known. Returns None if there are too few rows to fit or to test.
-    """
+    """Cross-validate in K folds, starting from the full fit's theta. left_out: held-out predictions, if known. Returns
+    None if there are too few rows to fit or to test."""
     scheme, fold = assign_folds(data, options.seed)
     if left_out is None and int(fold.max()) > 0:
         left_out = held_out(data, options, theta, by_fold(fold))
@@ -169,10 +141,8 @@ def cross_validate(
 
 
 def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
-    """Fit each fold's training rows from the start theta and predict its test rows.
-
-    Folds with too few training rows for the free parameters are skipped; None if no fold is left.
-    """
+    """Fit each fold's training rows from the start theta and predict its test rows. Folds with too few training rows
+    for the free parameters are skipped; None if no fold is left."""
     parts = left_out_parts(data, options.of_formula, theta, folds)
     if options.correction is not None:
         parts = [part.corrected(data, options.correction) for part in parts]
@@ -227,10 +197,8 @@ _Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]
 
 
 def _with_enough(folds: Sequence[_Numbered]) -> list[_Numbered]:
-    """Return the folds with at most TESTED test rows on average, in evenly spread pieces.
-
-    Every fold keeps the same share, so their weights in a mean over rows do not change.
-    """
+    """Return the folds with at most TESTED test rows on average, in evenly spread pieces. Every fold keeps the same
+    share, so their weights in a mean over rows do not change."""
     most, rows = TESTED * len(folds), sum(len(test) for _, _, test in folds)
     if rows <= most:
         return list(folds)
@@ -270,7 +238,7 @@ def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[
             continue
         ends = whole.upper.copy()
         ends[[i for i, p in enumerate(whole.free_parameters) if p.name in held]] = 0.0
-        weights.append(rows.counted(counts, whole.options.weights))
+        weights.append(whole.weights * counts / rows.counts)
         upper.append(ends)
         kept.append(fold)
     if kept:
@@ -298,8 +266,7 @@ def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str] | 
     return (own & costs) - set(whole.fixed)
 
 
-PHASE_ROWS = 30
-"""Fewest steps of a phase that is judged separately."""
+PHASE_ROWS = 30  # fewest steps of a phase that is judged separately
 
 
 def counted_phases(data: FitData) -> dict[str, NDArray[np.bool_]]:
@@ -307,52 +274,43 @@ def counted_phases(data: FitData) -> dict[str, NDArray[np.bool_]]:
     return {name: rows for name, rows in data.by_phase.items() if data.weights[rows].sum() >= PHASE_ROWS}
 
 
-def error_by_phase(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> float:
-    """Return the geometric mean over phases of the mean error ape (k,) of rows (k,), in percent.
-
-    A few steps with prefill count as much as many decode steps.
-    """
-    weights = data.weights[rows]
-    held = [inside[rows] for inside in counted_phases(data).values()]
-    some = [inside for inside in held if inside.any()] or [np.ones(len(rows), dtype=bool)]
-    means = [max(float(np.average(ape[inside], weights=weights[inside])), EXACT) for inside in some]
-    return float(np.exp(np.mean(np.log(means))))
+def errors_by_phase(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> dict[str, float]:
+    """Return the mean of errors ape (k,) of rows (k,) in percent, by phase."""
+    found = {}
+    for name, inside in counted_phases(data).items():
+        if (some := inside[rows]).any():
+            found[name] = max(float(np.average(ape[some], weights=data.weights[rows[some]])), EXACT)
+    return found
 
 
-EXACT = 1e-6
-"""Error in percent below which a prediction counts as exact."""
+def mean_error(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> float:
+    """Return the geometric mean of `errors_by_phase`: a few steps with prefill count as much as many decode steps."""
+    errors = list(errors_by_phase(data, rows, ape).values())
+    errors = errors or [max(float(np.average(ape, weights=data.weights[rows])), EXACT)]
+    return float(np.exp(np.mean(np.log(errors))))
+
+
+EXACT = 1e-6  # error in percent below which a prediction counts as exact
 
 
 def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:
     """Return the errors of a cross-validation: overall, by fold, by phase, and their spread."""
-    observed = data.observed[left_out.rows]
-    predicted = observed * np.exp(-left_out.log_ratio)
-    whole = error_metrics(observed, predicted, left_out.weights)
-    errors = []
-    for number in np.unique(left_out.fold):
-        inside = left_out.fold == number
-        errors.append(error_metrics(observed[inside], predicted[inside], left_out.weights[inside])["mape_pct"])
+    observed, weights, fold = data.observed[left_out.rows], left_out.weights, distinct(left_out.fold)[1]
+    ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
+    whole = error_metrics(observed, observed * np.exp(-left_out.log_ratio), weights)
+    errors = np.bincount(fold, weights * ape) / np.bincount(fold, weights)
+    phases = errors_by_phase(data, left_out.rows, ape) if isinstance(data, FitData) else {}
     return HeldOutErrors(
         len(errors),
         whole["mape_pct"],
         whole["median_ape_pct"],
         whole["p90_ape_pct"],
         whole["rmse_ms"],
-        mape_pct_by_fold=errors,
-        mape_pct_mean=float(np.mean(errors)),
-        mape_pct_sd=float(np.std(errors, ddof=1)) if len(errors) > 1 else None,
-        by_phase=_by_phase(data, left_out),
+        mape_pct_by_fold=errors.tolist(),
+        mape_pct_mean=float(errors.mean()),
+        mape_pct_sd=float(errors.std(ddof=1)) if len(errors) > 1 else None,
+        by_phase=phases if len(phases) > 1 else None,
     )
-
-
-def _by_phase(data: Rows, left_out: HeldOut) -> dict[str, float] | None:
-    """Return the mean held-out error of each phase in percent; None if there is only one."""
-    phases = counted_phases(data) if isinstance(data, FitData) else {}
-    ape, found = 100 * np.abs(np.expm1(-left_out.log_ratio)), {}
-    for name, inside in phases.items():
-        if (rows := inside[left_out.rows]).any():
-            found[name] = float(np.average(ape[rows], weights=left_out.weights[rows]))
-    return found if len(found) > 1 else None
 
 
 def further_validation(
@@ -362,11 +320,9 @@ def further_validation(
     scores: CrossValidation | None = None,
     later: HeldOut | None = None,
 ) -> CrossValidation:
-    """Add the harder schemes to the scores of the default one, where the rows suffice.
-
-    Regions and extrapolation use the parametric model without its correction, as predictions outside the data do.
-    later: held-out predictions of the expanding window, for a log.
-    """
+    """Add the harder schemes to the scores of the default one, where the rows suffice. Regions and extrapolation use
+    the parametric model without its correction, as predictions outside the data do. later: held-out predictions of the
+    expanding window, for a log."""
     window = scores_of(data, later) if later is not None else None
     plain, data = options.of_formula, data.draw(HARDER_ROWS, options.seed)
     named = list(regions(data))
@@ -405,18 +361,17 @@ def _beyond(data: FitData, options: FitOptions, theta: FloatArray, column: str) 
     """Return the errors of extrapolation in a column, for the cut where they grow fastest."""
     if column not in data.steps:
         return None
-    values = data.steps[column]
+    values, found = data.steps[column], []
     cuts = [of_known_phases(data, fold) for share in CUTS if (fold := beyond(data, column, share)) is not None]
-    left_out = held_out(data, options, theta, [fold for fold in cuts if len(fold[1])])
-    if left_out is None:
+    cuts = [fold for fold in cuts if len(fold[1])]
+    if (left_out := held_out(data, options, theta, cuts)) is None:
         return None
-    found = []
-    for number in np.unique(left_out.fold):
+    for number in np.unique(left_out.fold).tolist():
         errors = scores_of(data, left_out.among(left_out.fold == number))
-        trained = float(values[[fold for fold in cuts if len(fold[1])][number][0]].max())
+        trained = float(values[cuts[number][0]].max())
         distance = max(math.log(float(values.max()) / trained), math.log(2)) if trained > 0 else math.inf
-        told: dict[str, Any] = {f"trained_up_to_{COLUMN_NAMES[column]}": trained}
-        found.append((math.log1p(errors.p90_ape_pct / 100) / distance, structs.replace(errors, **told)))
+        ends: dict[str, Any] = {f"trained_up_to_{COLUMN_NAMES[column]}": trained}
+        found.append((math.log1p(errors.p90_ape_pct / 100) / distance, structs.replace(errors, **ends)))
     return max(found, key=lambda each: each[0])[1]
 
 

@@ -28,34 +28,18 @@ State = Literal["same", "shifted", "other", "unknown"]
 Z_99 = 2.5758
 LEVELS: Mapping[float, float] = {0.99: 1.0, 0.95: 2.326 / 1.645, 0.9: 2.326 / 1.282}
 """One-sided levels in order of preference, and the normal quantile at 99 % over that at the level."""
-FEWEST = 2.0
-"""Independent steps needed for a verdict: two outside the limits by chance have probability 0.02² = 0.04 %."""
+MIN_INDEPENDENT = 2.0  # steps for a verdict: two outside the limits by chance have probability 0.02² = 0.04 %
 MATERIAL, CLOSE = math.log(1.05), 1.1
-ASTRAY = 0.25
-"""Share of steps beyond the limits above which they are of another machine; 2 % of the fit's own steps are."""
-STEPS = 400
-"""Steps, evenly spaced, on which the curves of the parameter draws are compared."""
-SYSTEM = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
-"""Facts that fits of one engine share."""
-ADVISORY = ("engine_version", "isa")
-"""Facts that may differ on one machine: reported, but no reason to reject steps."""
+MAX_BEYOND = 0.25  # share of steps beyond the limits; 2 % of the fit's own steps are
+COMPARED_STEPS = 400  # evenly spaced, for the curves of the parameter draws
+SYSTEM = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")  # facts that fits of one engine share
+ADVISORY = ("engine_version", "isa")  # facts that may differ on one machine: reported, but no reason to reject steps
 
 
 @dataclass(frozen=True)
 class PhaseShift:
-    """Comparison of one phase, from the steps inside the measured range.
-
-    Attributes
-    ----------
-    steps, independent
-        Number of steps, and of independent samples.
-    ratio, low, high
-        Latency relative to the fitted machine, with its 99 % interval.
-    inside
-        Share within the fit's 98 % limits of single steps; None if the fit has no limits.
-    residuals
-        Verdict on the phase.
-    """
+    """Comparison of one phase, from the steps inside the measured range. steps, independent: number of steps, and of
+    independent samples. ratio, low, high: latency relative to the fitted machine, with its 99 % interval."""
 
     phase: str
     steps: int
@@ -63,8 +47,8 @@ class PhaseShift:
     ratio: float
     low: float
     high: float
-    inside: float | None
-    residuals: Residuals
+    inside: float | None  # share within the fit's 98 % limits of single steps; None if the fit has no limits
+    residuals: Residuals  # verdict on the phase
 
     @property
     def close(self) -> bool:
@@ -86,25 +70,14 @@ class PhaseShift:
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """Evidence on whether a fit and steps are of one machine.
+    """Evidence on whether a fit and steps are of one machine. measured, steps: steps inside the measured range, and all
+    steps."""
 
-    Attributes
-    ----------
-    facts
-        Facts of fit and trace, compared by name.
-    phases
-        Comparison of each phase.
-    measured, steps
-        Steps inside the measured range, and all steps.
-    assumed
-        Whether the trace lacks the cached context that the fit uses.
-    """
-
-    facts: Sequence[Fact]
-    phases: Sequence[PhaseShift]
+    facts: Sequence[Fact]  # facts of fit and trace, compared by name
+    phases: Sequence[PhaseShift]  # comparison of each phase
     measured: int
     steps: int
-    assumed: bool = False
+    assumed: bool = False  # whether the trace lacks the cached context that the fit uses
 
     @property
     def differing(self) -> list[Fact]:
@@ -126,27 +99,18 @@ class MachineCheck:
 
     @property
     def verdict(self) -> str:
-        """Verdict in a sentence or two."""
+        """Verdict in a sentence."""
         apart = [f"{_name(fact.name)} differs: {fact.found} vs {fact.fitted}" for fact in self.differing]
-        told = [phase for phase in self.phases if phase.residuals != "too few"]
-        moved = [phase.sentence for phase in told if phase.residuals != "as fitted"]
-        if self.state == "other":
-            return f"These steps are not of the fitted machine: {'; '.join([*moved, *apart])}."
-        if self.state == "unknown":
-            why = (
-                f"none of the {self.steps:,} steps lies inside the fit's measured range"
-                if not self.measured
-                else f"{self.measured:,} of {self.steps:,} steps lie inside the fit's measured range, worth too few"
-                " independent ones"
-            )
-            return f"Whether these steps are of the fitted machine cannot be told: {why}."
-        if self.state == "shifted":
-            within = (
-                [f"{', '.join(moved)}, within the fit's intervals"] if moved else ["they take as long as the fit says"]
-            )
-            return f"These steps may be of the fitted machine: {'; '.join([*within, *apart])}."
-        also = f" ({'; '.join(apart)})" if apart else ""
-        return f"These steps are of the fitted machine, as far as the data tell{also}."
+        moved = [phase.sentence for phase in self.phases if phase.residuals not in ("too few", "as fitted")]
+        within = [f"{', '.join(moved)}, within the fit's intervals" if moved else "they take as long as the fit says"]
+        few = f"{self.measured:,} of {self.steps:,} steps lie inside the fit's measured range, too few independent ones"
+        told = {
+            "other": f"These steps are not of the fitted machine: {'; '.join([*moved, *apart])}.",
+            "unknown": f"Whether these steps are of the fitted machine cannot be told: {few}.",
+            "shifted": f"These steps may be of the fitted machine: {'; '.join([*within, *apart])}.",
+            "same": f"These steps are of the fitted machine, as far as the data tell{_in_brackets(apart)}.",
+        }
+        return told[self.state]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -198,39 +162,32 @@ def same_machine(fit: FitResult, trace: Trace) -> MachineCheck:
 def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_], ratio: FloatArray) -> PhaseShift:
     """Compare the steps of a phase inside the measured range with those of the fit."""
     rows = np.flatnonzero(inside & (data.phase == phase))
-    left_out = HeldOut(rows, np.zeros(len(rows), dtype=np.int64), ratio[rows], data.weights[rows])
+    ratio, weights = ratio[rows], data.weights[rows]
+    left_out = HeldOut(rows, np.zeros(len(rows), dtype=np.int64), ratio, weights)
     scores = Scores.of(data, TimeOrder.of(data), left_out, data.in_time)
-    n, weights = max(scores.independent, 1e-9), data.weights[rows]
-    limits = _limits(fit, phase)
+    n = max(scores.independent, 1e-9)
     part = min(Z_99 / (2 * math.sqrt(n)), 0.5)
-    middle, low, high = weighted_quantiles(ratio[rows], [0.5, 0.5 - part, 0.5 + part], weights)
+    middle, low, high = weighted_quantiles(ratio, [0.5, 0.5 - part, 0.5 + part], weights)
     common = Z_99 * _common_error(fit, data, rows)
     low, high = middle - math.hypot(middle - low, common), middle + math.hypot(high - middle, common)
-    if limits is None:
-        shown = tuple(math.exp(each) for each in (middle, low, high))
-        return PhaseShift(phase, scores.steps, n, shown[0], shown[1], shown[2], None, "too few")
-    centre, lower, upper = limits
-    reach = _context_reach(fit, data, rows)
-    lower, upper = lower + reach[0], upper + reach[1]
-    share = float(np.average((ratio[rows] >= lower) & (ratio[rows] <= upper), weights=weights))
-    residuals: Residuals = "as fitted"
-    if (low > upper or high < lower) and n >= FEWEST:
-        residuals = "off"
-    elif _astray(ratio[rows], lower, upper, weights, n):
-        residuals = "scattered"
-    elif part == 0.5:
-        residuals = "too few"
-    elif (low > centre + reach[1] or high < centre + reach[0]) and abs(middle - centre) >= MATERIAL:
-        residuals = "shifted"
-    shown = tuple(math.exp(each - centre) for each in (middle, low, high))
-    return PhaseShift(phase, scores.steps, n, shown[0], shown[1], shown[2], share, residuals)
-
-
-def _astray(ratio: FloatArray, lower: float, upper: float, weights: FloatArray, independent: float) -> bool:
-    """Return whether over a quarter of the steps lie more than 10 % beyond the limits, at 99 % confidence."""
-    far = (ratio < lower - math.log(CLOSE)) | (ratio > upper + math.log(CLOSE))
-    share = float(np.average(far, weights=weights))
-    return share - Z_99 * math.sqrt(share * (1 - share) / max(independent, 1.0)) > ASTRAY and independent >= FEWEST
+    residuals: Residuals = "too few"
+    centre, share = 0.0, None
+    if (limits := _limits(fit, phase)) is not None:
+        centre, lower, upper = limits
+        nearest, farthest = _context_reach(fit, data, rows)
+        lower, upper = lower + nearest, upper + farthest
+        share = float(np.average((ratio >= lower) & (ratio <= upper), weights=weights))
+        beyond = (ratio < lower - math.log(CLOSE)) | (ratio > upper + math.log(CLOSE))
+        far = float(np.average(beyond, weights=weights))
+        if n >= MIN_INDEPENDENT and (low > upper or high < lower):
+            residuals = "off"
+        elif n >= MIN_INDEPENDENT and far - Z_99 * math.sqrt(far * (1 - far) / n) > MAX_BEYOND:
+            residuals = "scattered"
+        elif part < 0.5:
+            moved = (low > centre + farthest or high < centre + nearest) and abs(middle - centre) >= MATERIAL
+            residuals = "shifted" if moved else "as fitted"
+    ratio_of, low_of, high_of = (math.exp(value - centre) for value in (middle, low, high))
+    return PhaseShift(phase, scores.steps, n, ratio_of, low_of, high_of, share, residuals)
 
 
 def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
@@ -250,7 +207,7 @@ def _common_error(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> floa
     draws = parameter_draws(fit)
     if draws is None:
         return 0.0
-    few = rows[np.linspace(0, len(rows) - 1, min(len(rows), STEPS)).astype(np.intp)]
+    few = rows[np.linspace(0, len(rows) - 1, min(len(rows), COMPARED_STEPS)).astype(np.intp)]
     steps = {name: data.steps[name][few] for name in _read_by(fit) if name in data.steps}
     T = fit.latency_ms(**steps)
     return float(np.std(np.median(np.log(latency_draws(fit, draws, **steps) / T), axis=1)))
@@ -270,6 +227,10 @@ def _context_reach(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> tup
 def _read_by(fit: FitResult) -> list[str]:
     """Return the columns that a fit's model uses and its data had."""
     return [name for name in dict.fromkeys(("B", "S", *fit.columns)) if name in fit.domain]
+
+
+def _in_brackets(texts: Sequence[str]) -> str:
+    return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _name(fact: str) -> str:

@@ -28,10 +28,8 @@ MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any que
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
     """Return the group number (n,), rising with batch size, of rows with B requests (n,) and ratios to typical (n,).
-
     Sizes are cut where squared deviations of small and large batches differ most, and again on either side. Under equal
-    noise the cumulated deviations are a Brownian bridge (Kolmogorov-Smirnov). weights (n,): independent steps.
-    """
+    noise the cumulated deviations are a Brownian bridge (Kolmogorov-Smirnov). weights (n,): independent steps."""
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
     square = (ratio - weighted_quantiles(ratio, (0.5,), weights)[0]) ** 2
@@ -56,13 +54,11 @@ class Steps(NamedTuple):
 
 
 def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Pauses | None]:
-    """Find the steps that were paused, and how long and how often.
-
-    A step is a candidate if its ratio exceeds the median by PAUSE_SIGMA standard deviations of the log ratio and by the
-    factor MIN_PAUSE_RATIO. Candidates remain in F if they are fewer than one independent step or more than
-    MAX_PAUSED_SHARE of all, if their length grows in proportion to T, or if neither a rate per step nor per ms fits.
-    share: independent steps per step. Returns whether F leaves each step out (n,), and None where F describes all.
-    """
+    """Find the steps that were paused, and how long and how often. A step is a candidate if its ratio exceeds the
+    median by PAUSE_SIGMA standard deviations of the log ratio and by the factor MIN_PAUSE_RATIO. Candidates remain in F
+    if they are fewer than one independent step or more than MAX_PAUSED_SHARE of all, if their length grows in
+    proportion to T, or if neither a rate per step nor per ms fits. share: independent steps per step. Returns whether F
+    leaves each step out (n,), and None where F describes all."""
     T, observed, weights = steps
     ratio = observed / T
     middle = weighted_quantiles(ratio, (0.5,), weights)[0]
@@ -120,10 +116,8 @@ def _growth(length: FloatArray, shortest: FloatArray, at: FloatArray, weights: F
 
 
 def _exposure(length: FloatArray, steps: Steps, hidden: float, power: int) -> FloatArray:
-    """Return the sums (k, 3) of w, w x and w x^2 over the steps on which a pause of each length (k,) would be seen.
-
-    x: ln T.  w: expected pauses of a step in proportion, T^power.
-    """
+    """Return the sums (k, 3) of w, w x and w x^2 over the steps on which a pause of each length (k,) would be seen. x:
+    ln T. w: expected pauses of a step in proportion, T^power."""
     order = np.argsort(steps.typical, kind="stable")
     T = steps.typical[order]
     w, x = steps.weights[order] * T**power, np.log(T)

@@ -97,10 +97,8 @@ def _alike(steps: dict[str, FloatArray], axis: str, fit: FitResult) -> dict[str,
 
 
 def measured_sizes(axis: str, size: FloatArray, log_ms: FloatArray, cell: NDArray[np.intp]) -> MeasuredSizes:
-    """Return the median of ln T (n,) by size, with its standard error.
-
-    That is at least what cells (B, S) of one size differ by, pooled over all sizes, which the fit does not explain.
-    """
+    """Return the median of ln T (n,) by size, with its standard error. That is at least what cells (B, S) of one size
+    differ by, pooled over all sizes, which the fit does not explain."""
     order = np.lexsort((cell, size))
     size, log_ms, cell = size[order], log_ms[order], cell[order]
     groups = [rows for rows in _runs(size) if rows.stop - rows.start >= MIN_ROWS]
@@ -125,10 +123,8 @@ def _runs(values: NDArray[Any]) -> list[slice]:
 
 
 def cliffs_of(sizes: MeasuredSizes, alpha: float) -> list[Cliff]:
-    """Return the cliffs of one kind of step, each at the one-sided level alpha.
-
-    The most significant boundary splits the sizes; each part is tested by itself, so that no line crosses a cliff.
-    """
+    """Return the cliffs of one kind of step, each at the one-sided level alpha. The most significant boundary splits
+    the sizes; each part is tested by itself, so that no line crosses a cliff."""
     tested = sizes.tested
     error = sizes.error * sizes.roughness
     best, shown = None, 0.0

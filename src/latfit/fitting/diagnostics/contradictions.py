@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.data import FitData
-from latfit.fitting.diagnostics.influence import nearest
+from latfit.fitting.data import FitData, medians
 from latfit.fitting.diagnostics.messages import message
 from latfit.messages import Message as LatfitWarning
 from latfit.stats import FloatArray, mad_sigma
@@ -22,8 +21,8 @@ from latfit.units import format_ms, number
 FACTOR = 8.0  # ten, less a margin for noise and the trend
 NEIGHBOURS = 6
 MIN_CELLS, MIN_CELL_ROWS = 10, 3
-MIN_DEVIATIONS = 5.0  # of the scatter between neighbouring cells
-MAX_SCATTER_CELLS = 1000  # cells that the scatter is computed from
+MIN_DEVIATIONS = 5.0  # of the noise between neighbouring cells
+MAX_NOISE_CELLS = 1000  # from which that noise is computed
 MAX_SHARE = 0.1  # of the rows; more are not exceptions
 MAX_TREND_ROWS, TREND_PASSES = 20_000, 8
 MAX_SHOWN, MAX_STORED = 3, 50
@@ -31,7 +30,8 @@ MAX_SHOWN, MAX_STORED = 3, 50
 
 @dataclass(frozen=True, eq=False)
 class Contradictions:
-    """Rows far from comparable ones (k,), the expected time in ms (k,), and which are impossible rather than slow."""
+    """Rows far from comparable ones (k,), the farthest first, the expected time in ms (k,), and which are impossible
+    rather than slow."""
 
     rows: NDArray[np.intp]
     expected: FloatArray
@@ -42,79 +42,59 @@ class Contradictions:
         """Row numbers that a fit must not use."""
         return self.rows[self.impossible]
 
-    def without(self, data: FitData) -> FitData:
-        """Return the rows that a fit may use."""
-        return data.sample(np.delete(np.arange(len(data)), self.left_out)) if len(self.left_out) else data
-
     def to_json(self, data: FitData) -> dict[str, Any]:
         """Return `contradictions` of the diagnostics, the steps farthest off first."""
-        order = np.argsort(-np.abs(np.log(data.observed[self.rows] / self.expected)))
         steps = [
             {
-                **{name: float(column[self.rows[i]]) for name, column in data.steps.items()},
-                "T_ms": float(data.observed[self.rows[i]]),
-                "expected_ms": float(self.expected[i]),
-                "left_out": bool(self.impossible[i]),
+                **{name: float(column[row]) for name, column in data.steps.items()},
+                "T_ms": float(data.observed[row]),
+                "expected_ms": float(expected),
+                "left_out": bool(impossible),
             }
-            for i in order[:MAX_STORED].tolist()
+            for row, expected, impossible in list(zip(self.rows, self.expected, self.impossible, strict=True))[
+                :MAX_STORED
+            ]
         ]
-        return {
-            "factor": FACTOR,
-            "left_out": int(self.impossible.sum()),
-            "kept": int((~self.impossible).sum()),
-            "steps": steps,
-        }
+        left_out = len(self.left_out)
+        return {"factor": FACTOR, "left_out": left_out, "kept": len(self.rows) - left_out, "steps": steps}
 
     def warnings(self, data: FitData) -> list[LatfitWarning]:
         """Return the warnings about impossible and slow steps."""
         slow = "slow_steps_of_log" if data.in_time else "slow_steps"
-        return [
-            message(code, steps=_count(some), which=_describe(data, self, some))
-            for code, some in (("impossible_steps", self.impossible), (slow, ~self.impossible))
-            if some.any()
-        ]
-
-
-def _count(some: NDArray[np.bool_]) -> str:
-    rows = int(some.sum())
-    return f"{rows:,} steps are" if rows > 1 else "1 step is"
-
-
-def _describe(data: FitData, found: Contradictions, some: NDArray[np.bool_]) -> str:
-    """Describe the steps that are farthest off."""
-    off = np.where(some, np.abs(np.log(data.observed[found.rows] / found.expected)), -1.0)
-    texts = []
-    for i in np.argsort(-off)[: min(MAX_SHOWN, int(some.sum()))].tolist():
-        row = found.rows[i]
-        step = ", ".join(f"{name}={number(float(column[row]))}" for name, column in data.steps.items())
-        texts.append(f"{step} took {format_ms(data.observed[row])} instead of about {format_ms(found.expected[i])}")
-    more = int(some.sum()) - len(texts)
-    return "; ".join([*texts, *([f"{more:,} more"] if more else [])])
+        found = []
+        for code, some in (("impossible_steps", self.impossible), (slow, ~self.impossible)):
+            if count := int(some.sum()):
+                texts = [
+                    f"{', '.join(f'{name}={number(float(column[row]))}' for name, column in data.steps.items())}"
+                    f" took {format_ms(data.observed[row])} instead of about {format_ms(expected)}"
+                    for row, expected in zip(self.rows[some][:MAX_SHOWN], self.expected[some], strict=False)
+                ]
+                more = [f"{count - MAX_SHOWN:,} more"] if count > MAX_SHOWN else []
+                steps = f"{count:,} steps are" if count > 1 else "1 step is"
+                found.append(message(code, steps=steps, which="; ".join([*texts, *more])))
+        return found
 
 
 def contradictions(data: FitData) -> Contradictions | None:
     """Return the impossible and the slow rows of one system; None if there are none."""
-    x, y = _coordinates(data), np.log(data.observed)
-    cells = int(data.known_cell.max(initial=-1)) + 1
-    if cells < MIN_CELLS or x.shape[1] == 0 or np.ptp(y) < np.log(FACTOR):
+    varying = [np.log1p(np.maximum(column, 0.0)) for column in data.steps.values() if np.ptp(column) > 0]
+    y, cell, apart = np.log(data.observed), data.known_cell, np.log(FACTOR)
+    if int(cell.max(initial=-1)) + 1 < MIN_CELLS or not varying or np.ptp(y) < apart:
         return None
+    x = np.stack(varying, axis=1)
     r = y - _trend(x, y)
-    if np.ptp(r) < np.log(FACTOR):
+    if np.ptp(r) < apart:
         return None
-    middle, first = _medians(r, data.known_cell, cells)
-    usual = _beside(x[first], middle)[data.known_cell]
-    alone = _alone_in_cell(r, middle, data.known_cell, cells) & np.isnan(usual)
-    usual[alone] = middle[data.known_cell[alone]]
+    middle, first = medians(r, cell), np.unique(cell, return_index=True)[1]
+    usual = _beside(x[first], middle)[cell]
+    far = (np.abs(r - middle[cell]) > apart) & (np.bincount(cell)[cell] >= MIN_CELL_ROWS)
+    alone = far & (np.bincount(cell, far)[cell] <= 2) & np.isnan(usual)
+    usual[alone] = middle[cell[alone]]
     rows = np.flatnonzero(np.isfinite(usual))
     if not 0 < len(rows) <= MAX_SHARE * len(data):
         return None
+    rows = rows[np.argsort(-np.abs((r - usual)[rows]))]
     return Contradictions(rows, np.exp((y + usual - r)[rows]), (r < usual)[rows])
-
-
-def _coordinates(data: FitData) -> FloatArray:
-    """Return ln(1 + column) (n, k) of the columns that vary."""
-    varying = [np.log1p(np.maximum(column, 0.0)) for column in data.steps.values() if np.ptp(column) > 0]
-    return np.stack(varying, axis=1) if varying else np.empty((len(data), 0))
 
 
 def _trend(x: FloatArray, y: FloatArray) -> FloatArray:
@@ -133,50 +113,29 @@ def _trend(x: FloatArray, y: FloatArray) -> FloatArray:
     return np.asarray(X @ c)
 
 
-def _medians(r: FloatArray, cell: NDArray[np.intp], cells: int) -> tuple[FloatArray, NDArray[np.intp]]:
-    """Return the median of each cell (m,), and one of its rows."""
-    order = np.lexsort((r, cell))
-    rows = np.bincount(cell, minlength=cells)
-    start = np.cumsum(rows) - rows
-    return 0.5 * (r[order[start + (rows - 1) // 2]] + r[order[start + rows // 2]]), order[start]
-
-
-def _alone_in_cell(r: FloatArray, middle: FloatArray, cell: NDArray[np.intp], cells: int) -> NDArray[np.bool_]:
-    """Return rows (n,) that differ by ln FACTOR from their cell's median, with at most one other such row."""
-    far = np.abs(r - middle[cell]) > np.log(FACTOR)
-    far &= (np.bincount(cell, minlength=cells) >= MIN_CELL_ROWS)[cell]
-    return np.asarray(far & (np.bincount(cell, far, cells) <= 2)[cell])
-
-
 def _beside(x: FloatArray, r: FloatArray) -> FloatArray:
     """Return the median residual of the nearest cells, for cells that contradict them; NaN for others."""
     # If neighbouring cells differ by as much in general, none of them is an exception.
-    some = np.arange(0, len(r), len(r) // MAX_SCATTER_CELLS + 1)
-    beside = np.median(r[nearest(x, some, NEIGHBOURS)], axis=1)
-    least_off = max(np.log(FACTOR), MIN_DEVIATIONS * mad_sigma(r[some] - beside))
-    found, limit = np.full(len(r), np.nan), least_off * np.where(_alone_at_an_end(x), 2.0, 1.0)
+    some = np.arange(0, len(r), len(r) // MAX_NOISE_CELLS + 1)
+    noise = mad_sigma(r[some] - np.median(r[_nearest(x, some)], axis=1))
+    limit, usual = max(np.log(FACTOR), MIN_DEVIATIONS * noise), np.full(len(r), np.nan)
     # of two cells that differ by the limit, one is at least half as far from the overall median
-    far = np.abs(r - np.median(r)) > limit / 2
-    while True:
-        kept = np.flatnonzero(np.isnan(found))
-        asked = np.flatnonzero(far[kept])
-        if len(kept) < MIN_CELLS or len(asked) == 0:
-            return found
-        near = r[kept][nearest(x[kept], asked, NEIGHBOURS)]
-        off, usual, least = r[kept[asked], None] - near, np.median(near, axis=1), limit[kept[asked]]
-        half = least[:, None] / 2
-        against = np.maximum((off > half).sum(axis=1), (off < -half).sum(axis=1))
-        accused = (against >= NEIGHBOURS - 1) & (np.abs(r[kept[asked]] - usual) > least)
-        if not accused.any():
-            return found
-        found[kept[asked[accused]]] = usual[accused]
+    suspects = np.flatnonzero(np.abs(r - np.median(r)) > limit / 2)
+    if len(suspects):
+        near = r[_nearest(x, suspects)]
+        off = r[suspects, None] - near
+        against = np.maximum((off > limit / 2).sum(axis=1), (off < -limit / 2).sum(axis=1))
+        middle = np.median(near, axis=1)
+        odd = (against >= NEIGHBOURS - 1) & (np.abs(r[suspects] - middle) > limit)
+        usual[suspects[odd]] = middle[odd]
+    return usual
 
 
-def _alone_at_an_end(x: FloatArray) -> NDArray[np.bool_]:
-    """Return cells (m,) alone at an end of an axis: they may stand behind a jump, so they need twice the distance."""
-    ends = np.zeros(len(x), dtype=bool)
-    for column in x.T:
-        for end in (column.min(), column.max()):
-            there = column == end
-            ends |= there & (there.sum() == 1)
-    return ends
+def _nearest(points: FloatArray, some: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the numbers of the nearest other points (k, NEIGHBOURS) for some (k,) of the points (m, d)."""
+    from scipy.spatial import cKDTree
+
+    _, found = cKDTree(points).query(points[some], k=NEIGHBOURS + 1)
+    other = found != some[:, None]
+    other[other.all(axis=1), -1] = False  # of cells at one place the tree may leave out the one that asks
+    return np.asarray(found[other].reshape(len(some), NEIGHBOURS))

@@ -5,7 +5,6 @@ Horváth 1997), with the long-run variance sigma^2 after Andrews & Monahan (1992
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,18 +76,14 @@ def long_run_variance(series: FloatArray) -> float:
 
 
 def drift(data: FitData, log_ratio: FloatArray) -> Drift:
-    """Return the runs whose level of ln(observed/predicted) (n,) changes by 2 % or more, at 1 % over all runs.
-
-    Without times a change is dated by its row, if the order of rows is one of time (see `autocorrelation`).
-    """
-    order = TimeOrder.of(data) if data.times is None else TimeOrder(data.runs)
-    series = order.series(np.arange(len(data)), log_ratio + data.dither)
-    if not series.rows:
-        return Drift(reason="the trace has no column t_s, and its rows are sorted or not single steps")
+    """Return the runs whose level of ln(observed/predicted) (n,) changes by 2 % or more, at 1 % over all runs."""
+    series = TimeOrder.of(data).series(np.arange(len(data)), log_ratio + data.dither)
+    if data.times is None or not series.rows:
+        return Drift(reason="the trace has no column t_s, or its rows are not single steps")
     long = [i for i, rows in enumerate(series.rows) if len(rows) >= MIN_ROWS]
     if not long:
         return Drift(reason=f"no run has {MIN_ROWS} rows")
-    found: dict[str, LevelChange] = {}
+    changes: dict[str, LevelChange] = {}
     moved = 0.0
     for i in long:
         rows, change = series.rows[i], change_point(series.values[i])
@@ -97,29 +92,19 @@ def drift(data: FitData, log_ratio: FloatArray) -> Drift:
         at = rows[change.index]
         moved += change.index * (1 - change.index / len(rows)) * change.shift**2
         name = f"run {i + 1}" if data.run is None else str(data.run[at])
-        found[name] = LevelChange(
-            math.expm1(change.shift),
-            change.p_value,
-            t_s=None if data.times is None else float(data.times[at]),
-            row=int(at) + 1 if data.times is None else None,
-        )
+        changes[name] = LevelChange(math.expm1(change.shift), change.p_value, float(data.times[at]))
     parts = [clipped(values) for values in series.values if len(values)]
-    spread = sum(len(part) * float(np.var(part)) for part in parts)
+    variance = sum(len(part) * float(np.var(part)) for part in parts)
+    sentence = "No run changes its level by 2 % or more."
+    if changes:
+        name, worst = max(changes.items(), key=lambda item: abs(item[1].relative_shift))
+        more = f" ({len(changes)} runs change)" if len(changes) > 1 else ""
+        size = f"{abs(worst.relative_shift) * 100:.0f} % {'slower' if worst.relative_shift > 0 else 'faster'}"
+        sentence = f"Steps of {name or 'the run'} are {size} from t = {worst.t_s:.1f} s on{more}."
     return Drift(
-        found,
+        changes,
         runs_tested=len(long),
-        variance_share=min(moved / spread, 1.0) if spread > 0 else 0.0,
+        variance_share=min(moved / variance, 1.0) if variance > 0 else 0.0,
         test="CUSUM, long-run variance",
-        sentence=_sentence(found),
+        sentence=sentence,
     )
-
-
-def _sentence(found: Mapping[str, LevelChange]) -> str:
-    if not found:
-        return "No run changes its level by 2 % or more."
-    name, worst = max(found.items(), key=lambda item: abs(item[1].relative_shift))
-    more = f" ({len(found)} runs change)" if len(found) > 1 else ""
-    faster = "slower" if worst.relative_shift > 0 else "faster"
-    size = abs(worst.relative_shift) * 100
-    when = f"t = {worst.t_s:.1f} s" if worst.t_s is not None else f"row {worst.row:,}"
-    return f"Steps of {name or 'the run'} are {size:.0f} % {faster} from {when} on{more}."

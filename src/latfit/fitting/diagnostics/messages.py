@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.diagnose import noise_floor
-from latfit.fitting.problem import FitProblem
+from latfit.fitting.problem import FitOptions, FitProblem
 from latfit.fitting.uncertainty.what_to_measure import other_than
 from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
 from latfit.model import CONTEXT, Baseline, Cliff, Combination, Diagnostics, FitResult, Identifiability
@@ -118,6 +119,7 @@ FLOOR_REACHED = 1.3  # times the noise floor: up to here noise limits the fit
 REJECTED_FLOORS, REJECTED_OTHERS = 3.0, 2.0  # times the noise floor, or a better model's error: rejected as a path
 AS_GOOD_PCT = 0.1
 MIN_DRIFT = 0.05  # share of the residuals' variance due to changes of level
+MIN_BEATEN_ERROR_PCT = 3.0  # of a named model, from which others are looked at
 FAR_BETTER = 0.7  # times an error: clearly better
 MAX_CLIFFS = 5  # named in a note
 SATURATED_AT = 5.0  # rate times size from which a saturation factor is one
@@ -150,24 +152,40 @@ def cautions(
         yield _not_identified(problem, group, values, identifiability)
     held_out = {name: baseline.cv.mape_pct for name, baseline in baselines.items() if baseline.cv.mape_pct is not None}
     line, constant = held_out.get("linear"), held_out.get("constant")
-    chosen = problem.model.name
-    enough = FAR_BETTER * error if chosen == "constant" else error + AS_GOOD_PCT
+    floor, model = noise_floor(data), problem.model.name
+    noisy = floor is not None and error < FLOOR_REACHED * floor
+    enough = FAR_BETTER * error if model == "constant" else error + AS_GOOD_PCT
     as_good = line is not None and (line <= enough or identifiability.line_as_good)
-    if line is not None and as_good and chosen != "linear" and error > ROUNDING_PCT:
+    if line is not None and as_good and model != "linear" and error > ROUNDING_PCT:
         variant = "line_better" if line < FAR_BETTER * error else "line_as_good"
         yield message(variant, line=format_percent(line), error=format_percent(error))
-    if chosen == "constant":
+    if model == "constant":
         constant = error if line is not None and line > enough else None
     if constant is not None and MIN_CONSTANT_ERROR_PCT < constant <= error:
         yield message("no_better_than_constant", constant=format_percent(constant))
     if not identifiability.prefill:
         yield message("decode_only")
-    floor = noise_floor(data) if error > MIN_FLOOR_PCT else None
-    if floor and floor > MIN_FLOOR_PCT and error < FLOOR_REACHED * floor:
+    if noisy and floor is not None and min(error, floor) > MIN_FLOOR_PCT:
         yield message("noise_floor", floor=format_percent(min(floor, error)), error=format_percent(error))
     elif error > LARGE_ERROR_PCT:
-        why = _better_baseline(error, held_out) or _why_large(data, problem.model.columns)
+        best = min(held_out, key=lambda name: held_out[name], default="")
+        why = _why_large(data, problem.model.columns)
+        if best and held_out[best] <= FAR_BETTER * error:
+            why = f"Use --model {best} ({format_percent(held_out[best])}), or --model auto, which compares all models."
         yield message("large_error", error=format_percent(error), why=why)
+
+
+def may_be_beaten(error: float | None, data: FitData, options: FitOptions) -> bool:
+    """Return whether another model may do much better: no noise limits the fit, and no parameter was constrained."""
+    floor, constrained = noise_floor(data), any(options.fixed.values()) or options.bounds or options.priors
+    noisy = floor is not None and error is not None and error < FLOOR_REACHED * floor
+    return error is not None and error >= MIN_BEATEN_ERROR_PCT and not noisy and not constrained
+
+
+def better_model(name: str, better: str, theirs: float, own: float) -> LatfitWarning:
+    """Return the message on a named model that another beats, by their errors in percent."""
+    beaten = message("better_model", better=better, name=name, theirs=format_percent(theirs), own=format_percent(own))
+    return structs.replace(beaten, code=OUTDONE) if far_behind(own, theirs) else beaten
 
 
 def cautions_in_time(intervals: Mapping[str, Any], diagnostics: Diagnostics) -> Iterator[LatfitWarning]:
@@ -235,13 +253,6 @@ def far_behind(error: float, other: float) -> bool:
     return error > max(REJECTED_OTHERS * other, MIN_ERROR_PCT)
 
 
-def better_model(name: str, better: str, errors: tuple[float, float]) -> LatfitWarning:
-    """Return the message on a named model that another beats. errors: the better one's and its own in percent."""
-    theirs, own = errors
-    shown = message("better_model", better=better, name=name, theirs=format_percent(theirs), own=format_percent(own))
-    return LatfitWarning(OUTDONE if far_behind(own, theirs) else shown.code, shown.message, shown.remedy)
-
-
 def _not_identified(
     problem: FitProblem, group: Sequence[str], values: Mapping[str, float], found: Identifiability
 ) -> LatfitWarning:
@@ -270,13 +281,6 @@ def _known_combinations(group: Sequence[str], combinations: Sequence[Combination
     known = [c for c in combinations if set(_NAME.findall(c.expression)) & set(group)]
     shown = ", ".join(f"{c.expression} = {c.value:.3g} {c.unit} ({c.low:.3g} to {c.high:.3g})" for c in known)
     return f" Identifiable: {shown}." if shown else ""
-
-
-def _better_baseline(error: float, scores: Mapping[str, float]) -> str:
-    best = min(scores, key=lambda name: scores[name], default="")
-    if not best or scores[best] > FAR_BETTER * error:
-        return ""
-    return f"Use --model {best} ({format_percent(scores[best])}), or --model auto, which compares all models."
 
 
 def _why_large(data: FitData, columns: Sequence[str]) -> str:

@@ -5,8 +5,6 @@ cells of equal (B, S, context); where no cell holds two values of the label, wit
 separates systems if it explains at least half of the variance within cells (adjusted R^2).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,45 +22,23 @@ MIN_RATIO, MIN_RATIO_COARSE = 1.1, 1.5  # slowest over fastest value, in equal c
 CELLS_PER_OCTAVE = 2
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """A label, its values from fastest to slowest, the ratio of the two, and the share of the variance it explains."""
-
-    column: str
-    values: tuple[str, ...]
-    ratio: float
-    explained: float
-
-    def warning(self) -> LatfitWarning:
-        return message(
-            POOLED,
-            column=self.column,
-            count=len(self.values),
-            first=self.values[0],
-            last=self.values[-1],
-            explained=100 * self.explained,
-            ratio=self.ratio,
-        )
-
-
-def pooled_systems(trace: Trace, data: FitData) -> Pooled | None:
-    """Return the label that explains most of the differences between equal steps; None where none separates systems."""
+def pooled_systems(trace: Trace, data: FitData) -> LatfitWarning | None:
+    """Return the message on the label that explains most of the differences between equal steps; None without one."""
     if len(trace) != len(data):  # rows that stand for no step were left out
         return None
     logs = np.log(data.observed)
     coarse = [np.round(CELLS_PER_OCTAVE * np.log2(data.B)), np.round(CELLS_PER_OCTAVE * np.log2(data.S))]
-    found = []
+    found = {}
     for column, (label, names) in _labels(trace).items():
         for cell, least in ((data.known_cell, MIN_RATIO), (numbered(coarse), MIN_RATIO_COARSE)):
-            told = _explained(logs, cell, label)
-            if told is not None:
-                means, explained = told
-                ratio = float(np.exp(means.max() - means.min()))
-                if explained >= MIN_EXPLAINED and ratio >= least:
-                    ordered = tuple(names[i] for i in np.argsort(means))
-                    found.append(Pooled(column, ordered, ratio, explained))
+            if (compared := _explained(logs, cell, label)) is not None:
+                means, share = compared
+                ratio, order = float(np.exp(np.ptp(means))), np.argsort(means)
+                if share >= MIN_EXPLAINED and ratio >= least:
+                    ends = {"first": names[order[0]], "last": names[order[-1]], "count": len(names)}
+                    found[share] = message(POOLED, column=column, explained=100 * share, ratio=ratio, **ends)
                 break
-    return max(found, key=lambda each: each.explained, default=None)
+    return found[max(found)] if found else None
 
 
 def _labels(trace: Trace) -> dict[str, tuple[NDArray[np.intp], list[str]]]:
