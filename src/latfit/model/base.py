@@ -6,27 +6,22 @@ from typing import Protocol
 
 from latfit.stats import FloatArray
 
-Steps = Mapping[str, FloatArray]
-"""Columns of steps by trace name (`B`, `S`, `context_tokens`, ...), each (n,) float64."""
+Steps = Mapping[str, FloatArray]  # columns of steps by trace name (`B`, `S`, `context_tokens`, ...), each (n,) float64
 
 
 @dataclass(frozen=True)
 class Parameter:
     """One parameter of a formula.
 
-    Parameters
-    ----------
-    positive
-        Above zero by nature (rates and peaks): searched, and its interval built, on the log scale. Others may be zero.
-    fixed
-        Value it has unless a user frees it.
+    positive: above zero by nature (rates and peaks): searched, and its interval built, on the log scale. Others may be
+    zero.
     """
 
     name: str
     unit: str
     meaning: str
     positive: bool = False
-    fixed: float | None = None
+    fixed: float | None = None  # value it has unless a user frees it
 
 
 class LatencyModel(Protocol):

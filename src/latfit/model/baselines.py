@@ -50,7 +50,6 @@ HINGE = Separable(
         Shape(
             Parameter("S_0", "tokens", "tokens that saturate the hardware", positive=True),
             _kink_range,
-            kinks_at="S",
         ),
     ),
 )

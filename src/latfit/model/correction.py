@@ -41,29 +41,17 @@ _READS = {
 }
 
 DECIMALS = 5
-MOST = 20.0
-"""Upper bound of |g| in a valid file."""
-CORRECTION = "+correction"
-"""Suffix of the name of a model with a correction."""
+MOST = 20.0  # upper bound of |g| in a valid file
+CORRECTION = "+correction"  # suffix of the name of a model with a correction
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Correction:
-    """Correction table.
+    """Correction table."""
 
-    Attributes
-    ----------
-    nodes
-        Rising values of ln(1 + x) by axis, (m_a,) each.
-    values
-        g at the nodes, one dimension per axis.
-    alone
-        Table of steps of prefill alone; None if they have none.
-    """
-
-    nodes: Mapping[str, FloatArray]
-    values: FloatArray
-    alone: "Correction | None" = None
+    nodes: Mapping[str, FloatArray]  # rising values of ln(1 + x) by axis, (m_a,) each
+    values: FloatArray  # g at the nodes, one dimension per axis
+    alone: "Correction | None" = None  # table of steps of prefill alone; None if they have none
 
     def log_factor(self, features: Features) -> FloatArray:
         """Return g (n,) of steps with the given features."""

@@ -95,11 +95,8 @@ def _prefill(columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]
 
 
 def decode_only(steps: Mapping[str, FloatArray], weights: FloatArray | None = None) -> bool:
-    """Return whether the steps hold no prefill worth fitting.
-
-    True if under 3 % have more than 1.5 tokens per request and none of those 64 tokens, or if `prefill_tokens` is zero
-    throughout (further tokens are drafts).
-    """
+    """Return whether the steps hold no prefill worth fitting. True if under 3 % have more than 1.5 tokens per request
+    and none of those 64 tokens, or if `prefill_tokens` is zero throughout (further tokens are drafts)."""
     B, S = steps["B"], steps["S"]
     if "prefill_tokens" in steps and not np.any(steps["prefill_tokens"]):
         return True
@@ -112,10 +109,8 @@ CONTEXT, PREFILL_CONTEXT = "context_tokens", "prefill_context_tokens"
 
 
 def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dict[str, float]:
-    """Return the weighted median of cached tokens per decoding and per prefill request, by column name.
-
-    A column that the steps (n,) do not have is left out.
-    """
+    """Return the weighted median of cached tokens per decoding and per prefill request, by column name. A column that
+    the steps (n,) do not have is left out."""
     if CONTEXT not in steps or not np.all(np.isfinite(steps[CONTEXT])):
         return {}
     seen = step_features(steps)

@@ -36,17 +36,10 @@ class Errors(Record, frozen=True, omit_defaults=True):
 
 
 class HeldOutErrors(Record, frozen=True, omit_defaults=True):
-    """Errors on held-out rows: over all of them, by fold (K,), and mean and standard deviation over the folds.
-
-    Attributes
-    ----------
-    regions, by_phase
-        Mean error in percent by the region held out, and by phase.
-    trained_up_to_S, trained_up_to_B, trained_up_to_context
-        Largest S, B or cached context of the training rows, where larger ones were held out.
-    distance
-        Median distance of the held-out steps from the support of the training rows (see `model.support`).
-    """
+    """Errors on held-out rows: over all of them, by fold (K,), and mean and standard deviation over the folds. regions,
+    by_phase: mean error in percent by the region held out, and by phase. trained_up_to_S, trained_up_to_B,
+    trained_up_to_context: largest S, B or cached context of the training rows, where larger ones were held out.
+    distance: median distance of the held-out steps from the support of the training rows (see `model.support`)."""
 
     folds: int
     mape_pct: float
@@ -63,12 +56,15 @@ class HeldOutErrors(Record, frozen=True, omit_defaults=True):
     trained_up_to_context: float | None = None
     distance: float | None = None
 
+    @property
+    def trained_up_to(self) -> float | None:
+        """Largest value of the training rows in the column that was extrapolated."""
+        return self.trained_up_to_S or self.trained_up_to_B or self.trained_up_to_context
+
 
 class CrossValidation(Record, frozen=True, omit_defaults=True):
-    """Held-out errors of the default scheme and of harder ones; None where the rows do not suffice.
-
-    selection: how `--model auto` chose the model. In a file, `errors` stand beside the other keys.
-    """
+    """Held-out errors of the default scheme and of harder ones; None where the rows do not suffice. selection: how
+    `--model auto` chose the model. In a file, `errors` stand beside the other keys."""
 
     scheme: str | None = None
     errors: HeldOutErrors | None = None
@@ -117,39 +113,24 @@ class Measurement(Record, frozen=True):
 
 
 class Identifiability(Record, frozen=True):
-    """Which parameters the data determine.
-
-    Attributes
-    ----------
-    unidentified
-        Groups of parameters that only combinations of are determined.
-    prefill
-        Whether the data hold steps with prefill.
-    measure
-        What to measure to determine more.
-    singular_values
-        Of the scaled Jacobian (p,).
-    line_as_good
-        Whether the linear baseline predicts held-out rows as well.
-    """
+    """Which parameters the data determine."""
 
     condition_number: Number | None = None
-    unidentified: Sequence[Sequence[str]] = ()
-    prefill: bool = True
+    unidentified: Sequence[Sequence[str]] = ()  # groups of parameters that only combinations of are determined
+    prefill: bool = True  # whether the data hold steps with prefill
     combinations: Sequence[Combination] = ()
-    measure: Sequence[Measurement] = ()
+    measure: Sequence[Measurement] = ()  # what to measure to determine more
     condition_number_log: Number | None = None
-    singular_values: Sequence[float] | None = None
-    line_as_good: bool = False
+    singular_values: Sequence[float] | None = None  # of the scaled Jacobian (p,)
+    line_as_good: bool = False  # whether the linear baseline predicts held-out rows as well
 
 
 class LevelChange(Record, frozen=True, omit_defaults=True):
-    """A change of level within a run: relative size, p-value, and when (t_s in seconds, or the row without times)."""
+    """A change of level within a run: relative size, p-value, and when (t_s in seconds)."""
 
     relative_shift: float
     p_value: float
     t_s: float | None = None
-    row: int | None = None
 
 
 class Drift(Record, frozen=True):
@@ -164,26 +145,15 @@ class Drift(Record, frozen=True):
 
 
 class Cliff(Record, frozen=True):
-    """A size beyond which a step takes abruptly longer.
+    """A size beyond which a step takes abruptly longer. size, above: the measured sizes on either side. step_pct,
+    interval_pct: by how much T rises beyond smooth growth, and its 95 % interval."""
 
-    Attributes
-    ----------
-    axis
-        B of decode steps, or S of steps with prefill.
-    size, above
-        The measured sizes on either side.
-    step_pct, interval_pct
-        By how much T rises beyond smooth growth, and its 95 % interval.
-    cost_pct
-        Throughput lost at size + 1, compared with size.
-    """
-
-    axis: str
+    axis: str  # B of decode steps, or S of steps with prefill
     size: int
     above: int
     step_pct: float
     interval_pct: tuple[float, float]
-    cost_pct: float
+    cost_pct: float  # throughput lost at size + 1, compared with size
 
 
 class Cliffs(Record, frozen=True):
@@ -195,15 +165,11 @@ class Cliffs(Record, frozen=True):
 
 
 class Diagnostics(Record, frozen=True, omit_defaults=True):
-    """Errors by phase (`regimes`), noise floor (`lack_of_fit`), influence, impossible steps, drift, error parts
-    and cliffs.
-
-    What could not be computed holds a `reason`; what was not looked for is None.
-    """
+    """Errors by phase (`regimes`), noise floor (`lack_of_fit`), impossible steps, drift, error parts and cliffs. What
+    could not be computed holds a `reason`; what was not looked for is None."""
 
     regimes: Mapping[str, Errors] | None = None
     lack_of_fit: JsonObject | None = None
-    influence: JsonObject | None = None
     contradictions: JsonObject | None = None
     drift: Drift | None = None
     error_parts: JsonObject | None = None
@@ -215,10 +181,8 @@ class Diagnostics(Record, frozen=True, omit_defaults=True):
 
 
 class DataFacts(Record, frozen=True, omit_defaults=True):
-    """Where the rows of a fit come from (see `trace.data_facts`).
-
-    nominal: the numbers of a path that nobody measured.  more: further facts, which stand beside the others in a file.
-    """
+    """Where the rows of a fit come from (see `trace.data_facts`). nominal: the numbers of a path that nobody measured.
+    more: further facts, which stand beside the others in a file."""
 
     source: str | None = None
     sources: Sequence[str] | None = None

@@ -103,21 +103,10 @@ class StepLatency(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class FitResult:
-    """Outcome of a fit; fields are the keys of its file.
-
-    Attributes
-    ----------
-    domain
-        Smallest and largest measured value by column.
-    draws
-        Parameter vectors that are compatible with the data, see `parameter_draws`.
-    typical
-        Median cached tokens per request of the trace, see `model.features`.
-    correction
-        Learned correction of the parametric model, or None.
-    support
-        Measured region of the (B, S) plane by kind of step, see `model.support`.
-    """
+    """Outcome of a fit; fields are the keys of its file. domain: smallest and largest measured value by column. draws:
+    parameter vectors that are compatible with the data, see `parameter_draws`. typical: median cached tokens per
+    request of the trace, see `model.features`. support: measured region of the (B, S) plane by kind of step, see
+    `model.support`."""
 
     model: str
     status: FitStatus
@@ -135,7 +124,7 @@ class FitResult:
     bootstrap: Mapping[str, Any] = field(default_factory=dict)
     draws: Mapping[str, Any] = field(default_factory=dict)
     typical: Mapping[str, float] = field(default_factory=dict)
-    correction: Correction | None = None
+    correction: Correction | None = None  # learned correction of the parametric model, or None
     support: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -164,10 +153,8 @@ class FitResult:
         return np.array([self.parameters[p.name].value for p in self.structure.parameters])
 
     def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Typical latency in ms (n,) of steps with B requests and S tokens; see `StepLatency`.
-
-        Steps that name no `context_tokens` are taken to have the trace's typical context: see `assumed_context`.
-        """
+        """Typical latency in ms (n,) of steps with B requests and S tokens; see `StepLatency`. Steps that name no
+        `context_tokens` are taken to have the trace's typical context: see `assumed_context`."""
         steps = self.steps(B, S, **context)
         return self.corrected(self.structure.latency_ms(self.theta, steps), steps)
 
@@ -176,10 +163,8 @@ class FitResult:
         return T if self.correction is None else T * np.exp(self.correction.of_steps(steps))
 
     def step_noise(self, phase: str) -> StepNoise | None:
-        """Return the noise of steps about `latency_ms` in a phase; None if unknown.
-
-        Levels by size hold for the trace's contexts, so a model of the context goes without them.
-        """
+        """Return the noise of steps about `latency_ms` in a phase; None if unknown. Levels by size hold for the trace's
+        contexts, so a model of the context goes without them."""
         found = self.limits.of(phase).ratios
         return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in self.columns else found
 
@@ -223,34 +208,29 @@ class FitResult:
 
     def widening(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Return the factor (n,) >= 1 by which limits widen outside the measured steps; NaN if it is unknown."""
-        tried = self.cross_validation
-        tokens, requests, cached = tried.extrapolation_S, tried.extrapolation_B, tried.extrapolation_context
-        wider = np.maximum(
-            self._widened("S", S, tokens, tokens.trained_up_to_S if tokens else None),
-            self._widened("B", B, requests, requests.trained_up_to_B if requests else None),
-        )
-        if cached is not None and CONTEXT in context:
-            wider = np.maximum(wider, self._widened(CONTEXT, context[CONTEXT], cached, cached.trained_up_to_context))
-        unlike = self.widening_outside_support(B, S, **context)
-        return np.where(np.isnan(unlike), wider, np.maximum(wider, unlike))
+        columns, tried = {"B": B, "S": S, **context}, self.cross_validation
+        tested = {"S": tried.extrapolation_S, "B": tried.extrapolation_B}
+        if tried.extrapolation_context is not None and CONTEXT in context:
+            tested[CONTEXT] = tried.extrapolation_context
+        wider = np.ones(np.broadcast_shapes(np.shape(B), np.shape(S)))
+        for column, errors in tested.items():
+            wider = np.maximum(wider, self._widened(column, np.asarray(columns[column]), errors))
+        unlike = tried.outside_support
+        if unlike is None or not unlike.distance:
+            return wider
+        far = self._support_distance(**columns)
+        share = np.where(far > ROUNDING, np.minimum(far / unlike.distance, MAX_DISTANCE), 0.0)
+        return np.maximum(wider, (1 + unlike.p90_ape_pct / 100) ** share)
 
-    def _widened(
-        self, column: str, values: FloatArray, tried: HeldOutErrors | None, trained: float | None
-    ) -> FloatArray:
-        """Return the factor for one column; tried: errors beyond the values up to `trained`."""
-        known = np.ones(np.shape(values))
-        if column not in self.domain:
-            return known
-        measured = float(self.domain[column][1])
-        beyond = np.asarray(values) > measured
-        if not beyond.any():
-            return known
+    def _widened(self, column: str, values: FloatArray, tried: HeldOutErrors | None) -> FloatArray:
+        """Return the factor for one column; tried: errors beyond the values that trained."""
+        measured = float(self.domain[column][1]) if column in self.domain else math.inf
+        beyond, trained = values > measured, tried.trained_up_to if tried else None
         if not tried or not trained or not 0 < trained < measured:
-            known[beyond] = np.nan
-            return known
-        distance = np.log(np.asarray(values)[beyond] / measured) / max(math.log(measured / trained), math.log(2))
-        known[beyond] = (1 + tried.p90_ape_pct / 100) ** (distance + np.minimum(distance / FULL_ERROR_DISTANCE, 1.0))
-        return known
+            return np.where(beyond, np.nan, 1.0)
+        span = max(math.log(measured / trained), math.log(2))
+        distance = np.log(np.where(beyond, values / measured, 1.0)) / span
+        return np.asarray((1 + tried.p90_ape_pct / 100) ** (distance + np.minimum(distance / FULL_ERROR_DISTANCE, 1.0)))
 
     def times_outside(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> dict[str, FloatArray]:
         """Return by column the ratio (n,) to the measured end: positive above, negative below, 0 inside."""
@@ -267,24 +247,20 @@ class FitResult:
         """Describe where each step (n,) lies farthest outside, `S 1,000× above the measured 100`; empty inside."""
         times = self.times_outside(B, S, **context)
         found = np.full(np.broadcast_shapes(np.shape(B), np.shape(S)), "", dtype=object)
-        if not times:  # nothing is known of what was measured
-            return found
-        names, each = list(times), np.stack([np.broadcast_to(one, found.shape) for one in times.values()])
-        farthest = np.argmax(np.abs(each), axis=0)
-        for step in np.flatnonzero(np.any(each, axis=0)).tolist():
-            column, much = names[farthest[step]], each[farthest[step], step]
+        for i in np.flatnonzero(np.any(list(times.values()), axis=0)).tolist() if times else []:
+            column, much = max(((name, float(each[i])) for name, each in times.items()), key=lambda item: abs(item[1]))
             low, high = self.domain[column]
             place = f"above the measured {high:,.0f}" if much > 0 else f"below the measured {low:,.0f}"
-            found[step] = f"{column} {number(abs(much), 3)}× {place}"
+            found[i] = f"{column} {number(abs(much), 3)}× {place}"
         return found
 
     def farthest(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> str:
         """Describe the step that lies farthest outside, see `how_far`."""
         columns = {"B": B, "S": S, **context}
-        far = np.max([np.abs(each) for each in self.times_outside(**columns).values()], axis=0, initial=0.0)
-        if not np.size(far) or not np.max(far):
+        times = list(self.times_outside(**columns).values())
+        if not times or not np.any(times):
             return ""
-        one = int(np.argmax(far))
+        one = int(np.argmax(np.max(np.abs(times), axis=0)))
         return str(self.how_far(**{name: np.asarray(column)[one : one + 1] for name, column in columns.items()})[0])
 
     @property
@@ -294,12 +270,12 @@ class FitResult:
 
     def outside_domain(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """Return whether steps (n,) lie outside the measured ranges or support, or hold prefill and the data none."""
-        outside = np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)), dtype=bool)
+        outside = self.outside_support(B, S, **context)
         if not self.knows_prefill:
-            outside |= self.holds_prefill(B, S, **context)
+            outside = outside | self.holds_prefill(B, S, **context)
         for times in self.times_outside(B, S, **context).values():
-            outside |= times != 0
-        return outside | self.outside_support(B, S, **context)
+            outside = outside | (times != 0)
+        return outside
 
     def outside_support(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """Return whether steps (n,) lie outside the measured region of (B, S) for their kind."""
@@ -307,21 +283,11 @@ class FitResult:
 
     def _support_distance(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Return the distance (n,) from the measured region for their kind; 0 if unknown."""
-        if not self.support:
-            return np.zeros(np.broadcast_shapes(np.shape(B), np.shape(S)))
         shape = np.broadcast_shapes(np.shape(B), np.shape(S))
+        if not self.support:
+            return np.zeros(shape)
         steps = {name: np.broadcast_to(x, shape).ravel() for name, x in {"B": B, "S": S, **context}.items()}
-        kinds = self.kinds(**steps)
-        return outside_by(self.support, steps["B"], steps["S"], kinds, read_by(steps)).reshape(shape)
-
-    def widening_outside_support(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Return the factor (n,) >= 1 by which limits widen outside the measured region; NaN if it is unknown."""
-        far, tried = self._support_distance(B, S, **context), self.cross_validation.outside_support
-        unlike = far > ROUNDING
-        if tried is None or not tried.distance:
-            return np.where(unlike, np.nan, 1.0)
-        share = np.where(unlike, np.minimum(far / tried.distance, MAX_DISTANCE), 0.0)
-        return np.asarray((1 + tried.p90_ape_pct / 100) ** share)
+        return outside_by(self.support, steps["B"], steps["S"], self.kinds(**steps), read_by(steps)).reshape(shape)
 
     @classmethod
     def kinds(cls, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.str_]:

@@ -28,23 +28,14 @@ REFERENCE_MS = 100.0  # a usual step with prefill, on which the noise of phases 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the steps of one phase, or of all steps, as factors on the typical latency.
-
-    Attributes
-    ----------
-    upper, lower
-        Factor by one-sided level in (0, 1): a new step stays below (above) it with that probability. None if there are
-        too few samples; the limit is not replaced by that of another phase or level.
-    ratios
-        Distribution of observed over typical latency; None if not stored.
-    reason
-        Why limits are missing and what to measure.
-    """
+    """Limits of the steps of one phase, or of all steps, as factors on the typical latency. upper, lower: factor by
+    one-sided level in (0, 1): a new step stays below (above) it with that probability. None if there are too few
+    samples; the limit is not replaced by that of another phase or level."""
 
     upper: Mapping[float, float | None] = field(default_factory=dict)
     lower: Mapping[float, float | None] = field(default_factory=dict)
-    ratios: StepNoise | None = None
-    reason: str = ""
+    ratios: StepNoise | None = None  # distribution of observed over typical latency; None if not stored
+    reason: str = ""  # why limits are missing and what to measure
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,10 +63,8 @@ class PredictionIntervals:
         return max(found, key=lambda limits: limits.ratios.cv(T, one)[0] if limits.ratios else 0.0, default=self.all)
 
     def factor(self, phase: str, level: float) -> float | None:
-        """Return the factor on the typical latency below which a share `level` of a phase's steps stays.
-
-        None if there are too few samples.
-        """
+        """Return the factor on the typical latency below which a share `level` of a phase's steps stays. None if there
+        are too few samples."""
         return self._widest(phase, "upper", level)
 
     def lower_factor(self, phase: str, level: float) -> float | None:

@@ -186,7 +186,6 @@ ROOFLINE = Separable(
         Shape(
             Parameter("S_1", "tokens", "tokens from which a step counts as long", positive=True),
             _Span("S", -1 / 32, 2 / 3),
-            kinks_at="S",
         ),
         Shape(
             Parameter("P_0", "tokens", "prompt tokens that saturate the hardware", positive=True), _Span("P", 1.0, 4.0)
@@ -198,12 +197,10 @@ ROOFLINE = Separable(
         Shape(
             Parameter("K_0", "tokens", "cached tokens that stay in the second-level cache", positive=True),
             _Span("KD", -1e-3, 1.0),
-            kinks_at="KD",
         ),
         Shape(
             Parameter("B_1", "requests", "decoding requests from which a step counts as large", positive=True),
             _Span("B", -1 / 32, 5 / 6),
-            kinks_at="B",
         ),
     ),
     (

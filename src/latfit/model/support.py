@@ -15,14 +15,10 @@ from latfit.stats import FloatArray
 
 DECODE, PREFILL, MIXED, ANY_PREFILL = "decode", "prefill", "mixed", "prefill or mixed"
 DIRECTIONS = 16
-SHARE, MOST = 0.015, 9.0
-"""Largest share and number of steps beyond the region in one direction."""
+SHARE, MOST = 0.015, 9.0  # largest share and number of steps beyond the region in one direction
 DECIMALS = 6
-ROUNDING = 1e-5
-"""A step up to this far outside, in logarithms, counts as inside."""
-
-PARTS = 16
-"""Resolution of ln(1 + c): steps per unit."""
+ROUNDING = 1e-5  # A step up to this far outside, in logarithms, counts as inside
+PARTS = 16  # resolution of ln(1 + c): steps per unit
 
 Support = Mapping[str, Sequence[float]]
 """Bounds h by kind of step: (16,), or (32,) with those of the region of cached tokens last."""
@@ -48,17 +44,8 @@ def read_by(steps: Mapping[str, FloatArray]) -> FloatArray | None:
 def support_of(
     B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], weights: FloatArray, read: FloatArray | None = None
 ) -> dict[str, list[float]]:
-    """Return the bounds of the measured region of each kind of step.
-
-    Parameters
-    ----------
-    B, S, kinds
-        Requests, tokens and kind of each row (n,).
-    weights
-        Steps that each row represents (n,).
-    read
-        Result of `read_by` (n,), if the context is known.
-    """
+    """Return the bounds of the measured region of each kind of step. B, S, kinds: requests, tokens and kind of each row
+    (n,). weights: steps that each row represents (n,). read: result of `read_by` (n,), if the context is known."""
     found = {}
     for kind in (DECODE, PREFILL, MIXED, ANY_PREFILL):
         if (rows := kinds == kind).any():
@@ -77,11 +64,9 @@ def support_of(
 def outside_by(
     support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], read: FloatArray | None = None
 ) -> FloatArray:
-    """Return the distance of steps (n,) from the region of their kind, in logarithms; 0 inside.
-
-    Infinite for a kind without a region, 0 if `support` is empty. A step of unknown kind of prefill may lie in either
-    region. read: result of `read_by` (n,).
-    """
+    """Return the distance of steps (n,) from the region of their kind, in logarithms; 0 inside. Infinite for a kind
+    without a region, 0 if `support` is empty. A step of unknown kind of prefill may lie in either region. read: result
+    of `read_by` (n,)."""
     if not support:
         return np.zeros(len(B))
     far = np.full(len(B), np.inf)

@@ -16,8 +16,7 @@ from latfit.model.base import LatencyModel, Parameter, Steps
 from latfit.model.features import Features, features_of
 from latfit.stats import FloatArray
 
-Shapes = Mapping[str, Any]
-"""Values of shapes and choices by name; of k parameter vectors at once (k, 1) for shapes."""
+Shapes = Mapping[str, Any]  # values of shapes and choices by name; of k parameter vectors at once (k, 1) for shapes
 
 Column = Callable[[Features, Shapes], FloatArray]
 
@@ -26,38 +25,22 @@ Column = Callable[[Features, Shapes], FloatArray]
 class Term:
     """A coefficient >= 0 times a column (n,) of features.
 
-    Parameters
-    ----------
-    slopes
-        d column / d shape, by the shape's name.
-    when
-        Whether steps with these features determine the term; otherwise it is zero.
+    when: whether steps with these features determine the term; otherwise it is zero.
     """
 
     parameter: Parameter
     column: Column
-    slopes: Mapping[str, Column] = field(default_factory=dict)
+    slopes: Mapping[str, Column] = field(default_factory=dict)  # d column / d shape, by the shape's name
     when: Callable[[Features], bool] = lambda f: True
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A parameter inside a column.
-
-    Parameters
-    ----------
-    span
-        Range in which it is searched.
-    rate_of
-        Column that it multiplies, if it is a rate.
-    kinks_at
-        Feature at whose values the latency has a kink in it.
-    """
+    """A parameter inside a column."""
 
     parameter: Parameter
-    span: Callable[[Features], tuple[float, float]]
-    rate_of: str | None = None
-    kinks_at: str | None = None
+    span: Callable[[Features], tuple[float, float]]  # range in which it is searched
+    rate_of: str | None = None  # column that it multiplies, if it is a rate
 
 
 @dataclass(frozen=True)
@@ -141,12 +124,10 @@ class Separable:
         return np.concatenate([front, coefficients[len(coefficients) - own :], outer[in_base:]])
 
     def held(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
-        """Return the parameters that these steps do not determine, with the values at which they are held.
-
-        A term is held at zero if its column is a combination of those before it in the table; a shape is held at its
-        nominal value if only such terms depend on it. NEVER_HELD stay free: zero for tau_S would be a claim where only
-        tau_B + tau_S is identifiable. given: parameters that a user fixed.
-        """
+        """Return the parameters that these steps do not determine, with the values at which they are held. A term is
+        held at zero if its column is a combination of those before it in the table; a shape is held at its nominal
+        value if only such terms depend on it. NEVER_HELD stay free: zero for tau_S would be a claim where only tau_B +
+        tau_S is identifiable. given: parameters that a user fixed."""
         seen = features_of(steps)
         shapes = self._nominal(seen, given)
         rows = np.sqrt(weights)[:, None]

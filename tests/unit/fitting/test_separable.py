@@ -9,11 +9,7 @@ from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import settled
 from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.levenberg_marquardt import Descents
-from latfit.fitting.solver.loss import RHO, total_cost
-from latfit.fitting.solver.objective import by_cell
 from latfit.fitting.solver.solve import solve
-from latfit.fitting.solver.variable_projection import non_negative
 from latfit.model.registry import FAMILY
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
@@ -62,13 +58,6 @@ class TestPlantedTruth:
                 assert fit.parameters[name].value == pytest.approx(truth, rel=1e-3), name
         assert (fit.metrics.mape_pct or np.nan) < 0.01
 
-    @pytest.mark.parametrize("model", ["context", pytest.param("roofline", marks=pytest.mark.nightly)])
-    def test_noise_moves_them_by_their_standard_errors(self, model: str) -> None:
-        fit = fit_trace(serving_trace(model, TRUTH[model], 0.05), FitOptions(model=model))
-        for name, estimate in fit.parameters.items():
-            if estimate.identified and estimate.std_error and TRUTH[model].get(name, 0.0) > 0:
-                assert abs(estimate.value - TRUTH[model][name]) < 5 * estimate.std_error, name
-
     def test_expert_coverage(self) -> None:
         rng = np.random.default_rng(0)
         B = rng.integers(1, 257, 2000).astype(float)
@@ -88,40 +77,7 @@ class TestPlantedTruth:
         assert options.fixed == {"p": 4.0, "p_A": 4.0, "Q": 0.0, "rho": 0.0, "V": 0.0}
 
 
-class TestSums:
-    @pytest.mark.parametrize("loss", list(RHO))
-    def test_sums_by_cell_are_those_of_the_rows(self, loss: str) -> None:
-        problem = make_problem(rows_of(planted_trace(0.2, repeats=5)), FitOptions("saturation", loss=loss))
-        z = solve(make_problem(rows_of(planted_trace(0.05)), FitOptions("saturation"))).z
-        plain, f_scale = problem.residuals(z), 0.1
-        descents = Descents.alike(by_cell(problem), f_scale)
-        found = descents.costs(z[None])
-        assert found[0][0] == pytest.approx(total_cost(loss, plain, f_scale, problem.weights), rel=1e-10)
-        first = RHO[loss]((plain / f_scale) ** 2)[1]
-        gradient = problem.jacobian(z).T @ (problem.weights * first * plain)
-        own = descents.quadratics(z[None], *found[1:])[0][0]
-        assert own == pytest.approx(gradient, rel=1e-8, abs=1e-8 * np.abs(gradient).max())
-
-    def test_non_negative_least_squares_meets_its_conditions(self) -> None:
-        """Karush, Kuhn, Tucker: c >= 0, gradient >= 0, and one of the two is zero."""
-        rng = np.random.default_rng(0)
-        X, y = rng.random((4, 50, 5)), rng.normal(1, 1, (4, 50))
-        for design, target, c in zip(X, y, non_negative(X, y, np.ones((4, 50))), strict=True):
-            gradient = design.T @ (design @ c - target)
-            assert np.all(c >= 0)
-            assert np.all(gradient >= -1e-6)
-            assert np.abs(gradient * c).max() < 1e-6
-
-
 class TestOptions:
-    def test_a_prior_draws_towards_its_mean(self) -> None:
-        trace = planted_trace(0.1)
-        free = fit_trace(trace, FitOptions("saturation")).parameters["tau_S"].value
-        tight = fit_trace(trace, FitOptions("saturation", priors={"tau_S": (0.01, 1e-6)})).parameters["tau_S"].value
-        loose = fit_trace(trace, FitOptions("saturation", priors={"tau_S": (0.01, 1e6)})).parameters["tau_S"].value
-        assert tight == pytest.approx(0.01, rel=1e-3)
-        assert loose == pytest.approx(free, rel=1e-3, abs=1e-6)
-
     def test_tukey_of_a_published_sample(self) -> None:
         """Location of {1, 2, 3, 4, 100} with its scale from the median absolute deviation: the outlier is dropped."""
         B = np.arange(1.0, 6.0)

@@ -15,17 +15,12 @@ from latfit.fitting.solver.loss import TUNING, by_residual
 from latfit.fitting.solver.objective import CellProblem, prior_rows
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
-LARGEST = 1 << 22
-"""Memory limit: slopes held at once; further descents wait their turn."""
-
-LONGEST = 3.0
-"""Longest move of a logarithmic coordinate in one step."""
-
+LARGEST = 1 << 22  # memory limit: slopes held at once; further descents wait their turn
+LONGEST = 3.0  # longest move of a logarithmic coordinate in one step
 GAIN = 1e-12
 MAX_STEPS = 150
 MAX_DAMPING = 1e12
-FIRM = 1e6
-"""With this damping a step moves coordinates independently of each other."""
+FIRM = 1e6  # with this damping a step moves coordinates independently of each other
 
 
 @dataclass(frozen=True)
@@ -39,22 +34,21 @@ class Minimum:
 
 @dataclass(frozen=True)
 class Descents:
-    """k costs on the rows of a problem.
-
-    weights: of the rows (k, n), or (1, n) for all. f_scale: of the loss (k,). lower, upper: ends of the boxes (k, p).
-    """
+    """k costs on the rows of a problem. weights: of the rows (k, n), or (1, n) for all. f_scale: of the loss (k,).
+    lower, upper: ends of the boxes (k, p). y: measured ln T or T (k, n), or (1, n) for all."""
 
     rows: CellProblem
     weights: FloatArray
     f_scale: FloatArray
     lower: FloatArray
     upper: FloatArray
+    y: FloatArray
 
     @staticmethod
     def alike(rows: CellProblem, f_scale: float, count: int = 1) -> "Descents":
         """Return `count` copies of the problem's own cost."""
         lower, upper = (np.tile(end, (count, 1)) for end in (rows.cells.lower, rows.cells.upper))
-        return Descents(rows, rows.weights[None], np.full(count, f_scale), lower, upper)
+        return Descents(rows, rows.weights[None], np.full(count, f_scale), lower, upper, rows.y[None])
 
     @property
     def problem(self) -> FitProblem:
@@ -62,12 +56,12 @@ class Descents:
 
     def at(self, which: NDArray[np.intp]) -> "Descents":
         """Return some of the descents."""
-        weights = self.weights if len(self.weights) == 1 else self.weights[which]
-        return Descents(self.rows, weights, self.f_scale[which], self.lower[which], self.upper[which])
+        weights, y = (each if len(each) == 1 else each[which] for each in (self.weights, self.y))
+        return Descents(self.rows, weights, self.f_scale[which], self.lower[which], self.upper[which], y)
 
     def at_own_scale(self, z: FloatArray, least: float) -> "Descents":
         """Return the descents with the scale of the residuals at z (k, free), at least `least`."""
-        size = np.abs(self.rows.by_row(self.rows.told(self.latency_ms(z))) - self.rows.y)
+        size = np.abs(self.rows.by_row(self.rows.told(self.latency_ms(z))) - self.y)
         tuned = TUNING[self.problem.options.loss] * MAD_TO_SIGMA
         weights = np.broadcast_to(self.weights, size.shape)
         found = [tuned * weighted_quantile(r, 0.5, w) for r, w in zip(size, weights, strict=True)]
@@ -83,7 +77,7 @@ class Descents:
         rows, loss = self.rows, self.problem.options.loss
         T = self.latency_ms(z)
         u = rows.told(T)
-        cost, pull, stiffness = by_residual(loss, rows.by_row(u) - rows.y, self.f_scale[:, None])
+        cost, pull, stiffness = by_residual(loss, rows.by_row(u) - self.y, self.f_scale[:, None])
         total, pull, stiffness = np.sum(self.weights * cost, axis=1), self.weights * pull, self.weights * stiffness
         if len(rows.starts) < len(rows.y):
             pull, stiffness = (np.add.reduceat(each, rows.starts, axis=1) for each in (pull, stiffness))
@@ -141,15 +135,8 @@ def minimise(objective: Objective, start: FloatArray, steps: int = MAX_STEPS, ga
 
 
 def minimise_all(descents: Descents, starts: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> list[Minimum]:
-    """Minimise from starts (k, free).
-
-    Parameters
-    ----------
-    steps
-        Limit of steps.
-    gain
-        A descent converges when the best possible gain falls below this share of its cost.
-    """
+    """Minimise from starts (k, free). steps: limit of steps. gain: A descent converges when the best possible gain
+    falls below this share of its cost."""
     cells, free = len(descents.rows.starts), max(starts.shape[1], 1)
     at_once = max(1, LARGEST // (max(cells, 1) * free))
     found: list[Minimum] = []

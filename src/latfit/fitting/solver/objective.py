@@ -36,10 +36,8 @@ def prior_rows(problem: FitProblem, z: FloatArray, f_scale: float) -> tuple[Floa
 def with_priors(
     problem: FitProblem, z: FloatArray, f_scale: float, J: FloatArray, slope: float = 1.0
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (Jacobian (n + k, free), weights (n + k,)) of the rows followed by the k priors.
-
-    slope: mean psi' of the rows, divided out of the weights of the priors.
-    """
+    """Return (Jacobian (n + k, free), weights (n + k,)) of the rows followed by the k priors. slope: mean psi' of the
+    rows, divided out of the weights of the priors."""
     more = prior_rows(problem, z, f_scale)[1]
     if len(more) == 0:
         return J, problem.weights
@@ -47,28 +45,18 @@ def with_priors(
     return np.concatenate([J, more]), weights
 
 
-EXACT = 1e-10
-"""Relative residuals of an exact fit."""
+EXACT = 1e-10  # relative residuals of an exact fit
 
 
 @dataclass(frozen=True)
 class CellProblem:
-    """A problem with one row per cell, and the measured rows behind the cells.
+    """A problem with one row per cell, and the measured rows behind the cells. y, weights: ln T or T, and weight of
+    each row (n,), sorted by cell."""
 
-    Attributes
-    ----------
-    cells
-        The problem with one row per cell (m).
-    y, weights
-        ln T or T, and weight of each row (n,), sorted by cell.
-    starts
-        First row of each cell (m,).
-    """
-
-    cells: FitProblem
+    cells: FitProblem  # the problem with one row per cell (m)
     y: FloatArray
     weights: FloatArray
-    starts: NDArray[np.int64]
+    starts: NDArray[np.int64]  # first row of each cell (m,)
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:

@@ -22,32 +22,20 @@ from latfit.fitting.solver.levenberg_marquardt import (
 )
 from latfit.fitting.solver.loss import TUNING
 from latfit.fitting.solver.objective import CellProblem, by_cell, remembered
-from latfit.fitting.solver.variable_projection import searched_points
+from latfit.fitting.solver.variable_projection import find_starts
 from latfit.stats import FloatArray
 
-SEARCH_ROWS = 256
-RACE_ROWS = 400
-RACERS = {0: 1, 1: 8, 2: 4}
-MANY_RACERS = 12
-"""Number of starts by the number of searched outer parameters; MANY_RACERS for more."""
-
-FEW_OUTER = 2
+SEARCH_ROWS, RACE_ROWS = 256, 400
+RACERS = 12  # number of starts where outer parameters are searched
 FINALISTS = 3
-CLOSE = 0.02
-"""Ends whose costs on a sample differ by less than this share count as equal."""
-
-NOTHING = 1e-6
-"""A start that predicts less than this share of the fastest step is unusable."""
-
+CLOSE = 0.02  # ends whose costs on a sample differ by less than this share count as equal
+NOTHING = 1e-6  # A start that predicts less than this share of the fastest step is unusable
 FIRST_RELATIVE_SCALE = 0.1
 SCALE_FLOOR = 1e-7
-RACE_STEPS, MANY_STEPS = 10, 30
-"""Steps of a race after a search on a grid, which finds the valleys, and after a scattered search."""
-
+RACE_STEPS = 30
 MORE_SCALES = 2
 REFIT_STEPS, REFIT_GAINS = 25, (1e-3, 1e-5)
 """Steps of a fold's fit, and relative gains at which its two passes stop: far below the error of a fold."""
-WIDER = (8.0, 4.0, 2.0)
 
 
 @dataclass(frozen=True)
@@ -60,8 +48,7 @@ class Solution:
     converged: bool
 
 
-ROUGHLY, FINELY = 1e-6, 1e-9
-"""Relative gains at which a search stops."""
+ROUGHLY, FINELY = 1e-6, 1e-9  # relative gains at which a search stops
 
 
 def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
@@ -84,11 +71,20 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
     if len(problem.free) == 0:
         f_scale = _scale(rows, np.empty(0))
         return Solution(np.empty(0), Objective(rows, f_scale).cost(np.empty(0)), f_scale, True)
-    if warm is not None and _speaks(rows, warm):
+    if warm is not None and _predicts(rows, warm):
         return _refitted(rows, warm)
-    ends = _finals(rows, _race(problem, rows))
+    few = sample_rows(problem, RACE_ROWS)
+    sample = rows if few is problem else by_cell(few)
+    first, searched = _generous(problem), sum(name not in problem.fixed for name in problem.model.outer)
+    racers = max(RACERS, problem.options.starts) if searched else 1
+    starts = find_starts(remembered(sample_rows(few, SEARCH_ROWS)), first, racers)
+    # on the sample at a generous scale, then at the best end's; the best of these on all rows
+    ends = _race(Objective(sample, first), starts, ROUGHLY, RACE_STEPS)
+    ends = _race(Objective(sample, _scale(sample, ends[0].z)), [end.z for end in ends], FINELY, RACE_STEPS)
+    close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost][:FINALISTS]
+    ends = _race(Objective(rows, _scale(rows, ends[0].z)), close, GAIN, MAX_STEPS)
     objective = Objective(rows, _scale(rows, ends[0].z))
-    return _at_the_edge(objective, _raced(objective, [end.z for end in ends], GAIN, MAX_STEPS)[0])
+    return _at_the_edge(objective, _race(objective, [end.z for end in ends], GAIN, MAX_STEPS)[0])
 
 
 def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
@@ -101,31 +97,14 @@ def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
     return _at_the_edge(objective, end)
 
 
-def _race(problem: FitProblem, rows: CellProblem) -> list[Minimum]:
-    """Return the ends of several starts, best first: each polished at the generous scale, then at the best end's.
-
-    Large problems search and race on samples of their rows.
-    """
-    few = sample_rows(problem, RACE_ROWS)
-    sample = rows if few is problem else by_cell(few)
-    first = _generous(problem)
-    starts = searched_points(remembered(sample_rows(few, SEARCH_ROWS)), first, _racers(problem))
-    steps = RACE_STEPS if _searched(problem) <= FEW_OUTER else MANY_STEPS
-    ends = _apart(_raced(Objective(sample, first), starts, ROUGHLY, steps))
-    scaled = Objective(sample, _scale(sample, ends[0].z))
-    return _apart(_raced(scaled, [end.z for end in ends], FINELY, steps))
-
-
-def _raced(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
-    """Return the ends of starts, best first."""
+def _race(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
+    """Return the ends of starts, best first; those that reached one optimum count once."""
     descents = Descents.alike(objective.rows, objective.f_scale, len(starts))
-    return sorted(minimise_all(descents, np.array(starts), steps, gain), key=lambda end: end.cost)
-
-
-def _finals(rows: CellProblem, ends: list[Minimum]) -> list[Minimum]:
-    """Polish on all rows the ends that are equal to the best one on the sample."""
-    close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost]
-    return _apart(_raced(Objective(rows, _scale(rows, ends[0].z)), close[:FINALISTS], GAIN, MAX_STEPS))
+    distinct: list[Minimum] = []
+    for end in sorted(minimise_all(descents, np.array(starts), steps, gain), key=lambda end: end.cost):
+        if all(abs(end.cost - other.cost) > ROUGHLY * abs(other.cost) for other in distinct):
+            distinct.append(end)
+    return distinct
 
 
 def _generous(problem: FitProblem) -> float:
@@ -134,36 +113,15 @@ def _generous(problem: FitProblem) -> float:
     return FIRST_RELATIVE_SCALE * (1.0 if relative else float(np.median(problem.observed)))
 
 
-def _speaks(rows: CellProblem, start: FloatArray) -> bool:
+def _predicts(rows: CellProblem, start: FloatArray) -> bool:
     """Return whether a start predicts a positive latency for every step; ln T has no slope at zero."""
     T = rows.cells.model.latency_ms(rows.cells.theta(start), rows.cells.steps)
     return bool(T.min() > NOTHING * float(rows.cells.observed.min()))
 
 
-def _racers(problem: FitProblem) -> int:
-    searched = _searched(problem)
-    return max(RACERS.get(searched, MANY_RACERS), problem.options.starts if searched else 1)
-
-
-def _searched(problem: FitProblem) -> int:
-    """Return the number of outer parameters that are searched."""
-    return sum(name not in problem.fixed for name in problem.model.outer)
-
-
-def _apart(ends: list[Minimum]) -> list[Minimum]:
-    """Return the ends of different cost: starts that reached one optimum count once."""
-    kept: list[Minimum] = []
-    for end in ends:
-        if all(abs(end.cost - other.cost) > ROUGHLY * abs(other.cost) for other in kept):
-            kept.append(end)
-    return kept
-
-
 def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
-    """Fit Tukey's loss, which is not convex, with the Huber fit's spread held.
-
-    Starts: the Huber fit, a series of narrowing scales, and the best points of the search.
-    """
+    """Fit Tukey's loss, which is not convex, with the Huber fit's spread held. Starts: the Huber fit, and the best
+    points of the search."""
     huber = solve(replace(problem, options=replace(problem.options, loss="huber")), warm)
     f_scale = huber.f_scale * TUNING["tukey"] / TUNING["huber"]
     objective = Objective(by_cell(problem), f_scale)
@@ -171,12 +129,8 @@ def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
         return Solution(huber.z, objective.cost(huber.z), f_scale, True)
     starts = [huber.z]
     if warm is None:
-        wider = huber.z
-        for factor in WIDER:
-            wider = minimise(Objective(objective.rows, factor * f_scale), wider).z
-        starts.append(wider)
-        starts += searched_points(remembered(sample_rows(problem, SEARCH_ROWS)), f_scale, MANY_RACERS)
-    return _at_the_edge(objective, min((minimise(objective, z) for z in starts), key=lambda end: end.cost))
+        starts += find_starts(remembered(sample_rows(problem, SEARCH_ROWS)), f_scale, RACERS)
+    return _at_the_edge(objective, _race(objective, starts, GAIN, MAX_STEPS)[0])
 
 
 def _scale(rows: CellProblem, z: FloatArray) -> float:
@@ -189,14 +143,12 @@ def _least_scale(rows: CellProblem) -> float:
 
 
 def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper: FloatArray) -> FloatArray:
-    """Refit with other weights (k, n), each from z (free,); return coordinates (k, free).
-
-    upper: upper ends of the boxes (k, free); a coordinate that a fit lacks has its lower end there.
-    """
+    """Refit with other weights (k, n), each from z (free,); return coordinates (k, free). upper: upper ends of the
+    boxes (k, free); a coordinate that a fit lacks has its lower end there."""
     rows = by_cell(remembered(problem))
     k = len(weights)
     lower = np.tile(problem.lower, (k, 1))
-    descents = Descents(rows, weights, np.zeros(k), lower, np.maximum(upper, lower))
+    descents = Descents(rows, weights, np.zeros(k), lower, np.maximum(upper, lower), rows.y[None])
     found = np.clip(np.tile(z, (k, 1)), lower, descents.upper)
     for gain in REFIT_GAINS:
         descents = descents.at_own_scale(found, _least_scale(rows))
@@ -205,10 +157,8 @@ def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper:
 
 
 def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
-    """Move coordinates that are almost at a bound onto it, if the cost does not rise, and idle ones to the middle.
-
-    The corner of a term with cost zero is idle: any value fits, and folds start from it.
-    """
+    """Move coordinates that are almost at a bound onto it, if the cost does not rise, and idle ones to the middle. The
+    corner of a term with cost zero is idle: any value fits, and folds start from it."""
     problem = objective.problem
     z, kept = end.z.copy(), objective.cost(end.z)
     middle = (problem.lower + problem.upper) / 2
@@ -226,11 +176,9 @@ def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
 
 
 def sample_rows(problem: FitProblem, size: int) -> FitProblem:
-    """Return a sample of about `size` rows, with the extremes of every column.
-
-    Systematic sampling along the order of B, S and T, half by weight and half evenly. Weights are divided by the
-    probability of inclusion, so the sample's cost estimates the cost of all rows.
-    """
+    """Return a sample of about `size` rows, with the extremes of every column. Systematic sampling along the order of
+    B, S and T, half by weight and half evenly. Weights are divided by the probability of inclusion, so the sample's
+    cost estimates the cost of all rows."""
     if len(problem.observed) <= size:
         return problem
     rng = np.random.default_rng(problem.options.seed)

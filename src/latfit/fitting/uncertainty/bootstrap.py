@@ -6,7 +6,7 @@ docs/theory/fitting.md, "Bootstrap".
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,20 @@ from numpy.typing import NDArray
 from latfit.errors import WrongUsage
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem, by_row
-from latfit.fitting.solver.levenberg_marquardt import damped_steps, thetas
+from latfit.fitting.solver.levenberg_marquardt import Descents, damped_steps, minimise_all
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
-from latfit.fitting.solver.objective import prior_rows
+from latfit.fitting.solver.objective import CellProblem, prior_rows
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.covariance import Uncertainty
 from latfit.model import STORED_DRAWS, LatencyModel
 from latfit.stats import FloatArray
 
 SCHEMES = ("rows", "block")
-GROUPS = 3_000  # random groups of steps that are resampled in place of more rows
+GROUPS = 3_000  # random groups of rows that are resampled in place of more rows
 BATCH = 100  # resamples drawn together
 MAX_COMPARED_STEPS = 120
 MAX_MISS = 0.1  # of a draw's predictions, as a share of the typical move
-MAX_STEPS = 12
-MAX_MOVE = 1.0  # of a coordinate in one step of a projection
+MAX_STEPS, MIN_GAIN = 25, 1e-3  # of a projection: steps, and share of the miss that one has to gain
 MIN_SLOPE = 0.05  # of psi', as a share of rho': the Hessian of any resample is positive
 FLAT_SD = 2.0  # prior standard deviation of a coordinate, which bounds moves along flat directions
 DIGITS = 7
@@ -54,46 +53,21 @@ def kept(problem: FitProblem, theta: FloatArray, source: str) -> Mapping[str, An
 
 
 def project_moves(problem: FitProblem, solution: Solution, moves: FloatArray) -> FloatArray:
-    """Return coordinates (n, p) whose predictions match the first-order effect of the moves (n, p)."""
+    """Return coordinates (n, p) whose predictions match the first-order effect of the moves (n, p). Moves along nearly
+    flat directions do not match by themselves: they are fitted, by squares, from the optimum."""
     part = _compared(problem)
-    here = _predicted(part, solution.z[None])[0]
-    wanted = moves @ part.jacobian(solution.z).T
-    share = part.weights / part.weights.sum()
-    typical = float(np.sqrt(np.median(wanted**2 @ share)))
-    found = np.clip(solution.z + moves, problem.lower, problem.upper)
+    part = replace(part, options=replace(part.options, loss="linear", priors={}))
+    wanted, share = moves @ part.jacobian(solution.z).T, part.weights / part.weights.sum()
+    rows = CellProblem(part, np.zeros(len(share)), share, np.arange(len(share)))
+    alike, found = Descents.alike(rows, 1.0, len(moves)), np.clip(solution.z + moves, problem.lower, problem.upper)
+    descents = replace(alike, y=rows.predicted(solution.z) + wanted)
     with np.errstate(all="ignore"):  # a long move may overflow, and is then no match
-        miss = np.sqrt((_predicted(part, found) - here - wanted) ** 2 @ share)
-        lost = np.flatnonzero(~(miss <= MAX_MISS * typical))
-        if len(lost):
-            found[lost] = _closest(part, solution.z, here + wanted[lost], share, (MAX_MISS * typical) ** 2)
+        miss = 2 * descents.costs(found)[0]
+    lost = np.flatnonzero(~(miss <= MAX_MISS**2 * float(np.median(wanted**2 @ share))))
+    if len(lost):
+        starts = np.tile(solution.z, (len(lost), 1))
+        found[lost] = [end.z for end in minimise_all(descents.at(lost), starts, MAX_STEPS, MIN_GAIN)]
     return found
-
-
-def _closest(part: FitProblem, start: FloatArray, target: FloatArray, share: FloatArray, enough: float) -> FloatArray:
-    """Return coordinates (k, free) whose predictions are closest to targets (k, m), by damped Gauss-Newton steps.
-
-    enough: mean square distance at which a search stops.
-    """
-    k = len(target)
-    z, damping, on = np.tile(start, (k, 1)), np.full(k, 1e-6), np.arange(k)
-    r = _predicted(part, z) - target
-    cost = r**2 @ share
-    for _ in range(MAX_STEPS):
-        J = _slopes(part, z[on])
-        gradient, H = np.einsum("knf,kn->kf", J, share * r[on]), np.swapaxes(J, 1, 2) @ (J * share[:, None])
-        low, high = np.maximum(part.lower - z[on], -MAX_MOVE), np.minimum(part.upper - z[on], MAX_MOVE)
-        trial = z[on] + damped_steps(gradient, H, low, high, damping[on])
-        left = _predicted(part, trial) - target[on]
-        reached = left**2 @ share
-        better = reached < cost[on]
-        done = better & ((reached < enough) | (reached > 0.999 * cost[on]))
-        damping[on] = np.where(better, np.maximum(damping[on] / 5, 1e-9), np.maximum(damping[on], 1e-4) * 30)
-        moved = on[better]
-        z[moved], r[moved], cost[moved] = trial[better], left[better], reached[better]
-        on = on[~done]
-        if len(on) == 0:
-            break
-    return z
 
 
 def _compared(problem: FitProblem) -> FitProblem:
@@ -105,22 +79,6 @@ def _compared(problem: FitProblem) -> FitProblem:
     corners = [extreme(column) for column in problem.steps.values() for extreme in (np.argmin, np.argmax)]
     rows = np.unique(np.concatenate([evenly, np.array(corners)])).astype(np.int64)
     return problem.rows_at(rows)
-
-
-def _predicted(part: FitProblem, z: FloatArray) -> FloatArray:
-    """Return ln T, or T for absolute residuals, (k, m) at coordinates (k, free)."""
-    T = part.model.latency_ms(thetas(part, z), part.steps)
-    T = np.broadcast_to(T, (len(z), len(part.observed)))
-    return T if part.options.residuals == "absolute" else np.log(np.maximum(T, 1e-300))
-
-
-def _slopes(part: FitProblem, z: FloatArray) -> FloatArray:
-    """Return the slopes of `_predicted` by z (k, m, free)."""
-    theta = thetas(part, z)
-    J = part.model.gradient(theta, part.steps)[..., part.free] * part.chain(theta[:, :, 0].T)[:, None]
-    if part.options.residuals == "absolute":
-        return np.asarray(J)
-    return np.asarray(J / np.maximum(part.model.latency_ms(theta, part.steps), 1e-300)[..., None])
 
 
 @dataclass(frozen=True)
@@ -152,35 +110,21 @@ class ParameterDraws:
 def bootstrap(
     problem: FitProblem,
     solution: Solution,
-    data: FitData | None = None,
+    data: FitData,
     *,
     resamples: int = 1000,
     scheme: str = "rows",
     progress: Progress | None = None,
 ) -> ParameterDraws:
-    """Draw all parameters by a bootstrap.
-
-    Parameters
-    ----------
-    data
-        Rows of the problem; required by `block`.
-    scheme
-        `rows` or `block`.
-    progress
-        Called with (done, total) after each batch.
-
-    Raises
-    ------
-    WrongUsage
-        For an unknown scheme, or `block` without data.
-    """
+    """Draw all parameters by a bootstrap of the rows of a problem. scheme: `rows` or `block`. progress: called with
+    (done, total) after each batch. Raises WrongUsage for an unknown scheme."""
     seed = problem.options.seed
-    if scheme not in SCHEMES or (scheme == "block" and data is None):
+    if scheme not in SCHEMES:
         raise WrongUsage(f"{scheme!r} is not known", where="--bootstrap", remedy=f"Choose: {', '.join(SCHEMES)}.")
     z = np.tile(solution.z, (resamples, 1))
     if problem.free and resamples:
         rng = np.random.default_rng(seed)
-        sums, counts = _unit_sums(problem, solution, data if scheme == "block" else None)
+        sums, counts = _unit_sums(by_row(problem, data), solution, blocks(data) if scheme == "block" else None)
         for first in range(0, resamples, BATCH):
             some = slice(first, min(first + BATCH, resamples))
             weights = rng.poisson(counts, (some.stop - first, len(counts))) / counts
@@ -205,27 +149,20 @@ def _newton_moves(problem: FitProblem, solution: Solution, sums: FloatArray, rng
     return damped_steps(drawn @ J - sums[:, :p], hessian, low, high, np.full(k, 1e-9))
 
 
-def _unit_sums(problem: FitProblem, solution: Solution, data: FitData | None) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of [-psi j, psi' j j'] of each unit (units, p + p(p+1)/2), and its steps (units,).
-
-    Units are rows, random groups of many rows, or with data the blocks of its rows.
-    """
-    if data is not None:
-        problem = by_row(problem, data)
+def _unit_sums(problem: FitProblem, solution: Solution, unit: NDArray[np.intp] | None) -> tuple[FloatArray, FloatArray]:
+    """Return the sums of [-psi j, psi' j j'] of each unit (units, p + p(p+1)/2), and the observations it counts as.
+    Units are blocks, or rows; random groups of rows where there are many."""
     r, J, loss = problem.residuals(solution.z), problem.jacobian(solution.z), problem.options.loss
     factor = score_factor(loss, r, solution.f_scale)
     slope = np.maximum(score_slope(loss, r, solution.f_scale), MIN_SLOPE * factor)
     left, right = np.triu_indices(J.shape[1])
     columns = np.concatenate([-J * (r * factor)[:, None], J[:, left] * J[:, right] * slope[:, None]], axis=1)
-    if data is None and len(r) <= GROUPS:
-        return columns * problem.weights[:, None], problem.weights
-    if data is not None:
-        rows, unit = np.arange(len(r)), blocks(data)
-    else:
-        rows = np.repeat(np.arange(len(r)), np.maximum(np.round(problem.weights), 1).astype(np.intp))
-        unit = np.random.default_rng(problem.options.seed).permutation(len(rows)) % GROUPS
-    share = (problem.weights / np.bincount(rows))[rows]
-    sums = np.stack([np.bincount(unit, column[rows] * share) for column in columns.T], axis=1)
+    columns *= problem.weights[:, None]
+    if unit is None:
+        if len(r) <= GROUPS:
+            return columns, problem.weights
+        unit = np.random.default_rng(problem.options.seed).permutation(len(r)) % GROUPS
+    sums = np.stack([np.bincount(unit, column) for column in columns.T], axis=1)
     return np.asarray(sums, dtype=np.float64), np.ones(len(sums))
 
 

@@ -18,7 +18,7 @@ from latfit.fitting.solver.objective import prior_rows, with_priors
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.identifiability import Directions, decompose, merge, weak_groups
 from latfit.model import Estimate, Steps
-from latfit.stats import FloatArray, by_group
+from latfit.stats import FloatArray, by_group, weighted_quantile
 
 LEVEL = 0.95
 CHI2_95 = 3.841458820694124
@@ -28,36 +28,20 @@ PER_TOKEN = ("P_max", "tau_S")
 MATERIAL = 0.10
 MAX_LOG_ERROR = 0.4
 """Largest standard error of ln(rate or peak) of an identified one: the interval spans a factor of 2.2 each way."""
-ALONE = 0.1
-"""Smallest 1 - leverage of a row whose residual shows the noise; below, the row nearly fits itself."""
+ALONE = 0.1  # smallest 1 - leverage of a row whose residual shows the noise; below, the row nearly fits itself
 
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Uncertainty of a fit.
+    """Uncertainty of a fit. root: R (k, p) with R'R the covariance of z, without flat directions; R is more precise
+    than R'R near a flat one."""
 
-    Attributes
-    ----------
-    estimates
-        Estimate of each parameter, by name.
-    condition_number
-        Of the scaled Jacobian.
-    unidentified
-        Groups of parameters that are not identifiable separately.
-    directions
-        Decomposition of the Jacobian.
-    root
-        R (k, p) with R'R the covariance of z, without flat directions; R is more precise than R'R near a flat one.
-    quantile
-        Standard errors from an estimate to the end of its interval.
-    """
-
-    estimates: dict[str, Estimate]
-    condition_number: float
-    unidentified: list[list[str]]
-    directions: Directions | None = None
+    estimates: dict[str, Estimate]  # estimate of each parameter, by name
+    condition_number: float  # of the scaled Jacobian
+    unidentified: list[list[str]]  # groups of parameters that are not identifiable separately
+    directions: Directions | None = None  # decomposition of the Jacobian
     root: FloatArray | None = None
-    quantile: float = 1.96
+    quantile: float = 1.96  # standard errors from an estimate to the end of its interval
 
 
 def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
@@ -115,11 +99,9 @@ def one_row_a_cell(problem: FitProblem) -> FitProblem:
 def sandwich_root(
     problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
 ) -> tuple[FloatArray, float]:
-    """Return R (k, p) with R'R the covariance of the coordinates `interior`, and the degrees of freedom.
-
-    The other coordinates are fixed. J: slopes of the cells (m, free). Working with R avoids squaring large values of
-    nearly flat directions.
-    """
+    """Return R (k, p) with R'R the covariance of the coordinates `interior`, and the degrees of freedom. The other
+    coordinates are fixed. J: slopes of the cells (m, free). Working with R avoids squaring large values of nearly flat
+    directions."""
     rows, p = problem.rows, len(interior)
     if p == 0:
         return np.zeros((0, 0)), float(max(rows - 1, 1))
@@ -187,12 +169,8 @@ def _identified(
 
 def _steep(problem: FitProblem, slopes: FloatArray) -> float:
     """Return the 95 % quantile of absolute slopes over all rows, given those of the cells (m,)."""
-    size = np.abs(slopes)
-    order = np.argsort(size)
-    reached = np.cumsum(np.diff(problem.firsts, append=len(problem.weights))[order])
-    at = 0.95 * (len(problem.weights) - 1)
-    low, high = size[order[np.searchsorted(reached, [np.floor(at), np.ceil(at)], side="right")]]
-    return float(low + (high - low) * (at - np.floor(at)))
+    rows = np.diff(problem.firsts, append=len(problem.weights))
+    return weighted_quantile(np.abs(slopes), 0.95, rows.astype(np.float64))
 
 
 def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, quantile: float, known: bool) -> Estimate:

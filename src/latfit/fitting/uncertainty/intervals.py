@@ -1,9 +1,8 @@
 """Intervals of parameters, and the parameter vectors that are stored with a fit.
 
-`sandwich` uses the covariance: instant, and right where the cost is a parabola over the interval. `bootstrap` uses
-quantiles of refits to resampled data, which include the noise that neighbours in time share; quantiles are widened for
-few rows (Hesterberg 2015). `profile` is an older name of `bootstrap`. A cost that ends at zero keeps the one-sided end
-of the covariance, because a bootstrap is not consistent at a boundary (Andrews 2000).
+`sandwich` uses the covariance, `bootstrap` (also called `profile`) quantiles of refits to resampled data, which include
+the noise that neighbours in time share. A cost at zero keeps the one-sided end of the covariance, because a bootstrap
+is not consistent at a boundary (Andrews 2000).
 """
 
 import math
@@ -24,8 +23,7 @@ from latfit.fitting.uncertainty.covariance import Uncertainty, uncertainty
 METHODS = ("sandwich", "profile", "bootstrap")
 MAX_SPAN = math.exp(4)  # of the interval of an identified rate or peak: a factor of e^2 each way
 
-RESAMPLES = 1000
-"""Resamples of bootstrap intervals where nobody says how many."""
+RESAMPLES = 1000  # resamples of bootstrap intervals where nobody says how many
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,8 @@ def check(options: DoubtOptions) -> None:
 
 
 def _resampled(problem: FitProblem, found: Uncertainty, drawn: ParameterDraws) -> Uncertainty:
-    """Return the uncertainty with percentile intervals of resampled fits.
-
-    Their level makes up for the spread that resamples of few rows lack.
-    """
+    """Return the uncertainty with percentile intervals of resampled fits. Their level makes up for the spread that
+    resamples of few rows lack."""
     estimates, groups = dict(found.estimates), [*found.unidentified]
     n, p = problem.rows, len(problem.free)
     level = math.erf(found.quantile * math.sqrt(n / max(n - p, 1)) / math.sqrt(2))

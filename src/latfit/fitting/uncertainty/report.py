@@ -28,9 +28,7 @@ MIN_GAIN = 0.005
 
 def line_as_good(problem: FitProblem, by_fold: Sequence[float], line: Sequence[float]) -> bool:
     """Return whether a line predicts held-out rows as well as the problem's model, which contains it as a limit.
-
-    by_fold, line: errors of the model and of the line in percent on each fold (K,).
-    """
+    by_fold, line: errors of the model and of the line in percent on each fold (K,)."""
     names = {p.name for p in problem.model.parameters}
     if not _bends(problem) or not LINE <= names <= _all_bends(problem) | LINE or LINE & _constrained(problem):
         return False

@@ -22,13 +22,11 @@ MAX_PAUSES = 1000  # of one step; bounds the loop if a step is far longer than a
 
 
 class NoiseTable(NamedTuple):
-    """Arrays of several `StepNoise`, in the order of the kinds of steps (phases, paths).
-
-    values, reached: F of all groups in a row and the share of the group up to each.  guide (groups, GUIDES + 1): places
-    in them.  group (kinds, batches): group of a batch, the last for all larger ones.  kind (groups,).  hazard (kinds,
-    2): pauses per step and per ms.  pause (m, 2), pause_reached (m,): length in ms and as a share of T, and the
-    cumulated share.  pauses (kinds + 1,): first pause of each kind.
-    """
+    """Arrays of several `StepNoise`, in the order of the kinds of steps (phases, paths). values, reached: F of all
+    groups in a row and the share of the group up to each. guide (groups, GUIDES + 1): places in them. group (kinds,
+    batches): group of a batch, the last for all larger ones. kind (groups,). hazard (kinds, 2): pauses per step and per
+    ms. pause (m, 2), pause_reached (m,): length in ms and as a share of T, and the cumulated share. pauses (kinds +
+    1,): first pause of each kind."""
 
     values: Any
     reached: Any

@@ -51,10 +51,8 @@ def by_size(sizes: FloatArray) -> NDArray[np.intp]:
 
 
 def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for_one: float = 1.0) -> SizeLevels:
-    """Estimate the levels of steps of S tokens (n,) with ratios to the curve (n,).
-
-    weights: steps (n,) that each row stands for, of which steps_for_one are worth an independent one.
-    """
+    """Estimate the levels of steps of S tokens (n,) with ratios to the curve (n,). weights: steps (n,) that each row
+    stands for, of which steps_for_one are worth an independent one."""
     number = by_size(S)
     count = np.bincount(number, weights=weights)
     order = np.argsort(number, kind="stable")

@@ -24,12 +24,10 @@ JEFFREYS = 0.5  # events added to a count, whose gamma distribution then covers 
 
 @dataclass(frozen=True, eq=False)
 class Pauses:
-    """Stalls that add to a step of typical time T: a Poisson number with mean max(per_step, per_ms T).
-
-    A pause takes max(ms, ratio T), by points (m,) of rising length whose weights sum to 1; a fixed time has no ratio.
-    Where the data show neither the kind of length nor of rate, both are above 0, so that the larger counts.
-    independent: independent pauses that were measured.
-    """
+    """Stalls that add to a step of typical time T: a Poisson number with mean max(per_step, per_ms T). A pause takes
+    max(ms, ratio T), by points (m,) of rising length whose weights sum to 1; a fixed time has no ratio. Where the data
+    show neither the kind of length nor of rate, both are above 0, so that the larger counts. independent: independent
+    pauses that were measured."""
 
     ms: FloatArray
     ratio: FloatArray
@@ -101,11 +99,9 @@ class Ratios:
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """F by groups of batch sizes, and pauses; without pauses F describes all steps.
-
-    groups (k,) rise with batch size; edges (k - 1,) are the batch sizes between them, each of the group below. F is the
-    ratio to the fitted curve times `levels`.
-    """
+    """F by groups of batch sizes, and pauses; without pauses F describes all steps. groups (k,) rise with batch size;
+    edges (k - 1,) are the batch sizes between them, each of the group below. F is the ratio to the fitted curve times
+    `levels`."""
 
     groups: tuple[Ratios, ...]
     edges: FloatArray
