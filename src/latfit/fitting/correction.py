@@ -20,32 +20,22 @@ from latfit.fitting.data import Rows
 from latfit.model import OF_PREFILL_ALONE, OF_STEPS, Correction, coordinates, corners_of, features_of, prefill_only
 from latfit.stats import FloatArray
 
-Formula = Callable[[Mapping[str, FloatArray]], FloatArray]
-"""Columns of steps (n,) -> latency in ms (n,)."""
-
+Formula = Callable[[Mapping[str, FloatArray]], FloatArray]  # columns of steps (n,) -> latency in ms (n,)
 DECODING, PREFILL, CONTEXT, LENGTH = OF_STEPS
 REQUESTS = OF_PREFILL_ALONE[0]
 
 OCTAVE = float(np.log(2.0))
-BANDWIDTHS = (2.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.06, 0.03)
-"""Kernel width of each smoothing round, in octaves."""
-PRIOR_STEPS = 0.5
-"""Steps with residual zero that every kernel mean includes."""
+BANDWIDTHS = (2.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.12, 0.06, 0.03)  # kernel width of each smoothing round, in octaves
+PRIOR_STEPS = 0.5  # steps with residual zero that every kernel mean includes
 OUTLIER = 4.5
 """Residuals count up to so many times their kind's median absolute residual: three deviations of normal noise."""
 
 MAX_NODES = 30_000
 NODE_DISTANCE = OCTAVE / 64
 """Distance of neighbouring nodes, at least; more where the grid would have more than MAX_NODES."""
-MIN_PREFILL_STEPS = 30
-"""Prefill-only steps from which they have a table of their own, if some of them hold several requests."""
-
-POINTS_PER_EDGE = 3
-"""Points of an edge at which the parametric model's slope is checked."""
-MAX_SWEEPS = 50
-PROJECTIONS, PROJECTION_TOLERANCE = 6, 1e-3
-PRIOR_SUPPORT = 1e-3
-"""Weight of a node without steps in an isotonic regression."""
+MIN_PREFILL_STEPS = 30  # of prefill alone, from which they have a table, if some of them hold several requests
+MAX_SWEEPS, ISOTONIC_PASSES = 50, 3
+PRIOR_SUPPORT = 1e-3  # weight of a node without steps in an isotonic regression
 MAX_FALL = 1e3
 FADE = 2 * OCTAVE
 DIRECTIONS = 16
@@ -55,28 +45,18 @@ DECODE_ONLY, PREFILL_ONLY, MIXED = KINDS = range(3)
 
 @dataclass(frozen=True)
 class Smoothing:
-    """Strength of a correction.
-
-    Parameters
-    ----------
-    rounds
-        Smoothing rounds for decode, prefill-only and mixed steps; 0 leaves the parametric model unchanged.
-    noise
-        Relative noise of single steps. Latency may fall by no more than this along an axis.
-    """
+    """Strength of a correction. rounds: smoothing rounds for decode, prefill-only and mixed steps; 0 leaves the
+    parametric model unchanged."""
 
     rounds: tuple[int, int, int]
-    noise: float
+    noise: float  # relative noise of single steps. Latency may fall by no more than this along an axis
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Nodes of a table and the place of each step of a trace among them.
-
-    nodes: rising ln(1 + x) by axis.  constant: value along axes that do not vary.  rows: which steps (n,) belong to the
-    table.  nearest: node nearest to each step (n,).  corners, shares: the nodes around each step and their weights
-    (n, 2^d).
-    """
+    """Nodes of a table and the place of each step of a trace among them. nodes: rising ln(1 + x) by axis. constant:
+    value along axes that do not vary. rows: which steps (n,) belong to the table. nearest: node nearest to each step
+    (n,). corners, shares: the nodes around each step and their weights (n, 2^d)."""
 
     nodes: Mapping[str, FloatArray]
     constant: Mapping[str, float]
@@ -87,7 +67,7 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(len(each) for each in self.nodes.values())
+        return tuple(len(x) for x in self.nodes.values())
 
     def at(self, table: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
         """Interpolate a table at some of the steps."""
@@ -107,11 +87,10 @@ class Grid:
 
     def kinds(self) -> NDArray[np.int64]:
         """Return the kind of the steps at each node, shaped as the grid."""
-        if self.nodes.keys() <= {*OF_PREFILL_ALONE} and REQUESTS in self.nodes:
+        if REQUESTS in self.nodes:
             return np.full(self.shape, PREFILL_ONLY)
         at = dict(zip(self.nodes, self.at_nodes, strict=True))
-        D, P = (at.get(name, np.full(self.shape, self.constant.get(name, 0.0))) for name in (DECODING, PREFILL))
-        return kinds_of(D, P)
+        return kinds_of(*(at.get(name, np.full(self.shape, self.constant.get(name, 0.0))) for name in OF_STEPS[:2]))
 
 
 def kinds_of(D: FloatArray, P: FloatArray) -> NDArray[np.int64]:
@@ -121,27 +100,30 @@ def kinds_of(D: FloatArray, P: FloatArray) -> NDArray[np.int64]:
 
 def build_grids(data: Rows) -> list[Grid]:
     """Return the grid of all steps, or those of decoding and of prefill-only steps; none where steps do not differ."""
-    features = features_of(data.steps)
-    only = prefill_only(features)
-    if only.sum() >= MIN_PREFILL_STEPS and not only.all() and np.ptp(features["n"][only]) > 0:
-        both = [_grid(OF_STEPS, features, ~only), _grid(OF_PREFILL_ALONE, features, only)]
-        if all(both):
-            return [grid for grid in both if grid]
-    grid = _grid(OF_STEPS, features, np.ones(len(data), dtype=bool))
-    return [grid] if grid else []
+
+    def build() -> list[Grid]:
+        features = features_of(data.steps)
+        only, every = prefill_only(features), np.ones(len(data), dtype=bool)
+        tables: list[tuple[Sequence[str], NDArray[np.bool_]]] = [(OF_STEPS, every)]
+        if only.sum() >= MIN_PREFILL_STEPS and not only.all() and np.ptp(features["n"][only]) > 0:
+            tables = [(OF_STEPS, ~only), (OF_PREFILL_ALONE, only)]
+        grids = [grid for axes, rows in tables if (grid := _grid(axes, features, rows))]
+        whole = grids if len(grids) == len(tables) else [_grid(OF_STEPS, features, every)]
+        return [grid for grid in whole if grid]
+
+    return data.once("correction grids", build)
 
 
 def _grid(axes: Sequence[str], features: Mapping[str, FloatArray], rows: NDArray[np.bool_]) -> Grid | None:
     at = dict(zip(axes, coordinates(axes, features), strict=True))
     if not np.any(features["KP"] > 0):
         at.pop(LENGTH)  # without cached prompts the length of a prompt is its number of prefill tokens
-    decoding = features["D"] > 0
-    known = {name: x[rows & decoding] if name == CONTEXT else x[rows] for name, x in at.items()}
-    varying = {name: x[rows] for name, x in at.items() if len(known[name]) and np.ptp(known[name]) > 0}
+    known = {name: x[rows & (features["D"] > 0)] if name == CONTEXT else x[rows] for name, x in at.items()}
+    varying = {name: x for name, x in at.items() if len(known[name]) and np.ptp(known[name]) > 0}
     if not varying:
         return None
-    nodes = _place_nodes(varying)
-    corners, shares = corners_of(nodes, [at[name] for name in varying])
+    nodes = _place_nodes({name: x[rows] for name, x in varying.items()})
+    corners, shares = corners_of(nodes, list(varying.values()))
     nearest = np.take_along_axis(corners, np.argmax(shares, axis=1)[:, None], axis=1)[:, 0]
     constant = {name: float(np.expm1(known[name].max(initial=0.0))) for name in at if name not in varying}
     return Grid(nodes, constant, rows, nearest, corners, shares)
@@ -185,15 +167,8 @@ def _pad(x: FloatArray) -> FloatArray:
 def smooth_in_rounds(
     grid: Grid, rows: NDArray[np.intp], log_ratio: FloatArray, weights: FloatArray, rounds: int
 ) -> Iterator[FloatArray]:
-    """Yield the table after each smoothing round, zero outside the measured cells.
-
-    Parameters
-    ----------
-    rows
-        Steps to learn from (k,), as row numbers of the trace.
-    log_ratio, weights
-        ln(observed/model) and number of steps, by row of the trace.
-    """
+    """Yield the table after each smoothing round, zero outside the measured cells. rows: steps to learn from (k,), as
+    row numbers of the trace. log_ratio, weights: ln(observed/model) and number of steps, by row of the trace."""
     node, shape, dimensions = grid.nearest[rows], grid.shape, range(len(grid.shape))
     residual, weight = log_ratio[rows], weights[rows]
     count = np.bincount(node, weight, int(np.prod(shape))).reshape(shape)
@@ -223,9 +198,7 @@ def _smooth(kernel: FloatArray, table: FloatArray, axis: int) -> FloatArray:
 
 def fade(grid: Grid, measured: NDArray[np.bool_]) -> FloatArray:
     """Return the weight of the correction at each node: one within the hull of measured nodes, zero an octave beyond.
-
-    The hull is that of every pair of axes, in DIRECTIONS directions. Beyond the range of an axis the weight is zero.
-    """
+    The hull is that of every pair of axes, in DIRECTIONS directions. Beyond the range of an axis the weight is zero."""
     if not measured.any():
         return np.zeros(grid.shape)
     distance = np.zeros(grid.shape)
@@ -239,82 +212,45 @@ def fade(grid: Grid, measured: NDArray[np.bool_]) -> FloatArray:
 def smooth_residuals(
     data: Rows, rows: NDArray[np.intp], log_ratio: FloatArray, smoothing: Smoothing
 ) -> Iterator[tuple[Grid, FloatArray]]:
-    """Yield each grid of a trace and the table that some rows teach.
-
-    Parameters
-    ----------
-    rows
-        Row numbers (k,).
-    log_ratio
-        ln(observed/model) of these rows (k,).
-    """
+    """Yield each grid of a trace and the table that rows (k,) with ln(observed/model) (k,) teach."""
     by_row = np.zeros(len(data))
     by_row[rows] = log_ratio
-    for grid in data.once("correction grids", lambda: build_grids(data)):
-        own = rows[grid.rows[rows]]
-        tables = [np.zeros(grid.shape), *smooth_in_rounds(grid, own, by_row, data.weights, max(smoothing.rounds))]
-        yield grid, np.choose(grid.kinds(), [tables[rounds] for rounds in smoothing.rounds])
+    for grid in build_grids(data):
+        rounds = smooth_in_rounds(grid, rows[grid.rows[rows]], by_row, data.weights, max(smoothing.rounds))
+        tables = [np.zeros(grid.shape), *rounds]
+        yield grid, np.choose(grid.kinds(), [tables[number] for number in smoothing.rounds])
 
 
 def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, model: Formula) -> Correction:
     """Learn the correction of a parametric model from all rows of a trace; log_ratio: ln(observed/model) (n,)."""
-    found = []
+    tables = []
     for grid, table in smooth_residuals(data, np.arange(len(data)), log_ratio, smoothing):
         support = np.zeros(table.shape)
         np.add.at(support.ravel(), grid.nearest[grid.rows], data.weights[grid.rows])
         falls = allowed_falls(grid, model, tuple(data.steps))
         middle = make_monotone(fit_isotonic(table, falls, support), falls)
-        found.append((grid.nodes, np.clip(table, middle - smoothing.noise / 2, middle + smoothing.noise / 2)))
-    return Correction(*found[0], alone=Correction(*found[1]) if len(found) > 1 else None)
+        tables.append((grid.nodes, np.clip(table, middle - smoothing.noise / 2, middle + smoothing.noise / 2)))
+    return Correction(*tables[0], alone=Correction(*tables[1]) if len(tables) > 1 else None)
 
 
 def fit_isotonic(table: FloatArray, falls: Sequence[FloatArray], support: FloatArray) -> FloatArray:
-    """Return the nearest table, by squares weighted with the support, that falls along no line by more than allowed.
+    """Return a table near the given one, by squares weighted with the steps at its nodes, whose lines along each axis
+    in turn fall by no more than allowed."""
+    from scipy.optimize import isotonic_regression
 
-    Exact for one axis; for several, a few of Dykstra's projections onto each axis in turn.
-    """
-    weights = support + PRIOR_SUPPORT
-    found, kept = table, [np.zeros_like(table) for _ in falls]
-    for _ in range(PROJECTIONS if table.ndim > 1 else 1):
-        before = found
+    found, weights = table.copy(), support + PRIOR_SUPPORT
+    for _ in range(ISOTONIC_PASSES if table.ndim > 1 else 1):
         for axis, fall in enumerate(falls):
-            wanted = found + kept[axis]
-            found = _fit_lines(wanted, fall, weights, axis)
-            kept[axis] = wanted - found
-        if np.max(np.abs(found - before)) < PROJECTION_TOLERANCE:
-            break
+            lines, of_line, allowed = (np.moveaxis(each, axis, -1) for each in (found, weights, fall))
+            for at in np.argwhere((np.diff(lines, axis=-1) < -allowed).any(axis=-1)):
+                rise = np.append(0.0, np.cumsum(np.minimum(allowed[(*at,)], MAX_FALL)))
+                lines[(*at,)] = isotonic_regression(lines[(*at,)] + rise, weights=of_line[(*at,)]).x - rise
     return found
-
-
-def _fit_lines(table: FloatArray, fall: FloatArray, weights: FloatArray, axis: int) -> FloatArray:
-    """Return the nearest table that falls by no more than allowed along one axis."""
-    violating = np.moveaxis(np.diff(table, axis=axis) < -fall, axis, -1).any(axis=-1)
-    if not violating.any():
-        return table
-    found = np.moveaxis(table.copy(), axis, -1)
-    rise = np.minimum(np.moveaxis(fall, axis, -1)[violating], MAX_FALL)
-    sums = np.concatenate([np.zeros((len(rise), 1)), np.cumsum(rise, axis=1)], axis=1)
-    found[violating] = pool_violators(found[violating] + sums, np.moveaxis(weights, axis, -1)[violating]) - sums
-    return np.moveaxis(found, -1, axis)
-
-
-def pool_violators(lines: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the rising lines (k, m) nearest to the given ones by weighted squares; all lines are pooled at once."""
-    value, weight = lines.ravel(), weights.ravel()
-    line, size = np.repeat(np.arange(len(lines)), lines.shape[1]), np.ones(lines.size, dtype=np.intp)
-    while (falls := (value[:-1] > value[1:]) & (line[:-1] == line[1:])).any():
-        first = np.flatnonzero(np.append(True, ~falls))
-        value, weight = np.add.reduceat(weight * value, first), np.add.reduceat(weight, first)
-        value = value / weight
-        line, size = line[first], np.add.reduceat(size, first)
-    return np.repeat(value, size).reshape(lines.shape)
 
 
 def make_monotone(table: FloatArray, falls: Sequence[FloatArray]) -> FloatArray:
     """Return the mean of the least table above and the largest below the given one that fall by no more than allowed.
-
-    falls: allowed fall along each edge, by axis.
-    """
+    falls: allowed fall along each edge, by axis."""
     return (least_majorant(table, falls) - least_majorant(-table, falls, backwards=True)) / 2
 
 
@@ -336,48 +272,33 @@ def least_majorant(table: FloatArray, falls: Sequence[FloatArray], backwards: bo
 
 
 def allowed_falls(grid: Grid, model: Formula, known: Sequence[str]) -> list[FloatArray]:
-    """Return how far ln of the correction may fall along each edge so that latency does not, by axis."""
-    found, nodes = [], grid.nodes
-    for axis, (name, x) in enumerate(nodes.items()):
-        h = np.diff(x)
-        inner = (x[:-1, None] + h[:, None] * np.arange(POINTS_PER_EDGE) / POINTS_PER_EDGE).ravel()
-        fine = {**nodes, name: np.append(inner, x[-1])}
-        T = np.log(np.maximum(model(_steps_at(fine, grid.constant, known)), 1e-300))
-        rise = np.moveaxis(np.diff(T.reshape([len(each) for each in fine.values()]), axis=axis), axis, 0)
-        rise = rise.reshape(len(h), POINTS_PER_EDGE, *rise.shape[1:])
-        # the model may jump between zero of something and the least measured of it
-        jumps = (x[:-1] == 0).reshape(-1, *[1] * (rise.ndim - 2))
-        least = np.where(jumps, rise.sum(axis=1), POINTS_PER_EDGE * rise.min(axis=1))
-        allowed = np.moveaxis(np.maximum(least, 0.0), 0, axis)
-        found.append(np.where(_unconstrained(nodes, name), np.inf, allowed))
-    return found
+    """Return how far ln of the correction may fall along each edge so that latency does not, by axis. known: columns of
+    the trace."""
+    T = np.log(np.maximum(model(_steps_at_nodes(grid, known)), 1e-300)).reshape(grid.shape)
+    falls = []
+    for axis, name in enumerate(grid.nodes):
+        allowed, at = np.maximum(np.diff(T, axis=axis), 0.0), dict(zip(grid.nodes, grid.at_nodes, strict=True))
+        # nodes where no step can be: context without requests, say. More requests mean shorter prompts: it may fall.
+        impossible = np.full(grid.shape, name == REQUESTS)
+        if name == CONTEXT and DECODING in at:
+            impossible = at[DECODING] == 0
+        if name == LENGTH and PREFILL in at:
+            with np.errstate(divide="ignore"):
+                own = at[LENGTH] + (np.log(np.expm1(at[REQUESTS])) if REQUESTS in at else 0.0)
+            impossible = (at[PREFILL] == 0) | (own < at[PREFILL])
+        falls.append(np.where(np.delete(impossible, -1, axis=axis), np.inf, allowed))
+    return falls
 
 
-def _unconstrained(nodes: Mapping[str, FloatArray], name: str) -> NDArray[np.bool_]:
-    """Return edges along which latency may fall, or that start where no step can be: context without requests, say."""
-    x = dict(zip(nodes, np.meshgrid(*nodes.values(), indexing="ij"), strict=True))
-    # with more requests for the same tokens prompts are shorter: attention may cost less
-    found = np.full([len(each) for each in nodes.values()], name == REQUESTS)
-    if name == CONTEXT and DECODING in x:
-        found = x[DECODING] == 0
-    if name == LENGTH and PREFILL in x:
-        with np.errstate(divide="ignore"):
-            own = x[LENGTH] + np.log(np.expm1(x[REQUESTS])) if REQUESTS in x else x[LENGTH]
-        found = (x[PREFILL] == 0) | (own < x[PREFILL])
-    return np.delete(found, -1, axis=list(nodes).index(name))
-
-
-def _steps_at(nodes: Mapping[str, FloatArray], constant: Mapping[str, float], known: Sequence[str]) -> dict[str, Any]:
+def _steps_at_nodes(grid: Grid, known: Sequence[str]) -> dict[str, Any]:
     """Return the columns of steps at all nodes (m,), those that the trace has."""
-    grid = np.meshgrid(*(np.expm1(x) for x in nodes.values()), indexing="ij")
-    of = {name: each.ravel() for name, each in zip(nodes, grid, strict=True)}
-    of |= {name: np.full(grid[0].size, value) for name, value in constant.items()}
+    nodes = {name: np.expm1(x.ravel()) for name, x in zip(grid.nodes, grid.at_nodes, strict=True)}
+    count = int(np.prod(grid.shape))
+    of = {name: nodes.get(name, np.full(count, grid.constant.get(name, 0.0))) for name in OF_STEPS}
     P = of[PREFILL]
-    n = of.get(REQUESTS, (P > 0).astype(np.float64))
-    D = of.get(DECODING, np.zeros(len(P)))
-    D = np.where(D + n > 0, D, 1.0)
-    KD = of.get(CONTEXT, np.zeros(len(P))) * D
-    KP = np.maximum(of[LENGTH] * n - P, 0.0) if LENGTH in of else np.zeros(len(P))
+    n = nodes.get(REQUESTS, np.where(P > 0, max(grid.constant.get(REQUESTS, 1.0), 1.0), 0.0))
+    D = np.where(of[DECODING] + n > 0, of[DECODING], 1.0)
+    KD, KP = of[CONTEXT] * D, np.maximum(of[LENGTH] * n - P, 0.0)
     every = {
         "B": D + n,
         "S": D + P,

@@ -23,9 +23,6 @@ from latfit.units import format_ms
 CANNOT_TELL = "No interval beyond the measured range: too few values of B or S to validate an extrapolation."
 UNTESTED = "Too few measured steps to test how far those unlike them lie off: their intervals may be too narrow."
 OUTSIDE = "outside the measured range"
-BIASED = math.log(1.1)
-"""A median of held-out ratios further from one is worth a word."""
-
 NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 
 
@@ -33,27 +30,18 @@ NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 class Predictions:
     """Latency of steps; every array is (n,).
 
-    Attributes
-    ----------
-    T_ms
-        Typical latency.
-    low, high
-        Ends of the interval in ms; NaN where the data support none.
-    level
-        Level of the interval: the widest supported one up to the level that was requested; NaN without interval.
-    why_outside, why_no_interval
-        Reasons; empty where the step is inside the measured range, or has an interval.
-    notes
-        Assumptions, how far outside the steps lie, and why intervals are missing.
+    low, high: ends of the interval in ms; NaN where the data support none. level: level of the interval: the widest
+    supported one up to the level that was requested; NaN without interval. why_outside, why_no_interval: reasons; empty
+    where the step is inside the measured range, or has an interval.
     """
 
-    T_ms: FloatArray
+    T_ms: FloatArray  # typical latency
     low: FloatArray
     high: FloatArray
     level: FloatArray
     why_outside: NDArray[np.object_]
     why_no_interval: NDArray[np.object_]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # assumptions, how far outside the steps lie, and why intervals are missing
 
     def __repr__(self) -> str:
         span = f", {format_ms(self.T_ms.min())} to {format_ms(self.T_ms.max())}" if len(self.T_ms) else ""
@@ -78,10 +66,10 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
         raise WrongUsage(f"the fit has no interval at {level:g}", where="--level", remedy=f"Choose one of: {shown}.")
     T = typical_ms(fit, steps)
     low, high, levels_of, without, narrower = _interval(fit, steps, T, level, widest=True)
-    biased = [_bias(fit, phase) for phase in np.unique(_phases_of(steps)).tolist()]
     silent = [text for text in dict.fromkeys(without.tolist()) if text and NO_PREFILL not in text]
-    notes = (*outside_note(fit, steps), *taken(fit, steps), *filter(None, biased), *narrower, *silent)
-    if np.any(np.isnan(fit.widening_outside_support(**_read(fit, steps))) & np.isfinite(high)):
+    notes = (*outside_note(fit, steps), *taken(fit, steps), *narrower, *silent)
+    untested = fit.cross_validation.outside_support is None
+    if untested and np.any(fit.outside_support(**_read(fit, steps)) & np.isfinite(high)):
         notes = (*notes, UNTESTED)
     return Predictions(T, low, high, levels_of, _why_outside(fit, steps), without, notes)
 
@@ -89,32 +77,30 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
 def _interval(
     fit: FitResult, steps: Trace, T: FloatArray, level: float, *, widest: bool = False
 ) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.object_], list[str]]:
-    """Return the ends of the interval in ms, NaN where the fit has none, its level, why it has none, and notes.
-
-    widest: where a phase has no interval at the level, take the widest that it has and note its level.
-    """
+    """Return the ends of the interval in ms, NaN where the fit has none, its level, why it has none, and notes. widest:
+    where a phase has no interval at the level, take the widest that it has and note its level."""
     low, high, level_of = (np.full(len(steps), np.nan) for _ in range(3))
     without = np.full(len(steps), "", dtype=object)
     named, notes = _phases_of(steps), []
+    levels = [level, *sorted((each for each in known_levels(fit) if each < level), reverse=True)] if widest else [level]
     for phase in map(str, np.unique(named)):
-        rows = named == phase
-        tried = [level, *sorted((each for each in known_levels(fit) if each < level), reverse=True)]
-        for each in tried if widest else tried[:1]:
-            lower, upper = _factors(fit, phase, round((1 + each) / 2, 9))
-            if math.isfinite(lower) and math.isfinite(upper):
-                low[rows], high[rows], level_of[rows] = T[rows] * lower, T[rows] * upper, each
+        rows, missing = named == phase, fit.limits.of(phase).reason or "too few steps were measured"
+        silent = f"No interval at {100 * level:g} % for {phase} steps: {missing}."
+        for tried in levels:
+            share = round((1 + tried) / 2, 9)
+            lower, upper = fit.limits.lower_factor(phase, share), fit.limits.factor(phase, share)
+            if lower is not None and upper is not None:
+                low[rows], high[rows], level_of[rows] = T[rows] * lower, T[rows] * upper, tried
+                if tried != level:
+                    notes.append(f"Intervals of {phase} steps are at {100 * tried:g} %. {silent}")
                 break
         else:
-            without[rows] = _why_silent(fit, phase, level)
-        if without[rows][0] == "" and each != level:
-            notes.append(f"Intervals of {phase} steps are at {100 * each:g} %. {_why_silent(fit, phase, level)}")
-    blind = _blind(fit, steps)
-    low[blind], high[blind] = np.nan, np.nan
-    wider = fit.widening(**_read(fit, steps))
+            without[rows] = silent
+    blind, wider = _blind(fit, steps), fit.widening(**_read(fit, steps))
     without[np.isnan(wider) & (without == "")] = CANNOT_TELL
     without[blind] = f"No interval: {NO_PREFILL}."
-    level_of[np.isnan(low) | np.isnan(wider)] = np.nan
-    return low / wider, high * wider, level_of, without, notes
+    low, high = np.where(blind, np.nan, low / wider), np.where(blind, np.nan, high * wider)
+    return low, high, np.where(np.isnan(low), np.nan, level_of), without, notes
 
 
 def _blind(fit: FitResult, steps: Trace) -> NDArray[np.bool_]:
@@ -136,17 +122,6 @@ def outside_note(fit: FitResult, steps: Trace) -> list[str]:
     if not far:
         return [f"{place} {OUTSIDE}: few steps like {'it' if one or count == 1 else 'them'}."]
     return [f"{place} {OUTSIDE}: {far if one or count == 1 else f'up to {far}'}."]
-
-
-def _bias(fit: FitResult, phase: str) -> str:
-    """By how much the model misses most steps of a phase, in a sentence; empty where that is little or unknown."""
-    ends = fit.limits.lower_factor(phase, 0.5), fit.limits.factor(phase, 0.5)
-    if ends[0] is None or ends[1] is None or not (ends[0] > math.exp(BIASED) or ends[1] < math.exp(-BIASED)):
-        return ""
-    return (
-        f"Held-out {phase} steps took {ends[0] if ends[0] > 1 else ends[1]:.2f} times the prediction (median): the"
-        " model is biased there, and its interval says so."
-    )
 
 
 def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
@@ -193,16 +168,6 @@ def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
     return why
 
 
-def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
-    """How many steps a fit of decode steps alone can say nothing of, in a sentence; empty where there are none."""
-    steps = round(float(weights_by_row(trace) @ _blind(fit, trace)))
-    return (
-        [f"{steps:,} steps contain prefill, which is not identified: the fit contains decode steps only."]
-        if steps
-        else []
-    )
-
-
 def _phases_of(steps: Trace) -> NDArray[np.object_]:
     """The phase of each step (n,): one of a single request that computes several tokens is prefill, and one of fewer
     than two tokens a request has some that decode beside the prefill, whatever else is known."""
@@ -214,11 +179,6 @@ def _phases_of(steps: Trace) -> NDArray[np.object_]:
     return named
 
 
-def _why_silent(fit: FitResult, phase: str, level: float) -> str:
-    reason = fit.limits.of(phase).reason or "too few steps were measured"
-    return f"No interval at {100 * level:g} % for {phase} steps: {reason}."
-
-
 def read_columns_of(fit: FitResult) -> list[str]:
     """Columns that a fit's model reads and its data had."""
     return [name for name in fit.columns if name in ("B", "S") or name in fit.domain]
@@ -227,6 +187,13 @@ def read_columns_of(fit: FitResult) -> list[str]:
 def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
     names = dict.fromkeys(["B", "S", *read_columns_of(fit), *(name for name in SOURCES if name in fit.domain)])
     return {name: steps.floats(name) for name in names if name in steps}
+
+
+def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
+    count = round(float(weights_by_row(trace) @ _blind(fit, trace)))
+    return [f"{count:,} steps contain prefill, which is not identified: the fit contains decode steps only."] * bool(
+        count
+    )
 
 
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
@@ -253,10 +220,3 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
         "notes": [*outside_note(fit, trace), *taken(fit, trace), *_unknown_prefill(fit, trace), *without],
     }
-
-
-def _factors(fit: FitResult, phase: str, share: float) -> tuple[float, float]:
-    """(lower, upper) factor on the typical latency at a share, by the rule of `PredictionIntervals`; NaN where
-    unknown."""
-    lower, upper = fit.limits.lower_factor(phase, share), fit.limits.factor(phase, share)
-    return math.nan if lower is None else lower, math.nan if upper is None else upper

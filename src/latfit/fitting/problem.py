@@ -5,7 +5,7 @@ coordinates z: logarithms for rates and peaks, scaled values for costs that may 
 docs/theory/fitting.md, "Problem".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,62 +22,41 @@ from latfit.stats import FloatArray, by_group, weighted_quantile
 WEIGHTS = ("rows", "segment", "variance")
 """Equal weight per step; equal weight per doubling of S; cells weighted by inverse variance."""
 
-VARIANCE_FLOOR = 0.1
-"""Lower bound of a cell's variance, as a share of the typical one: a few equal rows may be chance."""
+VARIANCE_FLOOR = 0.1  # lower bound of a cell's variance, as a share of the typical one: a few equal rows may be chance
 
 
 @dataclass(frozen=True)
 class Collapsed:
-    """Distinct rows, sorted by cell and T.
-
-    Attributes
-    ----------
-    steps, observed
-        Columns that the model uses, and T in ms, (n,) each.
-    counts, cells
-        Steps that each row represents, and its cell number (n,).
-    row_of
-        Distinct row of each row of the data (rows,).
-    """
+    """Distinct rows, sorted by cell and T. steps, observed: columns that the model uses, and T in ms, (n,) each.
+    counts, cells: steps that each row represents, and its cell number (n,)."""
 
     steps: StepTable
     observed: FloatArray
     counts: FloatArray
     cells: NDArray[np.int64]
-    row_of: NDArray[np.int64]
-
-    def counted(self, counts: FloatArray, scheme: str) -> FloatArray:
-        """Return weights (n,) under a scheme of WEIGHTS for other step counts (n,), which may be zero."""
-        some = np.flatnonzero(counts > 0)
-        cells = np.unique(self.cells[some], return_inverse=True)[1].ravel()
-        part = Collapsed(self.steps.at(some), self.observed[some], counts[some], cells, self.row_of)
-        weights = np.zeros(len(counts))
-        weights[some] = weighted_counts(part, scheme)
-        return weights
-
-
-def collapse(rows: Rows, names: Sequence[str]) -> Collapsed:
-    """Merge rows that are equal in the columns `names` and T."""
-    columns, T = {name: rows.steps[name] for name in names}, rows.observed
-    order = np.lexsort((T, *reversed(columns.values())))
-    columns = {name: column[order] for name, column in columns.items()}
-    T = T[order]
-    first = np.ones(len(T), dtype=bool)
-    new_cell = first.copy()
-    new_cell[1:] = np.any([np.diff(column) != 0 for column in columns.values()], axis=0)
-    first[1:] = new_cell[1:] | (np.diff(T) != 0)
-    starts = np.flatnonzero(first)
-    cells = np.cumsum(new_cell) - 1
-    steps = StepTable({name: column[starts] for name, column in columns.items()})
-    row_of = np.empty(len(T), dtype=np.int64)
-    row_of[order] = np.cumsum(first) - 1
-    return Collapsed(steps, T[starts], np.add.reduceat(rows.weights[order], starts), cells[starts], row_of)
+    row_of: NDArray[np.int64]  # distinct row of each row of the data (rows,)
 
 
 def collapsed(data: Rows, model: LatencyModel) -> Collapsed:
-    """Merge rows that are equal in the columns of a model; cached with the data."""
-    read = ("B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S")))
-    return data.once(("collapsed", read), lambda: collapse(data, read))
+    """Merge rows that are equal in T and the columns of a model; cached with the data."""
+    names = ("B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S")))
+
+    def merge() -> Collapsed:
+        columns, T = {name: data.steps[name] for name in names}, data.observed
+        order = np.lexsort((T, *reversed(columns.values())))
+        columns, T = {name: column[order] for name, column in columns.items()}, T[order]
+        first = np.ones(len(T), dtype=bool)
+        new_cell = first.copy()
+        new_cell[1:] = np.any([np.diff(column) != 0 for column in columns.values()], axis=0)
+        first[1:] = new_cell[1:] | (np.diff(T) != 0)
+        starts = np.flatnonzero(first)
+        cells = np.cumsum(new_cell) - 1
+        steps = StepTable({name: column[starts] for name, column in columns.items()})
+        row_of = np.empty(len(T), dtype=np.int64)
+        row_of[order] = np.cumsum(first) - 1
+        return Collapsed(steps, T[starts], np.add.reduceat(data.weights[order], starts), cells[starts], row_of)
+
+    return data.once(("collapsed", names), merge)
 
 
 def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
@@ -88,27 +67,20 @@ def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
     if scheme == "segment":
         segment = np.floor(np.log2(np.maximum(rows.steps["S"], 1.0))).astype(np.int64)
         factor = 1.0 / np.bincount(segment, weights=counts)[segment]
-    else:
-        variance = _cell_variance(rows)
+    else:  # variance of ln T in each cell, shrunk to the typical one with the weight of four rows
+        found = by_group(np.log(rows.observed), rows.cells, counts)
+        freedom = np.maximum(found.size - 1, 0)
+        typical = float(found.squares.sum()) / max(float(freedom.sum()), 1.0)
+        variance = ((found.squares + 4 * typical) / (freedom + 4))[rows.cells]
         factor = 1.0 / np.maximum(variance, VARIANCE_FLOOR * float(np.average(variance, weights=counts)) or 1.0)
     weights = counts * factor
     return np.asarray(weights * (counts.sum() / weights.sum()))
 
 
-def _cell_variance(rows: Collapsed) -> FloatArray:
-    """Return the variance of ln T in each row's cell (n,), shrunk to the typical one with the weight of four rows."""
-    found = by_group(np.log(rows.observed), rows.cells, rows.counts)
-    freedom = np.maximum(found.size - 1, 0)
-    typical = float(found.squares.sum()) / max(float(freedom.sum()), 1.0)
-    return np.asarray(((found.squares + 4 * typical) / (freedom + 4))[rows.cells])
-
-
 RATE_SPAN = (1e-3, 30.0)
 """Search range of a rate: k x_max >= the first, k x_min <= the second; outside, its factor is constant."""
 
-SPAN = 1e6
-"""Search range of other parameters: up to this multiple of their scale, peaks also down to its inverse."""
-
+SPAN = 1e6  # search range of other parameters: up to this multiple of their scale, peaks also down to its inverse
 ATTENTION_PER_TOKEN = 2e-4
 SORTED_BELOW = 20_000
 LOW_SHARE = 0.05
@@ -170,27 +142,12 @@ RESIDUALS = ("relative", "absolute")
 class FitOptions:
     """Options of a fit.
 
-    Attributes
-    ----------
-    model
-        A model's name, or `auto`.
-    loss, residuals
-        Robust loss, and `relative` or `absolute` residuals.
-    fixed, bounds, priors
-        {parameter: value}, {parameter: (low, high)}, {parameter: (mean, standard deviation)}, in the parameter's unit.
-    starts, seed
-        Number of starts of the solver, and the random seed.
-    weights
-        See WEIGHTS.
-    candidates
-        Models that `auto` compares; empty for all that the columns can identify.
-    window_means
-        Whether the rows are means over windows although no column says so.
-    correction
-        Smoothing of the correction table; None for no correction.
+    loss, residuals: robust loss, and `relative` or `absolute` residuals. fixed, bounds, priors: {parameter: value},
+    {parameter: (low, high)}, {parameter: (mean, standard deviation)}, in the parameter's unit. starts, seed: number of
+    starts of the solver, and the random seed.
     """
 
-    model: str = "auto"
+    model: str = "auto"  # A model's name, or `auto`
     loss: str = "huber"
     residuals: str = "relative"
     fixed: Mapping[str, float] = field(default_factory=dict)
@@ -198,10 +155,10 @@ class FitOptions:
     starts: int = 4
     seed: int = 0
     priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    weights: str = "rows"
-    candidates: tuple[str, ...] = ()
-    window_means: bool = False
-    correction: Smoothing | None = None
+    weights: str = "rows"  # see WEIGHTS
+    candidates: tuple[str, ...] = ()  # models that `auto` compares; empty for all that the columns can identify
+    window_means: bool = False  # whether the rows are means over windows although no column says so
+    correction: Smoothing | None = None  # smoothing of the correction table; None for no correction
 
     @property
     def of_formula(self) -> "FitOptions":
@@ -302,11 +259,6 @@ class FitProblem:
         """Return dtheta/dz (..., free) of the free parameters."""
         return np.where(self._positive, theta[..., self.free], self.scales[self.free])
 
-    def without(self, name: str) -> "FitProblem":
-        """Return the problem with a cost fixed at zero."""
-        kept = [p.name != name for p in self.free_parameters]
-        return replace(self, fixed={**self.fixed, name: 0.0}, lower=self.lower[kept], upper=self.upper[kept])
-
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
         """Return the problem on some of its rows."""
         steps = StepTable(self.steps).at(rows)
@@ -316,13 +268,8 @@ class FitProblem:
 
 
 def make_problem(data: Rows, options: FitOptions) -> FitProblem:
-    """Return the problem of fitting `options.model` to rows.
-
-    Raises
-    ------
-    WrongUsage
-        If the options name unknown parameters, contradict each other, or have values out of range.
-    """
+    """Return the problem of fitting `options.model` to rows. Raises WrongUsage if the options name unknown parameters,
+    contradict each other, or have values out of range."""
     model = model_named(options.model)
     _check_options(model, options)
     rows = collapsed(data, model)

@@ -5,7 +5,7 @@ cost is zero. Definition: docs/theory/fitting.md, "Sensitivity".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,31 +16,19 @@ from latfit.stats import FloatArray
 
 WORK = "work"
 _H = 1e-4
-IN_MS = ("dT_dB", "dT_dS")
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Slopes and terms on a grid of B (b,) and S (s,); NaN or empty where S < B.
-
-    Attributes
-    ----------
-    T_ms
-        Latency in ms (b, s).
-    slopes
-        dT_dB in ms/request, dT_dS in ms/token, elasticity_B and elasticity_S, (b, s) each.
-    terms
-        Terms in ms (b, s), by name.
-    dominant
-        Name of the largest term (b, s).
-    """
+    """Slopes and terms on a grid of B (b,) and S (s,); NaN or empty where S < B. slopes: dT_dB in ms/request, dT_dS in
+    ms/token, elasticity_B and elasticity_S, (b, s) each."""
 
     B: FloatArray
     S: FloatArray
-    T_ms: FloatArray
+    T_ms: FloatArray  # latency in ms (b, s)
     slopes: Mapping[str, FloatArray]
-    terms: Mapping[str, FloatArray]
-    dominant: NDArray[np.object_]
+    terms: Mapping[str, FloatArray]  # terms in ms (b, s), by name
+    dominant: NDArray[np.object_]  # name of the largest term (b, s)
 
     def regions(self) -> dict[str, dict[str, Any]]:
         """Return where each term dominates: share of the grid, and spans of B and S."""
@@ -82,84 +70,49 @@ class Sensitivity:
 def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mapping[str, float]) -> Sensitivity:
     """Return slopes and terms of a fit on a grid, within its measured range.
 
-    typical: cached tokens per request (see `model.features`).
+    typical: cached tokens per request (see `model.features`). A fit of decode steps only has no slopes in S.
     """
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
-    inside = ~fit.outside_domain(grid_B, grid_S)
-    found = sensitivity(fit.structure, fit.theta, Grid(B, S, typical, inside, together=not fit.knows_prefill))
-    if fit.correction is None:
-        return found
-    valid = np.isfinite(found.T_ms)
-    steps = steps_at(grid_B[valid], grid_S[valid], typical)
-    factor = _on_grid(valid, np.exp(fit.correction.of_steps(steps)))
-    slopes = {name: grid * factor if name in IN_MS else grid for name, grid in found.slopes.items()}
-    terms = {name: grid * factor for name, grid in found.terms.items()}
-    return replace(found, T_ms=found.T_ms * factor, slopes=slopes, terms=terms)
-
-
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """Grid of steps: every pair of B (b,) and S (s,) with S >= B.
-
-    Attributes
-    ----------
-    typical
-        Cached tokens per request (see `model.features`).
-    among
-        Mask of the requested pairs (b, s); None for all.
-    together
-        Move S with B, and return no slopes in S.
-    """
-
-    B: FloatArray
-    S: FloatArray
-    typical: Mapping[str, float] | None = None
-    among: NDArray[np.bool_] | None = None
-    together: bool = False
-
-
-def sensitivity(model: LatencyModel, theta: FloatArray, grid: Grid) -> Sensitivity:
-    """Return slopes and terms of a model at parameters theta (p,) on a grid."""
-    B, S, typical, together = grid.B, grid.S, grid.typical, grid.together
-    grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
-    valid = grid_S >= grid_B
-    if grid.among is not None:
-        valid = valid & grid.among
+    valid = (grid_S >= grid_B) & ~fit.outside_domain(grid_B, grid_S)
     b, s = grid_B[valid], grid_S[valid]
-    holds = s > b
+    holds = (s > b).astype(np.float64)
+
+    def steps_at(requests: FloatArray, tokens: FloatArray) -> Steps:
+        return StepTable(with_typical_context({"B": requests, "S": tokens, "prefill_requests": holds}, typical))
 
     def latency(requests: FloatArray, tokens: FloatArray) -> FloatArray:
-        return model.latency_ms(theta, steps_at(requests, tokens, typical, holds))
+        return fit.structure.latency_ms(fit.theta, steps_at(requests, tokens))
 
-    T = latency(b, s)
-    up, down = np.exp(_H), np.exp(-_H)
-    more, less = (s * up, s * down) if together else (s, s)
+    def on_grid(values: FloatArray) -> FloatArray:
+        grid = np.full(valid.shape, np.nan)
+        grid[valid] = values
+        return grid
+
+    steps, up, down = steps_at(b, s), np.exp(_H), np.exp(-_H)
+    factor = fit.corrected(np.ones(len(b)), steps)
+    T, per_S = latency(b, s), np.full(len(s), np.nan)
+    more, less = (s * up, s * down) if not fit.knows_prefill else (s, s)
     per_B = (latency(b * up, more) - latency(b * down, less)) / (2 * _H)
-    per_S = (latency(b, s * up) - latency(b, s * down)) / (2 * _H) if not together else np.full(len(s), np.nan)
-    terms = terms_of(model, theta, steps_at(b, s, typical))
-    names = np.array(list(terms), dtype=object)
-    largest = names[np.argmax(np.stack(list(terms.values())), axis=0)]
+    if fit.knows_prefill:
+        per_S = (latency(b, s * up) - latency(b, s * down)) / (2 * _H)
+    terms = terms_of(fit.structure, fit.theta, steps)
     dominant = np.full(valid.shape, "", dtype=object)
-    dominant[valid] = largest
+    dominant[valid] = np.array(list(terms), dtype=object)[np.argmax(np.stack(list(terms.values())), axis=0)]
     safe = np.maximum(T, 1e-300)
-    slopes = {"dT_dB": per_B / b, "dT_dS": per_S / s, "elasticity_B": per_B / safe, "elasticity_S": per_S / safe}
-    slopes = {name: _on_grid(valid, values) for name, values in slopes.items()}
-    by_name = {name: _on_grid(valid, values) for name, values in terms.items()}
-    return Sensitivity(B, S, _on_grid(valid, T), slopes, by_name, dominant)
-
-
-def steps_at(
-    B: FloatArray,
-    S: FloatArray,
-    typical: Mapping[str, float] | None = None,
-    holds: NDArray[np.bool_] | None = None,
-) -> StepTable:
-    """Return steps of B requests and S tokens (n,), with `typical` cached tokens per request.
-
-    holds: whether one request is in prefill (n,), by default S > B.
-    """
-    prefill = np.asarray(S > B if holds is None else holds).astype(np.float64)
-    return StepTable(with_typical_context({"B": B, "S": S, "prefill_requests": prefill}, typical or {}))
+    slopes = {
+        "dT_dB": factor * per_B / b,
+        "dT_dS": factor * per_S / s,
+        "elasticity_B": per_B / safe,
+        "elasticity_S": per_S / safe,
+    }
+    return Sensitivity(
+        B,
+        S,
+        on_grid(factor * T),
+        {name: on_grid(values) for name, values in slopes.items()},
+        {name: on_grid(factor * values) for name, values in terms.items()},
+        dominant,
+    )
 
 
 def terms_of(model: LatencyModel, theta: FloatArray, steps: Steps) -> dict[str, FloatArray]:
@@ -179,12 +132,6 @@ def terms_of(model: LatencyModel, theta: FloatArray, steps: Steps) -> dict[str, 
     if np.any(np.abs(rest) > 1e-9 * np.abs(T)) or not terms:
         terms[WORK] = rest
     return terms
-
-
-def _on_grid(valid: NDArray[np.bool_], values: FloatArray) -> FloatArray:
-    grid = np.full(valid.shape, np.nan)
-    grid[valid] = values
-    return grid
 
 
 def _listed(grid: FloatArray) -> list[list[float | None]]:

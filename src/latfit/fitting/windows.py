@@ -19,33 +19,19 @@ from latfit.stats import FloatArray
 from latfit.trace import LARGEST_REQUESTS, LARGEST_TOKENS, Trace, are_window_means
 from latfit.units import format_percent
 
-LINEAR = ("constant", "linear")
-"""Models whose mean over a window equals the latency of its mean step."""
-
+LINEAR = ("constant", "linear")  # models whose mean over a window equals the latency of its mean step
 LEAST_BENT = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Windows behind the rows of a trace.
+    """Windows behind the rows of a trace. B_sd, S_sd: standard deviations within each window (n,); None if unknown."""
 
-    Attributes
-    ----------
-    steps
-        Mean step of each row (n,).
-    B_sd, S_sd
-        Standard deviations within each window (n,); None if unknown.
-    most_requests
-        Largest number of requests seen in a step.
-    most_tokens
-        Upper bound of the tokens of a step.
-    """
-
-    steps: Mapping[str, FloatArray]
+    steps: Mapping[str, FloatArray]  # mean step of each row (n,)
     B_sd: FloatArray | None
     S_sd: FloatArray | None
-    most_requests: float = 0.0
-    most_tokens: float = math.inf
+    most_requests: float = 0.0  # largest number of requests seen in a step
+    most_tokens: float = math.inf  # upper bound of the tokens of a step
 
     @property
     def known(self) -> bool:

@@ -1,16 +1,13 @@
 """What a fit says of its parameters where a straight line predicts as well, and where it does not."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.problem import FitOptions
 from latfit.fitting.uncertainty.intervals import DoubtOptions
-from latfit.fitting.uncertainty.report import line_as_good
 from latfit.model.fit_result import FitStatus
 from latfit.model.saturation import Saturation
 from latfit.trace.read import ingest
@@ -51,31 +48,6 @@ def test_a_curve_is_still_told() -> None:
 
 
 PARAMETERS = [p.name for p in Saturation().parameters]
-
-
-def test_it_has_to_gain_more_than_the_standard_error_over_the_folds() -> None:
-    """Gains of 2, 4 and 0 % have a mean of 2 % and a standard error of 1.15 %; those of 4, 8 and -9 % 1 % and 5.1 %."""
-    problem = make_problem(rows_of(planted_trace(0.05)), FitOptions("saturation"))
-    own = [10.0, 10.0, 10.0]
-    assert not line_as_good(problem, own, [10.2, 10.4, 10.0])
-    assert line_as_good(problem, own, [10.4, 10.8, 9.1])
-    assert not line_as_good(problem, own, [10.4, 10.8])
-
-
-def test_where_a_user_took_the_line_away_the_model_has_no_such_limit() -> None:
-    trace = planted_trace(0.05)
-    for options in (
-        FitOptions("saturation", fixed={"tau_S": 0.0}),
-        FitOptions("saturation", bounds={"tau_B": (0.1, 0.2)}),
-        FitOptions(model="linear"),
-        FitOptions(model="context"),
-    ):
-        assert not line_as_good(make_problem(rows_of(trace), options), [1.0, 1.0], [1.0, 1.0])
-    assert line_as_good(
-        make_problem(rows_of(trace), replace(FitOptions("saturation"), fixed={"k_S": 1.0})),
-        [1.0, 1.0],
-        [1.0, 1.0],
-    )
 
 
 @pytest.mark.parametrize(

@@ -88,16 +88,6 @@ class TestDecodeOnly:
         assert found["outside_domain"] == 2
         assert any(note.startswith("2 steps contain prefill") for note in found["notes"])
 
-    def test_cells_that_stand_for_no_step_count_for_nothing(self, decode: FitResult) -> None:
-        """A phase of which they are all would have errors of nothing."""
-        B, S = np.array([8.0, 16.0, 8.0]), np.array([8.0, 16.0, 64.0])
-        found = evaluate(decode, Trace({"B": B, "S": S, "T_ms": 8 + 0.05 * B, "cell_rows": np.array([3.0, 0.0, 0.0])}))
-        one = evaluate(decode, Trace({"B": B[:1], "S": S[:1], "T_ms": 8 + 0.05 * B[:1]}))
-        assert (found["metrics"]["n"], list(found["by_phase"])) == (3, ["decode"])
-        assert found["metrics"]["mape_pct"] == pytest.approx(one["metrics"]["mape_pct"])
-        assert found["interval_coverage"] == one["interval_coverage"]
-        assert found["outside_domain"] == 0
-
     def test_a_request_counts_with_its_token(self, decode: FitResult) -> None:
         """Only tau_B + tau_S is told, planted at 0.05: the slope along S = B, whichever of the two the fit gave it."""
         grid = np.array([4.0, 32.0])

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput
-from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.stats import FloatArray
 from latfit.trace.table import WEIGHT, Trace
@@ -83,15 +82,6 @@ def test_what_the_steps_cannot_tell_is_named_with_what_to_measure(case: Case) ->
     assert np.median(np.abs(inside / case.trace["T_ms"] - 1)) < 0.02
 
 
-def test_what_is_told_of_an_alias_is_its_sum() -> None:
-    fit = fit_trace(collinear(), FitOptions(model="linear"))
-    (told,) = fit.identifiability.combinations
-    assert told.expression == "tau_B + tau_S"
-    # the noise is known to 192 steps: the planted 0.05 lies within three of the stated errors
-    assert told.low - (told.high - told.low) < 0.05 < told.high + (told.high - told.low)
-    assert any("tau_B + tau_S = 0.0" in caution.message for caution in fit.warnings)
-
-
 @pytest.mark.parametrize(
     ("B", "S", "T", "model", "remedy"),
     [
@@ -146,23 +136,3 @@ def test_a_line_that_misses_points_at_the_model_that_does_not() -> None:
     fit = fit_trace(planted_trace(0.02, repeats=3), FitOptions(model="linear"))
     (caution,) = [caution for caution in fit.warnings if caution.code == "large_error"]
     assert "--model saturation" in caution.remedy
-
-
-def test_only_a_model_without_context_is_told_of_it() -> None:
-    """Times scatter by half; `saturation` reads B and S alone, `roofline` the cached tokens, too."""
-    rng = np.random.default_rng(0)
-    B = rng.integers(1, 65, 400).astype(float)
-    context = B * rng.integers(10, 4000, 400)
-    T = (5 + 0.2 * B + 2e-4 * context) * np.exp(rng.normal(0, 0.5, 400))
-    trace = Trace({"B": B, "S": B, "T_ms": T, "context_tokens": context})
-    for model, told in (("saturation", True), ("roofline", False)):
-        warnings = fit_trace(trace, FitOptions(model=model)).warnings
-        assert any("does not use it" in each.remedy for each in warnings) == told
-
-
-def test_a_coefficient_beyond_all_numbers_ends_at_the_box() -> None:
-    """Warnings are errors here: times next to nothing have scales next to nothing."""
-    B, S = rich_design()
-    problem = make_problem(rows_of(Trace({"B": B, "S": S, "T_ms": 1e-140 * (1 + B + S)})), FitOptions("linear"))
-    found = problem.coordinates(np.full(len(problem.model.parameters), 1e200))
-    np.testing.assert_array_equal(found, problem.upper)

@@ -1,7 +1,6 @@
 """A fit on cells is the fit on their rows."""
 
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from latfit.fitting.checking.conformal import upper_limit
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.model.fit_parts import Estimate
-from latfit.model.saturation import Saturation
 from latfit.trace.cells import MAX_BINS, compress
 from latfit.trace.clean import CleanOptions
-from latfit.trace.read import Reading, ingest, system_filter
-from latfit.trace.table import WEIGHT, Trace, row_weights
-from tests.conftest import REFERENCE, planted_trace
+from latfit.trace.read import Reading
+from latfit.trace.table import WEIGHT, Trace
+from tests.conftest import planted_trace
 
 NO_RULES = CleanOptions(keep=("zero_time", "duplicate", "cold_start"))
 
@@ -64,18 +61,6 @@ class TestWeights:
             else:
                 assert value == other[name], name
 
-    def test_rows_without_a_weight_among_rows_with_one_stand_for_themselves(self) -> None:
-        trace = Trace({"B": np.ones(3), WEIGHT: np.array([4.0, np.nan, 2.0])})
-        weights = row_weights(trace)
-        assert weights is not None
-        assert weights.tolist() == [4, 1, 2]
-
-    def test_limits_count_steps(self) -> None:
-        rng = np.random.default_rng(3)
-        ratios, times = rng.lognormal(size=60), rng.integers(1, 9, 60)
-        for level in (0.5, 0.9, 0.95, 0.99):
-            assert upper_limit(ratios, level, times.astype(float)) == upper_limit(np.repeat(ratios, times), level)
-
 
 def flat(document: object, name: str = "") -> dict[str, object]:
     """Leaves of a JSON document by their path."""
@@ -104,35 +89,3 @@ class TestPlanted:
         floor = "floor_mape_pct"
         exact, binned = rows.diagnostics.lack_of_fit or {}, cells.diagnostics.lack_of_fit or {}
         assert binned[floor] == pytest.approx(exact[floor], rel=0.1, abs=0.1)
-
-    def test_outliers_stay_outliers(self, tmp_path: Path) -> None:
-        trace = planted_trace(0.03, repeats=200, seed=4)
-        slow = np.random.default_rng(5).random(len(trace)) < 0.03
-        spoilt = trace.with_columns(T_ms=np.where(slow, trace["T_ms"] * 8, trace["T_ms"]))
-        assert_within_a_standard_error(estimates(spoilt), estimates(on_cells(tmp_path, spoilt)))
-
-    def test_coarser_cells_still_find_the_truth(self, tmp_path: Path) -> None:
-        """B and S uniform, so that bins of them hold many values; intervals of 95 % leave 1 in 20 outside."""
-        rng = np.random.default_rng(6)
-        B = rng.integers(1, 257, 200_000).astype(float)
-        S = B + np.where(rng.random(len(B)) < 0.5, rng.integers(0, 4096, len(B)), 0)
-
-        times = Saturation().latency_ms(REFERENCE, {"B": B, "S": S}) * np.exp(rng.normal(0, 0.05, len(B)))
-        trace = on_cells(tmp_path, Trace({"B": B, "S": S, "T_ms": times}), limit=20_000)
-        assert len(trace) <= 40_000
-        fit = fit_trace(trace, FitOptions("saturation"))
-        clean = planted_trace(0.0)
-        assert np.abs(np.log(fit.latency_ms(clean["B"], clean["S"]) / clean["T_ms"])).max() < 0.01
-        for name, truth in zip(fit.parameters, REFERENCE, strict=True):
-            estimate = fit.parameters[name]
-            if estimate.std_error is not None:
-                assert abs(estimate.value - truth) <= 4 * estimate.std_error, name
-
-
-def test_measured_steps(measured_steps: Path) -> None:
-    """Two systems of each file: the estimates of the cells are those of the rows."""
-    for source in sorted(measured_steps.glob("*.parquet")):
-        for key, rows in islice(ingest(source, Reading(cleaning=NO_RULES)).trace.systems(), 2):
-            found = compress(source, Reading(where=system_filter(key) or None, cleaning=NO_RULES))
-            assert found.facts["rows_used"] == found.trace[WEIGHT].sum() == len(rows)
-            assert_within_a_standard_error(estimates(rows), estimates(found.trace))

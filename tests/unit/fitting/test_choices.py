@@ -1,16 +1,12 @@
 """What is settled before a fit: long steps, large batches, second tiles, and the work before the first token."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from latfit.fitting.data import rows_of
-from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import settled
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.trace.read import ingest
 from latfit.trace.table import Trace
 from tests.unit.fitting.test_separable import TRUTH, serving_trace
 
@@ -45,24 +41,3 @@ def test_attention_may_be_sharper_than_the_matrix_products() -> None:
     truth = {**TRUTH["roofline"], "p": 8.0, "p_A": 2.0}
     fixed = settled(rows_of(serving_trace("roofline", truth, 0.01, 800)), ROOFLINE).fixed
     assert (fixed["p"], fixed["p_A"]) == (8, 2)
-
-
-def test_work_before_the_first_token_stays_where_it_is_real() -> None:
-    trace = serving_trace("context", TRUTH["context"], 0.02, 600)
-    assert "w_0" not in settled(rows_of(trace), FitOptions(model="context")).fixed
-
-
-def test_a_user_who_speaks_of_it_decides() -> None:
-    trace = serving_trace("context", TRUTH["context"], 0.02, 300)
-    options = FitOptions(model="context", bounds={"w_0": (0.0, 100.0)})
-    assert settled(rows_of(trace), options) == options
-
-
-def test_few_decode_steps_are_not_given_away(measured_steps: Path) -> None:
-    """With w_0 for the sake of 98.7 % of the rows, decode steps were off by 48 %."""
-    trace = ingest(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet").trace
-    fit = fit_trace(trace, FitOptions(model="context"))
-    decode = trace.select(trace.floats("prefill_tokens") == 0)
-    columns = {name: decode.floats(name) for name in decode.columns if name.endswith(("tokens", "requests"))}
-    predicted = fit.latency_ms(decode["B"], decode["S"], **columns)
-    assert np.mean(np.abs(predicted / decode["T_ms"] - 1)) < 0.1

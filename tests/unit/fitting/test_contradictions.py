@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 from latfit.fitting.data import fit_data
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
@@ -101,24 +100,6 @@ def test_the_rest_is_fitted_as_without_them_and_they_are_named() -> None:
         assert T / 2.5 < expected[B, S] < 2.5 * T
 
 
-def test_held_up_steps_are_named_and_kept() -> None:
-    rng = np.random.default_rng(3)
-    B = rng.integers(1, 9, 2000).astype(float)
-    T = (8 + 0.3 * B) * np.exp(rng.normal(0, 0.05, len(B)))
-    T[[100, 900]] *= 40
-    T[1500] /= 40
-    log = Trace({"B": B, "S": B, "T_ms": T, "t_s": np.cumsum(T) / 1e3})
-    spread = log.with_columns(context_tokens=np.sort(rng.integers(100, 100_000, len(B)).astype(float)))
-    found = contradictions(fit_data(spread))
-    assert found is not None
-    assert sorted(found.rows[found.impossible].tolist()) == [1500]
-    assert sorted(found.rows[~found.impossible].tolist()) == [100, 900]
-    codes = [warning.code for warning in found.warnings(fit_data(spread))]
-    assert codes == ["impossible_steps", "slow_steps"]
-    fit = fit_trace(spread, FitOptions("linear"))
-    assert fit.parameters["tau_0"].value == pytest.approx(8, rel=0.05)
-
-
 def test_repeats_speak_for_their_cell() -> None:
     trace = planted_trace(noise=0.03, repeats=5)
     T = trace.floats("T_ms").copy()
@@ -126,5 +107,4 @@ def test_repeats_speak_for_their_cell() -> None:
     T[33] /= 100
     found = contradictions(fit_data(trace.with_columns(T_ms=T)))
     assert found is not None
-    assert found.rows.tolist() == [12, 33]
-    assert found.impossible.tolist() == [False, True]
+    assert dict(zip(found.rows.tolist(), found.impossible.tolist(), strict=True)) == {12: False, 33: True}

@@ -6,11 +6,7 @@ import pytest
 from latfit.fitting.checking.correction_strength import choose_correction
 from latfit.fitting.correction import (
     Smoothing,
-    build_grids,
     fit_correction,
-    kinds_of,
-    make_monotone,
-    pool_violators,
 )
 from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
@@ -117,14 +113,6 @@ def test_repeated_cells_are_remembered_at_no_cost_to_their_neighbours(seed: int)
     assert error > 3
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_noise_of_repeats_is_not_remembered(seed: int) -> None:
-    data, options, theta = line(repeated(0.0, seed)[0])
-    chosen = choose_correction(data, options, theta)
-    assert chosen is not None
-    assert chosen.smoothing is None
-
-
 @pytest.mark.parametrize("bump", [0.3, pytest.param(0.0, marks=pytest.mark.nightly)])
 def test_auto_takes_it_where_it_pays(bump: float) -> None:
     assert fit_trace(measured(600, bump=bump), FitOptions("auto")).name.endswith("+correction") == (bump > 0)
@@ -167,45 +155,6 @@ def test_latency_does_not_fall_as_work_grows_by_more_than_the_noise(seed: int) -
         assert np.max(np.maximum.accumulate(T) / T - 1) < 1.1 * NOISE
 
 
-def test_rising_leaves_alone_what_rises_and_meets_every_edge() -> None:
-    rng = np.random.default_rng(2)
-    g = rng.normal(0, 1, (7, 5, 4))
-    allowed = [rng.uniform(0, 0.3, (6, 5, 4)), rng.uniform(0, 0.3, (7, 4, 4)), rng.uniform(0, 0.3, (7, 5, 3))]
-    found = make_monotone(g, allowed)
-    for axis, slack in enumerate(allowed):
-        assert np.all(np.diff(found, axis=axis) >= -slack - 1e-12)
-    assert np.allclose(make_monotone(found, allowed), found, atol=1e-12)
-
-
-def test_steps_that_differ_in_one_thing_alone_have_a_correction_too() -> None:
-    rng = np.random.default_rng(3)
-    B = rng.integers(1, 257, 600).astype(float)
-    T = (5 + 0.05 * B) * np.exp(0.2 * np.tanh(3 * (np.log1p(B) - 3.5)))
-    fit = fit_trace(
-        Trace({"B": B, "S": B, "T_ms": T * np.exp(rng.normal(0, NOISE, 600))}), FitOptions("linear+correction")
-    )
-    b = np.arange(2.0, 256.0)
-    exact = (5 + 0.05 * b) * np.exp(0.2 * np.tanh(3 * (np.log1p(b) - 3.5)))
-    assert len(fit.correction.nodes if fit.correction else {}) == 1
-    assert ape(fit, {"B": b, "S": b}, exact) < 100 * NOISE
-
-
-def test_beyond_dense_steps_the_formula_speaks_soon() -> None:
-    P = np.arange(64.0, 2049.0, 16.0)
-    T = (5 + 0.03 * P) * np.where(P > 1500, 1.05, 1.0)
-    columns = {"B": np.ones(len(P)), "S": P, "prefill_tokens": P}
-    fit = fit_trace(Trace({**columns, "T_ms": T}), FitOptions("linear+correction"))
-    far = {name: np.array([1.1 * 2048.0]) for name in ("S", "prefill_tokens")} | {"B": np.ones(1)}
-    plain = fit.structure.latency_ms(fit.theta, {"B": far["B"], "S": far["S"]})
-    assert fit.correction is not None
-    assert abs(fit.correction.of_steps({name: column[-1:] for name, column in columns.items()})[0]) > 0.01
-    assert fit.latency_ms(**far) == pytest.approx(plain, rel=0.005)
-
-
-def test_kinds_of_steps() -> None:
-    assert kinds_of(np.array([3.0, 0.0, 2.0]), np.array([0.0, 7.0, 9.0])).tolist() == [0, 1, 2]
-
-
 def test_is_stored_with_the_fit(corrected: FitResult) -> None:
     again = fit_from_json(corrected.to_json(), "here")
     columns = steps(100, np.random.default_rng(9))
@@ -230,30 +179,3 @@ def test_a_damaged_table_is_named(corrected: FitResult, damage: object) -> None:
 
     with pytest.raises(BadInput, match="correction"):
         fit_from_json({**corrected.to_json(), "correction": damage}, "here")
-
-
-def test_what_follows_from_other_axes_is_no_axis() -> None:
-    """Equal contexts of all that decode, and prompts without a cached part, say nothing that D and P do not."""
-    columns = steps(300, np.random.default_rng(4))
-    decoding = columns["B"] - columns["prefill_requests"]
-    equal = {**columns, "context_tokens": 256 * decoding, "prefill_context_tokens": np.zeros(300)}
-    (grid,) = build_grids(fit_data(Trace({**equal, "T_ms": truth(columns)})))
-    assert list(grid.nodes) == ["decode_requests", "prefill_tokens"]
-    assert grid.constant["decode_context"] == pytest.approx(256)
-    varied = {**equal, "context_tokens": decoding * np.random.default_rng(5).integers(1, 999, 300)}
-    (grid,) = build_grids(fit_data(Trace({**varied, "T_ms": truth(columns)})))
-    assert "decode_context" in grid.nodes
-
-
-def test_lines_are_pooled_as_an_isotonic_regression_is() -> None:
-    """Against the minimax formula: the largest over begins of the least over ends of the mean between."""
-    rng = np.random.default_rng(0)
-    z, w = rng.normal(size=(5, 12)).cumsum(axis=1) * 0.3, rng.uniform(0.1, 3.0, (5, 12))
-    found = pool_violators(z, w)
-    for line in range(5):
-        for i in range(12):
-            means = [
-                [float(np.average(z[line, a : b + 1], weights=w[line, a : b + 1])) for b in range(i, 12)]
-                for a in range(i + 1)
-            ]
-            assert found[line, i] == pytest.approx(max(min(row) for row in means))

@@ -1,25 +1,20 @@
 """Ways to leave rows out, and dated drift."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from latfit.fitting.checking.conformal import later_rows
 from latfit.fitting.checking.crossval import (
     assign_folds,
     beyond,
     by_fold,
     cross_validate,
     expanding_in_runs,
-    further_validation,
 )
-from latfit.fitting.data import fit_data, rows_of
+from latfit.fitting.data import fit_data
 from latfit.fitting.diagnostics.drift import change_point, drift
-from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.solve import solve
+from latfit.fitting.problem import FitOptions
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from tests.conftest import REFERENCE, planted_trace
@@ -70,34 +65,6 @@ class TestValidation:
         assert scored.scores.errors is not None
         assert (scored.scores.errors.mape_pct_sd or 0) < 1
         assert len(scored.held_out.rows) == len(trace)
-
-    def test_each_scheme_reports_mean_and_spread(self) -> None:
-        trace = log_trace(600)
-        options = FitOptions(model="linear")
-        problem, data = make_problem(rows_of(trace), options), fit_data(trace)
-        theta = problem.theta(solve(problem).z)
-        found = further_validation(data, options, theta, later=later_rows(data, options, theta))
-        window, region, beyond = found.expanding_window, found.by_region, found.extrapolation_S
-        assert window is not None
-        assert region is not None
-        assert beyond is not None
-        for scores in (window, region, beyond):
-            assert scores.mape_pct == pytest.approx(4, abs=1.5)
-        assert (window.mape_pct_sd or 0) > 0
-        assert set((region.regions or {}).values()) == set(region.mape_pct_by_fold)
-
-    @settings(max_examples=30)
-    @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.floats(0.1, 10)), min_size=1, max_size=30))
-    def test_any_rows_give_scores_or_nothing_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
-        B, extra, T = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-        trace = Trace({"B": B, "S": B + extra, "T_ms": T, "t_s": np.arange(len(B), dtype=float)})
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            found = cross_validate(fit_data(trace), FitOptions(model="linear"), np.ones(3))
-            further = further_validation(fit_data(trace), FitOptions(model="linear"), np.ones(3))
-        default = found.scores.errors if found is not None else None
-        scores = [default, further.expanding_window, further.by_region, further.extrapolation_S]
-        assert all(np.isfinite(score.mape_pct) and score.mape_pct >= 0 for score in scores if score is not None)
 
 
 class TestDrift:

@@ -32,15 +32,6 @@ def test_limits_widen_by_the_error_beyond_the_data_and_once_more_at_its_distance
     assert factors == pytest.approx([1.0, 1.0, 1.44, 1.728])
 
 
-def test_limits_grow_from_the_edge_without_a_jump(line: FitResult) -> None:
-    """A step barely outside is as wide as one at the edge; widths never shrink with distance."""
-    S = 4000.0 * np.exp(np.linspace(0.0, 1.0, 2001) * np.log(16))
-    factors = asked(line, 1000.0, 20.0).widening(np.ones_like(S), S)
-    assert factors[0] == 1.0
-    assert np.all(np.diff(factors) >= 0)
-    assert np.max(np.diff(np.log(factors))) < 0.002
-
-
 def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
     fit = replace(asked(line, 1000.0, 20.0), cross_validation=CrossValidation())
     found = predict(fit, Trace({"B": np.ones(2), "S": np.array([4000.0, 4001.0])}))
@@ -89,18 +80,6 @@ def test_two_cells_tell_no_slope_and_a_step_far_outside_says_how_far() -> None:
     assert "The step lies outside the measured range: S 1,000× above the measured 100." in found.notes
 
 
-def test_requests_beyond_the_measured_ones_widen_as_tokens_do(line: FitResult) -> None:
-    """Trained up to B = 16 and asked up to 64: 256 is one such distance outside."""
-    beyond = HeldOutErrors(1, 5.0, 5.0, 20.0, 1.0, [5.0], 5.0, None, trained_up_to_B=16.0)
-    fit = replace(
-        line, cross_validation=CrossValidation(extrapolation_B=beyond), domain={"B": [1.0, 64.0], "S": [1.0, 4096.0]}
-    )
-    S = np.full(3, 512.0)
-    assert fit.widening(np.array([8.0, 64.0, 256.0]), S) == pytest.approx([1.0, 1.0, 1.44])
-    silent = replace(fit, cross_validation=CrossValidation())
-    assert np.isnan(silent.widening(np.array([8.0, 64.0, 65.0]), S)).tolist() == [False, False, True]
-
-
 @pytest.mark.parametrize(
     ("B", "S", "told"),
     [
@@ -111,16 +90,3 @@ def test_requests_beyond_the_measured_ones_widen_as_tokens_do(line: FitResult) -
 )
 def test_the_farthest_column_is_named(line: FitResult, B: float, S: float, told: str) -> None:
     assert line.farthest(np.array([B]), np.array([S])) == told
-
-
-def test_a_step_that_must_hold_decoding_requests_is_a_mixed_one() -> None:
-    """Of fewer than two tokens a request some decode, so the limits are those of mixed steps: here 1.4 to 1.6 times the
-    prediction, and the bias is told."""
-    limits = {"0.5": 1.5, "0.95": 1.6}
-    mixed = {"ratio_quantiles": limits, "lower_quantiles": {"0.5": 1.5, "0.95": 1.4}}
-    other = {"ratio_quantiles": {"0.5": 1.0, "0.95": 1.1}, "lower_quantiles": {"0.5": 1.0, "0.95": 0.9}}
-    fit = fit_trace(planted_trace(0.05, repeats=6), FitOptions(model="linear"))
-    fit = replace(fit, intervals={**other, "by_phase": {"decode": other, "mixed": mixed, "prefill": other}}, support={})
-    found = predict(fit, Trace({"B": np.array([64.0, 64.0]), "S": np.array([65.0, 64.0])}))
-    assert (found.low / found.T_ms).tolist() == pytest.approx([1.4, 0.9])
-    assert any("1.50 times the prediction" in note for note in found.notes)

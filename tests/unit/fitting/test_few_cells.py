@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import latfit
-from latfit.fitting.checking.conformal import prediction_intervals, worth
+from latfit.fitting.checking.conformal import prediction_intervals
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData, fit_data
-from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 
 REPEATS = 5
@@ -39,29 +38,6 @@ def test_new_cells_are_covered_as_often_as_promised(shared: float, own: float) -
     mean of 150 grids is known to 0.08/sqrt(150) = 0.7 %."""
     share = held(np.random.default_rng(1), 25, shared, own, 0.8)
     assert 0.8 - 0.02 < share < 0.8 + 2 / 26 + 0.02
-
-
-def test_repeats_of_few_cells_do_not_tell_a_high_level() -> None:
-    """30 cells of five steps are 150 scores, but with one shared deviation each they are worth some 30: 99 % would need
-    99. Where steps differ by themselves alone, the 150 tell it."""
-    rng = np.random.default_rng(2)
-    shared = prediction_intervals(*grid_of(rng, 30, 0.1, 0.005), ordered=False)
-    assert shared["ratio_quantiles"]["0.99"] is None
-    assert "measure at least 99 cells" in shared["reason"]
-    own = prediction_intervals(*grid_of(rng, 30, 0.0, 0.1), ordered=False)
-    assert own["ratio_quantiles"]["0.99"] is not None
-    assert "reason" not in own
-
-
-@pytest.mark.parametrize(("shared", "own"), [(0.1, 0.0), (0.1, 0.1), (0.0, 0.1)])
-def test_worth_is_that_of_the_intraclass_correlation(shared: float, own: float) -> None:
-    """m repeats of a cell are worth m/(1 + (m-1) r), r the share of the variance that a cell's steps have together
-    (Kish); 400 cells know r to some 4 %."""
-    _, left_out = grid_of(np.random.default_rng(3), 400, shared, own)
-    r = shared**2 / (shared**2 + own**2)
-    cell = np.repeat(np.arange(400), REPEATS)
-    told: FloatArray = worth(left_out.log_ratio, left_out.weights, cell)
-    assert told == pytest.approx(1 / (1 + (REPEATS - 1) * r), rel=0.12)
 
 
 def test_a_prediction_has_the_widest_level_that_its_phase_supports() -> None:

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from latfit.fitting.correction import build_grids
-from latfit.fitting.data import fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model import FitResult, fit_from_json
@@ -60,13 +58,6 @@ def test_pays_nothing_where_there_is_nothing_to_learn() -> None:
     assert fit_trace(measured(bump=0.0), FitOptions("auto", candidates=("linear", "+correction"))).correction is None
 
 
-def test_latency_rises_in_tokens_by_all_but_the_noise(fit: FitResult) -> None:
-    for n, P in [(n, np.arange(8.0 * n, 300.0 * n)) for n in (1.0, 3.0, 16.0)]:
-        requests, tokens = np.broadcast_arrays(n, P)
-        T = fit.latency_ms(B=requests, S=tokens, prefill_requests=requests, prefill_tokens=tokens)
-        assert np.max(np.maximum.accumulate(T) / T - 1) < 1.1 * NOISE
-
-
 def test_is_stored_with_the_fit(fit: FitResult) -> None:
     columns = steps(200, np.random.default_rng(9))
     again = fit_from_json(fit.to_json(), "here")
@@ -79,12 +70,3 @@ def test_an_engine_takes_as_long_as_the_fit_says(fit: FitResult) -> None:
     for i, (B, S, n, P) in enumerate(zip(*columns.values(), strict=True)):
         work = Work(B=B, S=S, n=n, P=P, KP=0.0, KD=0.0, A=P * P / 2 / max(n, 1.0), L=P / max(n, 1.0))
         assert step_ms(costs, work) == pytest.approx(T[i], rel=1e-9)
-
-
-def test_one_table_where_every_prefill_is_of_one_request() -> None:
-    columns = steps(400, np.random.default_rng(1))
-    held = columns["prefill_requests"] <= 1
-    trace = Trace({**columns, "T_ms": truth(columns)}).select(held)
-    assert len(build_grids(fit_data(trace))) == 1
-    alone = build_grids(fit_data(Trace({**columns, "T_ms": truth(columns)})))[1]
-    assert list(alone.nodes) == ["prefill_requests", "prefill_tokens"]

@@ -4,14 +4,12 @@ Bayesian posterior, which has a closed form."""
 import numpy as np
 import pytest
 
-from latfit.fitting.data import fit_data, rows_of
+from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.solve import Solution, solve
-from latfit.fitting.uncertainty.bootstrap import bootstrap
 from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
-from tests.conftest import planted_trace
 
 NOISE = 0.5
 PRIOR = {"tau_S": (0.03, 0.002)}
@@ -53,15 +51,6 @@ def test_estimate_and_errors_are_the_posterior() -> None:
         assert estimates[name].std_error == pytest.approx(error, rel=0.15)
 
 
-@pytest.mark.parametrize("scheme", ["rows"])
-def test_resamples_spread_as_the_posterior(scheme: str) -> None:
-    """400 resamples know a standard deviation to 3.5 %."""
-    trace, X = line()
-    problem, solution = solved(trace, OPTIONS)
-    draws = bootstrap(problem, solution, fit_data(trace), resamples=400, scheme=scheme)
-    assert np.std(draws.theta, axis=0) == pytest.approx(posterior(trace, X, NOISE)[1], rel=0.2)
-
-
 def test_a_prior_identifies_what_the_steps_alone_do_not() -> None:
     """Steps of S = B tell tau_B + tau_S only; knowing tau_S to 0.001 tells tau_B to as much."""
     B = np.repeat(np.arange(1.0, 65.0), 4)
@@ -74,14 +63,3 @@ def test_a_prior_identifies_what_the_steps_alone_do_not() -> None:
     assert told["tau_B"].value == pytest.approx(0.03, abs=0.003)
     assert told["tau_S"].std_error == pytest.approx(0.001, rel=0.1)
     assert told["tau_B"].std_error == pytest.approx(0.001, rel=0.2)
-
-
-def test_a_prior_on_a_rate_narrows_its_interval_and_a_vague_one_does_not() -> None:
-    trace = planted_trace(0.05, repeats=2, seed=2)
-    width = {}
-    for name, prior in (("none", {}), ("vague", {"k_B": (0.15, 10.0)}), ("sharp", {"k_B": (0.15, 0.002)})):
-        known = uncertainty(*solved(trace, FitOptions("saturation", priors=prior))).estimates["k_B"]
-        assert known.std_error is not None
-        width[name] = known.std_error
-    assert width["vague"] == pytest.approx(width["none"], rel=0.02)
-    assert width["sharp"] < 0.0022 < 0.5 * width["none"]

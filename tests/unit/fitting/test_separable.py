@@ -11,7 +11,6 @@ from latfit.fitting.model_selection import settled
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.model.registry import FAMILY
-from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 
@@ -58,14 +57,6 @@ class TestPlantedTruth:
                 assert fit.parameters[name].value == pytest.approx(truth, rel=1e-3), name
         assert (fit.metrics.mape_pct or np.nan) < 0.01
 
-    def test_expert_coverage(self) -> None:
-        rng = np.random.default_rng(0)
-        B = rng.integers(1, 257, 2000).astype(float)
-        T = (6 + 0.03 * B + 20 * -np.expm1(-0.0645385 * B)) * np.exp(rng.normal(0, 0.01, len(B)))
-        fit = fit_trace(Trace({"B": B, "S": B, "T_ms": T}), FitOptions(model="linear+moe"))
-        assert fit.parameters["k_E"].value == pytest.approx(0.0645385, rel=0.05)
-        assert fit.parameters["tau_E"].value == pytest.approx(20, rel=0.03)
-
     def test_tiles_are_found(self) -> None:
         truth = {**TRUTH["roofline"], "tau_Q": 0.04, "b": 0.03, "Q": 128.0}
         options = settled(rows_of(serving_trace("roofline", truth, 0.02)), FitOptions(model="roofline"))
@@ -104,13 +95,6 @@ class TestOptions:
     def test_what_cannot_be_is_wrong_usage(self, options: FitOptions) -> None:
         with pytest.raises(WrongUsage):
             make_problem(rows_of(planted_trace(0.0)), options)
-
-
-def test_terms_without_their_columns_are_held() -> None:
-    problem = make_problem(rows_of(planted_trace(0.01)), FitOptions(model="roofline", fixed={"Q": 0.0}))
-    assert {name for name, value in problem.fixed.items() if value == 0} >= {"tau_K", "c", "tau_X", "tau_Q"}
-    free: FloatArray = np.array([p.positive for p in problem.free_parameters], dtype=float)
-    assert len(free) == len(problem.lower)
 
 
 def test_decode_only_steps_say_nothing_of_prefill() -> None:

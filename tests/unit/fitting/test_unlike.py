@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from latfit.fitting.data import fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.prediction import UNTESTED, predict
 from latfit.fitting.problem import FitOptions
-from latfit.model import FitResult, outside_by, read_by, support_of
+from latfit.model import FitResult
 from latfit.stats import FloatArray
 from latfit.trace import Trace
 
@@ -49,32 +48,3 @@ def test_nine_of_ten_steps_unlike_the_measured_ones_are_within_their_intervals(f
     assert held[1] > 0.85
     assert UNTESTED in plain.notes
     assert UNTESTED not in wider.notes
-
-
-def test_widens_with_the_distance_up_to_what_was_tested(fit: FitResult) -> None:
-    tried, B = fit.cross_validation.outside_support, np.full(200, 40.0)
-    assert tried is not None
-    assert tried.distance is not None
-    S = np.geomspace(60.0, 40 * 30.0, 200)
-    columns = {"B": B, "S": S, "prefill_requests": B, "prefill_tokens": S}
-    wider, far = fit.widening_outside_support(**columns), outside_by(fit.support, B, S, fit.kinds(**columns))
-    most = 1 + tried.p90_ape_pct / 100
-    assert wider[-1] == 1.0
-    assert np.all(np.diff(wider) <= 1e-12)
-    assert wider == pytest.approx(most ** np.minimum(far / tried.distance, 3.0))
-
-
-def test_where_was_measured_is_found_from_different_steps_as_from_all() -> None:
-    rng = np.random.default_rng(2)
-    B = rng.integers(1, 12, 3000).astype(np.float64)
-    S = B * rng.choice([1.0, 1.0, 2.0, 40.0], 3000)
-    context = np.round(B * rng.choice([20.0, 90.0, 400.0], 3000))
-    times = rng.integers(1, 4, 3000).astype(np.float64)
-    data = fit_data(Trace({"B": B, "S": S, "T_ms": truth(B, S), "context_tokens": context, "cell_rows": times}))
-    kinds, part, rest = FitResult.kinds(**data.steps), np.flatnonzero(B + S < 100), np.flatnonzero(B + S >= 100)
-    read = read_by(data.steps)
-    assert read is not None
-    of_all = support_of(B[part], S[part], kinds[part], data.weights[part], read[part])
-    far = outside_by(of_all, B[rest], S[rest], kinds[rest], read[rest])
-    assert data.spots.support(data.weights, part) == of_all
-    assert np.array_equal(data.spots.outside_by(of_all, rest), far)

@@ -1,17 +1,13 @@
 """Rows that are means over windows: a planted curve comes back where the spread within windows is known, and is not
 claimed where it is not."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
-from latfit.fitting.windows import Windows
 from latfit.stats import FloatArray
-from latfit.trace.clean import clean
 from latfit.trace.table import Trace
 
 STEPS = 200
@@ -103,62 +99,6 @@ def test_without_a_spread_only_what_is_linear_is_claimed() -> None:
 def test_a_correction_of_windows_is_refused() -> None:
     with pytest.raises(WrongUsage, match=r"means over windows.*\+correction"):
         fit_trace(decode_windows(30), FitOptions("roofline+correction"))
-
-
-def test_whole_numbers_are_steps_unless_a_user_says_otherwise() -> None:
-    B = np.repeat(np.arange(1.0, 41.0), 3)
-    trace = Trace({"B": B, "S": B, "T_ms": corner(B) * np.exp(np.random.default_rng(0).normal(0, 0.02, len(B)))})
-    codes = [[each.code for each in fit_trace(trace, FitOptions(window_means=said)).warnings] for said in (False, True)]
-    assert ["window_means" in found for found in codes] == [False, True]
-    told = trace.with_columns(window_ms=np.full(len(B), 1000.0))
-    assert "window_means" in [each.code for each in fit_trace(told).warnings]
-
-
-def linear(steps: dict[str, FloatArray]) -> FloatArray:
-    return np.asarray(3 + 0.2 * steps["B"] + 0.01 * steps["S"])
-
-
-def squares(steps: dict[str, FloatArray]) -> FloatArray:
-    return np.asarray(1 + steps["B"] ** 2 + 0.5 * steps["B"] * steps["S"] + 0.1 * steps["S"] ** 2)
-
-
-@pytest.mark.parametrize("formula", [linear, squares])
-def test_the_mean_over_a_window_is_exact_to_second_order(
-    formula: Callable[[dict[str, FloatArray]], FloatArray],
-) -> None:
-    B, S = np.array([20.0, 40.0]), np.array([120.0, 400.0])
-    B_sd, S_sd = np.array([3.0, 5.0]), np.array([20.0, 60.0])
-    found = Windows({"B": B, "S": S}, B_sd, S_sd).log_excess(formula)  # type: ignore[arg-type]
-    if formula is linear:
-        np.testing.assert_allclose(found, 0, atol=1e-12)
-        return
-    # prefill is independent of decode, so the covariance of B and S is the variance of B
-    mean = 1 + B**2 + B_sd**2 + 0.5 * (B * S + B_sd**2) + 0.1 * (S**2 + S_sd**2)
-    np.testing.assert_allclose(np.exp(found), mean / squares({"B": B, "S": S}), rtol=1e-12)
-
-
-def test_idle_windows_are_dropped_by_name() -> None:
-    trace = decode_windows(20)
-    B = trace.floats("B").copy()
-    B[:4] = [0.0, 0.2, 0.9, 0.99]
-    cleaned = clean(trace.with_columns(B=B, S=B))
-    assert dict(cleaned.dropped) == {"idle": 4}
-    single = Trace({name: trace[name][:1] for name in ("B", "S", "T_ms")})
-    assert clean(single.with_columns(B=np.array([0.5]), S=np.array([1.0]))).dropped == {"idle": 1}
-
-
-def test_steps_with_a_whole_prompt_are_measured_though_no_mean_holds_one() -> None:
-    """3.9 requests decode in each step, a tenth of the steps holds a prompt of 100 tokens besides."""
-    means = {"B": [4.0], "S": [13.9], "prefill_requests": [0.1], "prefill_tokens": [10.0]}
-    steps = {name: np.array(column) for name, column in means.items()}
-    spread = np.array([0.0])
-    reached = Windows(steps, spread, None).reached()
-    assert reached["B"] == pytest.approx([3.9, 4.9])
-    assert reached["S"] == pytest.approx([3.9, 103.9])
-    chunks = Windows(steps, spread, None, most_requests=6.0, most_tokens=64.0).reached()
-    assert chunks["B"] == pytest.approx([3.9, 6.0])
-    assert chunks["S"] == pytest.approx([3.9, 64.0])
-    assert Windows(steps, None, None).reached() == {}
 
 
 def test_a_fit_of_windows_is_good_as_far_as_their_steps_reached() -> None:

@@ -5,11 +5,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from latfit.model.base import LatencyModel, Steps
-from latfit.model.context import K_E, TAU_E
-from latfit.model.features import StepTable, decode_only, step_features
+from latfit.model.features import decode_only, step_features
 from latfit.model.registry import FAMILY
-from latfit.model.roofline import pmax, tiles
-from latfit.model.saturation import Saturation
 from latfit.model.term_model import Separable
 from latfit.stats import FloatArray
 
@@ -68,16 +65,6 @@ def test_gradients_agree_with_central_differences(name: str, seed: int) -> None:
         assert np.all(np.abs(gradient[:, i] - numeric) <= 1e-5 * np.abs(numeric) + 10 * rounding), parameter.name
 
 
-@pytest.mark.parametrize("name", ["hinge", "hinge+moe"])
-def test_the_hinge_has_the_slope_of_its_sides(name: str) -> None:
-    model = FAMILY[name]
-    theta = random_theta(np.random.default_rng(0), model)
-    at = [p.name for p in model.parameters].index("S_0")
-    b = theta[[p.name for p in model.parameters].index("b")]
-    steps = {"B": np.ones(2), "S": np.array([0.5, 2.0]) * theta[at]}
-    assert model.gradient(theta, steps)[:, at] == pytest.approx([0.0, -b])
-
-
 @pytest.mark.parametrize("name", list(FAMILY))
 @settings(max_examples=20)
 @given(seed=st.integers(0, 10**6))
@@ -91,14 +78,6 @@ def test_basis_and_coefficients_give_the_same_latency(name: str, seed: int) -> N
     assembled = model.assemble(outer, coefficients)
     assert len(assembled) == len(model.parameters)
     assert model.latency_ms(assembled, steps) == pytest.approx(X @ coefficients, rel=1e-10)
-
-
-@pytest.mark.parametrize("name", list(FAMILY))
-def test_steps_that_remember_their_features_give_the_same_latency(name: str) -> None:
-    rng = np.random.default_rng(1)
-    steps = random_steps(rng)
-    theta = random_theta(rng, FAMILY[name])
-    assert np.array_equal(FAMILY[name].latency_ms(theta, StepTable(steps)), FAMILY[name].latency_ms(theta, steps))
 
 
 def grown(steps: Steps, column: str, by: float) -> dict[str, FloatArray]:
@@ -117,61 +96,6 @@ def test_the_roofline_never_gets_cheaper_with_more_to_do(seed: int, rho: float, 
     longer = {**steps, "S": steps["S"] + more * holds, "prefill_tokens": steps["prefill_tokens"] + more * holds}
     for after in (longer, grown(steps, "context_tokens", float(more))):
         assert np.all(model.latency_ms(theta, after) >= before * (1 - 1e-12))
-
-
-def test_the_smooth_maximum_lies_between_the_maximum_and_its_bound() -> None:
-    x, y = np.array([0.0, 1.0, 5.0, 1e200]), np.array([3.0, 1.0, 1e-3, 1e-200])
-    for p in (2.0, 4.0, 8.0):
-        value = pmax(x, y, p)
-        assert np.all(value >= np.maximum(x, y))
-        assert np.all(value <= 2 ** (1 / p) * np.maximum(x, y))
-    assert pmax(3.0, np.array([4.0]), 2.0)[0] == pytest.approx(5.0)
-
-
-def test_tiles_round_up_and_never_fall() -> None:
-    S = np.arange(1.0, 1025.0)
-    assert np.array_equal(tiles(S, 256, 0.0)[[0, 255, 256, 511, 512]], [256, 256, 512, 512, 768])
-    soft = tiles(S, 256, 1 / 16)
-    assert np.all(np.diff(soft) >= 0)
-    assert np.all(soft <= tiles(S, 256, 0.0))
-    assert np.array_equal(soft[[0, 255, 271, 511]], [256, 256, 512, 512])
-    assert not tiles(S, 0, 0.0).any()
-
-
-class TestPublishedValues:
-    def test_attention_work_of_a_chunk(self) -> None:
-        """256 new tokens on 1000 cached ones: 288896 pairs exactly, 288768 in the continuous form."""
-        new, cached = np.array([256.0]), np.array([1000.0])
-        steps = {"B": np.ones(1), "S": new, "prefill_tokens": new}
-        seen = step_features({**steps, "context_tokens": cached, "prefill_context_tokens": cached})
-        assert seen["A"][0] == 288768
-
-    def test_expert_coverage(self) -> None:
-        """8 of 128 experts a token: k_E = -ln(1 - 8/128)."""
-        S = np.array([16.0, 64.0])
-        covered = TAU_E.column({"S": S}, {K_E.parameter.name: -np.log1p(-8 / 128)})
-        assert covered == pytest.approx([0.643926, 0.983925], abs=1e-6)
-
-    def test_a_coverage_term_makes_two_valleys(self) -> None:
-        """T = 2 + (372 + S) g_.002(S)/2000 + 20 (1 - e^(-.0645385 S)): minima at S = 13 and 507."""
-        model = FAMILY["saturation+moe"]
-        theta = np.array([2.0, 372.0, 1.0, 2000.0, 1e9, 0.002, 0.0, 0.0, 20.0, 0.0645385])
-        S = np.arange(1.0, 2000.0)
-        T = model.latency_ms(theta, {"B": np.ones_like(S), "S": S})
-        valleys = np.flatnonzero((T[1:-1] < T[:-2]) & (T[1:-1] < T[2:])) + 1
-        assert S[valleys].tolist() == [13, 507]
-        assert T[valleys] == pytest.approx([20.8577, 22.6897], abs=1e-4)
-        between = T[12:507]
-        assert between.max() == pytest.approx(23.4949, abs=1e-4)
-        feasible = S[T <= 23]
-        assert [feasible[0], feasible[-1]] == [7, 1535]
-        assert np.array_equal(feasible, [*range(7, 37), *range(152, 1536)])
-
-    def test_without_growth_the_gamma_model_is_the_saturation_model(self) -> None:
-        theta = np.array([4.0, 30.0, 1.0, 60.0, 0.15, 0.01, 0.02, 0.002])
-        steps = {"B": np.array([8.0]), "S": np.array([512.0])}
-        grown_by_nothing = FAMILY["saturation-gamma"].latency_ms(np.append(theta, [0.0, 0.0]), steps)
-        assert grown_by_nothing[0] == Saturation().latency_ms(theta, steps)[0]
 
 
 class TestFeatures:

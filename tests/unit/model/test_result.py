@@ -43,24 +43,7 @@ def test_the_contract_of_the_json(fit: FitResult) -> None:
     assert {"scheme", "folds", "mape_pct", "median_ape_pct", "rmse_ms"} <= set(document["cross_validation"])
     assert set(document["baselines"]) == {"constant", "linear"}
     assert {"mape_pct", "cv"} <= set(document["baselines"]["linear"])
-    assert set(document["diagnostics"]) >= {"regimes", "lack_of_fit", "influence", "drift"}
-
-
-def test_every_status_says_what_to_do_unless_all_is_well() -> None:
-    assert all(status.sentence and (status.remedy or status is FitStatus.CONVERGED) for status in FitStatus)
-
-
-def test_the_factor_of_an_unknown_level_is_none(fit: FitResult) -> None:
-    assert fit.limits.factor("decode", 0.5) == pytest.approx(1, abs=0.02)
-    assert fit.limits.factor("decode", 0.999) is None
-
-
-def test_a_fit_keeps_the_ratios_of_every_phase(fit: FitResult) -> None:
-    law = fit.limits.all.ratios
-    assert law is not None
-    assert law.pooled.mean == pytest.approx(1, abs=0.02)
-    steps = [limits.ratios.pooled.steps for limits in fit.limits.by_phase.values() if limits.ratios is not None]
-    assert [sum(steps), law.pooled.steps] == pytest.approx([fit.metrics.n] * 2)
+    assert set(document["diagnostics"]) >= {"regimes", "lack_of_fit", "drift"}
 
 
 @pytest.mark.parametrize(
@@ -115,11 +98,6 @@ def test_a_fit_of_impossible_numbers_is_refused(
     (tmp_path / "b.fit.json").write_text(json.dumps(document))
     with pytest.raises(BadInput, match=r"not a (latfit )?fit"):
         read_fit(tmp_path / "b.fit.json")
-
-
-def test_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="latfit fit"):
-        read_fit(tmp_path / "none.fit.json")
 
 
 def test_numbers_that_are_not_finite_become_null(fit: FitResult, tmp_path: Path) -> None:

@@ -29,20 +29,6 @@ def test_sums_are_those_of_the_sample(n: int, shape: float) -> None:
     assert len(law.pooled.values) <= 1200
 
 
-def test_the_tail_is_kept_step_by_step() -> None:
-    sample = np.random.default_rng(1).lognormal(0, 1, 10_000)
-    law = noise_of(sample, np.ones(len(sample)))
-    assert law.pooled.values[-100:].tolist() == pytest.approx(np.sort(sample)[-100:].tolist())
-    assert law.pooled.weights[-100:].tolist() == pytest.approx([1e-4] * 100)
-
-
-def test_weights_stand_for_steps() -> None:
-    few = noise_of(np.array([1.0, 2.0]), np.array([3.0, 1.0]))
-    many = noise_of(np.array([1.0, 1.0, 1.0, 2.0]), np.ones(4))
-    assert few.pooled.mean == many.pooled.mean == 1.25
-    assert few.pooled.steps == many.pooled.steps == 4
-
-
 def test_a_rare_event_is_drawn_as_its_count_leaves_it_open() -> None:
     """Three events in 1,000: the exact 95 % interval of their rate is 0.0619 % to 0.874 % (Clopper and Pearson)."""
     law = noise_of(np.repeat([1.0, 50.0], [997, 3]), np.ones(1000))
@@ -51,21 +37,6 @@ def test_a_rare_event_is_drawn_as_its_count_leaves_it_open() -> None:
     assert np.quantile(rates, 0.975) == pytest.approx(0.00874, rel=0.05)
     # The lower end counts one event more than was seen, so it is never too low.
     assert np.quantile(rates, 0.025) > 0.000619
-
-
-def test_where_the_tail_decides() -> None:
-    rng = np.random.default_rng(0)
-    calm = noise_of(rng.lognormal(0, 0.03, 5_000), np.ones(5_000))
-    stalled = np.where(np.arange(5_000) % 170 == 0, 50.0, 1.0)
-    assert calm.slow_share(3.0) < 0.02
-    assert noise_of(stalled, np.ones(5_000)).slow_share(3.0) == pytest.approx(30 * 2500 / (30 * 2500 + 4970), rel=0.02)
-
-
-def test_a_tail_counts_as_seen_from_one_independent_step_beyond_it() -> None:
-    steps = np.linspace(0.9, 1.1, 400)
-    assert noise_of(steps, np.ones(400)).sees(0.99)
-    assert not noise_of(steps, np.ones(400)).sees(0.999)
-    assert not noise_of(steps, np.ones(400), 0.15).sees(0.99)
 
 
 def test_json_gives_the_same_law() -> None:
@@ -122,13 +93,6 @@ def _drawn(table, T, u, out):  # type: ignore[no-untyped-def]
     return out
 
 
-def test_without_pauses_a_draw_is_the_smallest_point_that_so_many_do_not_exceed() -> None:
-    noise = noise_of(np.random.default_rng(4).lognormal(0, 1, 9_000), np.ones(9_000))
-    u = np.random.default_rng(3).random(20_000)
-    wanted = noise.pooled.values[np.searchsorted(np.cumsum(noise.pooled.weights), u, side="right")]
-    assert draws(noise, 3.0, 20_000).tolist() == (3.0 * wanted).tolist()
-
-
 def test_json_keeps_pauses_and_refuses_what_are_none() -> None:
     written = replace(NARROW, pauses=UNCLEAR).to_json()
     again = noise_from_json(written)
@@ -154,19 +118,6 @@ def test_pauses_are_drawn_anew_as_their_count_leaves_them_open() -> None:
     rng = np.random.default_rng(0)
     rates = [three.drawn(rng).per_step for _ in range(20_000)]
     assert np.quantile(rates, [0.025, 0.975]) == pytest.approx([0.000845, 0.00801], rel=0.05)
-
-
-def test_one_more_pause_is_longer_by_as_much_as_the_longest_differ() -> None:
-    """Lengths from an exponential distribution exceed any limit by their mean; fixed ones by nothing."""
-    rng = np.random.default_rng(0)
-    n = 400
-    lengths = np.sort(50 * rng.standard_exponential(n))
-    spread = Pauses(lengths, np.zeros(n), np.full(n, 1 / n), 0.01, 0.0, float(n))
-    fixed = Pauses(np.array([50.0]), np.zeros(1), np.ones(1), 0.01, 0.0, float(n))
-    # The mean of 200 excesses over the median: 50 ms within 4 standard errors.
-    longest = [spread.drawn(rng).ms[-1] - lengths[-1] for _ in range(2000)]
-    assert np.mean(longest) == pytest.approx(50, abs=4 * 50 * (1 / np.sqrt(200) + 1 / np.sqrt(2000)))
-    assert fixed.drawn(rng).ms.tolist() == [50.0, 50.0]
 
 
 def test_a_draw_has_one_of_the_kinds_that_the_data_leave_open() -> None:

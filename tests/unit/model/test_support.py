@@ -1,12 +1,11 @@
 """Where steps count as measured: inside grids of any spacing, not where a log has one odd step."""
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
-from latfit.model.support import ROUNDING, Support, check_support, outside_by, read_by, support_of
+from latfit.model.support import ROUNDING, Support, outside_by, support_of
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace, rich_design
@@ -40,45 +39,6 @@ def test_one_odd_step_of_a_log_measures_nothing() -> None:
     unknown = np.full(4, "prefill or mixed")
     assert supported(support, asked_B, asked_S, unknown).tolist() == [True, False, False, False]
     assert supported({}, asked_B, asked_S, all_prefill[:4]).all()
-
-
-def test_weights_count_as_steps() -> None:
-    rng = np.random.default_rng(1)
-    B = rng.integers(1, 30, 3000).astype(float)
-    S = np.asarray(B + np.ceil(np.exp(rng.normal(5, 1, 3000))))
-    prefill = np.full(3000, "prefill or mixed")
-    by_row = support_of(B, S, prefill, np.ones(3000))
-    cells, counts = np.unique(np.stack([B, S]), axis=1, return_counts=True)
-    assert support_of(cells[0], cells[1], prefill[: len(counts)], counts.astype(float)) == by_row
-
-
-def test_small_batches_at_the_end_of_a_load_tell_nothing_of_small_ones_with_little_context() -> None:
-    rng = np.random.default_rng(3)
-    busy, end = rng.integers(30, 65, 1500).astype(float), rng.integers(2, 30, 500).astype(float)
-    B = np.concatenate([busy, end])
-    each = np.concatenate([rng.uniform(50, 600, 1500), rng.uniform(500, 700, 500)])
-    decoding = {"B": B, "S": B, "context_tokens": np.round(B * each)}
-    support = support_of(B, B, np.full(2000, "decode"), np.ones(2000), read_by(decoding))
-    asked = {"B": np.array([5.0, 5.0, 40.0, 40.0]), "S": np.array([5.0, 5.0, 40.0, 40.0])}
-    reading = asked | {"context_tokens": asked["B"] * [600, 100, 100, 3000]}
-    far = outside_by(support, asked["B"], asked["S"], np.full(4, "decode"), read_by(reading))
-    assert (far > ROUNDING).tolist() == [False, True, False, True]
-    assert far[3] == pytest.approx(np.log(3000 / 700), abs=0.1)
-    assert read_by(asked) is None
-    assert supported(support, asked["B"], asked["S"], np.full(4, "decode")).all()
-    check_support(support)
-    with pytest.raises(ValueError, match="decode is not 16 numbers"):
-        check_support({"decode": support["decode"][:20]})
-
-
-def test_a_request_in_prefill_reads_nothing_of_what_the_others_read() -> None:
-    mixed = {"B": 4.0, "S": 103.0, "prefill_requests": 1.0, "prefill_tokens": 100.0, "context_tokens": 300.0}
-    alone = {"B": 1.0, "S": 100.0, "prefill_requests": 1.0, "prefill_tokens": 100.0, "context_tokens": 50.0}
-    told = [read_by({name: np.array([x]) for name, x in step.items()}) for step in (mixed, alone)]
-    chunk = read_by({name: np.array([x]) for name, x in {**alone, "prefill_context_tokens": 50.0}.items()})
-    assert [float(np.expm1(x[0])) for x in told if x is not None] == pytest.approx([100.0, 0.0], rel=0.04)
-    assert chunk is not None
-    assert float(np.expm1(chunk[0])) == pytest.approx(50.0, rel=0.04)
 
 
 def test_a_fit_says_so_of_steps_unlike_its_own() -> None:

@@ -17,12 +17,6 @@ def test_it_is_the_median_of_a_request() -> None:
     assert typical_context(steps, np.array([1.0, 1.0, 5.0])) == {"context_tokens": 50.0}
 
 
-def test_prefill_has_its_own() -> None:
-    more = {"context_tokens": np.array([400.0, 900.0, 100.0]), "prefill_context_tokens": np.array([0.0, 300.0, 0.0])}
-    found = typical_context({"B": B, "S": S, **more}, np.ones(3))
-    assert found == {"context_tokens": 100.0, "prefill_context_tokens": 300.0}
-
-
 @pytest.mark.parametrize("context", [None, np.array([1.0, np.nan, 1.0])])
 def test_steps_that_do_not_say_have_none(context: np.ndarray | None) -> None:
     steps = {"B": B, "S": S} if context is None else {"B": B, "S": S, "context_tokens": context}
@@ -33,9 +27,3 @@ def test_steps_get_as_much_a_request() -> None:
     found = with_typical_context({"B": B, "S": S}, {"context_tokens": 100.0, "prefill_context_tokens": 7.0})
     assert found["context_tokens"].tolist() == [400.0, 307.0, 200.0]
     assert found["prefill_context_tokens"].tolist() == [0.0, 7.0, 0.0]
-
-
-def test_what_a_step_says_is_left_alone() -> None:
-    steps = {"B": B, "S": S, "context_tokens": np.zeros(3)}
-    assert with_typical_context(steps, {"context_tokens": 100.0}) is steps
-    assert with_typical_context({"B": B, "S": S}, {}) == {"B": B, "S": S}

@@ -80,9 +80,11 @@ def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
     parts = []
     for name in ("B", "S"):
         column = data.steps[name]
-        edges = [-np.inf, *weighted_quantiles(column, (1 / 3, 2 / 3), data.weights), np.inf]
-        masks = [(column > low) & (column <= high) for low, high in itertools.pairwise(edges)]
-        parts.append([(f"{name} {column[m].min():g}..{column[m].max():g}", m) for m in masks if m.any()])
+        edges = np.unique(weighted_quantiles(column, (1 / 3, 2 / 3), data.weights))
+        ends = [column.min(), *edges[edges < column.max()], column.max()]
+        number = np.searchsorted(ends[1:-1], column, side="left")
+        labels = [f"{name} {low:g}..{high:g}" for low, high in itertools.pairwise(ends)]
+        parts.append([(label, number == i) for i, label in enumerate(labels)])
     for (of_B, some), (of_S, others) in itertools.product(*parts):
         inside = some & others
         if inside.any() and not inside.all():

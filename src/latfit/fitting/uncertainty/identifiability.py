@@ -120,7 +120,7 @@ def log_condition(problem: FitProblem, theta: FloatArray) -> float:
 
 CERTAIN = 0.25  # largest standard error of a combination, as a share of its value
 PEAK = "tokens/ms"
-MAX_POWER_ERROR = 0.05  # of a product's exponent from 1 or -1
+MAX_POWER_ERROR = 0.05  # of a product's exponent from 1 or -1, and of a sum's factor from the one value of B or S
 
 
 def combinations(
@@ -171,10 +171,10 @@ def _across(
             values[k], slopes[k], names[k], units[k] = 1 / values[k], -1 / values[k], f"w_1/{names[k]}", "ms/token"
     move, gradient = flat[list(pair)] * slopes, np.zeros(len(flat))
     if not any(p.positive and p.unit != PEAK for p in parameters) and not all(positive):
-        factor = -move[0] / move[1]
-        if factor <= 0:
+        known = [1.0, *(float(problem.steps[name][0]) for name in ("B", "S") if np.ptp(problem.steps[name]) == 0)]
+        factor = min(known, key=lambda value: abs(-move[0] / move[1] - value))
+        if units[0] != units[1] and abs(-move[0] / move[1] / factor - 1) > MAX_POWER_ERROR:
             return None
-        factor = 1.0 if units[0] == units[1] else factor
         written = names[1] if abs(factor - 1) < 1e-6 else f"{factor:.4g}*{names[1]}"
         expression, unit, value = f"{names[0]} + {written}", units[0], float(values[0] + factor * values[1])
         gradient[list(pair)] = slopes[0], factor * slopes[1]
