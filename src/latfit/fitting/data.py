@@ -50,29 +50,6 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Spots:
-    """The different steps (m,) by B, S, what they hold and what they read (see `model.support`), and which of them each
-    row (n,) is."""
-
-    B: FloatArray
-    S: FloatArray
-    kinds: NDArray[np.str_]
-    read: FloatArray | None
-    number: NDArray[np.intp]
-
-    def support(self, weights: FloatArray, rows: NDArray[np.intp] | slice = slice(None)) -> dict[str, list[float]]:
-        """Where some of the rows, with weights (n,), were measured (see `model.support`)."""
-        total = np.asarray(np.bincount(self.number[rows], weights[rows], len(self.B)), dtype=np.float64)
-        measured = total > 0
-        read = None if self.read is None else self.read[measured]
-        return support_of(self.B[measured], self.S[measured], self.kinds[measured], total[measured], read)
-
-    def outside_by(self, support: dict[str, list[float]], rows: NDArray[np.intp]) -> FloatArray:
-        """How far rows lie outside."""
-        return outside_by(support, self.B, self.S, self.kinds, self.read)[self.number[rows]]
-
-
-@dataclass(frozen=True, eq=False)
 class FitData(Rows):
     """phase: name of what each step holds (n,).  cell: number of its (B,S) cell (n,).  known_cell: number of the cell
     of steps that agree in everything known (n,).  runs: row numbers by run, in time order.  run: name of each row's run
@@ -118,21 +95,19 @@ class FitData(Rows):
         return np.log1p(np.maximum(error / self.observed, -0.5))
 
     @cached_property
-    def spots(self) -> Spots:
-        one = _one_of_each(self.known_cell)
-        steps = self.steps.at(one)
-        kinds, code = np.unique(FitResult.kinds(**steps), return_inverse=True)
-        read = read_by(steps)
-        told = [self.cell[one].astype(np.float64), code.ravel().astype(np.float64), *([] if read is None else [read])]
-        spot = numbered(told)
-        first = _one_of_each(spot)
-        return Spots(
-            self.B[one][first],
-            self.S[one][first],
-            kinds[code.ravel()[first]],
-            None if read is None else read[first],
-            spot[self.known_cell],
-        )
+    def _places(self) -> tuple[FloatArray, FloatArray, NDArray[np.str_], FloatArray | None]:
+        """B, S, kind and cached tokens of each step (see `model.support`), (n,) each."""
+        return self.B, self.S, FitResult.kinds(**self.steps), read_by(self.steps)
+
+    def support(self, rows: NDArray[np.intp] | slice = slice(None)) -> dict[str, list[float]]:
+        """Return where some of the rows were measured."""
+        B, S, kinds, read = self._places
+        return support_of(B[rows], S[rows], kinds[rows], self.weights[rows], None if read is None else read[rows])
+
+    def outside_by(self, support: dict[str, list[float]], rows: NDArray[np.intp]) -> FloatArray:
+        """Return how far rows lie outside."""
+        B, S, kinds, read = self._places
+        return outside_by(support, B[rows], S[rows], kinds[rows], None if read is None else read[rows])
 
     def draw(self, most: int, seed: int = 0) -> "FitData":
         """Return at most so many rows in their order, drawn evenly."""
@@ -223,10 +198,3 @@ def medians(values: FloatArray, group: NDArray[np.intp]) -> FloatArray:
     order, sizes = np.lexsort((values, group)), np.bincount(group)
     start = np.cumsum(sizes) - sizes
     return np.asarray(0.5 * (values[order[start + (sizes - 1) // 2]] + values[order[start + sizes // 2]]))
-
-
-def _one_of_each(number: NDArray[np.intp]) -> NDArray[np.intp]:
-    """A place of each number (n,), all from 0 on in use."""
-    found = np.empty(int(number.max()) + 1, dtype=np.intp)
-    found[number] = np.arange(len(number))
-    return found

@@ -161,7 +161,7 @@ def _fit_rows(rows: FitData, wanted: FitOptions, intervals: DoubtOptions, *, sin
     columns = {"T_ms": rows.observed, **rows.steps}
     facts: dict[str, Any] = {
         "domain": {name: [float(column.min()), float(column.max())] for name, column in columns.items()},
-        "support": rows.spots.support(rows.weights),
+        "support": rows.support(),
         "provenance": {"fit_options": {**_stated(options), "intervals": intervals.intervals}},
     }
     if status := _unusable(problem):

@@ -8,7 +8,7 @@ Derivation: docs/theory/fitting.md, "Model selection".
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -147,6 +147,7 @@ class Score:
     beyond: tuple[float, ...] = ()  # error beyond the training range, in percent, one value per column (S, B, context)
     outside: int = 0  # number of extrapolation folds
     by_phase: tuple[float, ...] = ()  # error of each phase within the data, in percent
+    options: FitOptions = field(default_factory=FitOptions)  # of its fit
 
 
 @dataclass(frozen=True)
@@ -248,37 +249,26 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
     wanted, experts = options.candidates, options.model.endswith(MOE)
     names = _possible([name for name in candidates_for(data, experts) if not wanted or name in wanted], options)
     folds = selection_folds(sample, options.seed)
-    entries = _entered(sample, names, options, folds)
-    if not entries or ("linear" in names and "linear" not in entries):
+    scores = _score_all(sample, names, options, folds)
+    if not scores or ("linear" in names and "linear" not in scores):
         name = "linear" if "linear" in names else names[0]
         return Selection(name, "Too few different steps to compare models.", replace(options, model=name), {})
-    scores = {name: entry.score for name, entry in entries.items()}
     name = simplest(_without_constant(scores, len(sample)), len(sample))
     concave = f"{name}{MOE}"
     if len(sample) >= ROWS_FOR_EXPERTS and concave in FAMILY and concave not in names and not wanted:
-        entries |= _entered(sample, [concave], options, folds)
-        if concave in entries and _pays(entries[concave].score, scores[name]):
-            name = concave
-    scores = {each: entry.score for each, entry in entries.items() if each in scores or each == name}
-    return Selection(name, _reason(name, scores), entries[name].options, scores)
+        more = _score_all(sample, [concave], options, folds)
+        if concave in more and _pays(more[concave], scores[name]):
+            name, scores = concave, scores | more
+    return Selection(name, _reason(name, scores), scores[name].options, scores)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A candidate's score and its fit options."""
-
-    score: Score
-    options: FitOptions
-
-
-def _entered(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> dict[str, _Entry]:
-    """Return the candidates that have enough rows for cross-validation, by name."""
+def _score_all(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> dict[str, Score]:
+    """Return the scores of the candidates that have enough rows for cross-validation, by name."""
     found = {}
     for name in names:
-        own = settled(data, _of_requests(data, replace(options, model=name)))
-        score = cross_validated(data, own, folds)
+        score = cross_validated(data, settled(data, _of_requests(data, replace(options, model=name))), folds)
         if score is not None:
-            found[name] = _Entry(score, own)
+            found[name] = score
     return found
 
 
@@ -327,18 +317,12 @@ def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) ->
     error = _mean(errors[:inside], len(left_out.rows) / len(folds))
     within = left_out.fold < inside
     by_phase = tuple(errors_by_phase(data, left_out.rows[within], ape[within]).values())
-    if not held.direction:
-        return Score(error, errors, len(whole.free), by_phase=by_phase)
-    outside = np.log(np.maximum(errors[inside:], EXACT))
-    by_direction = [float(np.exp(outside[np.array(held.direction) == each].mean())) for each in set(held.direction)]
-    return Score(
-        math.sqrt(error * float(np.exp(outside.mean()))),
-        errors,
-        len(whole.free),
-        tuple(by_direction),
-        len(held.direction),
-        by_phase,
-    )
+    by_direction: list[float] = []
+    if held.direction:
+        outside = np.log(np.maximum(errors[inside:], EXACT))
+        by_direction = [float(np.exp(outside[np.array(held.direction) == each].mean())) for each in set(held.direction)]
+        error = math.sqrt(error * float(np.exp(outside.mean())))
+    return Score(error, errors, len(whole.free), tuple(by_direction), len(held.direction), by_phase, options)
 
 
 def _mean(errors: FloatArray, rows: float) -> float:
@@ -373,7 +357,7 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
     """Return the simplest candidate within the tolerance of the best (docs/theory/fitting.md, "Model selection")."""
     best = min(scores.values(), key=lambda score: score.mape_pct)
     if (line := scores.get("linear")) is not None:
-        even = {name: score for name, score in scores.items() if _keeps_up(score, line)}
+        even = {name: score for name, score in scores.items() if _loses_no_phase(score, line)}
         least = min(even.values(), key=lambda score: score.mape_pct)
         if least.mape_pct <= WORSE_BEYOND * best.mape_pct:
             scores, best = even, least
@@ -391,7 +375,7 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
 
 
-def _keeps_up(score: Score, line: Score) -> bool:
+def _loses_no_phase(score: Score, line: Score) -> bool:
     """Return whether a candidate loses to the line in no phase by more than WORSE_IN_PHASE."""
     return all(own <= WORSE_IN_PHASE * least for own, least in zip(score.by_phase, line.by_phase, strict=False))
 

@@ -191,9 +191,8 @@ def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
 
 def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
     count = round(float(weights_by_row(trace) @ _blind(fit, trace)))
-    return [f"{count:,} steps contain prefill, which is not identified: the fit contains decode steps only."] * bool(
-        count
-    )
+    text = f"{count:,} steps contain prefill, which is not identified: the fit contains decode steps only."
+    return [text] if count else []
 
 
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:

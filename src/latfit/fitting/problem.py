@@ -294,40 +294,32 @@ def make_problem(data: Rows, options: FitOptions) -> FitProblem:
 
 
 def _check_options(model: LatencyModel, options: FitOptions) -> None:
-    names = [p.name for p in model.parameters]
+    parameters = {p.name: p for p in model.parameters}
+
+    def refuse(found: str, where: str, remedy: str) -> None:
+        raise WrongUsage(found, where=where, remedy=remedy)
+
     for option, given in (("--fix", options.fixed), ("--set bounds", options.bounds), ("--set prior", options.priors)):
         for name in given:
-            if name not in names:
-                raise WrongUsage(
-                    f"{model.name} has no parameter {name!r}",
-                    where=option,
-                    remedy=f"Its parameters are {', '.join(names)}.",
-                )
+            if name not in parameters:
+                refuse(f"{model.name} has no parameter {name!r}", option, f"It has {', '.join(parameters)}.")
+            if name in options.fixed and given is not options.fixed:
+                refuse(f"{name} is fixed and has {option.removeprefix('--set ')}", "--fix", "Give one of the two.")
     for name, (mean, deviation) in options.priors.items():
         if not (np.isfinite(mean) and 0 < deviation < np.inf):
-            raise WrongUsage(
-                f"the prior on {name} cannot be used",
-                where="--set prior",
-                remedy="Give a mean and a standard deviation above zero.",
-            )
-    for told, given in (("bounded", options.bounds), ("has a prior", options.priors)):
-        if both := set(options.fixed) & set(given):
-            raise WrongUsage(f"{sorted(both)[0]} is fixed and {told}", where="--fix", remedy="Give one of the two.")
-    for option, value, known in (
+            refuse(f"the prior on {name} cannot be used", "--set prior", "Give a mean and a deviation above zero.")
+    for name, value in options.fixed.items():
+        least = "above" if parameters[name].positive else "of at least"
+        if not np.isfinite(value) or value < 0 or (parameters[name].positive and value == 0):
+            meaning = parameters[name].meaning
+            refuse(f"{name} = {value:g} is not possible", "--fix", f"Give a number {least} zero ({meaning}).")
+    for option, chosen, known in (
         ("--loss", options.loss, tuple(RHO)),
         ("--residuals", options.residuals, RESIDUALS),
         ("--weights", options.weights, WEIGHTS),
     ):
-        if value not in known:
-            raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of: {', '.join(known)}.")
-    for parameter in model.parameters:
-        held = options.fixed.get(parameter.name)
-        if held is not None and (not np.isfinite(held) or held < 0 or (parameter.positive and held == 0)):
-            raise WrongUsage(
-                f"{parameter.name} = {held:g} is not possible",
-                where="--fix",
-                remedy=f"Give a number {'above' if parameter.positive else 'of at least'} zero ({parameter.meaning}).",
-            )
+        if chosen not in known:
+            refuse(f"{chosen!r} is not known", option, f"Choose one of: {', '.join(known)}.")
 
 
 def _box(problem: FitProblem, index: int) -> tuple[float, float]:

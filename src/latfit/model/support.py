@@ -5,7 +5,7 @@ not extend it. With known cached tokens there is a second region in (ln B, ln(1 
 Definition: docs/theory/fitting.md, "Measured region".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,13 +70,13 @@ def outside_by(
     if not support:
         return np.zeros(len(B))
     far = np.full(len(B), np.inf)
-    along = _along(B, S, read)
     for kind, ends in support.items():
         either = (ANY_PREFILL,) if kind != ANY_PREFILL else (PREFILL, MIXED)
         rows = (kinds == kind) | (np.isin(kinds, either) if kind != DECODE else False)
-        known = min(len(ends), len(along))
-        beyond = np.max(along[:known] - np.asarray(ends[:known], dtype=np.float64)[:, None], axis=0)
-        far[rows] = np.minimum(far, np.maximum(beyond, 0.0))[rows]
+        beyond = np.zeros(len(B))
+        for along, end in zip(_along(B, S, read), ends, strict=False):
+            beyond = np.maximum(beyond, along - end)
+        far[rows] = np.minimum(far, beyond)[rows]
     return far
 
 
@@ -87,9 +87,9 @@ def check_support(support: Support) -> None:
             raise ValueError(f"support of {kind} is not {DIRECTIONS} numbers, nor {2 * DIRECTIONS}")
 
 
-def _along(B: FloatArray, S: FloatArray, read: FloatArray | None) -> FloatArray:
-    """Return u_j . x of steps (n,): (16, n), or (32, n) with those of cached tokens last."""
-    angle = 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS
+def _along(B: FloatArray, S: FloatArray, read: FloatArray | None) -> Iterator[FloatArray]:
+    """Yield u_j . x of steps (n,) for 16 directions j, then those of cached tokens."""
     x, y = (np.log(np.maximum(each, 1e-9)) for each in (B, S))
-    planes = [np.cos(angle)[:, None] * x + np.sin(angle)[:, None] * other for other in (y, read) if other is not None]
-    return np.concatenate(planes)
+    for other in (y, read):
+        for angle in 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS if other is not None else ():
+            yield np.cos(angle) * x + np.sin(angle) * other

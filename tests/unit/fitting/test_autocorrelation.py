@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from latfit.fitting.checking.autocorrelation import Persistence, Series, TimeOrder, persistence
+from latfit.fitting.checking.autocorrelation import Persistence, by_run, persistence
 from latfit.fitting.data import fit_data
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
@@ -20,11 +20,7 @@ def autoregression(n: int, r: float, rng: np.random.Generator) -> FloatArray:
 
 
 def of(*runs: FloatArray) -> Persistence:
-    return persistence(Series([np.arange(len(run)) for run in runs], runs))
-
-
-def found_in(trace: Trace, values: FloatArray) -> Persistence:
-    return persistence(TimeOrder.of(fit_data(trace)).series(np.arange(len(trace)), values))
+    return persistence(runs)
 
 
 class TestWorth:
@@ -58,22 +54,9 @@ class TestWorth:
         assert 1.0 <= of(values).steps_for_one <= max(len(values), 1)
 
 
-def sizes(cells: int) -> FloatArray:
-    return np.asarray(2.0 ** (np.arange(cells) / 4))
-
-
-def table(S: FloatArray, **more: FloatArray) -> Trace:
-    return Trace({"B": np.ones(len(S)), "S": S, "T_ms": np.ones(len(S)), **more})
-
-
-class TestOrder:
-    def test_times_decide_where_there_are_any(self) -> None:
-        n, rng = 2000, np.random.default_rng(9)
-        noise, mixed = autoregression(n, 0.9, rng), rng.permutation(n)
-        trace = table(np.sort(rng.integers(1, 500, n)).astype(float), t_s=np.arange(float(n)))
-        assert found_in(trace, noise) == of(noise)
-        assert found_in(trace.select(mixed), noise[mixed]) == of(noise)
-
-    def test_cells_as_statistics_have_no_order_of_time(self) -> None:
-        noise = autoregression(500, 0.9, np.random.default_rng(10))
-        assert found_in(table(np.tile(sizes(50), 10), cell_rows=np.ones(500)), noise) == Persistence()
+def test_values_come_in_the_order_of_time() -> None:
+    n, rng = 2000, np.random.default_rng(9)
+    noise, mixed = autoregression(n, 0.9, rng), rng.permutation(n)
+    trace = Trace({"B": np.ones(n), "S": np.ones(n), "T_ms": np.ones(n), "t_s": np.arange(float(n))})
+    (series,) = by_run(fit_data(trace.select(mixed)), np.arange(n), noise[mixed])
+    np.testing.assert_array_equal(series, noise)

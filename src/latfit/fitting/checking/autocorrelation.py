@@ -17,17 +17,6 @@ from latfit.stats import FloatArray, mad_sigma, weighted_quantile
 
 FEWEST = 8  # below this many steps the autocorrelation is not estimated
 CLIP = 3.0
-MIN_VISITS = 1.5  # of each cell of a grid, on average, from which its order is one of time
-
-
-@dataclass(frozen=True)
-class Series:
-    """Time series of a trace, one per run. rows, values: row numbers and values of each run (m,), in time order."""
-
-    rows: Sequence[NDArray[np.intp]] = ()
-    values: Sequence[FloatArray] = ()
-    own: float = 1.0  # share of a step's own deviation left after its cell's mean is removed
-    visit: float = 1.0  # mean number of consecutive steps of one cell; 1 if cells do not repeat
 
 
 @dataclass(frozen=True)
@@ -37,7 +26,6 @@ class Persistence:
     lag_one: float = 0.0  # correlation of neighbouring steps
     likely: float = 1.0  # consecutive steps per independent sample, at least 1
     steps_for_one: float = 1.0  # upper end of the same, with its estimation error; used for counting
-    in_visit: float = 1.0  # the smaller of `likely` and the steps of one visit to a cell
     runs: int = 1  # number of runs
 
     @property
@@ -49,48 +37,16 @@ class Persistence:
         return "their level wanders slowly"
 
 
-@dataclass(frozen=True)
-class TimeOrder:
-    """Order in which the rows of a trace were measured. runs: row numbers of each run; empty if no row has a time, or
-    rows are not single steps. cell: cell of each row (n,), whose mean is removed from a series of a grid; None for a
-    log."""
-
-    runs: Sequence[NDArray[np.intp]]
-    cell: NDArray[np.intp] | None = None
-
-    @staticmethod
-    def of(data: FitData) -> "TimeOrder":
-        known = data.single and data.times is not None
-        return TimeOrder(data.runs if known else [], None if data.in_time else data.known_cell)
-
-    def series(self, rows: NDArray[np.intp], values: FloatArray) -> Series:
-        """Return the series of values (m,) at rows (m,) of the trace."""
-        if not self.runs or not len(rows):
-            return Series()
-        n = sum(len(run) for run in self.runs)
-        placed, there = np.zeros(n), np.zeros(n, dtype=bool)
-        placed[rows], there[rows] = values, True
-        own = visit = 1.0
-        if self.cell is not None:
-            repeated = np.bincount(self.cell[rows])[self.cell[rows]] > 1
-            if 2 * int(repeated.sum()) > len(rows):
-                there[rows] = repeated
-                inside = self.cell[there]
-                mean = np.bincount(inside, weights=placed[there]) / np.maximum(np.bincount(inside), 1)
-                placed[there] -= mean[inside]
-                own = 1 - len(np.unique(inside)) / len(inside)
-                cells = [self.cell[run[there[run]]] for run in self.runs]
-                visits = sum(1 + int(np.count_nonzero(np.diff(run))) for run in cells if len(run))
-                if visits < MIN_VISITS * len(np.unique(inside)):
-                    return Series()  # a level that wanders is that of the cells
-                visit = len(inside) / visits
-        runs = [run[there[run]] for run in self.runs]
-        return Series(runs, [placed[run] for run in runs], own, visit)
+def by_run(data: FitData, rows: NDArray[np.intp], values: FloatArray) -> list[FloatArray]:
+    """Return values (m,) at rows (m,) of a log as one series per run, in time order."""
+    placed = np.full(len(data), np.nan)
+    placed[rows] = values
+    return [part[np.isfinite(part)] for part in (placed[run] for run in data.runs)]
 
 
-def persistence(series: Series) -> Persistence:
-    """Estimate the autocorrelation of a series."""
-    parts = [clipped(values) for values in series.values if len(values) > 1]
+def persistence(runs: Sequence[FloatArray]) -> Persistence:
+    """Estimate the autocorrelation of series, one per run."""
+    parts = [clipped(values) for values in runs if len(values) > 1]
     parts = [part - part.mean() for part in parts]
     n = sum(len(part) for part in parts)
     if n < FEWEST:
@@ -102,10 +58,10 @@ def persistence(series: Series) -> Persistence:
     innovation, together = _autoregression(covariance, n)
     if together > 0:
         together = min(together + (1 + 3 * together) * len(parts) / n, 1 - 1 / n)
-    likely = max(1 + (innovation / (1 - together) ** 2 / float(covariance[0]) - 1) / series.own, 1.0)
+    likely = max(innovation / (1 - together) ** 2 / float(covariance[0]), 1.0)
     lower = likely / max(1 - math.sqrt(likely / n), 1e-9) if likely > 1 else 1.0
     likely, lower = (min(each, n / len(parts)) for each in (likely, lower))
-    return Persistence(float(covariance[1] / covariance[0]), likely, lower, min(likely, series.visit), len(parts))
+    return Persistence(float(covariance[1] / covariance[0]), likely, lower, len(parts))
 
 
 def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:

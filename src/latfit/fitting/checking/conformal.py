@@ -7,13 +7,13 @@ limits. Derivation: docs/theory/fitting.md, "Prediction intervals" and "Independ
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.checking.autocorrelation import Persistence, TimeOrder, clipped, persistence
+from latfit.fitting.checking.autocorrelation import Persistence, by_run, clipped, persistence
 from latfit.fitting.checking.crossval import HeldOut, expanding_in_runs, held_out
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import CERTAIN, LEAST_SHIFT, change_point
@@ -40,29 +40,22 @@ class Scores:
     """Held-out scores (m,) in rising order. steps, cells: number of steps and of (B, S) cells."""
 
     score: FloatArray  # ln(observed/predicted) (m,)
-    weight: FloatArray  # independent samples that each score is worth (m,), with autocorrelation
-    by_cell: FloatArray  # the same without autocorrelation (m,)
+    weight: FloatArray  # independent samples that each score is worth (m,)
     steps: int
     cells: int
-    in_time: Persistence  # autocorrelation of the scores
+    in_time: Persistence  # autocorrelation of the scores of a log
 
     @staticmethod
-    def of(data: FitData, order: TimeOrder, left_out: HeldOut, ordered: bool) -> "Scores":
+    def of(data: FitData, left_out: HeldOut, ordered: bool) -> "Scores":
         """Score held-out rows of a trace. ordered: the rows are in time order (a log), not cells of a grid."""
         cell = distinct(data.cell[left_out.rows])[1]
-        score, weight = left_out.log_ratio + data.dither[left_out.rows], left_out.weights
-        in_time = persistence(order.series(left_out.rows, score))
-        if ordered or not len(cell):
-            counts, by_cell = weight / in_time.steps_for_one, weight
-        else:
-            counts, by_cell = (weight * worth(score, weight, cell, shared) for shared in (in_time, None))
+        score, weight, in_time = left_out.log_ratio + data.dither[left_out.rows], left_out.weights, Persistence()
+        if ordered and data.single:
+            in_time = persistence(by_run(data, left_out.rows, score))
+        count = weight / in_time.steps_for_one if ordered or not len(cell) else weight * worth(score, weight, cell)
         rising = np.argsort(score, kind="stable")
         steps, cells = round(float(weight.sum())), int(cell.max(initial=-1)) + 1
-        return Scores(score[rising], counts[rising], by_cell[rising], steps, cells, in_time)
-
-    def without_time(self) -> "Scores":
-        """Return the scores as if steps were not autocorrelated."""
-        return replace(self, weight=self.by_cell, in_time=Persistence())
+        return Scores(score[rising], count[rising], steps, cells, in_time)
 
     @property
     def independent(self) -> float:
@@ -83,26 +76,18 @@ class Scores:
         return [level for level in LEVELS if level > 0.5 and self.limit(level) is None]
 
 
-def worth(
-    score: FloatArray,
-    weight: FloatArray,
-    cell: NDArray[np.intp],
-    in_time: Persistence | None = None,
-) -> FloatArray:
-    """Return the independent samples that one step of each row is worth (m,), at most 1. score: ln(observed/predicted)
-    of each row (m,). weight: steps that each row represents (m,). cell: cell number of each row (m,). in_time:
-    autocorrelation of the scores; None for none."""
-    told = in_time or Persistence()
+def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
+    """Return the independent samples that one step of each row is worth (m,), by the intraclass correlation of cells.
+    weight: steps that each row represents (m,); cell: cell number of each row (m,)."""
     x = clipped(score, weight)
     found = by_group(x, cell, weight)
     size, n, cells = found.size, found.values, len(found.size)
     if found.freedom < 1 or cells < 2:
-        return np.asarray(1.0 / np.maximum(size[cell], told.steps_for_one))
+        return np.asarray(1.0 / size[cell])
     between = float(size @ (found.mean - float(weight @ x) / n) ** 2) / (cells - 1)
-    by_cell = max(between - told.in_visit * found.within, 0.0)
+    by_cell = max(between - found.within, 0.0)
     shared = min(by_cell / max(by_cell + found.typical_size * found.within, 1e-300), 1.0)
-    worth_one = 1.0 / (shared * np.maximum(size, 1.0) + (1 - shared) * told.likely)
-    return np.asarray(worth_one * min(1.0, n / told.steps_for_one / float(size @ worth_one)))[cell]
+    return np.asarray(1.0 / (shared * np.maximum(size, 1.0) + 1 - shared))[cell]
 
 
 def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
@@ -132,11 +117,11 @@ def prediction_intervals(
     """Return the `intervals` section of a fit's JSON from held-out rows. data, left_out: the rows, and those predicted
     while left out. ordered: whether folds follow each other in time. blocks: rows of the whole time range, each block
     predicted from all others; limits of drifting phases cover them too."""
-    order, by_phase = TimeOrder.of(data), {}
+    by_phase = {}
     blocks = blocks if ordered else None
 
     def scores_of(rows: HeldOut) -> Scores:
-        return Scores.of(data, order, rows, ordered)
+        return Scores.of(data, rows, ordered)
 
     for phase, rows in data.by_phase.items():
         inside = left_out.among(rows[left_out.rows])
@@ -168,12 +153,12 @@ def _limits(known: Sequence[Scores]) -> dict[str, Any]:
     }
     if not (silent := fewest.silent):
         return found
-    alone = fewest.without_time()
+    alone = fewest.independent * fewest.in_time.steps_for_one
     needed = math.ceil(1 / (1 - max(silent)) - 1 - 1e-9)
-    lost = [level for level in silent if level not in alone.silent]
+    lost = [level for level in silent if (alone + 1) * level <= alone]
     carried = f"{fewest.steps:,} steps in {fewest.cells:,} cells carry {fewest.independent:.0f} independent samples"
     measure = f"measure at least {needed:,} cells"
-    if lost and MATERIAL * fewest.independent < alone.independent:
+    if lost and MATERIAL * fewest.independent < alone:
         runs = fewest.in_time.runs
         where = "in a row" if runs == 1 else f"of {runs:,} runs"
         carried = (

@@ -351,7 +351,7 @@ def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErro
     far = np.zeros(len(data))
     for number in np.unique(apart.fold):
         train, test = folds[number][0], apart.rows[apart.fold == number]
-        far[test] = data.spots.outside_by(data.spots.support(data.weights, train), test)
+        far[test] = data.outside_by(data.support(train), test)
     outside = apart.among((far[apart.rows] > 0) & np.isfinite(far[apart.rows]))
     if len(outside.rows) < FEWEST_OUTSIDE:
         return None

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import FitNotUsable
-from latfit.fitting.checking.autocorrelation import TimeOrder
 from latfit.fitting.checking.conformal import Scores
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData, fit_data
@@ -164,7 +163,7 @@ def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_],
     rows = np.flatnonzero(inside & (data.phase == phase))
     ratio, weights = ratio[rows], data.weights[rows]
     left_out = HeldOut(rows, np.zeros(len(rows), dtype=np.int64), ratio, weights)
-    scores = Scores.of(data, TimeOrder.of(data), left_out, data.in_time)
+    scores = Scores.of(data, left_out, data.in_time)
     n = max(scores.independent, 1e-9)
     part = min(Z_99 / (2 * math.sqrt(n)), 0.5)
     middle, low, high = weighted_quantiles(ratio, [0.5, 0.5 - part, 0.5 + part], weights)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.fitting.checking.autocorrelation import TimeOrder, clipped
+from latfit.fitting.checking.autocorrelation import clipped
 from latfit.fitting.data import FitData
 from latfit.model import Drift, LevelChange
 from latfit.stats import FloatArray
@@ -77,23 +77,24 @@ def long_run_variance(series: FloatArray) -> float:
 
 def drift(data: FitData, log_ratio: FloatArray) -> Drift:
     """Return the runs whose level of ln(observed/predicted) (n,) changes by 2 % or more, at 1 % over all runs."""
-    series = TimeOrder.of(data).series(np.arange(len(data)), log_ratio + data.dither)
-    if data.times is None or not series.rows:
+    if data.times is None or not data.single:
         return Drift(reason="the trace has no column t_s, or its rows are not single steps")
-    long = [i for i, rows in enumerate(series.rows) if len(rows) >= MIN_ROWS]
+    values = log_ratio + data.dither
+    long = [i for i, rows in enumerate(data.runs) if len(rows) >= MIN_ROWS]
     if not long:
         return Drift(reason=f"no run has {MIN_ROWS} rows")
     changes: dict[str, LevelChange] = {}
     moved = 0.0
     for i in long:
-        rows, change = series.rows[i], change_point(series.values[i])
+        rows = data.runs[i]
+        change = change_point(values[rows])
         if change is None or change.p_value * len(long) > CERTAIN or abs(change.shift) < math.log1p(LEAST_SHIFT):
             continue
         at = rows[change.index]
         moved += change.index * (1 - change.index / len(rows)) * change.shift**2
         name = f"run {i + 1}" if data.run is None else str(data.run[at])
         changes[name] = LevelChange(math.expm1(change.shift), change.p_value, float(data.times[at]))
-    parts = [clipped(values) for values in series.values if len(values)]
+    parts = [clipped(values[rows]) for rows in data.runs if len(rows)]
     variance = sum(len(part) * float(np.var(part)) for part in parts)
     sentence = "No run changes its level by 2 % or more."
     if changes:

@@ -37,11 +37,6 @@ MESSAGES: Mapping[str, Message] = {
         "{measure}Predictions within the measured range are not affected.",
         acts=False,
     ),
-    "saturated": Message(
-        "{names} not {separately}identifiable{from_data}.{known}",
-        "Throughput is saturated at the smallest measured size, so the data carry no information on {group}.",
-        acts=False,
-    ),
     "line_better": Message(
         "The linear baseline predicts held-out steps better ({line} vs {error}).",
         "Use --model linear, or --model auto, which compares all models.",
@@ -105,7 +100,7 @@ MESSAGES: Mapping[str, Message] = {
         "The cross-validated MAPE of {model} is {error}, {why}.", "{remedy}, or enter it all the same with --force."
     ),
 }
-SHARED_CODES = {"saturated": "not_identified", "line_better": "line_as_good", "slow_steps_of_log": "slow_steps"}
+SHARED_CODES = {"line_better": "line_as_good", "slow_steps_of_log": "slow_steps"}
 """Texts that are variants of a message with another code."""
 
 POOLED, OUTDONE = "pooled_systems", "outdone"
@@ -122,7 +117,6 @@ MIN_DRIFT = 0.05  # share of the residuals' variance due to changes of level
 MIN_BEATEN_ERROR_PCT = 3.0  # of a named model, from which others are looked at
 FAR_BETTER = 0.7  # times an error: clearly better
 MAX_CLIFFS = 5  # named in a note
-SATURATED_AT = 5.0  # rate times size from which a saturation factor is one
 _NAME = re.compile(r"[A-Za-z]\w*")
 
 
@@ -149,7 +143,7 @@ def cautions(
             if np.isclose(values[name], end, rtol=1e-9, atol=0):
                 yield message("at_bound", name=name, end=end)
     for group in identifiability.unidentified:
-        yield _not_identified(problem, group, values, identifiability)
+        yield _not_identified(problem, group, identifiability)
     held_out = {name: baseline.cv.mape_pct for name, baseline in baselines.items() if baseline.cv.mape_pct is not None}
     line, constant = held_out.get("linear"), held_out.get("constant")
     floor, model = noise_floor(data), problem.model.name
@@ -253,9 +247,7 @@ def far_behind(error: float, other: float) -> bool:
     return error > max(REJECTED_OTHERS * other, MIN_ERROR_PCT)
 
 
-def _not_identified(
-    problem: FitProblem, group: Sequence[str], values: Mapping[str, float], found: Identifiability
-) -> LatfitWarning:
+def _not_identified(problem: FitProblem, group: Sequence[str], found: Identifiability) -> LatfitWarning:
     single = len(group) == 1
     text = {
         "names": f"{group[0]} is" if single else f"{', '.join(group[:-1])} and {group[-1]} are",
@@ -263,13 +255,6 @@ def _not_identified(
         "from_data": " from these data" if single else "",
         "known": _known_combinations(group, found.combinations),
     }
-    saturated = {
-        rate
-        for rate, column in problem.model.rates
-        if values[rate] * float(problem.steps[column].min()) > SATURATED_AT and np.ptp(problem.steps[column]) > 0
-    }
-    if problem.model.rates and set(group) <= saturated:
-        return message("saturated", group=" and ".join(group), **text)
     wanted = list(dict.fromkeys(m.text for m in found.measure if set(m.parameters) & set(group)))
     said = "; or ".join(
         wanted or [other_than(problem, name) for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]

@@ -1,7 +1,7 @@
 """Covariance and 95 % intervals of the parameters.
 
 The covariance is a sandwich estimate with a variance component per (B,S) cell, so that repeats of one cell do not count
-as independent evidence; without repeats it is HC3. Costs at zero get a one-sided interval from the profile likelihood.
+as independent evidence; without repeats it is HC3. Costs at zero get a one-sided interval.
 Derivation: docs/theory/fitting.md, "Covariance".
 """
 
@@ -21,9 +21,6 @@ from latfit.model import Estimate, Steps
 from latfit.stats import FloatArray, by_group, weighted_quantile
 
 LEVEL = 0.95
-CHI2_95 = 3.841458820694124
-"""95 % point of chi^2 with one degree of freedom."""
-
 PER_TOKEN = ("P_max", "tau_S")
 MATERIAL = 0.10
 MAX_LOG_ERROR = 0.4
@@ -60,11 +57,17 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     quantile = float(stdtrit(freedom, 0.5 + LEVEL / 2))
     known = _identified(problem, solution, J, errors, interior)
     known[list(flat)] = False
+    everything = root
+    if len(interior) < len(solution.z):
+        everything, _ = sandwich_root(problem, solution, J, np.arange(len(solution.z)))
+    all_errors = np.linalg.norm(everything, axis=0)
     estimates = _fixed_estimates(problem)
     for i, parameter in enumerate(problem.free_parameters):
-        on_zero = bool(at_low[i]) and problem.lower[i] == 0 and not parameter.positive and i not in flat
-        if on_zero:
-            estimates[parameter.name] = _zero_estimate(problem, solution, J, i)
+        if bool(at_low[i]) and problem.lower[i] == 0 and not parameter.positive and i not in flat:
+            end = quantile * float(all_errors[i])  # a cost at zero: one end, from the curvature alone
+            known_cost = end > 0 and _moved(problem, J[:, i], end) <= 2 * MATERIAL
+            high = end * float(problem.scales[problem.free[i]])
+            estimates[parameter.name] = Estimate(0.0, None, 0.0, high, parameter.unit, identified=known_cost)
         elif parameter.name in problem.options.bounds and (at_low[i] or at_high[i]):
             held = float(problem.theta(solution.z)[problem.free[i]])
             estimates[parameter.name] = Estimate(held, None, None, None, parameter.unit)
@@ -84,9 +87,6 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
         merge(groups, traded)
     ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
     told = [[named[i] for i in group] for group in groups]
-    everything = root
-    if len(interior) < len(solution.z):
-        everything, _ = sandwich_root(problem, solution, J, np.arange(len(solution.z)))
     return Uncertainty(ordered, directions.condition, told, directions, everything, quantile)
 
 
@@ -155,22 +155,19 @@ def _identified(
     problem: FitProblem, solution: Solution, J: FloatArray, errors: FloatArray, interior: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     known = np.zeros(len(errors), dtype=bool)
-    known[interior] = True
-    for i, parameter in enumerate(problem.free_parameters):
-        if not known[i]:
-            continue
+    for i in interior.tolist():
+        parameter = problem.free_parameters[i]
         size = MAX_LOG_ERROR if parameter.positive else solution.z[i]
-        moved = _steep(problem, J[:, i]) * errors[i]
-        if problem.options.residuals == "absolute":
-            moved /= float(np.median(problem.observed))
-        known[i] = errors[i] <= size or (not parameter.positive and moved <= MATERIAL)
+        small = not parameter.positive and _moved(problem, J[:, i], errors[i]) <= MATERIAL
+        known[i] = errors[i] <= size or small
     return known
 
 
-def _steep(problem: FitProblem, slopes: FloatArray) -> float:
-    """Return the 95 % quantile of absolute slopes over all rows, given those of the cells (m,)."""
-    rows = np.diff(problem.firsts, append=len(problem.weights))
-    return weighted_quantile(np.abs(slopes), 0.95, rows.astype(np.float64))
+def _moved(problem: FitProblem, slopes: FloatArray, error: float) -> float:
+    """Return by what share an error of a coordinate moves T at the 95 % quantile of its slopes by cell (m,)."""
+    rows = np.diff(problem.firsts, append=len(problem.weights)).astype(np.float64)
+    unit = float(np.median(problem.observed)) if problem.options.residuals == "absolute" else 1.0
+    return weighted_quantile(np.abs(slopes), 0.95, rows) * error / unit
 
 
 def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, quantile: float, known: bool) -> Estimate:
@@ -185,33 +182,6 @@ def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, qua
         return Estimate(value, value * error, low, high, parameter.unit)
     low, high = (value + side * quantile * error * scale for side in (-1, 1))
     return Estimate(value, error * scale, max(low, 0.0), high, parameter.unit)
-
-
-def _zero_estimate(problem: FitProblem, solution: Solution, J: FloatArray, i: int) -> Estimate:
-    """Return the estimate of a cost at zero, with a one-sided interval (docs/theory/fitting.md, "Covariance")."""
-    index = problem.free[i]
-    parameter, scale = problem.model.parameters[index], float(problem.scales[index])
-    r = problem.residuals(solution.z)
-    pull = score_factor(problem.options.loss, r, solution.f_scale)
-    rows, p = problem.rows, len(solution.z)
-    variance = float(problem.weights @ (pull * r) ** 2) / max(rows - p, 1)
-    prior, prior_J = prior_rows(problem, solution.z, solution.f_scale)
-    drawn = np.add.reduceat(problem.weights * pull * r, problem.firsts)
-    slope = max(float(drawn @ J[:, i]) + float(prior @ prior_J[:, i]), 0.0)
-    steep = _steep(problem, J[:, i])
-    J, weights = with_priors(one_row_a_cell(problem), solution.z, solution.f_scale, J)
-    others = np.delete(J, i, axis=1) * np.sqrt(weights)[:, None]
-    own = J[:, i] * np.sqrt(weights)
-    alone = own - others @ np.linalg.lstsq(others, own, rcond=None)[0] if others.shape[1] else own
-    curvature = float(alone @ alone)
-    rise = 0.5 * CHI2_95 * variance
-    if curvature <= 0 and slope <= 0:
-        return Estimate(0.0, None, 0.0, None, parameter.unit, identified=False)
-    end = 2 * rise / (slope + float(np.sqrt(slope**2 + 2 * curvature * rise)) or 1e-300)
-    moved = steep * end
-    if problem.options.residuals == "absolute":
-        moved /= float(np.median(problem.observed))
-    return Estimate(0.0, None, 0.0, end * scale, parameter.unit, identified=moved <= 2 * MATERIAL)
 
 
 def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:
