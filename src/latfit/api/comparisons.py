@@ -224,7 +224,7 @@ class Comparison(Answer):
         """DataFrame: a row for each phase and region, with its change in percent, its interval and verdict."""
         rows = []
         for each in self.compared:
-            for phase in each.change.parts:
+            for phase in each.change.phases:
                 for region in phase.tested:
                     facts = _region_json(region, self.tolerance_pct)
                     ends = {f"{name}_{end}": facts[name][i] for name in "BS" for i, end in enumerate(("low", "high"))}
