@@ -132,6 +132,8 @@ def system_label(system: Mapping[str, str]) -> str:
     """
     # `quote` keeps ~, which starts a digest here.
     values = [quote(value, safe="", errors="surrogatepass").replace("~", "%7E") for value in system.values()]
+    if values == [UNNAMED]:  # an empty value has this label
+        values = [f"%{ord(UNNAMED[0]):02X}{UNNAMED[1:]}"]
     label = ",".join(values) or UNNAMED * bool(system)
     return label if len(label) <= MAX_LABEL_BYTES else _shorten(label)
 
