@@ -207,7 +207,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_journal(
         assert run(command) == 7
     told = " ".join(capsys.readouterr().err.split())
     assert "repeat the command with --resume" in told
-    assert "steps are kept in trace.parquet.journal" in told
+    assert "Then repeat the command with --resume: trace.parquet.journal has" in told
     assert [each.name for each in tmp_path.iterdir()] == ["trace.parquet.journal"]
     assert run([*command, "--resume"]) == 0
     assert [each.name for each in tmp_path.iterdir()] == ["trace.parquet"]
