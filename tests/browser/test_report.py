@@ -221,6 +221,7 @@ def test_the_sla_slider_moves_the_answer_to_that_of_a_plan_at_its_sla(
         assert re.search(rf"{threshold}\s+{plan[threshold]['value']:,}\b", text)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("slider", "factor"), [("rate", 1.5), ("rate", 0.5), ("SLA", 0.6)])
 def test_sliders_of_a_load_move_the_answer_to_that_of_a_plan_there(
     chromium: Chromium, load_html: str, tmp_path: Path, slider: str, factor: float
@@ -238,6 +239,7 @@ def test_sliders_of_a_load_move_the_answer_to_that_of_a_plan_there(
     assert f"{plan['capacity']['replicas']} replica" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("slider", "factor"), [("rate", 2.0), ("TPOT", 0.6)])
 def test_sliders_of_a_plan_for_requests_move_replicas_and_settings(
     chromium: Chromium,
