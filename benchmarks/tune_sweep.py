@@ -128,9 +128,9 @@ def measure(words: list[str], request: argparse.Namespace, folder: Path, seed: i
         lengths = parse_lengths(request.lengths)
         count = round(0.2 * per_ms * load_ms)
         load = OpenLoad(Poisson(per_ms), lengths)
-        warm_up(lambda number: send_load(request.url, model, load.sample(count, Streams(seed, number)), seed))
+        warm_up(lambda number: send_load(request.url, model, load.sample(count, Streams(seed, number)), (seed, number)))
         requests = load.sample(round(per_ms * load_ms), Streams(seed, 99))
-        answers = send_load(request.url, model, requests, seed)
+        answers = send_load(request.url, model, requests, (seed, 99))
     finally:
         engine.stop()
     counted = [each for each in answers if each.due_s >= 0.2e-3 * load_ms]

@@ -22,7 +22,7 @@ from latfit.api.request import verb
 from latfit.api.requests import TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
-from latfit.engines import ENGINES
+from latfit.engines import ENGINES, Engine
 from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
 from latfit.exporting import REQUEST_LIMIT, TITLES, engine_key, with_flags
 from latfit.files import write_json, write_text
@@ -172,6 +172,10 @@ class Tuned(Answer):
             if run.failed:
                 text = f"{run.name}: {run.failed:,} of {run.requests:,} requests failed"
                 found.append(Message("failed_requests", text, "The engine's log says why."))
+        if self.result.steps == "windows":
+            text = "The engine wrote no single steps: settings rest on means over windows and are cautious"
+            remedy = "Install latfit in the engine's environment, and let `latfit tune` start the engine."
+            found.append(Message("windows", text, remedy))
         broken = [run for run in self.result.runs[-1:] if not run.kept]
         if off := [each.name for run in broken for each in run.figures if not each.as_planned]:
             text = f"Longer than planned: {', '.join(off)}"
@@ -209,7 +213,7 @@ class Tuned(Answer):
 @dataclass
 class Loop:
     """The state of one tuning. traces: the steps of all runs so far.  plan, fit: the last ones.  limit: requests that
-    the engine ran at once while others waited; None if none waited."""
+    the engine ran at once while others waited; None if none waited.  loads: how many were sent."""
 
     request: TuneRequest
     begun_s: float = field(default_factory=time.monotonic)
@@ -222,6 +226,7 @@ class Loop:
     plan: EnginePlan | None = None
     fit: Fit | None = None
     limit: int | None = None
+    loads: int = 0
 
     def __post_init__(self) -> None:
         request = self.request
@@ -243,16 +248,25 @@ class Loop:
         self.load_s = duration(request.load, "--load") / 1e3
         self.budget_s = duration(request.budget, "--budget") / 1e3
         self.out = Path(request.out)
-        self.url = (request.url or f"http://127.0.0.1:{_port_of(self.command)}").rstrip("/")
+        started = _engine_in(self.command)
+        self.steps_flag = "" if started is None else started.steps_flag
+        port = re.search(r"--port[= ](\d+)", " ".join(self.command))
+        port_text = port[1] if port else (started or ENGINES[0]).port
+        self.url = (request.url or f"http://127.0.0.1:{port_text}").rstrip("/")
 
     def with_settings(self) -> list[str]:
         """Return the command with the settings in use, on loopback by default; the options alone if others start it."""
         has_host = not self.command or any(word.partition("=")[0] == "--host" for word in self.command)
         return with_flags([*self.command, *([] if has_host else ["--host", "127.0.0.1"])], self.settings)
 
+    def recorded(self) -> list[str]:
+        """Return the command with the settings in use, and with the engine's option for recording steps."""
+        words = self.with_settings()
+        return words + ([self.steps_flag] if self.steps_flag and self.steps_flag not in words else [])
+
     def describe(self) -> list[str]:
         """Return what will happen."""
-        start = f"Start: {shlex.join(self.with_settings())}" if self.command else f"Use the engine at {self.url}"
+        start = f"Start: {shlex.join(self.recorded())}" if self.command else f"Use the engine at {self.url}"
         stages = ", ".join(format_rate(share * self.rate_per_s) for share in STAGES)
         again = "Start it again" if self.command else "Ask for a restart"
         return [
@@ -270,14 +284,14 @@ class Loop:
     @contextmanager
     def engine_up(self) -> Iterator[str]:
         """Have an engine with the settings in use, and yield the name of its model."""
-        words = self.with_settings()
         self.starts += 1
         if not self.command:
             if self.starts > 1:
                 assert self.request.restart is not None
-                self.request.restart(shlex.join(words))
+                self.request.restart(shlex.join(self.with_settings()))
             yield until_answered(self.url, START_S, token=self.request.token)
             return
+        words = self.recorded()
         self.tell(f"Starting {shlex.join(words)}")
         environment = {TRACE_DIR: str(self._steps.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
         engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment)
@@ -329,7 +343,8 @@ class Loop:
 
     def send(self, model: str, requests: Requests) -> list[Answered]:
         """Send requests. Raises BadInput if none is answered."""
-        found = send_load(self.url, model, requests, self.request.seed, self.request.token)
+        self.loads += 1
+        found = send_load(self.url, model, requests, (self.request.seed, self.loads), self.request.token)
         if all(each.failure for each in found):
             raise BadInput(found[0].failure, where=self.url, remedy="It has to serve /v1/completions of token ids.")
         return found
@@ -378,13 +393,13 @@ class Loop:
             self.plan = plan_engine(
                 self.fit, at, request.lengths, ttft=request.ttft, tpot=request.tpot, replicas=1, seed=request.seed
             )
-            feasible.append(self.plan.feasible)
-            if self.plan.feasible:
+            feasible.append(self.plan.feasible and not self.plan.result.unsupported)
+            if feasible[-1]:
                 break
         assert self.plan is not None
         self.plan.save(self.out / "plan.json")
         self.settings = {}
-        if self.plan.feasible:
+        if feasible[-1]:
             exported = export(self.plan, self.engine)
             self.settings = dict(exported.settings)
             exported.save(self.out)
@@ -460,10 +475,7 @@ def tune(request: TuneRequest) -> Tuned:
     return found
 
 
-def _port_of(command: Sequence[str]) -> int:
-    """Return the port in a command, else the engine's default."""
-    found = re.search(r"--port[= ](\d+)", " ".join(command))
-    if found:
-        return int(found[1])
+def _engine_in(command: Sequence[str]) -> Engine | None:
+    """Return the engine that a command names."""
     plain = " ".join(command).lower().replace("llama-server", "llama.cpp")
-    return next((engine.port for engine in ENGINES if engine.name.lower() in plain), ENGINES[0].port)
+    return next((engine for engine in ENGINES if engine.name.lower() in plain), None)

@@ -35,6 +35,7 @@ VLLM = Engine(
     settings={
         name: name for name in ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "num_speculative_tokens")
     },
+    steps_flag="--enable-logging-iteration-details",  # vLLM 0.27 or newer
     graph_sizes="cudagraph_capture_sizes",
     settings_places=("/server_info?config_format=json",),  # with VLLM_SERVER_DEV_MODE=1
     info=(

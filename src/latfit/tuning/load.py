@@ -1,7 +1,8 @@
 """An open-loop load on an OpenAI-compatible server: requests go out when they are due, however late earlier ones are.
 
 Times count from the moment a request was due, so a slow client or server hides no waiting (coordinated omission). A
-prompt is a list of random token ids: it has exactly the tokens that were asked for, and no cache holds it.
+prompt is a list of random token ids: it has exactly the tokens that were asked for. Loads with seeds of their own share
+no prompt, so no prefix cache holds one.
 """
 
 import asyncio
@@ -91,9 +92,14 @@ def warm_up(send: Callable[[int], Sequence[Answered]]) -> None:
         last_ms = median_ms
 
 
-def send_load(url: str, model: str, requests: Requests, seed: int, token: str | None = None) -> list[Answered]:
-    """Send requests when they are due, and return their times in the order of arrival. token: bearer token of the
-    server."""
+def send_load(
+    url: str, model: str, requests: Requests, seed: int | Sequence[int], token: str | None = None
+) -> list[Answered]:
+    """Send requests when they are due, and return their times in the order of arrival.
+
+    seed: of the prompts; one that an earlier load had brings prompts that the engine has cached.  token: bearer token
+    of the server.
+    """
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(*TOKEN_IDS, size=int(n)).tolist() for n in requests.prompt_tokens]
     bodies = [
