@@ -122,7 +122,7 @@ def planted(engines: int) -> None:
 def measure(words: list[str], request: argparse.Namespace, folder: Path, seed: int) -> tuple[float, float, float]:
     """Start an engine, load it, and return the goodput in % and the p99s of TTFT and TPOT in ms."""
     per_ms, load_ms = parse_rate(request.rate), duration(request.load, "--load")
-    engine = start_engine(words, folder / "engine.log", {})
+    engine = start_engine(words, folder / "engine.log", {}, request.url)
     try:
         model = until_answered(request.url, 600.0, engine.why_gone)
         lengths = parse_lengths(request.lengths)

@@ -294,7 +294,7 @@ class Loop:
         words = self.recorded()
         self.tell(f"Starting {shlex.join(words)}")
         environment = {TRACE_DIR: str(self._steps.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
-        engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment)
+        engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment, self.url)
         try:
             yield until_answered(self.url, START_S, engine.why_gone, self.request.token)
         finally:

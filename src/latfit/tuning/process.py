@@ -2,12 +2,14 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from latfit.errors import BadInput
 
@@ -15,6 +17,7 @@ STOP_S = 30.0
 """How long an engine may take to end before it is killed."""
 
 POLL_S = 0.05
+CONNECT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,12 @@ class Engine:
         self.process.wait()
 
 
-def start_engine(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Engine:
-    """Start a server. Raises BadInput if there is no such program."""
+def start_engine(command: Sequence[str], log: Path, environment: Mapping[str, str], url: str) -> Engine:
+    """Start a server. url: where it will answer. Raises BadInput if something answers there already, or if there is no
+    such program."""
+    address = urlsplit(url)
+    with suppress(OSError), socket.create_connection((address.hostname or "", address.port or 80), CONNECT_S):
+        raise BadInput("something answers here already", where=url, remedy="Stop it, or give another --port.")
     with log.open("wb") as printed:
         try:
             process = subprocess.Popen(

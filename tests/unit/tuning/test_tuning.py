@@ -23,8 +23,8 @@ STEP_MS = 4 + 0.25 + 0.02
 def small(tmp_path: Path) -> Iterator[str]:
     """Address of a small engine that runs one request at a time."""
     port = free_port()
-    engine = start_engine([*SMALL, "--port", str(port), "--max-num-seqs", "1"], tmp_path / "log", {})
     url = f"http://127.0.0.1:{port}"
+    engine = start_engine([*SMALL, "--port", str(port), "--max-num-seqs", "1"], tmp_path / "log", {}, url)
     try:
         assert until_answered(url, 20.0, engine.why_gone) == "small"
         yield url
@@ -50,21 +50,29 @@ def test_a_refusal_is_a_failure_of_that_request(small: str) -> None:
 
 
 def test_an_engine_that_ends_is_told_with_its_last_line(tmp_path: Path) -> None:
-    engine = start_engine([sys.executable, "-c", "raise SystemExit('no such model')"], tmp_path / "log", {})
+    url = f"http://127.0.0.1:{free_port()}"
+    engine = start_engine([sys.executable, "-c", "raise SystemExit('no such model')"], tmp_path / "log", {}, url)
     with pytest.raises(BadInput, match="exit code 1: no such model"):
-        until_answered(f"http://127.0.0.1:{free_port()}", 20.0, engine.why_gone)
+        until_answered(url, 20.0, engine.why_gone)
+
+
+def test_no_engine_starts_where_another_answers(small: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="already"):
+        start_engine([sys.executable, "-c", "print('started')"], tmp_path / "second", {}, small)
+    assert not (tmp_path / "second").exists()
 
 
 def test_no_such_program_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
-        start_engine(["/nowhere/vllm"], tmp_path / "log", {})
+        start_engine(["/nowhere/vllm"], tmp_path / "log", {}, f"http://127.0.0.1:{free_port()}")
 
 
 def test_stopping_ends_what_the_engine_started(tmp_path: Path) -> None:
     """A child that ignores SIGTERM is killed."""
     child = "import os,signal,time; signal.signal(15, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
     parent = f"import subprocess,sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    engine: Engine = start_engine([sys.executable, "-c", parent], tmp_path / "log", {})
+    url = f"http://127.0.0.1:{free_port()}"
+    engine: Engine = start_engine([sys.executable, "-c", parent], tmp_path / "log", {}, url)
     while not (printed := (tmp_path / "log").read_text()).endswith("\n"):
         time.sleep(0.02)
     assert _runs(int(printed))
