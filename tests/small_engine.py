@@ -37,6 +37,8 @@ class Engine:
         self.prompt_tokens = self.generated = self.finished = self.first_tokens = 0
         self.steps = dict.fromkeys(EDGES, 0)
         self.count = self.sum = 0
+        self.prompts: set[tuple[int, ...]] = set()
+        self.repeated = 0
 
     async def run(self) -> None:
         while True:
@@ -81,7 +83,10 @@ class Engine:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        asked = Asked(len(body["prompt"]), body["max_tokens"])
+        prompt = tuple(body["prompt"])
+        self.repeated += len(prompt) * (prompt in self.prompts)
+        self.prompts.add(prompt)
+        asked = Asked(len(prompt), body["max_tokens"])
         self.waiting.append(asked)
         self.come.set()
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -103,6 +108,8 @@ class Engine:
             "prompt_tokens_total": self.prompt_tokens,
             "generation_tokens_total": self.generated,
             "num_preemptions_total": 0,
+            "prefix_cache_queries_total": self.prompt_tokens,
+            "prefix_cache_hits_total": self.repeated,
         }
         lines = [f"vllm:{name}{{{labels}}} {value}" for name, value in values.items()]
         lines.append(f'vllm:request_success_total{{{labels},finished_reason="length"}} {self.finished}')

@@ -16,7 +16,9 @@ LOAD = ["--rate", "40/s", "--lengths", "60:20", "--ttft", "200ms", "--tpot", "20
 def test_a_dry_run_starts_nothing(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", *LOAD, "--dry-run", "--", "vllm", "serve", "M", "--port", "8001"]) == 0
     told = capsys.readouterr().out
-    assert "Start: vllm serve M --port 8001 --host 127.0.0.1" in told
+    assert "Start: vllm serve M --port 8001 --host 127.0.0.1 --enable-logging-iteration-details" in " ".join(
+        told.split()
+    )
     assert "20 req/s, 40 req/s, 80 req/s" in told
     assert not [*in_tmp.iterdir()]
 
@@ -49,6 +51,7 @@ def test_the_limit_of_an_engine_is_found_and_raised(in_tmp: Path, capsys: pytest
     assert found["kept"]
     assert found["restarts"] == 2
     assert found["settings"]["max_num_seqs"] > 4
+    assert "enable_prefix_caching" not in found["settings"]  # no load repeats a prompt of another
     before, after = found["runs"][0], found["runs"][-1]
     ttft = [next(each["measured_ms"] for each in run["figures"] if "TTFT" in each["name"]) for run in (before, after)]
     assert ttft[1] < 200 < ttft[0]
