@@ -5,8 +5,7 @@ Vidur's source, PYTHON has its requirements. Without them, or without recorded a
 so. Both sides count the processor seconds of their own event loop, in turn, so that neighbours favour neither.
 
 Aims: 600 times Vidur step by step, 2,000 times with repeated steps in one go (to the same bit), and 100,000 requests a
-second where the cache is too small and requests are preempted. A fit with a correction, a table over four axes, makes
-at least a third of the steps a second that its formula alone does.
+second where the cache is too small and requests are preempted.
 """
 
 import argparse
@@ -21,15 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions
-from latfit.model import FitResult
 from latfit.simulation.engine.loop import advance
 from latfit.simulation.engine.run import idle_engines, load_of
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.state import PREEMPTIONS, PUSHED, STEPS, engines_of
-from latfit.simulation.engine.step_cost import StepCosts, linear_costs, step_costs
-from latfit.trace.table import Trace
+from latfit.simulation.engine.step_cost import StepCosts, linear_costs
 from latfit.workload.recordings import read_requests
 from latfit.workload.requests import Requests, make_requests
 
@@ -88,37 +83,6 @@ def beside_vidur(requests: Requests, arrivals: Path, asked: argparse.Namespace) 
     )
 
 
-def fit_with_correction() -> FitResult:
-    """A fit of drawn steps whose attention costs more, the longer, than its formula can say."""
-    rng = np.random.default_rng(0)
-    D, P, each, cached = (
-        drawn[rng.integers(0, len(drawn), 1500)]
-        for drawn in (2.0 ** np.arange(8), 64.0 * np.arange(9), 4.0 ** np.arange(2, 8), 512.0 * np.arange(5))
-    )
-    n = (P > 0).astype(float)
-    context, KP = D * each, n * cached
-    T = 8 + 0.05 * (D + P) + 2e-5 * context * (1 + 0.3 * np.sin(np.log(each))) + 1e-5 * P * KP + 0.4 * np.sqrt(D)
-    columns = {"B": D + n, "S": D + P, "prefill_requests": n, "prefill_tokens": P, "context_tokens": context + KP}
-    T = T * np.exp(rng.normal(0, 0.01, len(T)))
-    steps = Trace({**columns, "prefill_context_tokens": KP, "T_ms": T})
-    return fit_trace(steps, FitOptions("roofline+correction"))
-
-
-def with_correction(requests: Requests) -> None:
-    """Print the steps a second of a fit with its correction beside those without."""
-    fit = fit_with_correction()
-    assert fit.correction is not None
-    rates = []
-    for own in (replace(fit, correction=None), fit):
-        seconds, steps, _ = loop_s(requests, replace(SAME, fast=False), step_costs(own))
-        rates.append(steps / seconds)
-    shape = " x ".join(map(str, fit.correction.values.shape))
-    print(
-        f"  a correction of {shape} nodes: {rates[1]:,.0f} steps/s,"
-        f" {rates[1] / rates[0]:.2f} of the {rates[0]:,.0f} without"
-    )
-
-
 def drawn(count: int) -> Requests:
     """A made-up load, where no recorded one is given."""
     rng = np.random.default_rng(0)
@@ -149,7 +113,6 @@ def main(smoke: bool = False, arguments: list[str] | None = None) -> None:
             f"  {label}: {len(requests) / seconds:,.0f} requests/s, {steps / seconds:,.0f} steps/s"
             f" ({steps:,} steps, {preempted:,} preemptions)"
         )
-    with_correction(requests.select(slice(0, asked.requests)))
     if not (recorded and asked.vidur and asked.vidur_python):
         print("engine speed: beside Vidur: skipped, give --arrivals, --vidur and --vidur-python")
         return

@@ -1,22 +1,16 @@
-"""What `latfit serve` costs a request: a client beside an engine that answers at once, directly, through the front,
-and through others that are named.
+"""What `latfit serve` costs a request: an engine that answers at once is asked directly and through the front.
 
-`python -m benchmarks.front_overhead [--smoke] [--nginx nginx] [--other NAME=URL]`. nginx: its program, which is run as
-a plain proxy with kept connections.  other: a proxy that listens already and passes on to the engine at port 18900
-(`--engine-port`), such as LiteLLM. Engine, proxy and client are processes that share this machine's cores.
+`python -m benchmarks.front_overhead [--smoke]`. Engine, front and client are processes that share this machine's cores.
 """
 
-import argparse
 import asyncio
 import contextlib
 import multiprocessing
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -132,30 +126,7 @@ def front(engine_url: str, port: int) -> Iterator[str]:
         process.wait(30)
 
 
-@contextlib.contextmanager
-def nginx(program: str, engine_url: str, port: int) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "nginx.conf"
-        config.write_text(
-            f"daemon off; pid {folder}/pid; error_log {folder}/error; worker_processes 1;\n"
-            "events { worker_connections 512; }\n"
-            f"http {{ access_log off; client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;"
-            f" fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;\n"
-            f"upstream engine {{ server {urlsplit(engine_url).netloc}; keepalive 64; }}\n"
-            f"server {{ listen 127.0.0.1:{port}; keepalive_requests 1000000; location / {{ proxy_pass http://engine;"
-            ' proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; } } }\n'
-        )
-        process = subprocess.Popen([program, "-c", str(config), "-p", folder], stderr=subprocess.DEVNULL)
-        wait_for(f"http://127.0.0.1:{port}")
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def main(smoke: bool = False, given: argparse.Namespace | None = None) -> None:
-    port = given.engine_port if given else 18900
+def main(smoke: bool = False, port: int = 18900) -> None:
     count = 64 if smoke else 4000
     engine = multiprocessing.get_context("spawn").Process(target=run_engine, args=(port,), daemon=True)
     engine.start()
@@ -164,30 +135,12 @@ def main(smoke: bool = False, given: argparse.Namespace | None = None) -> None:
     try:
         wait_for(url)
         asyncio.run(measure("directly", url, count))
-        ways: list[tuple[str, Callable[[], contextlib.AbstractContextManager[str]]]] = [
-            ("latfit", lambda: front(url, port + 1))
-        ]
-        if given and given.nginx:
-            ways.append(("nginx", lambda: nginx(given.nginx, url, port + 2)))
-        for name, way in ways:
-            with way() as there:
-                asyncio.run(measure(name, there, count))
-        for name, there in (each.split("=", 1) for each in (given.other if given else ())):
-            asyncio.run(measure(name, there, count // 8))
+        with front(url, port + 1) as there:
+            asyncio.run(measure("latfit", there, count))
     finally:
         engine.kill()
         engine.join()
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--nginx")
-    parser.add_argument("--other", action="append", default=[])
-    parser.add_argument("--engine-port", type=int, default=18900)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    asked = arguments()
-    main(asked.smoke, asked)
+    main("--smoke" in sys.argv[1:])

@@ -12,7 +12,7 @@ The second run is then slower by 0, 5, 10 or 30 % in one phase, or in one region
 fewer tokens, than half of them have. The tolerance is 5 %, which is thus the edge: there at most 5 % may be alarms.
 
 Aims: power of 90 % at 10 %, everything at 30 %; false alarms of at most 5 %. How far dealt halves can come is a matter
-of how much their visits differ; `best_power` says what no test could exceed, told the place or with six to look at.
+of how much their visits differ.
 
 Last, runs that are made up: 28 cells of two phases, slower by the tolerance everywhere, so that every alarm is false.
 The noise of a visit is normal, of Student's t with two degrees of freedom, log-normal, or of pauses in some visits;
@@ -28,8 +28,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
-from scipy.stats import t
+from scipy.special import ndtri
 
 from latfit.api import read
 from latfit.fitting import FitOptions, Measured, changes_between, fit_trace
@@ -43,10 +42,6 @@ MEASURED = ROOT.parent / "shared" / "data" / "steps"
 DRAWS = 200
 TOLERANCE_PCT = 5.0
 SLOWDOWNS = (0.05, 0.1, 0.3)
-PLACES = 6
-"""Phases and regions that are slowed down in turn."""
-DEALS = 5
-"""Over which the information of differences is averaged."""
 MOST_ROWS = 4000
 """Rows of a real log that are compared: a stretch of it."""
 
@@ -170,41 +165,6 @@ def table(source: Source, runs: str, draws: int) -> Iterator[Row]:
         yield Row(source.name, runs, name, much, alarms, draws)
 
 
-def best_power(source: Source, place: Mask, slowdown: float) -> tuple[float, float]:
-    """Power of the best test there can be between dealt halves: told where it is slower, that it is so by this or by
-    the tolerance throughout, and how the cells' differences scatter; it makes this one test, at 5 %. And the same where
-    it is told only that one of `PLACES` places is slower, and has 5 % for all of them.
-
-    Differences of a phase's cells are taken to be Student's t, of the scale and the freedom that are likeliest, so that
-    heavy tails cost no power that they need not; what they tell of a shift is Fisher's information.
-    """
-    phase, y, information = phases(source.trace).astype(str), np.log(source.trace.floats("T_ms")), 0.0
-    for seed in range(DEALS):
-        side = source.sides(np.random.default_rng(seed))
-        for name in np.unique(phase):
-            # the scatter is that of all cells of the phase, the test is of those that are slower
-            found = {
-                cell: float(
-                    np.mean(y[(source.cell == cell) & (side == 1)]) - np.mean(y[(source.cell == cell) & (side == 0)])
-                )
-                for cell in np.unique(source.cell[(phase == name) & (side >= 0)])
-            }
-            d = np.array(list(found.values()))
-            if len(d) > 1:
-                tested = np.intersect1d(list(found), source.cell[place & (phase == name)])
-                information += len(tested) * _information(d) / DEALS
-    edge = np.log((1 + slowdown) / (1 + TOLERANCE_PCT / 100))
-    told, one_of_some = (float(ndtr(edge * np.sqrt(information) - ndtri(1 - 0.05 / n))) for n in (1, PLACES))
-    return told, one_of_some
-
-
-def _information(d: NDArray[np.float64]) -> float:
-    """Of one difference about a shift of all."""
-    scales = np.std(d) * np.geomspace(0.05, 2, 100)
-    _, freedom, scale = max((float(t(nu, 0, s).logpdf(d).sum()), nu, s) for nu in (1, 2, 3, 5, 10, 30) for s in scales)
-    return float((freedom + 1) / ((freedom + 3) * scale**2))
-
-
 def made_up(noise: str, visits: int, spread: float, rng: np.random.Generator) -> Trace:
     """Visits of four steps to 10 cells of decode and 18 of mixed steps, which share 5 % of this noise in the median
     cell, and e^spread times as much in one cell of six; steps scatter by 1 %."""
@@ -251,11 +211,7 @@ def main(smoke: bool = False, draws: int = DRAWS) -> list[Row]:
             print(f"  false alarms {100 * rows[0].share:.1f} %")
             for place in dict.fromkeys(row.place for row in rows[1:]):
                 shares = [f"{100 * row.slowdown:.0f} %: {100 * row.share:5.1f} %" for row in rows if row.place == place]
-                best = ""
-                if runs == "dealt" and not source.log:  # steps of a log share what cells do not tell
-                    told, of_six = best_power(source, source.places(source.trace)[place], 0.1)
-                    best = f"   (10 % by the best test: {100 * of_six:.0f} %, told the place {100 * told:.0f} %)"
-                print(f"  slower in {place:<9} {'   '.join(shares)}{best}", flush=True)
+                print(f"  slower in {place:<9} {'   '.join(shares)}", flush=True)
             found += rows
     print(f"made up, slower by {TOLERANCE_PCT:g} % everywhere, {draws} draws: alarms by visits in the two runs")
     for noise in NOISE:

@@ -4,19 +4,15 @@
 batch ranges of the RTX 4090 table. Every load is cut in half (a log into ten parts in time, every other one), one half
 trains and the other is asked. A cell is the error of a fit of one load, asked for steps of another, divided by the
 error of the fit of that load itself on the same steps; the steps that lie outside the measured range of the fit are
-refused, their share stands behind the ratio, and where fewer than 30 are left the cell is `refused`. The last row is
-of fits that have seen all loads but the one they are asked for. Aim: no ratio above 1.5.
-
-Below each matrix: how many steps are refused, of other loads and of the load that trained, and how many of other loads
-lie within their 90 % interval, of those that are not refused and of those that are (where they have one); means over
-pairs of loads with 30 such steps and more.
+refused, their share stands behind the ratio, and where fewer than 30 are left the cell is `refused`. Aim: no ratio
+above 1.5.
 """
 
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +21,6 @@ from numpy.typing import NDArray
 from latfit.fitting.checking.crossval import parts_in_time
 from latfit.fitting.data import fit_data
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.prediction import predict
 from latfit.model import SOURCES, FitResult
 from latfit.stats import FloatArray
 from latfit.trace.read import ingest
@@ -37,7 +32,6 @@ MOST_ROWS = 2000
 ASKED = 30
 PARTS = 10
 PAUSE_S = 4.0
-OTHERS = "all others"
 
 
 def loads(folder: Path) -> Iterator[tuple[str, Mapping[str, Trace]]]:
@@ -96,43 +90,6 @@ def asked(fit: FitResult, rows: Trace) -> tuple[FloatArray, NDArray[np.bool_]]:
     return error, ~fit.outside_domain(**columns)
 
 
-@dataclass
-class Shares:
-    """Shares of steps, each by pair of loads: refused, of another load and of the own; within the 90 % interval, of
-    another load, of steps that are not refused and of those that are."""
-
-    refused: list[float] = field(default_factory=list)
-    own: list[float] = field(default_factory=list)
-    held: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-
-    def add(self, fit: FitResult, rows: Trace, *, own: bool) -> None:
-        """What a fit says of the steps of a load."""
-        inside, T = asked(fit, rows)[1], rows.floats("T_ms")
-        (self.own if own else self.refused).append(float(np.mean(~inside)))
-        if not own:
-            given = predict(fit, rows)
-            known, hit = np.isfinite(given.low) & np.isfinite(given.high), (given.low <= T) & (given.high >= T)
-            for side, held in self.held.items():
-                if (counted := known & (inside == side)).sum() >= ASKED:
-                    held.append(float(hit[counted].mean()))
-
-    def __str__(self) -> str:
-        refused, own, inside, outside = (
-            f"{100 * float(np.mean(each)):.0f} %" if each else "none"
-            for each in (self.refused, self.own, self.held[True], self.held[False])
-        )
-        return (
-            f"refused: {refused} of other loads' steps, {own} of its own; within their 90 % interval: {inside} of those"
-            f" that are not refused, {outside} of those that are"
-        )
-
-
-def together(parts: Sequence[Trace], most: int) -> Trace:
-    """Rows of several loads."""
-    names = [name for name in parts[0].columns if all(name in part for part in parts)]
-    return _fewer(Trace({name: np.concatenate([part[name] for part in parts]) for name in names}), most)
-
-
 @dataclass(frozen=True)
 class Fitted:
     """A load's fit, the steps that are asked, and the fit's error in percent on each of them (n,)."""
@@ -140,15 +97,6 @@ class Fitted:
     fit: FitResult
     asked: Trace
     own: FloatArray
-
-
-def fitted(by_load: Mapping[str, Trace], most: int) -> Iterator[tuple[str, Load, Fitted]]:
-    """A fit of every load with rows enough."""
-    for name, rows in by_load.items():
-        if len(rows) >= 3 * ASKED:
-            load = halves(rows, most)
-            fit = fit_trace(load.train)
-            yield name, load, Fitted(fit, load.asked, asked(fit, load.asked)[0])
 
 
 def cell(fit: FitResult, load: Fitted) -> tuple[float | None, str]:
@@ -166,15 +114,18 @@ def cell(fit: FitResult, load: Fitted) -> tuple[float | None, str]:
 def print_matrix(label: str, by_load: Mapping[str, Trace], most: int) -> None:
     """The loads with their own errors as they are fitted, then a row for each that trained."""
     print(f"\n{label}")
-    known, trained = {}, {}
-    for name, load, found in fitted(by_load, most):
-        known[name], trained[name] = found, load.train
+    known = {}
+    for name, rows in by_load.items():
+        if len(rows) < 3 * ASKED:
+            continue
+        load = halves(rows, most)
+        fit = fit_trace(load.train)
+        known[name] = Fitted(fit, load.asked, asked(fit, load.asked)[0])
         print(
-            f"  {name}: {len(load.train):,} rows trained, {found.fit.model}, own error {found.own.mean():.1f} %",
+            f"  {name}: {len(load.train):,} rows trained, {fit.model}, own error {known[name].own.mean():.1f} %",
             flush=True,
         )
     ratios: list[float] = []
-    shares = Shares()
 
     def print_row(name: str, fit: FitResult) -> None:
         cells = [
@@ -186,19 +137,9 @@ def print_matrix(label: str, by_load: Mapping[str, Trace], most: int) -> None:
     print(f"{'trained on':16}" + "".join(f"{name:>15}" for name in known))
     for name, found in known.items():
         print_row(name, found.fit)
-        for each, other in known.items():
-            shares.add(found.fit, other.asked, own=each == name)
-    if len(known) > 2:
-        texts = []
-        for name in known:
-            others = together([rows for each, rows in trained.items() if each != name], most)
-            ratio, text = cell(fit_trace(others), known[name])
-            ratios.extend([] if ratio is None else [ratio])
-            texts.append(text)
-        print(f"{OTHERS:16}" + "".join(f"{text:>15}" for text in texts))
     above = sum(ratio > AIM for ratio in ratios)
     worst = max(ratios, default=float("nan"))
-    print(f"{above} of {len(ratios)} cells above {AIM:g}, worst {worst:.2f}; {shares}", flush=True)
+    print(f"{above} of {len(ratios)} cells above {AIM:g}, worst {worst:.2f}", flush=True)
 
 
 def main(smoke: bool = False, folder: Path = DEFAULT) -> None:

@@ -1,37 +1,17 @@
 """The truth that promises about waiting are held to: a compiled simulator that shares nothing with the package, and
 random systems whose step times can be measured as a trace before anything is promised about them.
 
-The system. Requests arrive; the main server is idle or serves a batch. Idle, it waits until `threshold` requests are
-there (1: it is greedy) and takes them all, up to `cap`, the oldest first. A batch of b lasts T(b) F, F drawn anew for
-each batch, and pauses add to it: a Poisson process per batch or per ms of T(b) F. With a side server, a request that
-still waits at age t_cut leaves the main queue at that moment and joins the queue of the side server, which serves one
-at a time in that order. At one moment, arrivals come first, then a server that becomes free takes whom it can, then
-requests leave: a request of age exactly t_cut is still taken.
+A server takes all requests that wait, up to `cap`, the oldest first. A batch of b lasts T(b) F, F drawn anew for each
+batch, and pauses add to it: a Poisson process per batch or per ms of T(b) F. The loop goes from batch to batch.
 
-The method. Between two batches nothing is decided, so the loop goes from batch to batch: let f be the moment the main
-server becomes free. All arrivals up to f are in the queue; those with a + t_cut < f have left, at a + t_cut, in the
-order they came, so the side server follows Lindley's recursion g <- max(g, a + t_cut) + service. The next batch starts
-at max(f, arrival of the threshold-th who waits). Only requests that wait are kept, in a ring that grows.
-
-The estimates. Response times are counted in bins of a 1024th of an octave, read from the float's leading bits, so
-memory is flat. R replications with streams of their own run side by side, each from empty; what the queue needs to
-forget that is dropped, and then every replication goes on until the pooled quantile is known well enough. Shares
-p_r = P(R <= x) of the replications at the pooled quantile x give the share's standard error s, and the quantile's is
-half the distance of the pooled quantiles at q - s and q + s (Woodruff 1952), which is s over the density where there
-is one, and is right at atoms as well. Means and shares are ratios of sums, with the linearised error.
-
-How long a queue remembers: in heavy traffic the workload is a reflected Brownian motion with drift -(1 - rho) and
-variance (I/b + c^2) a batch, b = cap, I the arrivals' index of dispersion, c^2 of F; the slowest term decays over
-2 (I/b + c^2)/(1 - rho)^2 batches. Five times that is dropped.
-
-Times in ms, rates per ms. `python -m benchmarks.promises_truth [--smoke]` prints requests per second of one core.
+Response times are counted in bins of a 1024th of an octave. R replications with streams of their own start empty; what
+the queue needs to forget that is dropped, and then all go on until the pooled quantile is known well enough: its
+standard error is half the distance of the pooled quantiles at q - s and q + s, s the standard error of the share below
+it (Woodruff 1952). Means are ratios of sums, with the linearised error. Times in ms, rates per ms.
 """
 
 import math
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -48,24 +28,16 @@ IntArray = NDArray[np.int64]
 # What is simulated
 # ---------------------------------------------------------------------------------------------------------------------
 
-CONSTANT, EXPONENTIAL, LOGNORMAL, PAUSES, GAMMA, ATOMS, UNIFORM = range(7)
-POISSON, RENEWAL, BURSTS, REPEATED, ONCE = range(5)
+CONSTANT, EXPONENTIAL, LOGNORMAL, PAUSES, UNIFORM = range(5)
+POISSON, RENEWAL, BURSTS, REPEATED = range(4)
 
 
 @dataclass(frozen=True)
 class Law:
-    """Law of the factor F of a step's time; made by the functions below. p: its parameters; values, weights: atoms."""
+    """Law of the factor F of a step's time; made by the functions below. p: its parameters."""
 
     kind: int
     p: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()
-    weights: tuple[float, ...] = ()
-
-    @cached_property
-    def _atoms(self) -> tuple[FloatArray, FloatArray]:
-        """Values, and where their shares end in (0, 1); nothing where all are as likely."""
-        ends = np.cumsum(self.weights) / np.sum(self.weights)
-        return np.asarray(self.values), ends[:0] if len(set(self.weights)) == 1 else ends
 
     @cached_property
     def moments(self) -> tuple[float, float]:
@@ -77,11 +49,6 @@ class Law:
             return p[0], 2 * p[0] ** 2
         if self.kind == UNIFORM:
             return (p[0] + p[1]) / 2, (p[0] ** 2 + p[0] * p[1] + p[1] ** 2) / 3
-        if self.kind == GAMMA:
-            return p[1], p[1] ** 2 * (1 + 1 / p[0])
-        if self.kind == ATOMS:
-            v, w = np.asarray(self.values), np.asarray(self.weights) / np.sum(self.weights)
-            return float(w @ v), float(w @ v**2)
         scale, s = (p[0], p[1]) if self.kind == LOGNORMAL else (1.0, p[0])
         calm = scale * math.exp(s**2 / 2), scale**2 * math.exp(2 * s**2)
         if self.kind == LOGNORMAL:
@@ -101,12 +68,6 @@ class Law:
             return rng.exponential(p[0], count)
         if self.kind == UNIFORM:
             return rng.uniform(p[0], p[1], count)
-        if self.kind == GAMMA:
-            return rng.gamma(p[0], p[1] / p[0], count)
-        if self.kind == ATOMS:
-            v, w = self._atoms
-            chosen = rng.integers(len(v), size=count) if len(w) == 0 else np.searchsorted(w, rng.random(count), "right")
-            return v[chosen]
         if self.kind == LOGNORMAL:
             return np.asarray(p[0] * np.exp(rng.normal(0, p[1], count)))
         s, share, low, high = p
@@ -136,17 +97,6 @@ def pauses(s: float, share: float, low: float, high: float) -> Law:
 def uniform(low: float, high: float) -> Law:
     """Uniform on low..high."""
     return Law(UNIFORM, (low, high))
-
-
-def gamma(shape: float, mean: float = 1.0) -> Law:
-    """Gamma with squared coefficient of variation 1/shape."""
-    return Law(GAMMA, (shape, mean))
-
-
-def atoms(values: Sequence[float] | FloatArray, weights: Sequence[float] | FloatArray | None = None) -> Law:
-    """One of `values`, with chances proportional to `weights` (equal without)."""
-    v = tuple(float(value) for value in values)
-    return Law(ATOMS, (), v, (1.0,) * len(v) if weights is None else tuple(float(w) for w in weights))
 
 
 @dataclass(frozen=True)
@@ -226,11 +176,8 @@ class Arrivals:
         return replace(self, rate=rate, p=p, gaps_ms=tuple(gap / factor for gap in self.gaps_ms))
 
     def source(self, rng: np.random.Generator) -> Iterator[FloatArray]:
-        """Gaps, block after block; bursts and repeated recordings start at a random moment of their course. A recording
-        used once ends with an infinite gap."""
-        if self.kind == ONCE:
-            yield np.array([*self.gaps_ms, math.inf])
-        elif self.kind == REPEATED:
+        """Gaps, block after block; bursts and recordings start at a random moment of their course."""
+        if self.kind == REPEATED:
             gaps = np.roll(np.asarray(self.gaps_ms), -int(rng.integers(len(self.gaps_ms))))
             gaps = np.tile(gaps, -(-BLOCK // len(gaps)))
             while True:
@@ -276,20 +223,12 @@ def bursts(rate_1: float, rate_2: float, mean_1_ms: float, mean_2_ms: float) -> 
     return Arrivals(BURSTS, rate, (rate_1, rate_2, mean_1_ms, mean_2_ms))
 
 
-def recorded(times_ms: Sequence[float] | FloatArray, repeat: bool = True, rate: float | None = None) -> Arrivals:
-    """Arrivals at given moments, faster or slower with `rate`.
-
-    repeat: over and over, a mean gap between, each replication from a place of its own. Else once, from empty until all
-    are served: replications differ by F alone; fewer than the threshold, left at the end, do not wait for more.
-    """
+def recorded(times_ms: Sequence[float] | FloatArray, rate: float) -> Arrivals:
+    """Arrivals at given moments, faster or slower, over and over, a mean gap between; each replication from a place of
+    its own."""
     gaps = np.diff(np.asarray(times_ms, dtype=np.float64))
-    found = Arrivals(
-        REPEATED if repeat else ONCE,
-        float(1 / gaps.mean()),
-        (),
-        (float(gaps.mean()) if repeat else 0.0, *(float(gap) for gap in gaps)),
-    )
-    return found if rate is None else found.at_rate(rate)
+    mean = float(gaps.mean())
+    return Arrivals(REPEATED, 1 / mean, (), (mean, *gaps.tolist())).at_rate(rate)
 
 
 @njit(cache=True, nogil=True)
@@ -319,36 +258,21 @@ def _recorded_dispersion(gaps: FloatArray) -> float:
 
 @dataclass(frozen=True)
 class System:
-    """A main server of batches, and with `side` and `t_cut_ms` one that serves what waits too long, one at a time
-    (T(1) of `side`). threshold: how many an idle main server waits for; 1 with a side server."""
+    """A server of batches of at most `cap`."""
 
     main: Steps
     arrivals: Arrivals
     cap: int = 1
-    threshold: int = 1
-    side: Steps | None = None
-    t_cut_ms: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.threshold <= self.cap <= len(self.main.times_ms):
-            raise ValueError(f"needs 1 <= threshold <= cap <= {len(self.main.times_ms)}, the largest T there is")
-        if (self.side is None) != (self.t_cut_ms == math.inf):
-            raise ValueError("a side server goes with a finite t_cut_ms")
-        if self.side is not None and self.threshold > 1:
-            raise ValueError("a main server with a side server is greedy")
 
     @property
     def limit(self) -> float:
-        """Rate per ms below which the main server alone is stable: with many waiting it always takes `cap`."""
+        """Rate per ms below which the server is stable: with many waiting it always takes `cap`."""
         return self.cap / self.main.mean_ms(self.cap)
 
     @property
     def utilisation(self) -> float:
         """Rate over `limit`."""
         return self.arrivals.rate / self.limit
-
-    def at_rate(self, rate: float) -> "System":
-        return replace(self, arrivals=self.arrivals.at_rate(rate))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -366,41 +290,35 @@ BLOCK = 2**14
 
 MOST_WAITING = 2**22
 
-NEXT, FREE, SIDE_FREE, STALL = range(4)
+NEXT, FREE, STALL = range(3)
 MOST_STALLS = 256
 """Pauses of one batch for which random numbers are at hand."""
 HEAD, COUNT = range(2)
-RESPONSE, BUSY, SIDE_BUSY, TIME = range(4)
-SERVED, WITHIN, OVERFLOWED, BATCHES = range(4)
+SERVED, BATCHES = range(2)
 
 
 class _Plant(NamedTuple):
-    """T[b] and law_of[b] of the main server, T(1) of the side server, the rule, and pauses: 0 none, 1 per batch, 2 per
-    ms."""
+    """T[b] and law_of[b] of the server, the largest batch, and pauses: 0 none, 1 per batch, 2 per ms."""
 
     T: FloatArray
     law_of: IntArray
-    side_ms: float
     cap: int
-    threshold: int
-    t_cut: float
-    sla: float
     stalls: int
 
 
 class _Record(NamedTuple):
-    """Where a replication is, and what it has counted."""
+    """Where a replication is, and what it has counted. total: sum of the responses (1,)."""
 
     clocks: FloatArray
     places: IntArray
-    sums: FloatArray
+    total: FloatArray
     counts: IntArray
     histogram: IntArray
 
 
 class _Drawn(NamedTuple):
-    """Random numbers drawn beforehand: gaps between arrivals, and a row of factors a law, the side server's last, then
-    gaps between pauses and their lengths. used: how many of the gaps, then of each row, are spent."""
+    """Random numbers drawn beforehand: gaps between arrivals, and a row of factors a law, then gaps between pauses and
+    their lengths. used: how many of the gaps, then of each row, are spent."""
 
     gaps: FloatArray
     factors: FloatArray
@@ -410,16 +328,16 @@ class _Drawn(NamedTuple):
 @njit(cache=True, nogil=True)
 def _serve(plant, record, drawn, queue, goal):  # type: ignore[no-untyped-def]
     """Serve `goal` more requests; ends early where random numbers, the ring's places or arrivals run out."""
-    T, law_of, side_ms, cap, threshold, t_cut, sla, stalls = plant
-    clocks, places, sums, counts, histogram = record
+    T, law_of, cap, stalls = plant
+    clocks, places, total, counts, histogram = record
     gaps, factors, used = drawn
-    coming, free, head, count, ring = clocks[NEXT], clocks[FREE], places[HEAD], places[COUNT], len(queue) - 1
-    side, spent, overflowed, batches, total, side_free = len(used) - 4, used[0], 0, 0, 0.0, clocks[SIDE_FREE]
-    stall = clocks[STALL]
-    served, within = 0, 0
+    coming, free, stall = clocks[NEXT], clocks[FREE], clocks[STALL]
+    head, count, ring, spent = places[HEAD], places[COUNT], len(queue) - 1, used[0]
+    last = len(factors) - 1  # rows of gaps between pauses and of their lengths: the last two
+    served, batches = 0, 0
     while served < goal:
         # Everybody who comes before the next batch starts, and with him who starts it.
-        while count < threshold or coming <= max(free, queue[(head + threshold - 1) & ring]):
+        while count < 1 or coming <= max(free, queue[head & ring]):
             if count > ring or spent == len(gaps) or coming == np.inf:
                 break
             queue[(head + count) & ring] = coming
@@ -428,58 +346,39 @@ def _serve(plant, record, drawn, queue, goal):  # type: ignore[no-untyped-def]
             spent += 1
         if count > ring or (spent == len(gaps) and coming < np.inf) or count == 0:
             break
-        start = max(free, queue[(head + min(threshold, count) - 1) & ring])
-        b = 1
-        if queue[head] + t_cut < start:
-            if used[side + 1] == factors.shape[1]:
-                break
-            lasts = side_ms * factors[side, used[side + 1]]
-            used[side + 1] += 1
-            side_free = max(side_free, queue[head] + t_cut) + lasts
-            sums[SIDE_BUSY] += lasts
-            ends = side_free
-            overflowed += 1
-        else:
-            b = min(count, cap)
-            law = law_of[b]
-            if used[law + 1] == factors.shape[1] or used[side + 3] > factors.shape[1] - MOST_STALLS:
-                break
-            lasts = T[b] * factors[law, used[law + 1]]
-            used[law + 1] += 1
-            if stalls > 0:
-                # `stall` is how far the next pause lies ahead, in batches or in ms of work.
-                stall -= 1.0 if stalls == 1 else lasts
-                while stall < 0.0:
-                    lasts += factors[side + 2, used[side + 3]]
-                    stall += factors[side + 1, used[side + 3]]
-                    used[side + 3] += 1
-            free = start + lasts
-            sums[BUSY] += lasts
-            ends = free
-            batches += 1
+        start, b = max(free, queue[head & ring]), min(count, cap)
+        law = law_of[b]
+        if used[law + 1] == factors.shape[1] or used[-1] > factors.shape[1] - MOST_STALLS:
+            break
+        lasts = T[b] * factors[law, used[law + 1]]
+        used[law + 1] += 1
+        if stalls > 0:
+            # `stall` is how far the next pause lies ahead, in batches or in ms of work.
+            stall -= 1.0 if stalls == 1 else lasts
+            while stall < 0.0:
+                lasts += factors[last, used[-1]]
+                stall += factors[last - 1, used[-1]]
+                used[-1] += 1
+        free = start + lasts
+        batches += 1
         for i in range(head, head + b):
-            response = ends - queue[i & ring]
+            response = free - queue[i & ring]
             place = (np.float64(response).view(np.int64) >> _SHIFT) - _LOWEST
             histogram[min(max(place, 0), BINS - 1)] += 1
-            total += response
-            within += response <= sla
+            total[0] += response
         head, count, served = (head + b) & ring, count - b, served + b
-    clocks[NEXT], clocks[FREE], clocks[SIDE_FREE], clocks[STALL] = coming, free, side_free, stall
+    clocks[NEXT], clocks[FREE], clocks[STALL] = coming, free, stall
     places[HEAD], places[COUNT], used[0] = head, count, spent
-    sums[RESPONSE] += total
     counts[SERVED] += served
-    counts[WITHIN] += within
-    counts[OVERFLOWED] += overflowed
     counts[BATCHES] += batches
 
 
 @njit(cache=True, nogil=True)
-def _set_back(clocks, places, sums, queue):  # type: ignore[no-untyped-def]
-    """Count time from the moment at which the main server becomes free: sums over long runs stay exact."""
+def _set_back(clocks, places, queue):  # type: ignore[no-untyped-def]
+    """Count time from the moment at which the server becomes free: clocks of long runs stay exact."""
     zero = clocks[FREE]
-    sums[TIME] += zero
-    for clock in (NEXT, FREE, SIDE_FREE):
-        clocks[clock] -= zero
+    clocks[NEXT] -= zero
+    clocks[FREE] = 0.0
     for i in range(places[COUNT]):
         queue[(places[HEAD] + i) & (len(queue) - 1)] -= zero
 
@@ -492,53 +391,41 @@ def _set_back(clocks, places, sums, queue):  # type: ignore[no-untyped-def]
 class Replication:
     """One run with its own stream of random numbers, from empty."""
 
-    def __init__(self, system: System, seed: Sequence[int], sla_ms: float = math.inf) -> None:
-        main, side = system.main, system.side or system.main
-        self._arrivals, self._laws = system.arrivals, (*main.laws, side.law(1))
+    def __init__(self, system: System, seed: Sequence[int]) -> None:
+        main = system.main
+        self._laws, self._stalls = main.laws, main.stalls
         self._plant = _Plant(
             np.array([0.0, *main.times_ms]),
             np.array([0, *(main.law_of or (0,) * len(main.times_ms))], dtype=np.int64),
-            side.times_ms[0],
             system.cap,
-            system.threshold,
-            float(system.t_cut_ms),
-            float(sla_ms),
             0 if main.stalls is None else 2 if main.stalls.per_ms else 1,
         )
-        self._stalls = main.stalls
         self._rng = np.random.default_rng(list(seed))
         self._factors = np.zeros((len(self._laws) + 2, BLOCK))
-        self._used = np.full(3 + len(self._laws), BLOCK)
-        self._empty()
+        self._used = np.full(2 + len(self._laws), BLOCK)
+        self._places, self._queue = np.zeros(2, np.int64), np.empty(1024)
+        self.arrive(system.arrivals.source(self._rng))
         self.drop()
 
-    def _empty(self) -> None:
-        """Before the first arrival."""
-        self._clocks, self._places, self._queue = np.zeros(4), np.zeros(2, np.int64), np.empty(1024)
-        self._source = self._arrivals.source(self._rng)
-        self._gaps = next(self._source)
+    def arrive(self, source: Iterator[FloatArray]) -> None:
+        """Start with gaps between arrivals, block after block."""
+        self._source, self._clocks = source, np.zeros(3)
+        self._gaps = next(source)
         self._clocks[NEXT], self._used[0] = self._gaps[0], 1
 
     def drop(self) -> None:
         """Forget what was counted, not where the run is."""
-        self.sums, self.counts, self.histogram = np.zeros(4), np.zeros(4, np.int64), np.zeros(BINS, np.int64)
+        self.total, self.counts, self.histogram = np.zeros(1), np.zeros(2, np.int64), np.zeros(BINS, np.int64)
 
     def advance(self, requests: int) -> None:
-        """Serve at least so many more (a recording used once: whole recordings). Raises ArithmeticError when four
-        million wait."""
-        goal, once = int(self.counts[SERVED]) + requests, self._arrivals.kind == ONCE
-        while self.counts[SERVED] < goal or (once and not self._ended):
-            if once and self._ended:
-                self._empty()
+        """Serve at least so many more. Raises ArithmeticError when four million wait."""
+        goal = int(self.counts[SERVED]) + requests
+        while self.counts[SERVED] < goal:
             self._refill()
-            record = _Record(self._clocks, self._places, self.sums, self.counts, self.histogram)
+            record = _Record(self._clocks, self._places, self.total, self.counts, self.histogram)
             drawn = _Drawn(self._gaps, self._factors, self._used)
-            _serve(self._plant, record, drawn, self._queue, 2**62 if once else goal - int(self.counts[SERVED]))
-            _set_back(self._clocks, self._places, self.sums, self._queue)
-
-    @property
-    def _ended(self) -> bool:
-        return bool(self._clocks[NEXT] == math.inf and self._places[COUNT] == 0)
+            _serve(self._plant, record, drawn, self._queue, goal - int(self.counts[SERVED]))
+            _set_back(self._clocks, self._places, self._queue)
 
     def _refill(self) -> None:
         """Draw what is spent; copy a full ring to one of twice its size."""
@@ -582,7 +469,7 @@ class Effort:
     or `budget` requests are served in all.
 
     requests: a replication's first round; 0 goes by the load. warm: what is dropped of each replication; None goes by
-    the load (nothing, for a recording used once). workers: threads.
+    the load.
     """
 
     tolerance: float = 0.01
@@ -591,22 +478,15 @@ class Effort:
     requests: int = 0
     warm: int | None = None
     budget: int = 400_000_000
-    workers: int = 1
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What R replications counted: histograms (R, BINS), sums (R, 4) and counts (R, 4).
-
-    warm: requests dropped of each replication. sure: the asked tolerance was reached, and all was dropped that should
-    be.
-    """
+    """What R replications counted: histograms (R, BINS), sums of responses (R,) and counts (R, 2)."""
 
     histograms: IntArray
-    sums: FloatArray
+    totals: FloatArray
     counts: IntArray
-    warm: int
-    sure: bool
 
     @property
     def requests(self) -> int:
@@ -616,36 +496,12 @@ class Truth:
     @property
     def mean(self) -> Value:
         """Mean response in ms."""
-        return self._ratio(self.sums[:, RESPONSE], self.counts[:, SERVED])
-
-    @property
-    def within(self) -> Value:
-        """Share of requests within the SLA given to `truth`, counted one by one."""
-        return self._ratio(self.counts[:, WITHIN], self.counts[:, SERVED])
-
-    @property
-    def overflow(self) -> Value:
-        """Share of requests that the side server served."""
-        return self._ratio(self.counts[:, OVERFLOWED], self.counts[:, SERVED])
+        return self._ratio(self.totals, self.counts[:, SERVED])
 
     @property
     def mean_batch(self) -> Value:
-        """Requests in a batch of the main server."""
-        return self._ratio(self.counts[:, SERVED] - self.counts[:, OVERFLOWED], self.counts[:, BATCHES])
-
-    @property
-    def busy(self) -> Value:
-        """Share of the time for which the main server serves."""
-        return self._ratio(self.sums[:, BUSY], self.sums[:, TIME])
-
-    @property
-    def side_busy(self) -> Value:
-        return self._ratio(self.sums[:, SIDE_BUSY], self.sums[:, TIME])
-
-    @property
-    def rate(self) -> Value:
-        """Requests served per ms."""
-        return self._ratio(self.counts[:, SERVED], self.sums[:, TIME])
+        """Requests in a batch."""
+        return self._ratio(self.counts[:, SERVED], self.counts[:, BATCHES])
 
     def quantile(self, q: float) -> Value:
         """Response in ms that a share q of the requests meets; known to a 1024th."""
@@ -691,69 +547,44 @@ def _edges() -> FloatArray:
 
 
 def remembers(system: System) -> float:
-    """Requests over which the slowest part of the queue's memory decays by e, as derived above.
+    """Requests over which the slowest part of the queue's memory decays by e. Raises ValueError for overload.
 
-    With a side server the main one is always stable, and the side's memory counts; its load comes from a pilot run.
-    Raises ValueError where a server has more to do than it can.
+    In heavy traffic the workload is a reflected Brownian motion with drift -(1 - rho) and variance I/b + c^2 a batch,
+    b = cap, I the arrivals' index of dispersion, c^2 of F: it forgets within 2 (I/b + c^2)/(1 - rho)^2 batches.
     """
-    arrivals = system.arrivals
-    if system.side is None:
-        first, second = system.main.moments(system.cap)
-        rho, spread, share = system.utilisation, arrivals.dispersion + system.cap * (second / first**2 - 1), 1.0
-    else:
-        pilot = Replication(system, (0, 0))
-        pilot.advance(200_000)
-        first, second = system.side.law(1).moments
-        share = float(pilot.counts[OVERFLOWED] / pilot.counts[SERVED])
-        rho = arrivals.rate * share * system.side.mean_ms(1)
-        # Those who leave come in rows, at most about as many as arrive during a batch.
-        row = arrivals.rate * float(pilot.sums[BUSY]) / max(1, int(pilot.counts[BATCHES]))
-        spread = arrivals.dispersion + row + second / first**2
+    arrivals, rho = system.arrivals, system.utilisation
     if rho >= 1:
         raise ValueError(f"a server has {rho:.4g} times as much to do as it can")
-    changes = 0.0
+    first, second = system.main.moments(system.cap)
+    spread, changes = arrivals.dispersion + system.cap * (second / first**2 - 1), 0.0
     if arrivals.kind == BURSTS:
         changes = arrivals.rate / (1 / arrivals.p[2] + 1 / arrivals.p[3])
-    return max(2 * spread / (1 - rho) ** 2 / max(share, 1e-3), changes)
+    return max(2 * spread / (1 - rho) ** 2, changes)
 
 
-def truth(system: System, effort: Effort | None = None, sla_ms: float = math.inf, seed: int = 0) -> Truth:
-    """Simulate until the quantile is known. Raises ValueError where the system is not stable (but not for a recording
-    used once, which ends)."""
+def truth(system: System, effort: Effort | None = None, seed: int = 0) -> Truth:
+    """Simulate until the quantile is known. Raises ValueError where the system is not stable."""
     effort = effort or Effort()
-    once = system.arrivals.kind == ONCE
-    wanted = 0 if once else effort.warm if effort.warm is not None else math.ceil(max(20_000.0, 5 * remembers(system)))
-    warm = min(wanted, effort.budget // (2 * effort.replications))
-    runs = [Replication(system, (seed, i), sla_ms) for i in range(effort.replications)]
+    warm = effort.warm if effort.warm is not None else math.ceil(max(20_000.0, 5 * remembers(system)))
+    warm = min(warm, effort.budget // (2 * effort.replications))
+    runs = [Replication(system, (seed, i)) for i in range(effort.replications)]
+    for run in runs:
+        run.advance(warm)
+        run.drop()
     more = effort.requests or max(50_000, warm)
-    with ThreadPoolExecutor(effort.workers) as pool:
-
-        def advance(requests: int) -> None:
-            list(pool.map(Replication.advance, runs, [requests] * len(runs)))
-
-        advance(warm)
+    while True:
         for run in runs:
-            run.drop()
-        while True:
-            advance(more)
-            found = _counted(runs, warm, warm == wanted)
-            each, off = found.requests // len(runs), found.quantile(effort.q).relative
-            left = effort.budget // len(runs) - warm - each
-            if effort.tolerance == math.inf or off <= effort.tolerance:
-                return found
-            if left <= 0:
-                return replace(found, sure=False)
-            more = min(left, math.ceil(each * min(max(1.1 * (off / effort.tolerance) ** 2 - 1, 0.25), 3.0)))
-
-
-def _counted(runs: Sequence[Replication], warm: int, sure: bool) -> Truth:
-    return Truth(
-        np.array([run.histogram for run in runs]),
-        np.array([run.sums for run in runs]),
-        np.array([run.counts for run in runs]),
-        warm,
-        sure,
-    )
+            run.advance(more)
+        found = Truth(
+            np.array([run.histogram for run in runs]),
+            np.array([run.total[0] for run in runs]),
+            np.array([run.counts for run in runs]),
+        )
+        each, off = found.requests // len(runs), found.quantile(effort.q).relative
+        left = effort.budget // len(runs) - warm - each
+        if off <= effort.tolerance or left <= 0:
+            return found
+        more = min(left, math.ceil(each * min(max(1.1 * (off / effort.tolerance) ** 2 - 1, 0.25), 3.0)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -787,7 +618,7 @@ class Planted:
     "by_size"), or of pauses that add to steps ("fixed per step", ..., "mixed": see STALLS). load: of the arrivals
     ("poisson", "gamma", "bursts", "recorded"). utilisation: rate over the limit of stability with the true mean of F.
     design: "grid" visits sizes as a designed profile does, "log" wanders through them as an engine's log does. rows: of
-    the trace. tail_events: see below.
+    the trace.
     """
 
     system: System
@@ -797,16 +628,6 @@ class Planted:
     utilisation: float
     design: str
     rows: int
-
-    @property
-    def tail_events(self) -> float:
-        """Expected number of steps in the trace that show the tail: pauses, or beyond the 99th percentile of F."""
-        return expected_tail_events(self, self.rows)
-
-
-def expected_tail_events(planted: Planted, rows: int) -> float:
-    """The same for a trace of so many rows."""
-    return rows * _tail_share(planted.system.main, planted.design)
 
 
 def _tail_share(main: Steps, design: str) -> float:
@@ -1078,40 +899,3 @@ def random_engine(noise: str, rng: np.random.Generator) -> Engine:
     prompt = np.clip(rng.lognormal(math.log(300) - 0.3, 0.8, 20_000), 1, 8_000).astype(np.int64)
     output = np.clip(rng.lognormal(math.log(40) - 0.2, 0.6, 20_000), 1, 1_500).astype(np.int64)
     return Engine(costs, main.laws[0], main.stalls, prompt, output)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Speed
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def main(smoke: bool = False) -> None:
-    """Requests per second of one core's time, drawing included."""
-    cases = {
-        "M/M/1, load .8": System(steps([1.0], exponential()), poisson(0.8)),
-        "M/D/1, load .8": System(steps([1.0]), poisson(0.8)),
-        "log-normal service, load .8": System(steps([1.0], lognormal(0.5, 1.0)), poisson(0.8)),
-        "gamma arrivals, shape 1/2": System(steps([1.0], exponential()), gamma_arrivals(0.8, 0.5)),
-        "bursts": System(steps([1.0], exponential()), bursts(0.2, 2.0, 100.0, 20.0)),
-        "batches up to 64, log-normal": System(steps(linear(4, 0.1, 64), lognormal(0.1)), poisson(5.0), 64),
-        "batches, pauses": System(steps(linear(1.5, 0.5, 16), pauses(0.03, 0.006, 40, 60)), poisson(0.4), 16),
-        "batches, fixed pauses per second": System(
-            Steps(tuple(linear(1.5, 0.5, 32)), (lognormal(0.03),), (), Stalls(0.001, True, constant(50.0))),
-            poisson(0.4),
-            32,
-        ),
-        "cut-off and side server": System(
-            steps(linear(8, 0.05, 256)), poisson(1.0), 256, 1, steps([2.0], exponential()), 5.0
-        ),
-    }
-    count = 200_000 if smoke else 20_000_000
-    for name, system in cases.items():
-        run = Replication(system, (0,))
-        run.advance(20_000)
-        begun = time.process_time()
-        run.advance(count)
-        print(f"{name:30} {count / (time.process_time() - begun) / 1e6:6.1f} million requests/s")
-
-
-if __name__ == "__main__":
-    main("--smoke" in sys.argv[1:])

@@ -1,13 +1,8 @@
-"""What the live router costs: a decision, and the hop of a request from its sender to where its batch is run and back,
-beside others that batch.
+"""What the live router costs: a decision, and the hop of a request from its sender to its batch and back.
 
-`python -m benchmarks.router_overhead [--smoke]`. Senders in turn: one request at a time, with pauses, so that nothing
-is batched, and without, so that nothing has to be woken; then 64 at a time, requests a second. The function gives its
-inputs back. Round by round: in a thread, the router, the plainest batcher there is (an `asyncio.Queue`, emptied by one
-task into `run_in_executor`), a bare thread, and Ray Serve's `@serve.batch`; in a worker process, router and LitServe
-(`batching_peers.py`). Peers that are not installed are told; for all of them: pip install 'ray[serve]' litserve.
-
-Aims: a decision within 5 µs; a hop within 100 µs at p99 while cores are idle.
+`python -m benchmarks.router_overhead [--smoke]`. Hops are timed one at a time with pauses, without pauses, and with 64
+senders at once, in turn with the plainest batcher there is (an `asyncio.Queue`, emptied into `run_in_executor`) and a
+bare thread. Aims: a decision within 5 µs; a hop within 100 µs at p99 while cores are idle.
 """
 
 import asyncio
@@ -17,15 +12,12 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from benchmarks.batching_peers import LitServe, Measured, Submit, by_ray_serve, same
-from latfit.live import AsyncExecutor, Executor, ProcessExecutor, Router, ThreadExecutor
+from latfit.live import Executor, ProcessExecutor, Router, ThreadExecutor
 from latfit.live.executor import Run
 from latfit.live.waiting import Request
 from latfit.policies import Limits, Policy, policy
@@ -36,12 +28,17 @@ SIDE_TIMES = [1.0 * b for b in range(1, SIDE_LARGEST + 1)]
 ROUNDS, SENDERS, PAUSE_S = 5, 64, 0.0005
 
 
+Submit = Callable[[Any], Awaitable[Any]]
+Measured = tuple[list[float], list[float], float]
+"""µs of hops with pauses and without, requests/s."""
+
+
+def same(inputs: list[Any]) -> list[Any]:
+    return inputs
+
+
 def make_same() -> Run:
     return same
-
-
-async def same_at_once(inputs: list[Any]) -> list[Any]:
-    return inputs
 
 
 class PlainBatcher:
@@ -132,18 +129,6 @@ def by_thread(count: int) -> Measured:
     return found
 
 
-def by_loop(count: int) -> Measured:
-    """A future that a callback of the event loop fulfils: the least that a way without a thread takes."""
-
-    async def submit(_: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        loop.call_soon(answer.set_result, None)
-        return await answer
-
-    return asyncio.run(measure(submit, count))
-
-
 async def decision_us(rule: Policy, sides: int, count: int) -> float:
     """Of a policy that looks at a queue of two behind a busy path."""
     executors = [ThreadExecutor("gpu", same, LARGEST), ThreadExecutor("cpu", same, SIDE_LARGEST)][:sides]
@@ -193,31 +178,13 @@ def main(smoke: bool = False) -> None:
     count = 100 if smoke else 5000
     asyncio.run(decisions(count))
     thread, process = ThreadExecutor("cpu", same, LARGEST), ProcessExecutor("cpu", make_same, LARGEST)
-    missing = [name for name in ("ray", "litserve") if not find_spec(name)]
-    if missing:
-        print(f"peers that are not installed: {', '.join(missing)}")
     in_thread: dict[str, Callable[[int], Measured]] = {
         "router": lambda count: by_router(thread, count),
         "asyncio.Queue": by_queue,
         "a bare thread, without batches": by_thread,
     }
-    if "ray" not in missing:
-        in_thread["Ray Serve's @serve.batch"] = partial(by_ray_serve, LARGEST, measure)
     compare("in a thread", in_thread, count)
-    on_loop: dict[str, Callable[[int], Measured]] = {
-        "router": lambda count: by_router(AsyncExecutor("cpu", same_at_once, LARGEST), count),
-        "a function of the loop, without batches": by_loop,
-    }
-    compare("on the event loop", on_loop, count)
-    in_process: dict[str, Callable[[int], Measured]] = {"router": lambda count: by_router(process, count)}
-    peers = [] if "litserve" in missing else [LitServe(LARGEST, measure)]
-    for peer in peers:
-        in_process["LitServe"] = peer.measured
-    try:
-        compare("in a worker process", in_process, count)
-    finally:
-        for peer in peers:
-            peer.close()
+    compare("in a worker process", {"router": lambda count: by_router(process, count)}, count)
 
 
 if __name__ == "__main__":

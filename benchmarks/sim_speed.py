@@ -6,9 +6,7 @@ mean and percentiles computed, on our side also their intervals. Both sides must
 in one thread and are timed by its processor time, so that a busy neighbour does not count.
 """
 
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -33,8 +31,6 @@ LOAD = OpenLoad(Poisson(RATE))
 
 SIMPY_SHARE = 10
 """SimPy simulates a tenth of the requests and is timed by the request: it takes the same time for each."""
-
-MEMORY_RUN = 10_000_000
 
 
 def simpy_responses(arrive: FloatArray) -> FloatArray:
@@ -148,32 +144,13 @@ def _cpu_s(call: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
-def memory_run(n: int) -> None:
-    """One replication with its statistics; prints seconds and the most memory that the program had, in MiB."""
-    start = time.perf_counter()
-    result = simulate(GREEDY, SYSTEM, LOAD, Options(n, replications=1))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    p99 = result.latency["p99"].value
-    print(f"{n:,} requests: {time.perf_counter() - start:.1f} s, {most:,.0f} MiB at most, p99 {p99:.2f} ms")
-
-
 def main(smoke: bool = False) -> None:
-    try:
-        import simpy  # noqa: F401
-    except ImportError:
-        print("simulation speed: skipped, SimPy is not installed (pip install simpy)")
-        return
     n, pairs = (20_000, 1) if smoke else (2_000_000, 7)
     print(f"same response times on both sides: within {agree(20_000):.1e} ms")
     for name, responses in SIMPY.items():
         print(f"against {name}, in the loop: {in_the_loop(n, pairs, responses)}")
         print(f"against {name}, whole job: {whole_job(n, pairs, responses)}")
-    size = 100_000 if smoke else MEMORY_RUN
-    subprocess.run([sys.executable, "-m", "benchmarks.sim_speed", "--memory", str(size)], check=True)
 
 
 if __name__ == "__main__":
-    if "--memory" in sys.argv:
-        memory_run(int(sys.argv[-1]))
-    else:
-        main("--smoke" in sys.argv[1:])
+    main("--smoke" in sys.argv[1:])

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import feather, ipc
 
-from benchmarks.parse_speed import log_lines
 from latfit.cli.app import run
 from latfit.trace import compress, write_trace
 
@@ -92,6 +91,34 @@ def _tables() -> dict[str, bytes]:
             "batch_size,num_tokens,latency_us\n" + "".join(f"{b},{b},{9e3 + b}\n" for b in range(1, 30))
         ).encode(),
     }
+
+
+def log_lines(lines: int) -> Iterator[str]:
+    """Log of three vLLM servers: names in colour, plain, and lines of the API server; two engines each."""
+    rng = np.random.default_rng(0)
+    for server in range(3):
+        before, after = ("\x1b[0;36m", "\x1b[0;0m") if server == 0 else ("", "")
+        names = [f"{before}(EngineCore_DP{rank} pid={2010410 + 100 * server + rank}){after}" for rank in range(2)]
+        for name in names:
+            yield f"{name} INFO 12-30 21:44:00 [core.py:97] Initializing a V1 LLM engine (v0.12.0) with config: m=1\n"
+            yield f"{name} INFO 12-30 21:44:10 [kv_cache_utils.py:1286] GPU KV cache size: 1,234,567 tokens\n"
+        for i in range(lines // 3):
+            rank, other = i % 2, rng.random()
+            prompt, decoding = int(rng.integers(1, 2048)) * (i % 10 == 0), int(rng.integers(1, 200))
+            clock = f"12-30 21:45:{i // 40 % 60:02d}"
+            step = (
+                f"Iteration({i // 2}): {int(prompt > 0)} context requests, {prompt} context tokens, "
+                f"{decoding} generation requests, {decoding} generation tokens, "
+                f"iteration elapsed time: {rng.gamma(4, 6):.2f} ms"
+            )
+            if other < 0.02:
+                yield f'(APIServer pid=77) INFO:     127.0.0.1:{40000 + i} - "POST /v1/completions HTTP/1.1" 200 OK\n'
+            elif server < 2:
+                yield f"{names[rank]} INFO {clock} [core.py:349] {step}\n"
+            else:
+                dummy = " (dummy)" if other < 0.05 else ""
+                usage = f"{dummy}, GPU KV cache usage: {100 * rng.random():.1f}%"
+                yield f"(APIServer pid=77) INFO {clock} [loggers.py:199] Engine {rank:03d}: {step}{usage}\n"
 
 
 def _logs() -> dict[str, bytes]:

@@ -127,7 +127,8 @@ class TestTwoPaths:
         assert abs(np.mean(shares) - overflow) <= 4.4 * np.std(shares, ddof=1) / math.sqrt(12)
 
     @pytest.mark.parametrize(
-        ("rate", "cutoff", "p99"), [(0.2, 2, 12.9053), (0.4, 2, 20.8056), (0.6, 5, 19.3290), (1, 5, 40.3401)]
+        ("rate", "cutoff", "p99"),
+        [(0.2, 2, 12.9053), (0.4, 2, 20.8056), (0.4, 5, 15.9662), (0.6, 5, 19.3290), (1, 5, 40.3401), (1, 7, 16.3435)],
     )
     def test_a_side_path_that_falls_behind(self, rate: float, cutoff: float, p99: float) -> None:
         """Requests that would end sooner on the GPU stay there: the law is an upper bound."""

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.optimum import naive_points, trust_region
 
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
@@ -14,6 +13,7 @@ from latfit.fitting.solver.solve import solve
 from latfit.model.registry import FAMILY
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
+from tests.oracle.scipy_peer import naive_points, trust_region
 from tests.unit.fitting.test_separable import TRUTH, serving_trace
 
 HARD = {
