@@ -1,11 +1,9 @@
 """A path that changes its speed in mid-run, with real executors: when the router notices, and what becomes of the tail,
 beside the same arrivals without learning and beside the least p99 that any thresholds reach in the simulator.
 
-`python -m benchmarks.learning [--smoke] [--kernels]`. Two processes that a flag makes so many times as slow: they wait
-for T(b), so that what others do on the machine disturbs little; with --kernels they run decode steps, one of them
-behind a launch delay, and need a core each. A run in which the event loop stood still is repeated. Also: what learning
-costs a batch and a request on the event loop. Aims: noticed within 200 batches; p99 within 20 % of the least; 5 µs a
-batch.
+`python -m benchmarks.learning [--smoke]`. Two processes that a flag makes so many times as slow: they wait for T(b), so
+that what others do on the machine disturbs little. A run in which the event loop stood still is repeated. Also: what
+learning costs a batch and a request. Aims: noticed within 200 batches; p99 within 20 % of the least; 5 µs a batch.
 """
 
 import asyncio
@@ -20,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from latfit.live import (
-    DecodeSteps,
     Learner,
     ProcessExecutor,
     Promise,
@@ -65,7 +62,6 @@ class Waits:
 
 
 WAITING = (Waits(12.0, 0.5, 32), Waits(2.0, 3.4, 8))
-KERNELS = (DecodeSteps(launch_ms=8.0), DecodeSteps(largest=4))
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class Slowed:
     """Batches take `factor` times as long while the flag is there; below 1 they do so while it is not, and it makes
     them faster."""
 
-    make: Waits | DecodeSteps
+    make: Waits
     flag: str
     factor: float
 
@@ -167,14 +163,12 @@ def least_p99(system: System, rate: float) -> float:
     return min(float(simulate(each, system, load, options).latency["p99"].value) for each in candidates)
 
 
-async def world(
-    name: str, factors: tuple[float, float], load: float, lasts_s: float, makes: Sequence[Waits | DecodeSteps]
-) -> None:
+async def world(name: str, factors: tuple[float, float], load: float, lasts_s: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "slow"
         executors = [
             ProcessExecutor(path, Slowed(make, str(flag), factor), make.largest)
-            for path, make, factor in zip(("gpu", "cpu"), makes, factors, strict=True)
+            for path, make, factor in zip(("gpu", "cpu"), WAITING, factors, strict=True)
         ]
         await asyncio.gather(*(each.start() for each in executors))
         times = await asyncio.gather(*(typical_ms(each, 15) for each in executors))
@@ -220,12 +214,12 @@ def cost_us(count: int) -> tuple[float, float]:
     return batch, (time.perf_counter() - began) / count * 1e6
 
 
-def main(smoke: bool = False, makes: Sequence[Waits | DecodeSteps] = WAITING) -> None:
+def main(smoke: bool = False) -> None:
     batch, request = cost_us(2000 if smoke else 100_000)
     print(f"learning: a batch {batch:.1f} µs (aim 5), a request {request:.2f} µs")
     for name, factors, load in WORLDS[:1] if smoke else WORLDS:
-        precisely(world(name, factors, load, 4.0 if smoke else 15.0, makes))
+        precisely(world(name, factors, load, 4.0 if smoke else 15.0))
 
 
 if __name__ == "__main__":
-    main("--smoke" in sys.argv[1:], KERNELS if "--kernels" in sys.argv[1:] else WAITING)
+    main("--smoke" in sys.argv[1:])

@@ -1,5 +1,5 @@
 """What recording costs an engine: microseconds a step beside a call that does nothing and beside appending a dict to a
-list, the longest step while files are written, rows a second, bytes a row on disk, and growth of resident memory.
+list, rows a second, bytes a row on disk, and growth of resident memory.
 
 In the long run the steps come as fast as Python makes them, thousands of times faster than any engine's, so that the
 memory measured is nearly the bound and not what an engine would need.
@@ -31,7 +31,6 @@ def main(smoke: bool = False) -> None:
         _long_run(Path(folder) / "long", steps)
         _compare(Path(folder), timed)
         _by_request(Path(folder) / "scheduler", max(timed // 50, 200))
-        _paced(Path(folder) / "paced", 200 if smoke else 20_000)
 
 
 def _compare(folder: Path, steps: int) -> None:
@@ -83,30 +82,6 @@ def _by_request(folder: Path, steps: int) -> None:
             f"median {median:.1f} µs, p99 {high:.1f} µs a step"
         )
     steps_of.recorder.close()
-
-
-def _paced(folder: Path, steps: int) -> None:
-    """Calls at 5,000 steps a second while the writer makes a file of every 2,000: does it hold the engine up? Beside a
-    call that does nothing, because the machine interrupts that one too."""
-    recorder = StepRecorder(folder, buffers=Buffers(rows_per_file=2_000))
-    sides: dict[str, Callable[[int], object]] = {
-        "no-op": lambda _: None,
-        "StepRecorder.add": lambda i: recorder.add(Step(i, 10.25, 1, 512, 32, 32, queued_requests=3, kv_usage=0.5)),
-    }
-    for name, call in sides.items():
-        times = np.empty(steps)
-        for i in range(steps):
-            start = time.perf_counter()
-            call(i)
-            times[i] = time.perf_counter() - start
-            while time.perf_counter() < start + 200e-6:
-                time.sleep(0)
-        median, high, worst = np.quantile(times, (0.5, 0.999, 1.0)) * 1e6
-        print(
-            f"record overhead: {name} at 5,000 steps/s, a file every 2,000: "
-            f"median {median:.2f}, p99.9 {high:.1f}, longest {worst:.0f} µs"
-        )
-    recorder.close()
 
 
 def _long_run(folder: Path, steps: int) -> None:
