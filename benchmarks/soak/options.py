@@ -1,8 +1,8 @@
 """Command lines that nobody would type, through `main`: the exit code is one of the documented ones, no traceback, no
 end that waits.
 
-Each command is a base that works with one to four more options, whose values are valid, broken, huge, or not text at
-all; it runs in a process of its own (forked, so that nothing is loaded twice) with limits of CPU time and memory.
+Each command is one of the contracts' with one to four more options, whose values are valid, broken, huge, or not text
+at all; it runs in a process of its own (forked, so that nothing is loaded twice) with limits of CPU time and memory.
 
     python -m benchmarks.soak.options 10000 --seed 0
 """
@@ -17,32 +17,18 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
-from benchmarks.soak.inputs import BASE, COMMANDS, given, options_of, prepare
-from latfit.cli.app import run
+from tests.contracts.commands import COMMANDS, outputs
+from tests.docs.reference import commands
 
 CPU_S = 60
 WALL_S = 600
 BYTES = 8 << 30
 DOCUMENTED = frozenset({0, 2, 3, 4, 5, 6, 7, 8})
-LEFT_OUT = frozenset({"demo"})
-"""It measures for a minute and goes through other verbs."""
+VERBS = dict(commands())
 SAID_EVERY = 250
-WARM = (
-    "ingest",
-    "predict",
-    "evaluate",
-    "compare",
-    "plan",
-    "simulate policies",
-    "simulate engine",
-    "validate",
-    "report",
-)
 HOSTILE = (
     "", " ", "0", "-1", "1", "2", "1e309", "-0.0", "nan", "inf", "9223372036854775808", "-9223372036854775809", "1e18",
     "99999999999999999999999999999999", "0.1", "1e-320", "ms", "-5ms", "0ms", "1e300ms", "20ms", "1e-300ms", "5/s",
@@ -83,14 +69,15 @@ class Ended:
 
 def command(rng: random.Random) -> list[str]:
     """A random command line."""
-    verb = rng.choice([name for name in BASE if name not in LEFT_OUT])
-    arguments = [*verb.split(), *BASE[verb]]
-    known = list(options_of(verb))
-    for option in rng.sample(known, rng.randint(1, min(4, len(known)))):
-        if rng.random() < 0.5 or options_of(verb)[option].is_flag:
-            arguments += given(verb, option, rng.randrange(2))
+    arguments = rng.choice(list(COMMANDS.values())).split()
+    verb = next(name for name in (" ".join(arguments[:2]), arguments[0]) if name in VERBS)
+    options = [each for each in VERBS[verb].params if each.param_type_name == "option" and each.name != "help"]
+    for option in rng.sample(options, rng.randint(1, min(4, len(options)))):
+        name = max(option.opts, key=len)
+        if option.is_flag:
+            arguments.append(name)
         else:
-            arguments += [option, rng.choice(HOSTILE)]
+            arguments += [name, rng.choice(("2", "20ms")) if rng.random() < 0.5 else rng.choice(HOSTILE)]
     if rng.random() < 0.1:
         arguments.insert(rng.randrange(len(arguments)), rng.choice(HOSTILE))
     if rng.random() < 0.1:
@@ -102,7 +89,7 @@ def ended(arguments: list[str], inputs: Path) -> Ended:
     """One command in a copy of the inputs, in a process of its own."""
     folder = Path(tempfile.mkdtemp(prefix="latfit-soak-"))
     error = folder.with_suffix(".err")
-    shutil.copytree(inputs, folder, dirs_exist_ok=True)
+    shutil.copytree(inputs, folder, symlinks=True, dirs_exist_ok=True)
     began = time.monotonic()
     try:
         child = os.fork()
@@ -157,14 +144,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    assert COMMANDS
-    inputs, before = Path(tempfile.mkdtemp(prefix="latfit-inputs-")), Path.cwd()
-    os.chdir(inputs)
-    with redirect_stdout(StringIO()):
-        prepare()
-        for verb in WARM:  # what is loaded and compiled here is there in every child
-            run([*verb.split(), *BASE[verb], "--quiet"])
-    os.chdir(before)
+    inputs = Path(tempfile.mkdtemp(prefix="latfit-inputs-"))
+    outputs(inputs)  # writes what commands read; what is loaded and compiled here is there in every child
+    shutil.rmtree(inputs / "pages")
     rng = random.Random(asked.seed)
     lines = [command(rng) for _ in range(asked.count)]
     counts: Counter[str] = Counter()
