@@ -163,7 +163,7 @@ def random_settings(seed: int) -> EngineSettings:
     )
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(40))
 def test_the_core_finds_what_the_slow_one_finds(seed: int) -> None:
     """To the last bit: moments, preemptions, steps, and the tokens that were cached."""
     requests, units = conversations(seed, 60, float(np.random.default_rng(seed).choice([3.0, 15.0, 60.0])))
@@ -182,7 +182,7 @@ def test_the_core_finds_what_the_slow_one_finds(seed: int) -> None:
 def test_these_cases_preempt_evict_and_share() -> None:
     """What is compared above happens in them."""
     found: Counter[str] = Counter()
-    for seed in range(80):
+    for seed in range(40):
         requests, _ = conversations(seed, 60, float(np.random.default_rng(seed).choice([3.0, 15.0, 60.0])))
         settings = random_settings(seed)
         run = serve(requests, linear_costs(3.0, 0.25, 0.125), settings)
@@ -191,7 +191,7 @@ def test_these_cases_preempt_evict_and_share() -> None:
         found["cached"] += run.counters.cached_tokens > 0
         found["evicted"] += run.counters.cached_tokens < large.counters.cached_tokens
         found["resumed"] += run.counters.reused_tokens > 0
-    assert min(found.values()) > 10
+    assert min(found.values()) > 5
     assert len(found) == 4
 
 

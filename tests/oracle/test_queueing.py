@@ -1,6 +1,7 @@
 """The simulated batch queue against closed forms, exact chains, and plain event loops."""
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ LEVEL = 0.9999
 """A true value lies outside an interval of this level once in ten thousand."""
 
 
+@cache
 def pauses(n: int = 400_000, share: float = 0.006, seed: int = 0) -> StepNoise:
     """Steps that scatter by 3 %, but for a share that takes 40 to 60 times as long."""
     rng = np.random.default_rng(seed)
@@ -92,7 +94,7 @@ def test_batches_scatter_as_their_size_does(paused: bool) -> None:
     late = []
     for seed in range(8):
         rng = np.random.default_rng([12, seed])
-        arrive, free, i = np.cumsum(rng.exponential(2.0, 40_000)), 0.0, 0
+        arrive, free, i = np.cumsum(rng.exponential(2.0, 20_000)), 0.0, 0
         response = np.empty(len(arrive))
         while i < len(arrive):
             start = max(free, arrive[i])

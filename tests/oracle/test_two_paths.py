@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from latfit.policies import POLICIES, Policy, Settings, named_policy
 from latfit.queueing import measured_times, optimal_rule
@@ -109,7 +109,6 @@ def test_a_burst_request_by_request(name: str, age: float) -> None:
     assert found.path.sum() == 2
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_every_request_ends_no_later_than_on_the_main_path_alone(seed: int) -> None:
     """Constant times, one request a server, any arrivals, bursts and overload included."""
