@@ -15,6 +15,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from latfit.cli.app import run
 
@@ -61,6 +62,9 @@ EXIT = {"compare": 8, "plan too much": 5}
 FILES = ("cpu_numpy_tiny.fit.json", "auto.fit.json", "hardware.json")
 """Files that they write and that are contracts as well."""
 
+FEW_PLACES: dict[str, Any] = {"RATE_FACTORS": (1.0, 2.0), "LOAD_SLA_FACTORS": (1.0,)}
+"""Of the sliders of a report with a load: each place is a plan of seconds."""
+
 
 def outputs(folder: Path) -> dict[str, Any]:
     """Name -> JSON object, of every command and file; the commands run in `folder`, which is empty."""
@@ -73,7 +77,8 @@ def outputs(folder: Path) -> dict[str, Any]:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        found = {name: _printed(name, arguments) for name, arguments in COMMANDS.items()}
+        with patch.multiple("latfit.reporting.fit.page", **FEW_PLACES):
+            found = {name: _printed(name, arguments) for name, arguments in COMMANDS.items()}
         found |= {file: json.loads(Path(file).read_text()) for file in FILES}
         found["report page"] = _tables(Path("pages/report.html").read_text())
         return found
