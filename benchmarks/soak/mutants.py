@@ -412,7 +412,7 @@ def check_seeds(seeds: Sequence[Seed]) -> None:
     for name, seed in {seed.name: seed for seed in seeds}.items():
         for command in COMMANDS[seed.kind]:
             Path(name).write_bytes(seed.content)
-            words = [name if word == "FILE" else word for word in command]
+            words = [word.replace("FILE", name) for word in command]
             if command[0] == "journal":
                 _continue(Path(name))
             else:
@@ -437,7 +437,7 @@ def _case(seeds: Sequence[Seed], seed: int, number: int) -> tuple[Seed, bytes, l
     commands = list(COMMANDS[chosen.kind])
     quick = [command for command in commands if command[0] not in SLOW]
     command = rng.choice(quick if quick and rng.random() < 0.9 else commands)
-    return chosen, content, [chosen.name if word == "FILE" else word for word in command]
+    return chosen, content, [word.replace("FILE", chosen.name) for word in command]
 
 
 SAID_EVERY = 500
