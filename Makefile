@@ -19,7 +19,6 @@ NEW_ONLY := --deselect tests/docs/test_cli.py::test_tables_are_those_of_the_comm
 README := 'tests/docs/test_pages.py::test_a_page_works_from_top_to_bottom[README.md]'
 ONE_STEP := tests/unit/profiling/test_libraries.py::TestOpenVino::test_computes_the_same_step \
 	tests/unit/profiling/test_libraries.py::TestTorch::test_computes_the_same_step \
-	tests/unit/profiling/test_transformers_engine.py::test_a_run_becomes_a_trace \
 	tests/unit/live/test_engines.py::test_everybody_gets_the_product_of_its_row_and_the_engine_sees_buckets_only \
 	tests/unit/live/test_triton.py::test_everybody_gets_its_row_and_the_model_sees_buckets_only
 export OPENBLAS_NUM_THREADS := 1
@@ -66,8 +65,8 @@ smoke-wheel: $(DEV)
 test-wheel: $(DEV)
 	$(BIN)/python .ci/wheel.py
 
-# The profiler's devices and the router's engines other than NumPy: OpenVINO, PyTorch, Triton, and transformers as an
-# engine; one step of each, or all their tests.
+# The profiler's devices and the router's engines other than NumPy: OpenVINO, PyTorch, Triton;
+# one step of each, or all their tests.
 smoke-devices: $(DEVICES)
 	OMP_NUM_THREADS=1 $(BIN)/python $(TEST) $(ONE_STEP)
 
@@ -132,7 +131,7 @@ $(DEV): $(VENV)/.made pyproject.toml
 
 $(DEVICES): $(DEV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[amx,torch,engine,triton]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[amx,torch,triton]'
 	touch $@
 
 $(DOCS): $(DEV)

@@ -9,7 +9,7 @@ from latfit.cli.app import run
 from latfit.policies import POLICIES
 from latfit.profiling.devices.device import PRECISIONS
 from latfit.profiling.host.isa import CHOICES
-from latfit.profiling.request import DEVICES, ENGINES as PROFILED
+from latfit.profiling.request import DEVICES
 from latfit.simulation.engine.settings import ENGINES, ORDERS
 from tests.docs.reference import commands
 
@@ -25,7 +25,6 @@ COMMANDS = dict(commands())
         ("profile", "--device", DEVICES),
         ("profile", "--isa", CHOICES),
         ("profile", "--dtype", ("auto", *PRECISIONS)),
-        ("profile", "--engine", PROFILED),
     ],
 )
 def test_choices_are_those_of_the_room(

@@ -32,7 +32,7 @@ MUCH_PREPARING = 0.2  # share of the time from which preparing is reported
 COUNTS = ("rows", "cells", "cells_within_precision", "elapsed_s")
 FINISHED = ("precise", "budget")  # why a run stops that leaves nothing to continue
 SAME_NAME = (
-    "device", "isa", "dtype", "model", "layers", "engine", "grid", "cache", "threads", "processes", "graphs",
+    "device", "isa", "dtype", "model", "layers", "grid", "cache", "threads", "processes", "graphs",
     "precision", "seed",
 )  # fmt: skip
 """Fields of a measurement that are those of its request."""
@@ -117,8 +117,6 @@ def profile(request: ProfileRequest) -> Profile:
     out = Path(request.out)
     check_trace_name(out)
     check_writable(out)
-    if request.resume and request.engine != "kernels":
-        raise WrongUsage("an engine's run cannot be continued", where="--resume", remedy="Start it anew without it.")
     journal = Journal(journal_of(out), measurement, resume=request.resume)  # keeps every visit until the trace is there
     try:
         trace, outcomes = measure(measurement, **listeners, journal=journal)

@@ -737,9 +737,6 @@ class ProfileRequest(Request):
     kernel: Literal["step", "gemm", "attention"] = setting(
         "The whole step, products with weights, or attention.", "step"
     )
-    engine: Literal["kernels", "transformers"] = option(
-        "transformers: HuggingFace's continuous batching, random weights.", "kernels"
-    )
     history: str = setting("Cached tokens before a prefill chunk: 0,1024.", "0")
     cache: Literal["warm", "cold"] = setting("cold: flushed before every step.", "warm")
     design: Literal["auto", "adaptive", "grid"] = setting(

@@ -39,8 +39,8 @@ def profile(request: ProfileRequest, file: Target, output: OutputOptions) -> Non
     def announce(what: "Announcement") -> None:
         threads = f" with {what.threads} threads" if what.threads else ""
         turns = f" in {what.processes} processes" if what.processes > 1 else ""
-        cells = f"{what.cells} cells" if what.cells else "steps"
-        text = f"Measuring {cells} of {what.model} on {what.device}{threads}{turns}, {format_ms(what.budget_s * 1e3)}."
+        cells, time = f"{what.cells} cells of {what.model}", format_ms(what.budget_s * 1e3)
+        text = f"Measuring {cells} on {what.device}{threads}{turns}, {time}."
         note(text, quiet=output.silent)
 
     try:

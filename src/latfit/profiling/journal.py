@@ -23,7 +23,7 @@ from latfit.profiling.sampler import Keep
 from latfit.provenance import utc_now
 
 SCHEMA = "latfit.journal/1"
-_MAY_CHANGE = ("command", "budget_ms", "precision", "processes")
+_MAY_CHANGE = ("budget_ms", "precision", "processes")
 
 
 class _Visit(msgspec.Struct):

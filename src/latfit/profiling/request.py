@@ -1,15 +1,13 @@
 """What a user asks the profiler for."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
 from latfit.profiling.devices.device import PRECISIONS
 from latfit.profiling.grid import DEFAULT_CONTEXT, parse_grid
 from latfit.profiling.shapes import PARTS
-from latfit.provenance import command_line
 
 DEVICES = ("auto", "numpy", "openvino", "torch-cpu", "torch-cuda")
-ENGINES = ("kernels", "transformers")
 DESIGNS = ("grid", "adaptive")
 CACHES = ("warm", "cold")
 MAX_PROCESSES = 16
@@ -29,7 +27,6 @@ class ProfileRequest:
     budget_ms: float = 60_000.0
     precision: float = 0.03  # stop when the 95 % interval of every median is within this share
     seed: int = 0
-    command: str = field(default_factory=command_line)
     dtype: str = "auto"
     design: str = "grid"
     part: str = "step"
@@ -38,7 +35,6 @@ class ProfileRequest:
     processes: int | None = None  # that take turns; None: up to three, as memory and budget allow
     pin: tuple[int, ...] = ()
     graphs: bool = True
-    engine: str = "kernels"
 
     def check(self) -> None:
         """Raise WrongUsage for what no run could use."""
@@ -48,7 +44,6 @@ class ProfileRequest:
             ("--design", self.design, DESIGNS),
             ("--set kernel", self.part, PARTS),
             ("--set cache", self.cache, CACHES),
-            ("--engine", self.engine, ENGINES),
         ):
             if value not in known:
                 raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of {', '.join(known)}.")
@@ -60,8 +55,5 @@ class ProfileRequest:
         if self.processes is not None and not 1 <= self.processes <= MAX_PROCESSES:
             found = f"{self.processes} processes cannot take turns"
             raise WrongUsage(found, where="--processes", remedy=f"Ask for 1 to {MAX_PROCESSES}.")
-        if self.engine != "kernels" and (self.grid or self.part != "step" or self.cache != "warm"):
-            remedy = "Leave --grid, kernel and cache out, or measure --engine kernels."
-            raise WrongUsage("an engine chooses its own steps", where="--engine", remedy=remedy)
         if self.grid is not None:
             parse_grid(self.grid, self.contexts)

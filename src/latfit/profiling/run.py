@@ -1,19 +1,18 @@
-"""`measure`: from a request to a trace: open the devices, choose the cells, run each path, and record the
-provenance."""
+"""Measure a request: open the devices, choose the cells, run each path, and record the provenance."""
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from latfit._version import __version__
 from latfit.errors import WrongUsage
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.profiling.adaptive import order_by_information
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
-from latfit.profiling.devices.select import PathSpec, choose_paths, open_in_processes, process_count
+from latfit.profiling.devices.select import choose_paths, open_in_processes
 from latfit.profiling.grid import StepCost, grid_for_budget, parse_grid, time_pilot
 from latfit.profiling.host.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
 from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings, read_sensors
@@ -24,7 +23,7 @@ from latfit.profiling.result import PathRecord, ProfileResult, to_trace
 from latfit.profiling.sampler import Progress, run_profile
 from latfit.profiling.shapes import ModelShape, model_shape
 from latfit.profiling.warnings import warn
-from latfit.provenance import utc_now
+from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, concatenated
 
 ADAPTIVE_GAIN = 5  # the adaptive design chooses among the cells of a grid that takes so many times its budget
@@ -51,27 +50,16 @@ class PathOutcome:
     result: ProfileResult
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Run:
-    """What all paths of a run share; `spent_s` is the time that earlier paths took."""
+    """What all paths of a run share. `started` and `process` name the run in its traces."""
 
     request: ProfileRequest
     journal: Journal | None
     progress: Callable[[Progress], None] | None
-    announce: Callable[[Announcement], None]
-    machine: dict[str, Any] = field(default_factory=machine_facts)
-    started: str = field(default_factory=utc_now)
-    process: int = field(default_factory=os.getpid)
-    spent_s: float = 0.0
-
-    def trace(self, result: ProfileResult, path: str, hardware: str, shape: ModelShape, **facts: Any) -> Trace:
-        """Return the samples of a path; the provenance holds the model and these facts."""
-        stamp = self.started.replace(":", "").replace("-", "").replace("+0000", "Z")
-        processes = max((sample.process for sample in result.samples), default=0) + 1
-        runs = [f"{stamp}-{self.process}-{path}-{number}" for number in range(processes)]
-        model = {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes}
-        provenance = {"model": model, "processes": processes, "stop": result.stop, **facts}
-        return to_trace(result, path, hardware, shape.name, runs, provenance)
+    announce: Callable[[Announcement], None] | None
+    started: str
+    process: int
 
 
 def measure(
@@ -89,42 +77,45 @@ def measure(
     """
     request.check()
     shape = model_shape(request.model, request.layers)
-    run = _Run(request, journal, progress, announce or (lambda about: None))
-    if journal:
-        run.started, run.process = journal.started, journal.process
-    specs: list[PathSpec | None] = [None] if device else list(choose_paths(request, shape))
+    started, process = (journal.started, journal.process) if journal else (utc_now(), os.getpid())
+    run = _Run(request, journal, progress, announce, started, process)
+    machine = machine_facts()
+    specs = [] if device else choose_paths(request, shape)
+    count, left_s = max(len(specs), 1), request.budget_ms / 1e3
     parts: list[Trace] = []
     outcomes: list[PathOutcome] = []
-    for number, spec in enumerate(specs):
-        if spec and request.engine == "transformers":
-            trace, outcome = _measure_engine(run, spec)
-        else:
-            opened = open_in_processes(spec, process_count(spec)) if spec else [device] if device else []
-            try:
-                trace, outcome = _measure_path(run, spec.shape if spec else shape, opened, number, len(specs))
-            finally:
-                for each in opened if device is None else ():
-                    each.close()
+    for number in range(count):
+        devices = [device] if device else open_in_processes(specs[number])
+        try:
+            model = specs[number].shape if specs else shape
+            trace, outcome = _measure_path(run, model, devices, number, left_s / (count - number))
+        finally:
+            for each in [] if device else devices:
+                each.close()
+        left_s -= outcome.result.elapsed_s
         parts.append(trace)
         outcomes.append(outcome)
         if outcome.result.stop in ("interrupted", "device_failed"):
             break
     whole = concatenated(parts, [outcome.path for outcome in outcomes])
     units = dict.fromkeys(str(part["hardware"][0]) for part in parts if len(part))
-    machine = np.full(len(whole), " + ".join(units), dtype=object)  # the paths of a trace are one machine's
-    return whole.with_columns(hardware=machine).with_provenance(**_provenance(run, outcomes, parts)), tuple(outcomes)
+    hardware = np.full(len(whole), " + ".join(units), dtype=object)  # the paths of a trace are one machine's
+    facts = _provenance(run, machine, outcomes, parts)
+    return whole.with_columns(hardware=hardware).with_provenance(**facts), tuple(outcomes)
 
 
-def _provenance(run: _Run, outcomes: Sequence[PathOutcome], parts: Sequence[Trace]) -> dict[str, Any]:
-    """Facts of the whole run; what belongs to one path is under its name in `paths`."""
+def _provenance(
+    run: _Run, machine: dict[str, Any], outcomes: Sequence[PathOutcome], parts: Sequence[Trace]
+) -> dict[str, Any]:
+    """Return the facts of the whole run; what belongs to one path is under its name in `paths`."""
     named = [(outcome.result, {"path": outcome.path} if len(outcomes) > 1 else {}) for outcome in outcomes]
     return {
         "made_by": "latfit profile",
         "latfit": __version__,
-        "command": run.request.command,
+        "command": command_line(),
         "started": run.started,
         "seed": run.request.seed,
-        "machine": run.machine,
+        "machine": machine,
         "budget_s": run.request.budget_ms / 1e3,
         "precision": run.request.precision,
         "elapsed_s": round(sum(result.elapsed_s for result, _ in named), 3),
@@ -136,49 +127,38 @@ def _provenance(run: _Run, outcomes: Sequence[PathOutcome], parts: Sequence[Trac
     }
 
 
-def _measure_engine(run: _Run, spec: PathSpec) -> tuple[Trace, PathOutcome]:
-    """Measure a path whose steps an engine chooses."""
-    from latfit.profiling.engine_run import add_contexts, run_engine
-
-    path, name = ("gpu" if spec.on_gpu else "cpu"), f"transformers on {spec.kinds[0]}"
-    settings = spec.settings[spec.kinds[0]]
-    run.announce(Announcement(0, spec.shape.name, name, settings.threads, 1, run.request.budget_ms / 1e3))
-    steps, result = run_engine(run.request, spec)
-    device = {"device": name, "dtype": settings.dtype, "evidence": dict(settings.evidence)}
-    trace = run.trace(result, path, cpu_model(), spec.shape, device=device, engine="transformers")
-    return add_contexts(trace, steps), PathOutcome(path, name, result)
-
-
 def _measure_path(
-    run: _Run, shape: ModelShape, devices: Sequence[Device], number: int, paths: int
+    run: _Run, shape: ModelShape, devices: Sequence[Device], number: int, budget_s: float
 ) -> tuple[Trace, PathOutcome]:
-    """Measure path `number` of `paths`, which share the time that is left."""
+    """Measure the path of this number, on devices that take turns."""
     request, first = run.request, devices[0]
     before = read_sensors(gpu=first.path == "gpu")
-    result, grid = _run_cells(run, shape, devices, number, (request.budget_ms / 1e3 - run.spent_s) / (paths - number))
+    result, grid = _run_cells(run, shape, devices, number, budget_s)
     after = read_sensors(gpu=first.path == "gpu")
-    run.spent_s += result.elapsed_s
-    facts = {**first.facts(), "pinned": list(request.pin), "threads_idle": request.threads is None}
+    device = {**first.facts(), "pinned": list(request.pin), "threads_idle": request.threads is None}
     result = replace(
-        result, warnings=(*result.warnings, *find_sensor_warnings(before, after), *find_device_warnings(facts))
+        result, warnings=(*result.warnings, *find_sensor_warnings(before, after), *find_device_warnings(device))
     )
     moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
     transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
     between = result.between_processes
-    trace = run.trace(
-        result,
-        first.path,
-        facts.get("gpu") or cpu_model(),
-        shape,
-        device=facts,
-        grid=grid,
-        between_processes=between.as_json() if between else None,
-        design=request.design,
-        sensors=compare_sensors(before, after),
-        warmup_steps=len(result.samples) - result.steps,
+    processes = max((sample.process for sample in result.samples), default=0) + 1
+    stamp = run.started.replace(":", "").replace("-", "").replace("+0000", "Z")
+    provenance = {
+        "model": {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes},
+        "processes": processes,
+        "stop": result.stop,
+        "device": device,
+        "grid": grid,
+        "between_processes": between.as_json() if between else None,
+        "design": request.design,
+        "sensors": compare_sensors(before, after),
+        "warmup_steps": len(result.samples) - result.steps,
         **{name: round(getattr(result, name), 3) for name in ("elapsed_s", "step_s", "prepare_s", "warmup_s")},
         **({"kv_transfer": transfer} if transfer else {}),
-    )
+    }
+    runs = [f"{stamp}-{run.process}-{first.path}-{process}" for process in range(processes)]
+    trace = to_trace(result, first.path, device.get("gpu") or cpu_model(), shape.name, runs, provenance)
     return trace, PathOutcome(first.path, first.name, result)
 
 
@@ -194,13 +174,14 @@ def _run_cells(
         if journal:
             journal.plan(number, record)
     threads = device.facts().get("threads")
-    run.announce(Announcement(len(record.cells), shape.name, device.name, threads, len(devices), budget_s))
+    if run.announce:
+        run.announce(Announcement(len(record.cells), shape.name, device.name, threads, len(devices), budget_s))
     first: list[int] = []
     if request.design == "adaptive":
         cost = StepCost(*record.grid["pilot"])
         first = order_by_information(record.cells, [cost.step_ms(shape, cell) for cell in record.cells])
     load = LoadWatch(threads or sensible_threads())
-    warnings: list[LatfitWarning] = []
+    warnings: list[Message] = []
     record.elapsed_s += device.now_s() - start_s
     try:
         result = run_profile(

@@ -33,7 +33,7 @@ def plant(kind: str, place: Path, victim: Path) -> None:
     makers[kind]()
 
 
-REQUEST = ProfileRequest(grid="B=1,2,4;S=1,4,32,64", command="latfit profile")
+REQUEST = ProfileRequest(grid="B=1,2,4;S=1,4,32,64")
 
 
 @pytest.fixture

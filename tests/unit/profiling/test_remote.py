@@ -15,6 +15,7 @@ from latfit.errors import HardwareMissing
 from latfit.profiling.devices.device import DeviceFailed, DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.remote import RemoteDevice
 from latfit.profiling.devices.select import PathSpec, open_in_processes
+from latfit.profiling.request import ProfileRequest
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import ModelShape, StepShape
 from tests.unit.profiling.fake_device import FakeDevice
@@ -184,8 +185,8 @@ def test_processes_take_turns_at_every_cell() -> None:
 
 def test_numpy_in_processes_of_its_own() -> None:
     shape = ModelShape("small", 64, 1, 4, 2, 16, 96, 128)
-    spec = PathSpec(("numpy",), shape, {"numpy": DeviceSettings("fp32", threads=1)})
-    devices = open_in_processes(spec, 2)
+    spec = PathSpec("numpy", shape, DeviceSettings("fp32", threads=1), request=ProfileRequest(processes=2))
+    devices = open_in_processes(spec)
     try:
         result = run_profile(devices, [CELL, StepShape(prefill=(8,))], budget_s=5.0, precision=0.5)
     finally:

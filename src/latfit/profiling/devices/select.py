@@ -1,7 +1,6 @@
 """Which devices a request means, whether this machine has them, and how they are opened.
 
-A path is one device, or several libraries of the CPU of which each cell takes the fastest. NumPy computes in float32
-and stands in for the CPU only where neither OpenVINO nor PyTorch is installed, or where it is requested."""
+The CPU is measured through OpenVINO where it is installed, else PyTorch, else NumPy, which computes in float32."""
 
 import os
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.memory import free_memory_bytes
+from latfit.profiling.devices.cold_caches import ColdCaches
 from latfit.profiling.devices.device import PRECISIONS, Device, DeviceSettings
 from latfit.profiling.devices.remote import RemoteDevice
 from latfit.profiling.host.blas import find_openblas
@@ -45,45 +45,29 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class PathSpec:
-    """What a process must know to open the device of one execution path; of several `kinds` each cell takes the
-    fastest."""
+    """What a process must know to open the device of one execution path."""
 
-    kinds: tuple[str, ...]
+    kind: str
     shape: ModelShape
-    settings: Mapping[str, DeviceSettings]
+    settings: DeviceSettings
     environment: Mapping[str, str] = field(default_factory=dict)
     request: ProfileRequest = field(default_factory=ProfileRequest)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.kinds == ("torch-cuda",)
 
 
 def choose_paths(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
     """Return the execution paths of a request, CPU first. Raises HardwareMissing, WrongUsage."""
     check_pin(request.pin)
-    kind = request.device
-    if request.engine == "transformers":
-        if kind == "auto":
-            kind = "torch-cuda" if reason_missing("torch-cuda") is None else "torch-cpu"
-        if KINDS[kind].library != "torch":
-            found = f"transformers runs in PyTorch, not on {kind}"
-            raise WrongUsage(found, where="--engine", remedy="Use --device torch-cpu.")
-    if kind != "auto":
-        require(kind)
-        if request.engine == "transformers" and find_spec("transformers") is None:
-            remedy = "Install it: pip install 'latfit[engine]'."
-            raise HardwareMissing("transformers is not installed", where="--engine", remedy=remedy)
-        return [_path((kind,), request, shape)]
-    paths = []
+    if request.device != "auto":
+        require(request.device)
+        return [_path(request.device, request, shape)]
+    kinds = []
     if request.dtype != "fp16":  # no CPU library offers it
-        libraries = tuple(kind for kind in ("openvino", "torch-cpu") if reason_missing(kind) is None)
-        paths.append(_path(libraries or ("numpy",), request, shape))
+        kinds.append(next(kind for kind in ("openvino", "torch-cpu", "numpy") if reason_missing(kind) is None))
     if request.isa == "auto" and request.dtype != "int8" and reason_missing("torch-cuda") is None:
-        paths.append(_path(("torch-cuda",), request, shape))
-    if not paths:
+        kinds.append("torch-cuda")
+    if not kinds:
         require("torch-cuda")
-    return paths
+    return [_path(kind, request, shape) for kind in kinds]
 
 
 def require(kind: str) -> None:
@@ -114,24 +98,17 @@ def cuda_missing() -> str | None:
     return None if torch.cuda.is_available() else "PyTorch finds no CUDA device it can use"
 
 
-def _path(kinds: tuple[str, ...], request: ProfileRequest, shape: ModelShape) -> PathSpec:
-    settings: dict[str, DeviceSettings] = {}
-    environment: dict[str, str] = {}
-    for kind in kinds:
-        evidence: Mapping[str, Any] = {}
-        precision = precision_of(kind, request.dtype)
-        if kind != "torch-cuda":
-            environment |= environment_for(request.isa, kind)
-        elif request.isa != "auto":
-            raise WrongUsage("a GPU has no CPU instruction set", where="--isa", remedy="Leave --isa out.")
-        if kind in ("openvino", "torch-cpu"):
-            evidence = prove_isa(kind, precision, request.isa)
-        threads = request.threads or _idle_threads(kind)
-        part = next(part for part in PARTS if part == request.part)
-        cold = request.cache == "cold"
-        settings[kind] = DeviceSettings(precision, threads, request.seed, part, request.graphs, cold, evidence)
-    shape = replace(shape, dtype_bytes=max(PRECISIONS[each.precision][1] for each in settings.values()))
-    return PathSpec(kinds, shape, settings, environment, request)
+def _path(kind: str, request: ProfileRequest, shape: ModelShape) -> PathSpec:
+    precision = precision_of(kind, request.dtype)
+    if kind == "torch-cuda" and request.isa != "auto":
+        raise WrongUsage("a GPU has no CPU instruction set", where="--isa", remedy="Leave --isa out.")
+    environment = {} if kind == "torch-cuda" else environment_for(request.isa, kind)
+    evidence = prove_isa(kind, precision, request.isa) if kind in ("openvino", "torch-cpu") else {}
+    part = next(part for part in PARTS if part == request.part)
+    threads = request.threads or _idle_threads(kind)
+    cold = request.cache == "cold"
+    settings = DeviceSettings(precision, threads, request.seed, part, request.graphs, cold, evidence)
+    return PathSpec(kind, replace(shape, dtype_bytes=PRECISIONS[precision][1]), settings, environment, request)
 
 
 @cache
@@ -182,56 +159,55 @@ def check_pin(cpus: tuple[int, ...]) -> None:
 
 
 def open_path(spec: PathSpec) -> Device:
-    """Open the device of a path in this process, with its weights loaded."""
-    from latfit.profiling.devices.wrappers import ColdCaches, FastestOf
+    """Open the device of a path in this process, with its weights loaded.
 
-    request = spec.request
+    Raises WrongUsage if the weights do not fit; HardwareMissing if NumPy's BLAS ignores the requested `isa`.
+    """
+    request, kind, settings = spec.request, spec.kind, spec.settings
     if request.pin and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request.pin)
-    devices = [open_device(kind, spec.shape, spec.settings[kind], request.isa) for kind in spec.kinds]
-    device = FastestOf(devices) if devices[1:] else devices[0]
-    return ColdCaches(device) if request.cache == "cold" and not spec.on_gpu else device
+    if kind == "torch-cuda":
+        from latfit.profiling.devices.torch_device import CudaRuntime, TorchDevice
 
+        return TorchDevice(spec.shape, settings, CudaRuntime())
+    device: Device
+    if kind == "torch-cpu":
+        from latfit.profiling.devices.torch_device import CpuRuntime, TorchDevice
 
-def open_device(kind: str, shape: ModelShape, settings: DeviceSettings, isa: str = "auto") -> Device:
-    """Open one device. Raises WrongUsage if the weights do not fit; HardwareMissing if NumPy's BLAS ignores `isa`."""
-    shape = replace(shape, dtype_bytes=PRECISIONS[settings.precision][1])
-    if kind == "openvino":
+        device = TorchDevice(spec.shape, settings, CpuRuntime())
+    elif kind == "openvino":
         from latfit.profiling.devices.openvino_device import OpenVinoDevice
 
-        return OpenVinoDevice(shape, settings)
-    if kind != "numpy":
-        from latfit.profiling.devices.torch_device import CpuRuntime, CudaRuntime, TorchDevice
+        device = OpenVinoDevice(spec.shape, settings)
+    else:
+        from latfit.profiling.devices.numpy_device import NumpyDevice
 
-        return TorchDevice(shape, settings, CudaRuntime() if kind == "torch-cuda" else CpuRuntime())
-    from latfit.profiling.devices.numpy_device import NumpyDevice
-
-    device = NumpyDevice(shape, threads=settings.threads, seed=settings.seed, part=settings.part)
-    running = device.facts()["isa"]
-    if isa not in ("auto", running):
-        device.close()
-        raise HardwareMissing(
-            f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same",
-            where=f"--isa {isa}",
-            remedy="Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are).",
-        )
-    return device
+        device = NumpyDevice(spec.shape, threads=settings.threads, seed=settings.seed, part=settings.part)
+        running = device.facts()["isa"]
+        if request.isa not in ("auto", running):
+            device.close()
+            raise HardwareMissing(
+                f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same",
+                where=f"--isa {request.isa}",
+                remedy="Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are).",
+            )
+    return ColdCaches(device) if settings.cold else device
 
 
 def process_count(spec: PathSpec) -> int:
     """Return how many processes take turns: as requested, else USUAL_PROCESSES if budget and memory allow, else one."""
-    request = spec.request
+    request, free = spec.request, free_memory_bytes()
     if request.processes is not None:
         return request.processes
-    free = free_memory_bytes()
-    fits = free is None or USUAL_PROCESSES * BUILD_FACTOR * len(spec.kinds) * spec.shape.weight_bytes <= free / 2
-    several = fits and not spec.on_gpu and request.budget_ms >= MIN_BUDGET_FOR_PROCESSES_MS
+    fits = free is None or USUAL_PROCESSES * BUILD_FACTOR * spec.shape.weight_bytes <= free / 2
+    several = fits and spec.kind != "torch-cuda" and request.budget_ms >= MIN_BUDGET_FOR_PROCESSES_MS
     return USUAL_PROCESSES if several else 1
 
 
-def open_in_processes(spec: PathSpec, processes: int) -> list[Device]:
+def open_in_processes(spec: PathSpec) -> list[Device]:
     """Open the devices that take turns, each in a process; in this one if one is enough and nothing must be set before
     its library loads."""
+    processes = process_count(spec)
     if processes == 1 and not spec.environment and not spec.request.pin:
         return [open_path(spec)]
     opened: list[Device] = []

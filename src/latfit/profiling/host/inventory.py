@@ -17,7 +17,6 @@ MIB = 1 << 20
 EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "amx": (("openvino",), "measure this CPU in bf16 and on AMX with OpenVINO"),
     "torch": (("torch",), "measure with PyTorch, a GPU too"),
-    "engine": (("torch", "transformers"), "measure a real engine step by step (latfit profile --engine transformers)"),
     "dask": (("dask", "distributed"), "spread simulations and large traces over a cluster"),
     "live": (("aiohttp", "prometheus-client"), "route requests to running engines (latfit serve)"),
     "triton": (("tritonclient", "geventhttpclient"), "route batches to a Triton server (latfit.live)"),
