@@ -1,9 +1,8 @@
 """Functions for executors from models of OpenVINO and torch.
 
-A request is a row: one array, or arrays by the names of the engine's inputs. The rows of a batch are stacked along a
-new first axis, and the outputs are split along it: one array for each request, or arrays by name if the engine has
-several outputs. Rows must have the shapes of the first batch that the engine took. A row that has not fails alone:
-a copy of another row takes its place, so that the engine sees the usual sizes.
+A request is a row: one array, or arrays by the names of the engine's inputs. Rows are stacked along a new first axis,
+outputs are split along it. A row whose shapes are not those of the first good batch fails alone: a copy of another row
+takes its place, so that the engine sees the usual sizes.
 """
 
 import threading
@@ -16,18 +15,16 @@ from numpy.typing import NDArray
 from latfit.live.executor import Run
 
 Array = NDArray[Any]
-Kinds = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
-"""Shape and type of a row's arrays, by name."""
 
 UNNAMED = ""
 """The name of an engine's only input, or output, where nobody needs one."""
 
 
 class RowStack:
-    """Stack the rows of batches, and split outputs into those of each row. Rows must be like the first good batch's."""
+    """Stack the rows of batches, and split outputs into those of each row."""
 
     def __init__(self) -> None:
-        self._kinds: Kinds | None = None
+        self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # shape and type of a row's arrays, by name
 
     def stack(self, inputs: list[Any]) -> tuple[dict[str, Array] | None, list[Any]]:
         """Return the arrays of a batch (None without a usable row), and the error of each row, None for most."""
@@ -40,8 +37,9 @@ class RowStack:
         if stand_in is None:
             return None, errors
         usable = [row if error is None else stand_in for row, error in zip(rows, errors, strict=True)]
-        kinds = self._kinds or _kinds_of(stand_in)
-        return {name: np.stack([row[name] for row in usable], dtype=kind) for name, (_, kind) in kinds.items()}, errors
+        kinds = {name: array.dtype for name, array in stand_in.items()}
+        kinds |= {name: kind for name, (_, kind) in self._kinds.items()}
+        return {name: np.stack([row[name] for row in usable], dtype=kind) for name, kind in kinds.items()}, errors
 
     def split(self, outputs: Mapping[str, Array], stacked: Mapping[str, Array], errors: list[Any]) -> list[Any]:
         """Return the output of each row, or its error; later rows must be like those of `stacked`."""
@@ -56,20 +54,13 @@ class RowStack:
         return [row if error is None else error for row, error in zip(rows, errors, strict=True)]
 
     def _mismatch(self, row: Mapping[str, Array]) -> ValueError | None:
-        if self._kinds is None:
-            return None
-        kinds = _kinds_of(row)
-        if set(kinds) != set(self._kinds):
-            return ValueError(f"inputs {sorted(kinds)}, not {sorted(self._kinds)}")
+        if self._kinds and set(row) != set(self._kinds):
+            return ValueError(f"inputs {sorted(row)}, not {sorted(self._kinds)}")
         for name, (shape, kind) in self._kinds.items():
-            if kinds[name][0] != shape or not np.can_cast(kinds[name][1], kind, "same_kind"):
-                given = f"{kinds[name][1]} of shape {kinds[name][0]}"
+            if row[name].shape != shape or not np.can_cast(row[name].dtype, kind, "same_kind"):
+                given = f"{row[name].dtype} of shape {row[name].shape}"
                 return ValueError(f"{given}{name and f' for {name}'}, not {kind} of shape {shape}")
         return None
-
-
-def _kinds_of(row: Mapping[str, Array]) -> Kinds:
-    return {name: (array.shape, array.dtype) for name, array in row.items()}
 
 
 class ByRows(RowStack):
@@ -85,11 +76,10 @@ class ByRows(RowStack):
 
 
 def openvino_run(model: Any, *, threads: int = 0, servers: int = 1, bf16: bool = False) -> Run:
-    """Batches through OpenVINO on the CPU.
+    """Run batches through OpenVINO on the CPU.
 
     model: path of an .xml or .onnx file, an openvino.Model, or a compiled one, whose settings stay.  threads: in all, 0
-    for as many as OpenVINO takes.  servers: those of the executor.  bf16: products in bfloat16, on AMX where the
-    processor has it; float32 otherwise, also where OpenVINO by itself would take less.
+    for OpenVINO's default.  servers: those of the executor.  bf16: products in bfloat16 (AMX); else float32.
     """
     import openvino as ov
 
@@ -111,12 +101,10 @@ def openvino_run(model: Any, *, threads: int = 0, servers: int = 1, bf16: bool =
 
 
 def torch_run(module: Callable[..., Any], *, device: str = "cpu", bf16: bool = False, threads: int = 0) -> Run:
-    """Batches through a torch module, or a function of tensors, without gradients.
+    """Run batches through a torch module, or a function of tensors, without gradients.
 
-    Arrays by name are keyword arguments. Outputs: a tensor, a sequence or a mapping of them.  device: "cpu", "cuda",
-    "cuda:1", where a module is moved; on a GPU each thread has a stream of its own, and copies go through pinned
-    memory.  bf16: products in bfloat16, on AMX where the processor has it.  threads: of torch in this process, 0 to
-    leave them.
+    Arrays by name are keyword arguments. Outputs: a tensor, a sequence or a mapping of them.  device: that a module is
+    moved to.  bf16: products in bfloat16 (AMX).  threads: of torch in this process, 0 to leave them.
     """
     import torch
 

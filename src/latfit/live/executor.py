@@ -38,14 +38,9 @@ class Abandoned(ExecutorFailed):
     """A batch ended for a reason that is not the path's, such as its sender leaving."""
 
 
-def padded_size(count: int, buckets: Sequence[int]) -> int:
-    """Return the next bucket, or the count if there is none."""
-    return next((bucket for bucket in buckets if bucket >= count), count)
-
-
 def padded(inputs: list[Any], buckets: Sequence[int]) -> list[Any]:
     """Return the inputs, with copies of the last one up to the next bucket."""
-    size = padded_size(len(inputs), buckets)
+    size = next((bucket for bucket in buckets if bucket >= len(inputs)), len(inputs))
     return inputs + inputs[-1:] * (size - len(inputs))
 
 
@@ -59,15 +54,12 @@ class Executor:
 
     def __init__(self, name: str, largest: int, servers: int = 1, buckets: Sequence[int] = ()) -> None:
         if largest < 1 or servers < 1:
-            raise WrongUsage(
-                f"batches of {largest} on {servers} servers", where=name, remedy="Give at least one of each."
-            )
+            found = f"batches of {largest} on {servers} servers"
+            raise WrongUsage(found, where=name, remedy="Give at least one of each.")
         if buckets and (list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] < largest):
-            raise WrongUsage(
-                f"buckets {list(buckets)} for batches of up to {largest}",
-                where=name,
-                remedy="Give rising sizes, the last of which holds the largest batch.",
-            )
+            found = f"buckets {list(buckets)} for batches of up to {largest}"
+            remedy = "Give rising sizes, the last of which holds the largest batch."
+            raise WrongUsage(found, where=name, remedy=remedy)
         self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
 
     async def start(self) -> None:
@@ -147,13 +139,7 @@ class ThreadExecutor(Executor):
 
 class AsyncExecutor(Executor):
     """Run a coroutine function on the event loop: for engines with an asyncio interface, and for functions that take
-    less than the 0.1 ms to a thread and back. Its own computing blocks every other request.
-
-    Parameters
-    ----------
-    run
-        Takes a batch of inputs and returns an output, or an exception, for each.
-    """
+    less than the 0.1 ms to a thread and back. Its own computing blocks every other request."""
 
     def __init__(
         self,
@@ -178,11 +164,8 @@ def failure(raised: BaseException, name: str) -> ExecutorFailed:
     """Return the error for the senders of a batch that raised; the raised one is its cause."""
     if isinstance(raised, ExecutorFailed):
         return raised
-    error = ExecutorFailed(
-        f"{type(raised).__name__}: {first_line(raised)}",
-        where=name,
-        remedy="The batch was given up; send the request again if it may be served twice.",
-    )
+    remedy = "The batch was given up; send the request again if it may be served twice."
+    error = ExecutorFailed(f"{type(raised).__name__}: {first_line(raised)}", where=name, remedy=remedy)
     error.__cause__ = raised
     return error
 
@@ -196,12 +179,7 @@ def seen(done: "asyncio.Future[Any]") -> None:
 class ProcessExecutor(Executor):
     """Run a function in worker processes, one a server; a process that hangs or dies is replaced.
 
-    Parameters
-    ----------
-    make
-        Called in the process, returns the function; picklable, as are inputs and outputs.
-    cores
-        For each server, the cores that it may run on.
+    make: called in the process, returns the function; picklable, as are inputs and outputs.  cores: of each server.
     """
 
     def __init__(
@@ -284,9 +262,8 @@ class _Worker:
             outcome: tuple[str, Any] = self._pipe.recv()
         except (EOFError, OSError) as error:
             self._is_ready = False
-            raise ExecutorLost(
-                "its process died", where=self._name, remedy="It is started again; send the request again."
-            ) from error
+            remedy = "It is started again; send the request again."
+            raise ExecutorLost("its process died", where=self._name, remedy=remedy) from error
         return outcome
 
     def renew(self) -> None:

@@ -49,7 +49,6 @@ class LearnedTimes:
         self.adopt(0.0)
 
     def times_ms(self, ln_factor: float) -> FloatArray:
-        """Return T(1), T(2), ... in ms, shape (largest,)."""
         return np.asarray(self.planned_ms * math.exp(ln_factor))
 
     def adopt(self, ln_factor: float) -> None:
@@ -82,10 +81,8 @@ class LearnedTimes:
         return median
 
     def estimate(self, batches: int = WINDOW) -> tuple[float, float]:
-        """Return the median ln(T / planned T) of the last batches, and the half width of its 99 % interval.
-
-        Allows for autocorrelation; NaN if there are fewer than MIN_BATCHES.
-        """
+        """Return the median ln(T / planned T) of the last batches and the half width of its 99 % interval, which allows
+        for autocorrelation; NaN if there are fewer than MIN_BATCHES."""
         n = min(batches, len(self._recent))
         if n < MIN_BATCHES:
             return math.nan, math.nan

@@ -83,13 +83,6 @@ class Learner:
         How thresholds are chosen; `BestForTail` by default. What it raises for the planned times is raised.
     rate_per_s
         Arrivals that thresholds are chosen for; those of the last 30 s by default.
-
-    Attributes
-    ----------
-    times, monitor
-        Learned times of each path by its name; monitor of the promise, None without one.
-    switches, switched, problem
-        The last 20 switches; how many there were; why thresholds could not be chosen the last time, or empty.
     """
 
     def __init__(
@@ -106,7 +99,7 @@ class Learner:
         self._rate = rate_per_s
         self.times = {path.name: LearnedTimes(path.times_ms[1:]) for path in router.paths}
         self.switches: deque[Switch] = deque(maxlen=20)
-        self.switched, self.problem = 0, ""
+        self.switched, self.problem = 0, ""  # how many switches; why thresholds could not be chosen the last time
         self._counts: deque[tuple[float, int]] = deque(maxlen=MAX_COUNTS)
         self._task: asyncio.Task[None] | None = None
         self._thresholds(router.policy, self.rate_per_s / 1000, self._system({}))  # compiled, and known to work

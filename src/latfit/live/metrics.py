@@ -4,7 +4,7 @@ Counters and gauges are read when a registry asks for them.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from latfit.live.router import Router
@@ -37,28 +37,20 @@ class RouterMetrics:
     def collect(self) -> Iterator["Metric"]:
         """Yield the current metrics."""
         router, paths = self._router, self._router.paths
+        failed = {path.name: path.failed_batches for path in paths}
+        busy_s = {path.name: path.busy_ms / 1000 for path in paths}
         yield from _families(
-            [
-                ("requests_submitted_total", "Requests taken", router.submitted),
-                ("requests_refused_total", "Requests refused: the queue was full, or every path down", router.refused),
-                ("requests_done_total", "Requests that ended with their output", router.done),
-                ("requests_failed_total", "Requests that ended with an error", router.failed),
-                ("requests_cancelled_total", "Requests that their senders gave up", router.cancelled),
-                ("requests_waiting", "Requests that wait for a path", router.waiting),
-                ("batches_running", "Batches that run", router.running),
-                ("path_batches_total", "Batches begun", {path.name: path.batches for path in paths}),
-                (
-                    "path_failed_batches_total",
-                    "Batches that ended with an error",
-                    {path.name: path.failed_batches for path in paths},
-                ),
-                (
-                    "path_busy_seconds_total",
-                    "Time of batches that have ended",
-                    {path.name: path.busy_ms / 1000 for path in paths},
-                ),
-                ("path_up", "Whether a path is given batches", router.up()),
-            ]
+            ("requests_submitted_total", "Requests taken", router.submitted),
+            ("requests_refused_total", "Requests refused: the queue was full, or every path down", router.refused),
+            ("requests_done_total", "Requests that ended with their output", router.done),
+            ("requests_failed_total", "Requests that ended with an error", router.failed),
+            ("requests_cancelled_total", "Requests that their senders gave up", router.cancelled),
+            ("requests_waiting", "Requests that wait for a path", router.waiting),
+            ("batches_running", "Batches that run", router.running),
+            ("path_batches_total", "Batches begun", {path.name: path.batches for path in paths}),
+            ("path_failed_batches_total", "Batches that ended with an error", failed),
+            ("path_busy_seconds_total", "Time of batches that have ended", busy_s),
+            ("path_up", "Whether a path is given batches", router.up()),
         )
         yield from self._response.collect()
 
@@ -76,38 +68,34 @@ class LearnerMetrics:
     def collect(self) -> Iterator["Metric"]:
         """Yield the current metrics."""
         learner = self._learner
-        in_use: dict[str, float] = {}
-        measured, low, high = in_use.copy(), in_use.copy(), in_use.copy()
-        for name, times in learner.times.items():
-            median, half_width = times.estimate()
-            in_use[name], measured[name] = math.exp(times.ln_factor), math.exp(median)
-            low[name], high[name] = math.exp(median - half_width), math.exp(median + half_width)
+        estimates = {name: times.estimate() for name, times in learner.times.items()}
+        in_use = {name: math.exp(times.ln_factor) for name, times in learner.times.items()}
+        measured, low, high = (
+            {name: math.exp(median + side * half_width) for name, (median, half_width) in estimates.items()}
+            for side in (0, -1, 1)
+        )
         yield from _families(
-            [
-                ("path_time_factor_in_use", "Times of batches in use over the planned ones", in_use),
-                ("path_time_factor_measured", "Times of the last batches over the planned ones", measured),
-                ("path_time_factor_low", "Lower end of the 99 % interval of what was measured", low),
-                ("path_time_factor_high", "Upper end of the 99 % interval of what was measured", high),
-                ("switches_total", "New times that the router adopted", learner.switched),
-            ]
+            ("path_time_factor_in_use", "Times of batches in use over the planned ones", in_use),
+            ("path_time_factor_measured", "Times of the last batches over the planned ones", measured),
+            ("path_time_factor_low", "Lower end of the 99 % interval of what was measured", low),
+            ("path_time_factor_high", "Upper end of the 99 % interval of what was measured", high),
+            ("switches_total", "New times that the router adopted", learner.switched),
         )
         settings = learner.router.policy.settings
         numbers = {name: value for name, value in settings.items() if isinstance(value, int | float)}
-        yield from _families([("policy_setting", "Thresholds of the policy in use", numbers)], "setting")
+        yield from _families(("policy_setting", "Thresholds of the policy in use", numbers), label="setting")
         if (monitor := learner.monitor) is not None:
             evidence = max(math.log(monitor.evidence), 0.0) / math.log(monitor.needed)
             yield from _families(
-                [
-                    ("promises_kept_total", "Requests answered in time", monitor.kept),
-                    ("promises_broken_total", "Requests answered late, or with an error", monitor.broken),
-                    ("promise_alarm", "Whether the promise is taken to be broken", monitor.alarm),
-                    ("promise_alarms_total", "Alarms so far", monitor.alarms),
-                    ("promise_evidence", "Evidence against the promise; an alarm at 1", evidence),
-                ]
+                ("promises_kept_total", "Requests answered in time", monitor.kept),
+                ("promises_broken_total", "Requests answered late, or with an error", monitor.broken),
+                ("promise_alarm", "Whether the promise is taken to be broken", monitor.alarm),
+                ("promise_alarms_total", "Alarms so far", monitor.alarms),
+                ("promise_evidence", "Evidence against the promise; an alarm at 1", evidence),
             )
 
 
-def _families(rows: Iterable[Row], label: str = "path") -> Iterator["Metric"]:
+def _families(*rows: Row, label: str = "path") -> Iterator["Metric"]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     for name, what, value in rows:

@@ -38,7 +38,7 @@ class LivePath:
         self._timeout_ms = timeout_ms
         self._servers = [Server() for _ in range(executor.servers)]
         self._failures = self._openings = 0  # in a row
-        self._open_until = -math.inf
+        self.open_until_ms = -math.inf  # end of the cool-down; -inf if the breaker is closed
         self._is_tried = False  # by one batch, after a cool-down
         self._misses = MAX_MISSES - 1  # before the first answer one miss is enough
         self.batches = self.failed_batches = 0  # that began; that ended with an error
@@ -52,15 +52,10 @@ class LivePath:
 
     def up(self, now: float) -> bool:
         """Return whether a batch may be sent, now or when a server is free."""
-        if now < self._open_until or self._is_tried or self._misses >= MAX_MISSES:
+        if now < self.open_until_ms or self._is_tried or self._misses >= MAX_MISSES:
             return False
         # The first one apart: a generator would cost a tenth of a decision.
         return self._servers[0].free_ms < math.inf or any(server.free_ms < math.inf for server in self._servers)
-
-    @property
-    def opens_again_ms(self) -> float:
-        """Return when the cool-down ends; -inf if the breaker is closed."""
-        return self._open_until
 
     @property
     def idle(self) -> bool:
@@ -68,10 +63,7 @@ class LivePath:
         return not all(server.is_busy for server in self._servers)
 
     def write_free_ms(self, view: FloatArray, first: int, now: float) -> None:
-        """Write when each server is expected to be free into `view` from `first` on.
-
-        A server that is late is expected to take as long again as it is late.
-        """
+        """Write when each server should be free into `view` from `first` on; a late one takes as long again."""
         for place, server in enumerate(self._servers, first):
             free = server.free_ms
             if server.is_busy and free <= now:
@@ -96,7 +88,7 @@ class LivePath:
     def record_success(self) -> None:
         self._failures = self._openings = self._misses = 0
         self._is_tried = False
-        self._open_until = -math.inf
+        self.open_until_ms = -math.inf
 
     def record_abandoned(self) -> None:
         """Note a batch that ended for its senders' sake; if it tried the path, the next one does."""
@@ -105,7 +97,7 @@ class LivePath:
     def record_failure(self, now: float, *, is_lost: bool) -> None:
         """Note a batch that failed; is_lost: it timed out or lost its worker, so the next one would wait in vain."""
         self.failed_batches += 1
-        if now < self._open_until:  # it ran beside the one that opened the breaker
+        if now < self.open_until_ms:  # it ran beside the one that opened the breaker
             return
         self._is_tried = False
         self._failures += 1
@@ -116,7 +108,7 @@ class LivePath:
 
     def rest(self, now: float) -> None:
         """Open the breaker, twice as long as the last time."""
-        self._open_until = now + min(COOL_DOWN_MS * 2**self._openings, MAX_COOL_DOWN_MS)
+        self.open_until_ms = now + min(COOL_DOWN_MS * 2**self._openings, MAX_COOL_DOWN_MS)
         self._openings = min(self._openings + 1, MAX_DOUBLINGS)
         self._failures = 0
 

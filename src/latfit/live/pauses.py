@@ -1,7 +1,6 @@
 """Pauses of Python's garbage collector.
 
-A full collection looks at every object that is alive, and nothing else runs meanwhile: with pandas and numba loaded
-60 ms, which is the p99 of whoever waits. What is there before traffic stays alive anyway and need not be looked at.
+A full collection looks at every live object: with pandas and numba loaded it takes 60 ms, in which nothing else runs.
 """
 
 import gc
@@ -11,8 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def short_pauses(*, none: bool = False) -> Iterator[None]:
-    """Inside, collections pass over all that was alive before. none: there are none, for a time that is short; what is
-    in cycles is freed behind it. What others froze, or turned off, stays so."""
+    """Inside, collections pass over all that was alive before. none: there are none, for a time that is short."""
     enabled, before = gc.isenabled(), gc.get_freeze_count()
     gc.unfreeze()
     gc.collect()

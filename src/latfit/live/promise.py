@@ -31,12 +31,9 @@ class Promise:
     def __post_init__(self) -> None:
         are_limits = bool(self._limits) and all(limit > 0 for limit in self._limits)
         if not (are_limits and self.block >= 1 and 0 < self.share < 1 and 0 < self.false_alarm < 1):
-            raise WrongUsage(
-                f"{self.share:g} within {self.within_ms} ms in blocks of {self.block},"
-                f" false alarms of {self.false_alarm:g}",
-                where="promise",
-                remedy="Give times above zero, one request or more, and shares between 0 and 1, such as 0.99.",
-            )
+            blocks = f"in blocks of {self.block}, false alarms of {self.false_alarm:g}"
+            remedy = "Give times above zero, one request or more, and shares between 0 and 1, such as 0.99."
+            raise WrongUsage(f"{self.share:g} within {self.within_ms} ms {blocks}", where="promise", remedy=remedy)
 
     @property
     def _limits(self) -> Sequence[float]:
@@ -52,15 +49,7 @@ class Promise:
 
 
 class PromiseMonitor:
-    """Count requests, and raise an alarm when the promise is broken.
-
-    Attributes
-    ----------
-    kept, broken
-        Requests so far.
-    alarm, alarms
-        Whether the alarm is on; how often it came on.
-    """
+    """Count requests, and raise an alarm when the promise is broken."""
 
     def __init__(self, promise: Promise) -> None:
         self.promise = promise

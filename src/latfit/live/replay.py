@@ -1,8 +1,7 @@
 """Drive arrivals against executors on this machine, and compare the run with its simulation.
 
 Open loop: a response counts from the planned arrival, whether the sender was late or not (no coordinated omission).
-Executors are probed before and after each run, as machines change their speed. Method and results:
-docs/how-to/route-live.md.
+Executors are probed before and after each run, as machines change their speed.
 """
 
 import asyncio
@@ -47,10 +46,7 @@ def precisely(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 def choose_sizes(T_ms: FloatArray, within_ms: float) -> list[int]:
-    """Return the batch sizes to measure, given about T(b): all if the time lasts, else in steps of about a quarter.
-
-    Kernels run some sizes faster than their neighbours.
-    """
+    """Return the batch sizes to measure, given about T(b): all if the time lasts, else in steps of about a quarter."""
     largest = len(T_ms)
     if MIN_ROUNDS * float(T_ms.sum()) <= within_ms:
         return list(range(1, largest + 1))
@@ -69,27 +65,14 @@ async def probe(
 ) -> tuple[Batches, float]:
     """Measure batches of random sizes, on all executors at once, and the share of the cores that others used.
 
-    Parameters
-    ----------
-    times
-        About T(1), T(2), ... of each executor, ms.
-    use
-        Share of the time (executors,) that each is busy, at least MIN_USE; all of it by default.
-
-    Raises
-    ------
-    ExecutorFailed
-        If fewer than two batches of an executor came back.
+    times: about T(1), T(2), ... of each executor, ms.  use: share of the time (executors,) that each is busy, at least
+    MIN_USE; all of it by default. Raises ExecutorFailed if fewer than two batches of an executor came back.
     """
     shares = np.clip(np.ones(len(executors)) if use is None else use, MIN_USE, 1.0).tolist()
     watch = LoadWatch(0)
     with short_pauses(none=True):
-        measured = await asyncio.gather(
-            *(
-                _probe_executor(executor, T, 1000 * duration_s, share, rng)
-                for executor, T, share in zip(executors, times, shares, strict=True)
-            )
-        )
+        each = zip(executors, times, shares, strict=True)
+        measured = await asyncio.gather(*(_probe_executor(*one, 1000 * duration_s, rng) for one in each))
     for executor, (B, _) in zip(executors, measured, strict=True):
         if len(B) < 2:
             raise _nothing_served(f"{len(B)} of its batches", executor.name)
@@ -97,7 +80,7 @@ async def probe(
 
 
 async def _probe_executor(
-    executor: Executor, T_ms: FloatArray, lasts_ms: float, share: float, rng: np.random.Generator
+    executor: Executor, T_ms: FloatArray, share: float, lasts_ms: float, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
     sizes = choose_sizes(T_ms, lasts_ms * share)
     until = time.perf_counter() + max(lasts_ms, MIN_ROUNDS * float(T_ms[np.array(sizes) - 1].sum()) / share) / 1000
@@ -156,14 +139,14 @@ async def measure_executors(executors: Sequence[Executor], duration_s: float, se
 
 @dataclass(frozen=True, eq=False)
 class Driven:
-    """A measured run. levels: T over the fitted T in either half of the probe before it and of the one after it."""
+    """A measured run."""
 
     result: SimResult
     others: float  # share of the cores that others used
     late_ms: float  # 99th percentile of how late requests were sent
     failed: int  # requests that ended with an error
     batches: Batches
-    levels: FloatArray  # (4, paths)
+    levels: FloatArray  # T over the fitted T (4, paths), in either half of the probes before and after the run
 
     @property
     def is_disturbed(self) -> bool:
@@ -171,7 +154,7 @@ class Driven:
 
     @property
     def speed(self) -> FloatArray:
-        """Return T over the fitted T (paths,) of the probes."""
+        """T over the fitted T (paths,) of the probes."""
         return np.asarray(self.levels.mean(axis=0))
 
 
@@ -213,7 +196,7 @@ class Compared:
 
     @property
     def notes(self) -> list[str]:
-        """Return whether the plan's promise was kept and, if the run differs, what its batches took."""
+        """Whether the plan's promise was kept and, if the run differs, what its batches took."""
         where, notes = f"{self.policy} at {format_percent(100 * self.load)}", []
         if self.promised_p99_ms is not None:
             p99, kept = format_ms(self.measured["latency_ms"]["p99"]), "kept" if self.promise_kept else "broken"
@@ -229,7 +212,6 @@ class Compared:
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the run as a JSON document."""
         return asdict(self) | {"promise_kept": self.promise_kept, "agrees": self.agrees}
 
 
@@ -277,10 +259,8 @@ def speed_levels(batches: Batches, system: System) -> FloatArray:
 
 
 def draw_speeds(levels: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
-    """Return speeds (count, paths) that a run between probes of these levels (k, paths) may have.
-
-    Quantiles of Student's predictive distribution of a further half, in random order for each path.
-    """
+    """Return speeds (count, paths) that a run between probes of these levels (k, paths) may have: quantiles of
+    Student's predictive distribution of a further half, in random order for each path."""
     from scipy.special import stdtrit
 
     k, paths = levels.shape
@@ -299,9 +279,8 @@ def _slowdown(batches: Batches, system: System) -> dict[str, float]:
 
 def at_speed(system: System, factors: FloatArray) -> System:
     """Return the system with each path slower by a factor."""
-    return System(
-        *(replace(path, times_ms=path.times_ms * f) for path, f in zip(system.paths, factors.tolist(), strict=True))
-    )
+    pairs = zip(system.paths, factors.tolist(), strict=True)
+    return System(*(replace(path, times_ms=path.times_ms * factor) for path, factor in pairs))
 
 
 async def drive(

@@ -17,15 +17,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import LatfitError, WrongUsage
-from latfit.live.executor import (
-    Abandoned,
-    Executor,
-    ExecutorFailed,
-    ExecutorLost,
-    ExecutorTimedOut,
-    failure,
-    seen,
-)
+from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure, seen
 from latfit.live.path import LivePath, Server, times_table
 from latfit.live.waiting import Request, RequestQueue, State
 from latfit.policies import (
@@ -100,9 +92,7 @@ class _Batch:
 
 
 class Router:
-    """Route requests to one or two executors by a policy.
-
-    Use it as `async with Router(...) as router:`, in which `await router.submit(input)` returns the output.
+    """Route requests to one or two executors by a policy: `async with Router(...)`, then `await router.submit(input)`.
 
     Parameters
     ----------
@@ -112,11 +102,6 @@ class Router:
         Typical T(1), T(2), ... of each path up to its largest batch, ms.
     clock
         Monotonic seconds.
-
-    Attributes
-    ----------
-    submitted, refused, done, failed, cancelled
-        Requests so far; submitted = done + failed + cancelled + those that wait or run.
 
     Raises
     ------
@@ -135,6 +120,7 @@ class Router:
         _check(executors, times_ms, policy, options)
         self.options = options
         self.paths = [LivePath(each, np.empty(0), options.timeout_ms) for each in executors]
+        # Requests so far; submitted = done + failed + cancelled + those that wait or run.
         self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
         self.listeners: list[Callable[[Request], None]] = []  # of requests that ended with an output or an error
         self.arrival_listeners: list[Callable[[Request], None]] = []  # of requests taken, in their senders' contexts
@@ -162,17 +148,13 @@ class Router:
         return self.paths[MAIN]
 
     @property
-    def side(self) -> LivePath | None:
-        return self.paths[SIDE] if len(self.paths) > 1 else None
-
-    @property
     def waiting(self) -> int:
-        """Return the number of requests that wait."""
+        """Requests that wait."""
         return self._queue.waiting
 
     @property
     def running(self) -> int:
-        """Return the number of batches that run."""
+        """Batches that run."""
         return len(self._running)
 
     def up(self) -> dict[str, bool]:
@@ -207,23 +189,11 @@ class Router:
         arrived_s: float | None = None,
         retry: Callable[[BaseException], bool] | None = None,
     ) -> Any:
-        """Return the output for an input.
+        """Return the output for an input of a class, 0 the most urgent. arrived_s: on the router's clock, if not now.
 
-        If cancelled, the request leaves the queue; a batch that already runs is run to its end.
-
-        Parameters
-        ----------
-        class_id
-            Class, the most urgent is 0.
-        arrived_s
-            Arrival on the router's clock, if it was before now.
-        retry
-            Called with the error of its batch; if it returns True, the request goes back to the head of its class.
-
-        Raises
-        ------
-        QueueFull, NoPath, Closed, ExecutorFailed
-            If the request is not taken, or dropped while it waits; if its batch failed.
+        If cancelled, the request leaves the queue; a batch that already runs is run to its end. If `retry` returns True
+        for the error of its batch, the request goes back to the head of its class. Raises QueueFull, NoPath, Closed or
+        ExecutorFailed.
         """
         if not self._is_open:
             raise Closed("the router takes no requests now", remedy="Start it, or send to another one.")
@@ -268,10 +238,7 @@ class Router:
         self._queue.ageing_ms = policy.order.ageing_ms
 
     async def drain(self, within_s: float = math.inf) -> bool:
-        """Take no more requests, and serve those that wait without waiting for fuller batches.
-
-        Returns whether all ended in time; those that did not are ended with Closed.
-        """
+        """Take no more requests and serve those that wait; return whether all ended in time, else end them."""
         self._is_open, self._is_draining = False, True
         self._dispatch(self._now_ms())
         try:
@@ -317,7 +284,7 @@ class Router:
     async def _keep_probing(self, path: LivePath) -> None:
         """Probe every `probe_ms`, and as soon as a cool-down ends."""
         while True:
-            cool_down = path.opens_again_ms - self._now_ms()
+            cool_down = path.open_until_ms - self._now_ms()
             await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
             await self._probe(path)
 
@@ -326,7 +293,7 @@ class Router:
         now = self._now_ms()
         if not any(each.up(now) for each in self.paths):
             self._failing_since = min(self._failing_since, now)
-        elif path.up(now) and math.isinf(path.opens_again_ms):  # it has failed no batch since it served one
+        elif path.up(now) and math.isinf(path.open_until_ms):  # it has failed no batch since it served one
             self._failing_since = math.inf
         self._dispatch(now)
 
@@ -359,7 +326,7 @@ class Router:
         if self._is_down(now):
             self._drop_waiting(_no_path())
             return WAIT, 0, math.inf, 1
-        moments = [self._failing_since + self.options.patience_ms, *(path.opens_again_ms for path in self.paths)]
+        moments = [self._failing_since + self.options.patience_ms, *(path.open_until_ms for path in self.paths)]
         return WAIT, 0, min((each for each in moments if each > now), default=math.inf), ANY
 
     def _is_down(self, now: float) -> bool:
@@ -399,12 +366,9 @@ class Router:
             if not batch.work.done():
                 batch.work.cancel()
                 count = len(batch.requests)
-                error = ExecutorTimedOut(
-                    f"a batch of {count} took longer than {batch.path.timeout_ms(count):,.0f} ms",
-                    where=batch.path.name,
-                    remedy="What it was doing is dropped; raise timeout_ms if it may take that long.",
-                )
-                self._finish(batch, (), error)
+                found = f"a batch of {count} took longer than {batch.path.timeout_ms(count):,.0f} ms"
+                remedy = "What it was doing is dropped; raise timeout_ms if it may take that long."
+                self._finish(batch, (), ExecutorTimedOut(found, where=batch.path.name, remedy=remedy))
         self._watch.set(min((each.late_s for each in self._running if each.late_s > moment_s), default=math.inf))
 
     def _returned(self, batch: _Batch, work: "asyncio.Future[Sequence[Any]]") -> None:
@@ -499,32 +463,21 @@ def _check(executors: Sequence[Executor], times_ms: Sequence[Any], policy: Polic
     """Raise WrongUsage unless executors, times, policy and options fit each other."""
     names = [each.name for each in executors]
     if not 1 <= len(executors) <= 2 or len(times_ms) != len(executors) or len(set(names)) < len(names):
-        raise WrongUsage(
-            f"{len(executors)} executors ({', '.join(names)}) with {len(times_ms)} tables of times",
-            where="executors",
-            remedy="Give one or two executors of different names, the main path first, and T(1), T(2), ... of each.",
-        )
+        found = f"{len(executors)} executors ({', '.join(names)}) with {len(times_ms)} tables of times"
+        remedy = "Give one or two executors of different names, the main path first, and T(1), T(2), ... of each."
+        raise WrongUsage(found, where="executors", remedy=remedy)
     if policy.needs_side and len(executors) < 2:
-        raise WrongUsage(
-            f"policy {policy.name} needs two paths", where="policy", remedy="Give a second executor, or take another."
-        )
+        remedy = "Give a second executor, or take another."
+        raise WrongUsage(f"policy {policy.name} needs two paths", where="policy", remedy=remedy)
     for executor, times, largest in zip(executors, times_ms, (policy.main_largest, policy.side_largest), strict=False):
         table = np.asarray(times, dtype=np.float64)
         if len(table) < executor.largest or not np.all(np.isfinite(table) & (table > 0)):
-            raise WrongUsage(
-                f"{len(table)} times for batches of up to {executor.largest}, or one is not above zero",
-                where=executor.name,
-                remedy="Give T(b) in ms for b = 1 up to the largest batch.",
-            )
+            found = f"{len(table)} times for batches of up to {executor.largest}, or one is not above zero"
+            remedy = "Give T(b) in ms for b = 1 up to the largest batch."
+            raise WrongUsage(found, where=executor.name, remedy=remedy)
         if largest > executor.largest:
-            raise WrongUsage(
-                f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}",
-                where="policy",
-                remedy="Make the policy for the executor's largest batch.",
-            )
+            found = f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}"
+            raise WrongUsage(found, where="policy", remedy="Make the policy for the executor's largest batch.")
     if options.most_waiting < 1 or not options.deadlines_ms:
-        raise WrongUsage(
-            f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes",
-            where="options",
-            remedy="Give at least one of each.",
-        )
+        found = f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes"
+        raise WrongUsage(found, where="options", remedy="Give at least one of each.")

@@ -1,8 +1,7 @@
 """A span for each request, for OpenTelemetry (`opentelemetry-api`; an SDK beside it decides what becomes of spans).
 
-A span belongs to the trace in which its sender was when it sent. It tells the path, the batch, how long the request
-waited and how it ended, and nothing of what was sent: of an error its class, since a message may quote an input. It is
-made when the request has ended, so that no response waits for it.
+A span holds the path, the batch, the waiting time and how the request ended, and nothing of what was sent: of an error
+only its class, since a message may quote an input. It is made when the request has ended: no response waits for it.
 """
 
 import math
@@ -29,8 +28,7 @@ SPAN = "latfit.request"
 
 
 class RequestSpans:
-    """Makes a span of each request that a router takes from now on. provider: OpenTelemetry's own where not given.
-    Raises ImportError where opentelemetry-api is not installed."""
+    """Makes a span of each request that a router takes from now on. Raises ImportError without opentelemetry-api."""
 
     def __init__(self, router: Router, provider: Any = None) -> None:
         from opentelemetry import trace
@@ -57,10 +55,9 @@ class RequestSpans:
 
 @contextmanager
 def sent_by(headers: Mapping[str, str]) -> Iterator[None]:
-    """Put requests that are sent inside into the trace that the HTTP header `traceparent` names.
+    """Put requests that are sent inside into the trace of the header `traceparent`, if opentelemetry-api is there.
 
-    Nothing happens where opentelemetry-api is not installed. Other headers of tracing are not read: OpenTelemetry logs
-    their contents where they are malformed.
+    Other headers of tracing are not read: OpenTelemetry logs their contents where they are malformed.
     """
     if not INSTALLED:
         yield

@@ -40,11 +40,8 @@ class TritonExecutor(Executor):
         super().__init__(name, largest, servers, buckets)
         url = urlsplit(model.address)
         if url.scheme not in ("http", "https"):
-            raise WrongUsage(
-                f"{model.address!r} is no HTTP address",
-                where=name,
-                remedy="Write http://localhost:8000, not gRPC's port.",
-            )
+            remedy = "Write http://localhost:8000, not gRPC's port."
+            raise WrongUsage(f"{model.address!r} is no HTTP address", where=name, remedy=remedy)
         version = f"/versions/{quote(model.version, safe='')}" if model.version else ""
         self._model, self._host = model, url.netloc
         self._url = f"{model.address.rstrip('/')}/v2/models/{quote(model.name, safe='')}{version}"
@@ -53,18 +50,14 @@ class TritonExecutor(Executor):
         self._session: Any = None
 
     async def start(self) -> None:
-        """Read the model's inputs. Raises ExecutorLost, ExecutorFailed (the model is refused), WrongUsage (its batches
-        are too small), HardwareMissing."""
+        """Read the model's inputs. Raises ExecutorFailed, WrongUsage if its batches are too small, HardwareMissing."""
         try:
             import aiohttp
             from tritonclient.http import InferenceServerClient  # noqa: F401 (not first in mid traffic)
             from tritonclient.utils import triton_to_np_dtype
         except ImportError as error:
-            raise HardwareMissing(
-                f"{error.name} is not installed",
-                where=self._model.address,
-                remedy="Install it: pip install 'latfit[triton]'.",
-            ) from None
+            remedy = "Install it: pip install 'latfit[triton]'."
+            raise HardwareMissing(f"{error.name} is not installed", where=self._model.address, remedy=remedy) from None
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, **self._model.connection)
             self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
@@ -72,11 +65,9 @@ class TritonExecutor(Executor):
             inputs, config = (await self._get(""))["inputs"], await self._get("/config")
             most = max([self.largest, *self.buckets])
             if int(config["max_batch_size"]) < most:
-                raise WrongUsage(
-                    f"batches of up to {most}, but the model's max_batch_size is {config['max_batch_size']}",
-                    where=self.name,
-                    remedy="Set max_batch_size in its config.pbtxt, or give smaller batches.",
-                )
+                found = f"batches of up to {most}, but the model's max_batch_size is {config['max_batch_size']}"
+                remedy = "Set max_batch_size in its config.pbtxt, or give smaller batches."
+                raise WrongUsage(found, where=self.name, remedy=remedy)
         except BaseException:
             await self.close()
             raise
@@ -117,9 +108,8 @@ class TritonExecutor(Executor):
             inputs.append(InferInput(name, list(array.shape), kind))
             inputs[-1].set_data_from_numpy(array.astype(dtype, copy=False))
         body, length = InferenceServerClient.generate_request_body(inputs)
-        headers = {"Content-Type": "application/octet-stream"} | (
-            {} if length is None else {HEADER_LENGTH: str(length)}
-        )
+        headers = {"Content-Type": "application/octet-stream"}
+        headers |= {} if length is None else {HEADER_LENGTH: str(length)}
         answer, content = await self._exchange("POST", "/infer", self._model.timeout_ms / 1000, body, headers)
         length = answer.headers.get(HEADER_LENGTH)
         result = InferenceServerClient.parse_response_body(content, header_length=length and int(length))
@@ -167,8 +157,6 @@ class TritonExecutor(Executor):
         return ExecutorLost(found, where=self.name, remedy=remedy)
 
     def _late(self) -> ExecutorTimedOut:
-        return ExecutorTimedOut(
-            f"no answer from {self._model.address} in {self._model.timeout_ms:,.0f} ms",
-            where=self.name,
-            remedy="It was given up; raise the model's timeout_ms if a batch may take that long.",
-        )
+        found = f"no answer from {self._model.address} in {self._model.timeout_ms:,.0f} ms"
+        remedy = "It was given up; raise the model's timeout_ms if a batch may take that long."
+        return ExecutorTimedOut(found, where=self.name, remedy=remedy)

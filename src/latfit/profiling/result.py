@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.profiling.shapes import StepShape
 from latfit.stats import FloatArray, MedianInterval, median_interval
 from latfit.trace import Trace
@@ -37,12 +37,11 @@ class Limit:
     """A cell that the device has no memory for."""
 
     cell: StepShape
-    reason: str
     message: str
 
     def as_json(self) -> dict[str, Any]:
         shape = {name: getattr(self.cell, name) for name in ("B", "S", "phase", "context_tokens")}
-        return {**shape, "reason": self.reason, "message": self.message}
+        return {**shape, "reason": "out_of_memory", "message": self.message}
 
 
 class PathRecord(msgspec.Struct):
@@ -69,8 +68,8 @@ class BetweenProcesses(NamedTuple):
 def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesses | None:
     """Estimate the spread from the logarithms of each cell's medians, one a process; None if no cell has two.
 
-    Each cell gives a variance; the estimate is the median over cells, divided by the median of chi-squared per degree
-    of freedom. A mean would follow the few cells that a disturbance hit."""
+    Median over cells of the variances, over the median of chi-squared: a few disturbed cells do not move it.
+    """
     from scipy.stats import chi2
 
     several = [np.array(logs) for logs in log_medians if len(logs) > 1]
@@ -92,7 +91,7 @@ class ProfileResult:
     elapsed_s: float
     budget_s: float
     precision: float
-    warnings: tuple[LatfitWarning, ...] = ()
+    warnings: tuple[Message, ...] = ()
     prepare_s: float = 0.0
 
     def __repr__(self) -> str:
@@ -131,7 +130,6 @@ class ProfileResult:
 
     @cached_property
     def between_processes(self) -> BetweenProcesses | None:
-        """How far medians move between processes; None if no cell ran in two."""
         times: dict[int, dict[int, list[float]]] = {}
         for sample in self.samples:
             if not sample.warmup:

@@ -60,7 +60,7 @@ class Sampler:
         self.devices, self.cells, self._keep, self._progress = tuple(devices), tuple(record.cells), keep, progress
         self.budget_s, self.precision = budget_s, precision
         self.samples: list[Sample] = list(record.samples)
-        self.limits = {index: Limit(self.cells[index], "out_of_memory", message) for index, message in record.too_large}
+        self.limits = {index: Limit(self.cells[index], message) for index, message in record.too_large}
         self.done: set[int] = set()
         self.current = 0
         self.prepare_s = 0.0
@@ -121,7 +121,7 @@ class Sampler:
             self.prepare_s += prepare_s
             self._take_samples(index, process, prepare_s * 1e3)
         except DeviceOutOfMemory as error:
-            self.limits[index] = Limit(self.cells[index], "out_of_memory", str(error))
+            self.limits[index] = Limit(self.cells[index], str(error))
             too_large.append((index, str(error)))
         else:
             self.visits[index] += 1

@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping
 
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
+
+QUIET = "Close other programs, leave a core free (--threads), and measure longer (--budget)."
+COOLING = (
+    "The CPU or GPU may have heated up, changed its clock, or been shared: let it cool, fix its clock (cpupower"
+    " frequency-set -g performance; nvidia-smi --lock-gpu-clocks), and measure again."
+)
+SEVERAL = "Take more processes (--processes 6), or pin them (--pin)."
 
 WARNINGS: Mapping[str, tuple[str, str]] = {
     "unstable_timing": ("Timing is unstable: {symptoms}.", "{remedy}"),
@@ -45,7 +52,7 @@ WARNINGS: Mapping[str, tuple[str, str]] = {
 _CODES = {"too_few_repeats_in_a_day": "too_few_repeats", "throttled_gpu": "throttled"}
 
 
-def warn(kind: str, **facts: object) -> LatfitWarning:
+def warn(kind: str, **facts: object) -> Message:
     """Return a warning of the table with its facts filled in."""
     message, remedy = WARNINGS[kind]
-    return LatfitWarning(_CODES.get(kind, kind), message.format(**facts), remedy.format(**facts))
+    return Message(_CODES.get(kind, kind), message.format(**facts), remedy.format(**facts))

@@ -104,12 +104,8 @@ def forwarded_headers(headers: Iterable[tuple[str, str]], drop: Iterable[str] = 
 class HttpExecutor(Executor):
     """An engine over HTTP. Its inputs are exchanges.
 
-    Parameters
-    ----------
-    overdue_s
-        If a caller leaves after this time without a byte of the reply's body, the engine counts as hung.
-    headers
-        Sent with each request in place of its own of that name.
+    overdue_s: if a caller leaves after this time without a byte of the reply's body, the engine counts as hung.
+    headers: sent with each request in place of its own of that name.
     """
 
     is_probed = True
@@ -127,9 +123,8 @@ class HttpExecutor(Executor):
         super().__init__(name, 1, slots)
         self.url, self.timeouts = _parse_url(url), timeouts
         if not re.fullmatch(r"[\w.-]+", name):
-            raise WrongUsage(
-                f"{name!r} is no name of an engine", where="URL", remedy="Take letters and digits: gpu, cpu-2."
-            )
+            remedy = "Take letters and digits: gpu, cpu-2."
+            raise WrongUsage(f"{name!r} is no name of an engine", where="URL", remedy=remedy)
         if slots > MAX_SLOTS:
             raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give at most {MAX_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})
@@ -172,9 +167,8 @@ class HttpExecutor(Executor):
                 raise
             raise self._too_late(exchange, loop.time() - began) from error
         if exchange.reply is not None and exchange.reply.status in BROKEN:
-            raise ExecutorFailed(
-                f"it answered {exchange.reply.status}", where=self.name, remedy="Its answer was passed on; see its log."
-            )
+            remedy = "Its answer was passed on; see its log."
+            raise ExecutorFailed(f"it answered {exchange.reply.status}", where=self.name, remedy=remedy)
         return [None]
 
     async def answers(self) -> bool:
@@ -216,10 +210,8 @@ class HttpExecutor(Executor):
             await self._exchange_on(fresh, exchange, began)
 
     async def _exchange_on(self, session: aiohttp.ClientSession, exchange: Exchange, began: float) -> None:
-        now, request = (
-            asyncio.get_running_loop().time,
-            self._request(session, "POST", exchange.target, exchange.headers, exchange.body),
-        )
+        now = asyncio.get_running_loop().time
+        request = self._request(session, "POST", exchange.target, exchange.headers, exchange.body)
         async with asyncio.timeout_at(began + self.timeouts.first_byte_s) as limit, request as answer:
             if answer.status in UNAVAILABLE and not exchange.final:
                 raise self._lost(f"not served: it answered {answer.status}")
@@ -262,13 +254,9 @@ class HttpExecutor(Executor):
         """Return the URL of a path and query on this engine. Raises RequestInvalid for other targets."""
         if target.absolute or not target.raw_path.startswith("/"):
             raise self._invalid("its target is not a path")
-        found = URL.build(
-            scheme=self.url.scheme,
-            authority=self.url.raw_authority,
-            path=self.url.raw_path.rstrip("/") + target.raw_path,
-            query_string=target.raw_query_string,
-            encoded=True,
-        )
+        path, query = self.url.raw_path.rstrip("/") + target.raw_path, target.raw_query_string
+        scheme, authority = self.url.scheme, self.url.raw_authority
+        found = URL.build(scheme=scheme, authority=authority, path=path, query_string=query, encoded=True)
         if found.origin() != self.url.origin():
             raise self._invalid("its target is another server")
         return found
@@ -291,11 +279,9 @@ class HttpExecutor(Executor):
         is_hung = not exchange.first_byte_s and waited_s >= self._overdue_s
         if (exchange.has_left or exchange.is_sending) and not is_hung:
             return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was told to stop.")
-        return ExecutorTimedOut(
-            f"nothing came for {min(waited_s, self.timeouts.first_byte_s):,.0f} s",
-            where=self.name,
-            remedy="Its connection was closed; raise the timeout if it may take that long.",
-        )
+        found = f"nothing came for {min(waited_s, self.timeouts.first_byte_s):,.0f} s"
+        remedy = "Its connection was closed; raise the timeout if it may take that long."
+        return ExecutorTimedOut(found, where=self.name, remedy=remedy)
 
 
 async def _pieces(body: Sequence[bytes]) -> AsyncIterator[bytes]:

@@ -91,18 +91,14 @@ class Front:
         self._retried = Counter("latfit_requests_retried", "Requests that a second engine got", registry=registry)
         held = Gauge("latfit_held_bytes", "Bodies of requests in memory", registry=registry)
         held.set_function(lambda: self.held_bytes)
-        first_byte = "From a request's way to the engine to the first byte of its reply"
+        to_byte = "From a request's way to the engine to the first byte of its reply"
         self._first_byte = Histogram(
-            "latfit_first_byte_seconds", first_byte, ["path"], buckets=BUCKETS_S, registry=registry
+            "latfit_first_byte_seconds", to_byte, ["path"], buckets=BUCKETS_S, registry=registry
         )
-        by_class = "From a request's body to the end of its reply, by the class that it is of"
-        self._by_class = Histogram(
-            "latfit_class_seconds",
-            by_class,
-            ["class"],
-            buckets=BUCKETS_S,
-            registry=registry if options.classes else None,
-        )
+        to_end = "From a request's body to the end of its reply, by the class that it is of"
+        self._by_class = Histogram("latfit_class_seconds", to_end, ["class"], buckets=BUCKETS_S, registry=None)
+        if options.classes:
+            registry.register(self._by_class)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request, as a handler of `aiohttp.web.Server`."""
@@ -265,13 +261,8 @@ class Front:
         """200 while requests are taken and a path is up, else 503."""
         up = self.router.up()
         status = "draining" if self.draining else "ready" if any(up.values()) else "down"
-        state = {
-            "status": status,
-            "policy": self.router.policy.name,
-            "waiting": self.router.waiting,
-            "running": self.router.running,
-            "paths": up,
-        }
+        counts = {"waiting": self.router.waiting, "running": self.router.running}
+        state = {"status": status, "policy": self.router.policy.name, **counts, "paths": up}
         answer = web.json_response(state, status=200 if status == "ready" else 503)
         answer.force_close()  # anybody may ask for it, without a token
         return answer

@@ -76,11 +76,9 @@ def _split_descriptors(engine_connections: int) -> tuple[int, int]:
     taken = len(os.listdir("/dev/fd")) + SPARE_DESCRIPTORS + engine_connections
     backlog = min((allowed - taken) // 3, MAX_BACKLOG)
     if backlog < 1:
-        raise WrongUsage(
-            f"{allowed:,} open files are allowed, {taken + 3:,} needed",
-            where="ulimit -n",
-            remedy="Raise it (ulimit -n 4096), or give fewer --slots.",
-        )
+        remedy = "Raise it (ulimit -n 4096), or give fewer --slots."
+        found = f"{allowed:,} open files are allowed, {taken + 3:,} needed"
+        raise WrongUsage(found, where="ulimit -n", remedy=remedy)
     return allowed - taken - 2 * backlog, backlog
 
 
@@ -124,11 +122,8 @@ class FrontServer:
             await web.TCPSite(self._runner, self._host, self.port, backlog=backlog).start()
         except (OSError, OverflowError, UnicodeError) as error:  # OverflowError: of the port, UnicodeError: of the host
             await self._stop()
-            raise TargetNotWritable(
-                f"cannot listen: {getattr(error, 'strerror', None) or error}",
-                where=f"{self._host}:{self.port}",
-                remedy="Give another --port, or --host.",
-            ) from None
+            found, where = f"cannot listen: {getattr(error, 'strerror', None) or error}", f"{self._host}:{self.port}"
+            raise TargetNotWritable(found, where=where, remedy="Give another --port, or --host.") from None
         self.port = self._runner.addresses[0][1]
         return self
 
