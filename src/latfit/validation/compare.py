@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, serve_replicas
 from latfit.stats import FloatArray
@@ -39,47 +39,66 @@ LIMITS_PCT: Mapping[str, float] = {"mean": 2.0, "p90": 4.0, "p99": 4.0}  # the m
 NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency"}
 JUDGED = tuple(NAMES)
 
-ONE_FIT = LatfitWarning(
-    "one_fit",
-    "One fit covers decode and prefill steps, whose cost per cached token differs",
-    "Give the trace instead of the fit, or fit them separately and give the second as --prefill-fit.",
-)
-NO_HOST_TIME = LatfitWarning(
-    "no_host_time",
-    "The steps are sums of kernels and hold no host time, so every figure is a lower bound",
-    "Fit steps of a recorded engine, or add its host time with --calibrate.",
-)
+CAUTIONS: Mapping[str, tuple[str, str]] = {
+    "no_context": (
+        "Step costs do not depend on context length, which can dominate decode steps",
+        "Fit --model context or roofline to a trace with a context_tokens column.",
+    ),
+    "context_left_out": (
+        "Step costs do not depend on context length, which can dominate decode steps",
+        "The trace has it, the model {model} leaves it out; --model roofline takes it in.",
+    ),
+    "one_fit": (
+        "One fit covers decode and prefill steps, whose cost per cached token differs",
+        "Give the trace instead of the fit, or fit them separately and give the second as --prefill-fit.",
+    ),
+    "no_host_time": (
+        "The steps are sums of kernels and hold no host time, so every figure is a lower bound",
+        "Fit steps of a recorded engine, or add its host time with --calibrate.",
+    ),
+    "no_prefill": (
+        "The fit has no data on steps with prefill, so TTFT is a lower bound",
+        "Fit steps with prefill too, or give a separate fit of them as --prefill-fit.",
+    ),
+    "far_rows": (
+        "The fit includes rows of up to {context:,.0f} cached tokens, beyond the cache's {cache:,}",
+        "Fit with --where 'context_tokens <= {cache}': rows that the engine never reaches bias the fit.",
+    ),
+    "outside_domain": (
+        "Simulated steps lie outside the measured range: {beyond}",
+        "Measure such steps, or lower --max-num-seqs and --max-num-batched-tokens to what the engine had.",
+    ),
+}
+"""What biases a simulation, and the remedy, by code."""
+
+
+def _caution(kind: str, **facts: Any) -> Message:
+    found, remedy = (text.format(**facts) for text in CAUTIONS[kind])
+    return Message(kind.replace("context_left_out", "no_context"), found, remedy)
 
 
 def cautions_about(
     fit: FitResult, with_prefill: FitResult | None, run: EngineRun, settings: EngineSettings
-) -> Sequence[LatfitWarning]:
+) -> Sequence[Message]:
     """Return what in the fits of decode steps and of steps with prefill (None: one fit for all) biases a simulation."""
     fits = [fit] if with_prefill is None else [fit, with_prefill]
-    found: list[LatfitWarning | None] = []
+    found: list[Message | None] = []
     if without := [each for each in fits if CONTEXT not in each.columns]:
-        remedy = "Fit --model context or roofline to a trace with a context_tokens column."
-        if CONTEXT in without[0].domain:
-            remedy = f"The trace has it, the model {without[0].model} leaves it out; --model roofline takes it in."
-        text = "Step costs do not depend on context length, which can dominate decode steps"
-        found.append(LatfitWarning("no_context", text, remedy))
+        kind = "context_left_out" if CONTEXT in without[0].domain else "no_context"
+        found.append(_caution(kind, model=without[0].model))
     elif with_prefill is None:
-        found.append(ONE_FIT)
+        found.append(_caution("one_fit"))
     if any(each.data.more.get("host_time") == "none" for each in fits):
-        found.append(NO_HOST_TIME)
+        found.append(_caution("no_host_time"))
     found.append(no_prefill_warning(fits[-1]))
-    context, cache_tokens = max(_highest(each, CONTEXT) for each in fits), settings.cache_tokens
-    if context > FAR_CONTEXT * cache_tokens:
-        text = f"The fit includes rows of up to {context:,.0f} cached tokens, beyond the cache's {cache_tokens:,}"
-        remedy = (
-            f"Fit with --where 'context_tokens <= {cache_tokens}': rows that the engine never reaches bias the fit."
-        )
-        found.append(LatfitWarning("far_rows", text, remedy))
+    context = max(_highest(each, CONTEXT) for each in fits)
+    if context > FAR_CONTEXT * settings.cache_tokens:
+        found.append(_caution("far_rows", context=context, cache=settings.cache_tokens))
     found.append(outside_warning(fits, run, settings))
     return [each for each in found if each is not None]
 
 
-def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> LatfitWarning | None:
+def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> Message | None:
     """Warn if the simulated steps exceed the range that the fits measured together; None if they do not."""
     at_least = run.batch_sizes[::-1].cumsum()[::-1]
     reached = {
@@ -91,24 +110,12 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
         measured = max(_highest(each, column) for each in fits)
         if 0 < measured < value:
             beyond.append(f"{column} = {value:,}, {number(value / measured, 3)}× above the measured {measured:,.0f}")
-    if not beyond:
-        return None
-    return LatfitWarning(
-        "outside_domain",
-        f"Simulated steps lie outside the measured range: {'; '.join(beyond)}",
-        "Measure such steps, or lower --max-num-seqs and --max-num-batched-tokens to what the engine had.",
-    )
+    return _caution("outside_domain", beyond="; ".join(beyond)) if beyond else None
 
 
-def no_prefill_warning(fit: FitResult) -> LatfitWarning | None:
+def no_prefill_warning(fit: FitResult) -> Message | None:
     """Warn if the fit that costs steps with prefill has no data on them; else None."""
-    if fit.knows_prefill:
-        return None
-    return LatfitWarning(
-        "no_prefill",
-        "The fit has no data on steps with prefill, so TTFT is a lower bound",
-        "Fit steps with prefill too, or give a separate fit of them as --prefill-fit.",
-    )
+    return None if fit.knows_prefill else _caution("no_prefill")
 
 
 def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
@@ -117,7 +124,10 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
     TPOT is the mean of a request's steps. If its median over requests lies outside the single-step limits of every
     phase, the step times differ, not the queue. A watched run has no such median.
     """
-    ends = [limits for fit in fits for limits in _step_limits(fit)]
+    ends = []
+    for limits, phase in ((fit.limits, phase) for fit in fits for phase in fit.limits.by_phase):
+        pairs = [(limits.lower_factor(phase, level), limits.factor(phase, level)) for level in STEP_LEVELS]
+        ends += [(low, high) for low, high in pairs if low is not None and high is not None][:1]
     figures = [each for each in found.figures if (each.metric, each.statistic) == ("tpot_ms", "p50")]
     if not ends or not figures or not figures[0].measured > 0 or not figures[0].simulated > 0:
         return ""
@@ -130,15 +140,6 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
         f"This run is not of the fitted machine: {factor} per output token (median) than the fit's steps make, whose"
         f" own scatter is {low:.2g} to {high:.2g} times."
     )
-
-
-def _step_limits(fit: FitResult) -> list[tuple[float, float]]:
-    """Return the (lower, upper) factors of single steps of every phase that has them."""
-    found = []
-    for phase in fit.limits.by_phase:
-        pairs = [(fit.limits.lower_factor(phase, level), fit.limits.factor(phase, level)) for level in STEP_LEVELS]
-        found += [(low, high) for low, high in pairs if low is not None and high is not None][:1]
-    return found
 
 
 def _highest(fit: FitResult, column: str) -> float:

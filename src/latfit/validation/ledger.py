@@ -87,8 +87,8 @@ def compare_percentile(
 
 
 class LedgerEntry(Record, frozen=True, kw_only=True):
-    """One run of requests of a model and machine (subject) compared with its plan: rates, mean output tokens if known,
-    and how many requests failed; these count as slower than any limit."""
+    """One run of requests of a model and machine (subject) compared with its plan. Requests that failed count as slower
+    than any limit."""
 
     added: str
     subject: str

@@ -54,6 +54,12 @@ class PhaseSpeed:
         return f"{f'{self.factor:.2f} times ' if self.has_changed else ''}as long as when the fit was made{error}"
 
     @property
+    def change(self) -> str:
+        """`+33 % (± 2 %)`."""
+        error = f" (± {format_percent(100 * self.error)})" if math.isfinite(self.error) else ""
+        return f"{format_percent(100 * (self.factor - 1), signed=True)}{error}"
+
+    @property
     def sentence(self) -> str:
         return f"Steps take {self.times}."
 
@@ -133,20 +139,12 @@ class RunSpeed:
     @property
     def sentence(self) -> str:
         """The machine's speed, and the errors of the means at this speed."""
-        phases = []
-        for each in self.speeds:
-            error = f" (± {format_percent(100 * each.error)})" if math.isfinite(each.error) else ""
-            if each.steps:
-                phases.append(
-                    f"{PHASE_NAMES[each.phase]} {format_percent(100 * (each.factor - 1), signed=True)}{error}"
-                )
+        phases = [f"{PHASE_NAMES[each.phase]} {each.change}" for each in self.speeds if each.steps]
         by_phase = f": {' and '.join(phases)}" if phases else ""
         errors = self.at_speed.mean_errors.items()
         means = ", ".join(f"{NAMES[name]} {format_percent(error, signed=True)}" for name, error in errors)
-        return (
-            f"During the run steps took {self.whole.times}{by_phase}. Simulated at that speed, the means are off by"
-            f" {means}."
-        )
+        at_speed = f"Simulated at that speed, the means are off by {means}."
+        return f"During the run steps took {self.whole.times}{by_phase}. {at_speed}"
 
     def to_json(self) -> dict[str, Any]:
         speeds = (self.whole, *self.speeds)

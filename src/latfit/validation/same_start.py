@@ -1,7 +1,6 @@
 """Check that a trace's steps and a measured run come from one start of the engine, or else from one time.
 
-Another start compiles anew: two runs of one model on two cores were 40 to 160 % apart. A recorder stores its start, and
-vLLM creates the counters of `/metrics` together with it. Sources without times are not judged.
+Another start compiles anew: two runs of one model on two cores were 40 to 160 % apart. Sources without times pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.trace import Trace
 from latfit.validation.measured import Measured
 
@@ -54,20 +53,16 @@ def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
     return kept
 
 
-def not_together(
-    starts: Sequence[EngineStart], measured: Measured, server_started_s: float | None
-) -> LatfitWarning | None:
+def not_together(starts: Sequence[EngineStart], measured: Measured, server_started_s: float | None) -> Message | None:
     """Warn if steps and run are of different starts or, if starts are unknown, of different times; else None."""
     if server_started_s is not None and starts:
         nearest = min(starts, key=lambda each: abs(each.started_s - server_started_s))
         if abs(nearest.started_s - server_started_s) <= TOGETHER_S:
             return None
-        return LatfitWarning(
-            "other_start",
-            f"The steps are of the engine that was started at {_clock(nearest.started_s)}, the run of the one started"
-            f" at {_clock(server_started_s)}",
-            "Record and measure in one start: after another one, or beside other work, steps take another time.",
-        )
+        starts_at, runs_at = _clock(nearest.started_s), _clock(server_started_s)
+        found = f"The steps are of the engine that was started at {starts_at}, the run of the one started at {runs_at}"
+        remedy = "Record and measure in one start: after another one, or beside other work, steps take another time."
+        return Message("other_start", found, remedy)
     began_s = measured.began_s
     if began_s is None:
         return None
@@ -75,11 +70,9 @@ def not_together(
     gap_s = min((gap for gap in gaps_s if np.isfinite(gap)), default=0.0)
     if gap_s <= TOGETHER_S:
         return None
-    return LatfitWarning(
-        "other_time",
-        f"The run began at {_clock(began_s)}, {gap_s / 60:,.0f} min away from the steps",
-        "Record while the run is measured; give --metrics-after where both are of one start of the engine.",
-    )
+    found = f"The run began at {_clock(began_s)}, {gap_s / 60:,.0f} min away from the steps"
+    remedy = "Record while the run is measured; give --metrics-after where both are of one start of the engine."
+    return Message("other_time", found, remedy)
 
 
 def _started(provenance: Mapping[str, Any]) -> dict[str, float]:

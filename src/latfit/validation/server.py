@@ -46,10 +46,13 @@ class ServerRun:
         """Whether TPOT is a mean over tokens, not requests."""
         return TPOT[0] not in self.times
 
+    @property
+    def by_metric(self) -> dict[str, Buckets]:
+        return {"ttft_ms": self.times["ttft"], "tpot_ms": self.tpot, "latency_ms": self.times["latency"]}
+
     def server_ms(self) -> dict[str, float]:
         """Return mean TTFT, TPOT and latency on the server's clock."""
-        means = {"ttft_ms": self.times["ttft"].mean, "tpot_ms": self.tpot.mean}
-        return {**means, "latency_ms": self.times["latency"].mean}
+        return {metric: buckets.mean for metric, buckets in self.by_metric.items()}
 
     @property
     def has_engine(self) -> bool:
@@ -66,8 +69,7 @@ class ServerRun:
 
     def quantile_ms(self, metric: str, q: float) -> tuple[float, float]:
         """Return the edges in ms of the bucket with a metric's quantile."""
-        found = {"ttft_ms": self.times["ttft"], "tpot_ms": self.tpot, "latency_ms": self.times["latency"]}[metric]
-        return found.bucket(q)
+        return self.by_metric[metric].bucket(q)
 
 
 def read_server(after: str | Path, before: str | Path | None = None) -> ServerRun:
@@ -75,26 +77,18 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
     last = read_state(open_source(after))
     first = ServerState(last.engine) if before is None else read_state(open_source(before))
     if last.fell_below(first):
-        raise BadInput(
-            "its counters are below those of the text from before",
-            where=str(after),
-            remedy="Give the two texts of one server in their order; it may have started again in between.",
-        )
+        remedy = "Give the two texts of one server in their order; it may have started again in between."
+        raise BadInput("its counters are below those of the text from before", where=str(after), remedy=remedy)
     run = Interval(first, last, seconds=1.0)
-    found = {name: run.histogram(name) for name in TIMES}
-    times = {name: seen for name, seen in found.items() if seen is not None and seen.count > 0}
+    histograms = {name: run.histogram(name) for name in TIMES}
+    times = {name: seen for name, seen in histograms.items() if seen is not None and seen.count > 0}
     if not engine_named(last.engine).histograms:
-        raise BadInput(
-            f"{last.engine} publishes no histograms of TTFT, TPOT and latency",
-            where=str(after),
-            remedy="Measure with a load generator, and compare with its result alone.",
-        )
+        found = f"{last.engine} publishes no histograms of TTFT, TPOT and latency"
+        remedy = "Measure with a load generator, and compare with its result alone."
+        raise BadInput(found, where=str(after), remedy=remedy)
     if not {"ttft", "latency"} <= set(times) or not any(name in times for name in TPOT):
-        raise BadInput(
-            "no request finished between the two texts" if before else "no finished request in it",
-            where=str(after),
-            remedy="Save http://SERVER/metrics before and after the run.",
-        )
+        found = "no request finished between the two texts" if before else "no finished request in it"
+        raise BadInput(found, where=str(after), remedy="Save http://SERVER/metrics before and after the run.")
     counts = {name: run.count(name) for name in COUNTS if name in last.counters}
     return ServerRun(times, counts, last.facts, Path(after).name, _started_s(after))
 

@@ -42,11 +42,8 @@ def watched(trace: Trace, before: str | Path, after: str | Path, source: str, se
     early_s = np.sort(-LEAD_LATENCIES * latency_s * rng.random(earlier))
     lengths = seen.lengths(earlier + len(came_s), rng)
     if lengths is None or not len(came_s):
-        raise BadInput(
-            f"{seen.last.engine} does not tell how {'long' if len(came_s) else 'many'} requests are",
-            where=source,
-            remedy="Measure with a load generator, and give its result.",
-        )
+        found = f"{seen.last.engine} does not tell how {'long' if len(came_s) else 'many'} requests are"
+        raise BadInput(found, where=source, remedy="Measure with a load generator, and give its result.")
     led_s = -float(early_s[0]) if earlier else 0.0
     requests = make_requests(1e3 * (led_s + np.concatenate([early_s, came_s])), *lengths)
     nobody = np.full(len(requests), np.nan)
