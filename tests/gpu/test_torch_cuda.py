@@ -102,15 +102,6 @@ def test_eager_where_graphs_are_off_or_cannot_be(change: dict[str, Any]) -> None
     assert under_test.facts()["cuda_graphs"] is False
 
 
-def test_cold_caches_are_flushed_before_a_step() -> None:
-    warm, cold = device(OnCpu()), device(OnCpu(), cold=True)
-    assert (warm.facts()["flushed_bytes"], cold.facts()["flushed_bytes"]) == (0, 2 * 4096)
-    cold.prepare(CELLS[0])
-    cold._flush.fill_(7)
-    cold.step_ms()
-    assert not cold._flush.any()
-
-
 def test_input_tokens_rotate() -> None:
     """The recorded step reads its tokens from one place, into which each step copies the next set."""
     under_test = device(OnCpu())

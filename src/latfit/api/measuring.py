@@ -32,7 +32,7 @@ MUCH_PREPARING = 0.2  # share of the time from which preparing is reported
 COUNTS = ("rows", "cells", "cells_within_precision", "elapsed_s")
 FINISHED = ("precise", "budget")  # why a run stops that leaves nothing to continue
 SAME_NAME = (
-    "device", "isa", "dtype", "model", "layers", "grid", "cache", "threads", "processes", "graphs",
+    "device", "isa", "dtype", "model", "layers", "grid", "threads", "processes", "graphs",
     "precision", "seed",
 )  # fmt: skip
 """Fields of a measurement that are those of its request."""

@@ -738,7 +738,6 @@ class ProfileRequest(Request):
         "The whole step, products with weights, or attention.", "step"
     )
     history: str = setting("Cached tokens before a prefill chunk: 0,1024.", "0")
-    cache: Literal["warm", "cold"] = setting("cold: flushed before every step.", "warm")
     design: Literal["auto", "adaptive", "grid"] = setting(
         "adaptive: a grid of five times the budget, the most informative cells first; grid: every cell three times.",
         "auto",

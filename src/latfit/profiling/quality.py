@@ -58,7 +58,7 @@ def find_symptoms(result: ProfileResult) -> list[tuple[str, str]]:
     spreads = [mad_sigma(T - np.median(T)) / np.median(T) for T in times_ms if len(T) >= MIN_SAMPLES]
     if spreads and np.median(spreads) > MAX_SCATTER:
         found.append((f"repeats of a typical cell scatter by {100 * np.median(spreads):.1f} %", QUIET))
-    slow = sum(int(np.sum(T > OUTLIER_FACTOR * np.median(T))) for T in times_ms)
+    slow = sum(int(np.sum(T / np.median(T) > OUTLIER_FACTOR)) for T in times_ms)
     if slow > max(2, MAX_OUTLIER_SHARE * result.steps):
         text = f"{slow} of {result.steps} steps took more than {OUTLIER_FACTOR} times their cell's median"
         found.append((text, QUIET))

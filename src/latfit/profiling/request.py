@@ -9,7 +9,6 @@ from latfit.profiling.shapes import PARTS
 
 DEVICES = ("auto", "numpy", "openvino", "torch-cpu", "torch-cuda")
 DESIGNS = ("grid", "adaptive")
-CACHES = ("warm", "cold")
 MAX_PROCESSES = 16
 
 
@@ -30,7 +29,6 @@ class ProfileRequest:
     dtype: str = "auto"
     design: str = "grid"
     part: str = "step"
-    cache: str = "warm"
     histories: tuple[int, ...] = (0,)
     processes: int | None = None  # that take turns; None: up to three, as memory and budget allow
     pin: tuple[int, ...] = ()
@@ -43,7 +41,6 @@ class ProfileRequest:
             ("--dtype", self.dtype, ("auto", *PRECISIONS)),
             ("--design", self.design, DESIGNS),
             ("--set kernel", self.part, PARTS),
-            ("--set cache", self.cache, CACHES),
         ):
             if value not in known:
                 raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of {', '.join(known)}.")

@@ -6,10 +6,8 @@ import pytest
 
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.profiling.devices import select
-from latfit.profiling.devices.cold_caches import ColdCaches, last_level_bytes
 from latfit.profiling.request import ProfileRequest
-from latfit.profiling.shapes import PRESETS, StepShape
-from tests.unit.profiling.fake_device import FakeDevice
+from latfit.profiling.shapes import PRESETS
 
 TINY = PRESETS["tiny"]
 
@@ -113,24 +111,6 @@ class TestProcesses:
         assert self.count(8 * TINY.weight_bytes, monkeypatch, processes=4) == 4
 
 
-class TestCold:
-    def test_caches_are_flushed_outside_the_step(self) -> None:
-        inner = FakeDevice(lambda B, S: 5.0, noise=0.0)
-        device = ColdCaches(inner, cache_bytes=1 << 20)
-        device.prepare(StepShape(1, 4))
-        before = device._buffer[0]
-        device.step_ms()
-        assert device._buffer[0] == before + 1
-        assert device.facts()["flushed_bytes"] == 2 << 20
-        assert (device.name, device.path, device.free_bytes()) == (inner.name, inner.path, None)
-        device.close()
-        assert inner.closed
-
-    def test_the_last_level_is_larger_than_the_first(self) -> None:
-        assert last_level_bytes() >= 1 << 20
-
-
 def test_cpus_to_stay_on_are_checked() -> None:
     with pytest.raises(WrongUsage, match="may not run on CPU 4095"):
-        select.check_pin((4095,))
-    select.check_pin(())
+        kinds(pin=(4095,))

@@ -31,15 +31,13 @@ INPUT_SETS = 4  # of tokens that steps take in turn, so that none finds the last
 @dataclass(frozen=True)
 class DeviceSettings:
     """How a device computes: in one of PRECISIONS, with as many threads as can run if None, the whole step or one kind
-    of kernel, GPU steps as CUDA graphs, caches flushed before each step. evidence: what a short run executed
-    (`executed_isa`); it decides whether a path may be called `amx`."""
+    of kernel, GPU steps as CUDA graphs. evidence: what a short run executed (`executed_isa`)."""
 
     precision: str = "bf16"
     threads: int | None = None
     seed: int = 0
     part: Part = "step"
     graphs: bool = True
-    cold: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @property

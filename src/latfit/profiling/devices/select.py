@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.memory import free_memory_bytes
-from latfit.profiling.devices.cold_caches import ColdCaches
 from latfit.profiling.devices.device import PRECISIONS, Device, DeviceSettings
 from latfit.profiling.devices.remote import RemoteDevice
 from latfit.profiling.host.blas import find_openblas
@@ -56,7 +55,9 @@ class PathSpec:
 
 def choose_paths(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
     """Return the execution paths of a request, CPU first. Raises HardwareMissing, WrongUsage."""
-    check_pin(request.pin)
+    if absent := sorted(set(request.pin) - set(usable := usable_cpus())):
+        remedy = f"Choose among {', '.join(map(str, usable))}."
+        raise WrongUsage(f"this process may not run on CPU {absent[0]}", where="--pin", remedy=remedy)
     if request.device != "auto":
         require(request.device)
         return [_path(request.device, request, shape)]
@@ -106,8 +107,7 @@ def _path(kind: str, request: ProfileRequest, shape: ModelShape) -> PathSpec:
     evidence = prove_isa(kind, precision, request.isa) if kind in ("openvino", "torch-cpu") else {}
     part = next(part for part in PARTS if part == request.part)
     threads = request.threads or _idle_threads(kind)
-    cold = request.cache == "cold"
-    settings = DeviceSettings(precision, threads, request.seed, part, request.graphs, cold, evidence)
+    settings = DeviceSettings(precision, threads, request.seed, part, request.graphs, evidence)
     return PathSpec(kind, replace(shape, dtype_bytes=PRECISIONS[precision][1]), settings, environment, request)
 
 
@@ -150,14 +150,6 @@ def prove_isa(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
     return found
 
 
-def check_pin(cpus: tuple[int, ...]) -> None:
-    """Raise WrongUsage for CPUs that this process may not run on."""
-    usable = usable_cpus()
-    if absent := sorted(set(cpus) - set(usable)):
-        remedy = f"Choose among {', '.join(map(str, usable))}."
-        raise WrongUsage(f"this process may not run on CPU {absent[0]}", where="--pin", remedy=remedy)
-
-
 def open_path(spec: PathSpec) -> Device:
     """Open the device of a path in this process, with its weights loaded.
 
@@ -191,7 +183,7 @@ def open_path(spec: PathSpec) -> Device:
                 where=f"--isa {request.isa}",
                 remedy="Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are).",
             )
-    return ColdCaches(device) if settings.cold else device
+    return device
 
 
 def process_count(spec: PathSpec) -> int:

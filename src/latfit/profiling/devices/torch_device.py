@@ -39,8 +39,6 @@ Tensor = Any
 Linear = Callable[[Tensor], Tensor]
 """x (S, in) to (S, out)."""
 
-USUAL_L2_BYTES = 64 << 20
-FLUSH_FACTOR = 2  # a cold step writes so many times the cache before it starts
 RECORDING_SHARE = 0.5  # recorded cells give way to one that needs more than this share of the free memory
 GRAPH_WARMUP_RUNS = 3  # libraries choose kernels and take workspace in their first runs, which a graph must not see
 TRANSFER_TOKENS = (16, 64, 256, 1024, 4096)
@@ -188,7 +186,6 @@ class CpuRuntime:
         return free_memory_bytes()
 
     def time_ms(self, run: Callable[[], object]) -> float:
-        """Return how long `run` takes."""
         return time_ms(run)
 
     def release(self) -> None:
@@ -293,18 +290,13 @@ class TorchDevice(LocalDevice):
         self._generator = torch.Generator(runtime.place).manual_seed(settings.seed)
         self._current: PreparedCell | None = None
         self._recorded: dict[StepShape, PreparedCell] = {}
-        self._flush: Tensor = None
-        if self._gpu and settings.cold:
-            size = FLUSH_FACTOR * int(self._gpu.facts().get("l2_bytes") or USUAL_L2_BYTES)
-            self._flush = torch.empty(size, dtype=torch.uint8, device=runtime.place)
 
     def facts(self) -> dict[str, Any]:
         import torch
 
         if self._gpu:
             facts = {"device": self.name, "dtype": self._settings.dtype, "part": self._settings.part}
-            flushed = 0 if self._flush is None else self._flush.numel()
-            return {**facts, "cuda_graphs": self.graphs, "flushed_bytes": flushed, **self._gpu.facts()}
+            return {**facts, "cuda_graphs": self.graphs, **self._gpu.facts()}
         return {**cpu_facts(self.name, self._settings, torch.get_num_threads()), "torch": torch.__version__}
 
     def free_bytes(self) -> int | None:
@@ -352,8 +344,6 @@ class TorchDevice(LocalDevice):
         inputs.append(inputs.pop(0))
         with memory_errors(*self._runtime.out_of_memory, release=self._give_back), torch.inference_mode():
             tokens.copy_(inputs[0])
-            if self._flush is not None:
-                self._flush.zero_()  # drives the last step out of the GPU's cache
             return self._runtime.time_ms(run)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ OpenBLAS exports functions for both, with prefixes and suffixes that differ betw
 library that the interpreter has loaded is asked, never a second copy."""
 
 import ctypes
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,10 @@ def find_openblas() -> OpenBlas | None:
         folders = (package.parent / "numpy.libs", package / ".dylibs")
         paths = sorted(str(path) for folder in folders for path in folder.glob("*openblas*"))
     for path in paths:
-        try:
+        with suppress(OSError):
             found = OpenBlas(ctypes.CDLL(path))
-        except OSError:
-            continue
-        if found.threads is not None:
-            return found
+            if found.threads is not None:
+                return found
     return None
 
 

