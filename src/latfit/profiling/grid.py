@@ -1,12 +1,11 @@
 """Which cells to measure: the default grid for a budget, and the grid that a user writes down.
 
-The default grid spans decode steps, prefill of one request and of several, and decode beside a prefill chunk, on a
-logarithmic scale. Two pilot steps tell what a cell costs: time = floor + flops / rate. The largest grid whose cells can
-all be visited three times within the budget is taken.
+Two pilot steps tell what a cell costs: time = floor + flops / rate. The default is the richest of LEVELS whose
+cells can all be visited three times within the budget.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
@@ -46,11 +45,6 @@ def time_pilot(device: Device, shape: ModelShape, context: int = DEFAULT_CONTEXT
     return StepCost(floor_ms, more_flops / max(busy_ms - floor_ms, 0.01 * busy_ms))
 
 
-def grid_cost_s(shape: ModelShape, cells: Iterable[StepShape], cost: StepCost) -> float:
-    """Return the seconds for the fewest visits that can finish every cell."""
-    return sum(cost.step_ms(shape, cell) for cell in cells) * _STEPS_PER_CELL / 1e3
-
-
 def grid_for_budget(
     shape: ModelShape,
     cost: StepCost,
@@ -61,7 +55,7 @@ def grid_for_budget(
     """Return the richest default grid that can be visited three times within the budget, else the poorest."""
     for level in LEVELS:
         cells = default_cells(*level, contexts=contexts, histories=histories)
-        if grid_cost_s(shape, cells, cost) <= budget_s:
+        if sum(cost.step_ms(shape, cell) for cell in cells) * _STEPS_PER_CELL <= 1e3 * budget_s:
             return cells
     return cells
 

@@ -43,8 +43,7 @@ def journal_of(trace: Path) -> Path:
 class Journal:
     """An open journal, new or continued. `started` and `process` name the run that began it.
 
-    Raises BadInput for a file that is no journal, WrongUsage if it belongs to another request or a run that goes on, or
-    holds steps that nothing else holds, TargetNotWritable.
+    Raises BadInput, TargetNotWritable, and WrongUsage if it is of another request or is the only copy of steps.
     """
 
     def __init__(self, file: Path, request: ProfileRequest, *, resume: bool) -> None:
@@ -139,11 +138,9 @@ class Journal:
         before = document["asked"]
         changed = [key for key, value in (asked or {}).items() if value != before.get(key)]
         if changed:
-            raise WrongUsage(
-                f"the run in {self.file} was asked for {changed[0]} = {before.get(changed[0])!r}",
-                where="--resume",
-                remedy="Repeat its options (--budget, --precision and --processes may change), or delete the file.",
-            )
+            found = f"the run in {self.file} was asked for {changed[0]} = {before.get(changed[0])!r}"
+            remedy = "Repeat its options (--budget, --precision and --processes may change), or delete the file."
+            raise WrongUsage(found, where="--resume", remedy=remedy)
 
     def _take(self, document: dict[str, Any]) -> None:
         self._stored = bool(document.get("stored"))

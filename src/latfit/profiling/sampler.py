@@ -48,17 +48,11 @@ class Sampler:
     Times are on the first device's clock.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[Device],
-        record: PathRecord,
-        budget_s: float,
-        precision: float,
-        keep: Keep | None = None,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        self.devices, self.cells, self._keep, self._progress = tuple(devices), tuple(record.cells), keep, progress
+    def __init__(self, devices: Sequence[Device], record: PathRecord, budget_s: float, precision: float) -> None:
+        self.devices, self.cells = tuple(devices), tuple(record.cells)
         self.budget_s, self.precision = budget_s, precision
+        self.keep: Keep | None = None
+        self.progress: Callable[[Progress], None] | None = None
         self.samples: list[Sample] = list(record.samples)
         self.limits = {index: Limit(self.cells[index], message) for index, message in record.too_large}
         self.done: set[int] = set()
@@ -130,11 +124,11 @@ class Sampler:
                 if interval.relative_half_width <= self.precision:
                     self.done.add(index)
         finally:
-            if self._keep:
-                self._keep(self.samples[first:], too_large, self.elapsed_s())
-        if self._progress:
+            if self.keep:
+                self.keep(self.samples[first:], too_large, self.elapsed_s())
+        if self.progress:
             left, counts = len(self.cells) - len(self.limits), (len(self.done), len(self.samples))
-            self._progress(Progress(self.elapsed_s(), self.budget_s, left, *counts, self.cells[index]))
+            self.progress(Progress(self.elapsed_s(), self.budget_s, left, *counts, self.cells[index]))
 
     def result(self, stop: StopReason) -> ProfileResult:
         """Return what was measured so far."""
@@ -208,7 +202,8 @@ def run_profile(
     """
     devices = tuple(devices) if isinstance(devices, Sequence) else (devices,)
     record = record if isinstance(record, PathRecord) else PathRecord(list(record))
-    run = Sampler(devices, record, budget_s, precision, keep, progress)
+    run = Sampler(devices, record, budget_s, precision)
+    run.keep, run.progress = keep, progress
     try:
         return run.result("precise" if run.visit_in_rounds(seed, first) else "budget")
     except KeyboardInterrupt:
@@ -218,9 +213,8 @@ def run_profile(
     except Exception as error:
         place, found = run.cells[run.current], error or type(error).__name__
         remedy = "Leave that cell out with --grid, or choose another --device."
-        broken = DeviceFailed(
-            f"the device broke at {place}: {found}", where=f"device {run.devices[0].name}", remedy=remedy
-        )
+        where = f"device {run.devices[0].name}"
+        broken = DeviceFailed(f"the device broke at {place}: {found}", where=where, remedy=remedy)
         failure = error if isinstance(error, DeviceFailed) else broken
         failure.partial = run.result("device_failed")
         raise failure from error

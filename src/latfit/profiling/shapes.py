@@ -71,10 +71,6 @@ class ModelShape:
         """Bytes of a number outside the weights: 8-bit weights meet 16-bit activations and caches."""
         return max(2, self.dtype_bytes)
 
-    def with_layers(self, layers: int) -> "ModelShape":
-        """Return the model with another number of layers, named after it."""
-        return self if layers == self.layers else replace(self, layers=layers, name=f"{self.name}-{layers}layers")
-
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True):
     """One cell of the grid: `decode_requests` requests with `context` cached tokens each, and a chunk of prompt tokens
@@ -163,14 +159,10 @@ def check_fits(shape: ModelShape, free_bytes: int | None) -> None:
     if free_bytes is None or shape.weight_bytes <= 0.9 * free_bytes:
         return
     per_layer = shape.layer_parameters(shape.experts) * shape.dtype_bytes
-    room = 0.9 * free_bytes - (shape.weight_bytes - shape.layers * per_layer)
-    layers = int(room // per_layer)
-    remedy = f"Measure fewer of its layers (--layers {layers})" if layers >= 1 else "Choose a smaller --model"
-    raise WrongUsage(
-        f"its weights take {shape.weight_bytes / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB are free",
-        where=f"model {shape.name}",
-        remedy=f"{remedy}.",
-    )
+    layers = int((0.9 * free_bytes - (shape.weight_bytes - shape.layers * per_layer)) // per_layer)
+    remedy = f"Measure fewer of its layers (--layers {layers})." if layers >= 1 else "Choose a smaller --model."
+    found = f"its weights take {shape.weight_bytes / GIB:.1f} GiB, and {free_bytes / GIB:.1f} GiB are free"
+    raise WrongUsage(found, where=f"model {shape.name}", remedy=remedy)
 
 
 # `tiny` has 55 MB of weights, more than most caches hold: a small step waits for memory and a large one for arithmetic,
@@ -204,10 +196,7 @@ _UNSUPPORTED: Mapping[str, str] = {
 
 
 def model_shape(name: str, layers: int | None = None) -> ModelShape:
-    """Return the preset of that name, or the shape in a config.json (or in the folder that holds one).
-
-    Raises BadInput for a file that is missing or is no such config, WrongUsage for less than one of `layers`.
-    """
+    """Return the preset of that name, or the shape in a config.json. Raises BadInput, WrongUsage for too few layers."""
     if layers is not None and layers < 1:
         raise WrongUsage(f"{layers} layers is too few", where="--layers", remedy="Ask for 1 or more.")
     path = Path(name)
@@ -218,19 +207,15 @@ def model_shape(name: str, layers: int | None = None) -> ModelShape:
     elif path.suffix == ".json" or path.exists():
         shape = from_config(path)
     else:
-        raise BadInput(
-            f"no preset and no file is called {name!r}",
-            where="--model",
-            remedy=f"Name a config.json, or one of {', '.join(PRESETS)}.",
-        )
-    return shape if layers is None else shape.with_layers(layers)
+        remedy = f"Name a config.json, or one of {', '.join(PRESETS)}."
+        raise BadInput(f"no preset and no file is called {name!r}", where="--model", remedy=remedy)
+    if layers in (None, shape.layers):
+        return shape
+    return replace(shape, layers=layers, name=f"{shape.name}-{layers}layers")
 
 
 def from_config(path: Path) -> ModelShape:
-    """Return the shape in a HuggingFace config.json; as there, keys and values default to one per head.
-
-    Raises BadInput if the file is missing, is not JSON, lacks a size, or describes what no device here computes.
-    """
+    """Return the shape in a HuggingFace config.json. Raises BadInput for a model that no device here computes."""
     config = read_config(path)
     for key, what in _UNSUPPORTED.items():
         if config.get(key):
@@ -275,8 +260,5 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _bad(path: Path, found: str) -> BadInput:
-    return BadInput(
-        found,
-        where=str(path),
-        remedy="Give the HuggingFace config.json of a decoder-only model, or name a preset.",
-    )
+    remedy = "Give the HuggingFace config.json of a decoder-only model, or name a preset."
+    return BadInput(found, where=str(path), remedy=remedy)

@@ -104,9 +104,9 @@ class TestMemory:
         with pytest.raises(WrongUsage, match=r"--layers \d+") as caught:
             check_fits(shape, 2**31)
         layers = int(caught.value.remedy.split("--layers ")[1].split(")")[0])
-        check_fits(shape.with_layers(layers), 2**31)
+        check_fits(replace(shape, layers=layers), 2**31)
         with pytest.raises(WrongUsage):
-            check_fits(shape.with_layers(layers + 1), 2**31)
+            check_fits(replace(shape, layers=layers + 1), 2**31)
 
     def test_no_number_of_layers_fits(self) -> None:
         with pytest.raises(WrongUsage, match="smaller --model"):

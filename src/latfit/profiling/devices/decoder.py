@@ -18,10 +18,8 @@ from latfit.profiling.shapes import ModelShape, Part, StepShape
 EPS = 1e-6  # of the norms
 ROTARY_BASE = 10000.0
 
-Array = Any
-"""A tensor of the back-end: NumPy array, PyTorch tensor, or OpenVINO node."""
-Matrix = Any
-"""Weights (in, out) in the form that the back-end multiplies by."""
+Array = Any  # a tensor of the back-end: NumPy array, PyTorch tensor, or OpenVINO node
+Matrix = Any  # weights (in, out) in the form that the back-end multiplies by
 
 
 @dataclass(frozen=True)
@@ -131,9 +129,7 @@ class DecoderStep(ABC):
 
     def mlp(self, x: Array, layer: Layer) -> Array:
         """Return the gated MLP of x, or the mixture of the experts that the router chooses for each token."""
-        if layer.router is None:
-            return self.gated(x, *layer.mlps[0])
-        return self.mixture(x, layer)
+        return self.gated(x, *layer.mlps[0]) if layer.router is None else self.mixture(x, layer)
 
     def gated(self, x: Array, gate_up: Matrix, down: Matrix) -> Array:
         """Return (silu(x W_gate) * (x W_up)) W_down."""

@@ -47,7 +47,7 @@ class RemoteDevice:
 
     @property
     def path(self) -> str:
-        return str(self._ask("path"))
+        return str(self._about["path"])
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
@@ -135,7 +135,9 @@ class RemoteDevice:
 
 def serve() -> None:
     """Run the child: answer calls until the input ends."""
-    ends_with_parent = _end_with_parent()
+    ends_with_parent = False
+    if sys.platform.startswith("linux"):  # the kernel kills this process when its parent ends, even while stopped
+        ends_with_parent = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     device: Device | None = None
@@ -148,11 +150,10 @@ def serve() -> None:
         try:
             if method == "open":
                 device = arguments[0](*arguments[1])
-                answer: Any = {"name": device.name, "ends_with_parent": ends_with_parent}
+                about = {"name": device.name, "path": device.path, "ends_with_parent": ends_with_parent}
+                reply: tuple[int, bool, Any] = (number, False, about)
             else:
-                found = getattr(device, method, list)
-                answer = found if method == "path" else found(*arguments)
-            reply = (number, False, answer)
+                reply = (number, False, getattr(device, method, list)(*arguments))
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent decides
             reply = (number, True, _portable(error))
         try:
@@ -164,13 +165,6 @@ def serve() -> None:
             break
     if device is not None:
         device.close()
-
-
-def _end_with_parent() -> bool:
-    """Ask the kernel to kill this process when its parent thread ends, even while stopped; False if impossible."""
-    if not sys.platform.startswith("linux"):
-        return False
-    return bool(ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0)
 
 
 def _portable(error: Exception) -> Exception:

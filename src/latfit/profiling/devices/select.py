@@ -134,19 +134,14 @@ def precision_of(kind: str, asked: str) -> str:
 
 @cache
 def prove_isa(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
-    """Return what products of `kind` ran on in a short run of their own, under the cap `isa`.
-
-    Raises HardwareMissing if something else ran than was requested.
-    """
+    """Return what products of `kind` ran on in a short run, under the cap `isa`. Raises HardwareMissing for another."""
     found = probe(kind, precision, isa)
     if isa != "auto" and not satisfies(found["isa"], isa):
         ran = f"ran on {found['isa']}" if found["isa"] else "did not go through kernels that name an instruction set"
         why = f" ({found['failed'][:160]})" if found.get("failed") else ""
-        raise HardwareMissing(
-            f"products in {precision} on {kind} {ran} under that cap{why}",
-            where=f"--isa {isa}",
-            remedy="Use --isa auto, or --dtype fp32 with --device numpy for avx512 and avx2.",
-        )
+        remedy = "Use --isa auto, or --dtype fp32 with --device numpy for avx512 and avx2."
+        text = f"products in {precision} on {kind} {ran} under that cap{why}"
+        raise HardwareMissing(text, where=f"--isa {isa}", remedy=remedy)
     return found
 
 
@@ -178,11 +173,9 @@ def open_path(spec: PathSpec) -> Device:
         running = device.facts()["isa"]
         if request.isa not in ("auto", running):
             device.close()
-            raise HardwareMissing(
-                f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same",
-                where=f"--isa {request.isa}",
-                remedy="Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are).",
-            )
+            found = f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same"
+            remedy = "Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are)."
+            raise HardwareMissing(found, where=f"--isa {request.isa}", remedy=remedy)
     return device
 
 

@@ -1,12 +1,10 @@
 """Which instructions the products of a step really ran on: evidence, not what was asked for.
 
-A short run in a process of its own prints a line for every primitive that oneDNN executes (ONEDNN_VERBOSE=1; see its
-developer guide, "Verbose Mode"):
+A short run in a process of its own prints a line for every primitive that oneDNN executes (ONEDNN_VERBOSE=1):
 
     onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_amx,undef,src:bf16... ,0.1
 
-OpenVINO names what it executed in its counters too (`brgemm_avx512_amx`). The cap ONEDNN_MAX_CPU_ISA proves nothing:
-asked for AMX on a CPU without it, oneDNN runs AVX-512 and does not say so.
+OpenVINO names what it executed in its counters too (`brgemm_avx512_amx`). The cap ONEDNN_MAX_CPU_ISA proves nothing.
 """
 
 import json
