@@ -75,11 +75,9 @@ class PassRecorder:
     def trace(self, labels: Mapping[str, str]) -> Trace:
         """Return the steps with these labels. Raises BadInput if none came."""
         if not (self.rows.numbers("B") > 0).any():
-            raise BadInput(
-                f"no step came in {self.rows.count + self.unread} messages",
-                where=self.address,
-                remedy="See whether the engine serves requests and publishes there: vLLM with"
-                " --forward-pass-metrics-port, SGLang with --enable-forward-pass-metrics.",
-            )
+            options = "vLLM with --forward-pass-metrics-port, SGLang with --enable-forward-pass-metrics"
+            remedy = f"See whether the engine serves requests and publishes there: {options}."
+            found = f"no step came in {self.rows.count + self.unread} messages"
+            raise BadInput(found, where=self.address, remedy=remedy)
         texts = {name: np.full(self.rows.count, value, dtype=object) for name, value in labels.items()}
         return trace_of_passes(self.rows).with_columns(**texts)

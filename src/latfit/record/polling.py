@@ -1,9 +1,8 @@
 """A running server recorded from outside: its `/metrics`, requested again and again, as means over windows.
 
 The mean step of a window comes from the differences of counters (`latfit.metrics.interval`). A window ends when it
-holds MIN_STEPS, since one step more or less at its ends is an error of 1/N, or when nothing runs. It never spans a
-moment at which the server did not answer or started again. Windows in which requests were preempted are left out, since
-what these compute again is in no counter."""
+holds MIN_STEPS or when nothing runs. It never spans a moment at which the server did not answer or started again.
+Windows with preemptions are left out, since what these compute again is in no counter."""
 
 import math
 from collections.abc import Mapping
@@ -32,11 +31,7 @@ OPTIONAL = ("kv_usage", "context_tokens", "queued_requests", "B_sd")
 
 @dataclass
 class MetricsRecorder:
-    """The windows of one server; its first and last text go beside the trace.
-
-    queued: requests that ran in each engine whenever others waited though the KV cache had room.  most_running: in each
-    engine, at any reading.
-    """
+    """The windows of one server; its first and last text go beside the trace."""
 
     out: Path
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -48,8 +43,8 @@ class MetricsRecorder:
     rows: list[dict[str, Any]] = field(default_factory=list)
     first: Reading | None = None
     last: Reading | None = None
-    queued: list[float] = field(default_factory=list)
-    most_running: float = 0.0
+    queued: list[float] = field(default_factory=list)  # running in each engine while others waited for no cache
+    most_running: float = 0.0  # in each engine, at any reading
     _begun: Reading | None = None
     _saved_s: float = -math.inf
     _started: str = field(default_factory=utc_now)
@@ -164,8 +159,5 @@ def _check(state: ServerState) -> None:
     if (state.live and counted) or SLOT_STEPS in state.counters:
         return
     why = "does not count its steps" if state.live else "counts tokens when requests end, not as steps are made"
-    raise BadInput(
-        f"{state.engine} {why}, so windows tell no mean step",
-        where="/metrics",
-        remedy=engine_named(state.engine).steps_help,
-    )
+    found = f"{state.engine} {why}, so windows tell no mean step"
+    raise BadInput(found, where="/metrics", remedy=engine_named(state.engine).steps_help)

@@ -1,9 +1,7 @@
 """StepRecorder: steps of a running engine into trace files, at a cost that the engine does not notice.
 
-The engine's thread packs each step with one call into C into a preallocated block, and never waits: a full block goes
-to a writer thread through a bounded queue. Columns, phases and compression happen there, on whole blocks. If no block
-is free because the disk is slow, new rows are dropped and counted. No error reaches the engine.
-docs/how-to/record.md has the memory and disk that it takes."""
+The engine's thread packs each step with one call into C into a preallocated block, and never waits: full blocks go to a
+writer thread, which makes columns and files. If no block is free because the disk is slow, rows are dropped and counted. No error reaches the engine. docs/how-to/record.md has the memory and disk that it takes."""
 
 import logging
 import math
@@ -99,8 +97,7 @@ class Block:
 def columns(
     rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tokens: int | None, by_request: bool = False
 ) -> dict[str, Array]:
-    """Return the trace columns of packed rows, the same for every file of a folder. Without `by_request`, cached tokens
-    follow from the cache's usage and `kv_capacity_tokens`, if that is known."""
+    """Return the trace columns of packed rows. Without `by_request`, cached tokens follow from the cache's usage."""
     prefill, decode = rows["prefill_requests"], rows["decode_requests"]
     # Fixed-width text, because pyarrow converts it without the interpreter's lock, which the engine needs.
     phase = np.array(PHASES)[np.where(prefill == 0, 0, np.where(decode == 0, 1, 2))]
@@ -129,13 +126,12 @@ def columns(
 
 @dataclass(frozen=True)
 class Buffers:
-    """How much a recorder holds, and when it writes a file: after so many rows or seconds, the first one after
-    `first_s`, so that errors show soon."""
+    """How much a recorder holds, and when it writes a file: after so many rows or seconds."""
 
     rows_per_file: int = 65_536
     max_pending: int = 4  # full blocks that may wait for the disk
     flush_s: float = 300.0
-    first_s: float = 10.0
+    first_s: float = 10.0  # of the first file, so that errors show soon
     keep_bytes: float | None = None  # size of recorders' files beyond which the oldest are deleted
 
 
@@ -152,16 +148,8 @@ class StepRecorder:
     """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
     `add` is for one thread; `close` and the end of the process write what is pending. A forked child gets its own
-    `run`. labels and facts: columns of every row, and provenance of every file.  advice: what a problem with the folder
-    is logged with.  rows_refused: rows that were not numbers.
+    `run`. labels and facts: columns of every row, and provenance of every file.
     """
-
-    run: str
-    rows_written: int
-    rows_refused: int
-    files_deleted: int
-    _block: Block | None
-    _thread: threading.Thread | None
 
     def __init__(
         self,
@@ -183,7 +171,7 @@ class StepRecorder:
         self._blocks = max(0, buffers.max_pending) + 2
         self._block_bytes = self._rows_per_file * _ROW_BYTES
         self._buffers = buffers
-        self.advice = ""
+        self.advice = ""  # logged with a problem of the folder
         self._log = log or logging.getLogger(__name__)
         # Load now what the first file needs, while no engine waits: a fifth of a second that would stall its thread.
         import pyarrow as pa
@@ -273,7 +261,7 @@ class StepRecorder:
         # The random part keeps apart processes that start in one second, in containers where each is process 1.
         self.run = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         self.started = started.isoformat(timespec="milliseconds")
-        self.rows_written = self.rows_refused = self.files_deleted = 0
+        self.rows_written = self.rows_refused = self.files_deleted = 0  # refused: rows that were not numbers
         # One counter a thread: `+=` on a shared one may lose counts.
         self._dropped = self._lost = 0
         self._origin = monotonic()
@@ -283,11 +271,11 @@ class StepRecorder:
         self._number = 0
         self._closed = False
         self._said: set[str] = set()
-        self._block = None
+        self._block: Block | None = None
         self._free: deque[Block] = deque()
         self._made = 0
         self._full: SimpleQueue[Block | None] = SimpleQueue()
-        self._thread = None
+        self._thread: threading.Thread | None = None
         self._at_exit: Finalize | None = None
 
     def _next_block(self) -> Block | None:
@@ -368,9 +356,10 @@ class StepRecorder:
                     Path(entry.path).unlink(missing_ok=True)
                     self.files_deleted += 1
                     excess -= sizes[entry.path]
-        except OSError as error:  # such as a file that another recorder has deleted meanwhile: the next one counts anew
-            if not isinstance(error, FileNotFoundError):
-                self._say_once("keep", "latfit cannot delete old traces: %s", error)
+        except FileNotFoundError:  # another recorder has deleted it meanwhile: the next one counts anew
+            return
+        except OSError as error:
+            self._say_once("keep", "latfit cannot delete old traces: %s", error)
 
     def _say_of_folder(self, error: BaseException) -> None:
         """Log an error of the folder, without the remedies for people who named a file."""

@@ -1,9 +1,8 @@
 """LatfitStatLogger: vLLM loads it from the entry point group `vllm.stat_logger_plugins` and calls it for every step.
 
 It runs in the event loop of vLLM's API server, where an exception fails every request in flight: each method catches
-everything, and what costs time happens in StepRecorder's thread. It records if `LATFIT_TRACE_DIR` is set;
-docs/how-to/record.md has the settings. Without vLLM this module imports all the same, its class with the base `object`;
-with an incomplete or too old vLLM the import fails, which vLLM logs and survives.
+everything. It records if `LATFIT_TRACE_DIR` is set; docs/how-to/record.md has the settings. Without vLLM this module
+imports all the same; with an incomplete or too old vLLM the import fails, which vLLM logs and survives.
 """
 
 import importlib
@@ -35,6 +34,12 @@ FACTS = (
     ("model_config", "max_model_len dtype quantization"),
     ("device_config", "device_type"),
 )
+LIMITS = (
+    ("LATFIT_TRACE_ROWS", Buffers.rows_per_file, 1, 10_000_000),
+    ("LATFIT_TRACE_PENDING", Buffers.max_pending, 0, 1000),
+    ("LATFIT_TRACE_SECONDS", Buffers.flush_s, 1, 86_400),
+)
+"""Settings that are numbers: default, least and most."""
 NO_REQUESTS = tuple(Step._field_defaults[name] for name in BY_REQUEST)
 
 # A child of vLLM's logger: what is said appears among vLLM's own lines.
@@ -66,9 +71,8 @@ class Settings:
 class OutputPeriods:
     """Times of steps under asynchronous scheduling, where vLLM reports only how long it waited for the result.
 
-    The engine plans a step while the one before it runs, so a step takes from one output to the next. A request that
-    decodes in both has that time between its tokens, by the engine's clock. Without one, the outputs' arrival here
-    counts, and behind a pause the wait.
+    A step takes from one output to the next: by the engine's clock the time between tokens of a request that decodes in
+    both; without one, the outputs' arrival here counts, and behind a pause the wait.
     """
 
     def __init__(self) -> None:
@@ -193,14 +197,15 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
     folder = environment.get("LATFIT_TRACE_DIR", "").strip()
     if not folder:
         return None
-    numbers = [
-        _number(environment, f"LATFIT_TRACE_{name}", default, low, high)
-        for name, default, low, high in (
-            ("ROWS", Buffers.rows_per_file, 1, 10_000_000),
-            ("PENDING", Buffers.max_pending, 0, 1000),
-            ("SECONDS", Buffers.flush_s, 1, 86_400),
-        )
-    ]
+    numbers = []
+    for name, default, low, high in LIMITS:
+        text, number = environment.get(name, "").strip(), math.nan
+        with suppress(ValueError):
+            number = float(text or default)
+        if not low <= number <= high:
+            log.warning("latfit: %s=%r is not a number from %g to %g; %g is used", name, text, low, high, default)
+            number = default
+        numbers.append(number)
     size = environment.get("LATFIT_TRACE_KEEP", "").strip()
     try:
         keep_bytes = parse_bytes(size, option="LATFIT_TRACE_KEEP") if size else None
@@ -212,10 +217,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
 
 
 def kv_capacity_tokens(config: Any) -> int | None:
-    """Return the tokens that one engine's KV cache holds; None if the config does not tell.
-
-    Older versions only give the blocks of all engines together, so then only a single engine's are used.
-    """
+    """Return the tokens that one engine's KV cache holds; None if the config does not tell, or only for all engines."""
     cache = config.cache_config
     tokens = getattr(cache, "kv_cache_size_tokens", None)
     if tokens:
@@ -288,12 +290,3 @@ def _of_vllm(module: str, name: str) -> str | None:
         return text or None
     except Exception:  # noqa: BLE001  drivers fail in many ways, and a label is not worth any of them
         return None
-
-
-def _number(environment: Mapping[str, str], name: str, default: float, low: float, high: float) -> float:
-    text = environment.get(name, "").strip()
-    with suppress(ValueError):
-        if not text or low <= float(text) <= high:
-            return float(text or default)
-    log.warning("latfit: %s=%r is not a number from %g to %g; %g is used", name, text, low, high, default)
-    return default

@@ -1,9 +1,8 @@
 """vLLM's schedulers with a record of the steps they plan, with what only a scheduler knows: the requests of each.
 
 `vllm serve MODEL --scheduler-cls latfit.record.vllm_scheduler.RecordingScheduler`. A step's T is from when it was
-planned, or the one before it had ended if that was later, to when its result was there. The loop over a step's requests
-is all of the cost that grows. If anything fails, the step is scheduled as ever and counted as refused. Without vLLM
-this module imports all the same.
+planned, or the one before it had ended if that was later, to when its result was there. If anything fails, the step is
+scheduled as ever and counted as refused. Without vLLM this module imports all the same.
 """
 
 import importlib
@@ -11,7 +10,7 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from latfit.record.recorder import Row, StepRecorder
 from latfit.record.vllm_plugin import draft_tokens, log, recorder_of, settings_from
@@ -41,16 +40,9 @@ else:
         Scheduler = AsyncScheduler = object
 
 
-class Terms(NamedTuple):
-    """Sums over a step's requests, as in `Step`."""
-
-    prefill_requests: int
-    prefill_tokens: int
-    context_tokens: int
-    prefill_context_tokens: int
-    prefill_attention: float
-    longest_prefill: int
-    recomputed_tokens: int
+Terms = tuple[int, int, int, int, float, int, int]
+"""Sums over a step's requests, as in `Step`: prefill requests and tokens, then the fields `BY_REQUEST`."""
+NO_TERMS: Terms = (0, 0, 0, 0, 0.0, 0, 0)
 
 
 def terms_of(scheduled: Mapping[str, int], requests: Mapping[str, Any], drafts: int) -> Terms:
@@ -73,7 +65,7 @@ def terms_of(scheduled: Mapping[str, int], requests: Mapping[str, Any], drafts: 
         L = max(L, k + p)
         if request.num_output_tokens:
             again += p
-    return Terms(n, P, K, KP, A, L, again)
+    return n, P, K, KP, A, L, again
 
 
 class StepsInFlight:
@@ -99,22 +91,17 @@ class StepsInFlight:
     def end(self, output: Any, ended_s: float, waiting: int) -> None:
         """Take the end of a planned step. Never raises."""
         try:
-            planned_s, terms = self._of(output)
+            planned: Any = None
+            planned_s, terms = 0.0, NO_TERMS
+            while self._planned and planned is not output:  # earlier ones without a result are forgotten
+                planned, planned_s, terms = self._planned.popleft()
             began_s = max(planned_s, self._last_end)
             self._last_end = ended_s
-            if terms is not None and output.total_num_scheduled_tokens > 0:
+            if planned is output and output.total_num_scheduled_tokens > 0:
                 self.recorder.add(self._step(output, terms, 1e3 * (ended_s - began_s), waiting), ended_s)
                 self._count += 1
         except Exception as error:  # noqa: BLE001  see above
             self.recorder.refuse(error)
-
-    def _of(self, output: Any) -> tuple[float, Terms | None]:
-        """Return when a step was planned, and its terms; forget earlier ones without a result."""
-        while self._planned:
-            planned, at_s, terms = self._planned.popleft()
-            if planned is output:
-                return at_s, terms
-        return 0.0, None
 
     def _step(self, output: Any, terms: Terms, T_ms: float, waiting: int) -> Row:
         """Return the values of a `Step`, which has no encoder inputs and is no dummy."""
