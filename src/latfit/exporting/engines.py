@@ -51,42 +51,37 @@ class Setting:
 
 @dataclass(frozen=True)
 class Engine:
-    """A serving engine. settings: name, or `name=value` for a switch or a word -> key of REASONS; the first limits the
-    requests in a step.  files: name -> (title, template).  cache: where the engine reports the size of its KV cache.
-    orders: scheduling policies.  program: words that start a server, before the model.  negatable: whether switches
-    have `--no-NAME`."""
+    """A serving engine."""
 
     key: str
     title: str
-    files: Mapping[str, tuple[str, str]]
-    settings: Mapping[str, str]
-    cache: str
-    orders: tuple[str, ...] = (FIRST_COME,)
+    files: Mapping[str, tuple[str, str]]  # name -> (title, template)
+    settings: Mapping[str, str]  # name, or `name=value` of a switch or a word -> key of REASONS; requests first
+    cache: str  # where the engine reports the size of its KV cache
+    orders: tuple[str, ...] = (FIRST_COME,)  # scheduling policies
     parallel: str | None = "tensor_parallel_size"
-    program: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()  # words that start a server, before the model
     model_option: tuple[str, ...] = ()
-    negatable: bool = False
+    negatable: bool = False  # whether switches have `--no-NAME`
 
     def export(self, plan: PlanFacts, wanted: Wanted) -> Exported:
         """The files of a plan. Raises WrongUsage, BadInput."""
         if self.key == "llamacpp" and plan.flags.get("vllm", {}).get("enable_chunked_prefill") is False:
-            raise WrongUsage(
-                "the plan computes whole prompts in steps of their own; llama.cpp adds prompts to any step that fits",
-                where=plan.file,
-                remedy="Plan with --set batching=chunked-prefill.",
+            found = (
+                "the plan computes whole prompts in steps of their own; llama.cpp adds prompts to any step that fits"
             )
+            raise WrongUsage(found, where=plan.file, remedy="Plan with --set batching=chunked-prefill.")
         settings, model = self.settings_of(plan), model_of(plan, wanted.model)
+        quoted = None if model is None else shlex.quote(model)
         values = {
             "engine": self,
             "settings": [each for each in settings if each.name not in (KT, ADMISSION)],
             "other": {each.name: each for each in settings},
             "model": model,
-            "program": " ".join(
-                [*self.program, *self.model_option, ASK_MODEL if model is None else shlex.quote(model)]
-            ),
+            "program": " ".join([*self.program, *self.model_option, quoted or ASK_MODEL]),
         }
         files = {
-            name: render(template, plan, title.format(model="MODEL" if model is None else shlex.quote(model)), **values)
+            name: render(template, plan, title.format(model=quoted or "MODEL"), **values)
             for name, (title, template) in self.files.items()
         }
         return Exported(self.key, plan.name, files, {each.name: each.value for each in settings if each.name != KT})
@@ -95,19 +90,13 @@ class Engine:
         """The plan's settings. Raises WrongUsage if it has none for this engine, BadInput for an unknown one."""
         engine = None if plan.requests is None else plan.requests.engine
         if engine is not None and engine.order not in self.orders:
-            raise WrongUsage(
-                f"the plan schedules requests by {engine.order}, which {self.title} does not do",
-                where=plan.file,
-                remedy=f"Plan with --order {self.orders[0]}.",
-            )
+            found = f"the plan schedules requests by {engine.order}, which {self.title} does not do"
+            raise WrongUsage(found, where=plan.file, remedy=f"Plan with --order {self.orders[0]}.")
         if self.key not in plan.flags:
             loaded = plan.batches is not None and plan.batches.rate_per_s is not None
             why = "it was made for batches" if loaded else "no step is known to meet the SLA"
-            raise WrongUsage(
-                f"the plan has no limits of steps for it: {why}",
-                where=plan.file,
-                remedy="Plan with a fit that was measured with prefill, or with per_token=... of nominal numbers.",
-            )
+            remedy = "Plan with a fit that was measured with prefill, or with per_token=... of nominal numbers."
+            raise WrongUsage(f"the plan has no limits of steps for it: {why}", where=plan.file, remedy=remedy)
         values = dict(plan.flags[self.key])
         if self.parallel is not None and plan.gpus is not None:
             values[self.parallel] = plan.gpus
@@ -117,26 +106,15 @@ class Engine:
             values[ADMISSION] = "MAX_UTILIZATION"
         if self.key == "llamacpp" and plan.kv_tokens is not None:
             values |= {"ctx_size": plan.kv_tokens, "kv_unified": True}
-        best = BEST[plan.requests is None]
-        return [
-            Setting(
-                name,
-                value,
-                self._reason(name, value, plan).format(best=best),
-                flag_words(name, value, self.negatable),
-            )
-            for name, value in values.items()
-        ]
-
-    def _reason(self, name: str, value: Any, plan: PlanFacts) -> str:
-        key = self.settings.get(name if type(value) is int else f"{name}={value}")
-        if key is None or (type(value) is int and value < (-1 if name == "chunked_prefill_size" else 1)):
-            raise BadInput(
-                f"not a latfit plan ({name} {str(value)[:40]} is no setting of {self.title})",
-                where=plan.file,
-                remedy=f"Make it again with `{MADE_BY}`.",
-            )
-        return REASONS[key]
+        settings = []
+        for name, value in values.items():
+            key = self.settings.get(name if type(value) is int else f"{name}={value}")
+            if key is None or (type(value) is int and value < (-1 if name == "chunked_prefill_size" else 1)):
+                found = f"not a latfit plan ({name} {str(value)[:40]} is no setting of {self.title})"
+                raise BadInput(found, where=plan.file, remedy=f"Make it again with `{MADE_BY}`.")
+            why = REASONS[key].format(best=BEST[plan.requests is None])
+            settings.append(Setting(name, value, why, flag_words(name, value, self.negatable)))
+        return settings
 
 
 def model_of(plan: PlanFacts, given: str | None) -> str | None:
@@ -144,11 +122,8 @@ def model_of(plan: PlanFacts, given: str | None) -> str | None:
     recorded = plan.system.get("engine") in ("vllm", "sglang", "tensorrt_llm")
     name = given if given is not None else plan.system.get("model") if recorded else None
     if name is not None and (not name or name != name.strip() or name.startswith("-") or not name.isprintable()):
-        raise WrongUsage(
-            f"{name!r} is empty, or begins with a space or '-', or has letters that cannot be printed",
-            where="--model",
-            remedy="Give the name or the folder of a model.",
-        )
+        found = f"{name!r} is empty, or begins with a space or '-', or has letters that cannot be printed"
+        raise WrongUsage(found, where="--model", remedy="Give the name or the folder of a model.")
     return name
 
 
@@ -259,10 +234,8 @@ def start_line(
         return f"no setting of {engine.title} does this, it does not batch so (latfit export has other engines)"
     values = {name: value for name, value in engines[key].items() if name != KT}
     if not engine.program:
-        listed = [
-            f"{name}: {value if isinstance(value, list) else yaml_value(value)}" for name, value in values.items()
-        ]
-        return f"{', '.join(listed)} (latfit export {key} writes the file)"
+        listed = ", ".join(f"{name}: {yaml_value(value)}" for name, value in values.items())
+        return f"{listed} (latfit export {key} writes the file)"
     return shlex.join([*engine.program, *((*engine.model_option, model) if model else ()), *vllm_flags(values)])
 
 

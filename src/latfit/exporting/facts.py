@@ -81,9 +81,8 @@ class PlanFacts:
     def _deployment(self, plan: ServingPlan) -> str:
         if self.pair is None:
             return count_text(plan.replicas.value or 0, "replica")
-        return (
-            f"{count_text(self.pair.prefill_replicas, 'replica')} that prefill and {self.pair.replicas:,} that decode"
-        )
+        prefill = count_text(self.pair.prefill_replicas, "replica")
+        return f"{prefill} that prefill and {self.pair.replicas:,} that decode"
 
     @property
     def fits(self) -> Sequence[FitQuality]:
@@ -96,11 +95,9 @@ class PlanFacts:
 
     @property
     def errors(self) -> str:
-        errors = [
-            f"{each.name}, {each.model}, {'error not known' if each.error_pct is None else each.error}"
-            for each in self.fits
-        ]
-        return "; ".join(errors) or "nominal numbers, nothing measured"
+        known = [(each, "error not known" if each.error_pct is None else each.error) for each in self.fits]
+        errors = "; ".join(f"{each.name}, {each.model}, {error}" for each, error in known)
+        return errors or "nominal numbers, nothing measured"
 
     @property
     def remarks(self) -> list[str]:
@@ -154,16 +151,10 @@ def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
     kind = ServingPlan if isinstance(document, dict) and document.get("kind") == "serving" else Plan
     found: Plan | ServingPlan = kind.from_json(document, file)
     if not found.feasible:
-        raise SlaOutOfReach(
-            f"the plan cannot be met: {found.binding}",
-            where=file,
-            remedy="There are no settings to export. Plan with wider limits, a lower rate or more replicas.",
-        )
+        remedy = "There are no settings to export. Plan with wider limits, a lower rate or more replicas."
+        raise SlaOutOfReach(f"the plan cannot be met: {found.binding}", where=file, remedy=remedy)
     if found.unsupported:
-        raise FitNotUsable(
-            f"the plan is not supported by its data: {found.unsupported[0]}",
-            where=file,
-            remedy="Measure such steps, or fit a better model (latfit fit), and plan again.",
-        )
+        remedy = "Measure such steps, or fit a better model (latfit fit), and plan again."
+        raise FitNotUsable(f"the plan is not supported by its data: {found.unsupported[0]}", where=file, remedy=remedy)
     digest = hashlib.sha256(f"{dumps(document)}\n".encode()).hexdigest()[:DIGEST_LETTERS]  # as `--out` writes it
     return PlanFacts(found, file, digest)

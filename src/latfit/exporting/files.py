@@ -11,13 +11,11 @@ from latfit.files import check_writable, make_folder, write_text
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an export is asked for beside the plan. model: the name or folder that the engine is to load; None leaves it
-    to whoever starts it.  shapes: inputs of a model with `B` where the batch goes, such as `input:Bx3x224x224`.
-    begins: clock time of a plan's recorded day, with its zone; midnight UTC where nobody says."""
+    """What an export is asked for beside the plan."""
 
-    model: str | None = None
-    shapes: Sequence[str] = ()
-    begins: str | None = None
+    model: str | None = None  # name or folder that the engine is to load; None leaves it to whoever starts it
+    shapes: Sequence[str] = ()  # inputs of a model with `B` where the batch goes, such as `input:Bx3x224x224`
+    begins: str | None = None  # clock time of a plan's recorded day, with its zone; midnight UTC by default
 
 
 @dataclass(frozen=True)
@@ -39,11 +37,9 @@ class Exported:
         if place.suffix and not place.is_dir():
             texts = [text for name, text in self.files.items() if Path(name).suffix == place.suffix]
             if len(texts) != 1:
-                raise WrongUsage(
-                    f"{self.target} has {'several such files' if texts else 'no such file'}: {', '.join(self.files)}",
-                    where="--out",
-                    remedy="Name a folder, which all of them go into; make it first where its name has a dot.",
-                )
+                what = "several such files" if texts else "no such file"
+                remedy = "Name a folder, which all of them go into; make it first where its name has a dot."
+                raise WrongUsage(f"{self.target} has {what}: {', '.join(self.files)}", where="--out", remedy=remedy)
             write_text(place, texts[0])
             return [place]
         targets = {place / name: text for name, text in self.files.items()}
@@ -55,7 +51,6 @@ class Exported:
         return list(targets)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit export --json`."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -26,26 +26,19 @@ MAX_STEPS = 3  # that are listed
 def export(plan: PlanFacts, wanted: Wanted) -> Exported:
     requests = plan.requests
     if requests is None:
-        raise WrongUsage(
-            "the plan has no replicas of a serving engine",
-            where=plan.file,
-            remedy="Plan requests: latfit plan --rate 40/s --lengths 2000:300 --ttft 500ms --out plan.json.",
-        )
+        remedy = "Plan requests: latfit plan --rate 40/s --lengths 2000:300 --ttft 500ms --out plan.json."
+        raise WrongUsage("the plan has no replicas of a serving engine", where=plan.file, remedy=remedy)
     model = model_of(plan, wanted.model)
     if model is None:
-        raise WrongUsage(
-            "the plan does not name the model", where="--model", remedy="Give --model, as vLLM is to load it."
-        )
+        remedy = "Give --model, as vLLM is to load it."
+        raise WrongUsage("the plan does not name the model", where="--model", remedy=remedy)
     name, count, (begin, zone) = f"vllm-{folder_name(model)}", requests.replicas.value or 1, parse_clock(wanted.begins)
     schedule = requests.schedule if requests.schedule is not None and requests.schedule.feasible else None
     is_longer = schedule is not None and schedule.span_s > DAY_S
     if wanted.begins is not None and (schedule is None or is_longer):
         why = "the plan's schedule is longer than a day" if is_longer else "the plan has no schedule"
-        raise WrongUsage(
-            f"has no effect: {why}",
-            where="--begins",
-            remedy="Plan with --arrivals of a day and --start-up 2min, or leave it out.",
-        )
+        remedy = "Plan with --arrivals of a day and --start-up 2min, or leave it out."
+        raise WrongUsage(f"has no effect: {why}", where="--begins", remedy=remedy)
     day = None if schedule is None or is_longer else plan_day(schedule, begin, count)
     is_scheduled = day is not None and bool(day.triggers)
     plan = replace(plan, scheduled=is_scheduled)
@@ -100,24 +93,19 @@ def parse_clock(text: str | None) -> tuple[int, str]:
     zone = (match[3] or "UTC") if match else ""
     zones = available_timezones()  # empty on a machine without a list of them
     if match is None or (zones and zone not in zones):
-        raise WrongUsage(
-            f"{text!r} is no time of a day",
-            where="--begins",
-            remedy="Write hours, minutes and a zone: 06:30 Europe/Berlin.",
-        )
+        remedy = "Write hours, minutes and a zone: 06:30 Europe/Berlin."
+        raise WrongUsage(f"{text!r} is no time of a day", where="--begins", remedy=remedy)
     return 60 * int(match[1]) + int(match[2]), zone
 
 
 @dataclass(frozen=True)
 class Day:
-    """A schedule as a day of a cluster. counts: replicas of its parts in order.  triggers: (first minute, last minute,
-    replicas), from a minute of the day to another, which may be of the next day.  unrecorded: replicas of the time that
-    was not recorded, 0 if all of the day was."""
+    """A schedule as a day of a cluster."""
 
     least: int
-    counts: Sequence[int]
-    triggers: Sequence[tuple[int, int, int]]
-    unrecorded: int
+    counts: Sequence[int]  # replicas of its parts in order
+    triggers: Sequence[tuple[int, int, int]]  # first minute of the day, last one, maybe of the next day, replicas
+    unrecorded: int  # replicas of the time that was not recorded, 0 if all of the day was
 
     @property
     def most(self) -> int:
@@ -131,11 +119,11 @@ class Day:
 
 
 def plan_day(schedule: SchedulePlan, begin: int, fixed: int) -> Day:
-    """The day's triggers for KEDA, whose autoscaler takes the largest. begin: minute of the recorded day's begin.
-    fixed: replicas that suffice all the time, for what was not recorded.
+    """Return the day's triggers for KEDA, whose autoscaler takes the largest.
 
-    Cron knows minutes, so a part of the day begins at the minute before and ends at the minute after. All replicas are
-    asked for by the start-up time ahead, the day's first ones too.
+    begin: minute of the recorded day's begin.  fixed: replicas that suffice for what was not recorded.
+
+    Cron counts minutes: a part begins at the minute before and ends at the minute after.
     """
     is_whole = schedule.span_s + schedule.window_s >= DAY_S
     starts = [-schedule.start_up_s, *(at for at, _ in schedule.replicas_at[1:])]
@@ -146,13 +134,9 @@ def plan_day(schedule: SchedulePlan, begin: int, fixed: int) -> Day:
     least = min(count for *_, count in parts)
     while any(count > least and end - start >= DAY_S - 2 * MINUTE_S for start, end, count in parts):
         least = min(count for *_, count in parts if count > least)
-    triggers = [
-        (
-            (begin + math.floor(start / MINUTE_S)) % DAY_MINUTES,
-            (begin + math.ceil(end / MINUTE_S)) % DAY_MINUTES,
-            count,
-        )
-        for start, end, count in parts
-        if count > least and end > start
-    ]
+    triggers = []
+    for start, end, count in parts:
+        if count > least and end > start:
+            first, last = begin + math.floor(start / MINUTE_S), begin + math.ceil(end / MINUTE_S)
+            triggers.append((first % DAY_MINUTES, last % DAY_MINUTES, count))
     return Day(least, [max(count, least) for *_, count in parts], triggers, 0 if is_whole else fixed)

@@ -53,8 +53,10 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (comment, cron, flag_words, not_set, proto, yaml_value, yaml_argument, yaml_flag)
+    filters = (comment, flag_words, proto, yaml_value, yaml_argument, yaml_flag)
     environment.filters |= {each.__name__: each for each in filters}
+    environment.filters |= {"not_set": lambda text: comment(f"Not set: {text}")}
+    environment.filters |= {"cron": lambda minute: f"{minute % 60} {minute // 60} * * *"}
     environment.filters |= {"ms": format_ms, "percent": format_percent, "digits": lambda value: number(value, 3)}
     environment.filters |= {"quote": shlex.quote, "repr": repr}
     return environment
@@ -65,11 +67,6 @@ def comment(text: str, indent: str = "") -> str:
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     lines = textwrap.wrap(" ".join(plain.split()), WIDTH - len(indent) - 2, break_on_hyphens=False)
     return "\n".join(f"{indent}# {line}" for line in lines)
-
-
-def not_set(text: str) -> str:
-    """A comment on what is left to the engine."""
-    return comment(f"Not set: {text}")
 
 
 def flag_words(name: str, value: Any, negatable: bool = True) -> list[str]:
@@ -119,11 +116,6 @@ def proto(value: Any) -> str:
         return str(value)
     rows = [", ".join(map(str, value[i : i + VALUES_A_LINE])) for i in range(0, len(value), VALUES_A_LINE)]
     return "[\n    " + ",\n    ".join(rows) + "\n  ]"
-
-
-def cron(minute: int) -> str:
-    """Every day at a minute of the day."""
-    return f"{minute % 60} {minute // 60} * * *"
 
 
 def folder_name(name: str) -> str:

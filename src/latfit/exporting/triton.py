@@ -1,9 +1,7 @@
 """Triton Inference Server: `config.pbtxt` of each execution path, and the router before them.
 
-Without a delay Triton's dynamic batcher sends all that waits to an idle instance: greedy batching. With a delay it
-sends the largest preferred size that waits, and after the delay whatever waits. It cannot move a request from one
-model's queue to another's, so a plan with a T_cut gets a router that holds the queue and sends the GPU one batch at a
-time.
+Without a delay Triton's dynamic batcher is greedy; with a delay it sends the largest preferred size that waits, and
+after the delay whatever waits. It cannot move a request to another model's queue, so a plan with a T_cut gets a router.
 """
 
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -44,11 +42,9 @@ S = TypeVar("S", bound=BatchSettings)
 def batch_settings(plan: PlanFacts, engine: str, kind: type[S]) -> tuple[Plan, S]:
     """The plan with its settings of an engine that batches whole requests. Raises WrongUsage if it has none."""
     if plan.batches is None:
-        raise WrongUsage(
-            f"the plan is of requests with prompts and outputs: it has no batches for {engine}",
-            where=plan.file,
-            remedy="Plan batches: latfit plan --sla 20ms --rate 500/s --out plan.json; or export to trtllm.",
-        )
+        found = f"the plan is of requests with prompts and outputs: it has no batches for {engine}"
+        remedy = "Plan batches: latfit plan --sla 20ms --rate 500/s --out plan.json; or export to trtllm."
+        raise WrongUsage(found, where=plan.file, remedy=remedy)
     if engine not in plan.flags:
         raise WrongUsage("the plan has no batch within its SLA", where=plan.file, remedy="Plan with a longer --sla.")
     return plan.batches, kind.from_json(plan.flags[engine], f"{plan.file}, {engine}")

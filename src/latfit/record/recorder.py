@@ -1,7 +1,9 @@
 """StepRecorder: steps of a running engine into trace files, at a cost that the engine does not notice.
 
 The engine's thread packs each step with one call into C into a preallocated block, and never waits: full blocks go to a
-writer thread, which makes columns and files. If no block is free because the disk is slow, rows are dropped and counted. No error reaches the engine. docs/how-to/record.md has the memory and disk that it takes."""
+writer thread, which makes columns and files. If the disk is too slow for a free block, rows are dropped and counted. No
+error reaches the engine. docs/how-to/record.md has the memory and disk that it takes.
+"""
 
 import logging
 import math
