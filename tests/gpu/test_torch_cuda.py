@@ -1,7 +1,7 @@
 """The `torch-cuda` device: its decisions on a stand-in for the GPU, and the GPU itself where there is one.
 
-`OnCpu` gives the CPU as the place of tensors and keeps a ledger of what the device asked of the GPU; everything that
-only a GPU can do is in `CudaRuntime`, which the tests marked `gpu` run.
+`OnCpu` gives the CPU as the place of tensors and keeps a ledger of what the device asked of the GPU; the tests marked
+`gpu` run what only a GPU can do.
 """
 
 import json
@@ -18,7 +18,7 @@ from latfit.errors import WrongUsage
 from latfit.profiling.devices.device import DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.numpy_device import random_weights
 from latfit.profiling.devices.select import cuda_missing
-from latfit.profiling.devices.torch_device import CudaRuntime, TorchDevice, TorchStep, linear, random_cache
+from latfit.profiling.devices.torch_device import CudaDevice, TorchStep, linear, random_cache
 from latfit.profiling.host.machine import cpu_model
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
@@ -33,20 +33,23 @@ SMALL = ModelShape("small", 64, 2, 4, 2, 16, 96, 128)
 CELLS = (StepShape(2, 16), StepShape(prefill=(8, 8), history=(4, 4)), StepShape(2, 16, (4,)))
 
 
-class NoRoom(Exception):
+class NoRoom(RuntimeError):
     """What this stand-in raises where CUDA would be out of memory."""
 
 
-class OnCpu(CudaRuntime):
+class OnCpu(CudaDevice):
     """A GPU with `room` bytes whose clock is a counter: every timed run takes 1, 2, 3, ... ms."""
 
-    out_of_memory = (NoRoom,)
+    place = "cpu"
 
-    def __init__(self, room: int = GIB, largest: int | None = None) -> None:
+    def __init__(
+        self, shape: ModelShape, settings: DeviceSettings, room: int = GIB, largest: int | None = None
+    ) -> None:
         self.room, self.largest = room, largest
         self.timed = self.recorded = self.released = 0
+        super().__init__(shape, settings)
 
-    def facts(self) -> dict[str, Any]:
+    def gpu_facts(self) -> dict[str, Any]:
         return {"gpu": "stand-in", "l2_bytes": 4096}
 
     def free_bytes(self) -> int:
@@ -77,76 +80,74 @@ class OnCpu(CudaRuntime):
         self.released += 1
 
 
-def device(runtime: OnCpu, shape: ModelShape = SMALL, **settings: Any) -> Any:
-    return TorchDevice(shape, DeviceSettings(**{"precision": "fp32", **settings}), runtime)
+def device(shape: ModelShape = SMALL, *, room: int = GIB, largest: int | None = None, **settings: Any) -> OnCpu:
+    return OnCpu(shape, DeviceSettings(**{"precision": "fp32", **settings}), room, largest)
 
 
 def test_a_cell_is_recorded_once_and_timed_by_the_gpus_clock() -> None:
-    runtime = OnCpu()
-    under_test = device(runtime)
+    under_test = device()
     for cell in CELLS:
         under_test.prepare(cell)
-    assert runtime.recorded == len(CELLS)
+    assert under_test.recorded == len(CELLS)
     assert [under_test.step_ms() for _ in range(3)] == [1.0, 2.0, 3.0]
     assert under_test.facts()["cuda_graphs"] is True
 
 
 @pytest.mark.parametrize("change", [{"graphs": False}, {"experts": 4}])
 def test_eager_where_graphs_are_off_or_cannot_be(change: dict[str, Any]) -> None:
-    runtime = OnCpu()
     shape = ModelShape("moe", 64, 2, 4, 2, 16, 96, 128, experts=4, active_experts=2) if "experts" in change else SMALL
-    under_test = device(runtime, shape, graphs=change.get("graphs", True))
+    under_test = device(shape, graphs=change.get("graphs", True))
     under_test.prepare(CELLS[0])
     assert under_test.step_ms() == 1.0
-    assert runtime.recorded == 0
+    assert under_test.recorded == 0
     assert under_test.facts()["cuda_graphs"] is False
 
 
 def test_input_tokens_rotate() -> None:
     """The recorded step reads its tokens from one place, into which each step copies the next set."""
-    under_test = device(OnCpu())
+    under_test = device()
     under_test.prepare(CELLS[0])
     seen = set()
     for _ in range(4):
         under_test.step_ms()
+        assert under_test._current is not None
         seen.add(tuple(under_test._current.tokens.tolist()))
     assert len(seen) > 1
 
 
 def test_recorded_cells_are_kept_while_memory_lasts() -> None:
     """A cell visited again is not recorded again, unless the recordings had to make room."""
-    runtime = OnCpu()
-    under_test = device(runtime)
+    under_test = device()
     for cell in (*CELLS, *CELLS):
         under_test.prepare(cell)
-    assert runtime.recorded == len(CELLS)
-    runtime.room = 2 * step_bytes(SMALL, StepShape(5, 16)) - 1
+    assert under_test.recorded == len(CELLS)
+    under_test.room = 2 * step_bytes(SMALL, StepShape(5, 16)) - 1
     under_test.prepare(StepShape(5, 16))
-    assert runtime.released == 1
+    assert under_test.released == 1
     under_test.prepare(CELLS[0])
-    assert runtime.recorded == len(CELLS) + 2
+    assert under_test.recorded == len(CELLS) + 2
 
 
 def test_out_of_memory_is_a_limit_and_memory_is_given_back() -> None:
-    runtime = OnCpu(largest=0)
-    result = run_profile(device(runtime), CELLS, budget_s=5.0)
+    under_test = device(largest=0)
+    result = run_profile(under_test, CELLS, budget_s=5.0)
     assert {limit.cell for limit in result.limits} == set(CELLS)
     assert {limit.message for limit in result.limits} == {"CUDA out of memory. Tried to allocate"}
-    assert runtime.released == len(CELLS)
+    assert under_test.released == len(CELLS)
 
 
 def test_a_cell_too_large_is_not_tried() -> None:
     with pytest.raises(DeviceOutOfMemory, match="GiB"):
-        device(OnCpu(room=2**20)).prepare(StepShape(512, 4096))
+        device(room=2**20).prepare(StepShape(512, 4096))
 
 
 def test_weights_too_large_are_wrong_usage() -> None:
     with pytest.raises(WrongUsage, match="weights take"):
-        device(OnCpu(room=2**10))
+        device(room=2**10)
 
 
 def test_cache_transfer_is_timed_for_as_many_sizes_as_fit() -> None:
-    under_test = device(OnCpu(room=4 * SMALL.cache_bytes(256)))
+    under_test = device(room=4 * SMALL.cache_bytes(256))
     found = under_test.kv_transfer()
     assert [row["tokens"] for row in found] == [16, 64, 256]
     assert [row["bytes"] for row in found] == [SMALL.cache_bytes(tokens) for tokens in (16, 64, 256)]
@@ -159,7 +160,7 @@ def test_a_trace_of_both_sides_keeps_them_apart(monkeypatch: pytest.MonkeyPatch,
     from latfit.profiling.devices import select
 
     monkeypatch.setattr(select, "reason_missing", lambda kind: None if kind in ("numpy", "torch-cuda") else "away")
-    monkeypatch.setattr("latfit.profiling.devices.torch_device.CudaRuntime", OnCpu)
+    monkeypatch.setattr("latfit.profiling.devices.torch_device.CudaDevice", OnCpu)
     grid = "B=1,2,4,8;S=1,2,4,8,16"
     request = ProfileRequest(layers=1, grid=grid, contexts=(8,), budget_ms=12000.0, threads=1, processes=1)
     trace, outcomes = measure(request)
@@ -182,7 +183,7 @@ class TestGpu:
     def test_steps_run_and_agree_with_the_cpu(self, precision: str, graphs: bool) -> None:
         import torch
 
-        under_test = TorchDevice(SMALL, DeviceSettings(precision, graphs=graphs), CudaRuntime())
+        under_test = CudaDevice(SMALL, DeviceSettings(precision, graphs=graphs))
         for cell in CELLS:
             under_test.prepare(cell)
             assert 0 < under_test.step_ms() < 1000
@@ -201,7 +202,7 @@ class TestGpu:
 
     @pytest.mark.parametrize("graphs", [True, False])
     def test_cells_prepared_again_run(self, graphs: bool) -> None:
-        under_test = TorchDevice(SMALL, DeviceSettings("fp32", graphs=graphs), CudaRuntime())
+        under_test = CudaDevice(SMALL, DeviceSettings("fp32", graphs=graphs))
         for cell in (*CELLS, *reversed(CELLS)):
             under_test.prepare(cell)
             assert 0 < under_test.step_ms() < 1000
@@ -212,7 +213,7 @@ class TestGpu:
     def test_a_recorded_cell_writes_into_no_other_cells_cache(self) -> None:
         import torch
 
-        under_test = TorchDevice(SMALL, DeviceSettings("fp32"), CudaRuntime())
+        under_test = CudaDevice(SMALL, DeviceSettings("fp32"))
         for cell in CELLS:
             under_test.prepare(cell)
         caches = [half for cell in CELLS[1:] for pair in under_test._recorded[cell].step.cache for half in pair]
@@ -225,6 +226,6 @@ class TestGpu:
         assert torch.isfinite(written).all()
 
     def test_moving_more_takes_longer(self) -> None:
-        rows = TorchDevice(SMALL, DeviceSettings("bf16"), CudaRuntime()).kv_transfer()
+        rows = CudaDevice(SMALL, DeviceSettings("bf16")).kv_transfer()
         assert rows[-1]["T_ms"] > 0
         assert [row["bytes"] for row in rows] == sorted(row["bytes"] for row in rows)

@@ -135,18 +135,18 @@ class TestTorch:
 
     @pytest.mark.parametrize(("part", "precision"), list(itertools.product(PARTS, ("fp32", "bf16", "int8"))))
     def test_parts_run_by_themselves(self, part: Part, precision: str) -> None:
-        from latfit.profiling.devices.torch_device import CpuRuntime, TorchDevice
+        from latfit.profiling.devices.torch_device import TorchDevice
 
-        device = TorchDevice(DENSE, DeviceSettings(precision, threads=1, part=part), CpuRuntime())
+        device = TorchDevice(DENSE, DeviceSettings(precision, threads=1, part=part))
         for cell in CELLS:
             device.prepare(cell)
             assert device.step_ms() > 0
         device.close()
 
     def test_a_cell_beyond_memory_is_a_limit(self) -> None:
-        from latfit.profiling.devices.torch_device import CpuRuntime, TorchDevice
+        from latfit.profiling.devices.torch_device import TorchDevice
 
-        device = TorchDevice(DENSE, DeviceSettings("fp32", threads=1), CpuRuntime())
+        device = TorchDevice(DENSE, DeviceSettings("fp32", threads=1))
         with pytest.raises(DeviceOutOfMemory, match="GiB"):
             device.prepare(StepShape(2**20, 2**20))
         device.close()

@@ -116,16 +116,14 @@ def cpu_facts(name: str, settings: DeviceSettings, threads: int) -> dict[str, An
 
 
 @contextmanager
-def memory_errors(*kinds: type[BaseException], release: Callable[[], None] | None = None) -> Iterator[None]:
-    """Raise DeviceOutOfMemory for a failed allocation: MemoryError, or one of `kinds`, or without any a RuntimeError
-    whose text says so."""
+def memory_errors(release: Callable[[], None] | None = None) -> Iterator[None]:
+    """Raise DeviceOutOfMemory for a failed allocation: MemoryError, or a RuntimeError whose text says so."""
     try:
         yield
-    except Exception as error:
+    except (MemoryError, RuntimeError) as error:
         text = str(error).strip() or "out of memory"
         lines = [line for line in text.splitlines() if "memory" in line.lower() or "alloc" in line.lower()]
-        says_so = isinstance(error, RuntimeError) and bool(lines) and not kinds
-        if not isinstance(error, (MemoryError, *kinds)) and not says_so:
+        if not lines and not isinstance(error, MemoryError):
             raise
         if release is not None:
             release()

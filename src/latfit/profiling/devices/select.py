@@ -153,29 +153,23 @@ def open_path(spec: PathSpec) -> Device:
     request, kind, settings = spec.request, spec.kind, spec.settings
     if request.pin and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request.pin)
-    if kind == "torch-cuda":
-        from latfit.profiling.devices.torch_device import CudaRuntime, TorchDevice
+    if KINDS[kind].library == "torch":
+        from latfit.profiling.devices.torch_device import CudaDevice, TorchDevice
 
-        return TorchDevice(spec.shape, settings, CudaRuntime())
-    device: Device
-    if kind == "torch-cpu":
-        from latfit.profiling.devices.torch_device import CpuRuntime, TorchDevice
-
-        device = TorchDevice(spec.shape, settings, CpuRuntime())
-    elif kind == "openvino":
+        return (CudaDevice if kind == "torch-cuda" else TorchDevice)(spec.shape, settings)
+    if kind == "openvino":
         from latfit.profiling.devices.openvino_device import OpenVinoDevice
 
-        device = OpenVinoDevice(spec.shape, settings)
-    else:
-        from latfit.profiling.devices.numpy_device import NumpyDevice
+        return OpenVinoDevice(spec.shape, settings)
+    from latfit.profiling.devices.numpy_device import NumpyDevice
 
-        device = NumpyDevice(spec.shape, threads=settings.threads, seed=settings.seed, part=settings.part)
-        running = device.facts()["isa"]
-        if request.isa not in ("auto", running):
-            device.close()
-            found = f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same"
-            remedy = "Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are)."
-            raise HardwareMissing(found, where=f"--isa {request.isa}", remedy=remedy)
+    device = NumpyDevice(spec.shape, threads=settings.threads, seed=settings.seed, part=settings.part)
+    running = device.facts()["isa"]
+    if request.isa not in ("auto", running):
+        device.close()
+        found = f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same"
+        remedy = "Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are)."
+        raise HardwareMissing(found, where=f"--isa {request.isa}", remedy=remedy)
     return device
 
 

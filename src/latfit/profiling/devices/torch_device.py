@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.decoder import (
     EPS,
     EagerStep,
@@ -118,7 +117,7 @@ def activation_dtype(precision: str) -> Any:
 
 def linear(weight: Tensor, precision: str) -> Linear:
     """Return the fastest product with `weight` (out, in) where it lies. On a CPU, bfloat16 weights are packed once for
-    oneDNN: a plain `linear` repacks them at every step (2.3 times slower at one token, AVX-512-BF16)."""
+    oneDNN: a plain `linear` repacks them at every step (2.3 times slower at one token)."""
     import torch
 
     if weight.device.type == "cpu" and precision == "int8":
@@ -130,8 +129,8 @@ def linear(weight: Tensor, precision: str) -> Linear:
 
 
 def _int8_linear(weight: Tensor) -> Linear:
-    """One scale per column of weights and one per product for activations, stored around 128 as unsigned bytes: the
-    only kind beside 8-bit weights that oneDNN has VNNI and AMX kernels for."""
+    """One scale per column of weights and one per product for activations, as unsigned bytes around 128: the only kind
+    beside 8-bit weights that oneDNN has VNNI and AMX kernels for."""
     import torch
 
     scales = weight.float().abs().amax(1) / 127
@@ -175,88 +174,6 @@ def random_cache(weights: Weights, cell: StepShape) -> KvCache:
     return make_cache(weights.shape, cell, filled)
 
 
-class CpuRuntime:
-    """Where tensors lie, its memory and its clock: the CPU."""
-
-    name = "torch-cpu"
-    place = "cpu"
-    out_of_memory: tuple[type[BaseException], ...] = ()  # errors beside MemoryError that mean a failed allocation
-
-    def free_bytes(self) -> int | None:
-        return free_memory_bytes()
-
-    def time_ms(self, run: Callable[[], object]) -> float:
-        return time_ms(run)
-
-    def release(self) -> None:
-        """Give memory in reserve back."""
-
-
-class CudaRuntime(CpuRuntime):
-    """One GPU."""
-
-    name = "torch-cuda"
-
-    def __init__(self, index: int = 0) -> None:
-        import torch
-
-        self._torch, self._index = torch, index
-        self.place = f"cuda:{index}"
-        self.out_of_memory = (torch.cuda.OutOfMemoryError,)
-
-    def facts(self) -> dict[str, Any]:
-        found = self._torch.cuda.get_device_properties(self._index)
-        return {
-            "gpu": found.name,
-            "compute_capability": f"{found.major}.{found.minor}",
-            "gpu_memory_bytes": int(found.total_memory),
-            "multiprocessors": int(found.multi_processor_count),
-            "l2_bytes": int(getattr(found, "L2_cache_size", 0)) or None,
-            "cuda": self._torch.version.cuda,
-            "torch": self._torch.__version__,
-        }
-
-    def free_bytes(self) -> int:
-        """Memory that can still be taken, PyTorch's reserve included."""
-        cuda = self._torch.cuda
-        free, _ = cuda.mem_get_info(self._index)
-        return int(free + cuda.memory_reserved(self._index) - cuda.memory_allocated(self._index))
-
-    def time_ms(self, run: Callable[[], object]) -> float:
-        """Return the time between two events around `run`, on the GPU's clock."""
-        cuda = self._torch.cuda
-        first, last = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        cuda.synchronize(self._index)
-        first.record()
-        run()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last))
-
-    def record(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Record `run` as a CUDA graph after warm-up runs; the answer replays it."""
-        cuda = self._torch.cuda
-        side = cuda.Stream(self._index)
-        side.wait_stream(cuda.current_stream(self._index))
-        with cuda.stream(side):
-            for _ in range(GRAPH_WARMUP_RUNS):
-                run()
-        cuda.current_stream(self._index).wait_stream(side)
-        graph = cuda.CUDAGraph()
-        with cuda.graph(graph):  # with memory of its own: a shared pool ends with its last graph
-            run()
-        replay: Callable[[], object] = graph.replay
-        return replay
-
-    def pinned(self, size: int) -> Tensor:
-        """Return a buffer of `size` bytes in host memory that the GPU reads by itself."""
-        return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
-
-    def release(self) -> None:
-        self._torch.cuda.synchronize(self._index)
-        self._torch.cuda.empty_cache()
-
-
 class PreparedCell(NamedTuple):
     """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step, whose
     cache a recorded graph reads and writes."""
@@ -268,39 +185,155 @@ class PreparedCell(NamedTuple):
 
 
 class TorchDevice(LocalDevice):
-    """Random weights of a model, and prepared steps. Raises WrongUsage if the weights do not fit in memory.
+    """Random weights of a model on the CPU, and the prepared step. Raises WrongUsage if the weights do not fit."""
 
-    Recorded graphs are kept while memory lasts: recording one costs several steps, and cells are visited repeatedly.
-    """
+    name, place = "torch-cpu", "cpu"
+    graphs = False
 
-    def __init__(self, shape: ModelShape, settings: DeviceSettings, runtime: CpuRuntime) -> None:
+    def __init__(self, shape: ModelShape, settings: DeviceSettings) -> None:
         import torch
 
-        check_fits(shape, runtime.free_bytes())
-        self._shape, self._settings, self._runtime = shape, settings, runtime
-        self.name = runtime.name
-        self._gpu = runtime if isinstance(runtime, CudaRuntime) else None
-        self.path = "gpu" if self._gpu else settings.cpu_path
-        self.graphs = self._gpu is not None and settings.graphs and not shape.experts
+        check_fits(shape, self.free_bytes())
+        self._shape, self._settings, self.path = shape, settings, settings.cpu_path
         self._threads_before = torch.get_num_threads()
-        if not self._gpu:
+        if self.name == TorchDevice.name:
             torch.set_num_threads(settings.threads or sensible_threads())
         with torch.inference_mode(), loading(shape):
-            self._weights = random_torch_weights(shape, runtime.place, settings.precision, settings.seed)
-        self._generator = torch.Generator(runtime.place).manual_seed(settings.seed)
+            self._weights = random_torch_weights(shape, self.place, settings.precision, settings.seed)
+        self._generator = torch.Generator(self.place).manual_seed(settings.seed)
         self._current: PreparedCell | None = None
-        self._recorded: dict[StepShape, PreparedCell] = {}
 
     def facts(self) -> dict[str, Any]:
         import torch
 
-        if self._gpu:
-            facts = {"device": self.name, "dtype": self._settings.dtype, "part": self._settings.part}
-            return {**facts, "cuda_graphs": self.graphs, **self._gpu.facts()}
         return {**cpu_facts(self.name, self._settings, torch.get_num_threads()), "torch": torch.__version__}
 
+    def time_ms(self, run: Callable[[], object]) -> float:
+        return time_ms(run)
+
+    def record(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Return what replays `run`."""
+        return run
+
+    def release(self) -> None:
+        """Give memory in reserve back."""
+
+    def prepare(self, cell: StepShape) -> None:
+        self._current = None
+        self.check_room(self._shape, cell)
+        self._current = self._prepared(cell)
+
+    def _prepared(self, cell: StepShape) -> PreparedCell:
+        import torch
+
+        place = {"device": self.place, "generator": self._generator}
+        with memory_errors(self.release), torch.inference_mode():
+            inputs = [torch.randint(self._shape.vocab, (cell.S,), **place) for _ in range(INPUT_SETS)]
+            tokens, step = inputs[0].clone(), TorchStep(self._weights, cell, random_cache(self._weights, cell))
+
+            def run() -> None:
+                for _ in step.outputs(self._settings.part, tokens):
+                    pass
+
+            return PreparedCell(self.record(run) if self.graphs else run, tokens, inputs, step)
+
+    def step_ms(self) -> float:
+        import torch
+
+        if self._current is None:
+            raise no_cell()
+        run, tokens, inputs, _ = self._current
+        inputs.append(inputs.pop(0))
+        with memory_errors(self._give_back), torch.inference_mode():
+            tokens.copy_(inputs[0])
+            return self.time_ms(run)
+
+    def close(self) -> None:
+        import torch
+
+        self._weights = None  # type: ignore[assignment]
+        self._give_back()
+        torch.set_num_threads(self._threads_before)
+
+    def _give_back(self) -> None:
+        self._current = None
+        self.release()
+
+
+class CudaDevice(TorchDevice):
+    """The first GPU. Recorded graphs are kept while memory lasts: recording one costs several steps."""
+
+    name, place = "torch-cuda", "cuda:0"
+
+    def __init__(self, shape: ModelShape, settings: DeviceSettings) -> None:
+        self._recorded: dict[StepShape, PreparedCell] = {}
+        super().__init__(shape, settings)
+        self.path, self.graphs = "gpu", settings.graphs and not shape.experts
+
+    def facts(self) -> dict[str, Any]:
+        facts = {"device": self.name, "dtype": self._settings.dtype, "part": self._settings.part}
+        return {**facts, "cuda_graphs": self.graphs, **self.gpu_facts()}
+
+    def gpu_facts(self) -> dict[str, Any]:
+        import torch
+
+        found = torch.cuda.get_device_properties(0)
+        return {
+            "gpu": found.name,
+            "compute_capability": f"{found.major}.{found.minor}",
+            "gpu_memory_bytes": int(found.total_memory),
+            "multiprocessors": int(found.multi_processor_count),
+            "l2_bytes": int(getattr(found, "L2_cache_size", 0)) or None,
+            "cuda": torch.version.cuda,
+            "torch": torch.__version__,
+        }
+
     def free_bytes(self) -> int | None:
-        return self._runtime.free_bytes()
+        """Return the memory that can still be taken, PyTorch's reserve included."""
+        from torch import cuda
+
+        free, _ = cuda.mem_get_info(0)
+        return int(free + cuda.memory_reserved(0) - cuda.memory_allocated(0))
+
+    def time_ms(self, run: Callable[[], object]) -> float:
+        """Return the time between two events around `run`, on the GPU's clock."""
+        from torch import cuda
+
+        first, last = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        cuda.synchronize(0)
+        first.record()
+        run()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last))
+
+    def record(self, run: Callable[[], object]) -> Callable[[], object]:
+        """Record `run` as a CUDA graph after warm-up runs; the answer replays it."""
+        from torch import cuda
+
+        side = cuda.Stream(0)
+        side.wait_stream(cuda.current_stream(0))
+        with cuda.stream(side):
+            for _ in range(GRAPH_WARMUP_RUNS):
+                run()
+        cuda.current_stream(0).wait_stream(side)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):  # with memory of its own: a shared pool ends with its last graph
+            run()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def pinned(self, size: int) -> Tensor:
+        """Return a buffer of `size` bytes in host memory that the GPU reads by itself."""
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def release(self) -> None:
+        from torch import cuda
+
+        cuda.synchronize(0)
+        cuda.empty_cache()
 
     def prepare(self, cell: StepShape) -> None:
         self._current = self._recorded.get(cell)
@@ -310,67 +343,30 @@ class TorchDevice(LocalDevice):
             self._give_back()
         self.check_room(self._shape, cell)
         try:
-            found = self._prepared(cell)
+            self._current = self._prepared(cell)
         except DeviceOutOfMemory:
             if not self._recorded:
                 raise
             self._give_back()
-            found = self._prepared(cell)
+            self._current = self._prepared(cell)
         if self.graphs:
-            self._recorded[cell] = found
-        self._current = found
-
-    def _prepared(self, cell: StepShape) -> "PreparedCell":
-        import torch
-
-        place = {"device": self._runtime.place, "generator": self._generator}
-        with memory_errors(*self._runtime.out_of_memory, release=self._runtime.release), torch.inference_mode():
-            inputs = [torch.randint(self._shape.vocab, (cell.S,), **place) for _ in range(INPUT_SETS)]
-            tokens, step = inputs[0].clone(), TorchStep(self._weights, cell, random_cache(self._weights, cell))
-
-            def run() -> None:
-                for _ in step.outputs(self._settings.part, tokens):
-                    pass
-
-            timed = self._gpu.record(run) if self._gpu and self.graphs else run
-            return PreparedCell(timed, tokens, inputs, step)
-
-    def step_ms(self) -> float:
-        import torch
-
-        if self._current is None:
-            raise no_cell()
-        run, tokens, inputs, _ = self._current
-        inputs.append(inputs.pop(0))
-        with memory_errors(*self._runtime.out_of_memory, release=self._give_back), torch.inference_mode():
-            tokens.copy_(inputs[0])
-            return self._runtime.time_ms(run)
-
-    def close(self) -> None:
-        import torch
-
-        self._weights = None  # type: ignore[assignment]
-        self._give_back()
-        torch.set_num_threads(self._threads_before)
+            self._recorded[cell] = self._current
 
     def kv_transfer(self) -> list[dict[str, float]]:
-        """Time copying the cache of some tokens from pinned host memory to the GPU: what a prefill on the CPU costs in
-        addition; empty on a CPU."""
+        """Time copying the cache of some tokens from the host to the GPU: the extra cost of a prefill on the CPU."""
         import torch
 
         found: list[dict[str, float]] = []
-        gpu = self._gpu
-        for tokens in TRANSFER_TOKENS if gpu else ():
+        for tokens in TRANSFER_TOKENS:
             size = self._shape.cache_bytes(tokens)
-            if gpu is None or 2 * size > gpu.free_bytes():
+            if 2 * size > (self.free_bytes() or 0):
                 break
-            host, target = gpu.pinned(size), torch.empty(size, dtype=torch.uint8, device=gpu.place)
+            host, target = self.pinned(size), torch.empty(size, dtype=torch.uint8, device=self.place)
             copy = partial(target.copy_, host, non_blocking=True)
-            T_ms = statistics.median(gpu.time_ms(copy) for _ in range(TRANSFER_REPEATS))
+            T_ms = statistics.median(self.time_ms(copy) for _ in range(TRANSFER_REPEATS))
             found.append({"tokens": float(tokens), "bytes": float(size), "T_ms": T_ms})
         return found
 
     def _give_back(self) -> None:
-        self._current = None
         self._recorded.clear()
-        self._runtime.release()
+        super()._give_back()

@@ -103,9 +103,9 @@ def _run_products(device: str, precision: str) -> None:
 
         opened = OpenVinoDevice(shape, settings, counted=True)
     else:
-        from latfit.profiling.devices.torch_device import CpuRuntime, TorchDevice
+        from latfit.profiling.devices.torch_device import TorchDevice
 
-        opened = TorchDevice(shape, settings, CpuRuntime())
+        opened = TorchDevice(shape, settings)
     for cell in (StepShape(1, 16), StepShape(prefill=(64,))):
         opened.prepare(cell)
         opened.step_ms()
