@@ -225,8 +225,7 @@ def engine_key(systems: Iterable[Mapping[str, str]]) -> str:
 def start_line(
     key: str, engines: Mapping[str, Mapping[str, Any]], order: str = FIRST_COME, model: str | None = None
 ) -> str:
-    """What starts an engine with a plan's settings, in a line, or why nothing does. engines: the plan's settings.
-    order: of requests.  model: a word that stands for it."""
+    """Return what starts an engine with a plan's settings, in a line, or why nothing does."""
     engine = ENGINES[key]
     if order not in engine.orders:
         return f"no setting of {engine.title} does this, it does not serve requests by {order}"

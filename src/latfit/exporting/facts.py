@@ -138,8 +138,7 @@ class PlanFacts:
 
 
 def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
-    """Return a plan's file or document. Raises BadInput; SlaOutOfReach if the plan is not feasible, FitNotUsable if its
-    data do not support it."""
+    """Return a plan's file or document. Raises BadInput, SlaOutOfReach, FitNotUsable."""
     if isinstance(plan, str | Path):
         document, file = read_json(Path(plan), what="plan", made_by=MADE_BY), Path(plan).name
     else:

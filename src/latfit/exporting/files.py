@@ -31,8 +31,7 @@ class Exported:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, out: str | Path) -> list[Path]:
-        """Write the files, each whole or not at all: into the folder `out`, which is made where it is missing; where
-        its name ends like that of one of them (`.yaml`, `.sh`) that one alone. Raises TargetNotWritable, WrongUsage."""
+        """Write the files into the folder `out`; if it ends like one of them (`.yaml`), that one. Raises WrongUsage."""
         place = Path(out)
         if place.suffix and not place.is_dir():
             texts = [text for name, text in self.files.items() if Path(name).suffix == place.suffix]

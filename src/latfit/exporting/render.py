@@ -24,8 +24,7 @@ ASK_MODEL = '"${MODEL:?Set MODEL to the name or the folder of the model.}"'
 
 
 def render(template: str, plan: PlanFacts, title: str, **values: Any) -> str:
-    """Return a file. Its template takes `header` (the plan, its condition and doubts), the filter `why` for the comment
-    above a setting, and `values`."""
+    """Return a file. Its template takes `header`, the filter `why` for the comment above a setting, and `values`."""
     header = (
         f"{title}, exported by latfit {__version__} from {plan.name}.",
         f"Plan: {plan.answer}",

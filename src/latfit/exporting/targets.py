@@ -53,11 +53,7 @@ def add_target(name: str, target: Target) -> None:
 
 
 def export_plan(plan: str | Path | Mapping[str, Any], target: str, wanted: Wanted | None = None) -> Exported:
-    """The settings of a plan's file or document for a target.
-
-    Raises WrongUsage for a target that is not known, or a plan of another kind than it needs; BadInput, SlaOutOfReach,
-    FitNotUsable for a plan that cannot be read, met or supported.
-    """
+    """Return a plan's settings for a target. Raises WrongUsage, BadInput, SlaOutOfReach, FitNotUsable."""
     wanted = wanted or Wanted()
     if target not in TARGETS:
         raise WrongUsage(f"{target!r} is not known", where="TARGET", remedy=f"Take one of {', '.join(TARGETS)}.")

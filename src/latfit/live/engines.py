@@ -1,8 +1,7 @@
 """Functions for executors from models of OpenVINO and torch.
 
-A request is a row: one array, or arrays by the names of the engine's inputs. Rows are stacked along a new first axis,
-outputs are split along it. A row whose shapes are not those of the first good batch fails alone: a copy of another row
-takes its place, so that the engine sees the usual sizes.
+A request is a row: one array, or arrays by the names of the engine's inputs. Rows are stacked along a new first axis. A
+row whose shapes are not those of the first good batch fails alone: a copy of another row takes its place.
 """
 
 import threading

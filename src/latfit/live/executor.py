@@ -1,8 +1,7 @@
 """Executors run a batch for the router: a function in threads, on the event loop, or in worker processes.
 
-An `ExecutionPath` of a hardware profile predicts how long a batch takes; an executor runs it. Inputs are padded to the
-next of `buckets` with copies of the last one, since engines that compile a shape or capture a graph are slow on others;
-the outputs of the copies are dropped.
+Inputs are padded to the next of `buckets` with copies of the last one, since engines that compile a shape or capture a
+graph are slow on others; the outputs of the copies are dropped.
 """
 
 import asyncio

@@ -81,8 +81,7 @@ class LearnedTimes:
         return median
 
     def estimate(self, batches: int = WINDOW) -> tuple[float, float]:
-        """Return the median ln(T / planned T) of the last batches and the half width of its 99 % interval, which allows
-        for autocorrelation; NaN if there are fewer than MIN_BATCHES."""
+        """Return the median ln(T / planned T) of the last batches, and the half width of its 99 % interval."""
         n = min(batches, len(self._recent))
         if n < MIN_BATCHES:
             return math.nan, math.nan

@@ -1,9 +1,8 @@
 """A path of the live router: its executor, its servers, and whether batches may go there.
 
-Two mechanisms take a path down. A circuit breaker opens after MAX_FAILURES failed batches in a row, or one that timed
-out or lost its worker; after a cool-down, doubled each time, one batch tries the path. If the executor can be probed,
-MAX_MISSES probes without an answer in a row, or a batch that timed out or was lost, take the path down until a probe is
-answered or a batch succeeds.
+A circuit breaker opens after MAX_FAILURES failed batches in a row, or one that was lost; after a cool-down, doubled
+each time, one batch tries the path. If the executor can be probed, MAX_MISSES missed probes in a row take the path down
+until a probe is answered or a batch succeeds.
 """
 
 import math

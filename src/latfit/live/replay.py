@@ -259,8 +259,7 @@ def speed_levels(batches: Batches, system: System) -> FloatArray:
 
 
 def draw_speeds(levels: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
-    """Return speeds (count, paths) that a run between probes of these levels (k, paths) may have: quantiles of
-    Student's predictive distribution of a further half, in random order for each path."""
+    """Return speeds (count, paths) that a run between probes of these levels (k, paths) may have, by Student's t."""
     from scipy.special import stdtrit
 
     k, paths = levels.shape
@@ -286,10 +285,7 @@ def at_speed(system: System, factors: FloatArray) -> System:
 async def drive(
     executors: Sequence[Executor], system: System, policy: Policy, arrive_ms: FloatArray, warm: int = 0
 ) -> Driven:
-    """Send requests at the given moments (n,), ms from now, and wait until all have ended. warm: the first that counts.
-
-    Raises ExecutorFailed if hardly any request came to an executor.
-    """
+    """Send requests at the given moments (n,), ms from now, until all have ended. warm: the first that counts."""
     times = [path.typical_ms[1:] for path in system.paths]
     router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1))
     ended: list[Request] = []

@@ -1,9 +1,7 @@
 """The router: requests come one by one, a policy forms batches of them, one or two executors run the batches.
 
-Every decision is that of `latfit.policies.decide`, the compiled function that the simulator calls, of a view filled in
-the same order: services end, requests arrive, then the policy is asked until it waits. A policy that waits says until
-when, and how many waiting requests end the wait. If a path is down (`LivePath`), the other one serves: the main path
-greedily, or the side path alone. Every request ends once.
+Every decision is that of `latfit.policies.decide`, the compiled function that the simulator calls. A policy that waits
+says until when, and how many waiting requests end the wait. If a path is down (`LivePath`), the other one serves.
 """
 
 import asyncio

@@ -10,11 +10,7 @@ from latfit.live.executor import Run
 
 @dataclass(frozen=True)
 class DecodeSteps:
-    """Makes, in a process of its own, the function that runs a decode step for each batch of up to `largest` requests,
-    each on `context` cached tokens, with one thread.
-
-    launch_ms: how long every batch waits before its step, as a device does that work must be handed to.
-    """
+    """Makes, in a process of its own, the function that runs a decode step of up to `largest` requests."""
 
     model: str = "tiny"
     context: int = 256

@@ -1,7 +1,7 @@
 """A span for each request, for OpenTelemetry (`opentelemetry-api`; an SDK beside it decides what becomes of spans).
 
-A span holds the path, the batch, the waiting time and how the request ended, and nothing of what was sent: of an error
-only its class, since a message may quote an input. It is made when the request has ended: no response waits for it.
+A span holds the path, the batch, the waiting time and how the request ended, and nothing of what was sent. It is made
+when the request has ended, so that no response waits for it.
 """
 
 import math

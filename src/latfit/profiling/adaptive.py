@@ -1,8 +1,7 @@
 """The adaptive design: the cells that determine a fit come first.
 
-Cells are ordered by the information that they add for their cost: greedily the largest rise of ln det M per ms
-(D-optimality; Atkinson, Donev & Tobias 2007, section 12), for a polynomial in ln B, ln S, cached tokens and the phases,
-which needs no fit. A run that ends early has then measured what a fit needs.
+Greedily the largest rise of ln det M per ms (D-optimality; Atkinson, Donev & Tobias 2007, section 12), for a polynomial
+in ln B, ln S, cached tokens and the phases. A run that ends early has then measured what a fit needs.
 """
 
 from collections.abc import Sequence

@@ -67,10 +67,7 @@ def default_cells(
     contexts: Sequence[int] = (DEFAULT_CONTEXT,),
     histories: Sequence[int] = (0,),
 ) -> list[StepShape]:
-    """Return decode, prefill and mixed cells on a logarithmic scale with `density` (1 or 2) steps per doubling.
-
-    Cells with decode requests come once for each context, single chunks once for each history.
-    """
+    """Return decode, prefill and mixed cells on a logarithmic scale with `density` (1 or 2) steps per doubling."""
     cells = [StepShape(B, context) for context in contexts for B in _scale(1, most_B, density)]
     cells += [StepShape(prefill=(S,), history=(before,)) for before in histories for S in _scale(16, most_S, density)]
     before = histories[0]

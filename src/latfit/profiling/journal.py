@@ -1,8 +1,8 @@
 """The journal of a run: what was measured, on disk as it comes, so that an end at any moment loses one visit at most.
 
-JSON lines beside the trace: the request; then for each path its cells; then the samples of every visit. A line is
-written in one piece, so a killed process leaves at most one torn line, which is skipped. A finished run removes its
-journal; an interrupted one leaves it. A journal is locked while its run lives."""
+JSON lines beside the trace: the request, the cells of each path, the samples of every visit. A torn line is skipped. A
+finished run removes its journal; an interrupted one leaves it. A journal is locked while its run lives.
+"""
 
 import json
 import os

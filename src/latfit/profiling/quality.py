@@ -32,10 +32,7 @@ class DriftTest(NamedTuple):
 
 
 def find_warnings(result: ProfileResult, load: LoadReading | None = None, design: str = "grid") -> list[Message]:
-    """Return every warning about a run; `load` is what others used of the machine meanwhile.
-
-    The adaptive design leaves cells out and measures others once on purpose.
-    """
+    """Return every warning; the adaptive design leaves cells out and measures others once on purpose."""
     symptoms = find_symptoms(result)
     text, found = "; ".join(text for text, _ in symptoms), []
     if load is not None and load.other_cpus > load.spare_cpus + MAX_OTHER_CPUS:

@@ -45,8 +45,7 @@ class Limit:
 
 
 class PathRecord(msgspec.Struct):
-    """State of the run on one path: its cells and what is measured so far. too_large: (cell, message) of cells without
-    memory."""
+    """State of the run on one path. too_large: (cell, message) of cells without memory."""
 
     cells: list[StepShape]
     grid: dict[str, Any] = {}
@@ -66,10 +65,7 @@ class BetweenProcesses(NamedTuple):
 
 
 def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesses | None:
-    """Estimate the spread from the logarithms of each cell's medians, one a process; None if no cell has two.
-
-    Median over cells of the variances, over the median of chi-squared: a few disturbed cells do not move it.
-    """
+    """Estimate the spread from the logarithms of each cell's medians, one a process; None if no cell has two."""
     from scipy.stats import chi2
 
     several = [np.array(logs) for logs in log_medians if len(logs) > 1]
@@ -148,8 +144,7 @@ class ProfileResult:
 def to_trace(
     result: ProfileResult, path: str, hardware: str, model: str, runs: Sequence[str], provenance: dict[str, Any]
 ) -> Trace:
-    """Return all samples as a trace in the order measured, without the warm-up; outliers are kept and marked. runs: a
-    name for each process."""
+    """Return all samples but warm-up steps as a trace in the order measured. runs: a name for each process."""
     samples = [sample for sample in result.samples if not sample.warmup]
     cells = np.array([sample.cell for sample in samples], dtype=np.int64)
     T_ms = np.array([sample.T_ms for sample in samples], dtype=np.float64)

@@ -1,8 +1,7 @@
 """Measure a grid of cells in rounds until the medians are precise or the time budget is spent.
 
-A visit prepares a cell, warms it up and takes a few samples. Rounds are shuffled so that slow drift affects all cells
-alike. A cell is done after three visits if its median's 95 % interval is within the precision. The quickest cell is the
-anchor: it is visited in every round so that drift stays visible.
+A visit prepares a cell, warms it up and takes a few samples. Rounds are shuffled so that drift affects all cells alike.
+The quickest cell is the anchor: it is visited in every round so that drift stays visible.
 """
 
 import math
@@ -139,10 +138,7 @@ class Sampler:
         )
 
     def _take_samples(self, index: int, process: int, prepare_ms: float) -> None:
-        """Warm up until a step is as fast as the CONFIRMING_STEPS after it; these are samples. Then take more.
-
-        If the time ends first, only the last of several steps counts.
-        """
+        """Warm up until a step is as fast as the CONFIRMING_STEPS after it, which are samples; then take more."""
         times: list[float] = []
         taken = 0
         while len(times) < MAX_WARMUP_STEPS and not taken:

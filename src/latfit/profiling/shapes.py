@@ -1,8 +1,8 @@
 """What a profiled step computes: the sizes of the model, and the shape of one step (a cell of the grid).
 
-Models come by name, as presets from 0.01 to 8 billion parameters, or from a HuggingFace config.json; only sizes are
-read, weights are random. The embedding and the language-model head are one matrix. Floating-point operations count a
-multiply and an add as two."""
+Models are presets or a HuggingFace config.json; only sizes are read, weights are random. The embedding and the
+language-model head are one matrix. Floating-point operations count a multiply and an add as two.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

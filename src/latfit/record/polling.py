@@ -1,8 +1,8 @@
 """A running server recorded from outside: its `/metrics`, requested again and again, as means over windows.
 
-The mean step of a window comes from the differences of counters (`latfit.metrics.interval`). A window ends when it
-holds MIN_STEPS or when nothing runs. It never spans a moment at which the server did not answer or started again.
-Windows with preemptions are left out, since what these compute again is in no counter."""
+A window ends when it holds MIN_STEPS or when nothing runs. It never spans a moment at which the server did not answer
+or started again. Windows with preemptions are left out, since what these compute again is in no counter.
+"""
 
 import math
 from collections.abc import Mapping
@@ -51,8 +51,7 @@ class MetricsRecorder:
     _origin_s: float = math.nan
 
     def take(self, reading: "Reading | Unanswered") -> Interval | None:
-        """Add a reading; return what happened since the one before, if both were answered by one server process. Raises
-        BadInput if this server's counters tell no steps, TargetNotWritable."""
+        """Add a reading; return what happened since the last. Raises BadInput for a server that counts no steps."""
         self.polls += 1
         if isinstance(reading, Unanswered):
             self.failed += 1

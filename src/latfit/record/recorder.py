@@ -84,8 +84,7 @@ ROW_TYPE = np.dtype([(name, f"<{code}") for name, code in _FIELDS])
 
 
 class Block:
-    """Memory for a file's rows. The engine's thread moves `used`, the writer's `written` (bytes), so no lock is
-    needed."""
+    """Memory for a file's rows. The engine's thread moves `used`, the writer's `written` (bytes): no lock."""
 
     __slots__ = ("memory", "used", "written")
 

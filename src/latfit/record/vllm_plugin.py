@@ -1,8 +1,7 @@
 """LatfitStatLogger: vLLM loads it from the entry point group `vllm.stat_logger_plugins` and calls it for every step.
 
 It runs in the event loop of vLLM's API server, where an exception fails every request in flight: each method catches
-everything. It records if `LATFIT_TRACE_DIR` is set; docs/how-to/record.md has the settings. Without vLLM this module
-imports all the same; with an incomplete or too old vLLM the import fails, which vLLM logs and survives.
+everything. docs/how-to/record.md has the settings. Without vLLM this module imports all the same.
 """
 
 import importlib

@@ -1,8 +1,7 @@
 """vLLM's schedulers with a record of the steps they plan, with what only a scheduler knows: the requests of each.
 
 `vllm serve MODEL --scheduler-cls latfit.record.vllm_scheduler.RecordingScheduler`. A step's T is from when it was
-planned, or the one before it had ended if that was later, to when its result was there. If anything fails, the step is
-scheduled as ever and counted as refused. Without vLLM this module imports all the same.
+planned, or the one before it had ended, to when its result was there. Without vLLM this module imports all the same.
 """
 
 import importlib
@@ -69,8 +68,7 @@ def terms_of(scheduled: Mapping[str, int], requests: Mapping[str, Any], drafts: 
 
 
 class StepsInFlight:
-    """Steps of one engine between their planning and their result. `latest` are the scheduler's statistics of the step
-    that has just ended, None if vLLM makes none."""
+    """Steps of one engine between their planning and their result. `latest`: statistics of the last step, or None."""
 
     def __init__(self, recorder: StepRecorder, drafts: int) -> None:
         self.recorder = recorder

@@ -1,8 +1,7 @@
 """Calibrate what a fit's step costs lack to the start of a run: factors by phase, host time per step, start delay.
 
-Least squares over the times of single requests, from arrival to first token and from first to last token. The
-simulated times are linear in the parameters within a box, which is moved to the solution three times. Method:
-docs/theory/planning.md, "Validation".
+Least squares over the times of single requests. The simulated times are linear in the parameters within a box, which is
+moved to the solution three times. Method: docs/theory/planning.md, "Validation".
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +24,7 @@ NAMES = ("decode_factor", "prefill_factor", "step_ms", "start_ms")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Parameters with their standard errors, by `NAMES`: factors on the time of decode steps and of steps with prefill,
-    host time added to each step, and the delay before the scheduler has a request."""
+    """Parameters with their standard errors: factors on the times of steps, host time of each step, start delay."""
 
     decode_factor: float
     prefill_factor: float

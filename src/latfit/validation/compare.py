@@ -350,8 +350,7 @@ def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> li
 
 
 def _counted(metric: str, measured: Measured, run: EngineRun) -> NDArray[np.bool_] | bool:
-    """Return the requests (n,) that a server counts: in a watched run those that arrived and ended (TTFT: had their
-    first token) within it."""
+    """Return the requests (n,) that a server counts: in a watched run those that arrived and ended within it."""
     if measured.watched_ms is None:
         return True
     begin_ms, end_ms = measured.watched_ms

@@ -17,10 +17,7 @@ MAX_LOAD_DIFFERENCE = 0.05  # of rate and of output tokens; 2/sqrt(n), the error
 
 
 class PromisedFigure(Record, frozen=True, kw_only=True):
-    """A percentile of a run as planned (None if nothing was) and as measured, in ms, with 95 % intervals.
-
-    A time that is not a number is unlimited, as of requests without an answer.
-    """
+    """A percentile of a run as planned (None if nothing was) and as measured, in ms; an infinite time is unlimited."""
 
     name: str
     limit_ms: float
@@ -47,10 +44,7 @@ class PromisedFigure(Record, frozen=True, kw_only=True):
 
     @property
     def covered(self) -> bool | None:
-        """Whether |ln(measured / planned)| is within the root sum of squares of the facing log half widths.
-
-        None without a planned interval, or if an end of either is open: such a run could contradict only upwards.
-        """
+        """Whether |ln(measured / planned)| is within the joint half width of both intervals; None if an end is open."""
         if not self.planned_ms or self.planned_interval_ms is None:
             return None
         (a, b), (c, d), measured = self.planned_interval_ms, self.interval_ms, self.measured_ms
@@ -141,10 +135,7 @@ class Ledger(Record, frozen=True, tag_field="schema", tag="latfit.ledger/1"):
 
     @property
     def coverage_pct(self) -> tuple[float, tuple[float, float]] | None:
-        """Share of testable figures whose intervals cover what was measured, with its own 95 % interval.
-
-        None if none is testable. Figures of one run are correlated: the interval counts runs.
-        """
+        """Share of testable figures whose intervals cover what was measured, with its interval over runs."""
         found = [[each.covered for each in entry.figures if each.covered is not None] for entry in self.counted]
         runs = [each for each in found if each]
         if not runs:

@@ -28,8 +28,7 @@ COUNTS = ("running", "waiting")
 
 @dataclass(frozen=True)
 class Check:
-    """A mean of the window, measured and as a simulated range. slack: absolute distance that is ignored, a step or a
-    request."""
+    """A mean of the window, measured and as a simulated range. slack: absolute distance that is ignored."""
 
     metric: str
     measured: float

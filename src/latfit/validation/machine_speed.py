@@ -31,10 +31,7 @@ PHASE_NAMES = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with prefill", AL
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """Speed factor of `steps` steps: measured over fitted time, above 1 for a slower machine; 1 without steps.
-
-    error: standard error of the factor, NaN for fewer than two steps.
-    """
+    """Speed factor of `steps` steps: measured over fitted time, above 1 for a slower machine; error: NaN for few."""
 
     phase: str
     steps: int
@@ -65,8 +62,7 @@ class PhaseSpeed:
 
 
 def window_speed(windows: Sequence[Interval], fits: Sequence[FitResult]) -> PhaseSpeed | None:
-    """Return the speed factor of all steps in successive windows of a server, a second or so each; None if no window
-    shows step times. fits: of decode steps first, of steps with prefill last; one fit for both."""
+    """Return the speed factor of all steps in successive windows; None without. fits: of decode first, prefill last."""
     found = []
     for window in windows:
         step, gaps = window.mean_step(), window.histogram("itl")

@@ -34,10 +34,7 @@ class Measured:
 
 
 def as_measured(found: Recording) -> Measured:
-    """Return recorded requests with times of their tokens as a measured run.
-
-    Requests without these times, or with impossible ones, are left out; BadInput is raised if most are.
-    """
+    """Return recorded requests as a measured run, without impossible ones. Raises BadInput if most are."""
     if found.first_ms is None or found.last_ms is None:
         raise BadInput(
             "no times of first and last tokens",

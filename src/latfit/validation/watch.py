@@ -28,10 +28,7 @@ def is_watched(provenance: Mapping[str, Any]) -> bool:
 
 
 def watched(trace: Trace, before: str | Path, after: str | Path, source: str, seed: int = 0) -> Measured:
-    """Reconstruct the load between two `/metrics` texts from a trace of windows; token times are NaN.
-
-    Raises BadInput if no source has the number or the lengths of requests.
-    """
+    """Reconstruct the load between two `/metrics` texts from windows; token times are NaN. Raises BadInput."""
     begin_s, end_s = _texts_at(trace, source)
     seen = Interval(read_state(open_source(before)), read_state(open_source(after)), max(end_s - begin_s, 1e-3))
     rng = np.random.default_rng(seed)

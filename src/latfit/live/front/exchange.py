@@ -1,9 +1,7 @@
 """An engine with OpenAI's HTTP API as an executor: one request on one slot, its reply passed on as it comes.
 
-Engines form batches themselves, so a batch here is one request, `servers` is how many an engine works on at a time, and
-T(1) is the time of a reply up to its last byte. Until the reply begins, the request may go to another engine; after
-that an error can only cut the reply short. If the caller leaves, the connection to the engine is closed, which stops
-the engine.
+A batch is one request, `servers` is how many an engine works on at a time, and T(1) is the time of a reply up to its
+last byte. Until the reply begins, the request may go to another engine. If the caller leaves, the engine is stopped.
 """
 
 import asyncio
@@ -149,10 +147,7 @@ class HttpExecutor(Executor):
             self._sessions.append(session)
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        """Pass one request on, and its reply back.
-
-        Raises ExecutorFailed if the engine failed, Abandoned if the caller left or the request could not be sent.
-        """
+        """Pass one request on, and its reply back. Raises ExecutorFailed, or Abandoned if the caller left."""
         exchange: Exchange = inputs[0]
         loop, exchange.path, exchange.work = asyncio.get_running_loop(), self.name, asyncio.current_task()
         began = loop.time()

@@ -1,7 +1,7 @@
 """The HTTP front: check requests of OpenAI's API, pass them to the router, and answer them from one of its engines.
 
-Errors have the shape that OpenAI's clients read. Nothing that a user sent is kept or logged. A body is read before it
-is routed, within limits of size, time and the memory of all bodies together, and is never copied.
+Errors have the shape that OpenAI's clients read. Nothing that a user sent is kept or logged. Bodies are read before
+they are routed, within limits of size, time and memory, and are never copied.
 """
 
 import asyncio

@@ -27,10 +27,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _LimitedServer(web.Server):
-    """Refuse connections beyond `max_connections`: `backlog` of them with a 503, others without.
-
-    On Linux the kernel closes a connection whose peer takes nothing for `between_s`; aiohttp waits without a limit.
-    """
+    """Refuse connections beyond `max_connections`: `backlog` of them with a 503, others without."""
 
     def __init__(self, front: Front, max_connections: int, backlog: int, **options: Any) -> None:
         super().__init__(front.handle, request_factory=_make_request, **options)

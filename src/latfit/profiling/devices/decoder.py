@@ -159,8 +159,7 @@ class DecoderStep(ABC):
 
     @abstractmethod
     def attend(self, layer: int, heads: Array) -> Array:
-        """Return the attention (S, query_width) of queries, keys and values (S, qkv_width); write these into the
-        cache."""
+        """Return the attention (S, query_width) of queries, keys and values (S, qkv_width); fill the cache."""
 
     @abstractmethod
     def mixture(self, x: Array, layer: Layer) -> Array:

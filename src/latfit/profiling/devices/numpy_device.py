@@ -104,8 +104,7 @@ class NumpyStep(EagerStep):
 
 
 def random_weights(shape: ModelShape, seed: int, convert: Callable[[Float32], Any] | None = None) -> Weights:
-    """Make random weights (in, out) that keep the residual stream of order one; `convert` makes another back-end's
-    matrix of weights (out, in). Raises MemoryError."""
+    """Make random weights (in, out); `convert` makes another back-end's matrix of (out, in). Raises MemoryError."""
     rng = np.random.default_rng(seed)
     block = rng.standard_normal(_BLOCK, dtype=np.float32)
 
@@ -127,10 +126,7 @@ def repeat_block(size: tuple[int, ...], block: Float32) -> Float32:
 
 
 class NumpyDevice(LocalDevice):
-    """Random weights of a model, one pool of cache memory that grows with the largest cell, and the prepared step.
-
-    Raises WrongUsage if the weights do not fit in memory, or if `threads` are asked for and this BLAS takes no number.
-    """
+    """Random weights of a model, one pool of cache memory that grows with the largest cell, and the prepared step."""
 
     name = "numpy"
     path = "cpu"

@@ -1,8 +1,7 @@
 """The `openvino` device: decoder steps on the CPU through OpenVINO and oneDNN.
 
 One graph with dynamic sizes serves every cell, so weights are packed once. Decode requests and prefill chunks are two
-groups, either may be empty; chunks of a cell share length and history. Cached and new keys are scored by two products
-with one softmax, so the cache is never copied.
+groups; chunks of a cell share length and history. Cached and new keys are scored apart, so the cache is never copied.
 """
 
 from collections.abc import Sequence
@@ -49,8 +48,7 @@ class OpenVinoStep(DecoderStep):
         super().__init__(random_weights(shape, seed, self.matrix), StepShape(1))
 
     def model(self, part: Part) -> Any:
-        """Return the graph as an `openvino.Model` with the inputs of `OpenVinoDevice._arrays`, and caches named
-        `GROUP_keys_LAYER` and `GROUP_values_LAYER` for the groups decode and prefill."""
+        """Return the graph; its inputs are those of `OpenVinoDevice._arrays` and caches by group and layer."""
         import openvino as ov
 
         outputs = list(self.outputs(part, self.input("tokens", [-1], "i64") if part == "step" else None))
@@ -201,8 +199,7 @@ def stored(array: Any, kind: str) -> Any:
 
 
 class OpenVinoDevice(LocalDevice):
-    """A compiled model with random weights, and the prepared step. counted: enable execution counters, which cost time.
-    Raises WrongUsage if the weights do not fit in memory or the CPU has no bfloat16 kernels."""
+    """A compiled model with random weights, and the prepared step. counted: enable execution counters."""
 
     name = "openvino"
 

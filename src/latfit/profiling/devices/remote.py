@@ -1,9 +1,8 @@
 """Run a device in a child process, driven over a pipe.
 
-Several children take turns to show the variance between processes. A child can be capped at an instruction set, and an
-out-of-memory kill becomes a limit of its cell. The child reads pickled (number, method, arguments) and answers on its
-original standard output. A waiting child is stopped: spinning library threads (OpenBLAS: 0.1 s) would slow the next
-child's first steps up to three times.
+Children take turns to show the variance between processes. A child can be capped at an instruction set, and an
+out-of-memory kill becomes a limit of its cell. A waiting child is stopped: spinning library threads (OpenBLAS: 0.1 s)
+would slow the next child's first steps up to three times.
 """
 
 import contextlib

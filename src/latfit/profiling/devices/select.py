@@ -146,10 +146,7 @@ def prove_isa(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
 
 
 def open_path(spec: PathSpec) -> Device:
-    """Open the device of a path in this process, with its weights loaded.
-
-    Raises WrongUsage if the weights do not fit; HardwareMissing if NumPy's BLAS ignores the requested `isa`.
-    """
+    """Open the device of a path in this process. Raises WrongUsage if the weights do not fit, HardwareMissing."""
     request, kind, settings = spec.request, spec.kind, spec.settings
     if request.pin and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request.pin)
@@ -184,8 +181,7 @@ def process_count(spec: PathSpec) -> int:
 
 
 def open_in_processes(spec: PathSpec) -> list[Device]:
-    """Open the devices that take turns, each in a process; in this one if one is enough and nothing must be set before
-    its library loads."""
+    """Open the devices that take turns, each in a process; in this one if that is enough."""
     processes = process_count(spec)
     if processes == 1 and not spec.environment and not spec.request.pin:
         return [open_path(spec)]

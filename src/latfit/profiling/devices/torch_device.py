@@ -1,8 +1,7 @@
 """The devices `torch-cpu` and `torch-cuda`: decoder steps in PyTorch, with its `scaled_dot_product_attention`.
 
-A CPU step is timed by the clock of the process, a GPU step by CUDA events. With CUDA graphs a step is recorded once per
-cell and replayed; without them its time includes the launching of its kernels, as in an engine that runs eagerly. A
-mixture of experts decides on the CPU which experts run, so its steps run eagerly.
+With CUDA graphs a step is recorded once per cell and replayed; without them its time includes the launching of its
+kernels, as in an eager engine. A mixture of experts decides on the CPU which experts run, so its steps run eagerly.
 """
 
 import statistics
@@ -129,8 +128,7 @@ def linear(weight: Tensor, precision: str) -> Linear:
 
 
 def _int8_linear(weight: Tensor) -> Linear:
-    """One scale per column of weights and one per product for activations, as unsigned bytes around 128: the only kind
-    beside 8-bit weights that oneDNN has VNNI and AMX kernels for."""
+    """One scale per column of weights and one per product for activations: oneDNN's only kind with VNNI and AMX."""
     import torch
 
     scales = weight.float().abs().amax(1) / 127

@@ -76,8 +76,7 @@ def satisfies(isa: str | None, asked: str) -> bool:
 
 
 def probe(device: str, precision: str, isa: str) -> dict[str, Any]:
-    """Run a few small products of `device` in a process of its own and return the evidence of what they ran on;
-    `failed` holds the last line of a probe that ended in an error."""
+    """Run a few products of `device` in a process of its own; return the evidence, `failed` after an error."""
     command = [sys.executable, "-P", "-m", "latfit.profiling.host.executed_isa", device, precision]
     environment = {**os.environ, **environment_for(isa, device), "ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"}
     try:

@@ -60,8 +60,7 @@ def isa_of_core(core: str | None) -> str | None:
 
 
 def environment_for(isa: str, device: str) -> dict[str, str]:
-    """Return the environment variables that cap the libraries of `device` at `isa`. Raises WrongUsage for an unknown
-    name; HardwareMissing if the CPU, or NumPy's float32, has no such kernels."""
+    """Return the variables that cap the libraries of `device` at `isa`. Raises WrongUsage, HardwareMissing."""
     if isa not in CHOICES:
         raise WrongUsage(f"{isa!r} is not known", where="--isa", remedy=f"Choose one of {', '.join(CHOICES)}.")
     if isa == "auto":
