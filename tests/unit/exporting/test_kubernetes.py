@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import latfit
-from latfit.errors import BadInput, WrongUsage
-from tests.unit.exporting.parsers import commented, read_yaml, read_yamls
+from latfit.errors import WrongUsage
+from tests.unit.exporting.parsers import read_yaml, read_yamls
 from tests.unit.exporting.plans import VLLM, of_requests, with_pair, with_schedule
 
 HOUR = 3600.0
@@ -98,18 +98,6 @@ class TestSchedule:
         text = latfit.export(plan, "kubernetes", model="m").files["vllm-schedule.yaml"]
         assert "(from 10 to 11)" in text.replace("\n# ", " ")
 
-    def test_every_number_has_its_reason(self) -> None:
-        text = latfit.export(with_schedule(DAY, 24 * HOUR), "kubernetes", model="m").files["vllm-schedule.yaml"]
-        above = commented(text)
-        for line in ("minReplicaCount: 1", "maxReplicaCount: 3", "- type: cron"):
-            assert "Of the plan (sha256 " in above[line]
-            assert "holds for " in above[line]
-        assert "44 % less" in text.replace("\n# ", " ")
-
-    def test_one_number_all_day_needs_none(self) -> None:
-        files = latfit.export(with_schedule([[0.0, 3]], 24 * HOUR), "kubernetes", model="m").files
-        assert list(files) == ["vllm-kubernetes.yaml"]
-
     def test_more_than_a_day_is_told(self) -> None:
         plan = with_schedule([[0.0, 1], [30 * HOUR, 2]], 48 * HOUR)
         files = latfit.export(plan, "kubernetes", model="m").files
@@ -125,13 +113,6 @@ class TestSchedule:
     def test_a_time_without_a_schedule_has_no_effect(self) -> None:
         with pytest.raises(WrongUsage, match="the plan has no schedule"):
             latfit.export(of_requests(), "kubernetes", model="m", begins="06:00")
-
-    @pytest.mark.parametrize(
-        "asked", [[], [[1.0, 2]], [[0.0, 0]], [[0.0, 1], [0.0, 2]], [[0.0, 1], [float("nan"), 2]], "x"]
-    )
-    def test_a_schedule_that_was_changed_by_hand(self, asked: Any) -> None:
-        with pytest.raises(BadInput):
-            latfit.export(with_schedule(asked, 24 * HOUR), "kubernetes", model="m")
 
 
 def _in_force(minute: float) -> list[list[float]]:
@@ -161,6 +142,3 @@ class TestPrefillApart:
         assert found.settings["decode_replicas"] == 2
         assert found.settings["max_num_seqs"] == VLLM["max_num_seqs"]
         assert "2 ms and 1 µs a token" in found.files["vllm-prefill-apart.yaml"].replace("\n# ", " ")
-
-    def test_a_pair_that_misses_its_targets_is_none(self) -> None:
-        assert list(latfit.export(with_pair(feasible=False), "kubernetes", model="m").files) == ["vllm-kubernetes.yaml"]

@@ -48,14 +48,6 @@ def test_a_script_asks_for_the_model(tmp_path: Path) -> None:
     assert b"Set MODEL" in done.stderr
 
 
-def test_trtexec_gets_its_shapes(tmp_path: Path) -> None:
-    script = latfit.export(of_batches(), "tensorrt", shapes="input:0:Bx3").files["trtexec.sh"]
-    words = words_given(script, "trtexec", tmp_path, "--fp16", ONNX="a model.onnx")
-    assert words[:2] == ["--onnx=a model.onnx", "--saveEngine=model.plan"]
-    assert words[2] == "--minShapes='input:0':1x3"
-    assert words[-1] == "--fp16"
-
-
 class Triton:
     """Two models that take so many seconds a batch, the GPU's one at a time; fails on a row of -1."""
 
@@ -129,13 +121,6 @@ class TestRouter:
         assert triton.batches[0] == ("gpu", [1.0])
         assert sorted(triton.batches[1:]) == [("amx", [2.0]), ("amx", [3.0])]
         assert [each["OUTPUT"].item() for each in answers] == [10.0, 20.0, 30.0]
-
-    def test_an_error_reaches_who_waits_for_it_and_no_one_after(self, router: Any) -> None:
-        router.T_CUT_S = 60.0
-        triton = Triton(gpu_s=0.02, cpu_s=0.0)
-        first, second = asyncio.run(sent(router, triton, [-1.0, 2.0]))
-        assert isinstance(first, RuntimeError)
-        assert second["OUTPUT"].item() == 20.0
 
     def test_who_has_left_takes_no_place_in_a_batch(self, router: Any) -> None:
         router.T_CUT_S = 60.0

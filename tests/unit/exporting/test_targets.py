@@ -50,10 +50,6 @@ class TestVllm:
         assert read_yaml(found.files["vllm.yaml"])["model"] == "org/recorded"
         assert found.settings["tensor_parallel_size"] == 4
 
-    def test_a_label_of_a_table_is_no_name_to_load(self) -> None:
-        fit = {**of_requests()["fits"][0], "system": {"model": "llama"}}
-        assert "model" not in read_yaml(latfit.export(of_requests(fits=[fit]), "vllm").files["vllm.yaml"])
-
     def test_a_plan_that_counts_on_cached_prompts_asks_for_them(self) -> None:
         engine = {**of_requests()["engine"], "prefix_hit_rate": 0.3}
         assert latfit.export(of_requests(engine=engine), "vllm").settings["enable_prefix_caching"] is True
@@ -62,12 +58,6 @@ class TestVllm:
         engine = {**of_requests()["engine"], "order": "sjf"}
         with pytest.raises(WrongUsage, match="by sjf, which vLLM does not do"):
             latfit.export(of_requests(engine=engine), "vllm")
-
-    def test_steps(self) -> None:
-        plan = of_steps()
-        found = latfit.export(plan, "vllm")
-        assert found.settings == plan["engines"]["vllm"]
-        assert plan["settings"]["max_num_seqs"] == found.settings["max_num_seqs"]
 
 
 class TestSglang:
@@ -106,10 +96,6 @@ class TestTrtllm:
             "scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"},
         }
 
-    def test_how_requests_enter_is_left_open_without_a_cache(self) -> None:
-        found = read_yaml(latfit.export(of_requests(kv_cache=None), "trtllm").files["trtllm.yaml"])
-        assert "scheduler_config" not in found
-
 
 class TestLlamaCpp:
     def test_the_command_line(self) -> None:
@@ -121,10 +107,6 @@ class TestLlamaCpp:
         assert "512 tokens for one prompt's part" in told
         assert "plan with --synchronous" in told
         assert "tensor parallelism" not in told
-
-    def test_a_cache_that_nobody_knows_is_left_out(self) -> None:
-        script = latfit.export(of_requests(kv_cache=None), "llamacpp").files["llama-server.sh"]
-        assert options(script) == ["--parallel", "96", "--batch-size", "4096"]
 
     def test_whole_prompts_are_refused(self) -> None:
         flags = {"vllm": {**VLLM, "enable_chunked_prefill": False}}
@@ -156,11 +138,6 @@ class TestTriton:
         assert names["T_CUT_S"] == plan["T_cut_ms"]["value"] / 1e3
         compile(found.files["router.py"], "router.py", "exec")
 
-    def test_one_at_a_time_needs_no_batcher(self) -> None:
-        found = latfit.export(of_batches(rate="100/s"), "triton")
-        assert list(found.files) == ["amx/config.pbtxt"]
-        assert read_pbtxt(found.files["amx/config.pbtxt"])["max_batch_size"] == 1
-
     def test_amortised_batches_beside_the_decision(self) -> None:
         """At 1,000/s the amortised rule waits for a batch; greedy batching is quicker, and chosen."""
         plan = latfit.plan({"gpu": "launch=4ms,slope=0.1ms,max_batch=64"}, "25ms", "1000/s").to_json()
@@ -172,15 +149,6 @@ class TestTriton:
         delay = config["dynamic_batching"]["max_queue_delay_microseconds"]
         assert delay == pytest.approx((batched["batch"] - 1) / 1000 * 1e6, abs=1)
         assert "preferred_batch_size" not in read_pbtxt(found.files["gpu/config.pbtxt"])["dynamic_batching"]
-
-    def test_steps_without_a_rate(self) -> None:
-        config = read_pbtxt(latfit.export(of_steps(), "triton").files["gpu/config.pbtxt"])
-        assert config["max_batch_size"] == 64
-        assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 0
-
-    def test_requests_are_refused(self) -> None:
-        with pytest.raises(WrongUsage, match="of requests with prompts and outputs"):
-            latfit.export(of_requests(), "triton")
 
 
 class TestTensorrt:
@@ -205,14 +173,6 @@ class TestTensorrt:
     def test_a_shape_that_is_none(self, shape: str) -> None:
         with pytest.raises(WrongUsage, match="is not the shape"):
             latfit.export(of_steps(), "tensorrt", shapes=[shape])
-
-    def test_shapes_are_needed(self) -> None:
-        with pytest.raises(WrongUsage, match="a profile needs the shapes"):
-            latfit.export(of_steps(), "tensorrt")
-
-    def test_requests_are_refused(self) -> None:
-        with pytest.raises(WrongUsage, match="it has no batches"):
-            latfit.export(of_requests(), "tensorrt", shapes=[SHAPE])
 
 
 class TestKubernetes:
@@ -242,10 +202,6 @@ class TestKubernetes:
     def test_a_model_is_needed(self) -> None:
         with pytest.raises(WrongUsage, match="does not name the model"):
             latfit.export(of_requests(), "kubernetes")
-
-    def test_steps_have_no_replicas(self) -> None:
-        with pytest.raises(WrongUsage, match="no replicas of a serving engine"):
-            latfit.export(of_steps(), "kubernetes", model="m")
 
 
 def planned(target: str) -> dict[str, Any]:
@@ -302,10 +258,6 @@ class TestPlansThatAreNone:
     def test_not_supported(self) -> None:
         with pytest.raises(FitNotUsable, match="not supported by its data: steps of 900"):
             latfit.export(of_requests(unsupported=["steps of 900 were not measured"]), "vllm")
-
-    def test_batches_have_no_limits_of_steps(self) -> None:
-        with pytest.raises(WrongUsage, match="no limits of steps"):
-            latfit.export(of_batches(), "vllm")
 
     @pytest.mark.parametrize(
         "document", [{}, {"feasible": True}, {"runs": []}, {"feasible": 1, "engines": 2, "promise": 3}]
@@ -438,15 +390,6 @@ def test_a_batcher_without_one_of_its_settings_is_refused(name: str) -> None:
 def test_a_switch_that_an_engine_lacks_is_refused() -> None:
     with pytest.raises(BadInput, match="enable_mixed_chunk False is no setting"):
         exported("sglang", engines={"sglang": {"enable_mixed_chunk": False}})
-
-
-@pytest.mark.parametrize("paths", [[], ["gpu"], ["gpu", "amx", "igpu"]])
-def test_a_cutoff_is_between_two_paths(paths: list[str]) -> None:
-    plan = of_batches()
-    for row in plan["strategies"]:
-        row["paths"] = paths if row["chosen"] else row["paths"]
-    with pytest.raises(BadInput, match=f"a strategy on {len(paths)} paths"):
-        latfit.export(plan, "triton")
 
 
 @pytest.mark.parametrize(

@@ -157,21 +157,6 @@ async def test_a_process_that_fails_dies_or_hangs() -> None:
     assert not any(alive(pid) for pid in pids)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(120)
-async def test_two_servers_that_die_at_once_are_both_made_anew_once() -> None:
-    executor = ProcessExecutor("cpu", make_worker, 1, servers=2)
-    options = RouterOptions(timeout_ms=300.0, patience_ms=60_000.0)
-    async with Router([executor], [[1.0]], gpu_only(Limits(1)), options) as router:
-        before = set(executor.pids)
-        outcomes = await asyncio.gather(*(router.submit("die") for _ in range(2)), return_exceptions=True)
-        assert [type(each) for each in outcomes] == [ExecutorLost] * 2
-        pids = await asyncio.gather(*(router.submit("pid") for _ in range(30)))
-        assert set(pids) <= set(executor.pids)
-        assert len(executor.pids) == 2
-        assert not before & set(executor.pids)
-
-
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

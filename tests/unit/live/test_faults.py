@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +17,6 @@ from latfit.live import (
     ExecutorFailed,
     ExecutorLost,
     ExecutorTimedOut,
-    NoPath,
     QueueFull,
     Request,
     Router,
@@ -27,7 +25,7 @@ from latfit.live import (
 from latfit.policies import Limits, Policy, cutoff
 from latfit.policies.policy import fixed, gpu_only
 from latfit.stats import FloatArray
-from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
+from tests.unit.live.virtual import ExactExecutor, clock_s
 
 TIMES: FloatArray = 5.0 + 0.5 * np.arange(1.0, 9.0)
 VIRTUAL_TIME = True
@@ -144,25 +142,6 @@ async def test_no_answer_of_an_executor_takes_its_server(execute: Any, says: str
         assert await asyncio.wait_for(router.submit("y"), 1.0) == "y"
 
 
-async def test_a_batch_that_will_not_be_cancelled_holds_its_server_only() -> None:
-    class Stubborn(ExactExecutor):
-        async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(10.0)
-            await asyncio.sleep(2.0)
-            return inputs
-
-    side = ExactExecutor("amx", SIDE_TIMES)
-    async with told([Stubborn("gpu", TIMES), side], both(), timeout_ms=200.0) as (router, _):
-        with pytest.raises(ExecutorTimedOut):
-            await asyncio.wait_for(router.submit("late"), 0.25)
-        assert await asyncio.wait_for(router.submit("by the other"), 0.1) == "by the other"
-        await asyncio.sleep(1.5)
-        assert router.running == 1
-        await asyncio.sleep(0.5)
-        assert router.running == 0
-
-
 async def test_a_listener_that_fails_leaves_nobody_behind() -> None:
     reported: list[str] = []
 
@@ -194,17 +173,6 @@ async def test_a_path_that_hangs_blocks_nobody() -> None:
     assert len(served) > 20
 
 
-async def test_a_lone_path_that_is_down_is_tried_ever_more_seldom() -> None:
-    broken = FaultyExecutor(lambda k: ConnectionError("refused"))
-    async with told([broken], greedy()) as (router, ended):
-        outcomes = await poisson(router, 2000, 0.05)
-        assert {type(each) for each in outcomes} == {ExecutorFailed, NoPath}
-    # Three failures, then one batch after each pause of 0.5, 1, 2, 4, 8, 16 s within 40 s.
-    assert len(broken.batches) == 3 + 6
-    assert router.refused > 1000
-    assert max(each.ended_ms - each.arrived_ms for each in ended) < 5500.0
-
-
 async def test_the_breaker_closes_when_the_path_is_back() -> None:
     back_at = 30
     broken = FaultyExecutor(lambda k: ConnectionError("refused") if k < back_at else None)
@@ -216,37 +184,6 @@ async def test_the_breaker_closes_when_the_path_is_back() -> None:
     assert router.failed < 40
     assert all(not each.future.exception() for each in late)
     assert sum(each.path == "gpu" for each in late) > len(late) / 2
-
-
-async def test_a_worker_that_dies_is_started_again_and_its_requests_are_told() -> None:
-    dying = FaultyExecutor(
-        lambda k: ExecutorLost("its process died", where="gpu", remedy="Send it again.") if k == 2 else None
-    )
-    async with told([dying, ExactExecutor("amx", SIDE_TIMES)], both()) as (router, _):
-        outcomes = await poisson(router, 300, 0.2)
-        assert {type(each) for each in outcomes if isinstance(each, Exception)} == {ExecutorLost}
-    assert dying.recoveries == 1
-
-
-async def test_a_recovery_that_takes_longer_than_a_batch_may_is_not_cut_short() -> None:
-    class Slowly(FaultyExecutor):
-        recovered = 0
-
-        async def recover(self) -> None:
-            self.recoveries += 1
-            await asyncio.sleep(10.0)
-            self.recovered += 1
-
-    dying = Slowly(lambda k: ExecutorLost("its process died", remedy="") if k == 0 else None)
-    batches: list[bool] = []
-    async with told([dying], greedy(), timeout_ms=200.0) as (router, _):
-        router.batch_listeners.append(lambda *batch: batches.append(batch[-1]))
-        with pytest.raises(ExecutorLost):
-            await router.submit(0)
-        await asyncio.sleep(30.0)
-        assert await router.submit(1) == 1
-    assert dying.recoveries == dying.recovered == router.main.failed_batches == 1
-    assert batches == [False, True]
 
 
 async def test_a_flood_is_refused_at_once_and_the_tail_recovers() -> None:
@@ -326,30 +263,6 @@ async def test_shapes_are_warm_before_traffic() -> None:
 def test_what_cannot_work_is_refused(make: Callable[[], Router], says: str) -> None:
     with pytest.raises(WrongUsage, match=says):
         make()
-
-
-async def test_an_unknown_class_is_refused() -> None:
-    async with told([ExactExecutor("gpu", TIMES)], greedy(), deadlines_ms=(math.inf,)) as (router, _):
-        with pytest.raises(WrongUsage, match="class 2 of 1"):
-            await router.submit("x", 2)
-
-
-def test_batches_that_fail_beside_one_another_open_the_breaker_once() -> None:
-    """Ten at a time on one path: all are lost in the same moment, and the path is tried again after the first pause."""
-    ended: list[float] = []
-
-    async def main() -> None:
-        executor = FaultyExecutor(lambda k: ExecutorLost("gone", remedy="") if k < 10 else None)
-        executor.servers, executor.largest = 10, 1
-        router = Router([executor], [TIMES[:1]], gpu_only(Limits(1)), RouterOptions(), clock_s)
-        async with router:
-            found = await asyncio.gather(*(router.submit(k) for k in range(10)), return_exceptions=True)
-            assert all(isinstance(each, ExecutorLost) for each in found)
-            await router.submit(10)
-            ended.append(clock_s())
-
-    on_virtual_time(main())
-    assert ended[0] == pytest.approx(0.5 + TIMES[0] / 1000, abs=0.01)
 
 
 async def test_a_sender_that_left_says_nothing_of_the_path() -> None:

@@ -152,15 +152,6 @@ def test_paths_that_do_not_change_are_left_alone() -> None:
     assert found.router.policy is policy
 
 
-def test_a_path_that_comes_and_goes_is_switched_a_bounded_number_of_times() -> None:
-    """Twice as slow for every other 0.8 s: six times within three minutes."""
-    policy, rate = planned("three-stage", 0.3)
-    flapping: Factor = lambda now: 2.0 if now % 1.6 >= 0.8 else 1.0  # noqa: E731
-    found = told(policy, rate, 14.0, (flapping, steady(1.0)), learner=lambda router: Learner(router, thresholds=kept))
-    assert found.learner is not None
-    assert 2 <= found.learner.switched <= 6
-
-
 def kept(policy: Policy, rate: float, system: System) -> Policy:
     return policy
 
@@ -183,26 +174,6 @@ def test_thresholds_that_cannot_be_made_leave_the_policy_and_the_times_are_still
     assert found.router.main.times_ms[1] == pytest.approx(2 * TIMES[0][0], rel=0.1)
     assert "no thresholds" in found.learner.problem
     assert asked[1] == pytest.approx(rate, rel=0.1)  # counted, per ms
-
-
-def test_a_path_that_goes_down_while_thresholds_are_made_keeps_its_times() -> None:
-    policy, rate = planned("three-stage", 0.3)
-    made: list[Router] = []
-
-    def learner(router: Router) -> Learner:
-        def downed(policy: Policy, rate: float, system: System) -> Policy:
-            if made:
-                router.main.rest(clock_s() * 1000)
-            made.append(router)
-            return policy
-
-        return Learner(router, thresholds=downed)
-
-    found = told(policy, rate, 5.0, (change(2.0), steady(1.0)), learner=learner)
-    assert found.learner is not None
-    assert len(made) > 1
-    assert not found.learner.switched
-    np.testing.assert_allclose(found.router.main.times_ms[1:], TIMES[0])
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -15,18 +15,3 @@ def test_what_was_alive_is_looked_at_no_more_and_later_again() -> None:
     with short_pauses(none=True):
         assert not gc.isenabled()
     assert gc.isenabled()
-
-
-def test_what_others_froze_or_turned_off_stays_so() -> None:
-    gc.collect()
-    before = gc.get_freeze_count()  # above zero with Python 3.12, where nobody froze anything
-    with short_pauses():
-        frozen = gc.get_freeze_count()
-        gc.disable()
-        with short_pauses(), short_pauses(none=True):
-            pass
-        assert not gc.isenabled()
-        assert gc.get_freeze_count() >= frozen > before
-    assert not gc.isenabled()
-    gc.enable()
-    assert gc.get_freeze_count() <= before

@@ -15,10 +15,10 @@ from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
 from latfit.live import Compared, ThreadExecutor, draw_speeds, drive, probe, speed_levels
-from latfit.live.replay import MAX_OTHERS, MIN_ROUNDS, Batches, choose_sizes
+from latfit.live.replay import MAX_OTHERS, Batches
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
-from latfit.simulation import System, linear_path, measured_result, measured_run
+from latfit.simulation import System, linear_path
 from latfit.stats import FloatArray
 
 
@@ -56,26 +56,6 @@ def test_the_verdict_counts_runs_and_leaves_disturbed_ones_out() -> None:
     assert [row[at] for row in details.rows] == ["70/70 %"] * 3
 
 
-def test_statistics_of_a_run_by_hand() -> None:
-    """Three batches: two requests on the main path, one on the side path, one on the main path."""
-    columns = {
-        "arrive_ms": np.array([0.0, 1.0, 2.0, 20.0]),
-        "response_ms": np.array([10.0, 9.0, 5.0, 10.0]),
-        "started_ms": np.array([1.0, 1.0, 2.0, 20.0]),
-        "path": np.array([0, 0, 1, 0]),
-        "batch": np.array([2, 2, 1, 1]),
-    }
-    system = System(linear_path("gpu", 8.0, 0.5, 4), linear_path("cpu", 0.0, 5.0, 2))
-    found = measured_run(columns, system)
-    assert found.sizes.tolist() == [[0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
-    np.testing.assert_allclose(found.busy, [(9 + 10) / 20, 5 / 20])
-    assert found.most_waiting == 2
-    assert found.mean_in_system == pytest.approx(34 / 30)
-    result = measured_result(gpu_only(Limits(4)), system, found)
-    assert result.share == {"gpu": 0.75, "cpu": 0.25}
-    assert result.summaries[0].whole[0] == pytest.approx(8.5)
-
-
 def test_every_request_of_a_drive_is_counted() -> None:
     system = System(linear_path("cpu", 0.5, 0.1, 8))
     arrive = np.cumsum(np.full(300, 0.5))
@@ -83,16 +63,6 @@ def test_every_request_of_a_drive_is_counted() -> None:
     assert driven.result.requests == 300
     assert driven.failed == 0
     assert driven.result.summaries[0].counted == 300
-
-
-def test_all_sizes_are_probed_if_there_is_time_and_some_of_them_otherwise() -> None:
-    T: FloatArray = 4.0 + 0.5 * np.arange(1.0, 33.0)
-    assert choose_sizes(T, MIN_ROUNDS * T.sum()) == list(range(1, 33))
-    assert choose_sizes(T, 0.99 * MIN_ROUNDS * T.sum()) == [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24, 30, 32]
-    for largest in (1, 2, 7, 100):
-        sizes = choose_sizes(np.ones(largest), 0.0)
-        assert (sizes[0], sizes[-1]) == (1, largest)
-        assert sizes == sorted(set(sizes))
 
 
 @pytest.mark.nightly

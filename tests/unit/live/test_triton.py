@@ -138,14 +138,6 @@ def test_everybody_gets_its_row_and_the_model_sees_buckets_only(server: Doubling
     assert set(server.sizes) == set(BUCKETS)
 
 
-async def test_inputs_may_have_their_names(server: DoublingServer) -> None:
-    async with router(executor(server.address)) as live:
-        assert (await live.submit({"X": np.ones(4)})).tolist() == [2.0] * 4
-    async with router(executor(server.address)) as live:
-        with pytest.raises(ExecutorFailed, match=r"inputs \['Z'\], but the model takes \['X'\]"):
-            await live.submit({"Z": np.ones(4)})
-
-
 @pytest.mark.parametrize(("status", "kind"), [(503, ExecutorLost), (504, ExecutorTimedOut), (400, ExecutorFailed)])
 async def test_errors_are_told_by_what_is_to_be_done(server: DoublingServer, status: int, kind: type) -> None:
     async with router(executor(server.address)) as live:

@@ -31,12 +31,6 @@ class TestOrder:
         assert min(cell.S for cell in first) == 1
         assert max(cell.S for cell in first) >= 100
 
-    def test_each_cell_tells_most_for_its_cost(self) -> None:
-        """Of three cells on one line, after one end the other end tells more than the middle, at the same cost."""
-        cells = default_cells(4, 1)[:3]
-        order = order_by_information(cells, [1.0, 1.0, 1.0])
-        assert cells[order[-1]].B == 2
-
     def test_a_fifth_of_the_grids_time_determines_a_fit(self) -> None:
         """Noise of 1 %: mean error over all cells of a fit to what a run measured in a fifth of the full grid's time,
         against rounds in shuffled order for as long."""

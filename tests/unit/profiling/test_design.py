@@ -10,7 +10,6 @@ from latfit.profiling.grid import (
     default_cells,
     grid_cost_s,
     grid_for_budget,
-    parse_contexts,
     parse_grid,
     time_pilot,
 )
@@ -30,21 +29,9 @@ class TestDefaultGrid:
         assert max(cell.S for cell in cells) <= level[1]
         assert all(cell.S >= cell.B for cell in cells)
 
-    def test_the_richest_has_all_phases_and_some_fifty_cells(self) -> None:
-        cells = default_cells(*LEVELS[0])
-        assert 40 <= len(cells) <= 60
-        assert {cell.phase for cell in cells} == {"decode", "prefill", "mixed"}
-
-    def test_levels_become_cheaper(self) -> None:
-        costs = [grid_cost_s(TINY, default_cells(*level), COST) for level in LEVELS]
-        assert costs == sorted(costs, reverse=True)
-
     @pytest.mark.parametrize("budget_s", [1.0, 5.0, 20.0, 60.0])
     def test_a_smaller_budget_gets_a_grid_that_fits_it(self, budget_s: float) -> None:
         assert grid_cost_s(TINY, grid_for_budget(TINY, COST, budget_s), COST) <= budget_s
-
-    def test_no_budget_still_gets_the_smallest_grid(self) -> None:
-        assert grid_for_budget(TINY, COST, 0.0) == default_cells(*LEVELS[-1])
 
     def test_each_context_repeats_only_cells_that_have_one(self) -> None:
         one, two = default_cells(16, 64), default_cells(16, 64, contexts=(128, 512))
@@ -67,10 +54,6 @@ class TestWrittenGrid:
         assert [(cell.B, cell.S) for cell in cells] == [
             (B, S) for B in (1, 2, 4, 8) for S in (1, 16, 64, 256) if S >= B
         ]
-
-    def test_what_a_pair_means(self) -> None:
-        assert parse_grid("B=4;S=4,16", contexts=(100,)) == [StepShape(4, 100), StepShape(3, 100, (13,))]
-        assert parse_grid("S=16;B=1") == [StepShape(prefill=(16,))]
 
     @given(
         st.sets(st.integers(1, 300), min_size=1, max_size=8),
@@ -99,15 +82,3 @@ class TestWrittenGrid:
         axis = ",".join(map(str, range(1, 200)))
         with pytest.raises(WrongUsage, match="cells, more than"):
             parse_grid(f"B={axis};S={axis}")
-
-
-class TestContexts:
-    def test_one_or_several(self) -> None:
-        assert parse_contexts("256") == (256,)
-        assert parse_contexts("128, 512,128") == (128, 512)
-        assert parse_contexts("0") == (0,)
-
-    @pytest.mark.parametrize("text", ["", "a", "-1", "1.5", "1,,2", "99999999"])
-    def test_anything_else_is_refused(self, text: str) -> None:
-        with pytest.raises(WrongUsage, match="--context"):
-            parse_contexts(text)

@@ -75,16 +75,6 @@ def test_the_run_goes_on_with_what_it_had(file: Path) -> None:
     assert [s.t_s for s in result.samples] == sorted(s.t_s for s in result.samples)
 
 
-def test_cells_without_memory_are_not_tried_again(file: Path) -> None:
-    request = ProfileRequest(grid="B=1,2,4;S=1,4,32,128")
-    interrupted(file, request, memory_tokens=70, interrupt_after=100)
-    journal = Journal(file, request, resume=True)
-    device = fake()
-    _, (outcome,) = measure(request, device=device, journal=journal)
-    assert {limit.cell.S for limit in outcome.result.limits} == {128}
-    assert all(cell.S < 128 for cell in device.visited)
-
-
 def test_the_time_used_counts(file: Path) -> None:
     request = ProfileRequest(grid=REQUEST.grid, precision=1e-9, budget_ms=2000.0)
     interrupted(file, request, interrupt_after=150)
@@ -152,15 +142,6 @@ def test_a_planted_link_is_refused(kind: str, file: Path, tmp_path: Path) -> Non
         Journal(file, REQUEST, resume=False)
     assert victim.read_text() == ""
     assert not (file.parent / "nowhere").exists()
-
-
-@pytest.mark.parametrize(
-    "line", ["[]", "3", '{"samples": [[99, 0, 0, 1, false, 0]], "path": 0}', '{"samples": 1}', "{"]
-)
-def test_damaged_lines_are_passed_over(file: Path, line: str) -> None:
-    steps = interrupted(file)
-    file.write_text(f"{file.read_text()}{line}\n")
-    assert Journal(file, REQUEST, resume=True).steps == steps
 
 
 class Full:

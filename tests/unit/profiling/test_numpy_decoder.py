@@ -97,13 +97,6 @@ def test_a_mixed_step_is_its_parts(weights: Weights) -> None:
     np.testing.assert_allclose(found, [last(weights, tokens) for tokens in whole], atol=ATOL)
 
 
-def test_a_step_repeats_itself(weights: Weights) -> None:
-    """Timing repeats one step: the second run must do the same work, not one token more."""
-    cell = StepShape(2, 5)
-    step = NumpyStep(weights, cell, filled(weights, cell, [prompt(5, 6)] * 2))
-    np.testing.assert_array_equal(step.run(np.array([1, 2])), step.run(np.array([1, 2])))
-
-
 def test_extreme_gates_neither_warn_nor_break(weights: Weights) -> None:
     step = NumpyStep(weights, StepShape(1), [])
     found = step.swiglu(np.array([[-1e4, 1e4, 2.0, 2.0]], np.float32))

@@ -7,7 +7,7 @@ from scipy.stats import binom, kstest
 from latfit.messages import Message as LatfitWarning
 from latfit.profiling.host.machine import LoadReading
 from latfit.profiling.quality import compute_drift, find_symptoms, find_warnings
-from latfit.profiling.result import ProfileResult, between_processes
+from latfit.profiling.result import ProfileResult
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 
@@ -42,11 +42,6 @@ class TestDrift:
         assert abs(compute_drift(result.samples).z) > 3
         assert find_symptoms(result) == []
 
-    def test_one_visit_says_nothing(self) -> None:
-        samples = tuple(s for s in run_fake(fake()).samples if s.visit == 0)
-        assert compute_drift(samples).z == 0
-        assert compute_drift(()).z == 0
-
 
 class TestUnstable:
     def test_hiccups_are_flagged(self) -> None:
@@ -62,12 +57,6 @@ class TestUnstable:
 
 
 class TestRepeats:
-    def test_cells_that_miss_the_precision_are_counted(self) -> None:
-        result = run_fake(fake(noise=0.1), budget_s=4.0, precision=0.01)
-        missed = sum(there and not close for there, close in zip(result.measured, result.within_precision, strict=True))
-        (warning,) = (warning for warning in result.warnings if warning.code == "too_few_repeats")
-        assert warning.message.startswith(f"In {missed} of {sum(result.measured)} cells")
-
     def test_the_budget_it_names_would_do(self) -> None:
         """A run with twice the named budget reaches the precision almost everywhere: the guess has the right size."""
         short = run_fake(fake(noise=0.05), budget_s=3.0, precision=0.02)
@@ -122,17 +111,3 @@ class TestProcesses:
 
     def test_alike_ones_are_not(self) -> None:
         assert codes(self.run((1.0, 1.0, 1.0))) == set()
-
-    @pytest.mark.parametrize("disturbed", [0, 4])
-    def test_a_few_disturbed_cells_do_not_decide_it(self, disturbed: int) -> None:
-        """60 cells whose medians differ by 3 % between three processes, in four of them one is half as slow again. The
-        median of variances with 2 degrees of freedom has a relative standard error of 1 / (sqrt(60) ln 2), the
-        standard deviation half of that: 9 %."""
-        logs = 0.03 * np.random.default_rng(4).standard_normal((60, 3))
-        logs[:disturbed, 0] += 0.4
-        found = between_processes(logs.tolist())
-        assert found is not None
-        assert found.sd == pytest.approx(0.03, rel=0.28)
-
-    def test_one_process_says_nothing(self) -> None:
-        assert run_fake(fake()).between_processes is None

@@ -151,21 +151,6 @@ def test_an_unread_answer_is_not_taken_for_the_next_one(monkeypatch: pytest.Monk
         device.close()
 
 
-def test_a_question_that_nobody_waits_for_leaves_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """After Ctrl-C the answer has no reader any more when it is there."""
-    device = RemoteDevice(Slow, ())
-    child = device._child
-    assert child is not None
-    try:
-        interrupt_the_wait(device, monkeypatch)
-    finally:
-        device.close()
-    assert child.returncode == 0
-    assert capfd.readouterr().err == ""
-
-
 def test_the_child_ends_with_its_parents_pipe() -> None:
     device = RemoteDevice(planted, (0,))
     assert device._child is not None
@@ -238,20 +223,6 @@ class TestTurns:
         second.close()
         assert _becomes(mine, lambda state: state is None)
         assert _becomes(theirs, lambda state: state is None)
-
-    def test_a_process_that_ends_while_it_rests_is_made_anew(self) -> None:
-        first, second = (RemoteDevice(Pids, ()) for _ in range(2))
-        first.prepare(CELL)
-        before = int(first.facts()["pid"])
-        second.prepare(CELL)
-        assert _becomes(before, lambda state: state == "T")
-        os.kill(before, signal.SIGKILL)
-        assert _becomes(before, lambda state: state is None)
-        first.prepare(CELL)
-        assert first.step_ms() > 0
-        assert int(first.facts()["pid"]) != before
-        first.close()
-        second.close()
 
     def test_a_resting_process_ends_with_a_killed_parent(self) -> None:
         script = (

@@ -11,9 +11,7 @@ from latfit.profiling.devices.device import DeviceFailed
 from latfit.profiling.result import ProfileResult
 from latfit.profiling.sampler import (
     MAX_WARMUP_STEPS,
-    SAMPLES_PER_VISIT,
     VISITS_AT_LEAST,
-    Progress,
     run_profile,
 )
 from latfit.profiling.shapes import StepShape
@@ -38,12 +36,6 @@ class TestMeasuring:
         assert result.elapsed_s < result.budget_s
         assert result.warnings == ()
 
-    def test_every_cell_is_visited_in_several_rounds(self) -> None:
-        result = run_fake(fake(noise=0.0))
-        for index in range(len(CELLS)):
-            visits = {sample.visit for sample in result.samples if sample.cell == index}
-            assert visits == set(range(VISITS_AT_LEAST))
-
     def test_precise_cells_get_no_further_visits_but_the_anchor(self) -> None:
         """A noisy cell goes on; of the others only the quickest is visited more than the fewest times."""
         noisy = StepShape(1, 256)
@@ -59,13 +51,6 @@ class TestMeasuring:
         again = {cell for cell, count in visits.items() if count > VISITS_AT_LEAST}
         assert again == {noisy, StepShape(2, 256)}
 
-    def test_tells_its_progress(self) -> None:
-        told: list[Progress] = []
-        result = run_profile(fake(), CELLS, budget_s=60.0, progress=told.append)
-        assert [p.samples for p in told] == sorted(p.samples for p in told)
-        assert told[-1].cells_done == told[-1].cells == len(CELLS)
-        assert told[-1].samples == len(result.samples)
-
 
 class TestWarmUp:
     def test_slow_first_steps_are_no_samples(self) -> None:
@@ -73,15 +58,6 @@ class TestWarmUp:
         for sample in result.samples:
             cell = result.cells[sample.cell]
             assert sample.warmup == (sample.T_ms > 1.5 * saturation_ms(cell.B, cell.S))
-
-    def test_steps_that_are_warm_from_the_first_are_all_samples(self) -> None:
-        result = run_fake(fake(noise=0.0, faults=FakeFaults(warmup_factor=1.0)))
-        assert not any(sample.warmup for sample in result.samples)
-
-    def test_a_visit_takes_as_many_samples_as_it_is_asked_for(self) -> None:
-        result = run_fake(fake(noise=0.0))
-        taken = Counter((sample.cell, sample.visit) for sample in result.samples if not sample.warmup)
-        assert set(taken.values()) == {SAMPLES_PER_VISIT}
 
     def test_it_ends_even_where_steps_never_agree(self) -> None:
         result = run_fake(fake(noise=0.5), budget_s=20.0)
@@ -111,21 +87,10 @@ class TestBudget:
         assert result.stop == "budget"
         assert result.elapsed_s - result.samples[-1].T_ms / 1e3 <= budget_s
 
-    def test_is_used_up(self) -> None:
-        """What is left at the end is less than two steps of the cheapest cell, with room for noise of 1 %."""
-        result = run_fake(fake(), budget_s=3.0, precision=1e-9)
-        cheapest = min(saturation_ms(cell.B, cell.S) for cell in CELLS)
-        assert 3.0 - result.elapsed_s < 2.2 * cheapest / 1e3
-
     def test_nothing_fits_in_no_time(self) -> None:
         result = run_fake(fake(), budget_s=0.0)
         assert (result.stop, result.samples) == ("budget", ())
         assert codes(result) == {"not_measured"}
-
-    def test_cells_left_out_are_named(self) -> None:
-        result = run_fake(fake(), budget_s=0.1)
-        assert "not_measured" in codes(result)
-        assert not all(result.measured)
 
 
 class TestTrouble:

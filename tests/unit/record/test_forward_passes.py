@@ -1,6 +1,5 @@
 """A publisher of forward-pass metrics as vLLM and SGLang have it, with steps of known size and time."""
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import pytest
 from latfit.api import record_passes
 from latfit.errors import BadInput, WrongUsage
 from latfit.record import is_stream
-from latfit.trace import ingest, read_parquet
+from latfit.trace import read_parquet
 
 zmq = pytest.importorskip("zmq")
 
@@ -113,15 +112,6 @@ def test_steps_of_a_stream(kind: type[SglangMetrics] | type[VllmMetrics], tmp_pa
     assert found.to_json()["steps"] == sum(step % 5 != 0 for step in steps["step"].tolist()) >= 6
     assert found.unread >= 2
     assert found.verdict.endswith("B 3 to 9, S 201 to 207, 11 ms to 17 ms a step.")
-
-
-def test_lines_of_the_metrics_alone(tmp_path: Path) -> None:
-    """As a listener writes them that does nothing but decode."""
-    lines = [json.dumps(msgspec.to_builtins(metrics(VllmMetrics, step))) for step in (1, 2, 3)]
-    (tmp_path / "passes.jsonl").write_text("\n".join(lines))
-    steps = ingest(tmp_path / "passes.jsonl")
-    assert steps.trace["B"].tolist() == [3, 4, 5]
-    assert steps.trace["T_ms"] == pytest.approx([11, 12, 13])
 
 
 def test_nobody_publishes(tmp_path: Path) -> None:

@@ -49,17 +49,6 @@ def test_windows_hold_the_steps_between_readings(tmp_path: Path) -> None:
     assert fitted.result.warnings[0].code == "window_means"
 
 
-def test_slow_steps_make_longer_windows(tmp_path: Path) -> None:
-    """Steps of 300 ms: 20 of them take 6 s, however often the server is asked."""
-    steps = steady(60.0, 4, 0.3)
-    recorder = MetricsRecorder(tmp_path / "t.parquet")
-    for t in np.arange(1.0, 40.0, 1.0):
-        recorder.take(reading(steps, t))
-    trace = recorder.trace()
-    assert trace.floats("window_ms")[0] == pytest.approx(6000.0)
-    assert trace.floats("window_steps")[0] == 20
-
-
 def test_a_server_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     """A gap in the answers ends a window; counters that fell begin a new run, with texts of its own."""
     steps = steady(60.0, 4, 0.02)
@@ -91,13 +80,6 @@ def test_windows_with_preempted_requests_are_left_out(tmp_path: Path) -> None:
         recorder.take(reading(steps, t))
     assert recorder.trace().floats("t_s").tolist() == [0.0, 2.0]
     assert recorder.preempted == 1
-
-
-def test_an_engine_without_work_makes_no_windows(tmp_path: Path) -> None:
-    recorder = MetricsRecorder(tmp_path / "t.parquet")
-    for t in (5.0, 6.0, 7.0):
-        recorder.take(reading(steady(1.0, 4, 0.02), t))
-    assert recorder.rows == []
 
 
 @pytest.mark.parametrize(

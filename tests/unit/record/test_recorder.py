@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from latfit.record.recorder import ROW, ROW_TYPE, Buffers, Step, StepRecorder
+from latfit.record.recorder import Buffers, Step, StepRecorder
 from latfit.trace.columns import BY_NAME
 from latfit.trace.parquet import read_parquet, write_trace
 from latfit.trace.table import Trace
@@ -49,9 +49,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 class TestFiles:
-    def test_bytes_mean_the_same_on_both_sides(self) -> None:
-        assert ROW.size == ROW_TYPE.itemsize
-
     def test_a_file_every_n_rows_and_the_rest_at_the_end(self, tmp_path: Path) -> None:
         recorder = StepRecorder(tmp_path / "new" / "folder", buffers=Buffers(rows_per_file=10), replica="3")
         feed(recorder, 25)
@@ -79,26 +76,6 @@ class TestFiles:
         assert trace.provenance["engine"] == "none"
         assert trace.provenance["kv_capacity_tokens"] == 1000
 
-    def test_phases(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path)
-        for prefill, decode in ((0, 2), (2, 0), (2, 2), (0, 0)):
-            recorder.add(Step(0, 1.0, prefill, prefill, decode, decode, queued_requests=0, dummy=prefill + decode == 0))
-        recorder.close()
-        trace = read_parquet(files(tmp_path)[0])
-        assert trace["phase"].tolist() == ["decode", "prefill", "mixed", "decode"]
-        assert trace["dummy"].tolist() == [False, False, False, True]
-
-    def test_a_step_starts_its_latency_before_it_is_recorded(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        now = iter([100.0, 100.5, 101.25])
-        monkeypatch.setattr("latfit.record.recorder.monotonic", lambda: next(now))
-        recorder = StepRecorder(tmp_path)
-        recorder.add(Step(0, 250.0, 0, 0, 1, 1, queued_requests=0))
-        recorder.add(Step(1, 500.0, 0, 0, 1, 1, queued_requests=0))
-        recorder.close()
-        assert read_parquet(files(tmp_path)[0])["t_s"].tolist() == [0.25, 0.75]
-
     def test_the_period_lasts_until_the_next_step_of_a_file_starts(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -112,17 +89,6 @@ class TestFiles:
         found = read_parquet(files(tmp_path)[0])["period_ms"]
         assert found == pytest.approx([500, np.nan, 400, np.nan], nan_ok=True)
 
-    def test_an_idle_engine_is_written_after_a_while(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path, buffers=Buffers(flush_s=0.05))
-        feed(recorder, 3)
-        until(lambda: recorder.rows_written == 3)
-        feed(recorder, 2, start=3)
-        until(lambda: recorder.rows_written == 5)
-        time.sleep(0.25)
-        recorder.close()
-        assert steps_in(tmp_path) == [0, 1, 2, 3, 4]
-        assert len(files(tmp_path)) == 2, "files without rows"
-
     def test_files_while_a_block_fills_lose_and_repeat_nothing(self, tmp_path: Path) -> None:
         recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=500, flush_s=0.001, max_pending=1000))
         for start in range(0, 20_000, 100):
@@ -131,13 +97,6 @@ class TestFiles:
         recorder.close()
         assert len(files(tmp_path)) > 40
         assert steps_in(tmp_path) == list(range(20_000))
-
-    def test_unknown_usage_gives_no_context(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path)
-        recorder.kv_capacity_tokens = 1000
-        recorder.add(Step(0, 1.0, 0, 0, 1, 1, queued_requests=0))
-        recorder.close()
-        assert np.isnan(read_parquet(files(tmp_path)[0])["context_tokens"]).all()
 
     count = st.integers(0, 2**31 - 1)
     step = st.tuples(
@@ -192,12 +151,6 @@ class TestTheDisk:
         ]
         assert recorder.files_deleted == 4
         assert read_parquet(files(tmp_path)[1]).provenance["files_deleted_so_far"] == 3
-
-    def test_a_bound_below_a_file_keeps_the_last(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10, keep_bytes=1.0))
-        feed(recorder, 30)
-        recorder.close()
-        assert [file.name for file in files(tmp_path)] == [f"trace-{recorder.run}-0-000002.parquet"]
 
     def test_a_folder_is_tried_and_what_is_wrong_is_said(self, tmp_path: Path, caplog: Any) -> None:
         assert StepRecorder(tmp_path / "new").check_folder()
@@ -254,26 +207,6 @@ class TestTheEngineComesFirst:
         assert len(caplog.records) == 1
         assert "No space left" in caplog.text
 
-    def test_a_flush_that_fails_is_tried_again(self, disk: Disk, tmp_path: Path) -> None:
-        disk.full = True
-        disk.moves.set()
-        recorder = StepRecorder(tmp_path, buffers=Buffers(flush_s=0.02))
-        feed(recorder, 5)
-        assert disk.reached.wait(20)
-        disk.full = False
-        until(lambda: recorder.rows_written == 5)
-        recorder.close()
-        assert (steps_in(tmp_path), recorder.rows_dropped) == ([0, 1, 2, 3, 4], 0)
-
-    def test_an_unwritable_folder_is_said_once(self, tmp_path: Path, caplog: Any) -> None:
-        (tmp_path / "file").touch()
-        recorder = StepRecorder(tmp_path / "file" / "folder", buffers=Buffers(rows_per_file=5))
-        feed(recorder, 20)
-        recorder.close()
-        assert recorder.rows_dropped == 20
-        assert len(caplog.records) == 1
-        assert "cannot write its trace" in caplog.text
-
     def test_what_is_no_number_is_refused_and_counted(self, tmp_path: Path, caplog: Any) -> None:
         recorder = StepRecorder(tmp_path)
         strange: list[Any] = [None, "7", 2**40, 1.5, object()]
@@ -286,19 +219,6 @@ class TestTheEngineComesFirst:
         trace = read_parquet(files(tmp_path)[0])
         assert trace["T_ms"].tolist() == [1.0, 2.0]
         assert trace.provenance["rows_refused_so_far"] == len(strange)
-
-    def test_nothing_is_taken_after_the_end(self, tmp_path: Path, caplog: Any) -> None:
-        recorder = StepRecorder(tmp_path)
-        feed(recorder, 2)
-        recorder.close()
-        feed(recorder, 3)
-        recorder.close()
-        assert (recorder.rows_written, recorder.rows_dropped) == (2, 3)
-        assert caplog.records == []
-
-    def test_closing_unused_does_nothing(self, tmp_path: Path) -> None:
-        StepRecorder(tmp_path / "none").close()
-        assert not (tmp_path / "none").exists()
 
 
 def test_several_engines_and_restarts_share_a_folder(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfit.fitting.fit import fit_trace
 from latfit.record.recorder import Buffers
 from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, kv_capacity_tokens, settings_from
 from latfit.trace.parquet import read_parquet
-from latfit.trace.read import ingest
 from latfit.trace.recorded_times import request_times, time_quantile
 from latfit.trace.serving_engine import engine_notes
 from latfit.trace.table import Trace
-from tests.conftest import REFERENCE, ROOT
+from tests.conftest import ROOT
 from tests.unit.record.engine import (
     CAPACITY_TOKENS,
     FinishedRequestStats,
@@ -96,17 +93,6 @@ class TestSteps:
         assert labels == {"replica": {"4"}, "path": {"gpu"}, "model": {"org/model-8b"}, "tp": {2}}
         assert trace.provenance["max_num_seqs"] == 256
 
-    def test_dummy_steps_and_encoders_keep_their_marks(self, folder: Path) -> None:
-        (stats,) = engine_loop(1)
-        details = stats.iteration_details
-        assert details is not None
-        details.is_dummy, details.num_encoder_inputs, details.num_encoder_output_tokens = True, 3, 900
-        plugin = LatfitStatLogger(config())
-        plugin.record(stats)
-        plugin.close()
-        trace = recorded(folder)
-        assert [trace[name][0] for name in ("dummy", "encoder_inputs", "encoder_embeddings")] == [True, 3, 900]
-
     def test_what_the_engine_did_besides(self, folder: Path) -> None:
         """Preemptions, prompt tokens found in the prefix cache, drafts and those accepted."""
         drafts = SpecDecodingStats(3, num_drafts=4, num_draft_tokens=12, num_accepted_tokens=7)
@@ -118,27 +104,6 @@ class TestSteps:
         trace = recorded(folder)
         names = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
         assert [trace[name].tolist() for name in names] == [[2], [900], [512], [12], [7]]
-
-    def test_a_vllm_without_these_statistics(self, folder: Path) -> None:
-        (stats,) = engine_loop(1)
-        kept = {name: value for name, value in vars(stats).items() if not name.endswith(("_cache_stats", "ing_stats"))}
-        plugin = LatfitStatLogger(config())
-        plugin.record(SimpleNamespace(**kept), SimpleNamespace())
-        plugin.close()
-        assert plugin.recorder is not None
-        assert (plugin.recorder.rows_written, plugin.recorder.rows_refused) == (1, 0)
-
-    def test_what_is_recorded_can_be_read_and_fitted(self, folder: Path) -> None:
-        """The loop's latency is the reference model without noise, so the fit has to give its parameters back."""
-        plugin = LatfitStatLogger(config())
-        for stats in engine_loop(400):
-            plugin.record(stats)
-        plugin.close()
-        ingested = ingest(next(folder.glob("*.parquet")))
-        assert ingested.cleaned.rows_used == 400
-        trace = ingested.trace
-        fit = fit_trace(Trace({name: trace[name] for name in ("B", "S", "T_ms", "t_s", "run", "phase")}))
-        assert fit.theta == pytest.approx(REFERENCE, rel=1e-3)
 
 
 class TestWhatIsMissing:
@@ -152,14 +117,6 @@ class TestWhatIsMissing:
         assert plugin.recorder is None
         assert warnings(caplog) == []
         assert "set LATFIT_TRACE_DIR" in caplog.text
-
-    def test_no_statistics_and_no_details_are_no_steps(self, folder: Path, caplog: Any) -> None:
-        plugin = LatfitStatLogger(config())
-        plugin.record(None, None)
-        plugin.record(SchedulerStats())
-        plugin.close()
-        assert warnings(caplog) == []
-        assert list(folder.iterdir()) == []
 
     def test_the_missing_flag_is_named_once(self, folder: Path, caplog: Any) -> None:
         plugin = LatfitStatLogger(config(observability_config={"enable_logging_iteration_details": False}))
@@ -209,13 +166,6 @@ class TestAsynchronousScheduling:
             trace.select(np.arange(1, 200))
         )
         assert warnings(caplog) == []
-
-    def test_prefill_alone_lasts_until_its_output_arrives(self, folder: Path, monkeypatch: Any) -> None:
-        one, two, three = engine_loop(3)
-        one.num_running_reqs = two.num_running_reqs = 1
-        two.iteration_details.elapsed_ms = three.iteration_details.elapsed_ms = 2.0  # type: ignore[union-attr]
-        trace = self.record(folder, monkeypatch, [(one, 5.0, []), (two, 5.04, []), (three, 5.05, [])])
-        assert trace["T_ms"][1:].tolist() == pytest.approx([40, 10])
 
     def test_behind_a_pause_the_wait_counts(self, folder: Path, monkeypatch: Any) -> None:
         """No request was left, so that the time since the last output is not a step's."""
@@ -276,13 +226,6 @@ class TestTheServerComesFirst:
         assert (plugin.recorder.rows_refused, plugin.recorder.rows_written) == (5, 1)
         assert len(warnings(caplog)) == 1
 
-    def test_a_config_that_breaks_later(self, folder: Path, caplog: Any) -> None:
-        broken = config()
-        plugin = LatfitStatLogger(broken)
-        del broken.cache_config
-        plugin.log_engine_initialized()
-        assert len(warnings(caplog)) == 1
-
 
 class TestSettings:
     def test_defaults_and_values(self) -> None:
@@ -306,25 +249,6 @@ class TestSettings:
         assert found.buffers.rows_per_file == 65_536
         assert ["LATFIT_TRACE_ROWS" in line for line in warnings(caplog)] == [True]
 
-    def test_each_is_documented(self) -> None:
-        page = (ROOT / "docs" / "how-to" / "record.md").read_text()
-        for name in ("DIR", "ROWS", "SECONDS", "PENDING", "PATH"):
-            assert f"`LATFIT_TRACE_{name}`" in page
-
-
-def test_the_documented_recorder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "record.md").read_text(), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "record.md", "exec"), {})
-    trace = recorded(tmp_path / "traces")
-    assert [trace[name][0] for name in ("B", "S", "T_ms", "prefill_tokens", "queued_requests")] == [
-        8,
-        519,
-        12.5,
-        512,
-        3,
-    ]
-
 
 class TestCapacity:
     @pytest.mark.parametrize(
@@ -339,13 +263,6 @@ class TestCapacity:
     def test_is_that_of_one_engine(self, cache: dict[str, Any], engines: int, tokens: int | None) -> None:
         found = kv_capacity_tokens(config(cache_config=cache, parallel_config={"data_parallel_size": engines}))
         assert found == tokens
-
-    def test_without_it_there_is_no_context(self, folder: Path) -> None:
-        plugin = LatfitStatLogger(config(cache_config={"kv_cache_size_tokens": None}))
-        plugin.record(next(engine_loop(1)))
-        plugin.close()
-        assert "context_tokens" not in recorded(folder)
-        assert np.isfinite(recorded(folder)["kv_usage"]).all()
 
 
 class TestImport:

@@ -68,24 +68,6 @@ def test_vllm_loads_it_from_its_entry_point(tmp_path: Path, monkeypatch: pytest.
     assert loggers.load_stat_logger_plugin_factories() == [LatfitStatLogger]
 
 
-def test_each_engine_of_vllms_adapter_writes_its_own_trace(folder: Path) -> None:
-    adapter = loggers.PerEngineStatLoggerAdapter(vllm_config(), [0, 1], LatfitStatLogger)
-    adapter.log_engine_initialized()
-    for stats in real_stats(50):
-        for engine in (0, 1):
-            adapter.record(stats, loggers.IterationStats(), mm_cache_stats=None, engine_idx=engine)
-    adapter.record(None, None, engine_idx=0)
-    adapter.record(stats_module.SchedulerStats(), None, engine_idx=0)
-    adapter.log()
-    adapter.record_sleep_state(0, 0)
-    for logger in adapter.per_engine_stat_loggers.values():
-        logger.close()
-    traces = [read_parquet(file) for file in sorted(folder.glob("*.parquet"))]
-    assert sorted((trace["replica"][0], len(trace)) for trace in traces) == [("0", 50), ("1", 50)]
-    assert traces[0]["path"][0] == "cpu"
-    assert traces[0]["context_tokens"] == pytest.approx(traces[0]["kv_usage"] * 50_000, abs=0.5)
-
-
 def test_it_says_the_same_as_vllms_own_log(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two ways into latfit for one run: the plug-in, and the reader of the lines that vLLM prints of the same steps."""
     caplog.set_level(logging.INFO, logger=loggers.logger.name)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfit.api import read
 from latfit.record.vllm_plugin import LatfitStatLogger
 from latfit.record.vllm_scheduler import RecordingAsyncScheduler, RecordingScheduler, terms_of
 from latfit.trace.parquet import read_parquet
@@ -148,15 +147,6 @@ def test_the_config_decides_which_of_vllms_schedulers_it_is(monkeypatch: pytest.
         assert type(found) is kind
 
 
-def test_empty_steps_are_none(folder: Path) -> None:
-    scheduler = Recording(vllm_config=config())
-    list(steps(scheduler, 2))
-    scheduler.add("a", 3)
-    list(steps(scheduler, 1))
-    scheduler.shutdown()
-    assert recorded(folder)["step"].tolist() == [0]
-
-
 def test_what_fails_is_counted_and_the_engine_goes_on(folder: Path) -> None:
     scheduler = Recording(vllm_config=config())
     scheduler.add("a", 10)
@@ -169,15 +159,6 @@ def test_what_fails_is_counted_and_the_engine_goes_on(folder: Path) -> None:
     assert recorded(folder).provenance["rows_refused_so_far"] == 2
 
 
-def test_nothing_is_recorded_without_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LATFIT_TRACE_DIR", raising=False)
-    scheduler = Recording(vllm_config=config())
-    scheduler.add("a", 10)
-    list(steps(scheduler, 2))
-    scheduler.shutdown()
-    assert scheduler.ended
-
-
 def test_the_stat_logger_records_nothing_beside_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     name = "latfit.record.vllm_scheduler.RecordingScheduler"
     with caplog.at_level(logging.INFO, "vllm.latfit"):
@@ -186,15 +167,3 @@ def test_the_stat_logger_records_nothing_beside_it(folder: Path, caplog: pytest.
         plugin.record(stats)
     plugin.close()
     assert not folder.exists()
-
-
-def test_its_terms_are_fitted(folder: Path) -> None:
-    """They reach the reader under the names that models know."""
-    scheduler = Recording(vllm_config=config(), budget=64)
-    for i in range(60):
-        scheduler.add(f"r{i}", 5 + i)
-        list(steps(scheduler, 1))
-    scheduler.shutdown()
-    trace = read(str(next(folder.glob("*.parquet")))).trace
-    assert {"prefill_attention", "longest_prefill", "prefill_context_tokens"} <= set(trace.columns)
-    assert np.all(trace.floats("longest_prefill") <= trace.floats("S") + trace.floats("prefill_context_tokens"))

@@ -162,15 +162,3 @@ class TestByItself:
             "synchronous",
             "draft_tokens",
         }
-
-    @pytest.mark.parametrize(
-        ("arguments", "said"),
-        [
-            (["engine.parquet", "run.csv", "--metrics-after", "x.txt", "--calibrate"], "contradict"),
-        ],
-    )
-    def test_what_does_not_go_together(
-        self, recorded: Path, capsys: Captured, arguments: list[object], said: str
-    ) -> None:
-        assert latfit("validate", *arguments) == 2
-        assert said in capsys.readouterr().err

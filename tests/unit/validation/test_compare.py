@@ -39,18 +39,6 @@ def test_a_run_agrees_with_itself() -> None:
     assert all(each.error_pct == 0.0 for each in found.figures)
 
 
-def test_definitions_are_those_of_the_table() -> None:
-    measured = Measured(
-        make_requests([0.0, 0.0], [4, 4], [5, 1]), np.array([10.0, 30.0]), np.array([50.0, 30.0]), "by hand"
-    )
-    found = {(each.metric, each.statistic): each.measured for each in validate(measured, COSTS, LIMITS).figures}
-    assert found["ttft_ms", "mean"] == 20.0
-    assert found["tpot_ms", "mean"] == 10.0  # (50 - 10) / 4; the request of one token has none
-    assert found["tpot_with_first_ms", "mean"] == 20.0  # (50/5 + 30/1) / 2
-    assert found["latency_ms", "mean"] == 40.0
-    assert found["ttft_ms", "p90"] == pytest.approx(28.0)
-
-
 def test_an_engine_with_more_overhead_is_told_apart() -> None:
     found = validate(planted(scaled_costs(COSTS, 1.0, 1.0, 1.5)), COSTS, LIMITS)
     assert not found.agrees
@@ -81,17 +69,6 @@ def test_calibration_recovers_planted_parameters() -> None:
     assert abs(means["ttft_ms"]) < 2.0
     assert abs(means["tpot_ms"]) < 1.0
     assert abs(means["latency_ms"]) < 1.0
-
-
-def test_a_run_without_differences_calibrates_to_none() -> None:
-    """One rate does not tell a factor from host time: their sum is known, and the rest is met."""
-    found = validate(planted(COSTS), COSTS, LIMITS, Asked(calibration=True))
-    assert found.constants is not None
-    for each in found.figures:
-        assert each.statistic != "mean" or abs(each.error_pct) < 2.0, each
-    decode = found.constants.decode_factor * 10.0 + found.constants.step_ms  # a step of 40 requests takes 10 ms
-    assert decode == pytest.approx(10.0, rel=0.02)
-    assert found.constants.start_ms < 3.0
 
 
 def test_too_few_to_calibrate_with() -> None:

@@ -77,14 +77,6 @@ class TestTexts:
         assert found.server_ms() == pytest.approx({"ttft_ms": 400.0, "tpot_ms": 25.0, "latency_ms": 3000.0})
         assert found.quantile_ms("latency_ms", 0.5) == (1000.0, 2500.0)
 
-    def test_a_version_without_the_engines_own_times(self, tmp_path: Path) -> None:
-        names = ("time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds")
-        parts = zip(names, (TTFT, TPOT, LATENCY), strict=True)
-        (tmp_path / "1.txt").write_text("".join(histogram(name, values) for name, values in parts))
-        found = read_server(tmp_path / "1.txt")
-        assert found.engine_ms() == found.server_ms()
-        assert found.of_tokens
-
     @pytest.mark.parametrize(
         ("before", "after", "said"),
         [
@@ -157,14 +149,6 @@ class TestSameStart:
     def run(self, began_s: float | None) -> Measured:
         requests = make_requests(np.array([0.0, 60e3]), [10, 10], [2, 2])
         return Measured(requests, np.array([1e2, 61e3]), np.array([2e2, 62e3]), began_s=began_s)
-
-    def test_a_file_says_when_its_steps_were(self) -> None:
-        (found,) = starts_of(self.SAID, self.STEPS)
-        assert (found.started_s, found.first_s, found.last_s) == (self.NOON, self.NOON + 600, self.NOON + 1200)
-
-    def test_files_of_one_start_are_one_and_others_say_nothing(self) -> None:
-        parts = {"1": self.SAID, "2": self.SAID, "3": {"format": "vllm"}, "4": {"run": "b", "run_started": "soon"}}
-        assert len(starts_of({"parts": parts}, self.STEPS)) == 1
 
     @pytest.mark.parametrize(
         ("began", "server", "said"),

@@ -5,17 +5,14 @@ import json
 import logging
 import socket
 import sys
-import time
 from contextlib import suppress
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from yarl import URL
 
-from latfit.live import Exchange, Front, FrontServer, HttpExecutor, HttpTimeouts, Router, RouterOptions
+from latfit.live import Exchange, FrontServer, HttpTimeouts
 from latfit.live.front.exchange import RequestInvalid
-from latfit.live.path import COOL_DOWN_MS
-from latfit.policies import Limits, cutoff
 from tests.unit.live.front.engine import SSE, Answer, Asked, chunk, dies, engine, hangs, head, streamed, whole
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
 
@@ -243,12 +240,6 @@ async def test_an_engine_that_dies_or_stops_after_its_headers_cuts_the_reply_off
         assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
 
 
-async def test_a_reply_that_is_shorter_than_it_says_is_cut_off() -> None:
-    async with engine(_short) as gpu, running([gpu]) as server:
-        reply = await say(server, HELLO)
-        assert (reply.status, reply.header("content-length"), reply.body) == (200, "100", b"half of it")
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -288,23 +279,6 @@ async def test_an_engine_that_is_gone_is_told_and_where_all_are_nobody_waits_lon
         assert (await say(server, request(b"", "/health", "GET"))).status == 503
 
 
-async def test_an_engine_that_is_not_ready_gets_no_request_when_its_rest_is_over() -> None:
-    """One that takes connections and says that it is not ready gets no request, and its callers another engine."""
-    passed_s = 0.0
-    async with (
-        engine(dies) as gpu,
-        engine(whole(b"{}")) as cpu,
-        running([gpu, cpu], clock=lambda: time.monotonic() + passed_s) as server,
-    ):
-        gpu.healthy = False
-        await say(server, HELLO)
-        asked = len(gpu.asked)
-        passed_s = COOL_DOWN_MS / 1000
-        assert server.front.router.up() == {"gpu": False, "cpu": True}
-        assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
-        assert len(gpu.asked) == asked
-
-
 async def up(server: FrontServer) -> tuple[int, dict[str, bool], bytes]:
     """Status and paths of /health, and the lines of latfit_path_up in /metrics."""
     health = await say(server, request(b"", "/health", "GET"))
@@ -328,32 +302,6 @@ async def test_an_engine_that_dies_or_comes_back_while_nobody_asks_is_noticed() 
         assert (await say(server, HELLO)).header("x-latfit-path") == "gpu"
 
 
-async def test_it_listens_once_it_is_ready_and_knows_by_then_which_engines_are_up() -> None:
-    with socket.socket() as free, socket.socket() as other:
-        for each in (free, other):
-            each.bind(("127.0.0.1", 0))
-        port, nobody = free.getsockname()[1], f"http://127.0.0.1:{other.getsockname()[1]}"
-    async with engine(whole(b"{}")) as gpu:
-        compiled = asyncio.Event()
-
-        class Slow(HttpExecutor):
-            async def start(self) -> None:
-                await compiled.wait()
-                await super().start()
-
-        executors = [Slow("gpu", gpu.url), HttpExecutor("cpu", nobody)]
-        router = Router(executors, [[50.0], [50.0]], cutoff(20.0, Limits(1, 1)), RouterOptions())
-        server = FrontServer(Front(router), port=port, drain_s=0.0)
-        entering = asyncio.ensure_future(server.__aenter__())
-        await asyncio.sleep(0.05)
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", port)
-        compiled.set()
-        await entering
-        assert await up(server) == (200, {"gpu": True, "cpu": False}, b"1.0 0.0")
-        await server.__aexit__(None, None, None)
-
-
 @pytest.mark.parametrize(
     ("target", "headers"),
     [
@@ -373,18 +321,6 @@ async def test_a_request_that_cannot_be_sent_does_not_count_against_its_engine(
             with pytest.raises(RequestInvalid, match="not sent"):
                 await router.submit(Exchange(make_mocked_request("POST", "/"), target, headers, [PROMPT]))
         assert (gpu.asked, router.up(), router.main.failed_batches) == ([], {"gpu": True}, 0)
-
-
-async def test_an_engine_that_hangs_blocks_nobody_else() -> None:
-    async with engine(hangs) as gpu, engine(whole(b"{}")) as cpu, running([gpu, cpu]) as server:
-        stuck = [asyncio.ensure_future(say(server, HELLO)) for _ in range(2)]
-        await until(lambda: len(gpu.asked) == 2)
-        for _ in range(5):
-            assert (await say(server, HELLO)).header("x-latfit-path") == "cpu"
-        replies = await asyncio.gather(*stuck)
-        assert [reply.status for reply in replies] == [504, 504]
-        assert all(asked.closed.is_set() for asked in gpu.asked)
-        assert server.front.router.up() == {"gpu": False, "cpu": True}
 
 
 async def test_errors_of_an_engine_are_passed_on_and_three_of_its_own_close_the_path() -> None:

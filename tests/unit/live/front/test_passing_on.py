@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from latfit.live import HttpTimeouts, RequestSpans
-from latfit.policies import Limits
-from latfit.policies.policy import gpu_only, three_stage
-from tests.unit.live.front.engine import SSE, Asked, StandInEngine, chunk, engine, head, streamed, whole
+from tests.unit.live.front.engine import SSE, Asked, chunk, engine, head, streamed, whole
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
 
 
@@ -131,20 +129,6 @@ async def test_a_large_body_arrives_whole_and_is_not_copied_on_its_way() -> None
         assert gpu.asked[1].body == PROMPT
 
 
-async def test_a_large_body_may_have_white_space_around_it() -> None:
-    """Also where that comes by itself."""
-    body = json.dumps({"prompt": "x" * 300_000}).encode()
-    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        raw = request(b"\n" + body + b"\n")
-        for piece in (raw[: -len(body) - 1], raw[-len(body) - 1 : -1], raw[-1:]):
-            writer.write(piece)
-            await asyncio.sleep(0.1)
-        assert Reply(await reader.read()).status == 200
-        assert gpu.asked[0].body == b"\n" + body + b"\n"
-        writer.close()
-
-
 async def test_connections_are_kept_on_both_sides() -> None:
     async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -178,16 +162,6 @@ async def test_who_asks_for_leave_to_send_gets_it() -> None:
         writer.close()
 
 
-async def test_redirects_are_passed_on_and_cookies_are_nobody_elses() -> None:
-    answer = whole(b"", "302 Found", "Location: http://127.0.0.1:9/", "Set-Cookie: session=1")
-    async with engine(answer) as gpu, running([gpu]) as server:
-        for _ in range(2):
-            reply = await say(server, request())
-            assert (reply.status, reply.header("location")) == (302, "http://127.0.0.1:9/")
-            assert reply.header("set-cookie") == "session=1"
-        assert gpu.asked[1].header("cookie") is None
-
-
 async def test_models_are_those_of_the_first_engine_that_answers() -> None:
     models = b'{"object": "list", "data": []}'
     async with engine(whole(models)) as cpu, running(["http://127.0.0.1:9", cpu]) as server:
@@ -217,27 +191,6 @@ async def test_health_and_metrics_tell_of_paths_and_answers() -> None:
     assert 'latfit_first_byte_seconds_count{path="gpu"} 1.0' in lines
     assert "latfit_requests_done_total 1.0" in lines
     assert "latfit_held_bytes 0.0" in lines
-
-
-async def _shares(policy_name: str, at_once: int) -> dict[str, int]:
-    """Requests sent at once, by who served them; both engines take 0.1 s."""
-    slow = streamed([b"x"] * 2, 0.05)
-    rule = gpu_only(Limits(1)) if policy_name == "gpu-only" else three_stage(1, 1000.0, Limits(1, 1))
-    async with engine(slow) as gpu, engine(slow) as cpu:
-        engines: list[StandInEngine | str] = [gpu] if policy_name == "gpu-only" else [gpu, cpu]
-        async with running(engines, policy=rule, slots=2) as server:
-            replies = await asyncio.gather(*(say(server, request()) for _ in range(at_once)))
-            assert all(reply.status == 200 for reply in replies)
-            await until(lambda: server.front.router.running == 0)
-            served = [reply.header("x-latfit-path") for reply in replies]
-    return {name: served.count(name) for name in ("gpu", "cpu")}
-
-
-def test_slots_are_filled_first_and_then_the_other_path() -> None:
-    """Three-stage with two slots each, T(1) alike: the third and fourth would wait for the main path, and end earlier
-    on the side path."""
-    assert asyncio.run(_shares("three-stage", 4)) == {"gpu": 2, "cpu": 2}
-    assert asyncio.run(_shares("gpu-only", 4)) == {"gpu": 4, "cpu": 0}
 
 
 async def test_urgent_requests_wait_before_others_and_no_class_is_the_last() -> None:
