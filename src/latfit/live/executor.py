@@ -10,7 +10,6 @@ import os
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -88,14 +87,15 @@ class ThreadExecutor(Executor):
 
     def __init__(self, name: str, run: Run, largest: int, *, servers: int = 1, buckets: Sequence[int] = ()) -> None:
         super().__init__(name, largest, servers, buckets)
-        self._run = run
+        self._runs = [run] * servers
+        self._serving: list[asyncio.Future[Sequence[Any]] | None] = [None] * servers  # the last batch of each
         self._work: queue.SimpleQueue[tuple[list[Any], asyncio.Future[Sequence[Any]]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._returns: dict[asyncio.Future[Sequence[Any]], asyncio.Future[None]] = {}  # of the batches that run
 
     async def start(self) -> None:
-        while len(self._threads) < self.servers:
-            thread = threading.Thread(target=self._serve, name=f"latfit-{self.name}", daemon=True)
+        for server in range(len(self._threads), self.servers):
+            thread = threading.Thread(target=self._serve, args=(server,), name=f"latfit-{self.name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -116,13 +116,14 @@ class ThreadExecutor(Executor):
             self._work.put(None)
         self._threads.clear()
 
-    def _serve(self) -> None:
+    def _serve(self, server: int) -> None:
         while (work := self._work.get()) is not None:
-            inputs, answer = work
+            inputs, self._serving[server] = work
+            answer = work[1]
             outputs: list[Any] = []
             error = None
             try:
-                outputs = list(self._run(padded(inputs, self.buckets)))[: len(inputs)]
+                outputs = list(self._runs[server](padded(inputs, self.buckets)))[: len(inputs)]
             except BaseException as raised:  # noqa: BLE001 (the sender is told whatever a function raises)
                 error = failure(raised, self.name)
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -175,7 +176,7 @@ def seen(done: "asyncio.Future[Any]") -> None:
         done.exception()
 
 
-class ProcessExecutor(Executor):
+class ProcessExecutor(ThreadExecutor):
     """Run a function in worker processes, one a server; a process that hangs or dies is replaced.
 
     make: called in the process, returns the function; picklable, as are inputs and outputs.  cores: of each server.
@@ -191,86 +192,63 @@ class ProcessExecutor(Executor):
         buckets: Sequence[int] = (),
         cores: Sequence[Sequence[int]] = (),
     ) -> None:
-        super().__init__(name, largest, servers, buckets)
-        pinned = [tuple(each) for each in cores[:servers]] + [()] * (servers - len(cores))
-        self._given = [(make, self.buckets, each) for each in pinned]
-        self._workers: list[_Worker] = []
+        super().__init__(name, list, largest, servers=servers, buckets=buckets)
+        pinned = [*cores[:servers], *[()] * (servers - len(cores))]
+        self._workers = [_Worker(name, make, tuple(each)) for each in pinned]
+        self._runs = [worker.run for worker in self._workers]
 
     async def start(self) -> None:
-        self._workers += [_Worker(self.name, given) for given in self._given[len(self._workers) :]]
         await self.recover()
-
-    async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        if not any(worker.is_idle for worker in self._workers):  # one died while it had nothing to do
-            await self.recover()
-        worker = next((each for each in self._workers if each.is_idle), None)
-        if worker is None:
-            raise ExecutorLost("no process is there to run it", where=self.name, remedy="Start the executor first.")
-        return await worker.run(inputs)
+        await super().start()
 
     async def recover(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(worker.renew) for worker in self._workers))
+        hangs = [answer in self._returns and answer is not None and answer.cancelled() for answer in self._serving]
+        pairs = zip(self._workers, hangs, strict=True)
+        await asyncio.gather(*(asyncio.to_thread(worker.renew, hang) for worker, hang in pairs))
 
     async def close(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(worker.close) for worker in self._workers))
-        self._workers.clear()
+        await super().close()
+        await asyncio.gather(*(asyncio.to_thread(worker.stop) for worker in self._workers))
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids."""
+        """The process ids."""
         return [int(worker.process.pid) for worker in self._workers if worker.is_alive]
 
 
 class _Worker:
-    """One process, its pipe, and a thread that writes and reads the pipe."""
+    """One process and its pipe."""
 
-    def __init__(self, name: str, given: tuple[Any, ...]) -> None:
-        self._name, self._given = name, given
+    def __init__(self, name: str, make: Callable[[], Run], cores: Sequence[int]) -> None:
+        self._name, self._given = name, (make, cores)
         self.process: Any = None
         self._pipe: Any = None
-        self._is_busy = self._is_ready = False
         self._renewing = threading.Lock()
-        self._thread = ThreadPoolExecutor(1, f"latfit-{name}")
 
     @property
     def is_alive(self) -> bool:
         return self.process is not None and bool(self.process.is_alive())
 
-    @property
-    def is_idle(self) -> bool:
-        return self._is_ready and self.is_alive and not self._is_busy
-
-    async def run(self, inputs: list[Any]) -> list[Any]:
-        self._is_busy = True
-        exchange = asyncio.get_running_loop().run_in_executor(self._thread, self._exchange, inputs)
-        try:
-            kind, found = await asyncio.shield(exchange)
-        except asyncio.CancelledError:
-            self._is_ready = False
-            exchange.add_done_callback(seen)
-            raise
-        finally:
-            self._is_busy = False
-        if kind == "error":
-            raise ExecutorFailed(found, where=self._name, remedy="See the log of the process.")
-        return list(found)
-
-    def _exchange(self, inputs: list[Any]) -> tuple[str, Any]:
+    def run(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run a batch in the process, in a new one if it died while it had nothing to do."""
+        self.renew()
         try:
             self._pipe.send(inputs)
-            outcome: tuple[str, Any] = self._pipe.recv()
+            kind, found = self._pipe.recv()
         except (EOFError, OSError) as error:
-            self._is_ready = False
             remedy = "It is started again; send the request again."
             raise ExecutorLost("its process died", where=self._name, remedy=remedy) from error
-        return outcome
+        if kind == "error":
+            raise ExecutorFailed(found, where=self._name, remedy="See the log of the process.")
+        outputs: Sequence[Any] = found
+        return outputs
 
-    def renew(self) -> None:
-        """Start a process unless there is one that is ready. Raises ExecutorFailed if it cannot make its function."""
+    def renew(self, hangs: bool = False) -> None:
+        """Start a process unless there is one that works. Raises ExecutorFailed if it cannot make its function."""
         with self._renewing:  # a second caller waits for the same process
-            if self._is_ready and self.is_alive:
+            if self.is_alive and not hangs:
                 return
-            self._stop()
+            self.stop()
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
             arguments = (theirs, *self._given)
@@ -282,15 +260,10 @@ class _Worker:
             except EOFError:
                 kind, found = "error", "its process ended before it was ready"
             if kind != "ready":
+                self.stop()
                 raise ExecutorFailed(found, where=self._name, remedy="Mend what makes the function.")
-            self._is_ready = True
 
-    def close(self) -> None:
-        self._stop()
-        self._thread.shutdown(wait=False)
-
-    def _stop(self) -> None:
-        self._is_ready = False
+    def stop(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.join()
@@ -298,7 +271,7 @@ class _Worker:
             self.process = None
 
 
-def _serve(pipe: Connection, make: Callable[[], Run], buckets: Sequence[int], cores: Sequence[int]) -> None:
+def _serve(pipe: Connection, make: Callable[[], Run], cores: Sequence[int]) -> None:
     """Make the function, then run batch after batch until the router is gone; the main function of a process."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
@@ -312,6 +285,6 @@ def _serve(pipe: Connection, make: Callable[[], Run], buckets: Sequence[int], co
         while True:
             inputs = pipe.recv()
             try:
-                pipe.send(("done", list(run(padded(inputs, buckets)))[: len(inputs)]))
+                pipe.send(("done", list(run(inputs))))
             except Exception as error:  # noqa: BLE001 (sent to the router, also if the outputs cannot be pickled)
                 pipe.send(("error", f"{type(error).__name__}: {first_line(error)}"))

@@ -206,11 +206,6 @@ async def test_a_caller_that_reads_no_answer_of_the_front_is_cut_off() -> None:
             await asyncio.wait_for(write_on(), 4.0)
 
 
-async def _short(writer: asyncio.StreamWriter, asked: Asked) -> None:
-    writer.write(head("200 OK", "Content-Length: 100") + b"half of it")
-    writer.close()
-
-
 async def _head_only(writer: asyncio.StreamWriter, asked: Asked) -> None:
     writer.write(head("200 OK", "Transfer-Encoding: chunked"))
     await asyncio.sleep(0.05)
