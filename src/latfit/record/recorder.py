@@ -152,6 +152,8 @@ class StepRecorder:
     `run`. labels and facts: columns of every row, and provenance of every file.
     """
 
+    _block: Block | None
+
     def __init__(
         self,
         folder: Path,
@@ -272,7 +274,7 @@ class StepRecorder:
         self._number = 0
         self._closed = False
         self._said: set[str] = set()
-        self._block: Block | None = None
+        self._block = None
         self._free: deque[Block] = deque()
         self._made = 0
         self._full: SimpleQueue[Block | None] = SimpleQueue()
