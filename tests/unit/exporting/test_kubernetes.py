@@ -81,22 +81,11 @@ class TestSchedule:
             assert given >= max(asked) or minute >= 1438, f"minute {minute}"
             assert given in asked, f"minute {minute}: {given} instead of {asked}"
 
-    def test_the_next_day_is_asked_for_ahead(self) -> None:
-        """Three replicas from the first second on: 2 min before midnight the new day's are asked for."""
-        spec = scheduled(with_schedule([[0.0, 3], [4 * HOUR, 1]], 24 * HOUR))["spec"]
-        assert [replicas_at(spec, m) for m in (1437, 1438, 0, 239, 240)] == [1, 3, 3, 3, 1]
-
     def test_hours_that_were_not_recorded_have_the_whole_loads_replicas(self) -> None:
         files = latfit.export(with_schedule([[0.0, 1], [HOUR, 2]], 6 * HOUR), "kubernetes", model="m").files
         spec = read_yaml(files["vllm-schedule.yaml"])["spec"]
         assert [replicas_at(spec, 60 * hour + 30) for hour in (0, 3, 7, 20)] == [1, 2, 3, 3]
         assert "Only 6 h were recorded" in " ".join(files["vllm-schedule.yaml"].split())
-
-    def test_steps_that_the_autoscaler_may_leave_out_are_told(self) -> None:
-        """Its tolerance is a tenth: 10 to 11 is one, 11 to 13 none."""
-        plan = with_schedule([[0.0, 10], [HOUR, 11], [2 * HOUR, 13]], 24 * HOUR)
-        text = latfit.export(plan, "kubernetes", model="m").files["vllm-schedule.yaml"]
-        assert "(from 10 to 11)" in text.replace("\n# ", " ")
 
     def test_more_than_a_day_is_told(self) -> None:
         plan = with_schedule([[0.0, 1], [30 * HOUR, 2]], 48 * HOUR)

@@ -50,10 +50,6 @@ class TestVllm:
         assert read_yaml(found.files["vllm.yaml"])["model"] == "org/recorded"
         assert found.settings["tensor_parallel_size"] == 4
 
-    def test_a_plan_that_counts_on_cached_prompts_asks_for_them(self) -> None:
-        engine = {**of_requests()["engine"], "prefix_hit_rate": 0.3}
-        assert latfit.export(of_requests(engine=engine), "vllm").settings["enable_prefix_caching"] is True
-
     def test_an_order_that_it_lacks_is_refused(self) -> None:
         engine = {**of_requests()["engine"], "order": "sjf"}
         with pytest.raises(WrongUsage, match="by sjf, which vLLM does not do"):
@@ -378,13 +374,6 @@ def test_a_setting_that_was_changed_by_hand_is_an_error_with_a_remedy_or_fine(va
                     exported(target, engines={**engines_of(target), engine: changed})
                 except LatfitError as error:
                     assert error.remedy
-
-
-@pytest.mark.parametrize("name", ["max_batch_size", "max_queue_delay_microseconds"])
-def test_a_batcher_without_one_of_its_settings_is_refused(name: str) -> None:
-    flags = {key: value for key, value in engines_of("triton")["triton"].items() if key != name}
-    with pytest.raises(BadInput, match=f"missing required field `{name}`"):
-        exported("triton", engines={"triton": flags})
 
 
 def test_a_switch_that_an_engine_lacks_is_refused() -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,32 +113,6 @@ def test_arrays_by_name_go_in_and_come_out_by_name() -> None:
     first, second = run([{"a": [1, 2], "b": [3, 4]}, {"a": [5, 6], "b": [7, 8]}])
     assert first["sum"].tolist() == [4, 6]
     assert (second["sum"].tolist(), second["rank"]) == ([12, 14], 5)
-
-
-@needs_openvino
-def test_openvino_takes_files_compiled_models_and_names(tmp_path: Path) -> None:
-    import openvino as ov
-
-    model = in_openvino("positive")
-    ov.save_model(model, tmp_path / "model.xml", compress_to_fp16=False)
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for given in (tmp_path / "model.xml", str(tmp_path / "model.xml"), model, compiled):
-        outputs = openvino_run(given, threads=1)([{"x": row} for row in ROWS[:3]])
-        assert len(outputs[0]) == 2
-        np.testing.assert_allclose([each["positive"] for each in outputs], np.maximum(ROWS[:3], 0))
-        (product,) = set(outputs[0]) - {"positive"}
-        np.testing.assert_allclose([each[product] for each in outputs], ROWS[:3] @ W, rtol=1e-5, atol=1e-5)
-
-
-@needs_openvino
-@pytest.mark.timeout(120)
-def test_openvino_in_a_process(tmp_path: Path) -> None:
-    import openvino as ov
-
-    ov.save_model(in_openvino(), tmp_path / "model.xml", compress_to_fp16=False)
-    make = partial(openvino_run, tmp_path / "model.xml", threads=1)
-    outputs = asyncio.run(served(ProcessExecutor("cpu", make, LARGEST), list(ROWS[:20])))
-    np.testing.assert_allclose(np.array(outputs), ROWS[:20] @ W, rtol=1e-5, atol=1e-5)
 
 
 @needs_torch

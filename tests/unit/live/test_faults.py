@@ -241,13 +241,6 @@ async def test_draining_that_takes_too_long_tells_everybody() -> None:
         assert [type(each) for each in outcomes] == [Closed] * 12
 
 
-async def test_shapes_are_warm_before_traffic() -> None:
-    executor = ExactExecutor("gpu", TIMES)
-    async with told([executor], greedy(), example="x") as (router, _):
-        assert [len(batch) for batch in executor.batches] == [1, 2, 4, 8]
-        assert router.main.batches == 0
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [

@@ -3,10 +3,7 @@
 import asyncio
 import json
 import math
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +11,11 @@ import pytest
 from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
-from latfit.live import Compared, ThreadExecutor, draw_speeds, drive, probe, speed_levels
-from latfit.live.replay import MAX_OTHERS, Batches
+from latfit.live import Compared, ThreadExecutor, draw_speeds, drive
+from latfit.live.replay import MAX_OTHERS
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
 from latfit.simulation import System, linear_path
-from latfit.stats import FloatArray
 
 
 def planted(measured: float, predicted: float, spread: float, others: float = 0.0) -> Compared:
@@ -109,40 +105,6 @@ def test_a_promise_below_what_was_surely_measured_is_broken() -> None:
     assert not broken.promise_kept
     assert not broken.agrees
     assert "promises a p99 of 94 ms at most; broken (100 ms)" in broken.notes[0]
-
-
-def test_a_probe_finds_the_times_of_both_paths_and_their_change() -> None:
-    """Executors that sleep: T = 4 + 0.5 b ms and 3 b ms, then both 1.5 times as slow."""
-
-    def sleeping(first_ms: float, each_ms: float) -> Callable[[list[Any]], list[Any]]:
-        def run(inputs: list[Any]) -> list[Any]:
-            time.sleep(slow[0] * (first_ms + each_ms * len(inputs)) / 1000)
-            return inputs
-
-        return run
-
-    slow = [1.0]
-    system = System(linear_path("gpu", 4.0, 0.5, 8), linear_path("cpu", 0.0, 3.0, 3))
-    executors = [ThreadExecutor("gpu", sleeping(4.0, 0.5), 8), ThreadExecutor("cpu", sleeping(0.0, 3.0), 3)]
-    rough = [path.typical_ms[1:] for path in system.paths]
-
-    async def probed() -> list[FloatArray]:
-        await asyncio.gather(*(each.start() for each in executors))
-        found: list[Batches] = []
-        for factor in (1.0, 1.5):
-            slow[0] = factor
-            batches, _ = await probe(executors, rough, 0.5, np.random.default_rng(0))
-            found.append(batches)
-        for each in executors:
-            await each.close()
-        sizes = [set(B.tolist()) for B, _ in found[0]]
-        assert sizes[0] >= {1, 2, 3, 4, 5, 6, 8}
-        assert sizes[1] == {1, 2, 3}
-        return [speed_levels(batches, system).mean(axis=0) for batches in found]
-
-    before, after = asyncio.run(probed())
-    assert np.all((before > 0.99) & (before < 1.5))  # a sleep lasts longer, never shorter
-    np.testing.assert_array_less(1.1, after / before)
 
 
 def test_a_run_lies_among_the_speeds_that_its_probes_allow() -> None:

@@ -7,15 +7,11 @@ Lines with AMX cannot be made on every machine, so they are quoted from where th
 - OLD: oneDNN's developer guide, "Verbose Mode", of version 1.3, when the marker was `dnnl_verbose`.
 """
 
-from importlib.util import find_spec
-
 import pytest
 
 from latfit.errors import HardwareMissing
 from latfit.profiling.devices import select
-from latfit.profiling.host import executed_isa
 from latfit.profiling.host.executed_isa import evidence_of, isa_in, satisfies
-from latfit.profiling.host.isa import cpu_flags
 
 AMX_HEADER = (
     "onednn_verbose,info,cpu,isa:Intel AVX-512 with float16, Intel DL Boost and bfloat16 support and Intel AMX with "
@@ -117,25 +113,3 @@ class TestRefusal:
         monkeypatch.setattr(select, "probe", lambda *_: failed)
         with pytest.raises(HardwareMissing, match="no kernel for it"):
             select.prove_isa.__wrapped__("torch-cpu", "fp32", "avx2")
-
-
-@pytest.fixture(params=["openvino", "torch-cpu"])
-def device(request: pytest.FixtureRequest) -> str:
-    """A library that is installed, on a CPU with AVX-512-BF16."""
-    if find_spec(select.KINDS[request.param].library) is None:
-        pytest.skip(f"{select.KINDS[request.param].library} is not installed")
-    if "avx512_bf16" not in cpu_flags():
-        pytest.skip("this CPU has no AVX-512-BF16")
-    return str(request.param)
-
-
-class TestHere:
-    """The probe itself, on this CPU: what ran can be no more than what the CPU has."""
-
-    def test_bf16_runs_on_what_the_cpu_has(self, device: str) -> None:
-        wanted = "amx" if "amx_bf16" in cpu_flags() else "avx512_bf16"
-        assert executed_isa.probe(device, "bf16", "auto")["isa"] == wanted
-
-    def test_a_cap_below_is_kept(self, device: str) -> None:
-        """Capped at AVX2, bfloat16 leaves oneDNN or is computed in float32; it never runs on AVX-512."""
-        assert executed_isa.probe(device, "fp32", "avx2")["isa"] in ("avx2", None)

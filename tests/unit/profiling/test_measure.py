@@ -12,7 +12,6 @@ from latfit.profiling.devices.numpy_device import NumpyDevice
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
 from latfit.profiling.shapes import ModelShape, StepShape
-from latfit.trace.columns import PHASES
 from latfit.trace.parquet import read_parquet, write_trace
 from tests.unit.profiling.fake_device import FakeFaults
 from tests.unit.profiling.planted import fake
@@ -22,19 +21,6 @@ SMALL = ModelShape("small", 64, 2, 4, 2, 16, 96, 128)
 
 
 class TestTrace:
-    def test_rows_obey_the_meaning_of_their_columns(self) -> None:
-        trace, _ = measure(ProfileRequest(grid=GRID, contexts=(100,)), device=fake())
-        decoding = trace["B"] - trace["prefill_requests"]
-        assert np.all(trace["S"] == decoding + trace["prefill_tokens"])
-        assert np.all(trace["context_tokens"] == 100 * decoding)
-        assert np.all(trace["prefill_context_tokens"] == 0)
-        assert set(trace["phase"]) == set(PHASES)
-        assert np.all(np.diff(trace["t_s"]) > 0)
-        assert len(set(trace["run"])) == 1
-        for B, S in {(1, 32), (4, 4)}:
-            rows = (trace["B"] == B) & (trace["S"] == S)
-            assert trace["rep"][rows].tolist() == list(range(int(rows.sum())))
-
     def test_every_sample_is_in_it_and_no_warm_up(self) -> None:
         device = fake()
         trace, _ = measure(ProfileRequest(grid=GRID), device=device)
@@ -112,14 +98,6 @@ class TestBrokenRuns:
 
 
 class TestNumpyDevice:
-    def test_threads_are_given_back(self) -> None:
-        first = NumpyDevice(SMALL)
-        before = first.threads
-        second = NumpyDevice(SMALL, threads=1)
-        second.close()
-        assert first.threads == before
-        first.close()
-
     def test_a_cell_beyond_memory_is_a_limit(self) -> None:
         device = NumpyDevice(SMALL)
         with pytest.raises(DeviceOutOfMemory, match="GiB"):

@@ -37,20 +37,12 @@ class TestDrift:
         # log(1 + x) is not quite straight: a fifth covers the planted 16-32 %
         assert compute_drift(result.samples).change == pytest.approx(planted, rel=0.2)
 
-    def test_drift_below_the_precision_does_not_matter(self) -> None:
-        result = run_fake(fake(noise=0.002, faults=FakeFaults(drift_per_s=0.002)), precision=0.03)
-        assert abs(compute_drift(result.samples).z) > 3
-        assert find_symptoms(result) == []
-
 
 class TestUnstable:
     def test_hiccups_are_flagged(self) -> None:
         result = run_fake(fake(faults=FakeFaults(hiccup_rate=0.04)), precision=0.01)
         assert "unstable_timing" in codes(result)
         assert any("1.5 times" in warning.message for warning in result.warnings)
-
-    def test_wide_scatter_is_flagged(self) -> None:
-        assert "unstable_timing" in codes(run_fake(fake(noise=0.12), budget_s=20.0))
 
     def test_a_quiet_machine_is_not(self) -> None:
         assert codes(run_fake(fake(noise=0.02))) == set()

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -48,15 +48,6 @@ class Hostile(FakeDevice):
             pass
 
         raise Local("not of a module")
-
-
-class Slow(FakeDevice):
-    def __init__(self) -> None:
-        super().__init__(lambda B, S: 1.0)
-
-    def step_ms(self) -> float:
-        time.sleep(0.1)
-        return super().step_ms()
 
 
 class Pids(FakeDevice):
@@ -127,28 +118,6 @@ def test_killed_at_a_large_cell_is_a_limit_and_the_run_goes_on() -> None:
     assert [limit.cell for limit in result.limits] == [cells[1]]
     assert "killed" in result.limits[0].message
     assert result.measured == (True, False, True)
-
-
-def interrupt_the_wait(device: RemoteDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while this process waits for the answer of a step; no signal, which could come late."""
-
-    def interrupted(stream: IO[bytes]) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("latfit.profiling.devices.remote.pickle.load", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            device.step_ms()
-
-
-def test_an_unread_answer_is_not_taken_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = RemoteDevice(planted, (0,))
-    device.prepare(CELL)
-    try:
-        interrupt_the_wait(device, monkeypatch)
-        assert device.facts()["device"] == "fake"
-    finally:
-        device.close()
 
 
 def test_the_child_ends_with_its_parents_pipe() -> None:

@@ -41,9 +41,6 @@ class TestCpu:
         found = read_sensors(system(tmp_path, FILES))
         assert (found.cpu_mhz, found.cpu_celsius, found.throttled) == (3000.0, 61.5, 5)
 
-    def test_nothing_there_is_nothing_known(self, tmp_path: Path) -> None:
-        assert read_sensors(tmp_path) == Reading()
-
 
 class TestGpu:
     @pytest.mark.parametrize(

@@ -91,23 +91,6 @@ def test_engines_that_tell_no_steps_are_refused(tmp_path: Path, name: str) -> No
         MetricsRecorder(tmp_path / "t.parquet").take(told)
 
 
-@pytest.mark.parametrize(("begun", "windows"), [(1_000, 8), (399_000, 1)])
-def test_windows_of_llama_cpp_grow_with_what_its_six_digits_lose(tmp_path: Path, begun: int, windows: int) -> None:
-    """25 calls of 4 slots a second after many of 2: 2 % of what a window holds is lost at most, so after 399,000 calls
-    it takes 200 more."""
-    recorder = MetricsRecorder(tmp_path / "t.parquet")
-    for second in range(9):
-        calls = begun + 25 * second
-        mean = (2 * begun + 4 * 25 * second) / calls
-        text = f"llamacpp:n_decode_total {calls:.6g}\nllamacpp:n_busy_slots_per_decode {mean:.6g}\n"
-        text += f"llamacpp:prompt_tokens_total {calls}\nllamacpp:requests_processing 4\nllamacpp:requests_deferred 0\n"
-        recorder.take(Reading(float(second), 0.0, b"", state_of(text.encode().splitlines(), "it")))
-    assert len(recorder.rows) == windows
-    assert [row["B"] for row in recorder.rows] == pytest.approx([4.0] * windows, rel=0.02)
-    assert [row["T_ms"] for row in recorder.rows] == pytest.approx([40.0] * windows)
-    assert [row["S"] - row["B"] for row in recorder.rows] == pytest.approx([1.0] * windows, rel=0.02)
-
-
 def ended_after(readings: int) -> Callable[[float, float, object], None]:
     """Ctrl-C at a reading."""
     told = count(1)

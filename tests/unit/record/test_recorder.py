@@ -126,14 +126,6 @@ class TestFiles:
 
 
 class TestTheDisk:
-    def test_the_first_file_comes_soon(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path, buffers=Buffers(first_s=0.02, flush_s=3600))
-        feed(recorder, 3)
-        until(lambda: recorder.rows_written == 3)
-        feed(recorder, 2, start=3)
-        recorder.close()
-        assert [len(read_parquet(file)) for file in files(tmp_path)] == [3, 2]
-
     def test_the_oldest_files_of_recorders_go(self, tmp_path: Path) -> None:
         """Those of an earlier run first; what no recorder wrote stays, and so does the file just written."""
         before = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10))
@@ -179,19 +171,6 @@ class TestTheEngineComesFirst:
         assert counts[0] <= 7
         assert counts[-1] == 7
         assert [r.getMessage().split(":")[0] for r in caplog.records] == ["latfit drops steps of its trace"]
-
-    def test_it_never_waits_for_the_disk(self, disk: Disk, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=100, max_pending=1))
-        start = time.monotonic()
-        feed(recorder, 10_000)
-        assert time.monotonic() - start < 10
-        assert recorder.rows_dropped == 10_000 - 300
-        assert recorder._made == 3
-        start = time.monotonic()
-        recorder.close(timeout_s=0.1)
-        assert time.monotonic() - start < 10
-        disk.moves.set()
-        recorder.close(timeout_s=60)
 
     def test_a_full_disk_costs_its_rows_alone(self, disk: Disk, tmp_path: Path, caplog: Any) -> None:
         disk.full = True

@@ -167,15 +167,6 @@ class TestAsynchronousScheduling:
         )
         assert warnings(caplog) == []
 
-    def test_behind_a_pause_the_wait_counts(self, folder: Path, monkeypatch: Any) -> None:
-        """No request was left, so that the time since the last output is not a step's."""
-        one, two = engine_loop(2)
-        one.num_running_reqs = one.num_waiting_reqs = 0
-        assert one.iteration_details is not None
-        assert two.iteration_details is not None
-        waits = [one.iteration_details.elapsed_ms, two.iteration_details.elapsed_ms]
-        assert self.record(folder, monkeypatch, [(one, 5.0, []), (two, 9.0, [4.0])])["T_ms"].tolist() == waits
-
 
 class TestTheFolder:
     def test_it_is_tried_before_the_first_step(self, folder: Path, monkeypatch: Any, caplog: Any) -> None:
@@ -275,12 +266,6 @@ class TestImport:
         return subprocess.run(
             [sys.executable, "-c", self.PROGRAM], env=environment, capture_output=True, text=True, check=False
         )
-
-    def test_vllms_class_is_the_base(self, tmp_path: Path) -> None:
-        package = tmp_path / "vllm" / "v1" / "metrics"
-        package.mkdir(parents=True)
-        (package / "loggers.py").write_text("class StatLoggerBase: pass\n")
-        assert "vllm.v1.metrics.loggers.StatLoggerBase" in self.imported(tmp_path).stdout
 
     def test_a_vllm_without_it_is_an_error(self, tmp_path: Path) -> None:
         """With `object` as its base vLLM would stop at the class; an error at import it logs, and goes on."""

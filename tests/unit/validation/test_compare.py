@@ -13,7 +13,7 @@ from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs, scaled_costs, scatter_from, step_costs
 from latfit.trace.read import ingest
-from latfit.validation.compare import Asked, Figure, validate
+from latfit.validation.compare import Asked, validate
 from latfit.validation.measured import Measured, as_measured
 from latfit.workload import read_requests
 from latfit.workload.requests import make_requests
@@ -74,15 +74,6 @@ def test_calibration_recovers_planted_parameters() -> None:
 def test_too_few_to_calibrate_with() -> None:
     with pytest.raises(BadInput, match="too few"):
         validate(planted(COSTS, 20), COSTS, LIMITS, Asked(calibration=True))
-
-
-def test_a_figure_is_judged_by_its_own_limit() -> None:
-    assert Figure("ttft_ms", "mean", 100.0, 101.9).holds
-    assert not Figure("ttft_ms", "mean", 100.0, 102.1).holds
-    assert Figure("ttft_ms", "p99", 100.0, 103.9).holds
-    assert not Figure("ttft_ms", "p99", 100.0, 95.9).holds
-    assert Figure("ttft_ms", "p50", 100.0, 150.0).holds
-    assert Figure("tpot_with_first_ms", "mean", 100.0, 150.0).holds
 
 
 def test_a_real_run_is_met_with_nothing_calibrated(measured_steps: Path) -> None:

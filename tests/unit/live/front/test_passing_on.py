@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from latfit.live import HttpTimeouts, RequestSpans
+from latfit.live import HttpTimeouts
 from tests.unit.live.front.engine import SSE, Asked, chunk, engine, head, streamed, whole
 from tests.unit.live.front.running import PROMPT, Reply, request, running, say, until
 
@@ -36,31 +35,6 @@ async def test_headers_of_an_engine_that_cannot_be_sent_are_left_out() -> None:
             assert (reply.status, reply.body) == (200, b"{}")
             assert [reply.header(name) for name in ("x-latin", "x-escape", "x-tab")] == [None, None, "a\tb"]
             assert b"X-Name: caf\xc3\xa9\r\n" in reply.raw
-
-
-def test_a_request_leaves_its_span_in_the_trace_of_its_caller() -> None:
-    sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed (latfit[dev])")
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"  # of W3C's Trace Context
-
-    async def main() -> Asked:
-        async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-            RequestSpans(server.front.router, provider)
-            sent = f"Traceparent: 00-{trace}-{caller}-01"
-            await say(server, request(PROMPT, "/v1/completions", "POST", sent))
-            return gpu.asked[0]
-
-    asked = asyncio.run(main())
-    assert asked.header("traceparent") == f"00-{trace}-{caller}-01"
-    (span,) = exporter.get_finished_spans()
-    told: Any = span
-    assert f"{told.context.trace_id:032x}" == trace
-    assert f"{told.parent.span_id:016x}" == caller
-    assert told.attributes["latfit.path"] == "gpu"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions?api-version=1%2F2"])
