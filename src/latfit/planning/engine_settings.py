@@ -12,7 +12,6 @@ import numpy as np
 
 from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
-from latfit.planning import wording
 from latfit.planning.engine_names import Flags, chunked_flags
 from latfit.planning.request import ServingTargets
 from latfit.planning.result import EngineChoice, Kind, Plan, Settings, Unknown
@@ -69,11 +68,7 @@ SAMPLED_BATCHES = 9  # batches between one decoding request and all of them whos
 
 @dataclass(frozen=True)
 class _Engine:
-    """Step times of a path at a percentile.
-
-    factors: upper factor on the typical latency, by phase. context: cached tokens of a decoding request; None for the
-    trace's typical number. prompt: tokens of a prompt.
-    """
+    """Step times of a path, times a factor by phase. context: cached tokens of a decoding request; None: as traced."""
 
     path: ExecutionPath
     factors: Mapping[str, float]
@@ -97,11 +92,8 @@ class _Engine:
         return float(self._prefill_ms(decoding, tokens, history, prompts).max())
 
     def first_token_ms(self, D: int, chunk: int) -> float:
-        """Return the time of a whole prompt in chunks beside D - 1 decoding requests, without waiting.
-
-        Each chunk reads those before it, so the mean of the first and the last is taken; where the cost of cached
-        tokens is convex, that is at most too much.
-        """
+        """Return the time of a whole prompt in chunks beside D - 1 decoding requests, without waiting."""
+        # Each chunk reads those before it: the mean of the first and the last is taken, at most too much.
         tokens = np.full(2, min(float(chunk), self.prompt))
         history = np.array([0.0, self.prompt - tokens[1]])
         times = self._prefill_ms(np.full(2, D - 1.0), tokens, history, np.ones(2))
@@ -139,11 +131,8 @@ def engine_settings(
     times = engine.decode_ms(np.arange(1.0, path.fit.largest_batch + 1))
     within = np.flatnonzero(times <= tpot)
     if not len(within):
-        level, fastest = level_for(path, percentile, DECODE), float(times.min())
-        return Unknown(
-            f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {format_ms(fastest)} at"
-            f" {wording.percentile(level.percentile)} (typical {format_ms(fastest / level.factor)})"
-        )
+        fastest = format_ms(float(times.min()))
+        return Unknown(f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {fastest}")
     most = int(within[-1]) + 1
     chunk = min(MIN_CHUNK, serving.prompt_tokens)
     top = int(path.fit.domain["S"][1])
@@ -161,13 +150,11 @@ def engine_settings(
     found = [_most_sequences(engine, each, min(most, each - chunk + 1), tpot, serving) for each in budgets]
     choices = [choice for choice in found if choice is not None]
     if not choices:
-        prompt = f" and a prompt of {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
-        if (fastest := engine.slowest_ms(2, chunk + 1)) <= tpot:
-            reason = f"no chunk on {path.label} keeps a step within {format_ms(tpot)}{prompt}, even beside one request"
-            return Unknown(reason)
+        prompt = f", and no chunk computes {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
         return Unknown(
-            f"on {path.label} a step with {chunk} prefill tokens beside one decoding request takes {format_ms(fastest)}"
-            f" (decode alone: {most} requests within {format_ms(tpot)}); relax the SLA, or serve prefill apart"
+            f"on {path.label} a step with {chunk} prefill tokens beside one decoding request takes"
+            f" {format_ms(engine.slowest_ms(2, chunk + 1))} (decode alone: {most} requests within {format_ms(tpot)})"
+            f"{prompt}; relax the SLA, or serve prefill apart"
         )
     first = f", first token of {serving.prompt_tokens:,} within {ttft}" if ttft else ""
 

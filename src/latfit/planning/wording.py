@@ -17,11 +17,7 @@ MIN_PAUSES_AS_MEASURED = 20  # where a plan has no redraws, which lengthen the l
 SMALLEST_SHARE = 1e-3  # of the SLA: the shortest T_cut that is tried
 
 
-def percentile(value: float | None) -> str:
-    return "typical" if value is None else f"p{value:g}"
-
-
-def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what: str, top: int) -> str:
+def describe_wins(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what: str, top: int) -> str:
     """Say from which batch (or prompt length) a path is the faster one."""
     if reach is Reach.NEVER:
         return f"never: {winner} is faster at every measured {what}, 1 to {top:,}"
@@ -30,69 +26,77 @@ def faster(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what
     if len(stretches) == 1 and stretches[0][1] == top:
         return f"{winner} is at least as fast from {stretches[0][0]:,} to {top:,}, the largest measured"
     spans = ", ".join(f"{low:,} to {high:,}" for low, high in stretches)
-    plural = "batches" if what == "batch" else "prompts of"
-    return f"{winner} is at least as fast only for {plural} {spans}"
+    return f"{winner} is at least as fast only for {'batches' if what == 'batch' else 'prompts of'} {spans}"
 
 
-def binding(row: Alternative) -> str:
+def describe_choice(
+    late: float | None, sla_ms: float, *, unstable_from: float | None, missed: bool, chosen: bool
+) -> str:
+    """Say why a strategy with a percentile (None: overloaded) was selected or not. unstable_from: rate per ms."""
+    if late is None:
+        if unstable_from is None:
+            return "overloaded, or too near its limit to be computed"
+        return f"unstable from {format_rate(unstable_from * 1e3)} on"
+    if missed:
+        return f"misses the SLA by {format_ms(late - sla_ms)}"
+    return "selected" if chosen else "meets the SLA, but not better"
+
+
+def describe_limit(row: Alternative) -> str:
     """Say what ends the growth of a strategy's load: the SLA, or stability."""
     if row.sustainable_per_s is None:
         return "the SLA: even an idle machine misses it"
-    limit = row.rate_limit_per_s
+    limit = row.rate_limit_per_s or math.inf
+    kind = "stability-bound" if row.sustainable_per_s >= NEARLY * limit else "SLA-bound"
     least = next((low for low, high in row.feasible_per_s if high == row.sustainable_per_s), 0.0)
-    below = (
-        f"; the SLA is missed below {format_rate(least)} too, where batches are too small to be fast" if least else ""
-    )
-    if limit is not None and row.sustainable_per_s >= NEARLY * limit:
-        return f"stability-bound (stability limit {format_rate(limit)}){below}"
-    end = "" if limit is None else f" (stability limit {format_rate(limit)})"
-    return f"SLA-bound{end}{below}"
+    below = f"; the SLA is missed below {format_rate(least)} too, where batches are too small to be fast"
+    return f"{kind} (stability limit {format_rate(limit)}){below if least else ''}"
 
 
-def load_binding(row: Alternative) -> str:
+def describe_capacity(row: Alternative) -> str:
     """Say the capacity of a strategy, and what ends it."""
     if row.sustainable_per_s is None:
-        return binding(row)
-    return f"capacity {format_rate(row.sustainable_per_s, down=True)} per replica, {binding(row)}"
+        return describe_limit(row)
+    return f"capacity {format_rate(row.sustainable_per_s, down=True)} per replica, {describe_limit(row)}"
 
 
-def capacity_line(found: Capacity) -> str:
+def capacity_line(capacity: Capacity) -> str:
     """Return `1 replica needed. Capacity 2,655 req/s per replica, SLA-bound (stability limit 3,400 req/s).`"""
-    price = "" if found.price_per_hour is None else f", {found.price_per_hour:,.4g} an hour"
-    if found.replicas is None:
-        needed = "No number of replicas serves this load"
-    else:
-        needed = f"{'1 replica' if found.replicas == 1 else f'{found.replicas:,} replicas'} needed"
-    carried = format_rate(found.sustainable_per_s or 0.0, down=True)
-    least = carried if found.promised_per_s is None else format_rate(found.promised_per_s, down=True)
-    sure = "" if least == carried else f" (97.5 % sure of {least})"
-    return f"{needed}{price}. Capacity {carried} per replica{sure}, {found.binding}."
+    price = "" if capacity.price_per_hour is None else f", {capacity.price_per_hour:,.4g} an hour"
+    needed = "No number of replicas serves this load"
+    if capacity.replicas is not None:
+        needed = f"{count_text(capacity.replicas, 'replica')} needed"
+    rate = format_rate(capacity.sustainable_per_s or 0.0, down=True)
+    least = rate if capacity.promised_per_s is None else format_rate(capacity.promised_per_s, down=True)
+    sure = "" if least == rate else f" (97.5 % sure of {least})"
+    return f"{needed}{price}. Capacity {rate} per replica{sure}, {capacity.binding}."
 
 
 def load_answer(plan: Plan, replicas: int, *, laws_only: bool) -> str:
     """Return the decision in a sentence."""
-    sla_ms, unit = plan.sla_ms, count_text(plan.tokens_per_request, "token")
-    row, each = plan.chosen, f"{format_rate(plan.rate_per_s or 0.0)} of {unit} each"
-    each += f" on each of {replicas} replicas" if replicas > 1 else ""
-    cannot = f"{each} cannot be served within {format_ms(sla_ms)} at p{plan.percentile:g} of responses"
+    sla_ms, unit, row = plan.sla_ms, count_text(plan.tokens_per_request, "token"), plan.chosen
+    load = f"{format_rate(plan.rate_per_s or 0.0)} of {unit} each"
+    load += f" on each of {replicas} replicas" if replicas > 1 else ""
+    cannot = f"{load} cannot be served within {format_ms(sla_ms)} at p{plan.percentile:g} of responses"
     if row is None or row.percentile_ms is None or row.margin is None:
-        return f"{cannot}: {least(plan.strategies)}."
+        return f"{cannot}: {name_fastest(plan.strategies)}."
     if plan.promise == "misses":
         return f"{cannot}: {plan.binding}."
     by = " (for steps that take their mean time, without noise)" if laws_only else interval_text(plan.interval_ms)
     spare = format_percent(100 * row.margin) if row.margin >= LEAST_HEADROOM else "0 %"
     return (
-        f"Serve {each} with {row.name}: p{plan.percentile:g} response {format_ms(row.percentile_ms)}{by}, {spare}"
-        f" headroom to the {format_ms(sla_ms)} SLA.{likely(plan.promise, plan.probability)}"
+        f"Serve {load} with {row.name}: p{plan.percentile:g} response {format_ms(row.percentile_ms)}{by}, {spare}"
+        f" headroom to the {format_ms(sla_ms)} SLA.{likely_text(plan.promise, plan.probability)}"
     )
 
 
-def likely(promise: Verdict, probability: float | None) -> str:
+def likely_text(promise: Verdict, probability: float | None) -> str:
     """Return ` Likely met (81 %).` of a plan that is not confirmed, without a number if the interval is open."""
     if promise != "likely":
         return ""
-    known = probability is not None and probability < CONFIRMED
-    return f" Likely met{f' ({format_percent(100 * (probability or 0.0))})' if known else ', not confirmed'}."
+    if probability is None or probability >= CONFIRMED:
+        return " Likely met, not confirmed."
+    return f" Likely met ({format_percent(100 * probability)})."
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -103,30 +107,29 @@ def interval_text(interval: Interval | None) -> str:
     return f" (95 %: {format_ms(interval[0])} to {high})"
 
 
-def least(rows: Sequence[Alternative]) -> str:
-    """Name the best strategy that there is."""
-    able = [row for row in rows if row.percentile_ms is not None and math.isfinite(row.percentile_ms)]
-    if not able:
+def name_fastest(rows: Sequence[Alternative]) -> str:
+    """Name the strategy with the least percentile."""
+    times = {row.name: row.percentile_ms for row in rows if row.percentile_ms is not None}
+    if not times:
         return "every strategy is overloaded"
-    best = min(able, key=lambda row: row.percentile_ms or 0.0)
-    return f"the best, {best.name}, needs {format_ms(best.percentile_ms or 0.0)}"
+    best = min(times, key=lambda name: times[name])
+    return f"the best, {best}, needs {format_ms(times[best])}"
 
 
-def remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -> str:
+def suggest_remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -> str:
     """Say what would make a load feasible."""
     if shown.sustainable_per_s is None:
-        return f"No rate meets it: {least(rows)}. Relax the SLA, or make the step faster; replicas do not help."
+        fastest = name_fastest(rows)
+        return f"No rate meets it: {fastest}. Relax the SLA, or make the step faster; replicas do not help."
     above = next(((low, high) for low, high in shown.feasible_per_s if rate_per_s < low), None)
     if above is not None:
         return (
             f"{shown.name} meets it from {format_rate(above[0])} to {format_rate(above[1], down=True)} per replica,"
             " where batches fill: send the load to fewer machines, or relax the SLA."
         )
-    count = shown.replicas or 1
-    most = (
-        f"One replica carries at most {format_rate(shown.sustainable_per_s, down=True)} within the SLA ({shown.name})"
-    )
-    return f"{most}; this rate needs {count}: --replicas {count}."
+    count, most = shown.replicas or 1, format_rate(shown.sustainable_per_s, down=True)
+    carries = f"One replica carries at most {most} within the SLA ({shown.name})"
+    return f"{carries}; this rate needs {count}: --replicas {count}."
 
 
 def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES) -> str:
@@ -134,8 +137,8 @@ def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES)
     pauses = noise.pauses
     if pauses is None or pauses.independent >= fewest or noise.slow_share(T) <= DECIDES:
         return ""
-    count = f"{pauses.independent:,.0f} measured pauses" if pauses.independent >= 1.5 else "one measured pause"
-    return f"{count} of {label} cannot show how long pauses last; {fewest} or more can"
+    count = count_text(max(round(pauses.independent), 1), "measured pause")
+    return f"{count} of {label}, too few to show how long pauses last; {fewest} or more can"
 
 
 def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
@@ -146,12 +149,11 @@ def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
         *([] if pauses.length_is_known else ["last a fixed time or grow with the step"]),
         *([] if pauses.rate_is_known else ["come per step or per second"]),
     ]
-    longest, said = float(pauses.ms.max()), " and whether they ".join(questions)
-    return [message("unclear_pauses", path=label, pauses=pauses.independent, longest=longest, open=said)]
+    about = {"pauses": pauses.independent, "longest": float(pauses.ms.max())}
+    return [message("unclear_pauses", path=label, **about, open=" and whether they ".join(questions))]
 
 
 def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:
     """Return ranges of T_cut in words; one that starts where the search does has no lower end."""
     start = 1.001 * SMALLEST_SHARE * sla_ms
-    said = [f"{format_ms(a)} to {format_ms(b)}" if a > start else f"up to {format_ms(b)}" for a, b in spans]
-    return ", ".join(said) or "none"
+    return ", ".join(f"{format_ms(a)} to {format_ms(b)}" if a > start else f"up to {format_ms(b)}" for a, b in spans)

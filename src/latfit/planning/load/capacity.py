@@ -1,30 +1,51 @@
-"""How much load a strategy carries: the rates that meet the target, by simulation on the same random numbers.
+"""Searches over rates and T_cut, simulated on the same random numbers. Theory: docs/theory/planning.md.
 
-The grid and the bisection take short runs; the end that is reported is lowered until a long run confirms it, so that a
-plan at the capacity is feasible.
+Short runs scan a grid and bisect its ends. The ends that are reported, of the capacity and of T_cut, are lowered until
+a long run confirms them, so that a plan at the capacity is feasible.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from latfit.planning import wording
-from latfit.planning.load.cutoff import is_surely_met, likely_cutoffs
-from latfit.planning.load.strategies import Machine, Target, cutoff_strategy
+from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy
 from latfit.planning.load.varying import replicas_for, schedule
-from latfit.planning.request import PlanRequest
-from latfit.planning.result import Alternative, Capacity, Kind, Strategy
-from latfit.queueing import COARSE, FINE, QUICK, Effort, bisect, feasible_ranges
+from latfit.planning.request import Objective, PlanRequest
+from latfit.planning.result import Alternative, Capacity, Cutoff, Kind, Strategy
+from latfit.queueing import (
+    COARSE,
+    FINE,
+    QUICK,
+    USUAL,
+    Effort,
+    ResponseDistribution,
+    bisect,
+    cutoff_bound,
+    feasible_ranges,
+)
+from latfit.units import format_ms, format_percent
 
 RateRange = tuple[float, float]
+Laws = Mapping[float, ResponseDistribution]
 
 LIGHTEST, LIGHT, HEAVIEST = 1e-5, 0.05, 0.97  # of the stability limit: the rates that are simulated
 GRID = 6  # rates in each of three parts: next to idle, light, heavy
 PRECISION = 1e-3
-GROWTH, CUTOFF_PRECISION, MAX_STEPS_DOWN = 1.3, 0.01, 4
+GROWTH, CUTOFF_PRECISION = 1.3, 0.01  # of rates with a T_cut, each of which takes a search
 BACKOFF_STEP = 0.005  # of a rate that a long run rejects; doubled each time
 ROUNDING = 1e-6
 HOUR_S = 3600.0
+
+CUTOFF_GRID = 12
+CUTOFF_END = 5e-3  # precision of the ends of a range of T_cut
+SLA_SHARES = (0.1, 0.3)
+NEAR_LARGEST = (1.0, 0.97, 0.92)
+COLLECTED_SIGMA = 2.5  # of the requests that arrive within T_cut, for the batch that must end in time
+BACKOFF = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)  # of the largest T_cut of short runs, until a long run confirms
 
 
 def feasible_rates(machine: Machine, strategy: Strategy, target: Target, start: float = 0.0) -> list[RateRange]:
@@ -36,7 +57,7 @@ def feasible_rates(machine: Machine, strategy: Strategy, target: Target, start: 
     limit = machine.rate_limit(strategy)
     top, lowest = HEAVIEST * limit, LIGHTEST * limit
     if strategy.kind is Kind.CUTOFF:
-        return _feasible_with_cutoff(machine, target, max(start, LIGHT * limit / 5), top)
+        return _feasible_with_cutoff(machine, target, start, LIGHT * limit / 5, top)
     idle = np.geomspace(lowest, LIGHT * limit, GRID, endpoint=False)
     light = np.geomspace(LIGHT * limit, limit / 2, GRID, endpoint=False)
     heavy = limit - np.geomspace(limit / 2, limit - top, GRID)
@@ -49,18 +70,16 @@ def feasible_rates(machine: Machine, strategy: Strategy, target: Target, start: 
     return [(0.0 if low <= lowest else low, high) for low, high in ranges]
 
 
-def _feasible_with_cutoff(machine: Machine, target: Target, start: float, top: float) -> list[RateRange]:
-    """From `start` by steps of GROWTH and bisection: each rate takes a search for its T_cut."""
+def _feasible_with_cutoff(
+    machine: Machine, target: Target, known: float, lightest: float, top: float
+) -> list[RateRange]:
+    """Raise the rate by GROWTH while some T_cut meets the target, then bisect. known: a rate that meets it, or 0."""
 
     def met(rate: float) -> bool:
         return cutoff_at(machine, rate, target, QUICK) is not None
 
-    low = high = min(start, top)
-    for _ in range(MAX_STEPS_DOWN):
-        if met(low):
-            break
-        low, high = low / GROWTH, low
-    else:
+    low = high = min(max(known, lightest), top)
+    if low > known and not met(low):
         return []
     while high == low < top and met(high := min(low * GROWTH, top)):
         low = high
@@ -73,7 +92,18 @@ def cutoff_at(machine: Machine, rate: float, target: Target, effort: Effort) -> 
     return next((each for each in tried if target.is_met(machine.simulate(each, rate, effort))), None)
 
 
-def confirmed_end(machine: Machine, strategy: Strategy, target: Target, ends: RateRange) -> tuple[float, Strategy]:
+def likely_cutoffs(machine: Machine, rate: float, target: Target) -> Iterator[float]:
+    """Yield T_cut to try: near the largest that leaves time for the next batch, then shares of the SLA."""
+    gpu = machine.main
+    spare = target.sla_ms - gpu.mean_ms
+    if spare > 0:
+        collected = int(rate * spare + COLLECTED_SIGMA * math.sqrt(rate * spare)) + 1
+        largest = target.sla_ms - gpu.times(min(collected, gpu.times.max_batch))
+        yield from (near * largest for near in NEAR_LARGEST if largest > 0)
+    yield from (share * target.sla_ms for share in SLA_SHARES)
+
+
+def confirm_end(machine: Machine, strategy: Strategy, target: Target, ends: RateRange) -> tuple[float, Strategy]:
     """Return the highest rate of a range that a long run confirms, and the strategy there."""
     low, high = ends
     at = [strategy]
@@ -94,10 +124,15 @@ def confirmed_end(machine: Machine, strategy: Strategy, target: Target, ends: Ra
     return bisect(confirmed, high, missed, BACKOFF_STEP), at[0]
 
 
+def is_surely_met(law: ResponseDistribution | None, target: Target) -> bool:
+    """Return whether the upper end of the simulation's interval is within the SLA."""
+    return law is not None and law.percentile_interval(target.q)[1] <= target.sla_ms * (1 + ROUNDING)
+
+
 def range_of(ranges: Sequence[RateRange], rate: float) -> RateRange:
     """Return the range that a rate is in, else the highest; (0, 0) without any."""
-    own = [each for each in ranges if each[0] <= rate <= each[1] * (1 + ROUNDING)]
-    return own[0] if own else max(ranges, key=lambda each: each[1], default=(0.0, 0.0))
+    around = [each for each in ranges if each[0] <= rate <= each[1] * (1 + ROUNDING)]
+    return around[0] if around else max(ranges, key=lambda each: each[1], default=(0.0, 0.0))
 
 
 def replicas_within(ranges: Sequence[RateRange], rate: float) -> int | None:
@@ -108,24 +143,111 @@ def replicas_within(ranges: Sequence[RateRange], rate: float) -> int | None:
 
 def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | None) -> Capacity | None:
     """Return the capacity of the strategy that carries most; None where it meets the target at no rate."""
-    each = request.rate_each
-    if row.sustainable_per_s is None or each is None:
+    if row.sustainable_per_s is None or request.rate_each is None:
         return None
-    whole_s = each * 1e3 * request.replicas
-    needed = replicas_within(row.feasible_per_s or [(0.0, row.sustainable_per_s)], whole_s)
+    rate_per_s = request.rate_each * 1e3
+    whole_s = rate_per_s * request.replicas
+    needed = replicas_within(row.feasible_per_s, whole_s)
     price = None if row.price_per_hour is None or not row.replicas else row.price_per_hour / row.replicas
     hourly = None if price is None or needed is None else price * needed
     return Capacity(
         system=row.name,
-        rate_per_s=each * 1e3,
+        rate_per_s=rate_per_s,
         sustainable_per_s=row.sustainable_per_s,
         utilisation=row.utilisation,
         goodput_per_s=row.goodput_per_s,
         replicas=needed,
-        headroom=row.sustainable_per_s / (each * 1e3) - 1,
-        binding=wording.binding(row),
+        headroom=row.sustainable_per_s / rate_per_s - 1,
+        binding=wording.describe_limit(row),
         price_per_hour=hourly,
         price_per_million=None if hourly is None else hourly / (whole_s * HOUR_S) * 1e6,
         promised_per_s=promised_per_s,
         load=None if request.load is None else schedule(request.load, row.sustainable_per_s / 1e3, price),
     )
+
+
+def plan_cutoff(
+    machine: Machine, rate: float, target: Target, objective: Objective | None = None
+) -> tuple[Cutoff | None, Laws]:
+    """Return how long a request may wait for the GPU at a rate per ms, and the distributions by T_cut.
+
+    T_cut is the largest that a long run confirms, or the best for an objective. None where all are unstable.
+    """
+    gpu, cpu = machine.parts
+
+    @cache
+    def law_at(cutoff: float, effort: Effort = QUICK) -> ResponseDistribution | None:
+        return machine.simulate(cutoff_strategy(machine, cutoff), rate, effort)
+
+    grid = {*np.linspace(wording.SMALLEST_SHARE * target.sla_ms, target.sla_ms, CUTOFF_GRID).tolist()}
+    grid |= {cutoff for cutoff in likely_cutoffs(machine, rate, target) if cutoff < target.sla_ms}
+    laws = {cutoff: law for cutoff in sorted(grid) if (law := law_at(cutoff)) is not None}
+    if not laws:
+        return None, {}
+    ranges = feasible_ranges(
+        np.array(sorted(grid)),
+        lambda cutoff: target.is_met(law_at(cutoff)),
+        lambda cutoff: target.is_met(law_at(cutoff, COARSE)),
+        precision=CUTOFF_END,
+    )
+    value = None
+    if ranges and objective is not None:
+        inside = [cutoff for cutoff in laws if any(low <= cutoff <= high for low, high in ranges)]
+        value = min(inside, key=lambda c: objective.of(laws[c].percentile(target.q), laws[c].mean_ms, rate))
+    elif ranges:
+        low, high = ranges[-1]
+        tried = [share * high for share in BACKOFF if share * high >= low]
+        value = next((cutoff for cutoff in tried if is_surely_met(law_at(cutoff, USUAL), target)), None)
+        value = value or next((cutoff for cutoff in tried if target.is_met(law_at(cutoff, COARSE))), None)
+        ranges = ranges[:-1] + ([] if value is None else [(low, max(value, low))])
+    safest = min(laws, key=lambda cutoff: laws[cutoff].percentile(target.q))
+    shown = safest if value is None else value
+    law = law_at(shown, USUAL)
+    assert law is not None
+    reason = f"no T_cut meets {format_ms(target.sla_ms)}"
+    if value is not None:
+        best = "the largest" if objective is None else "best for the objective"
+        spans = f"{wording.spans_text(ranges, target.sla_ms)} {'meets' if len(ranges) == 1 else 'meet'}"
+        reason = f"{best} in a simulation with the measured noise; {spans} the SLA"
+    late = f"the queue of {cpu.label}: overflow keeps it {format_percent(100 * law.utilisation)} busy"
+    if law.overflow_share < 1 - target.q or law.utilisation < 0.5:
+        late = f"requests that {gpu.label} serves: they wait up to T_cut, then for their batch"
+    bounds = bounds_ms(machine, rate, shown, target.q, law)
+    plan = Cutoff(
+        value=value,
+        bound=None if value is None else "simulated",
+        reason=reason,
+        binding=late,
+        percentile=target.percentile,
+        bounds_ms=bounds,
+        holds=tuple(bounds),
+        ranges={"simulated": ranges},
+        safest_ms=safest,
+        overflow_share=law.overflow_share,
+        mean_ms=law.mean_ms,
+        cpu_rate_per_s=1e3 / cpu.mean_ms,
+        service=describe_service(cpu),
+    )
+    return plan, laws
+
+
+def bounds_ms(
+    machine: Machine, rate: float, cutoff_ms: float, q: float, law: ResponseDistribution
+) -> dict[str, float | None]:
+    """Return the percentile at a T_cut by method: simulated, and the proved bound where it holds."""
+    gpu, cpu = machine.parts
+    bounds: dict[str, float | None] = {"simulated": law.percentile(q)}
+    if gpu.times.noise is None and cpu.times.noise is None and machine.arrivals.poisson:
+        bound = cutoff_bound(rate, cutoff_ms, gpu.times, 1 / cpu.mean_ms)
+        bounds |= {} if bound is None else {"rigorous": bound.percentile(q)}
+    return bounds
+
+
+def describe_service(cpu: Part) -> dict[str, Any]:
+    """Return what the CPU's service is taken to be."""
+    if cpu.times.noise is None:
+        sentence = f"{cpu.label}: its service times were not measured; taken as exponential."
+        return {"assumed": "exponential", "cv": None, "sentence": sentence}
+    cv = float(cpu.times.cv(1)[0])
+    sentence = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
+    return {"assumed": "measured", "cv": cv, "sentence": sentence}

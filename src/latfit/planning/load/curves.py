@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.hardware import HardwareProfile, PathLatency
-from latfit.planning.load.cutoff import bounds_ms
+from latfit.planning.load.capacity import HEAVIEST, bounds_ms
 from latfit.planning.load.strategies import Target, cutoff_strategy, machine_of, single_path_strategies
 from latfit.planning.request import PlanRequest
 from latfit.queueing import COARSE, QUICK
 from latfit.stats import FloatArray
 
 RATES, CUTOFFS, BATCHES = 16, 25, 200
-MAX_LOAD = 0.97  # of the stability limit, up to which the percentile is drawn
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ def latency_lines(profile: HardwareProfile, tokens: int, context: float | None =
     for path in profile.paths.values():
         latency = PathLatency(path, tokens, context)
         B = np.asarray(np.unique(np.round(np.geomspace(1, len(latency.batches), BATCHES))), dtype=np.float64)
-        T, low, high = latency.range_ms(B)
-        lines.append(Line(path.label, B, T, low, high))
+        lines.append(Line(path.label, B, *latency.range_ms(B)))
     return lines
 
 
@@ -43,22 +41,22 @@ def cutoff_lines(profile: HardwareProfile, target: Target, request: PlanRequest)
     if len(machine.parts) < 2 or rate is None:
         return []
     cutoffs = np.linspace(target.sla_ms / 100, target.sla_ms, CUTOFFS)
-    found: dict[str, FloatArray] = {}
-    for place, cutoff in enumerate(cutoffs.tolist()):
-        law = machine.simulate(cutoff_strategy(machine, cutoff), rate, QUICK)
-        if law is not None:
-            for name, value in bounds_ms(machine, rate, cutoff, target.q, law).items():
-                found.setdefault(name, np.full(CUTOFFS, np.nan))[place] = np.nan if value is None else value
-    return [Line(name, cutoffs, values) for name, values in found.items()]
+    laws = [machine.simulate(cutoff_strategy(machine, cutoff), rate, QUICK) for cutoff in cutoffs.tolist()]
+    values = [
+        {} if law is None else bounds_ms(machine, rate, cutoff, target.q, law)
+        for cutoff, law in zip(cutoffs.tolist(), laws, strict=True)
+    ]
+    names = list(dict.fromkeys(name for each in values for name in each))
+    return [Line(name, cutoffs, np.array([each.get(name) for each in values], dtype=float)) for name in names]
 
 
 def rate_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
     """Return the percentile over the rate, in requests/s, for every strategy on one path."""
-    machine, asked = machine_of(profile, target.tokens, request), request.rate_each
+    machine, planned = machine_of(profile, target.tokens, request), request.rate_each
     lines = []
-    for strategy in single_path_strategies(machine, asked or machine.main.times.rate_limit() / 2):
-        highest = MAX_LOAD * machine.rate_limit(strategy)
-        rates = np.geomspace(min(highest / 100, highest if asked is None else asked / 2), highest, RATES)
+    for strategy in single_path_strategies(machine, planned or machine.main.times.rate_limit() / 2):
+        highest = HEAVIEST * machine.rate_limit(strategy)
+        rates = np.geomspace(min(highest / 100, highest if planned is None else planned / 2), highest, RATES)
         laws = [machine.simulate(strategy, rate, COARSE) for rate in rates.tolist()]
         late = [np.nan if law is None else law.percentile(target.q) for law in laws]
         lines.append(Line(strategy.name, rates * 1e3, np.array(late)))

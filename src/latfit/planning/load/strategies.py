@@ -76,15 +76,15 @@ class Part:
         """Mean service of one request alone."""
         return self.times(1)
 
+    @property
+    def typical_ms(self) -> float:
+        """Typical step of one request alone."""
+        return float(self.times.at(np.ones(1))[0])
+
     @cached_property
     def best_times(self) -> ServiceTimes:
         """The times up to the batch with the highest rate, the largest worth serving."""
         return replace(self.times, max_batch=self.times.best_batch())
-
-    @property
-    def speeds_up(self) -> bool:
-        """Whether a larger batch is quicker than a smaller one anywhere, so that more load may mean shorter waits."""
-        return bool(np.any(np.diff(self.best_times.table(1, self.best_times.max_batch)) < 0))
 
     def scaled(self, factor: float) -> "Part":
         """Return the path with steps that take `factor` times as long."""
@@ -162,7 +162,7 @@ class Machine:
         assert strategy.T_cut_ms is not None
         gpu, cpu = self.parts_of(strategy)
         largest, limit = gpu.times.max_batch, self.rate_limit(strategy)
-        system = System(_service_path(gpu, largest), _service_path(cpu, 1, alone=True))
+        system = System(_service_path(gpu, largest), _service_path(cpu, 1, exponential=cpu.times.noise is None))
         policy = cutoff(strategy.T_cut_ms, Limits(largest, 1))
         effort = replace(effort, runs=max(2, effort.runs // 2), longest=effort.longest // 2)  # each request costs more
         start, n, settled = run_length(rate / limit, gpu.times, self.arrivals, 0.0, effort)
@@ -176,10 +176,9 @@ class Machine:
         return ResponseDistribution(tuple(runs), busy, math.nan, settled, overflow_share=overflow)
 
 
-def _service_path(part: Part, largest: int, *, alone: bool = False) -> ServicePath:
-    """alone: one request at a time, exponential where its noise is unknown."""
+def _service_path(part: Part, largest: int, *, exponential: bool = False) -> ServicePath:
     times = part.times
-    T, exponential = times.at(np.arange(1.0, largest + 1)), alone and times.noise is None
+    T = times.at(np.arange(1.0, largest + 1))
     return table_path(part.path.name, T, noise=times.noise, fixed_ms=times.fixed_ms, exponential=exponential)
 
 

@@ -33,21 +33,21 @@ ROUNDING = 1e-6
 class PercentileEstimate:
     """A percentile of the response.
 
-    interval: 95 %; an end is None where there is none. doubts: why it is not confirmed whatever the interval. slowest:
+    interval: 95 %; an end is None where there is none. doubts: why it is not confirmed. slowest:
     seeds of the drawn machines, the slowest first.
     """
 
     percentile_ms: float
-    interval: Interval | None
+    interval: Interval
     doubts: tuple[Message, ...] = ()
     slowest: tuple[int, ...] = ()
 
     def probability(self, sla_ms: float) -> float | None:
         """Return the probability that the percentile is within the SLA; None if its interval is open."""
-        low, high = self.interval or (self.percentile_ms, self.percentile_ms)
-        return probability_within(self.percentile_ms, low, high, sla_ms * (1 + ROUNDING))
+        return probability_within(self.percentile_ms, *self.interval, sla_ms * (1 + ROUNDING))
 
     def promise(self, sla_ms: float) -> Verdict:
+        """Return the verdict."""
         met = self.percentile_ms <= sla_ms * (1 + ROUNDING)
         return verdict_of(met=met, probability=self.probability(sla_ms), doubted=bool(self.doubts))
 
@@ -60,11 +60,11 @@ def estimate_percentile(
     if law is None:
         return None
     value, own = law.percentile(target.q), law.percentile_interval(target.q)
-    doubts = tuple(_doubts(machine, strategy, target, law))
+    doubts = tuple(_find_doubts(machine, strategy, target, law))
     ratios = None if machine.steady else percentile_ratios(machine, strategy, target, rate, range(DRAWS))
     if ratios is None:
         return PercentileEstimate(value, (own[0], own[1] if math.isfinite(own[1]) else None), doubts)
-    low, high = (_joined(value, *each) for each in zip(own, _ends(ratios), strict=True))
+    low, high = (_join(value, *each) for each in zip(own, _ends_of(ratios), strict=True))
     return PercentileEstimate(value, (low, high), doubts, tuple(np.argsort(-ratios, kind="stable").tolist()))
 
 
@@ -112,7 +112,7 @@ def percentile_ratios(
     return np.array([ratio(seed) for seed in seeds])
 
 
-def _joined(value: float, end_ms: float, ratio: float) -> float | None:
+def _join(value: float, end_ms: float, ratio: float) -> float | None:
     """Join two ends of intervals; None where either is infinite."""
     if not math.isfinite(end_ms) or not math.isfinite(ratio):
         return None
@@ -120,17 +120,16 @@ def _joined(value: float, end_ms: float, ratio: float) -> float | None:
     return value * math.exp(math.copysign(reach, math.log(ratio) if ratio != 1 else math.log(end_ms / value)))
 
 
-def _ends(ratios: FloatArray) -> tuple[float, float]:
+def _ends_of(ratios: FloatArray) -> tuple[float, float]:
     """Return the 2.5 % and 97.5 % quantiles of ratios."""
-    low, high = np.quantile(ratios, CERTAIN, method="closest_observation")
+    low, middle, high = np.quantile(ratios, (CERTAIN[0], 0.5, CERTAIN[1]), method="closest_observation").tolist()
     # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower,
     # than the machine as fitted, the interval is that about their own median.
-    middle = float(np.quantile(ratios, 0.5, method="closest_observation"))
     centre = middle if math.isfinite(middle) else 1.0
-    return min(float(low), float(low) / centre, 1.0), max(float(high), float(high) / centre, 1.0)
+    return min(low, low / centre, 1.0), max(high, high / centre, 1.0)
 
 
-def _doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseDistribution) -> Iterator[Message]:
+def _find_doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseDistribution) -> Iterator[Message]:
     """Yield why the percentile is not confirmed: a tail that was not measured, or runs that were too short."""
     if machine.steady:
         yield message("closed_forms")
@@ -141,16 +140,19 @@ def _doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseD
             if part.path.nominal is None:
                 yield message("noise_unknown", path=part.label)
             continue
-        if few := wording.few_pauses(part.label, noise, float(part.times.at(np.ones(1))[0])):
+        if few := wording.few_pauses(part.label, noise, part.typical_ms):
             yield message("few_pauses", what=few)
         noise = noise.up_to(1 if strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch)
         if not noise.sees(target.q):
-            wanted = math.ceil(1 / (1 - target.q) - 1e-9)
-            fewest = min(each.independent for each in noise.groups)
-            steps = {"path": part.label, "phase": part.latency.phase}
-            sizes = " of some batch sizes" if len(noise.groups) > 1 else ""
-            counts = {"independent": fewest, "wanted": wanted, "percentile": target.percentile}
-            yield message("tail_not_seen", **steps, sizes=sizes, **counts)
+            yield message(
+                "tail_not_seen",
+                path=part.label,
+                phase=part.latency.phase,
+                sizes=" of some batch sizes" if len(noise.groups) > 1 else "",
+                independent=min(each.independent for each in noise.groups),
+                wanted=math.ceil(1 / (1 - target.q) - 1e-9),
+                percentile=target.percentile,
+            )
     if not machine.arrivals.poisson and machine.arrivals.grows:
         yield message("bursts_too_long")
     if not law.settled:
@@ -161,14 +163,14 @@ def tail_warnings(machine: Machine) -> list[Message]:
     """Return where a few slow steps decide how long requests wait, and where the kind of pauses is unclear."""
     found = []
     for part in machine.parts:
-        if (noise := part.times.noise) is not None:
-            share = noise.slow_share(float(part.times.at(np.ones(1))[0]))
-            if share > wording.DECIDES:
-                longest = f"{float(noise.pooled.values.max()):.3g} times the typical"
-                if noise.pauses is not None:
-                    longest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
-                steps = noise.pooled.steps
-                numbers = {"slow": 0.01 * steps, "steps": steps, "longest": longest, "share": share}
-                found.append(message("slow_steps", path=part.label, **numbers))
-            found += wording.unclear_pauses(part.label, noise.pauses)
+        if (noise := part.times.noise) is None:
+            continue
+        share, steps = noise.slow_share(part.typical_ms), noise.pooled.steps
+        if share > wording.DECIDES:
+            longest = f"{float(noise.pooled.values.max()):.3g} times the typical"
+            if noise.pauses is not None:
+                longest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
+            about = {"slow": 0.01 * steps, "steps": steps, "longest": longest, "share": share}
+            found.append(message("slow_steps", path=part.label, **about))
+        found += wording.unclear_pauses(part.label, noise.pauses)
     return found

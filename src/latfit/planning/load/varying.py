@@ -25,7 +25,6 @@ MINUTE_MS, HOUR_MS = 6e4, 3.6e6
 CERTAIN, LEAST_BURST = 3.0, 0.1  # standard errors, and a share of a Poisson stream's dispersion, that bursts exceed
 RATE = "rate_per_s"
 MS_PER_S = 1e3
-WRITTEN_TIMES = tuple(columns[0] for columns in TABLES)  # of production logs: points in time, or seconds
 
 
 def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | None = None) -> Load:
@@ -71,13 +70,12 @@ def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArra
 
 def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:
     """Return replicas by window at a capacity `each` per ms, compared with the peak's throughout."""
-    rates, mean_sized = load.rates.tolist(), replicas_for(load.mean, each)
-    needed = [replicas_for(rate, each) for rate in rates]
+    needed = [replicas_for(rate, each) for rate in load.rates.tolist()]
     hours = load.window_ms / HOUR_MS
     following, held = sum(needed) * hours, max(needed) * len(needed) * hours
-    capacity, peak, backlog = mean_sized * each, 0.0, 0.0
-    for rate in rates:
-        backlog = max(0.0, backlog + (rate - capacity) * load.window_ms)
+    mean_sized, peak, backlog = replicas_for(load.mean, each), 0.0, 0.0
+    for rate in load.rates.tolist():
+        backlog = max(0.0, backlog + (rate - mean_sized * each) * load.window_ms)
         peak = max(peak, backlog)
     return {
         "source": load.source,
@@ -90,10 +88,10 @@ def schedule(load: Load, each: float, price_per_hour: float | None = None) -> di
         "replica_hours_following": following,
         "price_held": None if price_per_hour is None else held * price_per_hour,
         "price_following": None if price_per_hour is None else following * price_per_hour,
-        "backlog_if_sized_for_the_mean": {"peak": peak, "extra_wait_s": peak / capacity / 1e3},
+        "backlog_if_sized_for_the_mean": {"peak": peak, "extra_wait_s": peak / (mean_sized * each) / 1e3},
         "schedule": [
             {"start_s": i * load.window_ms / 1e3, "rate_per_s": rate * 1e3, "replicas": count}
-            for i, (rate, count) in enumerate(zip(rates, needed, strict=True))
+            for i, (rate, count) in enumerate(zip(load.rates.tolist(), needed, strict=True))
         ],
     }
 
@@ -111,63 +109,56 @@ def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool
     """
     opened = open_source(source)
     table = None if request_format(opened.head) else read_columns(opened, ())
-    if table is None or _time_of(table) is None:
-        # Not a table of moments: one of the other ways in which requests are recorded, or refused by name.
-        found = read_requests(opened)
-        if not alike:
-            raise _lengths_ignored(opened.name)
-        load = load_from_arrivals(found.requests.arrival_ms, opened.name, window_ms)
-        return replace(load, notes=tuple(found.notes))
-    return load_of(table, opened.name, window_ms, alike=alike)
+    if table is not None and _time_of(table) is not None:
+        return load_of(table, opened.name, window_ms, alike=alike)
+    recorded = read_requests(opened)  # in another format, or refused by name
+    _check_lengths(opened.name, recorded=not alike)
+    load = load_from_arrivals(recorded.requests.arrival_ms, opened.name, window_ms)
+    return replace(load, notes=tuple(recorded.notes))
 
 
 def load_of(table: Trace, name: str, window_ms: float | None = None, *, alike: bool = True) -> Load:
     """Return the load in a table's columns; name: what errors call it. Arguments and errors as in `read_load`."""
     time = _time_of(table)
-    if not alike and _has_lengths(table):
-        raise _lengths_ignored(name)
+    written = any(set(columns) <= set(table.columns) for columns in TABLES)
+    lengths = written or all(any(column in table for column in group) for group in (PROMPTS, OUTPUTS))
+    _check_lengths(name, recorded=lengths and not alike)
     if time is None:
         raise BadInput("no column with moments of arrival", where=name, remedy="Give `t_s`, in seconds.")
     moments = moments_ms(table, time)
-    known = np.isfinite(moments)
-    wrong = int(np.count_nonzero(~known))
-    first = f"row {int(np.argmin(known)) + 1:,}" if wrong else ""
-    if not len(known) or 2 * wrong >= len(known) or (wrong and RATE in table):
-        where_is = f" ({first})" if wrong else ""
-        raise BadInput(
-            f"a moment is missing or no number{where_is}", where=name, remedy="Correct or leave out the row."
-        )
     if RATE in table:
-        return _given(moments - moments.min(), np.asarray(numbers(table[RATE]), dtype=np.float64), name)
-    load = load_from_arrivals(np.sort(moments[known]), name, window_ms)
-    told = (f"{wrong:,} of {len(known):,} rows have no moment of arrival and are left out (the first is {first})",)
-    return replace(load, notes=told) if wrong else load
+        return _given_rates(moments, np.asarray(numbers(table[RATE]), dtype=np.float64), name)
+    valid = np.isfinite(moments)
+    load = load_from_arrivals(np.sort(moments[valid]), name, window_ms)
+    if valid.all():
+        return load
+    first = int(np.argmin(valid)) + 1
+    missing = f"{np.count_nonzero(~valid):,} of {len(valid):,} rows"
+    note = f"{missing} have no moment of arrival and are left out (the first is row {first:,})"
+    return replace(load, notes=(note,))
 
 
-def _has_lengths(table: Trace) -> bool:
-    written = any(set(columns) <= set(table.columns) for columns in TABLES)
-    return written or all(any(name in table for name in group) for group in (PROMPTS, OUTPUTS))
-
-
-def _lengths_ignored(name: str) -> WrongUsage:
-    return WrongUsage(
-        f"{name} has the lengths of its requests, which a plan of batches does not use",
-        where="--arrivals",
-        remedy="To plan serving engines for these requests, give --ttft 500ms --tpot 50ms or --e2e 10s in place of"
-        " --sla; to count every request as one unit of a batch, add --tokens-per-request 1.",
-    )
+def _check_lengths(name: str, *, recorded: bool) -> None:
+    """Raise WrongUsage if lengths are recorded, which a plan of batches would ignore."""
+    if recorded:
+        raise WrongUsage(
+            f"{name} has the lengths of its requests, which a plan of batches does not use",
+            where="--arrivals",
+            remedy="To plan serving engines for these requests, give --ttft 500ms --tpot 50ms or --e2e 10s in place of"
+            " --sla; to count every request as one unit of a batch, add --tokens-per-request 1.",
+        )
 
 
 def _time_of(table: Trace) -> str | None:
-    return next((name for name in (*TIMES, *WRITTEN_TIMES) if name in table), None)
+    """Return the column with moments; production logs write points in time, or seconds."""
+    return next((name for name in (*TIMES, *(columns[0] for columns in TABLES)) if name in table), None)
 
 
-def _given(starts_ms: FloatArray, rates_per_s: FloatArray, name: str) -> Load:
+def _given_rates(starts_ms: FloatArray, rates_per_s: FloatArray, name: str) -> Load:
     steps = np.diff(starts_ms)
     if len(steps) < 1 or not np.all(steps > 0) or not np.allclose(steps, steps[0], rtol=1e-3):
         raise BadInput("windows of different lengths, or fewer than two", where=name, remedy="Give even windows.")
     if not np.all(np.isfinite(rates_per_s)) or np.any(rates_per_s < 0) or not np.any(rates_per_s > 0):
-        raise BadInput(
-            "a rate is negative or no number, or all are zero", where=name, remedy=f"Give {RATE} of 0 or more."
-        )
+        remedy = f"Give {RATE} of 0 or more."
+        raise BadInput("a rate is negative or no number, or all are zero", where=name, remedy=remedy)
     return Load(rates_per_s / MS_PER_S, float(steps[0]), name)

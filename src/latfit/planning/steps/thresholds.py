@@ -54,7 +54,7 @@ def _first_win(
     edges = np.flatnonzero(np.diff(np.concatenate([[False], wins, [False]]).astype(int)))
     ranges = [(int(x[a]), int(x[b - 1])) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     reach = Reach.ALWAYS if wins.all() else Reach.FROM if ranges else Reach.NEVER
-    reason = wording.faster(paths[0 if reach is Reach.NEVER else 1].label, reach, ranges, what, top)
+    reason = wording.describe_wins(paths[0 if reach is Reach.NEVER else 1].label, reach, ranges, what, top)
     interval, never = None, None
     fewer = {name: column[some] for name, column in steps.items()}
     drawn = [step_draws(path, fewer, seed) for seed, path in enumerate(paths)]
