@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import latfit
-from latfit.catalogue import KERNELS, STEPS, CatalogEntry, all_entries
+from latfit.catalogue import KERNELS, STEPS, CatalogEntry, all_entries, fit_of, nearest
 from latfit.catalogue.entry import SHIPPED
-from latfit.catalogue.scaling import left_out
+from latfit.catalogue.scaling import GRID, ratio_of
 from latfit.files import dumps
 from latfit.units import format_percent
 
@@ -147,6 +149,26 @@ def draw(found: list[tuple[CatalogEntry, CatalogEntry, float]]) -> None:
     axes.tick_params(axis="y", labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(ROOT / "docs" / "leave_one_out.png", dpi=110)
+
+
+def left_out(entries: dict[str, CatalogEntry]) -> Iterator[tuple[CatalogEntry, CatalogEntry, float]]:
+    """Yield (system, its nearest neighbour, mean error) of every system that has a neighbour of the same contents."""
+    for entry in entries.values():
+        if entry.weights is None:
+            continue
+        others = {name: each for name, each in entries.items() if each is not entry and each.contents == entry.contents}
+        if found := nearest(others, entry.gpu, entry.model, entry.weights, entry.tp):
+            yield entry, found[0], mean_error(found[0], entry)
+
+
+def mean_error(source: CatalogEntry, target: CatalogEntry) -> float:
+    """Return the mean error of a scaled neighbour against a system's own fit, over the ranges that both measured."""
+    assert target.weights is not None
+    most = {axis: min(getattr(each, axis)[1] for each in (source, target)) for axis in ("B", "S")}
+    sizes = {axis: np.unique(np.rint(np.geomspace(1, high, GRID))) for axis, high in most.items()}
+    B, S = np.array([(b, s) for b in sizes["B"] for s in (b, *sizes["S"]) if s >= b]).T
+    scaled = fit_of(source).latency_ms(B, S) * ratio_of(source, target.gpu, target.weights, target.tp, S)
+    return float(np.abs(scaled / fit_of(target).latency_ms(B, S) - 1).mean())
 
 
 def main() -> None:

@@ -33,9 +33,9 @@ def main(smoke: bool = False) -> None:
     request = ServingRequest(TARGETS, EngineSettings(kv_blocks=20_000), kv="given")
     evaluator = Evaluator(load, COSTS, TARGETS)
     evaluator.measure(Setup(request.start, 4))  # compiles
-    steps, begun, own = evaluator.work.steps, time.perf_counter(), time.thread_time()
+    steps, begun, own = evaluator.work["steps"], time.perf_counter(), time.thread_time()
     evaluator.measure(Setup(request.start, 5))
-    once_s, own_s, steps = time.perf_counter() - begun, time.thread_time() - own, evaluator.work.steps - steps
+    once_s, own_s, steps = time.perf_counter() - begun, time.thread_time() - own, evaluator.work["steps"] - steps
     begun, cpu = time.perf_counter(), time.process_time()
     found = plan_serving(load, COSTS, {}, request)
     evaluated = found.simulated

@@ -16,7 +16,7 @@ from latfit.api.requests import CatalogAddRequest, CatalogRequest
 from latfit.catalogue import (
     FROM_CATALOG,
     GPUS,
-    MAX_ERROR,
+    NEIGHBOUR_ERROR,
     PREFIX,
     STEPS,
     TRANSFER,
@@ -26,7 +26,6 @@ from latfit.catalogue import (
     entry_named,
     fit_of,
     nearest,
-    neighbour_error,
     scaled_steps,
     widen,
 )
@@ -150,11 +149,8 @@ def fit_in_catalog(name: str) -> FitResult:
         if scaled is None:
             entry_named(name)  # raises the error that names the nearest
         assert scaled is not None
-        (entry, fit), missed = scaled, neighbour_error(entries)
-        if missed > MAX_ERROR:
-            found = f"scaled systems are {format_percent(100 * missed)} off"
-            raise FitNotUsable(found, where=name, remedy="Measure it: latfit record.")
-        error = math.hypot(TRANSFER, missed)
+        entry, fit = scaled
+        error = math.hypot(TRANSFER, NEIGHBOUR_ERROR)
         origin = f"{plain} was not measured: scaled from {entry.name} by bandwidth and FLOPs"
     lacks = f"; its steps lack {entry.lacks}" if entry.lacks else ""
     text = f"{origin}{lacks}. Expect an error of {format_percent(100 * error)}."

@@ -439,7 +439,7 @@ class EnginePlanRequest(EngineSettings, Memory):
     LACKS = "max_num_seqs max_num_batched_tokens"
     EXCLUDES = (
         "rate rate_per_s; arrivals users; rate users; lengths arrivals; classes arrivals; "
-        "kv_blocks model_config; fit hardware; transfer replicas; transfer users"
+        "kv_blocks model_config; fit hardware; transfer replicas; transfer users; gpu_memory kv_memory"
     )
     NEEDS = (
         "think: users; start_up: arrivals; arrivals_window: start_up; arrival_process: rate rate_per_s; "

@@ -34,11 +34,9 @@ from latfit.model import FitResult
 from latfit.planning import (
     USUAL_PERCENT,
     Goodput,
-    GpuMemory,
     KvCache,
     PrefillApart,
     RequestTarget,
-    Served,
     ServingPlan,
     ServingRequest,
     Targets,
@@ -346,14 +344,16 @@ def _kv_cache(request: EnginePlanRequest) -> KvCache | None:
     source, kv = request.model_config, request.kv_memory
     if source is None:
         return None
-    memory = GpuMemory(
-        None if request.gpu_memory is None else parse_bytes(request.gpu_memory, option="--gpu-memory"),
-        request.gpu_memory_utilization,
-        kv=None if kv is None else parse_bytes(kv, option="--set kv_memory"),
-    )
-    served = Served(kv_dtype=request.kv_dtype, tensor_parallel=request.tensor_parallel)
+    gpu_memory = request.gpu_memory
     try:
-        return kv_cache_of(source if isinstance(source, Mapping) else config_in(Path(source)), memory, served)
+        return kv_cache_of(
+            source if isinstance(source, Mapping) else config_in(Path(source)),
+            gpu_memory=None if gpu_memory is None else parse_bytes(gpu_memory, option="--gpu-memory"),
+            utilisation=request.gpu_memory_utilization,
+            kv_memory=None if kv is None else parse_bytes(kv, option="--set kv_memory"),
+            kv_dtype=request.kv_dtype,
+            tensor_parallel=request.tensor_parallel,
+        )
     except BadInput as error:
         raise BadInput(error.found, where=str(source)[:200], remedy=error.remedy) from None
 

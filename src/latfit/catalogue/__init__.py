@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     )
     from latfit.catalogue.scaling import (
         GPUS as GPUS,
-        MAX_ERROR as MAX_ERROR,
+        NEIGHBOUR_ERROR as NEIGHBOUR_ERROR,
         nearest as nearest,
-        neighbour_error as neighbour_error,
         scaled_steps as scaled_steps,
     )
     from latfit.catalogue.widening import FROM_CATALOG as FROM_CATALOG, TRANSFER as TRANSFER, widen as widen

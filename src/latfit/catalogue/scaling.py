@@ -1,22 +1,20 @@
 """A system that nobody measured, from a neighbour: the same model on another GPU, or another model on the same GPU.
 
 Times of the neighbour's fit are multiplied by the ratio of two rooflines, step by step, and fitted again. The roofline
-of a step is what reading the weights takes, or computing its tokens, whichever is longer. The error of such a scaling
-is that of the catalogue's own systems, each predicted from its nearest neighbour.
+of a step is what reading the weights takes, or computing its tokens, whichever is longer.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from latfit.catalogue.entry import KERNELS, STEPS, CatalogEntry, fit_of
-from latfit.errors import FitNotUsable
 from latfit.stats import FloatArray
 
-MAX_ERROR = 0.3
-"""Mean error of scaled systems beyond which nothing is predicted."""
+NEIGHBOUR_ERROR = 0.24
+"""Mean error of the shipped systems with whole layers, each predicted from its nearest neighbour
+(benchmarks/catalog.py)."""
 
 GRID = 12
 """Values of B and of S at which two systems are compared."""
@@ -67,48 +65,23 @@ def nearest(
         return float(np.abs(np.log(ratio_of(entry, gpu, weights, tp, np.geomspace(1, 4096, GRID)))).mean())
 
     # The same model, or whole layers of another model on the same GPU.
-    known = [each for each in entries.values() if each.weights is not None and {each.gpu, gpu} <= set(GPUS)]
-    found = [each for each in known if each.model == model or (each.gpu == gpu and each.contents in (KERNELS, STEPS))]
-    return tuple(sorted(found, key=distance))
-
-
-def left_out(entries: Mapping[str, CatalogEntry]) -> Iterator[tuple[CatalogEntry, CatalogEntry, float]]:
-    """Yield (system, its nearest neighbour, mean error) of every system that has a neighbour of the same contents."""
-    for entry in entries.values():
-        if entry.weights is None:
-            continue
-        others = {name: each for name, each in entries.items() if each is not entry and each.contents == entry.contents}
-        if found := nearest(others, entry.gpu, entry.model, entry.weights, entry.tp):
-            yield entry, found[0], mean_error(found[0], entry)
-
-
-def mean_error(source: CatalogEntry, target: CatalogEntry) -> float:
-    """Return the mean error of a scaled neighbour against a system's own fit, over the ranges that both measured."""
-    assert target.weights is not None
-    own, other = fit_of(target), fit_of(source)
-    B, S = _grid(source, target)
-    scaled = other.latency_ms(B, S) * ratio_of(source, target.gpu, target.weights, target.tp, S)
-    return float(np.abs(scaled / own.latency_ms(B, S) - 1).mean())
-
-
-def _grid(*entries: CatalogEntry) -> tuple[FloatArray, FloatArray]:
-    """Return steps (n,) within the ranges of all entries: decode, and one prompt beside it."""
-    most_B, most_S = (min(getattr(each, axis)[1] for each in entries) for axis in ("B", "S"))
-    B = np.unique(np.rint(np.geomspace(1, most_B, GRID)))
-    S = np.unique(np.rint(np.geomspace(1, most_S, GRID)))
-    pairs = np.array([(b, s) for b in B for s in (b, *S) if s >= b])
-    return pairs[:, 0], pairs[:, 1]
+    near = [
+        each
+        for each in entries.values()
+        if each.weights is not None
+        and {each.gpu, gpu} <= set(GPUS)
+        and (each.model == model or (each.gpu == gpu and each.contents in (KERNELS, STEPS)))
+    ]
+    return tuple(sorted(near, key=distance))
 
 
 def scaled_steps(source: CatalogEntry, gpu: str, weights: float, tp: int) -> dict[str, FloatArray]:
     """Return steps (n,) of another system as columns of a trace: a grid over the ranges of a measured neighbour."""
     fit = fit_of(source)
-    B, S = _grid(source)
+    sizes = {axis: np.unique(np.rint(np.geomspace(1, getattr(source, axis)[1], GRID))) for axis in ("B", "S")}
+    B, S = np.array([(b, s) for b in sizes["B"] for s in (b, *sizes["S"]) if s >= b]).T
     prefills = S > B
-    columns = {
-        "prefill_requests": prefills.astype(float),
-        "prefill_tokens": np.where(prefills, S - B + 1, 0.0),
-    }
+    columns = {"prefill_requests": prefills.astype(float), "prefill_tokens": np.where(prefills, S - B + 1, 0.0)}
     cached = CONTEXTS if fit.reads_context else (0.0,)
     B, S = np.tile(B, len(cached)), np.tile(S, len(cached))
     columns = {name: np.tile(values, len(cached)) for name, values in columns.items()}
@@ -117,11 +90,3 @@ def scaled_steps(source: CatalogEntry, gpu: str, weights: float, tp: int) -> dic
         columns["context_tokens"] = each * (B - columns["prefill_requests"])
     T = fit.latency_ms(B, S, **columns) * ratio_of(source, gpu, weights, tp, S)
     return {"B": B, "S": S, "T_ms": T, **columns}
-
-
-def neighbour_error(entries: Mapping[str, CatalogEntry]) -> float:
-    """Return the mean error of the systems with whole layers, left out in turn. Raises FitNotUsable without any."""
-    found = [error for system, _, error in left_out(entries) if system.contents in (KERNELS, STEPS)]
-    if not found:
-        raise FitNotUsable("no system of the catalogue has a neighbour", remedy="Add fits: latfit catalog add FIT.")
-    return math.fsum(found) / len(found)

@@ -39,13 +39,11 @@ if TYPE_CHECKING:
     from latfit.planning.serving.evaluate import Evaluator as Evaluator, scaled as scaled
     from latfit.planning.serving.few import percentile_interval as percentile_interval, share_interval as share_interval
     from latfit.planning.serving.kv_cache import (
-        GpuMemory as GpuMemory,
         KvCache as KvCache,
-        Served as Served,
+        count_parameters as count_parameters,
         kv_cache_of as kv_cache_of,
         model_config as model_config,
     )
-    from latfit.planning.serving.model_size import count_parameters as count_parameters
     from latfit.planning.serving.plan import ServingRequest as ServingRequest, plan_serving as plan_serving
     from latfit.planning.serving.result import (
         ApartPlan as ApartPlan,
@@ -69,9 +67,6 @@ if TYPE_CHECKING:
     from latfit.planning.speculation import SpeculationPlan as SpeculationPlan, plan_speculation as plan_speculation
     from latfit.planning.steps.budget import StepBudget as StepBudget, step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
-    from latfit.planning.wording import (
-        capacity_line as capacity_line,
-        spans_text as spans_text,
-    )
+    from latfit.planning.wording import capacity_line as capacity_line
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -8,7 +8,8 @@ configuration".
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -126,20 +127,12 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-@dataclass
-class Work:
-    """Setups and engine steps simulated."""
-
-    setups: int = 0
-    steps: int = 0
-
-
 @dataclass(eq=False)
 class Evaluator:
     """Simulate setups under one load and cache the results.
 
     requests: per replication. alone_ms: latency without contention. lead: share of requests that only warm up. apart:
-    step costs of prefill engines, and the KV transfer.
+    step costs of prefill engines, and the KV transfer. work: setups and steps that were simulated.
     """
 
     load: Load
@@ -148,7 +141,7 @@ class Evaluator:
     route: str = "round-robin"
     seed: int = 0
     tick: Callable[[int], None] = lambda count: None
-    work: Work = field(default_factory=Work)
+    work: Counter[str] = field(default_factory=Counter)
     requests: int = 0
     alone_ms: float = 0.0
     lead: float | None = None
@@ -169,19 +162,23 @@ class Evaluator:
         key = (setup, scale, slower, replications)
         if key not in self.known:
             load = scaled(self.load, scale, slower)
-            found, done = self._decided(setup, load, scale, slower, replications)
-            self.known[key] = found if replications < VERIFIED else self._summarised(found, done)
+            found, done = self._decide(setup, load, scale, slower, replications)
+            self.known[key] = found if replications < VERIFIED else self._summarise(found, done)
         return self.known[key]
 
     def elsewhere(self, load: Load, costs: StepCosts, apart: tuple[StepCosts, Transfer] | None = None) -> "Evaluator":
         """Return an evaluator of another load or other step costs."""
         return replace(self, load=load, costs=costs, apart=apart, known={}, floods={}, kinds={})
 
-    def each(self, setups: Sequence[Setup], scale: float = 1.0, *, replications: int = MOST) -> list[Measured]:
-        """Simulate several setups in parallel."""
-        return self.side_by_side(lambda setup: self.measure(setup, scale, replications=replications), setups)
+    def measure_sustained(
+        self, setups: Sequence[Setup], scale: float = 1.0, *, replications: int = MOST
+    ) -> list[Measured]:
+        """Simulate, in parallel, those setups that sustain the load."""
+        sustain = self.side_by_side(lambda setup: self.carries(setup, scale), setups)
+        kept = [setup for setup, carried in zip(setups, sustain, strict=True) if carried]
+        return self.side_by_side(lambda setup: self.measure(setup, scale, replications=replications), kept)
 
-    def _decided(
+    def _decide(
         self, setup: Setup, load: Load, scale: float, slower: float, most: int
     ) -> tuple[Measured, Replications]:
         # Replications of a recording differ only by the noise of many steps, so one is enough. An unstable load is
@@ -192,22 +189,22 @@ class Evaluator:
         count = min(FIRST, most)
         requests = self._requests(setup, scale * slower)
         done = self._runs(setup, load, range(count), requests)
-        found = self._judged(setup, scale, done, slower)
+        found = self._judge(setup, scale, done, slower)
         while count < most and not (found.certain and (most < VERIFIED or not found.met or found.precise)):
             more = min(max(MORE, count // 4), most - count)
             done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + more), requests).runs])
             count += more
-            found = self._judged(setup, scale, done, slower)
-        self.work.setups += 1
-        self.work.steps += sum(run.counters.steps for run in done.runs)
-        self.tick(self.work.setups)
+            found = self._judge(setup, scale, done, slower)
+        self.work["setups"] += 1
+        self.work["steps"] += sum(run.counters.steps for run in done.runs)
+        self.tick(self.work["setups"])
         return found, done
 
-    def _summarised(self, found: Measured, done: Replications) -> Measured:
-        summary, times = done.summary(self.targets.promise), found.setup.replicas / self._simulated(found.setup)
+    def _summarise(self, found: Measured, done: Replications) -> Measured:
+        summary, times = done.summary(self.targets.promise), found.setup.replicas / self._count_simulated(found.setup)
         return replace(found, outcome=structs.replace(summary, **{n: times * getattr(summary, n) for n in RATES}))
 
-    def _judged(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
+    def _judge(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
         # A finite run can end before the queue of a slight overload has grown.
         carried = self.lead is not None or (done.stable and self.carries(setup, scale * slower))
         return Measured(
@@ -222,7 +219,7 @@ class Evaluator:
         most = self.requests or FEWEST_REQUESTS
         if not isinstance(self.load, OpenLoad) or setup.schedule is not None:
             return most
-        together, used = self._simulated(setup), self.used(setup, scale)
+        together, used = self._count_simulated(setup), self.used(setup, scale)
         if together < setup.replicas:
             held = TIMES_HELD * self.load.rate * scale * self.alone_ms * together / setup.replicas
             most = int(np.clip(held, together * FEWEST_REQUESTS, MOST_REQUESTS))
@@ -231,7 +228,7 @@ class Evaluator:
 
     def _runs(self, setup: Setup, load: Load, which: range, requests: int) -> Replications:
         """Simulate the replications with these numbers."""
-        together = self._simulated(setup)
+        together = self._count_simulated(setup)
         routing = Routing(together, self.route, scaling=setup.schedule, start_up_ms=setup.start_up_ms)
         cluster = self._cluster(routing, setup.prefill)
         if together < setup.replicas:
@@ -244,7 +241,7 @@ class Evaluator:
         found = self.side_by_side(one, list(which))
         return replace(found[0], runs=[each.runs[0] for each in found])
 
-    def _simulated(self, setup: Setup) -> int:
+    def _count_simulated(self, setup: Setup) -> int:
         """Return how many engines of a setup are simulated. Recorded loads are served by all."""
         whole = isinstance(self.load, RecordedLoad) or setup.schedule is not None or setup.prefill > 0
         if whole or setup.replicas <= TOGETHER:
@@ -268,8 +265,8 @@ class Evaluator:
         if key not in self.known:
             options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
             done = replicate(self._rare(), self.costs, settings, options, self._cluster(Routing()))
-            self.known[key] = self._summarised(self._judged(key[0], 0.0, done, 1.0), done)
-            self.work.setups += 1
+            self.known[key] = self._summarise(self._judge(key[0], 0.0, done, 1.0), done)
+            self.work["setups"] += 1
         return self.known[key]
 
     def _rare(self) -> Load:
@@ -278,8 +275,9 @@ class Evaluator:
             return OpenLoad(Poisson(RARE), self.load.lengths, self.load.classes)
         count = len(self.load.requests)
         rows = np.sort(np.random.default_rng(self.seed).permutation(count)[:ALONE])
-        apart = replace(self.load.requests.select(rows), arrival_ms=np.arange(len(rows)) / RARE)
-        return replace(self.load, requests=apart)
+        return replace(
+            self.load, requests=replace(self.load.requests.select(rows), arrival_ms=np.arange(len(rows)) / RARE)
+        )
 
     def saturated(self, settings: EngineSettings, least: int = FLOOD) -> "Saturated":
         """Simulate one engine that never runs out of work, with at least `least` requests."""
@@ -302,18 +300,12 @@ class Evaluator:
         """Return the utilisation: offered load over saturated throughput."""
         offered = self.rate_per_s * scale
         if self.apart is None:
-            found = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
-            if abs(found - 1) > NEAR_SATURATION or not isinstance(self.load, OpenLoad):
-                return found
+            used = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
+            if abs(used - 1) > NEAR_SATURATION or not isinstance(self.load, OpenLoad):
+                return used
             return offered / (setup.most * self.saturated(setup.settings, LONG_FLOOD).requests_per_s)
         prefill, decode = self.of_kinds(setup.settings)
         return offered / min(setup.prefill * prefill, setup.replicas * decode)
-
-    def sustainable(self, setups: Iterable[Setup], scale: float = 1.0) -> list[Setup]:
-        """Return the setups that sustain the load."""
-        each = list(setups)
-        kept = self.side_by_side(lambda setup: self.carries(setup, scale), each)
-        return [setup for setup, carried in zip(each, kept, strict=True) if carried]
 
     def of_kinds(self, settings: EngineSettings) -> tuple[float, float]:
         """Return the saturated requests/s of one prefill engine and of one decode engine."""

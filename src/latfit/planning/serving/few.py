@@ -1,11 +1,9 @@
 """Warn if a plan for recorded requests depends on few of them: docs/theory/planning.md, "Recorded requests".
 
-A percentile gets a distribution-free binomial interval, a share that of Clopper and Pearson. A warning also names
-larger replica counts that miss a target.
+A percentile gets a distribution-free binomial interval, a share that of Clopper and Pearson.
 """
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,50 +11,36 @@ from latfit.messages import Message, message
 from latfit.planning.serving.evaluate import Evaluator, Measured
 from latfit.planning.serving.result import Reached
 from latfit.stats import FloatArray
-from latfit.units import format_ms, format_percent, number
+from latfit.units import format_ms, format_percent
 from latfit.workload import RecordedLoad
 
 LEVEL = 0.95
 BLOCKS = 20  # of requests in the order of arrival: long enough to hold the busy periods, enough for a variance
-MORE = 3  # replicas beyond the plan that should meet the targets, too
 
 
-def few_requests(evaluator: Evaluator, best: Measured, *, given: bool) -> list[Message]:
-    """Return warnings on a setup that meets the targets. given: whether its replica count was requested."""
+def warn_of_few_requests(evaluator: Evaluator, best: Measured) -> list[Message]:
+    """Return a warning for each target whose interval over other requests like these exceeds its limit."""
     if not isinstance(evaluator.load, RecordedLoad):
         return []
-    found = [text for each in best.reached if (text := _uncertainty(evaluator, best, each))]
-    count = best.setup.replicas
-    counts = [] if given else range(count + 1, count + MORE + 1)
-    missed = [f"{each:,}" for each in counts if not evaluator.measure(replace(best.setup, replicas=each)).met]
-    if missed:
-        several = " and ".join(missed)
-        found.append(f"{count:,} replicas keep the targets, but {several} miss one: it is chance who meets whom")
-    return [message("few_requests", what=text, count=len(evaluator.load.requests)) for text in found]
+    texts = [_describe_uncertainty(evaluator, best, each) for each in best.reached]
+    return [message("few_requests", what=text, count=len(evaluator.load.requests)) for text in texts if text]
 
 
-def _uncertainty(evaluator: Evaluator, best: Measured, each: Reached) -> str:
-    """Describe the sampling uncertainty of a figure; empty if its interval stays within the limit."""
-    run = best.first
-    if each.unit == "pct":
-        n = len(run.requests)
-        low, high = (100 * end for end in share_interval(each.value / 100, n))
-        rests, ends = (
-            f"{format_percent(each.value)} of {n:,} {each.name}",
-            f"{number(low, 2)} to {format_percent(high)}",
-        )
+def _describe_uncertainty(evaluator: Evaluator, best: Measured, reached: Reached) -> str:
+    """Return the interval of a figure in words; empty if it stays within the limit."""
+    if reached.unit == "pct":
+        n = len(best.first.requests)
+        low, high = (100 * end for end in share_interval(reached.value / 100, n))
+        ends = f"{format_percent(low)} to {format_percent(high)}"
     else:
-        target = next(one for one in evaluator.targets.targets if one.name == each.name)
-        times = target.times(run, 0.0)
-        low, high = percentile_interval(times, target.percentile / 100)
+        target = next(one for one in evaluator.targets.targets if one.name == reached.name)
+        times = target.times(best.first, 0.0)
+        n, (low, high) = len(times), percentile_interval(times, target.percentile / 100)
         high = min(high, float(times.max()))
-        decided = max(round(len(times) * (1 - target.percentile / 100)), 1)
-        slowest = f"the {decided:,} slowest" if decided > 1 else "the slowest"
-        rests, ends = (
-            f"{each.name} rests on {slowest} of {len(times):,} requests",
-            f"{format_ms(low)} to {format_ms(high)}",
-        )
-    return f"{rests}; of others like these it could be {ends}" if high > each.limit else ""
+        ends = f"{format_ms(low)} to {format_ms(high)}"
+    if high <= reached.limit:
+        return ""
+    return f"{reached.name} of {n:,} requests could be {ends} of others like these"
 
 
 def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:

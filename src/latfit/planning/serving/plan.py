@@ -13,8 +13,16 @@ from latfit.model import FitResult
 from latfit.planning.fit_quality import quality_of
 from latfit.planning.serving.apart import MOST_APART, Pairs, PrefillApart
 from latfit.planning.serving.effects import effects_of, front, max_step_slowdown
-from latfit.planning.serving.evaluate import SAMPLED, TOGETHER, Evaluator, Measured, lengths_of, requests_for
-from latfit.planning.serving.few import few_requests
+from latfit.planning.serving.evaluate import (
+    SAMPLED,
+    TOGETHER,
+    Evaluator,
+    Lengths,
+    Measured,
+    lengths_of,
+    requests_for,
+)
+from latfit.planning.serving.few import warn_of_few_requests
 from latfit.planning.serving.result import (
     ApartPlan,
     Cost,
@@ -39,7 +47,6 @@ from latfit.units import count_text, format_ms, format_percent, format_rate, num
 from latfit.validation import outside_warning
 from latfit.workload import ClosedLoad, Load, RecordedLoad
 
-DOUBTED = (Severity.UNSUPPORTED, Severity.DOUBT)
 HOUR_S = 3600.0
 MILLION = 1e6
 FEW_TOKENS = 100
@@ -61,20 +68,10 @@ FITS_WARN = (
 class ServingRequest:
     """What is planned.
 
-    Attributes
-    ----------
-    start, fixed
-        Settings that the search begins with, and names of those that stay.
-    kv
-        Source of the size of the KV cache; empty if it is taken as unlimited.
-    replicas
-        Given number; None to find it.
-    price_per_hour, watts, tensor_parallel
-        Of one replica.
-    start_up_ms, window_ms
-        Of a schedule of engines for recorded requests; None for none.
-    nominal
-        Fits of nominal numbers that the step costs are from.
+    start, fixed: settings that the search begins with, and names of those that stay. kv: source of the size of the KV
+    cache; empty if it is taken as unlimited. replicas: None to find their number. price_per_hour, watts,
+    tensor_parallel: of one replica. start_up_ms, window_ms: of a schedule of engines for recorded requests; None for
+    none. nominal: fits of nominal numbers that the step costs are from.
     """
 
     targets: Targets
@@ -108,31 +105,26 @@ def plan_serving(
     evaluator = Evaluator(load, costs, request.targets, request.route, request.seed, tick)
     evaluator.alone_ms = evaluator.alone(request.start).summary.latency["mean"].value
     evaluator.requests = requests_for(load, evaluator.alone_ms)
-    every = list(fits.values())
+    every, lengths = list(fits.values()), _draw_lengths(load)
     space = search_space(load, every or request.nominal, request.fixed)
     found = Search(evaluator, request.start, space, replicas=request.replicas).run()
     shown = found.best or found.alone
     setup, settings, met = shown.setup, shown.setup.settings, found.best is not None and found.best.met
     states = operating_states(evaluator, settings, setup.replicas, every)
-    messages = _messages(evaluator, fits, request, space, shown, apart, met=met)
-    messages += [*_two_states(states), *above_cliffs(every, settings.max_num_seqs, settings.max_num_batched_tokens)]
-    slower_pct = 100 * (max_step_slowdown(evaluator, shown) - 1) if met else None
+    messages = [*_fit_messages(fits, shown, lengths[0]), *_two_states(states)]
+    messages += above_cliffs(every, settings.max_num_seqs, settings.max_num_batched_tokens)
+    messages += _load_messages(evaluator, shown) if met else []
+    messages += [message("assumed", what=each) for each in _notes(load, request, space, shown)]
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate = shown.summary.throughput_per_s if isinstance(load, ClosedLoad) else load.rate * 1e3
     quality = [quality_of(name, fit) for name, fit in fits.items()]
-    probability = probability_of(shown.reached, slower_pct, quality)
-    # Means of windows do not show the noise of steps.
-    doubted = any(each.severity in DOUBTED or each.code == "window_means" for each in messages)
-    by_severity = views(messages)
-    throughput_per_s = setup.replicas * evaluator.saturated(settings).requests_per_s
-    carries, missed_from = (each * rate for each in found.carries)
-    confirmed = not math.isnan(carries)
-    stalls = schedule = None
+    slower_pct, stalls, schedule = None, None, None
     if met:
+        slower_pct = 100 * (max_step_slowdown(evaluator, shown) - 1)
         stalls = stalls_of(
             costs,
             settings,
-            _draw_lengths(load),
+            lengths,
             shown.summary.batch_size["p99"],
             space.most_tokens,
             lambda each: evaluator.saturated(each).output_tokens_per_s,
@@ -141,8 +133,18 @@ def plan_serving(
         if request.start_up_ms is not None and isinstance(load, RecordedLoad):
             day = day_of(load, request.window_ms, request.start_up_ms)
             schedule = schedule_engines(evaluator, shown, day, request.price_per_hour)
+    probability = probability_of(shown.reached, slower_pct, quality)
+    # Means of windows do not show the noise of steps.
+    doubted = any(
+        each.severity in (Severity.UNSUPPORTED, Severity.DOUBT) or each.code == "window_means" for each in messages
+    )
+    by_severity = views(messages)
+    throughput_per_s = setup.replicas * evaluator.saturated(settings).requests_per_s
+    carries, missed_from, capacity = (
+        None if math.isnan(each) else each * rate for each in (*found.carries, found.capacity)
+    )
     return ServingPlan(
-        request=describe_request(load),
+        request=describe_request(load, lengths),
         rate_per_s=rate,
         users=load.users if isinstance(load, ClosedLoad) else None,
         feasible=met,
@@ -160,11 +162,11 @@ def plan_serving(
         tensor_parallel=request.tensor_parallel,
         route=request.route,
         kv_cache=request.kv or None,
-        carries=found.carries[0] if confirmed else None,
-        highest_rate_per_s=carries if confirmed else None,
-        missed_from_rate_per_s=missed_from if confirmed else None,
-        capacity_per_s=None if math.isnan(found.capacity) else found.capacity * rate,
-        capacity_interval_per_s=(carries, missed_from) if confirmed else None,
+        carries=None if carries is None else found.carries[0],
+        highest_rate_per_s=carries,
+        missed_from_rate_per_s=missed_from,
+        capacity_per_s=capacity,
+        capacity_interval_per_s=None if carries is None or missed_from is None else (carries, missed_from),
         steps_may_be_slower_pct=slower_pct,
         share_of_throughput_used=rate / throughput_per_s,
         outcome=found.best.summary if found.best is not None else None,
@@ -178,7 +180,7 @@ def plan_serving(
         if apart is None
         else _plan_apart(evaluator, apart, found, space, request, contents=contents),
         schedule=schedule,
-        simulated=Work(evaluator.work.setups, evaluator.work.steps, len(shown.first.requests)),
+        simulated=Work(evaluator.work["setups"], evaluator.work["steps"], len(shown.first.requests)),
         seed=request.seed,
         warnings=[each for each in messages if each.severity in (Severity.DOUBT, Severity.WARNING)],
         unsupported=by_severity["unsupported"],
@@ -189,16 +191,16 @@ def plan_serving(
 
 def _plan_apart(
     evaluator: Evaluator,
-    apart: PrefillApart | None,
+    apart: PrefillApart,
     found: Found,
     space: SearchSpace,
     request: ServingRequest,
     *,
     contents: bool,
 ) -> ApartPlan | None:
-    """Return engines that prefill for others; None without their costs, and for more than MOST_APART engines."""
+    """Return engines that prefill for others; None for more than MOST_APART engines that do both."""
     together = found.best.setup.replicas if found.best is not None and found.best.met else None
-    if apart is None or (together or 0) > MOST_APART:
+    if (together or 0) > MOST_APART:
         return None
     other = evaluator.elsewhere(evaluator.load, apart.decode, (apart.prefill, apart.transfer))
     starts = ((found.best or found.alone).setup.settings, request.start)
@@ -217,49 +219,37 @@ def search_space(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -
     return SearchSpace(fixed, most["B"], most["S"], int(prompt.max()), int((prompt + output).max()), classes)
 
 
-def _draw_lengths(load: Load) -> tuple[IntArray, IntArray]:
+def _draw_lengths(load: Load) -> Lengths:
     """Return prompt and output tokens of many requests."""
     if isinstance(load, RecordedLoad):
         return load.requests.prompt_tokens, load.requests.output_tokens
     return lengths_of(load).lengths(DRAWN, np.random.default_rng(0))
 
 
-def describe_request(load: Load) -> str:
+def describe_request(load: Load, lengths: Lengths) -> str:
     """Describe a request of the load."""
-    drawn = _draw_lengths(load)
-    means = [float(each.mean()) for each in drawn]
+    means = [float(each.mean()) for each in lengths]
     prompt, output = (number(mean, 3) if mean < FEW_TOKENS else f"{mean:,.0f}" for mean in means)
     if isinstance(load, RecordedLoad):
         return f"{len(load.requests):,} recorded requests, mean {prompt} prompt and {output} output tokens"
-    mean = "" if all(int(each.min()) == int(each.max()) for each in drawn) else "mean "
+    mean = "" if all(int(each.min()) == int(each.max()) for each in lengths) else "mean "
     return f"a request is {mean}{prompt} prompt and {output} output tokens"
 
 
 def _binding(found: Found, shown: Measured) -> str:
     """Say what keeps fewer engines, or any number, from meeting the targets."""
-    if found.best is None and not found.alone.met:
-        return f"a request alone has {shown.tightest.outcome}"
     if found.best is None:
-        return "no number of engines keeps the targets"
+        alone = f"a request alone has {shown.tightest.outcome}"
+        return "no number of engines meets the targets" if found.alone.met else alone
     if not shown.carried:
         return "the load is more than the engines serve"
     return ", ".join(each.outcome for each in shown.reached if not each.met) or shown.tightest.name
 
 
-def _messages(
-    evaluator: Evaluator,
-    named: Mapping[str, FitResult],
-    request: ServingRequest,
-    space: SearchSpace,
-    shown: Measured,
-    apart: PrefillApart | None,
-    *,
-    met: bool,
-) -> list[Message]:
-    """Return what fits, load and settings leave open about the plan, and what it assumes."""
-    load, fits, settings = evaluator.load, list(named.values()), shown.setup.settings
-    kept_out = {name: why.message for name, fit in named.items() if (why := keeps_out(fit)) is not None}
-    found = [message("kept_out", fit=name, why=why) for name, why in kept_out.items()]
+def _fit_messages(named: Mapping[str, FitResult], shown: Measured, prompts: IntArray) -> list[Message]:
+    """Return what the fits leave open about the plan."""
+    fits, settings = list(named.values()), shown.setup.settings
+    found = [message("kept_out", fit=name, why=why.message) for name, fit in named.items() if (why := keeps_out(fit))]
     if fits and (outside := outside_warning(fits, shown.first, settings)) is not None:
         found.append(message("outside_domain", what=outside.message, remedy=outside.remedy))
     # Where prefill has a fit of its own, the other one is of decode steps on purpose.
@@ -274,19 +264,20 @@ def _messages(
                 found.append(message("few_pauses", what=few))
             else:
                 found += unclear_pauses(f"{phase} steps", limits.ratios.pauses)
-    longest = int(_draw_lengths(load)[0].max())
+    longest = int(prompts.max())
     measured = max((fit.domain.get("prefill_context_tokens", (0.0, 0.0))[1] for fit in fits), default=math.inf)
     if longest - settings.max_num_batched_tokens > max(measured, 0):
         found.append(message("long_prompts", longest=longest, measured=measured))
-    if met:
-        found += few_requests(evaluator, shown, given=request.replicas is not None)
-        if (wide := next((each for each in shown.reached if not each.precise), None)) is not None:
-            ends = f"{wide.name} is {format_ms(wide.low)} to {format_ms(wide.high)}"
-            found.append(message("wide_interval", widest=ends, runs=shown.summary.replications))
-    notes = _notes(load, request, space, shown)
-    if apart is not None and shown.setup.replicas > MOST_APART:
-        notes.append(f"Prefill apart is looked for up to {MOST_APART} replicas.")
-    return found + [message("assumed", what=each) for each in notes]
+    return found
+
+
+def _load_messages(evaluator: Evaluator, best: Measured) -> list[Message]:
+    """Return what the requests leave open about a setup that meets the targets."""
+    found = warn_of_few_requests(evaluator, best)
+    if (wide := next((each for each in best.reached if not each.precise), None)) is not None:
+        ends = f"{wide.name} is {format_ms(wide.low)} to {format_ms(wide.high)}"
+        found.append(message("wide_interval", widest=ends, runs=best.summary.replications))
+    return found
 
 
 def _two_states(states: OperatingStates | None) -> list[Message]:
@@ -319,20 +310,19 @@ def _per_million(per_hour: float, summary: EngineSummary) -> float:
 
 
 def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measured) -> list[str]:
+    """Return what the plan assumes."""
     unknown = "The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log."
     found = [f"KV cache: {request.kv}." if request.kv else unknown]
     if math.isfinite(space.most_requests):
-        own = ", and the engine's own" if shown.setup.settings.max_num_seqs > space.most_requests else ""
         steps = "nominal" if request.nominal else "measured"
-        most = f"{space.most_requests:,.0f} requests, {space.most_tokens:,.0f} tokens{own}"
+        most = f"{space.most_requests:,.0f} requests, {space.most_tokens:,.0f} tokens"
         found.append(f"Settings up to the {steps} steps were tried: {most}.")
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
         if load.requests.prefix is not None and request.start.prefix_cache:
             hits = format_percent(100 * shown.summary.prefix_hit_rate)
             found.append(f"Prefix caches are empty at the start; {hits} of prompt tokens were found in them.")
-    elif shown.setup.replicas > TOGETHER and request.route == "round-robin":
-        found.append(f"{SAMPLED} of the replicas are simulated, with the requests that they get.")
     elif shown.setup.replicas > TOGETHER:
-        found.append(f"Routers that look at their replicas stand each before {TOGETHER} of them.")
+        count = SAMPLED if request.route == "round-robin" else TOGETHER
+        found.append(f"{count} of the replicas are simulated, with the requests that they get.")
     return found

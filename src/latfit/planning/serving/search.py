@@ -158,8 +158,8 @@ class Search:
         known: dict[int, Measured] = {}
         while True:
             grid = [Setup(replace(settings, max_num_seqs=count), replicas) for count in _geometric(low, high)]
-            tried = self.evaluator.sustainable(grid)
-            known |= {each.setup.settings.max_num_seqs: each for each in self.evaluator.each(tried, replications=1)}
+            measured = self.evaluator.measure_sustained(grid, replications=1)
+            known |= {each.setup.settings.max_num_seqs: each for each in measured}
             if not known:
                 return None
             best = min(known, key=lambda count: known[count].ratio)
@@ -248,7 +248,7 @@ class Search:
         left = [replace(begun, settings=each) for each in self.space.alternatives(at, axis)]
         while left:
             scale = load * PRECISION * GAIN
-            met = [each for each in self.evaluator.each(self.evaluator.sustainable(left, scale), scale) if each.met]
+            met = [each for each in self.evaluator.measure_sustained(left, scale) if each.met]
             if not met:
                 break
             # Continue with the candidate of most slack; retry the others at its feasible load.
