@@ -1,5 +1,6 @@
 """Settings of a simulated engine under the names that serving engines use."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta
@@ -14,21 +15,21 @@ Setting = bool | str | Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | list[Count]
 
 Flags = dict[str, Setting]
 
+NAMES: Mapping[str, tuple[str, str, Flags]] = {
+    "vllm": ("max_num_seqs", "max_num_batched_tokens", {"enable_chunked_prefill": True}),
+    "sglang": ("max_running_requests", "chunked_prefill_size", {"enable_mixed_chunk": True}),
+    "trtllm": ("max_batch_size", "max_num_tokens", {"enable_chunked_prefill": True}),
+    "llamacpp": ("parallel", "batch_size", {}),
+}
+"""By engine: its names for the requests and the tokens of a step, and what a limit of tokens takes with it."""
+
 
 def chunked_flags(seqs: int, budget: int | None) -> dict[str, Flags]:
     """Return limits of a step with chunked prefill, by engine. budget: tokens; None without a limit."""
-    found: dict[str, Flags] = {
-        "vllm": {"max_num_seqs": seqs},
-        "sglang": {"max_running_requests": seqs},
-        "trtllm": {"max_batch_size": seqs},
-        "llamacpp": {"parallel": seqs},
+    return {
+        engine: {of_seqs: seqs} | ({} if budget is None else {of_budget: budget, **fixed})
+        for engine, (of_seqs, of_budget, fixed) in NAMES.items()
     }
-    if budget is not None:
-        found["vllm"] |= {"max_num_batched_tokens": budget, "enable_chunked_prefill": True}
-        found["sglang"] |= {"chunked_prefill_size": budget, "enable_mixed_chunk": True}
-        found["trtllm"] |= {"max_num_tokens": budget, "enable_chunked_prefill": True}
-        found["llamacpp"] |= {"batch_size": budget}
-    return found
 
 
 def serving_flags(settings: "EngineSettings") -> dict[str, Flags]:

@@ -138,7 +138,7 @@ def _plan_steps(
         },
         B1_idle=gpu_threshold(cpu, gpu, extra_ms=extra_ms) if cpu and gpu else missing,
         B1_tokens=prefill_threshold(cpu.path, gpu.path, extra_ms=extra_ms) if cpu and gpu else missing,
-        B2=amortised_batch(gpu, request.launch_share) if gpu else missing,
+        B2=amortised_batch(gpu) if gpu else missing,
         knee=knee_batch(widest) if (widest := gpu or cpu) else missing,
     )
 
@@ -228,13 +228,9 @@ def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: i
                 f"the fit of path {path.name!r} is not usable ({path.fit.status.sentence})",
                 remedy="Fit it again with `latfit fit`.",
             )
-    if 0 < percentile < 1:
-        meant = f"Was --percentile {100 * percentile:g} meant?"
-        raise WrongUsage(f"{percentile:g} % of them, next to none", where="--percentile", remedy=meant)
-    if not 0 < percentile < 100:
-        raise WrongUsage(
-            f"{percentile:g} is not a percentile", where="--percentile", remedy="Give one above 0, below 100."
-        )
+    if not 1 <= percentile < 100:
+        found, remedy = f"{percentile:g} is not a percentile", "Give one from 1 on, below 100: --percentile 99."
+        raise WrongUsage(found, where="--percentile", remedy=remedy)
     if not (math.isfinite(sla_ms) and sla_ms > 0):
         raise WrongUsage(f"an SLA of {sla_ms:g} ms", where="--sla", remedy="Give one above zero.")
     if tokens < 1:

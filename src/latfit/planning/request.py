@@ -64,8 +64,8 @@ class PlanRequest:
     """Everything optional about a plan.
 
     rate: requests per ms, for all replicas together. context: cached tokens of a request. max_batch: of the GPU.
-    transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it. launch_share: eps
-    of B2. laws_only: no noise and Poisson arrivals.
+    transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it. laws_only: no
+    noise and Poisson arrivals.
     """
 
     rate: float | None = None
@@ -74,7 +74,6 @@ class PlanRequest:
     max_batch: int | None = None
     transfer_ms: float = 0.0
     wait_ms: float | None = None
-    launch_share: float = 0.5
     serving: ServingTargets = field(default_factory=ServingTargets)
     objective: Objective | None = None
     load: Load | None = None
@@ -82,18 +81,15 @@ class PlanRequest:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.replicas >= 1, f"{self.replicas} replicas", "--replicas", "Give 1 or more.")
-        _check(0 < self.launch_share < 1, f"a share of {self.launch_share:g}", "--launch-share", "Give one in (0, 1).")
-        _check(self.context is None or self.context >= 0, "a negative context", "--context", "Give 0 or more tokens.")
-        _check(
-            self.max_batch is None or self.max_batch >= 1,
-            "a largest batch below 1",
-            "--set max_batch",
-            "Give 1 or more.",
-        )
-        _check(self.serving.prompt_tokens >= 1, "a prompt of no tokens", "--prompt-tokens", "Give 1 or more.")
-        both = self.rate is not None and self.load is not None
-        _check(not both, "a rate and a recorded load contradict each other", "--rate, --arrivals", "Give one of them.")
+        limits = {
+            "--replicas": (self.replicas, 1),
+            "--context": (self.context, 0),
+            "--set max_batch": (self.max_batch, 1),
+            "--prompt-tokens": (self.serving.prompt_tokens, 1),
+        }
+        for name, (value, least) in limits.items():
+            if value is not None and value < least:
+                raise WrongUsage(f"{value:g} is too small", where=name, remedy=f"Give {least} or more.")
 
     @property
     def arrivals(self) -> Arrivals:
@@ -114,8 +110,3 @@ def parse_objective(text: str) -> Objective:
         return Objective(**{"p99": 0.0, **weights})
     except (ValueError, TypeError):
         raise WrongUsage(f"{text!r} is no objective", where="--objective", remedy="Write p99=1,mean=0.5.") from None
-
-
-def _check(right: bool, found: str, where: str, remedy: str) -> None:
-    if not right:
-        raise WrongUsage(found, where=where, remedy=remedy)

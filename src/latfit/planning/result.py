@@ -80,16 +80,6 @@ class BatchRange(Record, frozen=True):
     extrapolated: bool
 
 
-class RuleChoice(Record, frozen=True):
-    """A batching rule at the plan's rate: its stopping batch, mean response, and relative excess over the optimum."""
-
-    path: str
-    rule: str
-    batch: int
-    mean_ms: float | None
-    excess: float | None
-
-
 class Cutoff(Record, frozen=True):
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
@@ -173,10 +163,6 @@ class Alternative(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len(self.paths) != (1 if self.T_cut_ms is None else 2):
             raise ValueError(f"a strategy on {len(self.paths)} paths")
-
-    @property
-    def strategy(self) -> Strategy:
-        return Strategy(self.kind, self.paths, self.T_cut_ms, self.batch)
 
 
 class Capacity(Record, frozen=True):
@@ -316,7 +302,7 @@ class Plan(Record, frozen=True, kw_only=True):
     B1_tokens: Threshold
     B2: Threshold
     knee: Threshold
-    rules: Sequence[RuleChoice] = ()
+    rules: Sequence[Any] = ()  # of earlier versions
     sensitivity: Sequence[Change] = ()
     frontier: Sequence[FrontierPoint] = ()
     fastest_ms: float

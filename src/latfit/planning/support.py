@@ -1,8 +1,7 @@
 """Decide whether a fit supports a plan, and find the steps that the fit cannot classify against the SLA.
 
-Fit warnings decide a plan only where its margin or its kind of answer depends on them. Steps whose probability of
-meeting the SLA lies between 2.5 and 97.5 % over the fit's draws are reported as the ones to measure next. Rules:
-docs/theory/planning.md, "Support by the data".
+Steps whose probability of meeting the SLA lies between 2.5 and 97.5 % over the fit's draws are reported as the ones to
+measure next. Rules: docs/theory/planning.md, "Support by the data".
 """
 
 import math
@@ -16,7 +15,6 @@ from latfit.messages import Message, message
 from latfit.model import FitResult, fitted_identity
 from latfit.planning.result import Doubt, Plan, TokenRange
 from latfit.planning.steps.limits import levels_for
-from latfit.stats import FloatArray
 
 MOST = 6
 APART = 1.6  # steps within this factor of each other, in B and in S, count as duplicates
@@ -26,10 +24,13 @@ REPEATED = ("no_better_than_constant", "large_error", "drift", "autocorrelated")
 
 def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> list[Doubt]:
     """Return measured-range steps (B, S) that the fit cannot classify; empty if it has no draws."""
-    B, S = _grid(path)
-    if not len(B):
-        return []
-    drawn = step_draws(path, {"B": B, "S": S})
+    (B_low, B_high), (S_low, S_high) = path.fit.domain["B"], path.fit.domain["S"]
+    sizes_B = np.unique(np.round(np.geomspace(max(B_low, 1), B_high, GRID)))
+    sizes_S = np.unique(np.round(np.geomspace(max(S_low, 1), S_high, 3 * GRID)))
+    B, S = (axis.ravel() for axis in np.meshgrid(sizes_B, sizes_S))
+    kept = (S >= B) & (path.fit.knows_prefill | ~path.fit.holds_prefill(B, S))
+    B, S = B[kept], S[kept]
+    drawn = step_draws(path, {"B": B, "S": S}) if len(B) else None
     if drawn is None:
         return []
     T = drawn * levels_for(path, percentile).factors(B, S)
@@ -44,19 +45,6 @@ def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> lis
         if len(found) == MOST:
             break
     return found
-
-
-def _grid(path: ExecutionPath) -> tuple[FloatArray, ...]:
-    (B_low, B_high), (S_low, S_high) = path.fit.domain["B"], path.fit.domain["S"]
-    B = np.unique(np.round(np.geomspace(max(B_low, 1), B_high, GRID)))
-    S = np.unique(np.round(np.geomspace(max(S_low, 1), S_high, 3 * GRID)))
-    grid_B, grid_S = (axis.ravel() for axis in np.meshgrid(B, S))
-    kept = grid_S >= grid_B
-    steps = grid_B[kept], grid_S[kept]
-    if not path.fit.knows_prefill:
-        decode = ~path.fit.holds_prefill(*steps)
-        steps = steps[0][decode], steps[1][decode]
-    return steps
 
 
 def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:

@@ -12,8 +12,7 @@ from scipy.special import ndtr
 
 Verdict = Literal["meets", "likely", "misses"]
 
-CONFIRMED = 0.975
-"""Probability from which a plan meets its limits; below it, and above one half, it likely does."""
+CONFIRMED = 0.975  # probability from which a plan meets its limits; below it, and above one half, it likely does
 
 Z = 1.959964  # of 97.5 %
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import structs
 
-from latfit.errors import SlaOutOfReach
 from latfit.hardware import HardwareProfile
 from latfit.messages import Message, message
 from latfit.planning import wording
@@ -39,19 +38,16 @@ from latfit.planning.result import (
     FrontierPoint,
     Kind,
     Plan,
-    RuleChoice,
     Strategy,
     Threshold,
 )
 from latfit.planning.steps.thresholds import gpu_threshold
 from latfit.planning.verdict import Verdict
-from latfit.policies import RULES, stopping_batch
-from latfit.queueing import COARSE, FINE, ResponseDistribution, optimal_rule, settling_ms, simulate_batches
+from latfit.queueing import COARSE, FINE, ResponseDistribution, settling_ms, simulate_batches
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 
 TIE, CAPACITY_TIE = 1e-3, 0.01  # relative; within it the first strategy listed is taken
-OBJECTIVE_RATES = 25
 FASTER = 0.9  # of a path's time: the improvement that sensitivity shows
 MIN_SETTLING_RESPONSES = 20.0  # mean responses from empty to the stationary state, above which it is a warning
 
@@ -116,9 +112,8 @@ class LoadPlanner:
             checked=None if best is None or best.law is None else self.summarise(best.strategy, best.law),
             T_cut=cutoff,
             B1_at_rate=threshold,
-            rules=self.compare_rules(),
             sensitivity=self.sensitivity(shown),
-            frontier=self.frontier(candidates, laws, shown),
+            frontier=self.frontier(candidates, laws),
             unknown={name: reason for name, reason in reasons.items() if values[name] is None},
         )
         answer = wording.load_answer(plan, self.request.replicas, laws_only=self.request.laws_only)
@@ -145,8 +140,7 @@ class LoadPlanner:
     def choose(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """Return the first candidate whose cost is the least, within TIE, of those that meet the target."""
         costs = [
-            self.cost(each.law, self.rate) if each.law is not None and self.meets(each.law) else math.inf
-            for each in candidates
+            self.cost(each.law) if each.law is not None and self.meets(each.law) else math.inf for each in candidates
         ]
         least = min(costs)
         if math.isinf(least):
@@ -156,10 +150,10 @@ class LoadPlanner:
     def meets(self, law: ResponseDistribution) -> bool:
         return law.percentile(self.target.q) <= self.target.sla_ms * (1 + ROUNDING)
 
-    def cost(self, law: ResponseDistribution, rate: float) -> float:
+    def cost(self, law: ResponseDistribution) -> float:
         """Return what a strategy is chosen by: the objective, else the percentile."""
         late, objective = law.percentile(self.target.q), self.request.objective
-        return late if objective is None else objective.of(late, law.mean_ms, rate)
+        return late if objective is None else objective.of(late, law.mean_ms, self.rate)
 
     def confirm_capacity(self, candidates: Sequence[Candidate], best: Candidate | None) -> tuple[Candidate, Strategy]:
         """Confirm the end of the strategy that carries most by a long run; return it, and what it is at that rate."""
@@ -254,58 +248,25 @@ class LoadPlanner:
         wins = np.flatnonzero(fast + self.extra_ms(gpu, rate) <= slow)
         return int(B[wins[0]]) if len(wins) else None
 
-    def compare_rules(self) -> list[RuleChoice]:
-        """Return batching rules on the main path, and by how much each exceeds the optimal mean.
-
-        Empty where steps have noise, which the decision process leaves out.
-        """
-        main = self.machine.main
-        times = main.times
-        if self.rate >= min(main.best_times.rate_limit(), times.rate_limit()) or times.noise is not None:
-            return []
-        T = times.table(1, times.max_batch).tolist()
-        stops = {"greedy": 1} | {name: stopping_batch(name, T, self.rate) for name in RULES}
-        try:
-            best = optimal_rule(self.rate, times)
-        except SlaOutOfReach:  # so near its limit that the table of states is too large
-            return []
-        rows = [RuleChoice(main.label, "optimal", best.threshold, best.cost_ms, 0.0)]
-        for name, stop in stops.items():
-            mean_ms = simulate_batches(self.rate, times, stop).mean_ms
-            rows.append(RuleChoice(main.label, name, stop, mean_ms, max(0.0, mean_ms / best.cost_ms - 1)))
-        return rows
-
-    def frontier(self, candidates: Sequence[Candidate], laws: Laws, shown: Candidate) -> list[FrontierPoint]:
-        """Return every strategy, and GPU + CPU over T_cut, those marked that nothing beats in percentile and mean.
-
-        With a weight on throughput, the objective over the rate follows, its least marked.
-        """
+    def frontier(self, candidates: Sequence[Candidate], laws: Laws) -> list[FrontierPoint]:
+        """Return every strategy, and GPU + CPU over T_cut, those marked that nothing beats in percentile and mean."""
         rows = [(each.strategy, each.law) for each in candidates if each.strategy.kind is not Kind.CUTOFF]
         rows += [(cutoff_strategy(self.machine, cutoff), law) for cutoff, law in sorted(laws.items())]
-        points = [self.frontier_point(strategy, law, self.rate) for strategy, law in rows if law is not None]
-        times = [(point.percentile_ms, point.mean_ms) for point in points]
-        best = [not any(a <= x and b <= y and (a, b) != (x, y) for a, b in times) for x, y in times]
-        points = [structs.replace(point, best=ok) for point, ok in zip(points, best, strict=True)]
-        objective = self.request.objective
-        if objective is None or objective.throughput <= 0 or shown.strategy.kind is Kind.CUTOFF:
-            return points
-        rates = (np.linspace(0.02, 0.98, OBJECTIVE_RATES) * self.machine.rate_limit(shown.strategy)).tolist()
-        tried = [(rate, self.machine.simulate(shown.strategy, rate, COARSE)) for rate in rates]
-        more = [self.frontier_point(shown.strategy, law, rate) for rate, law in tried if law is not None]
-        least = min(more, key=lambda point: point.cost or 0.0)
-        return points + [structs.replace(point, best=point is least) for point in more]
-
-    def frontier_point(self, strategy: Strategy, law: ResponseDistribution, rate: float) -> FrontierPoint:
-        return FrontierPoint(
-            name=" + ".join(strategy.paths) if strategy.kind is Kind.CUTOFF else strategy.name,
-            rate_per_s=rate * 1e3,
-            T_cut_ms=strategy.T_cut_ms,
-            percentile_ms=law.percentile(self.target.q),
-            mean_ms=law.mean_ms,
-            goodput_per_s=rate * (1 - law.tail(self.target.sla_ms)) * 1e3,
-            cost=None if self.request.objective is None else self.cost(law, rate),
-            best=False,
-        )
+        stable = [(strategy, law) for strategy, law in rows if law is not None]
+        times = [(law.percentile(self.target.q), law.mean_ms) for _, law in stable]
+        return [
+            FrontierPoint(
+                name=" + ".join(strategy.paths) if strategy.kind is Kind.CUTOFF else strategy.name,
+                rate_per_s=self.rate * 1e3,
+                T_cut_ms=strategy.T_cut_ms,
+                percentile_ms=late,
+                mean_ms=mean,
+                goodput_per_s=self.rate * (1 - law.tail(self.target.sla_ms)) * 1e3,
+                cost=None if self.request.objective is None else self.cost(law),
+                best=not any(a <= late and b <= mean and (a, b) != (late, mean) for a, b in times),
+            )
+            for (strategy, law), (late, mean) in zip(stable, times, strict=True)
+        ]
 
     def summarise(self, strategy: Strategy, law: ResponseDistribution) -> dict[str, object]:
         """Return the long run that the decision rests on."""

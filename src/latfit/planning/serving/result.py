@@ -323,16 +323,9 @@ class Work(Record, frozen=True):
 class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", tag="serving"):
     """Replicas that meet the targets of a load of requests, or why none do.
 
-    Attributes
-    ----------
-    targets, outcome
-        Of the replicas; if no number meets the targets, of a request alone or of the given replicas.
-    carries
-        Highest load at which these replicas certainly meet the targets, as a ratio of the planned one.
-    kv_cache
-        Source of the size of the KV cache; None if it is taken as unlimited.
-    steps_may_be_slower_pct
-        How much longer the steps may take.
+    targets, outcome: of the replicas; if no number meets the targets, of a request alone or of the given replicas.
+    carries: highest load that certainly meets the targets, as a ratio of the planned one. kv_cache: source of its size;
+    None if it is taken as unlimited.
     """
 
     what: ClassVar[str] = "plan"
@@ -385,8 +378,7 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
         return upgraded(document)
 
     def __repr__(self) -> str:
-        state = "feasible" if self.feasible else "not feasible"
-        return f"<ServingPlan: {self.replicas.value} replicas, {state}>"
+        return f"<ServingPlan: {self.replicas.value} replicas, {self.promise}>"
 
 
 def probability_of(reached: Sequence[Reached], slower_pct: float | None, fits: Sequence[FitQuality]) -> float | None:

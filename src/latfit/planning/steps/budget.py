@@ -36,9 +36,9 @@ class Trimmed:
 class StepBudget:
     """Token limits of a step by number of requests.
 
-    contexts: cached tokens of the whole step, in rising order. most: most[k][B] is the largest S of a step of B = 0, 1,
-    ... requests with up to contexts[k] cached tokens; -1 if no step is feasible. fewest: smallest S from which all
-    steps up to `most` are feasible. shown: the B of the table; None for 1, 2, 4, ...
+    contexts: cached tokens of the whole step, in rising order. most, fewest: the largest S of a step of B requests with
+    up to contexts[k] cached tokens is most[k][B] (-1: none), the smallest from which all are feasible fewest[k][B].
+    shown: the B of the table; None for 1, 2, 4, ...
     """
 
     contexts: tuple[float, ...]
@@ -74,31 +74,22 @@ class StepBudget:
     def trim(self, least: Sequence[int], wanted: Sequence[int], context_tokens: float = 0.0) -> Trimmed:
         """Trim candidates, given in priority order, to one step.
 
-        least, wanted: tokens that each candidate needs to take part (at least 1), and takes at most. context_tokens:
-        cached tokens of all candidates together; ignored by a fit without them.
+        least, wanted: tokens that each candidate needs (at least 1), and takes at most. context_tokens: cached tokens
+        of all candidates together; ignored by a fit without them.
         """
         k = bisect_left(self.contexts, context_tokens)
-        if k == len(self.contexts):
-            return Trimmed(0, (0,) * len(least), 0)
-        most, fewest = self.most[k], self.fewest[k]
+        most, fewest = (self.most[k], self.fewest[k]) if k < len(self.contexts) else ((0,), (0,))
         sums, reach = list(accumulate(least)), list(accumulate(wanted))
         taken = min(len(sums), len(most) - 1)
         while taken and (sums[taken - 1] > most[taken] or reach[taken - 1] < fewest[taken]):
             taken -= 1
-        if not taken:
-            return Trimmed(0, (0,) * len(least), 0)
-        spare = most[taken] - sums[taken - 1]
-        tokens = list(least[:taken])
+        spare = most[taken] - sums[taken - 1] if taken else 0
+        tokens = [0] * len(least)
         for i in range(taken):
-            if not spare:
-                break
-            more = min(wanted[i] - tokens[i], spare)
-            if more > 0:
-                tokens[i] += more
-                spare -= more
-        total = most[taken] - spare
-        tokens += [0] * (len(least) - taken)
-        return Trimmed(taken, tuple(tokens), total)
+            more = max(min(wanted[i] - least[i], spare), 0)
+            tokens[i] = least[i] + more
+            spare -= more
+        return Trimmed(taken, tuple(tokens), most[taken] - spare if taken else 0)
 
 
 def step_budget(
@@ -121,9 +112,8 @@ def step_budget(
     fewest = tuple((0, *(low for low, _ in row)) for row in rows)
     most = tuple((0, *(high for _, high in row)) for row in rows)
     if max(max(row) for row in most) < 1:
-        raise SlaOutOfReach(
-            f"no step on {path.label} meets {sla_ms:g} ms", where="SLA", remedy="Relax the SLA or lower the percentile."
-        )
+        remedy = "Relax the SLA or lower the percentile."
+        raise SlaOutOfReach(f"no step on {path.label} meets {sla_ms:g} ms", where="SLA", remedy=remedy)
     return StepBudget(contexts, most, fewest)
 
 

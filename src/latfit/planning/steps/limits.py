@@ -8,6 +8,7 @@ docs/theory/planning.md, "Steps within an SLA".
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ Curve = Callable[[FloatArray], FloatArray]
 """Integers (n,) -> latency in ms (n,)."""
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Integers from `low` to `high`, both included; `high` is None if the limit is never reached."""
 
     low: int
@@ -35,10 +35,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Level:
-    """Percentile requested for a phase (None: the typical step), and its upper factor.
-
-    measured: highest percentile supported by the phase's own steps, if the factor is extrapolated from there.
-    """
+    """Percentile of a phase (None: the typical step), its upper factor, and the percentile it is extrapolated from."""
 
     percentile: float | None
     factor: float
@@ -47,7 +44,7 @@ class Level:
 
 @dataclass(frozen=True)
 class StepLevels:
-    """Levels of decode steps, of single-prompt prefills, and of other steps with prefill."""
+    """Levels of decode steps, of single-prompt prefills, and of other steps with prefill. fit: None if nominal."""
 
     decode: Level
     alone: Level
@@ -55,10 +52,7 @@ class StepLevels:
     fit: FitResult | None = None
 
     def wider(self, B: FloatArray, S: FloatArray) -> FloatArray:
-        """Return the factor (n,) of `latfit predict` for larger errors beyond and among sparse measurements.
-
-        1 for typical steps, and where the data do not determine it (the range is then marked as extrapolated).
-        """
+        """Return the factor (n,) of `latfit predict` for larger errors beyond measurements; 1 where it is unknown."""
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
         return np.nan_to_num(self.fit.widening(B, S), nan=1.0)
@@ -66,8 +60,8 @@ class StepLevels:
     @property
     def percentile(self) -> float | None:
         """The lowest percentile of all phases; None if a phase has only its typical step."""
-        known = [level.percentile for level in (self.decode, self.alone, self.prefill)]
-        return None if None in known else min(p for p in known if p is not None)
+        levels = [each.percentile for each in (self.decode, self.alone, self.prefill) if each.percentile is not None]
+        return min(levels) if len(levels) == 3 else None
 
     @property
     def extrapolated(self) -> dict[str, float]:
@@ -81,8 +75,8 @@ class StepLevels:
 
     def factors(self, B: FloatArray, S: FloatArray) -> FloatArray:
         """Return the upper factor (n,) of each step; S = B is decode."""
-        some = np.where(B == 1, self.alone.factor, self.prefill.factor)
-        return np.asarray(np.where(S == B, self.decode.factor, some))
+        prefill = np.where(B == 1, self.alone.factor, self.prefill.factor)
+        return np.asarray(np.where(S == B, self.decode.factor, prefill))
 
 
 def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
@@ -110,11 +104,9 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
     """Return the levels of a path's phases; a decode-only fit uses one for all."""
-    decode = level_for(path, percentile, DECODE)
-    fit = None if path.nominal is not None else path.fit
-    if not path.fit.knows_prefill:
-        return StepLevels(decode, decode, decode, fit)
-    return StepLevels(decode, level_for(path, percentile, PREFILL), level_for(path, percentile, UNKNOWN), fit)
+    phases = (DECODE, PREFILL, UNKNOWN) if path.fit.knows_prefill else (DECODE, DECODE, DECODE)
+    levels = (level_for(path, percentile, phase) for phase in phases)
+    return StepLevels(*levels, fit=None if path.nominal is not None else path.fit)
 
 
 def token_ranges(
@@ -144,10 +136,7 @@ def token_ranges(
 
 
 def tokens_within(at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None) -> list[Range]:
-    """Return the ranges of S from B up to `top` whose steps of B requests meet the SLA.
-
-    at: S (n,) -> typical latency in ms (n,). S = B is a decode step, a larger S contains prefill.
-    """
+    """Return the ranges of S from B up to `top` whose steps of B requests meet the SLA; S = B is a decode step."""
 
     def widened(S: FloatArray) -> FloatArray:
         return at(S) * levels.wider(np.full(len(S), float(B)), S)
@@ -177,23 +166,21 @@ def batch_ranges(
             joins = bool(spans) and spans[-1].high == S - 1
             spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
         beyond = _beyond(path, "S", Range(S, S))
-        found += [BatchRange(path.name, S, span.low, span.high, beyond or _beyond(path, "B", span)) for span in spans]
+        found += [BatchRange(path.name, S, *span, beyond or _beyond(path, "B", span)) for span in spans]
     return found
 
 
 def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None) -> list[Range]:
     """Return all integer ranges in [low, high] with at(x) <= limit_ms, in order; a last end of None is unbounded."""
-    top = high if high is not None else _far(at, limit_ms, low)
+    top = high if high is not None else _find_beyond(at, limit_ms, low)
     grid = np.unique(np.round(np.geomspace(low, max(top, low), SCANNED))).astype(np.int64)
     inside = at(grid.astype(np.float64)) <= limit_ms
     edges = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(int)))
     found = []
     for first, last in zip(edges[::2], edges[1::2], strict=True):
         start = low if first == 0 else _edge(at, limit_ms, int(grid[first - 1]), int(grid[first]), enters=True)
-        if last == len(grid):
-            found.append(Range(start, high))
-        else:
-            found.append(Range(start, _edge(at, limit_ms, int(grid[last - 1]), int(grid[last]), enters=False)))
+        ends = high if last == len(grid) else _edge(at, limit_ms, int(grid[last - 1]), int(grid[last]), enters=False)
+        found.append(Range(start, ends))
     return found
 
 
@@ -215,7 +202,7 @@ def _one(at: Curve, x: int) -> float:
     return float(at(np.array([float(x)]))[0])
 
 
-def _far(at: Curve, limit_ms: float, low: int) -> int:
+def _find_beyond(at: Curve, limit_ms: float, low: int) -> int:
     """Return a number above the limit none of whose doubles are within it, else UNBOUNDED."""
     doubles = np.asarray(low * 2.0 ** np.arange(1.0, 41.0), dtype=np.float64)
     doubles = doubles[doubles <= UNBOUNDED]
