@@ -25,23 +25,14 @@ PREFIX = "catalog:"
 FOLDER = "LATFIT_CATALOG"
 SHIPPED = Path(__file__).parent / "systems"
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.@-]*")
-KERNELS, STEPS = "kernels", "steps"
-"""What a measured step holds: the GPU's kernels alone, or a whole step of a serving engine with its host time."""
+KERNELS, STEPS = "kernels", "steps"  # the GPU's kernels alone, or a serving engine's steps with their host time
 
 
 class CatalogEntry(Record, frozen=True, kw_only=True, tag_field="schema", tag="latfit.catalog/1"):
     """A fitted system.
 
-    Attributes
-    ----------
-    contents
-        What a step holds: `kernels` or `steps`; lacks says what is missing.
-    B, S
-        Measured ranges.
-    error_pct
-        Mean error on held-out steps.
-    weights
-        Parameters of the model, of which all are read by a step. None where unknown.
+    contents, lacks: what a step holds (`kernels` or `steps`), and what it misses. B, S: measured ranges. error_pct:
+    mean error on held-out steps. weights: parameters of the model, of which a step reads all; None where unknown.
     """
 
     what = "catalogue entry"

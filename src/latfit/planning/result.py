@@ -36,8 +36,7 @@ class Reach(Enum):
 class Threshold(Record, frozen=True):
     """A number (of requests, of tokens) from which something holds; None with the reason where it never holds.
 
-    wins: the ranges (first, last) for which it holds. interval: 95 % over the fits' draws. never_share: share of the
-    draws in which it never holds.
+    wins: the ranges (first, last) for which it holds. interval, never_share: 95 %, and never, over the fits' draws.
     """
 
     value: int | None
@@ -83,9 +82,8 @@ class BatchRange(Record, frozen=True):
 class Cutoff(Record, frozen=True):
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
-    value: the recommended T_cut in ms, None where none meets the SLA. bound: the method that decides. ranges: T_cut
-    that meet the SLA, by method. bounds_ms: the percentile at `value`, else at `safest_ms`, by method. holds: methods
-    whose number is valid.
+    value: the recommended T_cut in ms, None where none meets the SLA. ranges: T_cut that meet the SLA, by method.
+    bounds_ms: the percentile at `value`, else at `safest_ms`, by method.
     """
 
     value: float | None
@@ -119,9 +117,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a load is served: labels of the paths, the GPU first; batch: that amortised batches wait for at the plan's
-    rate.
-    """
+    """How a load is served: labels of the paths, the GPU first; batch: that amortised batches wait for."""
 
     kind: Kind
     paths: tuple[str, ...]
@@ -137,8 +133,7 @@ class Strategy:
 class Alternative(Record, frozen=True, kw_only=True):
     """A strategy at the plan's rate, and why it was selected or not. None where the load is unstable.
 
-    margin: to the SLA, as a share of it. sustainable_per_s: the highest rate that meets the SLA. feasible_per_s: ranges
-    of rates that do; one from 0 has no lower end. source: "simulated".
+    margin: to the SLA, as a share of it. sustainable_per_s, feasible_per_s: highest rate, and ranges, that meet it.
     """
 
     name: str
@@ -168,8 +163,8 @@ class Alternative(Record, frozen=True, kw_only=True):
 class Capacity(Record, frozen=True):
     """Load of the strategy that carries most on one replica, in requests/s.
 
-    sustainable: meets the SLA by the fit; promised: also at the slow end of what the data leave open. headroom:
-    sustainable over the rate, minus 1. replicas: for the whole rate. load: schedule of a load that varies.
+    sustainable: meets the SLA by the fit; promised: also at the slow end of what the data leave open. replicas: for the
+    whole rate. load: schedule of a load that varies.
     """
 
     system: str
@@ -199,8 +194,7 @@ class Change(Record, frozen=True):
 class EngineChoice(Record, frozen=True):
     """One row of the trade-off: more sequences, or a shorter wait for the first token.
 
-    chunk_tokens: prefill tokens of a step in which all other sequences decode. ttft_ms: of the plan's prompt in such
-    chunks, without waiting. decode_tokens_per_s: of steps in which all sequences decode.
+    chunk_tokens: prefill tokens of a step in which all other sequences decode. ttft_ms: without waiting.
     """
 
     max_num_seqs: int
@@ -213,9 +207,8 @@ class EngineChoice(Record, frozen=True):
 class Settings(Record, frozen=True):
     """Limits for a serving engine, from the fit of `path`, without a sweep.
 
-    max_num_batched_tokens, chunk_tokens: of a step, and prefill beside the decoding requests; None if no such steps
-    were measured. min_num_batched_tokens: the fewest that still keep the TTFT target. ttft_ms, tpot_ms: of a prompt of
-    `prompt_tokens` without waiting, at the plan's percentile of steps. choices: the trade-off, by token budget.
+    max_num_batched_tokens, chunk_tokens: None if no such steps were measured. min_num_batched_tokens: the fewest that
+    still keep the TTFT target. ttft_ms, tpot_ms: at the plan's percentile of steps, without waiting.
     """
 
     path: str
@@ -269,10 +262,9 @@ UNKNOWABLE = ("capacity", "T_cut_ms", "B1_at_rate", "settings")
 class Plan(Record, frozen=True, kw_only=True):
     """What to do under an SLA: for steps, and for a load if there is one.
 
-    percentile: of steps, or with a rate of responses; None for the typical step. binding, remedy: what limits the plan,
-    and what would make it feasible. warnings, notes, unsupported, why_in_doubt: the messages, by severity. capacity,
-    T_cut, B1_at_rate, settings: None if they cannot be given; `unknown` then has the reason, by key of the JSON.
-    B1_idle: B1 without the wait at the GPU. engines: the settings of `engines_path` under the names that engines use.
+    percentile: of steps, or with a rate of responses; None for the typical step. capacity, T_cut, B1_at_rate, settings:
+    None if they cannot be given; `unknown` then has the reason, by key of the JSON. B1_idle: B1 without the wait at the
+    GPU. engines: the settings of `engines_path` under the names that engines use.
     """
 
     what: ClassVar[str] = "plan"

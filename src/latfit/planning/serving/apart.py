@@ -43,36 +43,29 @@ class Pairs:
         lower, pairs, moved = (0, 0), [], (transfer.fixed_ms, transfer.ms_per_token)
         for settings in dict.fromkeys(starts):
             least = self._sustaining(settings)
-            if self.evaluator.alone(settings).met and (sum(least) > self._most or self._can_meet(settings)):
+            most = Setup(settings, MOST_APART, prefill=MOST_APART)
+            can_meet = sum(least) > self._most or self.evaluator.measure(most, replications=1).met
+            if self.evaluator.alone(settings).met and can_meet:
                 lower = least if not any(lower) else min(lower, least, key=sum)
                 pairs.append(self._grow(Setup(settings, least[1], prefill=least[0])))
-        found = min((each for each in pairs if each is not None), key=_by_engines, default=None)
-        if found is not None:
-            space, start = replace(self.space, fixed=self.space.fixed | {"batching"}), found.setup.settings
-            settings, _ = Search(self.evaluator, start, space).ascend(found.setup, 1.0)
+        best = _fewest(pairs)
+        if best is not None:
+            space, start = replace(self.space, fixed=self.space.fixed | {"batching"}), best.setup.settings
+            settings, _ = Search(self.evaluator, start, space).ascend(best.setup, 1.0)
             prefill, decode = self._sustaining(settings)
             other = self._grow(Setup(settings, decode, prefill=prefill)) if settings != start else None
-            found = min((each for each in (found, other) if each is not None), key=_by_engines)
-            found = self._grow(found.setup, VERIFIED)
-        if found is None:
-            return ApartPlan(
-                feasible=False,
-                prefill_replicas=lower[0],
-                replicas=lower[1],
-                transfer_ms=moved,
-                targets=[],
-                engine=None,
-                highest_rate_per_s=None,
-            )
-        setup, rate = found.setup, self.evaluator.rate_per_s
+            best = self._grow((_fewest([best, other]) or best).setup, VERIFIED)
+        if best is None:
+            return ApartPlan(feasible=False, prefill_replicas=lower[0], replicas=lower[1], transfer_ms=moved)
+        setup, rate = best.setup, self.evaluator.rate_per_s
         carries, at_most = Search(self.evaluator, setup.settings, self.space).spare(setup)
         return ApartPlan(
             feasible=True,
             prefill_replicas=setup.prefill,
             replicas=setup.replicas,
             transfer_ms=moved,
-            targets=list(found.reached),
-            outcome=found.summary,
+            targets=list(best.reached),
+            outcome=best.summary,
             highest_rate_per_s=carries * rate,
             missed_from_rate_per_s=at_most * rate,
             **settings_of(setup.settings, contents=self.contents),
@@ -88,22 +81,22 @@ class Pairs:
         prefill, decode = (max(1, math.ceil(rate / each)) for each in self.evaluator.of_kinds(settings))
         return prefill, decode
 
-    def _can_meet(self, settings: EngineSettings) -> bool:
-        return self.evaluator.measure(Setup(settings, MOST_APART, prefill=MOST_APART), replications=1).met
-
     def _grow(self, setup: Setup, replications: int = MOST) -> Measured | None:
         """Add engines until the targets are met, then drop each that is not needed; None beyond the largest total."""
-        found = self.evaluator.measure(setup, replications=replications) if setup.total <= self._most else None
-        while found is not None and not found.met:
-            tried = [self.evaluator.measure(each, replications=replications) for each in _neighbours(found.setup, 1)]
-            best = min(tried, key=lambda each: (not each.met, each.tightest.ratio))
-            found = best if best.setup.total <= self._most else None
-        while found is not None:
-            fewer = [self.evaluator.measure(each, replications=replications) for each in _neighbours(found.setup, -1)]
-            if not any(each.met for each in fewer):
-                return found
-            found = min(fewer, key=_by_engines)
-        return None
+
+        def measure(setups: Iterable[Setup]) -> list[Measured]:
+            return [self.evaluator.measure(each, replications=replications) for each in setups]
+
+        if setup.total > self._most:
+            return None
+        (best,) = measure([setup])
+        while not best.met:
+            best = min(measure(_neighbours(best.setup, 1)), key=lambda each: (not each.met, each.tightest.ratio))
+            if best.setup.total > self._most:
+                return None
+        while fewer := [each for each in measure(_neighbours(best.setup, -1)) if each.met]:
+            best = min(fewer, key=_by_engines)
+        return best
 
 
 def _neighbours(setup: Setup, step: int) -> list[Setup]:
@@ -112,6 +105,10 @@ def _neighbours(setup: Setup, step: int) -> list[Setup]:
     return [each for each in pairs if min(each.prefill, each.replicas) >= 1]
 
 
-def _by_engines(found: Measured) -> tuple[bool, int, float]:
+def _fewest(pairs: Iterable[Measured | None]) -> Measured | None:
+    return min((each for each in pairs if each is not None), key=_by_engines, default=None)
+
+
+def _by_engines(measured: Measured) -> tuple[bool, int, float]:
     """Sort key: feasible first, then fewest engines, then most slack."""
-    return not found.met, found.setup.total, found.ratio
+    return not measured.met, measured.setup.total, measured.ratio

@@ -256,11 +256,11 @@ class PlannedEngines(Record, frozen=True, kw_only=True):
     """Replicas with their settings (`engines`: under each engine's names), and what they reach."""
 
     feasible: bool
-    targets: Sequence[Reached]
-    engine: EngineOptions | None
+    targets: Sequence[Reached] = ()
+    engine: EngineOptions | None = None
     engines: Mapping[str, Flags] = {}
     outcome: EngineSummary | None = None
-    highest_rate_per_s: float | None
+    highest_rate_per_s: float | None = None
     missed_from_rate_per_s: float | None = None
     capacity_per_s: float | None = None
     capacity_interval_per_s: tuple[float, float] | None = None

@@ -84,9 +84,9 @@ class SearchSpace:
 class Found:
     """Result of a search.
 
-    best: the verified setup; None if no setup is feasible. alone: the best result without contention. fewer: the setup
-    with one replica less. usual: replicas needed with the initial settings. carries: relative loads up to which the
-    targets are met, and beyond which one is missed, by their intervals. capacity: the same by the estimates.
+    best: the verified setup; None if none is feasible. alone: the best result without contention. fewer: with one
+    replica less. usual: replicas with the initial settings. carries: relative loads up to which the targets are met,
+    and beyond which one is missed, by their intervals. capacity: the same by the estimates.
     """
 
     best: Measured | None
@@ -99,7 +99,7 @@ class Found:
 
 @dataclass(eq=False)
 class Search:
-    """A search for the fewest engines. start: initial settings.  replicas: a fixed number of them."""
+    """A search for the fewest engines. start: initial settings. replicas: a fixed number of them."""
 
     evaluator: Evaluator
     start: EngineSettings
@@ -114,7 +114,7 @@ class Search:
         settings = alone.setup.settings
         usual = self.least(settings) if self.replicas is None else self._at(settings, self.replicas)
         begun = usual if usual is not None else self._at(settings, self._guess(settings))
-        settings, carried = self.ascend(begun.setup, 1.0 if begun.met else self.highest(begun.setup, 1.0))
+        settings, carried = self.ascend(begun.setup, 1.0 if begun.met else self.bracket(begun.setup, 1.0)[0])
         if self.replicas is not None:
             given = self.evaluator.measure(Setup(settings, self.replicas), replications=VERIFIED)
             best: Measured | None = given if given.met else self.settle(self.replicas, settings) or given
@@ -131,7 +131,7 @@ class Search:
             return Found(best, alone, usual=of_usual)
         count = best.setup.replicas
         below = self._at(best.setup.settings, count - 1) if count > 1 else None
-        return Found(best, alone, below, of_usual, self.spare(best.setup), max(1.0, self.highest(best.setup, 1.0)))
+        return Found(best, alone, below, of_usual, self.spare(best.setup), max(1.0, self.bracket(best.setup, 1.0)[0]))
 
     def settle(self, replicas: int, near: EngineSettings) -> Measured | None:
         """Return settings that meet the targets with so many replicas, verified; None if none were found.
@@ -191,33 +191,30 @@ class Search:
             step = 2 * step
         return found
 
-    def highest(self, setup: Setup, known: float) -> float:
-        """Return the highest feasible load, relative to the planned one; `known` is tried first."""
-        return self._bracket(setup, known)[0]
-
     def spare(self, setup: Setup) -> tuple[float, float]:
         """Return the load up to which the targets are met and the one from which on one is missed.
 
         Both are confirmed by intervals; for recorded requests, a single course of events, by the estimate.
         """
-        low, high = self._bracket(setup, 1.0)
+        low, high = self.bracket(setup, 1.0)
         if isinstance(self.evaluator.load, RecordedLoad):
             return low, high
-        while low > LEAST_SCALE and not self._is_sure(setup, low, met=True):
+
+        def is_sure(scale: float, *, met: bool) -> bool:
+            measured = self.evaluator.measure(setup, scale)
+            return measured.certain and measured.met == met
+
+        while low > LEAST_SCALE and not is_sure(low, met=True):
             low /= PRECISION
         verified = self.evaluator.measure(setup, replications=VERIFIED)
         if verified.met and verified.certain:
             low = max(low, 1.0)
-        while high < 1 / LEAST_SCALE and not self._is_sure(setup, high, met=False):
+        while high < 1 / LEAST_SCALE and not is_sure(high, met=False):
             high *= PRECISION
         return low, high
 
-    def _is_sure(self, setup: Setup, scale: float, *, met: bool) -> bool:
-        found = self.evaluator.measure(setup, scale)
-        return found.certain and found.met == met
-
-    def _bracket(self, setup: Setup, known: float) -> tuple[float, float]:
-        """Return a feasible and an infeasible load, PRECISION apart."""
+    def bracket(self, setup: Setup, known: float) -> tuple[float, float]:
+        """Return a feasible and an infeasible load, PRECISION apart, as ratios; `known` is tried first."""
         low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
             if not LEAST_SCALE < at < 1 / LEAST_SCALE:
@@ -234,7 +231,7 @@ class Search:
 
     def ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
         """Return the settings with the highest feasible load at this replica count, and that load."""
-        at, load = begun.settings, self.highest(begun, carried)
+        at, load = begun.settings, self.bracket(begun, carried)[0]
         for _ in range(ROUNDS):
             before = at
             for axis in AXES:
@@ -253,7 +250,7 @@ class Search:
                 break
             # Continue with the candidate of most slack; retry the others at its feasible load.
             best = min(met, key=lambda each: each.ratio)
-            at, load = best.setup.settings, self.highest(best.setup, scale)
+            at, load = best.setup.settings, self.bracket(best.setup, scale)[0]
             left = [each.setup for each in met if each is not best]
         return at, load
 

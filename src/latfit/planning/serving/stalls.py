@@ -34,18 +34,8 @@ def stalls_of(
 ) -> Stalls | None:
     """Return the stall at the planned settings and at other token budgets; None if nothing decodes beside a prompt.
 
-    Parameters
-    ----------
-    lengths
-        Prompt and output tokens (n,) of the load.
-    decoding
-        Requests that decode beside the prompt, at most max_num_seqs - 1.
-    most_tokens
-        Largest measured step.
-    throughput
-        Returns the output tokens per second of a saturated engine.
-    fit
-        Fit of steps with prefill, for intervals.
+    lengths: prompt and output tokens (n,) of the load. decoding: requests that decode beside the prompt. most_tokens:
+    largest measured step. throughput: output tokens per second of a saturated engine. fit: for intervals.
     """
     D = min(round(decoding), settings.max_num_seqs - 1)
     if D < 1:
@@ -60,8 +50,8 @@ def stalls_of(
     rows = []
     for each in [settings, *(replace(chunked, max_num_batched_tokens=budget) for budget in others)]:
         gap_ms, chunk = longest_gap(costs, each, D, longest, context)
-        interval, rate, budget = _interval(fit, gap_ms, D, chunk), throughput(each), each.max_num_batched_tokens
-        rows.append(Stall(budget, each.batching, chunk, gap_ms, interval, rate, planned=each is settings))
+        shown = each.max_num_batched_tokens, each.batching, chunk, gap_ms, _interval(fit, gap_ms, D, chunk)
+        rows.append(Stall(*shown, throughput(each), planned=each is settings))
     enough = NEAR_BEST * max(each.output_tokens_per_s for each in rows)
     knee = min((each for each in rows if each.output_tokens_per_s >= enough), key=lambda each: each.gap_ms)
     rows = [structs.replace(each, knee=each is knee) for each in rows]
@@ -75,10 +65,7 @@ def mean_context(lengths: tuple[IntArray, IntArray]) -> float:
 
 
 def longest_gap(costs: StepCosts, settings: EngineSettings, D: int, prompt: int, context: float) -> tuple[float, int]:
-    """Return the longest gap in ms between tokens of D decoding requests, and the prompt tokens of that step.
-
-    prompt: tokens of the prompt that is computed meanwhile. context: cached tokens of each decoding request.
-    """
+    """Return the longest gap in ms between tokens of D requests beside a prompt, and the prompt tokens of that step."""
     done = min(int(settings.cached_share * prompt) // settings.block_size * settings.block_size, prompt - 1)
     chunk = prompt - done
     if settings.batching == "chunked-prefill":

@@ -37,8 +37,7 @@ Columns = Mapping[str, FloatArray]
 class Rates(NamedTuple):
     """Sustainable requests per ms by the batch that decodes (m,).
 
-    drawn: rates (k, m) of the fit's draws; None without. measured: how many of the batches, from the smallest on, make
-    steps within the measured ranges.
+    drawn: rates (k, m) of the fit's draws; None without. measured: batches up to which steps were measured.
     """
 
     B: FloatArray
@@ -50,10 +49,7 @@ class Rates(NamedTuple):
 def operating_states(
     evaluator: Evaluator, settings: EngineSettings, replicas: int, fits: Sequence[FitResult]
 ) -> OperatingStates | None:
-    """Return all operating points of a replica at its share of the load.
-
-    None for a closed loop, whose users limit the batch, and for engines that do not chunk prompts.
-    """
+    """Return all operating points of a replica at its share of the load; None for users and for whole prompts."""
     if isinstance(evaluator.load, ClosedLoad) or settings.batching != "chunked-prefill":
         return None
     law, rate = lengths_of(evaluator.load), evaluator.load.rate / replicas
@@ -133,10 +129,7 @@ def _drawn_ratios(fits: Sequence[FitResult], steps: Columns, seed: int) -> Float
 
 
 def states_at(rates: Rates, rate: float, output: float, replicas: int = 1) -> OperatingStates:
-    """Return the operating points at a rate per ms, and the rates between which there is more than one stable point.
-
-    output: mean output tokens of a request. replicas: they share the load; the rates of the record are of all.
-    """
+    """Return the operating points at a rate per ms of one replica, and the rates of all with several stable points."""
     known = rates.per_ms[: max(rates.measured, 1)]
     dip = int(np.argmax(np.maximum.accumulate(known) / known))  # the largest drop from a peak
     peak = int(np.argmax(known[: dip + 1]))
@@ -161,11 +154,7 @@ def states_at(rates: Rates, rate: float, output: float, replicas: int = 1) -> Op
 
 
 def _crossings(B: FloatArray, per_ms: FloatArray, rate: float) -> list[tuple[float, bool]]:
-    """Return (batch, stable) where the sustainable rate crosses the load, by rising batch.
-
-    It is stable where a larger batch serves more than comes. An engine that serves less than comes at its largest batch
-    stays there, with a queue that grows.
-    """
+    """Return (batch, stable) where the sustainable rate crosses the load, or ends below it, by rising batch."""
     above = per_ms >= rate
     found = [(float(rate / per_ms[0] * B[0]), True)] if above[0] else []
     for at in np.flatnonzero(above[1:] != above[:-1]).tolist():
@@ -200,10 +189,7 @@ def with_burst(load: OpenLoad, size: int, time_ms: float, seed: int) -> Requests
 def _burst_stays(
     evaluator: Evaluator, settings: EngineSettings, load: OpenLoad, output: float, states: OperatingStates
 ) -> bool:
-    """Simulate the load with a burst; return whether the engine is fast before it and still slow long after it.
-
-    False if that would take more than MOST_SIMULATED requests: not confirmed.
-    """
+    """Return whether a simulated engine is fast before a burst and still slow long after it; False if too costly."""
     barrier = next(each.batch for each in states.points if not each.stable)
     time_ms = TIMES_SERVED * output * max(each.tpot_ms for each in states.points)
     if 2.2 * load.rate * time_ms > MOST_SIMULATED:

@@ -6,6 +6,7 @@ A percentile p is within its limit if at least p percent of the requests are, so
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -45,12 +46,16 @@ class RequestTarget:
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> Reached:
         """Compare runs with the limit, as if every step took `slower` times as long."""
-        times, share = [self.times(run, warmup) for run in runs], self.percentile / 100
-        found = interval_of(times, share)
-        longer = Interval(found.value * slower, found.low * slower, found.high * slower)
-        bound = bound_of(times, share) * slower if math.isnan(longer.high) else math.nan
-        of_all = self.percentile if self.group is None else None
-        return _reached(self.name, self.metric, longer, self.limit_ms, bound=bound, percentile=of_all)
+        times, share = [slower * self.times(run, warmup) for run in runs], self.percentile / 100
+        interval = interval_of(times, share)
+        return Reached(
+            name=self.name,
+            metric=self.metric,
+            percentile=self.percentile if self.group is None else None,
+            value_ms=interval.value,
+            limit_ms=self.limit_ms,
+            **_compare(interval, self.limit_ms, bound_of(times, share) if math.isnan(interval.high) else math.nan),
+        )
 
 
 @dataclass(frozen=True)
@@ -60,40 +65,29 @@ class Goodput:
     percent: float
     promise: Promise
 
-    name = "goodput"
-
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> Reached:
         """Return the percent of requests that miss a limit."""
-        promise = Promise(*(each / slower for each in vars(self.promise).values()))
-        missed = [
-            100.0 * (1.0 - meets(_sooner(run, slower), promise)[counted_in(run, warmup)].astype(float)) for run in runs
-        ]
-        found = interval_of(missed)
-        low = max(found.low, 0.0) if math.isfinite(found.low) else found.low
-        missed_share = Interval(found.value, low, found.high)
-        return _reached("requests that miss a limit", self.name, missed_share, 100 - self.percent, unit="pct")
+        promise, limit = Promise(*(each / slower for each in vars(self.promise).values())), 100 - self.percent
+        met = [meets(_sooner(run, slower), promise)[counted_in(run, warmup)] for run in runs]
+        interval = interval_of([100.0 * (1.0 - each.astype(float)) for each in met])
+        interval = replace(interval, low=max(interval.low, 0.0))  # NaN stays
+        return Reached(
+            name="requests that miss a limit",
+            metric="goodput",
+            value_pct=interval.value,
+            limit_pct=limit,
+            **_compare(interval, limit),
+        )
 
 
-def _reached(
-    name: str,
-    metric: str,
-    found: Interval,
-    limit: float,
-    unit: str = "ms",
-    bound: float = math.nan,
-    percentile: float | None = None,
-) -> Reached:
+def _compare(interval: Interval, limit: float, bound: float = math.nan) -> dict[str, Any]:
     """Compare a figure with its limit. bound: what it is below, if its interval has no upper end."""
-    met, highest = found.value <= limit, bound if math.isnan(found.high) else found.high
-    return Reached(
-        name=name,
-        metric=metric,
-        percentile=percentile,
-        interval=None if math.isnan(found.low) else (found.low, found.high),
-        met=met,
-        certain=highest <= limit if met else found.low > limit,
-        **{f"value_{unit}": found.value, f"limit_{unit}": limit},
-    )
+    met, highest = interval.value <= limit, bound if math.isnan(interval.high) else interval.high
+    return {
+        "interval": None if math.isnan(interval.low) else (interval.low, interval.high),
+        "met": met,
+        "certain": highest <= limit if met else interval.low > limit,
+    }
 
 
 def _sooner(run: EngineRun, slower: float) -> EngineRun:
@@ -119,11 +113,8 @@ class Targets:
         # Requests of one token have no TPOT, and so meet any limit of it.
         defined = tuple(each for each in found if not math.isnan(each.value))
         if found and not defined:
-            raise WrongUsage(
-                "no request has what is promised: there is no second token",
-                where="--tpot",
-                remedy="Give --ttft or --e2e.",
-            )
+            reason = "no request has what is promised: there is no second token"
+            raise WrongUsage(reason, where="--tpot", remedy="Give --ttft or --e2e.")
         return defined
 
     @property
@@ -136,15 +127,11 @@ class Targets:
 def parse_target(text: str, metric: str, option: str) -> RequestTarget:
     """Parse `500ms`, or `p95:500ms`. Raises WrongUsage."""
     share, colon, limit = text.rpartition(":")
-    percentile = USUAL_PERCENT
-    if colon:
-        digits = share.strip().lower().removeprefix("p").removesuffix("%").strip()
-        try:
-            percentile = float(digits)
-        except ValueError:
-            percentile = math.nan
-        if not 0 < percentile < 100:
-            raise WrongUsage(
-                f"{share!r} is not a percentile", where=option, remedy="Write p95:500ms, or 500ms for the 99th."
-            )
+    try:
+        percentile = float(share.strip().lower().removeprefix("p").removesuffix("%")) if colon else USUAL_PERCENT
+    except ValueError:
+        percentile = math.nan
+    if not 0 < percentile < 100:
+        remedy = "Write p95:500ms, or 500ms for the 99th."
+        raise WrongUsage(f"{share!r} is not a percentile", where=option, remedy=remedy)
     return RequestTarget(metric, parse_duration_ms(limit, option=option), percentile)
