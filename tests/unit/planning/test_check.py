@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.stats import norm
 
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
@@ -11,7 +10,7 @@ from latfit.planning.load.varying import load_from_arrivals
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Cutoff, Plan
-from latfit.policies.policy import Limits, cutoff, gpu_only
+from latfit.policies.policy import Limits, cutoff
 from latfit.queueing import linear_times, simulate_batches
 from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import System, linear_path, table_path
@@ -25,9 +24,6 @@ NOMINAL = HardwareProfile(
         "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
     }
 )
-
-SCATTERED = {"ratios": noise_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000)).to_json()}
-
 
 WIDE = {"ratios": noise_of(np.linspace(0.5, 1.5, 2000), np.ones(2000)).to_json()}
 STEADY = {"ratios": noise_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_json()}
@@ -52,18 +48,6 @@ def test_one_at_a_time_is_the_closed_form() -> None:
     assert (plan.promise, plan.feasible) == ("meets", True)
 
 
-def test_noise_of_steps_is_in_the_plan() -> None:
-    """The event simulator serves the same steps by its own draws."""
-    noise = noise_of(np.exp(0.8 * norm.ppf((np.arange(2000) + 0.5) / 2000)), np.ones(2000))
-    plan = planned(machine(gpu=line(4, 0.1, domain=SMALL, intervals=SCATTERED)), 100.0, 1.0)
-    chosen = next(row for row in plan.strategies if row.chosen)
-    assert chosen.percentile_ms is not None
-    system = System(table_path("gpu", 4 + 0.1 * np.arange(1.0, 65), noise=noise))
-    found = check(gpu_only(Limits(64)), system, 1.0, 99.0, None, Options(seed=5)).percentile
-    assert found.low * 0.98 <= chosen.percentile_ms <= found.high * 1.02
-    assert plan.promise == "meets"
-
-
 def test_laws_only_leaves_out_noise() -> None:
     """T = 4 + 0.1 b without its noise."""
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=WIDE), cpu=line(0.01, 1.99, intervals=STEADY))
@@ -84,21 +68,6 @@ def test_bursts_are_simulated_as_they_were_recorded() -> None:
     assert late is not None
     # The first is served alone for 2.1 ms, the other nineteen wait for its end and take 3.9 ms.
     assert late == pytest.approx(2.1 + 3.9, rel=0.05)
-
-
-@pytest.mark.nightly
-def test_a_cutoff_carries_what_the_simulator_confirms() -> None:
-    """Near the capacity of GPU and CPU together T_cut meets 20 ms; a tenth above no plan is feasible."""
-    row = next(each for each in planned(NOMINAL, 20.0, 0.9).strategies if "T_cut" in each.name)
-    assert row.sustainable_per_s is not None
-    system = System(linear_path("gpu", 12, 0.05, 64), table_path("amx", [2.0], exponential=True))
-    rate = row.sustainable_per_s / 1e3
-    at = planned(NOMINAL, 20.0, 0.99 * rate)  # T_cut and capacity are known to 1 %
-    assert at.feasible
-    assert at.T_cut is not None
-    assert at.T_cut.value is not None
-    assert check(cutoff(at.T_cut.value, Limits(64, 1)), system, rate, 99.0, 20.0).percentile.low <= 20.0
-    assert not planned(NOMINAL, 20.0, 1.1 * rate).feasible
 
 
 @pytest.mark.parametrize(("rate", "feasible"), [(50.0, False), (1e-12, True)])

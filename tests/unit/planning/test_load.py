@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput
 from latfit.planning.load.uncertainty import promised_by_batches
 from latfit.planning.load.varying import load_from_arrivals, read_load, schedule
 from latfit.planning.plan import make_plan
@@ -23,13 +23,6 @@ def test_windows_hold_every_arrival_once() -> None:
     assert load.mean == pytest.approx(0.01, rel=0.02)
 
 
-def test_all_but_one_come_after_the_last_whole_window() -> None:
-    """The first minute holds one arrival of sixty; the other fifty seconds are no window."""
-    load = load_from_arrivals(np.concatenate([[0.0], np.linspace(100e3, 110e3, 59)]), "late")
-    assert load.rates.tolist() == [1 / 60e3]
-    assert load.arrivals.poisson
-
-
 def test_published_backlog() -> None:
     """theory J: 6 + 4 sin(2 pi t/1000) against 8 per ms: a backlog of 435.991 although the mean load is 0.75."""
     t = (np.arange(1000) + 0.5) * 2.0
@@ -39,14 +32,6 @@ def test_published_backlog() -> None:
     assert found["replicas_mean_rate"] == 1
     assert found["backlog_if_sized_for_the_mean"]["peak"] == pytest.approx(435.991, rel=1e-3)
     assert found["backlog_if_sized_for_the_mean"]["extra_wait_s"] == pytest.approx(0.0544989, rel=1e-3)
-
-
-def test_a_schedule_carries_every_window_and_no_more_than_needed() -> None:
-    load = Load(np.array([0.5, 3.1, 1.0, 0.0]), 3.6e6, "four hours")
-    found = schedule(load, 1.0, price_per_hour=2.0)
-    assert [row["replicas"] for row in found["schedule"]] == [1, 4, 1, 1]
-    assert (found["replica_hours_held"], found["replica_hours_following"]) == (16, 7)
-    assert (found["price_held"], found["price_following"]) == (32.0, 14.0)
 
 
 def test_a_plan_for_a_recording_is_sized_for_its_peak() -> None:
@@ -95,20 +80,6 @@ class TestFiles:
         with pytest.raises(BadInput, match=r"bad\.csv|moments"):
             read_load(tmp_path / "bad.csv")
 
-    def test_a_window_longer_than_the_recording(self, tmp_path: Path) -> None:
-        (tmp_path / "a.csv").write_text("t_s,x\n0,1\n1,1\n2,1\n")
-        with pytest.raises(WrongUsage, match="window"):
-            read_load(tmp_path / "a.csv", 60_000.0)
-
-    def test_a_measured_hour(self, measured_steps: Path) -> None:
-        """The recording holds 19,366 requests in 58 minutes."""
-        source = measured_steps.parent / "arrivals" / "azure2023_conv.csv"
-        if not source.is_file():
-            pytest.skip(f"no recording at {source}")
-        load = read_load(source)
-        assert float(load.rates.sum() * load.window_ms) == pytest.approx(19_366, rel=0.03)
-        assert load.peak > 1.3 * load.mean
-
 
 @pytest.mark.parametrize("slower", [1.3, 2.0])
 def test_slower_steps_are_a_slower_clock(slower: float) -> None:
@@ -122,9 +93,3 @@ def test_slower_steps_are_a_slower_clock(slower: float) -> None:
 
     assert len(at(1.0)) == 3
     np.testing.assert_allclose(at(slower), at(1.0), rtol=1e-3)
-
-
-def test_batches_that_are_too_slow_promise_nothing() -> None:
-    """64 requests take 10.4 ms, ten times as long 104: fewer than one a ms."""
-    profile = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW))
-    assert promised_by_batches(profile, 2.0, 0.99, 10.0) is None

@@ -10,9 +10,9 @@ from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
 from latfit.planning.engine_settings import engine_settings
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest, ServingTargets
+from latfit.planning.request import ServingTargets
 from latfit.planning.result import Settings, Unknown
-from latfit.planning.steps.budget import Trimmed, step_budget
+from latfit.planning.steps.budget import step_budget
 from tests.conftest import REFERENCE
 from tests.unit.planning.test_plan import fit_with, line, machine
 
@@ -90,16 +90,6 @@ class TestEngine:
         assert slowest(found.max_num_seqs) <= 20.0 * (1 + 1e-9)
         assert slowest(int(found.max_num_seqs * 1.1) + 1) > 20.0
 
-    def test_factors_of_the_percentile_shrink_them(self) -> None:
-        wide = replace(
-            line(4, 0.5),
-            intervals={"ratio_quantiles": {"0.5": 1.0, "0.99": 1.25}},
-            identifiability=Identifiability(prefill=False),
-        )
-        found = engine_settings(ExecutionPath("gpu", wide), 20.0, 99.0, ServingTargets())
-        assert isinstance(found, Settings)
-        assert found.max_num_seqs == 24  # 1.25 (4 + 24/2) = 20
-
 
 class TestNames:
     def test_every_engine_gets_its_own_names(self) -> None:
@@ -124,10 +114,6 @@ class TestNames:
         assert plan.B1_tokens.value == 17
         assert plan.engines["sglang"]["kt_gpu_prefill_token_threshold"] == 17
 
-    def test_cutoff_is_the_timeout(self) -> None:
-        plan = make_plan(machine(amx=line(0, 2), gpu=line(12, 0.05)), 20.0, request=PlanRequest(rate=0.1))
-        assert plan.engines["triton"]["default_timeout_microseconds"] == pytest.approx(8056, rel=0.01)
-
 
 candidates = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 400)), min_size=1, max_size=40)
 
@@ -151,12 +137,6 @@ class TestTrim:
         for more in range(n + 1, min(len(pairs), 32) + 1):
             start, end = sum(least[:more]), min(sum(wanted[:more]), 600)
             assert start > 600 or all(T(more, S) > 14.0 for S in range(start, end + 1, 7))
-
-    def test_few_tokens_that_take_longer_than_more_are_no_step(self) -> None:
-        """T falls in S here while the machine fills: three requests with a token each miss what fifty tokens meet."""
-        assert T(3, 3) > 14.0 > T(3, 50)
-        assert self.budget.trim([1, 1, 1], [1, 1, 1]).requests == 0
-        assert self.budget.trim([1, 1, 1], [20, 20, 20]) == Trimmed(3, (20, 20, 20), 60)
 
     def test_contexts_cost(self) -> None:
         fit = fit_with([2, 10, 1, 50, 0.5, 0.05, 0.01, 0.001, 0.0005, 0.0005, 0, 0, 0, 0, 0], "context")

@@ -32,10 +32,6 @@ def test_a_warning_is_repeated(code: str) -> None:
     assert f"gpu: About {code}." in [found.message for found in plan_for(warned(code), rate=None).warnings]
 
 
-def test_other_warnings_stay_with_the_fit() -> None:
-    assert not any(found.code == "not_identified" for found in plan_for(warned("not_identified"), rate=None).warnings)
-
-
 def test_limits_on_steps_of_which_the_size_says_nothing_are_not_supported() -> None:
     plan = plan_for(warned("no_better_than_constant"), rate=None)
     assert plan.answer.startswith("Not supported by these data: on gpu a constant predicts as well")
@@ -56,19 +52,3 @@ def test_a_drift_decides_where_it_is_more_than_the_margin(shift: float, decides:
     assert plan.answer.startswith("Not supported") is decides
     assert plan.feasible
     assert plan.promise == ("likely" if decides else "meets")
-
-
-def test_the_column_that_was_not_measured_is_named() -> None:
-    """T = 4 + 0.1 B + 0.01 S: within 15 ms one request takes 1,090 tokens, which lies in the measured S, at a B that is
-    eight times below the measured ones."""
-    fit = fit_with([4.0, 0.1, 0.01], "linear", domain={"B": [8, 64], "S": [8, 4096]}, intervals=LAW)
-    plan = plan_for(fit, rate=None)
-    assert "was not measured (B 8× below the measured 8)" in plan.answer
-    assert next(row for row in plan.S_at_B if row.B == 1).extrapolated
-    assert not next(row for row in plan.S_at_B if row.B == 8).extrapolated
-
-
-def test_steps_that_nobody_measured_are_told_first() -> None:
-    fit = line(2, 0.0, domain={"B": [1, 16], "S": [1, 16]}, intervals=LAW)
-    plan = plan_for(fit, 50.0, rate=None)
-    assert "S without an end, measured up to 16" in plan.answer

@@ -1,6 +1,5 @@
 """Plans for a rate: published capacities and replicas, rules against the optimum, changes, promises and refusals."""
 
-import math
 from dataclasses import replace
 from functools import cache
 
@@ -10,7 +9,7 @@ from scipy.stats import norm
 
 from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.planning.plan import make_plan
-from latfit.planning.request import Objective, PlanRequest
+from latfit.planning.request import PlanRequest
 from latfit.planning.result import Capacity, Plan
 from latfit.planning.wording import capacity_line
 from latfit.queueing import linear_times, measured_times, simulate_batches as batch_queue
@@ -57,29 +56,6 @@ def test_published_rate_of_one_at_a_time() -> None:
     assert row.percentile_ms == pytest.approx(np.log(100) / 0.4, rel=0.01)
 
 
-def test_published_excess_of_the_rules() -> None:
-    """theory H2: 0.5 per ms on T = 8 + 0.05 b, at most 64."""
-    plan = make_plan(machine(gpu=line(8, 0.05, domain=SIXTY_FOUR)), 30.0, request=PlanRequest(rate=0.5))
-    rules = {row.rule: row for row in plan.rules}
-    assert rules["optimal"].mean_ms == pytest.approx(12.2998, rel=1e-5)
-    assert {name: row.batch for name, row in rules.items()} == {
-        "optimal": 2, "greedy": 1, "literal": 1, "amortised": 2, "total delay": 4,
-    }  # fmt: skip
-    assert [rules[name].excess for name in ("greedy", "amortised", "total delay")] == pytest.approx(
-        [0.00339, 0.0, 0.01514], abs=6e-4
-    )
-
-
-def test_the_law_of_an_alternative_is_that_of_its_queue() -> None:
-    plan = two_a_ms()
-    row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
-    law = batch_queue(2.0, linear_times(4, 0.1, 64))
-    assert row.percentile_ms == pytest.approx(law.percentile(0.99), rel=0.01)
-    assert row.mean_ms == pytest.approx(law.mean_ms, rel=0.01)
-    assert row.goodput_per_s == pytest.approx(2000 * (1 - law.tail(15.0)), rel=0.01)
-    assert row.utilisation == pytest.approx(2.0 / (64 / 10.4), rel=0.01)
-
-
 def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None:
     plan = two_a_ms()
     highest = capacity(plan).sustainable_per_s
@@ -88,18 +64,6 @@ def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None
     assert batch_queue(highest / 1e3, times).percentile(0.99) <= 15.0
     assert batch_queue(1.02 * highest / 1e3, times).percentile(0.99) > 15.0
     assert capacity(plan).headroom == pytest.approx(highest / 2000 - 1)
-
-
-def test_what_changes_bring_is_what_a_plan_of_the_change_says() -> None:
-    plan = two_a_ms()
-    changes = {row.change: row for row in plan.sensitivity}
-    faster = make_plan(machine(gpu=line(3.6, 0.09, domain=SIXTY_FOUR)), 15.0, request=PlanRequest(rate=2.0))
-    row = next(row for row in faster.strategies if row.chosen)
-    assert changes["gpu 10 % faster"].percentile_ms == pytest.approx(row.percentile_ms, rel=0.02)
-    assert changes["gpu 10 % faster"].sustainable_per_s == pytest.approx(row.sustainable_per_s, rel=0.02)
-    doubled = make_plan(GPU, 15.0, request=PlanRequest(rate=4.0))
-    row = next(row for row in doubled.strategies if row.name == "gpu, greedy batches")
-    assert changes["twice the rate"].percentile_ms == pytest.approx(row.percentile_ms, rel=0.02)
 
 
 def test_unstable_load_says_what_it_takes() -> None:
@@ -117,16 +81,6 @@ def test_price_follows_the_machines() -> None:
     found = capacity(make_plan(priced, 13.0, request=PlanRequest(rate=20.0, replicas=6)))
     assert found.price_per_hour == pytest.approx(18.0)
     assert found.price_per_million == pytest.approx(18.0 / (20_000 * 3600) * 1e6)
-
-
-@pytest.mark.nightly
-def test_an_objective_on_throughput_finds_the_best_rate() -> None:
-    wish = PlanRequest(rate=2.0, objective=Objective(p99=1.0, mean=0.0, throughput=0.002))
-    plan = make_plan(GPU, 15.0, request=wish)
-    rated = [point for point in plan.frontier if point.rate_per_s != 2000.0]
-    assert len({point.rate_per_s for point in rated}) > 10
-    best = min(rated, key=lambda point: point.percentile_ms - 0.002 * point.rate_per_s)
-    assert [point.rate_per_s for point in rated if point.best] == [best.rate_per_s]
 
 
 def draws(slope: float, spread: float) -> dict[str, object]:
@@ -187,35 +141,6 @@ class TestDoubt:
         calm = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.03, 5_000).to_json()}))
         assert not any(w.code == "slow_steps" for w in make_plan(calm, 1000.0, request=PlanRequest(rate=0.3)).warnings)
 
-    @pytest.mark.parametrize("sigma", [pytest.param(0.1, marks=pytest.mark.nightly), 1.0])
-    def test_the_percentile_of_steps_that_scatter_is_that_of_an_own_run(self, sigma: float) -> None:
-        """T = 4 + 0.1 b times a lognormal factor, 1,000/s, at most 16: request by request, with other numbers."""
-        law = scattered(sigma, 200_000)
-        domain = {"B": [1, 16], "S": [1, 16]}
-        profile = machine(gpu=line(4, 0.1, domain=domain, intervals={"ratios": law.to_json()}))
-        plan = make_plan(profile, 500.0, request=PlanRequest(rate=1.0))
-        chosen = next(row for row in plan.strategies if row.chosen)
-        assert chosen.percentile_ms is not None
-        late = []
-        for seed in range(8):
-            rng = np.random.default_rng([4, seed])
-            arrive, free, i = np.cumsum(rng.exponential(1.0, 60_000)), 0.0, 0
-            response = np.empty(len(arrive))
-            while i < len(arrive):
-                start = max(free, arrive[i])
-                last = min(int(np.searchsorted(arrive, start, side="right")), i + 16)
-                free = start + (4 + 0.1 * (last - i)) * math.exp(rng.normal(0, sigma))
-                response[i:last] = free - arrive[i:last]
-                i = last
-            late.append(float(np.mean(response[3000:] > chosen.percentile_ms)))
-        error = float(np.std(late, ddof=1)) / math.sqrt(8)
-        assert np.mean(late) == pytest.approx(0.01, abs=4.5 * error + 3e-4)
-        low, high = plan.interval_ms or (None, None)
-        assert low is not None
-        assert high is not None
-        assert chosen.percentile_ms is not None
-        assert low <= chosen.percentile_ms <= high <= 1.25 * low
-
     def test_what_is_promised_of_a_load_keeps_the_slow_end(self) -> None:
         few = {"ratios": scattered(0.5, 400).to_json()}
         plan = make_plan(
@@ -237,14 +162,6 @@ class TestFallingTimes:
     steps."""
 
     profile = machine(gpu=fit_with(REFERENCE.tolist(), domain={"B": [1, 32], "S": [1, 32]}))
-
-    def test_one_plan_says_one_thing_of_its_rates(self) -> None:
-        plan = falling()
-        row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
-        assert plan.feasible
-        assert any(low <= 3000 <= high for low, high in row.feasible_per_s)
-        assert row.sustainable_per_s is not None
-        assert row.sustainable_per_s >= 3000
 
     def test_both_ends_of_the_rates_are_the_queues(self) -> None:
         plan = falling()

@@ -21,11 +21,6 @@ def test_an_open_end_has_no_probability() -> None:
     assert probability_within(10.0, 8.0, None, 8.0) == pytest.approx(0.025)
 
 
-def test_an_exact_figure_is_within_its_limit_or_not() -> None:
-    assert probability_within(10.0, 10.0, 10.0, 10.0) == 1.0
-    assert probability_within(10.0, 10.0, 10.0, 9.99) == 0.0
-
-
 def test_a_limit_at_the_end_of_the_interval_is_confirmed() -> None:
     at_the_end = probability_within(10.0, 9.0, 11.0, 11.0)
     assert verdict_of(met=True, probability=at_the_end, doubted=False) == "meets"

@@ -1,12 +1,11 @@
 """The least engines that prefill and that decode, against every pair tried and against what must be so."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from latfit.planning.serving.apart import MOST_APART, Pairs
-from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Setup
+from latfit.planning.serving.apart import Pairs
+from latfit.planning.serving.evaluate import Evaluator
 from latfit.planning.serving.search import SearchSpace
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import (
@@ -18,7 +17,7 @@ from latfit.simulation import (
     Transfer,
     linear_costs,
 )
-from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, Streams, make_requests
+from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad
 from tests.unit.planning.serving.test_search import EVERYTHING, FIXED
 
 COSTS = linear_costs(8.0, 0.15, 0.02)
@@ -75,15 +74,6 @@ def test_settings_are_searched_too() -> None:
     assert searched.total < alone.total
 
 
-def test_the_first_settings_are_tried_beside_those_of_engines_that_do_both() -> None:
-    """With a budget of 64 tokens a prompt of 600 takes ten steps of 9.4 ms, so no pair keeps 60 ms."""
-    targets = Targets((RequestTarget("ttft", 60.0), RequestTarget("tpot", 30.0)))
-    small = replace(START, max_num_batched_tokens=64)
-    one, both = (Pairs(apart(targets, requests=2_000), FIXED).run(each, TRANSFER) for each in ([small], [small, START]))
-    assert not one.feasible
-    assert both.feasible
-
-
 def test_what_one_engine_prefills_and_decodes_at_most() -> None:
     """A prompt of 600 tokens in each step of 2,048, three and a bit: 8 + 0.15 n + 0.02 * 2048 ms for 2048/600 of them;
     64 requests that decode take 8 + 64 * 0.17 ms for 64 of 59 tokens."""
@@ -91,29 +81,3 @@ def test_what_one_engine_prefills_and_decodes_at_most() -> None:
     assert prefill == pytest.approx(1e3 * 2048 / 600 / (8 + 0.15 * 4 + 0.02 * 2048), rel=0.02)
     # Places are free one step later than their requests end.
     assert decode == pytest.approx(1e3 * 64 / 60 / (8 + 64 * 0.17), rel=0.03)
-
-
-def test_more_than_engines_that_do_both_are_not_looked_for() -> None:
-    targets = Targets((RequestTarget("ttft", 150.0), RequestTarget("tpot", 30.0)))
-    found = Pairs(apart(targets), FIXED, together=1).run([START], TRANSFER)
-    assert not found.feasible
-    assert found.prefill_replicas >= 1
-    assert found.total > 1
-    assert found.total < MOST_APART
-
-
-def test_a_transfer_that_takes_too_long_keeps_nothing() -> None:
-    """59 further tokens take 8.17 ms each or more, and a transfer of 800 ms brings the mean above 20 ms."""
-    slow = Transfer(800.0)
-    found = Pairs(apart(Targets((RequestTarget("tpot", 20.0),)), slow), FIXED).run([START], slow)
-    assert not found.feasible
-    assert found.total == 0
-
-
-def test_recorded_requests_are_served_as_they_are() -> None:
-    requests = TRAFFIC.sample(2_000, Streams(3))
-    load = RecordedLoad(make_requests(requests.arrival_ms, 600, 60))
-    evaluator = apart(Targets((RequestTarget("ttft", 200.0),)), load=load)
-    found = evaluator.measure(Setup(START, 2, prefill=2), replications=VERIFIED)
-    assert len(found.first.requests) == 2_000
-    assert not math.isnan(found.summary.tpot["p99"].value)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from latfit.planning.serving.evaluate import Evaluator, Setup
-from latfit.planning.serving.few import few_requests, percentile_interval, share_interval
+from latfit.planning.serving.few import percentile_interval, share_interval, warn_of_few_requests
 from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
 from latfit.simulation import EngineSettings, Promise, linear_costs
 from latfit.workload import RecordedLoad, make_requests
@@ -24,16 +24,6 @@ def test_the_interval_of_a_percentile_holds_it() -> None:
         held += low <= math.log(100) <= high
     # 95 % or a little more, as ranks are whole.
     assert 0.93 <= held / 400 <= 0.99
-
-
-def test_its_ranks_are_those_of_counting() -> None:
-    """Binomial ranks of 400 requests whose slowest do not come one after the other."""
-    n, p = 400, 0.99
-    law = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
-    below = next(k for k in range(n + 1) if sum(law[: k + 1]) >= 0.025)
-    above = next(k for k in range(n + 1) if sum(law[: k + 1]) >= 0.975)
-    spread = np.array([1.0 + 37 * i % n for i in range(n)])
-    assert percentile_interval(spread, p) == (below, above + 1 if above < n else math.inf)
 
 
 def test_the_interval_of_requests_in_one_queue_is_wider() -> None:
@@ -72,31 +62,15 @@ def test_a_limit_that_other_requests_would_miss_is_told() -> None:
     evaluator, setup = measured(recorded(300), 1e9)
     ttft = np.sort(evaluator.measure(setup).first.ttft_ms)
     tight = replace(evaluator, targets=Targets((RequestTarget("ttft", float(ttft[-2])),)), known={})
-    (found,) = few_requests(tight, tight.measure(setup), given=True)
-    assert "p99 TTFT rests on the 3 slowest of 300 requests" in found.message
-    assert few_requests(evaluator, evaluator.measure(setup), given=True) == []
-
-
-def test_more_replicas_that_miss_are_told() -> None:
-    """Two long prompts at once, every fifth request: four replicas deal them to different ones, five to the same."""
-    arrivals = [1000.0 * (k // 6) for k in range(240)]
-    prompts = [20_000 if k % 6 in (0, 5) else 100 for k in range(240)]
-    load = RecordedLoad(make_requests(arrivals, prompts, 1))
-    alone = 9.0 + 0.05 + 0.05 * 20_000
-    targets = Targets((RequestTarget("ttft", 1.5 * alone + 10 * 9.0, 90.0),))
-    evaluator = Evaluator(load, linear_costs(9.0, 0.05, 0.05), targets)
-    counts = [count for count in range(2, 8) if evaluator.measure(Setup(ENGINE, count)).met]
-    least = counts[0]
-    missed = [count for count in range(least + 1, least + 4) if count not in counts]
-    told = few_requests(evaluator, evaluator.measure(Setup(ENGINE, least)), given=False)
-    assert any("chance who meets whom" in each.message for each in told) == bool(missed)
-    assert missed
+    (found,) = warn_of_few_requests(tight, tight.measure(setup))
+    assert found.message.startswith("p99 TTFT of 300 requests could be")
+    assert warn_of_few_requests(evaluator, evaluator.measure(setup)) == []
 
 
 def test_a_share_of_few_requests() -> None:
     goodput = Goodput(95.0, Promise(ttft_ms=1e9))
     evaluator, setup = measured(recorded(60), 1e9)
     few = replace(evaluator, targets=Targets((), goodput), known={})
-    (found,) = few_requests(few, few.measure(setup), given=True)
+    (found,) = warn_of_few_requests(few, few.measure(setup))
     # None of 60 is up to 6 % of all.
     assert "6 %" in found.message

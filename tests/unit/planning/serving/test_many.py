@@ -7,19 +7,14 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.planning.serving.evaluate import TOGETHER, VERIFIED, Evaluator, Setup
+from latfit.planning.serving.evaluate import TOGETHER, Evaluator
 from latfit.planning.serving.search import MOST_REPLICAS, Search
-from latfit.planning.serving.targets import RequestTarget, Targets
-from latfit.simulation import Cluster, EnginePoint, EngineSettings, Options, Routing, linear_costs, replicate
+from latfit.simulation import Cluster, EngineSettings, Options, Routing, linear_costs, replicate
 from latfit.workload import (
-    ClosedLoad,
     Constant,
     Dealt,
     OpenLoad,
-    Poisson,
-    RecordedLoad,
     bursts,
-    make_requests,
 )
 from tests.unit.planning.serving.test_search import FIXED, ONE, SERVICE_MS, p99_in_turn, single_servers
 
@@ -58,33 +53,6 @@ def test_a_share_is_the_first_engines_of_all_to_the_last_bit() -> None:
     np.testing.assert_array_equal(part.requests.arrival_ms, whole.requests.arrival_ms[rows])
     np.testing.assert_array_equal(part.first_ms, whole.first_ms[rows])
     np.testing.assert_array_equal(part.last_ms, whole.last_ms[rows])
-
-
-def test_figures_are_those_of_all_replicas_simulated() -> None:
-    load, count = OpenLoad(Poisson(1.5), Constant(300, 20)), 100
-    targets = Targets((RequestTarget("ttft", 100.0),))
-    evaluator = Evaluator(load, COSTS, targets)
-    evaluator.alone_ms = evaluator.alone(LIMITS).summary.latency["mean"].value
-    shared = evaluator.measure(Setup(LIMITS, count), replications=VERIFIED).summary
-    options = Options(requests=60_000, replications=4, seed=5)
-    whole = EnginePoint(load, COSTS, LIMITS, options, cluster=Cluster(Routing(count))).run().summary
-    for name in ("mean", "p50", "p90"):
-        assert shared.ttft[name].value == pytest.approx(whole.ttft[name].value, rel=0.03)
-        assert shared.latency[name].value == pytest.approx(whole.latency[name].value, rel=0.02)
-    assert shared.utilisation == pytest.approx(whole.utilisation, rel=0.05)
-    assert shared.queue == pytest.approx(whole.queue, rel=0.2)
-
-
-def test_users_and_recorded_requests_of_many_replicas() -> None:
-    """Users who never think keep every place busy: a step of one request each, one after the other."""
-    targets = Targets((RequestTarget("ttft", 50.0),))
-    users = ClosedLoad(400, 0.0, lengths=Constant(1, 1))
-    loop = Evaluator(users, linear_costs(10.0, 0.0, 0.0), targets, alone_ms=10.0)
-    found = loop.measure(Setup(ONE, 200), replications=VERIFIED)
-    assert found.summary.throughput_per_s == pytest.approx(200 * 100.0, rel=0.05)
-    requests = make_requests(np.linspace(0.0, 150.0, 3_000), 300, 20)
-    recorded = Evaluator(RecordedLoad(requests), COSTS, targets)
-    assert len(recorded.measure(Setup(LIMITS, 150)).first.requests) == 3_000
 
 
 def test_too_many_are_refused_with_a_part_to_plan() -> None:

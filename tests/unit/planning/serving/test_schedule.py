@@ -81,15 +81,6 @@ def test_engines_are_asked_for_ahead_of_need() -> None:
     assert late.asked((1, 2, 1)).steps_s == [(0.0, 1), (21.0, 2), (45.0, 1)]
 
 
-def test_a_number_that_does_not_change_is_the_fixed_one() -> None:
-    of = day(1, (7.0, 7.0, 7.0))
-    evaluator = Evaluator(of.load, COSTS, TARGETS)
-    fixed = evaluator.measure(Setup(ALONE, 2), replications=VERIFIED)
-    same = evaluator.measure(Setup(ALONE, 2, of.asked((2, 2, 2)), START_UP_MS), replications=VERIFIED)
-    assert [each.to_json() for each in fixed.reached] == [each.to_json() for each in same.reached]
-    assert fixed.summary.replica_hours == same.summary.replica_hours
-
-
 def test_the_windows_hold_every_request_once_and_the_price_is_that_of_the_hours() -> None:
     of = day(2, (2.0, 7.0, 4.0))
     assert (of.rows[0], of.rows[-1]) == (0, len(of.load.requests))
