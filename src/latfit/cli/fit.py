@@ -178,8 +178,7 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, outpu
     else:
         assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
         say(f"Wrote {files}; in {hardware} as path{'s' * (', ' in entered)} {entered}{assumed}.")
-        place = "" if hardware == Path("hardware.json") else f" --hardware {shlex.quote(str(hardware))}"
-        say(f"Next: latfit plan --sla {_feasible_sla(usable[0].fit)}{place}")
+        say(f"Next: latfit plan --sla {_feasible_sla(usable[0].fit)} --hardware {shlex.quote(str(hardware))}")
 
 
 def _listed(names: Sequence[str], most: int) -> str:

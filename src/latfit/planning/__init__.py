@@ -24,14 +24,11 @@ if TYPE_CHECKING:
         parse_objective as parse_objective,
     )
     from latfit.planning.result import (
-        Alternative as Alternative,
-        BatchRange as BatchRange,
         Cutoff as Cutoff,
         Kind as Kind,
         Plan as Plan,
         Reach as Reach,
         Threshold as Threshold,
-        TokenRange as TokenRange,
         Unknown as Unknown,
     )
     from latfit.planning.serving.apart import PrefillApart as PrefillApart
@@ -54,7 +51,6 @@ if TYPE_CHECKING:
         ServingPlan as ServingPlan,
         Stall as Stall,
         Stalls as Stalls,
-        Trade as Trade,
     )
     from latfit.planning.serving.stalls import stalls_of as stalls_of
     from latfit.planning.serving.targets import (

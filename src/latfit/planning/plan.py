@@ -193,12 +193,9 @@ def _warnings(
         path = profile.paths[name]
         if path.nominal is None and level.percentile is None:
             found.append(message("no_intervals", path=name))
-        elif path.nominal is None and level.extrapolated:
-            by_kind, rows = level.extrapolated, math.ceil(round(100 / (100 - percentile) - 1, 9))
-            start = " and ".join(f"p{value:g} of steps {kind}" for kind, value in by_kind.items())
-            if len(set(by_kind.values())) == 1:
-                start = f"p{next(iter(by_kind.values())):g}"
-            found.append(message("too_few_samples", path=name, percentile=percentile, start=start, wanted=rows))
+        elif path.nominal is None and level.measured is not None:
+            wanted, start = math.ceil(round(100 / (100 - percentile) - 1, 9)), f"p{level.measured:g}"
+            found.append(message("too_few_samples", path=name, percentile=percentile, start=start, wanted=wanted))
         if request.context is None and path.fit.assumed_context:
             found.append(message("assumed_context", path=name, assumed=path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:

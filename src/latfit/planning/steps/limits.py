@@ -64,10 +64,10 @@ class StepLevels:
         return min(levels) if len(levels) == 3 else None
 
     @property
-    def extrapolated(self) -> dict[str, float]:
-        """Highest measured percentile by kind of step, for the kinds with an extrapolated factor."""
-        kinds = {"that decode": self.decode, "of one prompt alone": self.alone, "with prefill": self.prefill}
-        return {kind: level.measured for kind, level in kinds.items() if level.measured is not None}
+    def measured(self) -> float | None:
+        """The lowest percentile that a factor is extrapolated from; None if none is."""
+        levels = (self.decode.measured, self.alone.measured, self.prefill.measured)
+        return min((each for each in levels if each is not None), default=None)
 
     def of(self, B: float) -> Level:
         """Return the level of steps with prefill and B requests."""
