@@ -124,7 +124,7 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     found = estimate_percentile(machine, strategy, target, rate)
     if found is None:
         return [Outcome("percentile", group, math.nan, 0, math.inf, exact.value, exact.error, "overloaded by the fit")]
-    low, high = found.interval or (found.percentile_ms, found.percentile_ms)
+    low, high = found.interval
     why = "; ".join(each.message for each in found.doubts) or ("no upper end" if high is None else "")
     spent = time.process_time() - began - exact_s
     if os.environ.get("PROMISES_TIMES"):

@@ -5,7 +5,7 @@ a long run confirms them, so that a plan at the capacity is feasible.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -30,7 +30,6 @@ from latfit.queueing import (
 from latfit.units import format_ms, format_percent
 
 RateRange = tuple[float, float]
-Laws = Mapping[float, ResponseDistribution]
 
 LIGHTEST, LIGHT, HEAVIEST = 1e-5, 0.05, 0.97  # of the stability limit: the rates that are simulated
 GRID = 6  # rates in each of three parts: next to idle, light, heavy
@@ -168,7 +167,7 @@ def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | 
 
 def plan_cutoff(
     machine: Machine, rate: float, target: Target, objective: Objective | None = None
-) -> tuple[Cutoff | None, Laws]:
+) -> tuple[Cutoff | None, dict[float, ResponseDistribution]]:
     """Return how long a request may wait for the GPU at a rate per ms, and the distributions by T_cut.
 
     T_cut is the largest that a long run confirms, or the best for an objective. None where all are unstable.

@@ -5,7 +5,7 @@ All strategies are simulated on the same random numbers. Of those that meet the 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,6 @@ from latfit.messages import Message, message
 from latfit.planning import wording
 from latfit.planning.load.capacity import (
     ROUNDING,
-    Laws,
     RateRange,
     capacity_of,
     confirm_end,
@@ -72,8 +71,8 @@ class LoadPlanner:
 
     def plan(self, plan: Plan) -> tuple[Plan, list[Message]]:
         """Return the plan of steps with how to serve the rate, and messages about it."""
-        cutoff, laws = None, {}
-        if two_paths := len(self.machine.parts) == 2:
+        two_paths, cutoff, laws = len(self.machine.parts) == 2, None, dict[float, ResponseDistribution]()
+        if two_paths:
             cutoff, laws = plan_cutoff(self.machine, self.rate, self.target, self.request.objective)
         candidates = self.simulate_strategies(cutoff)
         best = self.choose(candidates)
@@ -248,7 +247,9 @@ class LoadPlanner:
         wins = np.flatnonzero(fast + self.extra_ms(gpu, rate) <= slow)
         return int(B[wins[0]]) if len(wins) else None
 
-    def frontier(self, candidates: Sequence[Candidate], laws: Laws) -> list[FrontierPoint]:
+    def frontier(
+        self, candidates: Sequence[Candidate], laws: Mapping[float, ResponseDistribution]
+    ) -> list[FrontierPoint]:
         """Return every strategy, and GPU + CPU over T_cut, those marked that nothing beats in percentile and mean."""
         rows = [(each.strategy, each.law) for each in candidates if each.strategy.kind is not Kind.CUTOFF]
         rows += [(cutoff_strategy(self.machine, cutoff), law) for cutoff, law in sorted(laws.items())]

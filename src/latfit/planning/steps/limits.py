@@ -105,8 +105,8 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
     """Return the levels of a path's phases; a decode-only fit uses one for all."""
     phases = (DECODE, PREFILL, UNKNOWN) if path.fit.knows_prefill else (DECODE, DECODE, DECODE)
-    levels = (level_for(path, percentile, phase) for phase in phases)
-    return StepLevels(*levels, fit=None if path.nominal is not None else path.fit)
+    decode, alone, prefill = (level_for(path, percentile, phase) for phase in phases)
+    return StepLevels(decode, alone, prefill, None if path.nominal is not None else path.fit)
 
 
 def token_ranges(
