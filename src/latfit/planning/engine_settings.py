@@ -150,12 +150,12 @@ def engine_settings(
     found = [_most_sequences(engine, each, min(most, each - chunk + 1), tpot, serving) for each in budgets]
     choices = [choice for choice in found if choice is not None]
     if not choices:
-        prompt = f", and no chunk computes {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
-        return Unknown(
-            f"on {path.label} a step with {chunk} prefill tokens beside one decoding request takes"
-            f" {format_ms(engine.slowest_ms(2, chunk + 1))} (decode alone: {most} requests within {format_ms(tpot)})"
-            f"{prompt}; relax the SLA, or serve prefill apart"
-        )
+        prompt = f" and a prompt of {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
+        reason = f"no token budget up to {top:,} keeps a step within {format_ms(tpot)}{prompt}"
+        if (fastest := engine.slowest_ms(2, chunk + 1)) > tpot:
+            reason = f"a step with {chunk} prefill tokens beside one decoding request takes {format_ms(fastest)}"
+            reason += f" (decode alone: {most} requests within {format_ms(tpot)})"
+        return Unknown(f"on {path.label} {reason}; relax the SLA, or serve prefill apart")
     first = f", first token of {serving.prompt_tokens:,} within {ttft}" if ttft else ""
 
     def rank(choice: EngineChoice) -> tuple[float, float]:
