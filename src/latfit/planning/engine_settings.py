@@ -131,8 +131,8 @@ def engine_settings(
     times = engine.decode_ms(np.arange(1.0, path.fit.largest_batch + 1))
     within = np.flatnonzero(times <= tpot)
     if not len(within):
-        fastest = format_ms(float(times.min()))
-        return Unknown(f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {fastest}")
+        least = format_ms(float(times.min()))
+        return Unknown(f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {least}")
     most = int(within[-1]) + 1
     chunk = min(MIN_CHUNK, serving.prompt_tokens)
     top = int(path.fit.domain["S"][1])

@@ -51,11 +51,6 @@ class SpeculationPlan(Record, frozen=True, kw_only=True):
     rows: Sequence[SpeculationRow]
 
 
-def tokens_per_step(acceptance: FloatArray, k: int) -> FloatArray:
-    """Return 1 + a + ... + a^k for each acceptance (n,)."""
-    return np.asarray(np.power.outer(acceptance, np.arange(k + 1)).sum(axis=-1))
-
-
 def plan_speculation(
     fit: FitResult,
     with_drafts: FitResult,
@@ -79,7 +74,7 @@ def plan_speculation(
     rng = np.random.default_rng(seed)
     a, error = acceptance
     drawn = np.clip(rng.normal(a, error, DRAWS), 0.0, 1.0) if error > 0 else np.full(DRAWS, a)
-    gain = tokens_per_step(np.array([a, *drawn]), k)
+    gain = np.power.outer(np.array([a, *drawn]), np.arange(k + 1)).sum(axis=-1)  # 1 + a + ... + a^k
     plain, drafted = (
         _times(fit, B, B, context, seed),
         _times(with_drafts, B, B * (1 + k), context, seed + (with_drafts is not fit)) + k * draft_ms,

@@ -5,7 +5,6 @@ tokens/s per engine against tokens/s per request.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -78,11 +77,6 @@ def front(evaluator: Evaluator, best: EngineSettings, space: SearchSpace) -> lis
         if math.isfinite(at.tpot_ms) and at.tpot_ms > 0:
             where = settings.max_num_seqs, settings.max_num_batched_tokens
             trades.append(Trade(*where, 1e3 / at.tpot_ms, at.output_tokens_per_s, settings == best))
-    return undominated(trades)
-
-
-def undominated(trades: Sequence[Trade]) -> list[Trade]:
-    """Return the Pareto-optimal trades and the planned one, by rising throughput."""
     kept: list[Trade] = []
     fastest = -math.inf
     for each in sorted(trades, key=lambda trade: (-trade.throughput_per_s, -trade.speed_per_s)):
