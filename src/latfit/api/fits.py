@@ -157,8 +157,8 @@ class Fit(Answer):
         found = [reporting.tables.phases(self.result)]
         if not brief:
             errors = reporting.tables.errors(self.result)
-            shown = errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE", "MAE")))
-            found += [reporting.tables.parameters(self.result, short=True), shown]
+            shown = errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE")))
+            found += [reporting.tables.parameters(self.result), shown]
         return [each for each in found if each.rows]
 
     def predict(
@@ -261,11 +261,6 @@ class Fit(Answer):
     def __repr__(self) -> str:
         on = f" of path {self.path}" if self.path else ""
         return f"Fit ({self.model}){on}: {self.verdict}"
-
-    def _repr_html_(self) -> str:
-        figure = self.plot() if self.ok else None
-        parameters = [reporting.tables.parameters(self.result, short=True)]
-        return reporting.card_html(repr(self), self.state, parameters, [each.text for each in self.messages], figure)
 
 
 def _with_its_path(result: FitResult, path: str | None) -> Fit:

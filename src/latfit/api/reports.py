@@ -91,12 +91,11 @@ def report(request: ReportRequest) -> Report:
     made = reporting.page.ReportInput(
         profile,
         rows,
-        [] if plan is None else [plan.result],
+        None if plan is None else plan.result,
         percent(request.percentile),
         NoPlan() if plan is None else plan.request,
-        command=command_line(),
-        made_at=utc_now(),
-        notes=notes,
+        reporting.Making(command_line(), utc_now()),
+        notes,
     )
     written = reporting.page.write_report(folder, made)
     return Report(written.html, list(written.figures), notes)

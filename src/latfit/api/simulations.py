@@ -130,11 +130,8 @@ class PolicySimulation(Simulation):
 
     @property
     def details(self) -> list[str]:
-        """By how much p99 differs from that of the baseline, the first policy at a rate; a study's findings."""
-        from latfit.reporting import differences
-
-        gaps = differences(self.runs) if len(self.runs) <= MOST_ROWS else []
-        return [*gaps, *(f"{claim}: {found}" for claim, found in self.findings)]
+        """A study's findings."""
+        return [f"{claim}: {found}" for claim, found in self.findings]
 
     def plot(self) -> "Figure":
         from latfit.reporting import runs_figure

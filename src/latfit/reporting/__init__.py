@@ -9,17 +9,20 @@ if TYPE_CHECKING:
     from latfit.reporting.fit import page as page, tables as tables
     from latfit.reporting.fit.figures import fit_figure as fit_figure
     from latfit.reporting.fit.subject import what_is_known as what_is_known
-    from latfit.reporting.format import counted as counted
     from latfit.reporting.hardware import (
         ceilings_table as ceilings_table,
         estimates as estimates,
         estimates_table as estimates_table,
         paths_table as paths_table,
     )
-    from latfit.reporting.layout import Rendered as Rendered, Written as Written
-    from latfit.reporting.plan.figures import plan_figure as plan_figure
+    from latfit.reporting.layout import (
+        PAGE_NAME as PAGE_NAME,
+        Making as Making,
+        Rendered as Rendered,
+        write_page as write_page,
+    )
+    from latfit.reporting.plan.figures import plan_figure as plan_figure, serving_figure as serving_figure
     from latfit.reporting.plan.serving import (
-        serving_figure as serving_figure,
         serving_page as serving_page,
         serving_summary as serving_summary,
         serving_tables as serving_tables,
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
         distinct as distinct,
         engines_verdict as engines_verdict,
         policies_verdict as policies_verdict,
-        replay_details as replay_details,
         replay_table as replay_table,
     )
     from latfit.reporting.simulation.figures import (
@@ -45,17 +47,10 @@ if TYPE_CHECKING:
         ledger_table as ledger_table,
         with_interval as with_interval,
     )
-    from latfit.reporting.simulation.page import (
-        PAGE_NAME as PAGE_NAME,
-        Making as Making,
-        engines_page as engines_page,
-        policies_page as policies_page,
-        write_page as write_page,
-    )
+    from latfit.reporting.simulation.page import engines_page as engines_page, policies_page as policies_page
     from latfit.reporting.simulation.tables import (
         brief_validation_table as brief_validation_table,
         clocks_table as clocks_table,
-        differences as differences,
         engine_tables as engine_tables,
         rates_table as rates_table,
         runs_table as runs_table,

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from latfit.units import MS_PER_UNIT, format_percent, number
+from latfit.units import format_percent, number
 
 _UNDRAWABLE = re.compile(r"[^\x20-\x7e\u00a0-\u00ff]")
 _NOT_A_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -12,11 +12,6 @@ _NOT_A_FILE_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 def count(value: float | None) -> str:
     return "unknown" if value is None or not math.isfinite(value) else f"{value:,.0f}"
-
-
-def counted(n: float, thing: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count(n)} {thing}{'' if n == 1 else 's'}"
 
 
 def span(ends: Sequence[float]) -> str:
@@ -32,10 +27,6 @@ def signed_percent(value_pct: float) -> str:
 def of_share(share: float) -> str:
     """A share of 1 in percent."""
     return format_percent(100 * share)
-
-
-def per_second(rate_per_ms: float) -> float:
-    return rate_per_ms * MS_PER_UNIT["s"]
 
 
 def shorthand(value: float) -> str:

@@ -2,54 +2,50 @@
 
 import base64
 import hashlib
+import math
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from latfit._version import __version__
 from latfit.files import make_folder, write_bytes, write_text
 from latfit.reporting import style
-from latfit.reporting.fit.tables import provenance
-from latfit.reporting.table import KeyNumber, Table, prose, table_html
+from latfit.reporting.table import Bar, Card, Table, prose, table_html
 from latfit.units import format_ms
 
-Bar = tuple[str, str, float]
+PAGE_NAME = "simulation.html"
+
 Plan = TypeVar("Plan")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure: file name without its ending, the finding as its title, words in place of it, PNG bytes, and as
-    JSON what the page's script reads from it under the pointer."""
+    """A drawn figure: file name without its ending, a text alternative, PNG bytes.
+
+    readings: JSON that the page's script shows under the pointer.
+    """
 
     stem: str
-    title: str
     alt: str
     png: bytes
     readings: str = ""
 
+    @property
+    def source(self) -> str:
+        """The PNG as a data URL."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
 
-@dataclass(frozen=True)
-class Card:
-    """An answer: the question, the verdict with its look ("", "doubt" or "unmet"), sentences, key numbers, a command.
-
-    at: the limit or the load that a slider names for this answer.
-    """
-
-    asked: str
-    verdict: str
-    sentence: str
-    state: str
-    beside: Sequence[str] = ()
-    numbers: Sequence[KeyNumber] = ()
-    command: str = ""
-    at: str = ""
+    @property
+    def broad(self) -> bool:
+        """Whether the picture takes the whole width of the page."""
+        width, height = struct.unpack(">II", self.png[16:24])  # of the PNG's header
+        return bool(width > 2 * height)
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,63 @@ class Slider:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A folded part of a page. folded: a long table that stays closed."""
+
+    title: str
+    anchor: str
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Picture] = ()
+    sentences: Sequence[str] = ()
+    formula: str = ""
+    notes: Sequence[str] = ()
+    folded: Table | None = None
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a page was made, and what it is about."""
+
+    command: str = ""
+    made_at: str = ""
+    sla_ms: float = math.inf  # the limit that attainment was counted against; infinite for none
+    subject: str = ""  # model and machine, where they are known
+
+    @property
+    def sla(self) -> str:
+        """The SLA in words; empty without one."""
+        return format_ms(self.sla_ms) if math.isfinite(self.sla_ms) else ""
+
+    def titled(self, kind: str) -> str:
+        return f"{kind}: {self.subject}" if self.subject else kind
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page shows, the answer first.
+
+    bars: what would change `target`.  warnings: message and remedy.  subjects: paths with what they are.  notes: on the
+    making of the page.
+    """
+
+    title: str
+    made: Making
+    answer: Card
+    sliders: Sequence[Slider] = ()
+    bars: Sequence[Bar] = ()
+    target: str = ""
+    pictures: Sequence[Picture] = ()
+    certainty: Sequence[str] = ()
+    warnings: Sequence[tuple[str, str]] = ()
+    sections: Sequence[Section] = ()
+    subjects: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Rendered:
-    """The page, and every picture for a file of its own; the overview of the first path comes first."""
+    """The page, and every picture for a file of its own."""
 
     html: str
     pictures: Sequence[Picture]
@@ -71,14 +122,14 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Written:
-    """Where a report went."""
+    """Where a page went."""
 
     html: Path
     figures: Sequence[Path]
 
 
-def template(name: str) -> Template:
-    """A template of this package; what it is not given is an error."""
+def render_page(page: Page) -> Rendered:
+    """Return a page as HTML that needs nothing else; a security line lets it run its own script only."""
     environment = Environment(
         loader=PackageLoader("latfit.reporting"),
         autoescape=True,
@@ -88,18 +139,13 @@ def template(name: str) -> Template:
     )
     environment.filters |= {"prose": prose, "grid": table_html}
     script = (Path(__file__).parent / "templates" / "report.js").read_text(encoding="utf-8")
-    # The page runs this script and no other: the security line names its hash.
-    digest = hashlib.sha256(script.encode()).digest()
-    environment.globals |= {"script": Markup(script), "script_hash": base64.b64encode(digest).decode()}
-    return environment.get_template(name)
-
-
-def shown(picture: Picture) -> dict[str, str]:
-    """A picture as the templates take it, inside the page; a broad one over the whole width."""
-    encoded = base64.b64encode(picture.png).decode("ascii")
-    width, height = struct.unpack(">II", picture.png[16:24])  # of the PNG's header
-    source, look = f"data:image/png;base64,{encoded}", "broad" if width > 2 * height else ""
-    return {"alt": picture.alt, "source": source, "readings": picture.readings, "look": look}
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    facts = {"command": page.made.command, "made": page.made.made_at, "latfit": __version__}
+    making = Table("How this page was made", ("", "value"), [each for each in facts.items() if each[1]], ("value",))
+    html = environment.get_template("page.html").render(
+        page=page, making=making, script=Markup(script), script_hash=digest
+    )
+    return Rendered(html, [*page.pictures, *(each for section in page.sections for each in section.pictures)])
 
 
 def make_slider(label: str, plans: Mapping[str, Plan], requested: Plan, card: Callable[[Plan, str], Card]) -> Slider:
@@ -109,24 +155,11 @@ def make_slider(label: str, plans: Mapping[str, Plan], requested: Plan, card: Ca
 
 
 def draw_picture(stem: str, alt: str, figure: Figure) -> Picture:
-    """A figure as PNG, under its own title."""
-    title = style.title_of(figure)
-    return Picture(stem, title, f"{alt} {title}.", style.png(figure))
+    """A figure as PNG; its title ends the text alternative."""
+    return Picture(stem, f"{alt} {style.title_of(figure)}.", style.png(figure))
 
 
-def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float], str] = format_ms) -> list[Bar]:
-    """Return (label, value in words, length in percent of the longest) of values; None is no bar."""
-    known = [(label, value) for label, value in values if value is not None]
-    longest = max((value for _, value in known), default=0.0) or 1.0
-    return [(label, write(value), 100 * value / longest) for label, value in known]
-
-
-def making(command: str, made_at: str) -> Table:
-    """How and when a page was made."""
-    return provenance({"command": command, "made": made_at, "latfit": __version__}, "How this page was made")
-
-
-def write_rendered(folder: Path, name: str, rendered: Rendered) -> Written:
+def write_page(folder: Path, rendered: Rendered, name: str = PAGE_NAME) -> Written:
     """Store a page and its pictures in `folder`, which is made where it is missing; every file whole or not at all, the
     page last. Raises TargetNotWritable."""
     make_folder(folder)

@@ -117,19 +117,14 @@ def _ticks_within(ticks: FloatArray, low: float, high: float, most: int) -> list
     return [float(tick) for tick in inside[:: -(-len(inside) // most)]]
 
 
-def padded(low: float, high: float, factor: float = 1.15) -> tuple[float, float]:
-    """Limits of a logarithmic axis with some air."""
-    return low / factor, high * factor
-
-
 def padded_span(values: FloatArray, factor: float = 1.15) -> tuple[float, float]:
     """Limits of a logarithmic axis around values."""
-    return padded(float(values.min()), float(values.max()), factor)
+    return float(values.min()) / factor, float(values.max()) * factor
 
 
-def legend(axes: Axes, place: Place = "best", columns: int = 1) -> None:
+def legend(axes: Axes, place: Place = "best") -> None:
     """A legend on a white, slightly transparent ground."""
-    box = axes.legend(loc=place, ncols=columns, fontsize=9, framealpha=0.92, handletextpad=0.5, columnspacing=1.2)
+    box = axes.legend(loc=place, fontsize=9, framealpha=0.92, handletextpad=0.5, columnspacing=1.2)
     box.get_frame().set_edgecolor(GRID)
     for handle in box.legend_handles:
         if handle is not None:

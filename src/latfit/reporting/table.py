@@ -5,9 +5,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup, escape
+
+from latfit.units import format_ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 Column = tuple[str, str | Callable[[Any], Any]] | tuple[str, str | Callable[[Any], Any], Callable[[Any], str]]
 """Name, value (an attribute or a function of the row's record), and how to write the value; None is an empty cell."""
 
+Bar = tuple[str, str, float]
+State = Literal["good", "doubt", "bad"]
 STATE_COLOURS = {"good": "#0a6a39", "doubt": "#b87a00", "bad": "#a5002f"}
 MAX_CARD_ROWS = 8  # a longer table hides the figure of a card
 BROAD = 4  # columns above which a table takes the page's whole width
@@ -51,6 +55,30 @@ class KeyNumber:
     label: str
     value: str
     detail: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """An answer: the question, the verdict, sentences, key numbers, a command.
+
+    at: the limit or the load that a slider shows for this answer.
+    """
+
+    asked: str
+    verdict: str
+    sentence: str
+    state: State | Literal["open"]
+    beside: Sequence[str] = ()
+    numbers: Sequence[KeyNumber] = ()
+    command: str = ""
+    at: str = ""
+
+
+def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float], str] = format_ms) -> list[Bar]:
+    """Return (label, value in words, length in percent of the longest) of values; None is no bar."""
+    known = [(label, value) for label, value in values if value is not None]
+    longest = max((value for _, value in known), default=0.0) or 1.0
+    return [(label, write(value), 100 * value / longest) for label, value in known]
 
 
 def make_table(

@@ -1,5 +1,6 @@
 """A picture of what a trace covers: its steps on the (B,S) plane, and their latency over time."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ from numpy.typing import NDArray
 
 from latfit.files import write_bytes
 from latfit.reporting import style
-from latfit.reporting.fit.plot_data import measured_cells, thinned
-from latfit.reporting.format import counted, drawable
+from latfit.reporting.fit.plot_data import gather_cells, thin_rows
+from latfit.reporting.format import drawable
 from latfit.trace import Coverage, Trace, coverage_of, phases
-from latfit.units import format_ms
+from latfit.units import count_text, format_ms
 
 DOT_SIZES = (9.0, 260.0)  # of a cell with no rows, and with all
+
+
+def write_coverage(target: Path, trace: Trace) -> None:
+    """Write the figure as PNG, whole or not at all. Raises TargetNotWritable."""
+    write_bytes(target, style.png(coverage_figure(trace)))
 
 
 def coverage_figure(trace: Trace) -> Figure:
@@ -29,29 +35,23 @@ def coverage_figure(trace: Trace) -> Figure:
     return figure
 
 
-def write_coverage(target: Path, trace: Trace) -> None:
-    """The figure as PNG, whole or not at all. Raises TargetNotWritable."""
-    write_bytes(target, style.png(coverage_figure(trace)))
-
-
-def _rows_by_phase(trace: Trace) -> dict[str, tuple[NDArray[np.int64], str]]:
-    """The rows of each phase, and its colour."""
+def _rows_by_phase(trace: Trace) -> Iterator[tuple[NDArray[np.int64], dict[str, Any]]]:
+    """The rows of each phase, and how they are drawn."""
     named = phases(trace)
-    colours = style.PHASE_COLOURS
-    return {name: (np.flatnonzero(named == name), colours.get(name, colours[""])) for name in dict.fromkeys(named)}
+    for name in dict.fromkeys(named):
+        colour = style.PHASE_COLOURS.get(name, style.PHASE_COLOURS[""])
+        yield np.flatnonzero(named == name), {"color": colour, "alpha": 0.6, "label": drawable(name)}
 
 
 def _draw_plane(axes: Axes, trace: Trace, coverage: Coverage) -> None:
     """A dot for each cell by phase, larger with more rows; no step has S < B."""
-    title = f"{counted(coverage.rows, 'step')} in {counted(coverage.cells, 'cell')}"
+    title = f"{count_text(coverage.rows, 'step')} in {count_text(coverage.cells, 'cell')}"
     style.dress(axes, title, "requests in the step, B", "tokens in the step, S")
-    for phase, (rows, colour) in _rows_by_phase(trace).items():
-        cells = measured_cells(*(trace.floats(name)[rows] for name in ("B", "S", "T_ms")))
+    for rows, look in _rows_by_phase(trace):
+        cells = gather_cells(*(trace.floats(name)[rows] for name in ("B", "S", "T_ms")))
         sizes = np.interp(cells.rows / max(coverage.rows, 1), (0, 1), DOT_SIZES)
-        look: dict[str, Any] = {"color": colour, "alpha": 0.6, "edgecolor": "white", "linewidth": 0.4}
-        axes.scatter(cells.B, cells.S, s=sizes, label=drawable(phase), **look)
-    low_B, high_B = style.padded(*coverage.spans["B"], 1.3)
-    low_S, high_S = style.padded(*coverage.spans["S"], 1.3)
+        axes.scatter(cells.B, cells.S, s=sizes, edgecolor="white", linewidth=0.4, **look)
+    (low_B, high_B), (low_S, high_S) = (style.padded_span(trace.floats(name), 1.3) for name in ("B", "S"))
     edge = np.geomspace(low_B, high_B, 50)
     below: dict[str, Any] = {"color": style.GRID, "zorder": 0, "label": "S < B: no such step"}
     axes.fill_between(edge, low_S, np.clip(edge, low_S, high_S), **below)
@@ -63,13 +63,12 @@ def _draw_plane(axes: Axes, trace: Trace, coverage: Coverage) -> None:
 def _draw_time(axes: Axes, trace: Trace, coverage: Coverage) -> None:
     """Latency against the time within its run."""
     covered = format_ms((coverage.seconds or 0.0) * 1e3)
-    drifting = f", {counted(len(coverage.drift), 'run')} drifting" if coverage.drift else ", no drift"
-    title = f"{covered} in {counted(coverage.runs, 'run')}{drifting}"
+    drifting = f", {count_text(len(coverage.drift), 'run')} drifting" if coverage.drift else ", no drift"
+    title = f"{covered} in {count_text(coverage.runs, 'run')}{drifting}"
     style.dress(axes, title, "time in the run [s]", "latency of a step [ms]")
     seconds, T_ms = trace.floats("t_s"), trace.floats("T_ms")
-    for phase, (rows, colour) in _rows_by_phase(trace).items():
-        shown = rows[thinned(seconds[rows], np.log(T_ms[rows]))]
-        look: dict[str, Any] = {"color": colour, "alpha": 0.5, "linewidth": 0}
-        axes.scatter(seconds[shown], T_ms[shown], s=6, label=drawable(phase), **look)
+    for rows, look in _rows_by_phase(trace):
+        shown = rows[thin_rows(seconds[rows], np.log(T_ms[rows]))]
+        axes.scatter(seconds[shown], T_ms[shown], s=6, linewidth=0, **look)
     style.log_y(axes, *style.padded_span(T_ms), style.decimal_ticks)
     style.legend(axes)

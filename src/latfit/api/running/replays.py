@@ -94,10 +94,10 @@ class Replay(Answer):
         return [note for run in self.runs for note in run.notes]
 
     def tables(self, *, brief: bool = False) -> "list[Table]":
-        """The runs as tables of text; brief: means and p99 alone."""
-        from latfit.reporting import replay_details, replay_table
+        """The runs as a table of text; brief: means and p99 alone."""
+        from latfit.reporting import replay_table
 
-        return [replay_table(self.runs)] if brief else [replay_table(self.runs), replay_details(self.runs)]
+        return [replay_table(self.runs, brief=brief)]
 
     def to_json(self) -> dict[str, Any]:
         """The document of `latfit replay --json`."""

@@ -1,11 +1,11 @@
-"""Figures of a fit: T(B, S) as a map with its SLA, throughput, measured against predicted latency, and errors.
+"""Figures of a fit: T(B, S) as a map with its SLA, measured against predicted latency, and throughput.
 
 Each `draw_...` fills given axes, so that the overview and the single pictures are the same.
 """
 
 import json
-import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -17,11 +17,10 @@ from matplotlib.patheffects import withStroke
 
 from latfit.model import FitResult
 from latfit.reporting import style
-from latfit.reporting.fit.plot_data import Agreement, Curve, FitView, SlaLine, Surface, thinned
-from latfit.reporting.fit.tables import trust_sentence
+from latfit.reporting.fit.plot_data import FitView, SlaLine, Surface, thin_rows
 from latfit.reporting.format import count, drawable, shorthand
-from latfit.reporting.layout import Picture
-from latfit.stats import FloatArray, error_metrics
+from latfit.reporting.layout import Picture, draw_picture
+from latfit.stats import error_metrics
 from latfit.trace import Trace
 from latfit.units import format_ms, format_percent
 
@@ -36,30 +35,23 @@ BAND_PCT = 10.0
 def draw_map(axes: Axes, view: FitView) -> None:
     """Latency over (B, S): S < B is not possible, the faded part was not measured."""
     area = view.surface
-    fastest, slowest = map(format_ms, area.span_ms)
-    title = view.finding or f"A step takes {fastest} to {slowest} in the measured range"
+    fastest, slowest = map(format_ms, view.span_ms)
+    title = f"A step takes {fastest} to {slowest} in the measured range"
     style.dress(axes, title, "requests in the step, B", "tokens in the step, S")
     axes.grid(False)
     _draw_colours(axes, area)
-    _fade_unmeasured(axes, area)
+    _fade_unmeasured(axes, view)
     if (cells := view.cells) is not None:
         many = len(cells.B) > _MANY_CELLS
-        rows = thinned(np.log(cells.B), np.log(cells.S)) if many else slice(None)
+        rows = thin_rows(np.log(cells.B), np.log(cells.S)) if many else slice(None)
+        dots: dict[str, Any] = {"s": 5.0 if many else 14.0, "color": "#10202f", "edgecolors": "white"}
         axes.scatter(
-            cells.B[rows],
-            cells.S[rows],
-            s=5.0 if many else 14.0,
-            color="#10202f",
-            edgecolors="white",
-            linewidths=0.4,
-            label="measured",
-            zorder=3,
-            clip_on=False,
-        )
+            cells.B[rows], cells.S[rows], linewidths=0.4, label="measured", zorder=3, clip_on=False, **dots
+        )  # fmt: skip
     for line, dash in zip(view.lines, cycle(("-", "--", ":")), strict=False):
         _draw_sla(axes, area, line, dash)
-    floor = np.maximum(area.B, area.S[0])
     impossible: dict[str, Any] = {"facecolor": "#e9ebee", "edgecolor": style.FAINT, "linewidth": 0.8, "zorder": 2.5}
+    floor = np.maximum(area.B, area.S[0])
     axes.fill_between(area.B, area.S[0], floor, label="S < B: no such step", **impossible)
     style.log_x(axes, float(area.B[0]), float(area.B[-1]), style.binary_ticks)
     style.log_y(axes, float(area.S[0]), float(area.S[-1]), style.binary_ticks)
@@ -84,9 +76,9 @@ def _draw_colours(axes: Axes, area: Surface) -> None:
     bar.outline.set_visible(False)
 
 
-def _fade_unmeasured(axes: Axes, area: Surface) -> None:
+def _fade_unmeasured(axes: Axes, view: FitView) -> None:
     """White veil and hatching around the measured box."""
-    B_low, B_high, S_low, S_high = area.box
+    area, (B_low, B_high, S_low, S_high) = view.surface, view.box
     left, right, bottom, top = area.B[0], area.B[-1], area.S[0], area.S[-1]
     veil: dict[str, Any] = {"facecolor": "#ffffffa6", "edgecolor": _HATCHING, "hatch": "///", "linewidth": 0}
     axes.fill_between([left, B_low], bottom, top, label="not measured", **veil)
@@ -106,107 +98,71 @@ def _draw_sla(axes: Axes, area: Surface, line: SlaLine, dash: str) -> None:
     axes.plot([], [], color=style.SLA, linewidth=2.6, linestyle=dash, label=label)
 
 
-def draw_throughput(axes: Axes, view: FitView) -> None:
-    """Lines are the fit inside the measured range, markers are measured medians."""
-    *batched, decode = curves = view.curves
-    best = max(batched, key=lambda curve: float(curve.rate_per_s.max()))
-    title = f"Up to {_peak(best)} tokens/s (B={best.B}); decode {_peak(decode)}"
-    style.dress(axes, title, "tokens in the step, S", "throughput [tokens/s]")
-    for curve, colour, marker in zip(curves, style.LINE_COLOURS, style.LINE_MARKERS, strict=False):
-        name, dash = ("decode, S = B", "--") if curve.B is None else (f"B = {curve.B}", "-")
-        axes.plot(curve.S, curve.rate_per_s, color=colour, linewidth=2, label=name, linestyle=dash)
-        axes.scatter(curve.measured_tokens, curve.measured_per_s, s=16, color=colour, marker=marker, zorder=3)
-    tokens = np.concatenate([each for curve in curves for each in (curve.S, curve.measured_tokens)])
-    rates = np.concatenate([each for curve in curves for each in (curve.rate_per_s, curve.measured_per_s)])
-    style.log_x(axes, *style.padded_span(tokens), style.binary_ticks)
-    style.log_y(axes, *style.padded_span(rates, 1.3), style.decimal_ticks)
-    style.legend(axes, place="lower right")
-
-
-def _peak(curve: Curve) -> str:
-    return shorthand(float(f"{float(curve.rate_per_s.max()):.3g}"))
-
-
 def draw_predicted(axes: Axes, view: FitView) -> None:
-    """Measured over predicted latency with the line where they agree."""
+    """Measured over predicted latency by phase, with the line where they agree."""
     rows = view.agreement
     assert rows is not None
-    found = error_metrics(rows.measured_ms, rows.predicted_ms)
-    median, p90 = (format_percent(found[name]) for name in ("median_ape_pct", "p90_ape_pct"))
+    errors = error_metrics(rows.measured_ms, rows.predicted_ms)
+    median, p90 = (format_percent(errors[name]) for name in ("median_ape_pct", "p90_ape_pct"))
     title = f"Median error {median}, p90 {p90} (n = {count(len(rows.measured_ms))})"
     style.dress(axes, title, "predicted latency of a step [ms]", "measured latency [ms]")
     low, high = style.padded_span(np.concatenate([rows.predicted_ms, rows.measured_ms]))
     line, band = np.array([low, high]), BAND_PCT / 100
     axes.fill_between(line, line * (1 - band), line * (1 + band), color=_BAND, linewidth=0, label=f"±{BAND_PCT:g} %")
     axes.plot(line, line, color=style.INK, linewidth=1.2, label="measured = predicted")
-    _draw_rows(axes, rows, np.log(rows.measured_ms), rows.measured_ms)
-    style.log_x(axes, low, high, style.decimal_ticks)
-    style.log_y(axes, low, high, style.decimal_ticks)
-    style.legend(axes, place="upper left")
-
-
-def draw_residuals(axes: Axes, view: FitView) -> None:
-    """Relative error over the prediction; the few largest errors are drawn at the end of the scale."""
-    rows = view.agreement
-    assert rows is not None
-    biases = [
-        f"{name or 'steps'} {format_percent(float(np.median(rows.error_pct[at])), signed=True)}"
-        for name, at in rows.by_phase.items()
-    ]
-    title = f"Median bias: {', '.join(biases)}"
-    style.dress(axes, title, "predicted latency of a step [ms]", "error of the prediction [%], + is too high")
-    end = max(1.5 * BAND_PCT, 2 * float(np.quantile(np.abs(rows.error_pct), 0.98)))
-    axes.axhspan(-BAND_PCT, BAND_PCT, color=_BAND, linewidth=0)
-    axes.axhline(0, color=style.INK, linewidth=1.2)
-    shown = np.clip(rows.error_pct, -end, end)
-    _draw_rows(axes, rows, shown, shown)
-    style.log_x(axes, *style.padded_span(rows.predicted_ms), style.decimal_ticks)
-    axes.set_ylim(-1.1 * end, 1.3 * end)
-    style.legend(axes, place="upper right", columns=4)
-
-
-def _draw_rows(axes: Axes, rows: Agreement, place: FloatArray, y: FloatArray) -> None:
-    """The rows by phase over their predicted latency. place: y as far apart as it is drawn."""
     for phase, at in rows.by_phase.items():
         many = len(at) > _MANY_ROWS
-        shown = at[thinned(np.log(rows.predicted_ms[at]), place[at])] if many else at
+        shown = at[thin_rows(np.log(rows.predicted_ms[at]), np.log(rows.measured_ms[at]))] if many else at
+        bias = format_percent(float(np.median(rows.error_pct[at])), signed=True)
         axes.scatter(
             rows.predicted_ms[shown],
-            y[shown],
+            rows.measured_ms[shown],
             s=9.0 if many else 16.0,
             color=style.PHASE_COLOURS[phase],
             marker=style.PHASE_MARKERS[phase],
             alpha=0.5,
             linewidths=0.3,
             edgecolors="none" if many else "white",
-            label=f"{phase or 'step'} ({count(len(at))})",
+            label=f"{phase or 'step'} ({count(len(at))}), bias {bias}",
         )
+    style.log_x(axes, low, high, style.decimal_ticks)
+    style.log_y(axes, low, high, style.decimal_ticks)
+    style.legend(axes, place="upper left")
 
 
+def draw_throughput(axes: Axes, view: FitView) -> None:
+    """Tokens per second of the fit inside the measured range, for several batches and for decode."""
+    peaks = {B: float(f"{float(rate.max()):.3g}") for B, (_, rate) in view.curves.items()}
+    best = max((B for B in peaks if B is not None), key=lambda B: peaks[B])
+    title = f"Up to {shorthand(peaks[best])} tokens/s (B={best}); decode {shorthand(peaks[None])}"
+    style.dress(axes, title, "tokens in the step, S", "throughput [tokens/s]")
+    for (B, (S, rate)), colour in zip(view.curves.items(), style.LINE_COLOURS, strict=False):
+        name, dash = ("decode, S = B", "--") if B is None else (f"B = {B}", "-")
+        axes.plot(S, rate, color=colour, linewidth=2, label=name, linestyle=dash)
+    tokens, rates = (np.concatenate(each) for each in zip(*view.curves.values(), strict=True))
+    style.log_x(axes, *style.padded_span(tokens), style.binary_ticks)
+    style.log_y(axes, *style.padded_span(rates, 1.3), style.decimal_ticks)
+    style.legend(axes, place="lower right")
+
+
+MAP, PREDICTED = "latency-map", "measured-vs-predicted"
 PANELS: Mapping[str, tuple[Callable[[Axes, FitView], None], str]] = {
-    "latency-map": (draw_map, "Map of the latency of a step over requests B and tokens S."),
-    "measured-vs-predicted": (draw_predicted, "Measured against predicted latency of the fitted steps."),
+    MAP: (draw_map, "Map of the latency of a step over requests B and tokens S."),
+    PREDICTED: (draw_predicted, "Measured against predicted latency of the fitted steps, by phase."),
     "throughput": (draw_throughput, "Tokens per second over the tokens of a step, for several batches and for decode."),
-    "residuals": (draw_residuals, "Relative error over predicted latency of the fitted steps."),
 }
-OF_ROWS = ("measured-vs-predicted", "residuals")  # panels that need the measured steps
-
-
-def panels_of(view: FitView) -> list[str]:
-    """The panels that can be drawn."""
-    return [name for name in PANELS if name not in OF_ROWS or view.agreement is not None]
 
 
 def fit_pictures(view: FitView, prefix: str = "") -> list[Picture]:
-    """Every panel as a picture; that of the map with what can be read on it under the pointer."""
+    """Every panel that can be drawn as a picture; that of the map with what can be read on it under the pointer."""
     pictures = []
-    for name in panels_of(view):
-        draw, alt = PANELS[name]
+    for name, (draw, alt) in PANELS.items():
+        if name == PREDICTED and view.agreement is None:
+            continue
         figure = style.new_figure()
         draw(figure.subplots(), view)
-        title, png = style.title_of(figure), style.png(figure)
-        readings = _readings(view, figure) if name == "latency-map" else ""
-        pictures.append(Picture(f"{prefix}{name}", title, f"{alt} {title}.", png, readings))
+        picture = draw_picture(f"{prefix}{name}", alt, figure)
+        pictures.append(replace(picture, readings=_readings(view, figure)) if name == MAP else picture)
     return pictures
 
 
@@ -217,22 +173,15 @@ def _readings(view: FitView, drawn: Figure) -> str:
     return json.dumps({"box": box, **ends, "steps": view.readings()}, separators=(",", ":"))
 
 
-def overview_figure(view: FitView, headline: str) -> Figure:
-    """Every panel, under a headline and the prediction error."""
-    names = panels_of(view)
-    figure = style.new_figure((12.0, 2.6 + 3.5 * len(names) / 2), dpi=130)
-    wrapped = textwrap.fill(drawable(headline, most=240), 74)
-    trust = textwrap.fill(drawable(trust_sentence(view.fit), most=240), 130)
-    figure.suptitle(wrapped, x=0.012, ha="left", fontsize=17, fontweight="bold", color=style.INK)
-    figure.supxlabel(trust, x=0.012, ha="left", fontsize=11.5, color=style.FAINT)
-    for axes, name in zip(figure.subplots(len(names) // 2, 2).ravel(), names, strict=True):
-        PANELS[name][0](axes, view)
-    return figure
-
-
 def fit_figure(name: str, fit: FitResult, trace: Trace | None) -> Figure:
-    """The overview of one fit."""
-    return overview_figure(FitView(name, fit, trace), f"{name}: {fit.name}")
+    """The map of one fit, and measured against predicted latency where its rows are at hand."""
+    view = FitView(fit, trace)
+    shown = [MAP] if view.agreement is None else [MAP, PREDICTED]
+    figure = style.new_figure((6.0 * len(shown), 4.8), dpi=130)
+    figure.suptitle(drawable(f"{name}: {fit.name}"), x=0.012, ha="left", fontsize=13, color=style.INK)
+    for axes, panel in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        PANELS[panel][0](axes, view)
+    return figure
 
 
 def why_not_drawn(fit: FitResult) -> str:

@@ -43,8 +43,8 @@ class Agreement:
     @property
     def by_phase(self) -> dict[str, NDArray[np.int64]]:
         """The rows of each phase, the most frequent phase first."""
-        found = {name: np.flatnonzero(self.phase == name) for name in (*PHASES, "")}
-        return dict(sorted(((name, at) for name, at in found.items() if len(at)), key=lambda each: -len(each[1])))
+        rows = {name: np.flatnonzero(self.phase == name) for name in (*PHASES, "")}
+        return dict(sorted(((name, at) for name, at in rows.items() if len(at)), key=lambda each: -len(each[1])))
 
 
 @dataclass(frozen=True)
@@ -59,57 +59,48 @@ class Cells:
 
 @dataclass(frozen=True)
 class Surface:
-    """Predicted latency T_ms (j, i) over axes B (i,) and S (j,), NaN where S < B; box: what was measured."""
+    """Predicted latency T_ms (j, i) over axes B (i,) and S (j,), NaN where S < B."""
 
     B: FloatArray
     S: FloatArray
     T_ms: FloatArray
-    box: tuple[float, float, float, float]
-
-    @property
-    def span_ms(self) -> tuple[float, float]:
-        """Fastest and slowest predicted step inside the measured box."""
-        B_low, B_high, S_low, S_high = self.box
-        B, S = np.clip(self.B, B_low, B_high), np.clip(self.S, S_low, S_high)
-        inside = np.outer(S == self.S, B == self.B)
-        values = self.T_ms[inside & np.isfinite(self.T_ms)]
-        return (float(values.min()), float(values.max())) if len(values) else (float("nan"), float("nan"))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Fitted tokens/s over S (n,) at B requests (None: decode, S = B), and measured medians (m,)."""
-
-    B: int | None
-    S: FloatArray
-    rate_per_s: FloatArray
-    measured_tokens: FloatArray
-    measured_per_s: FloatArray
 
 
 @dataclass(frozen=True)
 class FitView:
-    """A fit to draw, with its rows if there are any, the SLAs on its map, and the title of the map."""
+    """A fit to draw, with its rows if there are any, and the SLAs on its map."""
 
-    name: str
     fit: FitResult
     trace: Trace | None = None
     lines: Sequence[SlaLine] = ()
-    finding: str = ""
+
+    @cached_property
+    def box(self) -> tuple[float, float, float, float]:
+        """The measured range: smallest and largest B, smallest and largest S."""
+        (B_low, B_high), (S_low, S_high) = (self.fit.domain[name] for name in ("B", "S"))
+        return float(B_low), float(B_high), float(S_low), float(S_high)
 
     @cached_property
     def surface(self) -> Surface:
         """T(B, S) over the measured box and a factor of two around it."""
-        (B_low, B_high), (S_low, S_high) = (map(float, self.fit.domain[name]) for name in ("B", "S"))
+        B_low, B_high, S_low, S_high = self.box
         B = np.geomspace(max(1.0, B_low / 2), max(2 * B_high, 4.0), SURFACE_SIDE)
         S = np.geomspace(max(1.0, S_low / 2), max(2 * S_high, 4.0), SURFACE_SIDE)
         grid_B, grid_S = np.meshgrid(B, S)
         T = self.fit.latency_ms(grid_B.ravel(), grid_S.ravel()).reshape(grid_B.shape)
-        return Surface(B, S, np.where(grid_S >= grid_B, T, np.nan), (B_low, B_high, S_low, S_high))
+        return Surface(B, S, np.where(grid_S >= grid_B, T, np.nan))
+
+    @property
+    def span_ms(self) -> tuple[float, float]:
+        """Fastest and slowest predicted step inside the measured box."""
+        area, (B_low, B_high, S_low, S_high) = self.surface, self.box
+        inside = np.outer((S_low <= area.S) & (S_high >= area.S), (B_low <= area.B) & (B_high >= area.B))
+        values = area.T_ms[inside & np.isfinite(area.T_ms)]
+        return (float(values.min()), float(values.max())) if len(values) else (np.nan, np.nan)
 
     @cached_property
     def cells(self) -> Cells | None:
-        return None if self.trace is None else measured_cells(*(self.trace.floats(name) for name in ("B", "S", "T_ms")))
+        return None if self.trace is None else gather_cells(*(self.trace.floats(name) for name in ("B", "S", "T_ms")))
 
     @cached_property
     def agreement(self) -> Agreement | None:
@@ -124,22 +115,16 @@ class FitView:
         return Agreement(trace.floats("T_ms"), predicted, known) if np.all(predicted > 0) else None
 
     @cached_property
-    def curves(self) -> list[Curve]:
-        """Throughput for a few batches and for decode, each inside the measured range of S."""
-        (B_low, B_high), (S_low, S_high) = (map(float, self.fit.domain[name]) for name in ("B", "S"))
-        wanted = np.geomspace(max(B_low, 1), max(B_high, 1), MAX_CURVES)
-        if self.cells is not None and len(measured := np.unique(self.cells.B[self.cells.S > self.cells.B])):
-            wanted = np.array([measured[np.argmin(np.abs(np.log(measured / B)))] for B in wanted])
-        batches = sorted({round(B) for B in wanted})
-        curves = [self._curve(B, np.geomspace(max(float(B), S_low), max(S_high, float(B)), 200)) for B in batches]
-        return [*curves, self._curve(None, np.geomspace(max(B_low, 1.0), max(B_high, 1.0), 200))]
-
-    def _curve(self, B: int | None, S: FloatArray) -> Curve:
-        rate = 1e3 * S / self.fit.latency_ms(S if B is None else np.full_like(S, B), S)
-        if self.cells is None:
-            return Curve(B, S, rate, np.empty(0), np.empty(0))
-        at = np.equal(self.cells.B, self.cells.S if B is None else B)
-        return Curve(B, S, rate, self.cells.S[at], 1e3 * self.cells.S[at] / self.cells.median_ms[at])
+    def curves(self) -> dict[int | None, tuple[FloatArray, FloatArray]]:
+        """Tokens of a step and tokens/s for a few batches and for decode (None: S = B), inside the measured range."""
+        B_low, B_high, S_low, S_high = self.box
+        batches = {round(B) for B in np.geomspace(max(B_low, 1), max(B_high, 1), MAX_CURVES)}
+        curves: dict[int | None, tuple[FloatArray, FloatArray]] = {}
+        for B in (*sorted(batches), None):
+            low, high = (max(B_low, 1), max(B_high, 1)) if B is None else (max(B, S_low), max(B, S_high))
+            S = np.geomspace(low, high, 200)
+            curves[B] = S, 1e3 * S / self.fit.latency_ms(S if B is None else np.full_like(S, B), S)
+        return curves
 
     def readings(self) -> list[list[float | None]]:
         """Rows (B, S, predicted ms, low, high, level in percent, measured median ms, rows) of steps on the map.
@@ -150,17 +135,16 @@ class FitView:
             np.unique(np.round(np.geomspace(axis[0], axis[-1], READINGS_SIDE)))
             for axis in (self.surface.B, self.surface.S)
         )
-        cells, measured = self.cells, {}
-        if cells is not None:
-            places, medians = zip(cells.B, cells.S, strict=True), zip(cells.median_ms, cells.rows, strict=True)
-            measured = dict(zip(places, medians, strict=True))
+        measured: dict[tuple[float, float], tuple[float, float]] = {}
+        if (cells := self.cells) is not None:
+            columns = zip(cells.B, cells.S, cells.median_ms, cells.rows, strict=True)
+            measured = {(b, s): (median, rows) for b, s, median, rows in columns}
         wanted = sorted({(b, s) for b in B for s in S if s >= b} | set(list(measured)[:MAX_READINGS]))
         steps = Trace({name: np.array([step[i] for step in wanted]) for i, name in enumerate(("B", "S"))})
         found = predict(self.fit, steps)
         intervals = zip(found.T_ms, found.low, found.high, 100 * found.level, strict=True)
-        nothing = (np.nan, np.nan)
         return [
-            [_rounded(value) for value in (*step, *interval, *measured.get(step, nothing))]
+            [_rounded(value) for value in (*step, *interval, *measured.get(step, (np.nan, np.nan)))]
             for step, interval in zip(wanted, intervals, strict=True)
         ]
 
@@ -169,19 +153,19 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.7g}") if np.isfinite(value) else None
 
 
-def measured_cells(B: FloatArray, S: FloatArray, T_ms: FloatArray) -> Cells:
+def gather_cells(B: FloatArray, S: FloatArray, T_ms: FloatArray) -> Cells:
     """Rows (n,) with equal (B, S) gathered under the median of their latency."""
     cells, cell, rows = np.unique(np.column_stack([B, S]), axis=0, return_inverse=True, return_counts=True)
     parts = np.split(T_ms[np.argsort(cell, kind="stable")], np.cumsum(rows)[:-1])
     return Cells(cells[:, 0], cells[:, 1], np.array([np.median(part) for part in parts]), rows)
 
 
-def thinned(x: FloatArray, y: FloatArray) -> NDArray[np.int64]:
+def thin_rows(x: FloatArray, y: FloatArray) -> NDArray[np.int64]:
     """One row for each occupied pixel of a square grid over (x, y): unlike a random sample, outliers stay."""
-    rows: NDArray[np.int64] = np.unique(_pixel(x) * PIXELS + _pixel(y), return_index=True)[1]
+
+    def pixel(values: FloatArray) -> NDArray[np.int64]:
+        low, high = float(values.min()), float(values.max())
+        return np.minimum(((values - low) / ((high - low) or 1.0) * PIXELS).astype(np.int64), PIXELS - 1)
+
+    rows: NDArray[np.int64] = np.unique(pixel(x) * PIXELS + pixel(y), return_index=True)[1]
     return rows
-
-
-def _pixel(values: FloatArray) -> NDArray[np.int64]:
-    low, high = float(values.min()), float(values.max())
-    return np.minimum(((values - low) / ((high - low) or 1.0) * PIXELS).astype(np.int64), PIXELS - 1)

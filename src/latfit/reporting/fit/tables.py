@@ -5,36 +5,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from latfit.hardware import ExecutionPath
-from latfit.model import (
-    Baseline,
-    Estimate,
-    FitResult,
-)
+from latfit.model import Baseline, Estimate, FitResult
 from latfit.reporting.format import count, of_share, span
-from latfit.reporting.table import KeyNumber as KeyNumber, Table as Table, make_table
+from latfit.reporting.table import KeyNumber, Table, make_table
 from latfit.units import format_ms, format_percent, number
 
 NOT_IDENTIFIED = "not identified"
 LINEAR = Baseline()  # of a fit without a linear baseline
-MAX_PARAMETERS = 12  # rows of a table that a reader takes in at once
 MAX_FACT = 600  # letters
 
 _BASELINE_NAMES: Mapping[str, str] = {"linear": "linear baseline", "constant": "constant"}
 _ERROR_PARTS = {
-    "model_structure": ("lack of fit (model misspecification)", "another model or another column reduces it"),
-    "measurement_noise": ("noise of the measurement", "no model removes it"),
-    "parameter_uncertainty": ("uncertainty of the parameters", "more measurements reduce it"),
-    "structure_and_noise": ("lack of fit and noise together", "measuring cells more than once tells them apart"),
+    "model_structure": "lack of fit (model misspecification): another model or another column reduces it",
+    "measurement_noise": "noise of the measurement: no model removes it",
+    "parameter_uncertainty": "uncertainty of the parameters: more measurements reduce it",
+    "structure_and_noise": "lack of fit and noise together: measuring cells more than once tells them apart",
 }
 
 
 def held_out_number(path: ExecutionPath) -> KeyNumber | None:
-    """Return the held-out error of a path beside the linear baseline's; None if there is none."""
+    """Return the held-out error of a path and that of the linear baseline; None if there is none."""
     own, line = path.fit.cross_validation.mape_pct, _baseline(path.fit, "linear").cv.mape_pct
     if own is None:
         return None
-    beside = "" if line is None else f"; linear baseline {format_percent(line)}"
-    return KeyNumber("Held-out error", format_percent(own), f"{path.name}{beside}")
+    baseline = "" if line is None else f"; linear baseline {format_percent(line)}"
+    return KeyNumber("Held-out error", format_percent(own), f"{path.name}{baseline}")
 
 
 def _baseline(fit: FitResult, name: str) -> Baseline:
@@ -54,7 +49,7 @@ def lost_phases(fit: FitResult) -> list[str]:
 
 
 def trust_sentence(fit: FitResult) -> str:
-    """Return the held-out error beside those of the baselines, and the phases in which the line is better."""
+    """Return the held-out error, those of the baselines, and the phases in which the line is better."""
     if fit.data.nominal:
         return f"Nominal numbers, not measured: {fit.data.nominal}. Their error is not known."
     if not fit.status.ok:
@@ -75,17 +70,16 @@ def trust_sentence(fit: FitResult) -> str:
 
 def error_sentence(fit: FitResult) -> str:
     """Return what most of the squared held-out error comes from, and its remedy; empty if that is not known."""
-    found = {name: share for name, share in (fit.diagnostics.error_parts or {}).items() if name in _ERROR_PARTS}
-    if not found:
+    shares = {name: share for name, share in (fit.diagnostics.error_parts or {}).items() if name in _ERROR_PARTS}
+    if not shares:
         return ""
-    largest = max(found, key=lambda name: found[name])
-    part, remedy = _ERROR_PARTS[largest]
-    return f"{of_share(found[largest])} of the squared error is {part}: {remedy}."
+    largest = max(shares, key=lambda name: shares[name])
+    return f"{of_share(shares[largest])} of the squared error is {_ERROR_PARTS[largest]}."
 
 
 def phases(fit: FitResult) -> Table:
-    """Return the held-out error of each phase beside the linear baseline's; empty where there is one phase."""
-    steps = {name: count(found.n) for name, found in (fit.diagnostics.regimes or {}).items()}
+    """Return the held-out error of each phase of the fit and the linear baseline; empty where there is one phase."""
+    steps = {name: count(errors.n) for name, errors in (fit.diagnostics.regimes or {}).items()}
     return make_table(
         "Held-out error by phase",
         _errors_by_phase(fit).items(),
@@ -96,16 +90,14 @@ def phases(fit: FitResult) -> Table:
     )
 
 
-def parameters(fit: FitResult, *, short: bool = False) -> Table:
-    """Values with their 95 % interval; words instead of a number where the data do not determine it. short: of a model
-    with many parameters those that are not identified are named together, without a row each."""
+def parameters(fit: FitResult) -> Table:
+    """Values with their 95 % interval; parameters that the data do not determine are named together below."""
     rows = [(p, fit.parameters[p.name]) for p in fit.structure.parameters if p.name in fit.parameters]
+    unknown = [p.name for p, estimate in rows if _value(estimate) == NOT_IDENTIFIED]
     resampled = fit.bootstrap.get("parameters", {})
-    hidden = short and len(rows) > MAX_PARAMETERS
-    silent = [p.name for p, found in rows if hidden and _value(found) == NOT_IDENTIFIED]
     return make_table(
         "Parameters",
-        [row for row in rows if row[0].name not in silent],
+        [row for row in rows if row[0].name not in unknown],
         ("name", lambda row: row[0].name),
         ("value", lambda row: _value(row[1])),
         ("95 % interval", lambda row: _interval(row[1])),
@@ -113,7 +105,7 @@ def parameters(fit: FitResult, *, short: bool = False) -> Table:
         ("unit", lambda row: row[1].unit),
         ("meaning", lambda row: row[0].meaning),
         words=("unit", "meaning"),
-        note=f"Not identified by these steps: {', '.join(silent)}." if silent else "",
+        note=f"Not identified by these steps: {', '.join(unknown)}." if unknown else "",
     )
 
 
@@ -126,43 +118,42 @@ def _value(estimate: Estimate) -> str:
 def _interval(estimate: Estimate) -> str:
     if estimate.fixed:
         return "–"
-    if not estimate.identified or estimate.low is None or estimate.high is None:
-        return "none"
-    return span((estimate.low, estimate.high))
+    return "none" if estimate.low is None or estimate.high is None else span((estimate.low, estimate.high))
 
 
 def errors(fit: FitResult) -> Table:
-    """The model beside the baselines, by phase, and on harder held-out rows, as far as they are known."""
-    found = fit.cross_validation
+    """The model and the baselines, by phase, and on harder held-out rows, as far as they are known."""
+    validation = fit.cross_validation
     harder = {
-        "later steps than those that trained": found.expanding_window,
-        "a region of B and S that did not train": found.by_region,
-        "more tokens than trained": found.extrapolation_S,
-        "more requests than trained": found.extrapolation_B,
+        "later steps than those that trained": validation.expanding_window,
+        "a region of B and S that did not train": validation.by_region,
+        "more tokens than trained": validation.extrapolation_S,
+        "more requests than trained": validation.extrapolation_B,
     }
     rows = [
-        (fit.name, fit.metrics, found),
-        *((_BASELINE_NAMES.get(name, name), plain, plain.cv) for name, plain in fit.baselines.items()),
+        (fit.name, fit.metrics, validation.mape_pct),
+        *((_BASELINE_NAMES.get(name, name), plain, plain.cv.mape_pct) for name, plain in fit.baselines.items()),
         *((f"{fit.name}, {phase} steps", each, None) for phase, each in (fit.diagnostics.regimes or {}).items()),
         *((f"held out: {name}", each, None) for name, each in harder.items() if each is not None),
     ]
 
-    def error(name: str, write: Any) -> Any:
-        return lambda row: None if (value := getattr(row[1], name, None)) is None else write(value)
+    def error(name: str) -> Any:
+        return lambda row: getattr(row[1], name, None)
 
     return make_table(
         "Errors",
         rows,
         ("model", lambda row: row[0]),
-        ("steps", error("n", count)),
-        ("median error", error("median_ape_pct", format_percent)),
-        ("MAPE", error("mape_pct", format_percent)),
-        ("p90 error", error("p90_ape_pct", format_percent)),
-        ("CV MAPE", lambda row: None if row[2] is None else row[2].mape_pct, format_percent),
-        ("R²", error("r2", "{:.4f}".format)),
-        ("RMSE", error("rmse_ms", format_ms)),
-        ("MAE", error("mae_ms", format_ms)),
-        note=f"CV MAPE: cross-validated, {found.errors.folds} folds, {found.scheme}." if found.errors else "",
+        ("steps", error("n"), count),
+        ("median error", error("median_ape_pct"), format_percent),
+        ("MAPE", error("mape_pct"), format_percent),
+        ("p90 error", error("p90_ape_pct"), format_percent),
+        ("CV MAPE", lambda row: row[2], format_percent),
+        ("R²", error("r2"), "{:.4f}".format),
+        ("RMSE", error("rmse_ms"), format_ms),
+        note=f"CV MAPE: cross-validated, {validation.errors.folds} folds, {validation.scheme}."
+        if validation.errors
+        else "",
     )
 
 
@@ -176,15 +167,15 @@ def rows_used(fit: FitResult) -> Table:
     return Table("Rows", ("rows", "number", "measured"), rows, words=("measured",)).without_empty()
 
 
-def provenance(facts: Mapping[str, Any], caption: str = "Where it comes from") -> Table:
+def provenance(facts: Mapping[str, Any]) -> Table:
     """Free-form facts, nested ones under dotted names."""
-    return Table(caption, ("fact", "value"), list(_flat(facts)), words=("value",))
+    return Table("Where it comes from", ("fact", "value"), list(_flatten(facts)), words=("value",))
 
 
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in facts.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         elif value not in (None, "", [], ()):
             text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             yield f"{prefix}{name}", text if len(text) <= MAX_FACT else text[: MAX_FACT - 1] + "…"

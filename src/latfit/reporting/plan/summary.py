@@ -2,25 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from latfit.exporting import TITLES, engine_key, start_line
 from latfit.planning import Plan, Reach, Threshold, capacity_line
 from latfit.reporting.format import count
 from latfit.reporting.plan.tables import choices_table, interval_text
-from latfit.reporting.table import Table
+from latfit.reporting.table import State, Table
 from latfit.units import format_ms, format_percent
 
-State = Literal["good", "doubt", "bad"]
 STATES: dict[str, State] = {"meets": "good", "likely": "doubt", "misses": "bad"}
 OF_STEPS = ("too_few_samples", "steps_in_doubt", "no_prefill")  # warnings about limits of single steps
 
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """verdict: the plan in a sentence, state: how sure it is.  lines: thresholds, load, settings.  warnings: what to do
-    about the answer, the most important first; others: about limits of steps, where the answer is of a load.  choices:
-    engine settings to choose from, where the answer is of steps."""
+    """The verdict with its state, and the lines below it.
+
+    warnings: what to do about the answer, the most important first.  others: warnings about limits of steps where the
+    answer is of a load.  choices: engine settings to choose from where the answer is of steps.
+    """
 
     verdict: str
     state: State
@@ -40,11 +40,10 @@ def plan_summary(plan: Plan) -> PlanSummary:
     lines = [_thresholds(plan)] if plan.both_paths else []
     if plan.capacity is not None:
         lines.append(capacity_line(plan.capacity))
-    usable = plan.feasible and not plan.unsupported
-    if usable and plan.settings is None:
+    if command := engine_line(plan):
+        lines.append(f"{TITLES[_engine_key(plan)]} on {plan.engines_path}: {command}")
+    elif _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
-    elif usable and plan.settings is not None:
-        lines.append(f"{TITLES[_engine_key(plan)]} on {plan.settings.path}: {engine_line(plan)}")
     others = [each for each in plan.warnings if plan.rate_per_s is not None and each.code in OF_STEPS]
     doubts = plan.doubts if plan.promise == "likely" else ()
     return PlanSummary(
@@ -53,32 +52,35 @@ def plan_summary(plan: Plan) -> PlanSummary:
         lines,
         [*doubts, *(each.text for each in plan.warnings if each not in others)],
         [each.text for each in others],
-        choices_table(plan) if plan.rate_per_s is None and usable else None,
+        choices_table(plan) if plan.rate_per_s is None and _is_usable(plan) else None,
     )
 
 
 def _thresholds(plan: Plan) -> str:
     waits = " with the wait at this rate" if plan.rate_per_s is not None and plan.B1.value is not None else ""
+    cutoff = "T_cut: no value lets GPU and CPU together meet the SLA"
     if plan.T_cut is None:
         cutoff = f"T_cut: {plan.unknown['T_cut_ms']}"
-    elif plan.T_cut.value is None:
-        cutoff = "T_cut: no value lets GPU and CPU together meet the SLA"
-    else:
+    elif plan.T_cut.value is not None:
         cutoff = f"T_cut = {format_ms(plan.T_cut.value)} (by simulation)"
     return f"{_threshold('B1', plan.B1)}{waits}; {_threshold('B2', plan.B2)}; {cutoff}"
 
 
-def _threshold(name: str, found: Threshold) -> str:
-    if found.value is None:
-        return f"{name}: {found.reason}"
-    always = " (always the GPU)" if found.reach is Reach.ALWAYS else ""
-    return f"{name} = {count(found.value)}{always or interval_text(found)}"
+def _threshold(name: str, threshold: Threshold) -> str:
+    if threshold.value is None:
+        return f"{name}: {threshold.reason}"
+    always = " (always the GPU)" if threshold.reach is Reach.ALWAYS else ""
+    return f"{name} = {count(threshold.value)}{always or interval_text(threshold)}"
 
 
 def engine_line(plan: Plan) -> str:
     """Return the command that starts an engine with the plan's settings; empty if there are none."""
-    usable = plan.settings is not None and plan.feasible and not plan.unsupported
+    usable = plan.settings is not None and _is_usable(plan)
     return start_line(_engine_key(plan), plan.engines) if usable else ""
+
+
+def _is_usable(plan: Plan) -> bool:
+    return plan.feasible and not plan.unsupported
 
 
 def _engine_key(plan: Plan) -> str:

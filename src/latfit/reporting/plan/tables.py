@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latfit.planning import Cutoff, Plan, Reach, Threshold, Unknown
-from latfit.reporting.format import count, counted, of_share, signed_percent
+from latfit.reporting.format import count, of_share, signed_percent
 from latfit.reporting.table import KeyNumber, Table, facts_table, make_table
-from latfit.units import format_ms, format_rate, number
+from latfit.units import count_text, format_ms, format_rate, number
 
 NOT_KNOWN = "not known"
 MEANINGS = {
@@ -23,18 +23,13 @@ NO_TABLE = Table("", (), ())
 
 def plan_tables(plan: Plan) -> list[Table]:
     """Every table of the plan that has rows."""
-    parts = (*load_tables(plan), thresholds_table(plan), settings_table(plan), choices_table(plan), *step_tables(plan))
-    return [table for table in parts if table.rows]
+    engine = (settings_table(plan), choices_table(plan))
+    return [each for each in (*load_tables(plan), thresholds_table(plan), *engine, *step_tables(plan)) if each.rows]
 
 
 def load_tables(plan: Plan) -> list[Table]:
     """The tables of what the load decides, those that have rows."""
-    parts = (
-        _strategies(plan),
-        _capacity(plan),
-        _sensitivity(plan),
-    )
-    return [table for table in parts if table.rows]
+    return [table for table in (_strategies(plan), _sensitivity(plan)) if table.rows]
 
 
 def step_tables(plan: Plan) -> list[Table]:
@@ -69,51 +64,45 @@ def step_tables(plan: Plan) -> list[Table]:
 
 
 def key_numbers(plan: Plan) -> list[KeyNumber]:
-    """What fits, and the thresholds of two paths."""
-    return [*(_step_numbers(plan) if plan.rate_per_s is None else _load_numbers(plan)), *_threshold_numbers(plan)]
+    """Return what fits, and the thresholds of two paths."""
+    numbers = _step_numbers(plan) if plan.rate_per_s is None else _load_numbers(plan)
+    if plan.both_paths:
+        B1 = "B1 at this rate" if plan.B1_at_rate is not None else "B1"
+        for name, meaning, threshold in (("B1", B1, plan.B1), ("B2", "B2", plan.B2)):
+            if threshold.value is not None:
+                numbers.append(KeyNumber(name, count(threshold.value), MEANINGS[meaning]))
+    return numbers
 
 
 def _step_numbers(plan: Plan) -> list[KeyNumber]:
-    """The largest step, and how many requests an engine decodes at once."""
-    found = []
+    """Return the largest step, and how many requests an engine decodes at once."""
+    numbers = []
     step = max(plan.S_at_B, key=lambda row: row.S_max or 0, default=None)
     if step is not None and step.S_max is not None:
         detail = f"tokens, at B = {count(step.B)} on {step.path}" + " (extrapolated)" * step.extrapolated
-        found.append(KeyNumber("Largest step", count(step.S_max), detail))
+        numbers.append(KeyNumber("Largest step", count(step.S_max), detail))
     if (settings := plan.settings) is not None:
         chunk = f", beside {count(settings.chunk_tokens)} tokens of prefill" if settings.chunk_tokens else ""
-        found.append(KeyNumber("Requests at once", count(settings.max_num_seqs), f"decode on {settings.path}{chunk}"))
-    return found
+        numbers.append(KeyNumber("Requests at once", count(settings.max_num_seqs), f"decode on {settings.path}{chunk}"))
+    return numbers
 
 
 def _load_numbers(plan: Plan) -> list[KeyNumber]:
-    """The response, the capacity, T_cut."""
-    found = []
+    """Return the response, the capacity, T_cut."""
+    numbers = []
     if (chosen := plan.chosen) is not None and chosen.percentile_ms is not None:
         detail = chosen.name
         if plan.checked is not None:
             detail += "; event simulation {} to {}".format(*(format_ms(each, 4) for each in plan.checked["ci"]))
-        found.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), detail))
+        numbers.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), detail))
     if (capacity := plan.capacity) is not None:
         needed = "no number of replicas serves this load"
         if capacity.replicas is not None:
-            needed = f"{counted(capacity.replicas, 'replica')} needed"
-        found.append(KeyNumber("Capacity per replica", _rate_down(capacity.sustainable_per_s or 0.0), needed))
+            needed = f"{count_text(capacity.replicas, 'replica')} needed"
+        numbers.append(KeyNumber("Capacity per replica", _rate_down(capacity.sustainable_per_s or 0.0), needed))
     if plan.T_cut is not None and plan.T_cut.value is not None:
-        found.append(KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{MEANINGS['T_cut']} (by simulation)"))
-    return found
-
-
-def _threshold_numbers(plan: Plan) -> list[KeyNumber]:
-    """B1 and B2 of two paths, with what they mean."""
-    if not plan.both_paths:
-        return []
-    B1 = "B1 at this rate" if plan.B1_at_rate is not None else "B1"
-    return [
-        KeyNumber(name, count(found.value), MEANINGS[meaning])
-        for name, meaning, found in (("B1", B1, plan.B1), ("B2", "B2", plan.B2))
-        if found.value is not None
-    ]
+        numbers.append(KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{MEANINGS['T_cut']} (by simulation)"))
+    return numbers
 
 
 def other_plans_table(caption: str, plans: Mapping[str, Plan]) -> Table:
@@ -181,25 +170,6 @@ def interval_text(found: Threshold | Unknown) -> str:
     if not isinstance(found, Threshold) or found.interval is None or set(found.interval) == {found.value}:
         return ""
     return " (95 %: {} to {})".format(*("never" if end is None else count(end) for end in found.interval))
-
-
-def _capacity(plan: Plan) -> Table:
-    """The load that fits with the selected strategy."""
-    found = plan.capacity
-    if found is None:
-        return NO_TABLE
-    return facts_table(
-        "Capacity",
-        ("rate per replica", found.rate_per_s, format_rate),
-        (f"capacity within the SLA, {found.system}", found.sustainable_per_s, _rate_down),
-        ("the same at the slow end of the 95 % interval", found.promised_per_s, _rate_down),
-        ("headroom", found.headroom, lambda share: signed_percent(100 * share)),
-        ("utilisation ρ: load over the stability limit", found.utilisation, of_share),
-        ("requests within the SLA (goodput)", found.goodput_per_s, format_rate),
-        ("replicas for the whole rate", found.replicas, count),
-        ("price an hour", found.price_per_hour, number),
-        ("price of a million requests", found.price_per_million, number),
-    )
 
 
 def _sensitivity(plan: Plan) -> Table:

@@ -1,28 +1,28 @@
-"""Simulations as figures: policies, serving engines, and measured runs beside simulated ones."""
+"""Simulations as figures: policies, serving engines, and measured runs compared with simulated ones."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from latfit.reporting import style
-from latfit.reporting.format import drawable
-from latfit.reporting.simulation.tables import TITLES, frontier, settings_text
+from latfit.reporting.format import drawable, signed_percent
+from latfit.reporting.simulation.tables import TITLES, frontier, run_labels, settings_text
 from latfit.simulation import EngineResult, SimResult
 from latfit.stats import FloatArray
-from latfit.units import format_ms, format_percent, format_rate
+from latfit.units import format_ms
 from latfit.validation import JUDGED, Validation, metrics
 
 MOST_LABELLED = 24
 WIDE = 20  # rates that span more than this are drawn on a logarithmic axis
+WIDE_INCHES = (12.0, 4.2)
 
 
 def validation_figure(found: Validation) -> Figure:
     """The distribution of each metric over requests, measured and simulated."""
-    figure = style.new_figure((12.0, 4.2))
+    figure = style.new_figure(WIDE_INCHES)
     of_measured = metrics(found.measured, found.measured.first_ms, found.measured.last_ms)
     of_simulated = metrics(found.measured, found.run.first_ms, found.run.last_ms)
     for axes, metric in zip(figure.subplots(1, 3), JUDGED, strict=True):
@@ -31,27 +31,25 @@ def validation_figure(found: Validation) -> Figure:
             line = ("-", "--")[which]
             _draw_shares(axes, values[metric][found.scored] / unit, label, style.LINE_COLOURS[which], line)
         mean = next(each for each in found.figures if (each.metric, each.statistic) == (metric, "mean"))
-        title = f"{TITLES[metric]}: mean {format_percent(mean.error_pct, signed=True)}"
+        title = f"{TITLES[metric]}: mean {signed_percent(mean.error_pct)}"
         style.dress(axes, title, f"{TITLES[metric]} [{name}]", "share of requests")
         axes.set_ylim(0, 1)
         style.legend(axes, "lower right")
     return figure
 
 
-def engine_figure(found: Sequence[EngineResult]) -> Figure:
+def engine_figure(runs: Sequence[EngineResult]) -> Figure:
     """Of the first replication of each run: the distribution of TTFT, and waiting requests and KV blocks over time. Of
     a sweep, which keeps none: what each run serves, and how soon."""
-    figure = style.new_figure((12.0, 4.2))
-    if any(result.first is None for result in found):
-        return _engine_sweep(figure, found)
+    figure = style.new_figure(WIDE_INCHES)
+    if any(run.first is None for run in runs):
+        return _engine_sweep(figure, runs)
     ttft, waiting, cache = figure.subplots(1, 3)
-    for which, result in enumerate(found[: len(style.LINE_COLOURS)]):
-        if result.first is None:
+    for run, label, colour in zip(runs, run_labels(runs), style.LINE_COLOURS, strict=False):
+        if run.first is None:
             continue
-        label = f"{result.engine} {result.order} {format_rate(result.rate_per_s)}"
-        colour = style.LINE_COLOURS[which]
-        _draw_shares(ttft, result.first.ttft_ms / 1e3, label, colour)
-        for line in result.first.timelines:
+        _draw_shares(ttft, run.first.ttft_ms / 1e3, label, colour)
+        for line in run.first.timelines:
             seconds = (line.start_ms + (np.arange(len(line.busy)) + 0.5) * line.slice_ms) / 1e3
             waiting.plot(seconds, line.waiting, color=colour, linewidth=1.2)
             cache.plot(seconds, 100 * line.kv_usage, color=colour, linewidth=1.2)
@@ -65,33 +63,17 @@ def engine_figure(found: Sequence[EngineResult]) -> Figure:
     return figure
 
 
-def _engine_sweep(figure: Figure, found: Sequence[EngineResult]) -> Figure:
+def _engine_sweep(figure: Figure, runs: Sequence[EngineResult]) -> Figure:
     """p99 of TTFT, TPOT and latency over what is served; runs that do not carry their load are hollow."""
+    colour = style.LINE_COLOURS[0]
     for axes, metric in zip(figure.subplots(1, 3), ("ttft", "tpot", "latency"), strict=True):
-        for stable in (True, False):
-            runs = [run.summary for run in found if run.summary.stable == stable]
-            x = [run.output_tokens_per_s for run in runs]
-            y = [getattr(run, metric)["p99"].value for run in runs]
-            colour = style.LINE_COLOURS[0]
-            label = "carried" if stable else "unstable"
+        for label, stable in (("carried", True), ("unstable", False)):
+            shown = [run.summary for run in runs if run.summary.stable == stable]
+            x, y = [run.output_tokens_per_s for run in shown], [getattr(run, metric).p99 for run in shown]
             axes.plot(x, y, "o", color=colour, markerfacecolor=colour if stable else "none", label=label)
         style.dress(axes, f"{TITLES[f'{metric}_ms']} p99", "output tokens/s", "[ms]")
         axes.set_ylim(bottom=0)
     style.legend(axes)
-    return figure
-
-
-def runs_figure(runs: Sequence[SimResult]) -> Figure:
-    """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
-    run's median and p99."""
-    rates = {run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)}
-    inches = style.SINGLE_INCHES if len(rates) > 1 else (8.0, 1.5 + 0.5 * min(len(runs), MOST_LABELLED))
-    figure = style.new_figure(inches)
-    axes = figure.subplots()
-    if len(rates) > 1:
-        _over_rates(axes, runs)
-    else:
-        _side_by_side(axes, list(runs)[:MOST_LABELLED])
     return figure
 
 
@@ -102,48 +84,57 @@ def _draw_shares(axes: Axes, values: FloatArray, label: str, colour: str, line: 
     axes.step(ordered, shares, where="post", color=colour, label=label, linewidth=1.8, linestyle=line)
 
 
-def _over_rates(axes: Any, runs: Sequence[SimResult]) -> None:
-    policies = list(dict.fromkeys(run.policy for run in runs))
+def runs_figure(runs: Sequence[SimResult]) -> Figure:
+    """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
+    run's median and p99."""
+    rates = sorted({run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)})
+    inches = style.SINGLE_INCHES if len(rates) > 1 else (8.0, 1.5 + 0.5 * min(len(runs), MOST_LABELLED))
+    figure = style.new_figure(inches)
+    axes = figure.subplots()
+    if len(rates) > 1:
+        _draw_over_rates(axes, runs, rates)
+    else:
+        _draw_percentiles(axes, list(runs)[:MOST_LABELLED])
+    return figure
+
+
+def _draw_over_rates(axes: Axes, runs: Sequence[SimResult], rates: Sequence[float]) -> None:
     shown = frontier(runs)
-    for i, policy in enumerate(policies):
+    for i, policy in enumerate(dict.fromkeys(run.policy for run in runs)):
         line = [run for run in shown if run.policy == policy]
-        colour = style.LINE_COLOURS[i % len(style.LINE_COLOURS)]
-        marker = style.LINE_MARKERS[i % len(style.LINE_MARKERS)]
-        x, y = [run.rate_per_s for run in line], [run.latency["p99"].value for run in line]
+        which = i % len(style.LINE_COLOURS)
+        look = {"color": style.LINE_COLOURS[which], "marker": style.LINE_MARKERS[which], "label": drawable(policy)}
         dashes = "-" if i < len(style.LINE_COLOURS) else "--"
-        axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, linewidth=1.6, label=drawable(policy))
+        x, y = [run.rate_per_s for run in line], [run.latency.p99 for run in line]
+        axes.plot(x, y, dashes, markersize=4, linewidth=1.6, **look)
         for run in line:
             p99 = run.latency["p99"]
             if math.isfinite(p99.high - p99.low):
-                axes.plot([run.rate_per_s] * 2, [p99.low, p99.high], color=colour, linewidth=1.0)
-    tails = [run.latency["p99"].value for run in shown]
-    if tails:
-        style.log_y(axes, *style.padded(min(tails), max(tails)), style.decimal_ticks)
-    rates = sorted({run.rate_per_s for run in runs})
+                axes.plot([run.rate_per_s] * 2, [p99.low, p99.high], color=style.LINE_COLOURS[which], linewidth=1.0)
+    if shown:
+        style.log_y(axes, *style.padded_span(np.array([run.latency.p99 for run in shown])), style.decimal_ticks)
     if rates[-1] > WIDE * rates[0]:
-        style.log_x(axes, *style.padded(rates[0], rates[-1]), style.decimal_ticks)
+        style.log_x(axes, *style.padded_span(np.array(rates)), style.decimal_ticks)
     style.dress(axes, "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
     style.legend(axes)
 
 
-def _side_by_side(axes: Any, runs: Sequence[SimResult]) -> None:
+def _draw_percentiles(axes: Axes, runs: Sequence[SimResult]) -> None:
+    labels = []
     for i, run in enumerate(runs):
-        p50, p90, p99 = (run.latency[name].value for name in ("p50", "p90", "p99"))
+        p50, p90, p99 = (float(np.nan_to_num(time)) for time in (run.latency.p50, run.latency.p90, run.latency.p99))
         colour = style.LINE_COLOURS[0] if run.stable else style.SLA
         axes.plot([p50, p99], [i, i], color=colour, linewidth=2)
         axes.plot([p50], [i], "o", color=colour, markersize=6)
         axes.plot([p90], [i], "|", color=colour, markersize=9, markeredgewidth=2)
         axes.plot([p99], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
-        place, offset = (float(np.nan_to_num(p99)), i), {"xytext": (6, 4), "textcoords": "offset points"}
-        axes.annotate(format_ms(p99), place, fontsize=9, color=style.INK, **offset)
-    marked = [_label(run) + ("" if run.stable else " (unstable)") for run in runs]
-    axes.set_yticks(range(len(runs)), marked)
-    axes.set_xlim(0, 1.15 * max(float(np.nan_to_num(run.latency["p99"].value)) or 1.0 for run in runs))
+        axes.annotate(
+            format_ms(run.latency.p99), (p99, i), (6, 4), textcoords="offset points", fontsize=9, color=style.INK
+        )
+        policy, settings = drawable(run.policy), drawable(settings_text(run))
+        name = ("\n" if len(policy) + len(settings) > 20 else " ").join(filter(None, (policy, settings)))
+        labels.append(name + ("" if run.stable else " (unstable)"))
+    axes.set_yticks(range(len(runs)), labels)
+    axes.set_xlim(0, 1.15 * max(float(np.nan_to_num(run.latency.p99)) or 1.0 for run in runs))
     axes.set_ylim(len(runs) - 0.5, -0.5)
     style.dress(axes, "Median (dot), 90th and 99th percentile (bars)", "response time [ms]", "")
-
-
-def _label(run: SimResult) -> str:
-    """Policy and settings, these on a line of their own where both are long."""
-    policy, settings = drawable(run.policy), drawable(settings_text(run))
-    return f"{policy}\n{settings}" if len(policy) + len(settings) > 20 else " ".join(filter(None, (policy, settings)))

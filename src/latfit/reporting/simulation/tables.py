@@ -1,11 +1,13 @@
-"""Simulations as tables: policies, serving engines, and measured runs beside simulated ones."""
+"""Simulations as tables: policies, serving engines, and measured runs compared with simulated ones."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from latfit.reporting.fit.tables import Table
-from latfit.simulation import ClassOutcome, EngineResult, Interval, SimResult
+from latfit.reporting.format import of_share, signed_percent
+from latfit.reporting.table import Column, Table, make_table
+from latfit.simulation import EngineResult, EngineSummary, Interval, SimResult, Times
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation
 
@@ -21,18 +23,12 @@ def _run_caption(found: Validation) -> str:
 
 def validation_table(found: Validation) -> Table:
     """Show a row a figure: measured, simulated, how far off, and how far it may be."""
-    rows = [
-        (
-            f"{TITLES[each.metric]} {each.statistic}",
-            format_ms(each.measured, 4),
-            format_ms(each.simulated, 4),
-            "" if math.isnan(each.error_pct) else format_percent(each.error_pct, signed=True),
-            ""
-            if each.limit_pct is None
-            else f"{'within' if each.holds else 'NOT within'} {format_percent(each.limit_pct)}",
-        )
-        for each in found.figures
-    ]
+    rows = []
+    for each in found.figures:
+        error = "" if math.isnan(each.error_pct) else signed_percent(each.error_pct)
+        verdict = "" if each.limit_pct is None else f"{'within' if each.holds else 'NOT within'} {each.limit_pct:g} %"
+        times = (format_ms(time, 4) for time in (each.measured, each.simulated))
+        rows.append((f"{TITLES[each.metric]} {each.statistic}", *times, error, verdict))
     columns = ("", "measured", "simulated", "error", "verdict")
     return Table(_run_caption(found), columns, rows, words=("verdict",))
 
@@ -42,14 +38,10 @@ def brief_validation_table(found: Validation) -> Table:
     rows = []
     for metric in JUDGED:
         figures = {each.statistic: each for each in found.figures if each.metric == metric}
-        rows.append(
-            (
-                TITLES[metric],
-                *(format_ms(each) for each in (figures["mean"].measured, figures["mean"].simulated)),
-                *(f"{figures[name].error_pct:+.1f} %" for name in ("mean", "p90", "p99")),
-                "ok" if all(each.holds for each in figures.values()) else "differs",
-            )
-        )
+        means = map(format_ms, (figures["mean"].measured, figures["mean"].simulated))
+        errors = (f"{figures[name].error_pct:+.1f} %" for name in ("mean", "p90", "p99"))
+        verdict = "ok" if all(each.holds for each in figures.values()) else "differs"
+        rows.append((TITLES[metric], *means, *errors, verdict))
     columns = ("", "measured mean", "simulated mean", "error: mean", "p90", "p99", "verdict")
     return Table(_run_caption(found).rpartition(", ")[0], columns, rows, words=("verdict",))
 
@@ -61,7 +53,7 @@ def clocks_table(found: Validation) -> Table:
     """
     rows = []
     for each in found.clocks:
-        error = format_percent(each.error_pct, signed=True)
+        error = signed_percent(each.error_pct)
         if found.watched:
             (low, high), p99 = each.quantiles["p99"]
             bucket = f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}"
@@ -77,27 +69,37 @@ def clocks_table(found: Validation) -> Table:
     return Table(caption, ("mean", "server", "engine", "simulated", "error", "p99, server", "simulated p99"), rows)
 
 
-SEEN = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("latency", "p99"))
-DONE = ("served", "in SLO", "busy", "KV", "queue", "preempted", "useful", "Jain", "note")
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else of_share(value)
 
 
-def varied(run: EngineResult) -> Mapping[str, object]:
-    """The settings that a sweep varied, those apart that every run is named by."""
-    return {name: value for name, value in run.labels.items() if name not in ("rate", "batching", "order")}
+TAILS: Sequence[Column] = (
+    ("TTFT p99", "ttft.p99", format_ms),
+    ("TPOT p99", "tpot.p99", format_ms),
+    ("latency p99", "latency.p99", format_ms),
+    ("served", "throughput_per_s", format_rate),
+)
+WORK: Sequence[Column] = (
+    ("in SLO", "slo_attainment", _share),
+    ("busy", "utilisation", _share),
+    ("KV", "kv_usage", _share),
+    ("queue", "queue", "{:,.3g}".format),
+    ("preempted", "preemptions", "{:,}".format),
+    ("useful", "useful_share", _share),
+    ("Jain", "fairness", lambda value: "" if math.isnan(value) else f"{value:.3f}"),
+)
 
 
-def _names(runs: Sequence[EngineResult]) -> tuple[list[str], list[tuple[str, ...]], str]:
-    """Return what differs between runs, its values by run, and what is equal."""
-    names = {
-        "engine": [run.engine for run in runs],
-        "order": [run.order for run in runs],
-        "rate": [format_rate(run.rate_per_s) for run in runs],
-    }
-    swept = dict.fromkeys(name for run in runs for name in varied(run))
-    names |= {name: [str(varied(run).get(name, "")) for run in runs] for name in swept}
-    shown = [name for name, column in names.items() if len(set(column)) > 1] or ["engine"]
-    equal = [f"{name} {names[name][0]}" if name in swept else names[name][0] for name in names if name not in shown]
-    return shown, list(zip(*(names[name] for name in shown), strict=True)), f" ({', '.join(equal)})" if equal else ""
+def run_labels(runs: Sequence[EngineResult]) -> list[str]:
+    """Return what distinguishes each run from the others; its engine if nothing does."""
+    facts = []
+    for run in runs:
+        settings = (
+            f"{name} {value}" for name, value in run.labels.items() if name not in ("rate", "batching", "order")
+        )
+        facts.append((run.engine, run.order, format_rate(run.rate_per_s), *settings))
+    differing = [i for i, values in enumerate(zip(*facts, strict=False)) if len(set(values)) > 1]
+    return [", ".join(each[i] for i in differing) or each[0] for each in facts]
 
 
 def best_engine(runs: Sequence[EngineResult]) -> tuple[EngineResult | None, int]:
@@ -105,70 +107,62 @@ def best_engine(runs: Sequence[EngineResult]) -> tuple[EngineResult | None, int]
     stable = [run for run in runs if run.summary.stable]
     highest = max((run.rate_per_s for run in stable), default=0.0)
     there = [run for run in stable if not run.rate_per_s < highest]  # a load of one request has no rate
-    return min(there, key=lambda run: run.summary.latency["p99"].value, default=None), len(there)
+    return min(there, key=lambda run: run.summary.latency.p99, default=None), len(there)
 
 
 def engine_tables(runs: Sequence[EngineResult], *, brief: bool = False) -> list[Table]:
-    """Show a row a run, named by what differs: what requests saw, what the engine did; then by class.
+    """Show one run with a row a metric, several with a row each; then requests by class.
 
-    brief: of one run a row a metric; of several their tails.
+    brief: without what the engines did.
     """
-    shown, labels, equal = _names(runs)
-    label_columns = shown if len(runs) > 1 else []
-    classes = [
-        (*(label if len(runs) > 1 else ()), each.name, *_class_row(each))
-        for label, run in zip(labels, runs, strict=True)
-        for each in run.summary.by_class
-        if not brief or len(runs) <= FEW_CLASSES
-    ]
-    columns = (*label_columns, "class", "TTFT p50", "p99", "TPOT p50", "p99", "latency p50", "p99", "in SLO")
-    last = [Table("By class", columns, classes, words=("order", "class"))] if classes else []
-    if brief and len(runs) == 1:
-        return [_one_engine(runs[0]), *last]
-    seen = tuple(f"{TITLES[f'{metric}_ms']} {statistic}" for metric, statistic in SEEN)
-    rows = [
-        (*label, *(format_ms(getattr(run.summary, metric)[name].value) for metric, name in SEEN), *_done(run))
-        for label, run in zip(labels, runs, strict=True)
-    ]
-    whole = Table("", (*shown, *seen, *DONE), rows, words=("order", "note"))
-
-    def part(caption: str, *columns: str) -> Table:
-        return replace(whole.only(*shown, *columns), caption=caption).without_empty()
-
-    if brief:
-        tails = ("TTFT p99", "TPOT p99", "latency p99", "served", "note")
-        return [_thinned(part(f"Serving engines{equal}", *tails)), *last]
-    return [part(f"What requests saw{equal}", *seen), part("What the engine did", *DONE), *last]
-
-
-def _class_row(each: ClassOutcome) -> tuple[str, ...]:
-    times = [times[name] for times in (each.ttft, each.tpot, each.latency) for name in ("p50", "p99")]
-    return (*map(format_ms, times), _share(each.slo_attainment))
+    labels = run_labels(runs)
+    note: Column = ("note", "stable", lambda stable: "" if stable else "unstable")
+    columns = [*TAILS, note] if brief else [*TAILS, *WORK, note]
+    table = make_table("Serving engines", [run.summary for run in runs], *columns, words=("note",))
+    rows = [(label, *row) for label, row in zip(labels, table.rows, strict=True)]
+    table = replace(table, columns=("run", *table.columns), rows=rows)
+    tables = [_one_engine(runs[0])] if len(runs) == 1 else []
+    if not brief or len(runs) > 1:
+        tables.append(_thin_rows(table) if brief else table)
+    if not brief or len(runs) <= FEW_CLASSES:
+        names = labels if len(runs) > 1 else [""]
+        tables.append(
+            classes_table(
+                [(name, each) for name, run in zip(names, runs, strict=True) for each in run.summary.by_class]
+            )
+        )
+    return [each for each in tables if each.rows]
 
 
 def _one_engine(run: EngineResult) -> Table:
-    found = run.summary
-    metrics = (("TTFT", found.ttft), ("TPOT", found.tpot), ("latency", found.latency))
-    rows = [
-        (title, *(format_ms(times[name].value) for name in ("mean", "p50", "p90", "p99")))
-        for title, times in metrics
-        if not math.isnan(times["p99"].value)
-    ]
-    cached, first = found.prefix_hit_rate, run.first
+    summary, first, cached = run.summary, run.first, run.summary.prefix_hit_rate
     caption = (
-        f"{run.engine}, {run.order}: {format_rate(found.throughput_per_s)} served,"
-        f" {number(found.output_tokens_per_s)} output tokens/s"
-        f"{f', {format_percent(100 * cached)} of prompts cached' if cached > 0 else ''}"
+        f"{run.engine}, {run.order}: {format_rate(summary.throughput_per_s)} served,"
+        f" {number(summary.output_tokens_per_s)} output tokens/s"
+        f"{f', {of_share(cached)} of prompts cached' if cached > 0 else ''}"
     )
     if first is not None and first.scaled is not None:
-        serving, hours = first.scaled[1], f"{number(found.replica_hours, 3)} replica-hours"
+        serving, hours = first.scaled[1], f"{number(summary.replica_hours, 3)} replica-hours"
         mean = f"{number(first.replicas, 3)} in the mean"
         caption += f", {serving.min():.0f} to {serving.max():.0f} replicas, {mean}, {hours}"
-    return Table(caption, ("", "mean", "p50", "p90", "p99"), rows)
+    return times_table(caption, summary, lambda time: format_ms(time.value))
 
 
-def _thinned(table: Table) -> Table:
-    """At most FEW of the rows, the first and the last among them."""
+def measured_times(summary: EngineSummary) -> list[tuple[str, Times]]:
+    """Return TTFT, TPOT and latency under their titles, those that the load has."""
+    times = (("TTFT", summary.ttft), ("TPOT", summary.tpot), ("latency", summary.latency))
+    return [(title, each) for title, each in times if not math.isnan(each.p99)]
+
+
+def times_table(caption: str, summary: EngineSummary, write: Callable[[Interval], str]) -> Table:
+    """Show mean and percentiles of TTFT, TPOT and latency."""
+    statistics = ("mean", "p50", "p90", "p99")
+    rows = [(title, *(write(times[name]) for name in statistics)) for title, times in measured_times(summary)]
+    return Table(caption, ("", *statistics), rows)
+
+
+def _thin_rows(table: Table) -> Table:
+    """Return at most FEW of the rows, the first and the last among them."""
     count = len(table.rows)
     if count <= FEW:
         return table
@@ -176,32 +170,15 @@ def _thinned(table: Table) -> Table:
     return replace(table, rows=rows, note=f"{FEW} of {count} rows; --verbose shows all.")
 
 
-def _done(run: EngineResult) -> tuple[str, ...]:
-    found = run.summary
-    return (
-        format_rate(found.throughput_per_s),
-        _share(found.slo_attainment),
-        _share(found.utilisation),
-        _share(found.kv_usage),
-        f"{found.queue:,.3g}",
-        f"{found.preemptions:,}",
-        _share(found.useful_share),
-        "" if math.isnan(found.fairness) else f"{found.fairness:.3f}",
-        "" if found.stable else "unstable",
-    )
-
-
-def _share(value: float) -> str:
-    return "" if math.isnan(value) else format_percent(100 * value)
-
-
-_WORDS: Mapping[str, str] = {
-    "t_cut_ms": "T_cut",
-    "window_ms": "wait",
-    "longest_ms": "wait at most",
-    "ageing_ms": "ageing",
-    "merge_below": "merge below",
-}
+def classes_table(classes: Sequence[tuple[str, Any]]) -> Table:
+    """Show the times of classes of requests, each with the name of its run."""
+    rows = []
+    for label, each in classes:
+        times = [getattr(each, metric, None) for metric in ("ttft", "tpot", "latency")]
+        cells = [format_ms(time[name]) if time else "" for time in times for name in ("p50", "p99")]
+        rows.append((label, each.name, *cells, _share(getattr(each, "slo_attainment", math.nan))))
+    seen = ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "latency p50", "latency p99")
+    return Table("By class", ("run", "class", *seen, "in SLO"), rows, words=("class",)).without_empty()
 
 
 def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
@@ -215,126 +192,91 @@ def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
     shown, note = runs, ""
     if brief and len(runs) > FEW:
         if len(rates) > 1 and len({run.policy for run in runs}) <= FEW:
-            return _thinned(rates_table(runs))
-        shown = sorted(runs, key=lambda run: (not run.stable, run.latency["p99"].value))[:FEW]
+            return _thin_rows(rates_table(runs))
+        shown = sorted(runs, key=lambda run: (not run.stable, run.latency.p99))[:FEW]
         note = f"The {FEW} lowest p99 of {len(runs)} runs; --verbose shows all."
-    rows = []
-    for run in shown:
-        latency, attained = run.latency, run.slo_attainment
-        shares = list(run.share.values())
-        rows.append(
-            (
-                run.policy,
-                settings_text(run),
-                rate_text(run) if len(rates) > 1 else "",
-                format_ms(latency["mean"].value),
-                format_ms(latency["p50"].value),
-                f"{format_ms(latency['p99'].value)}{half_width(latency['p99'])}",
-                format_percent(100 * shares[1]) if len(shares) > 1 else "",
-                number(run.batch_size["p50"], 3),
-                "" if attained is None else format_percent(100 * attained),
-                "" if run.stable else "unstable",
-            )
-        )
-    columns = ("policy", "settings", "rate", "mean", "p50", "p99", f"on {side}", "batch", "in SLA", "note")
-    caption = f"Response times at {rates.pop()}" if len(rates) == 1 else "Response times"
-    table = Table(caption + _nominal(runs), columns, rows, words=("settings", "note"), note=note)
-    return (
-        table.only(*(name for name in columns if name not in ("mean", "batch"))) if brief else table
-    ).without_empty()
+    several = len(rates) > 1
+    return make_table(
+        ("Response times" if several else f"Response times at {rates.pop()}") + _nominal(runs),
+        shown,
+        ("policy", "policy"),
+        ("settings", settings_text),
+        ("rate", lambda run: rate_text(run) if several else None),
+        ("mean", lambda run: None if brief else run.latency.mean, format_ms),
+        ("p50", "latency.p50", format_ms),
+        ("p99", lambda run: f"{format_ms(run.latency.p99)}{half_width(run.latency['p99'])}"),
+        ("p99 vs first", lambda run: None if brief else _gap(run)),
+        (f"on {side}", lambda run: list(run.share.values())[1] if len(run.share) > 1 else None, of_share),
+        ("batch", lambda run: None if brief else number(run.batch_size["p50"], 3)),
+        ("in SLA", "slo_attainment", of_share),
+        ("note", lambda run: "" if run.stable else "unstable"),
+        words=("settings", "note"),
+        note=note,
+    )
 
 
-def classes_table(runs: Sequence[SimResult]) -> Table:
-    """Response times of each class of requests, a row a run and class; no row without classes."""
-    several = len({run.rate_per_s for run in runs}) > 1
-    rows = [
-        (
-            named(run),
-            rate_text(run) if several else "",
-            each.name,
-            *(format_ms(each.latency[statistic]) for statistic in ("mean", "p50", "p90", "p99")),
-        )
-        for run in runs
-        for each in run.by_class
-    ]
-    columns = ("policy", "rate", "class", "mean", "p50", "p90", "p99")
-    return Table("Response times by class", columns, rows, words=("class",)).without_empty()
-
-
-def differences(runs: Sequence[SimResult]) -> list[str]:
-    """What runs on the same load differ by, in sentences."""
-    found = []
-    several = len({run.rate_per_s for run in runs}) > 1
-    for run in runs:
-        gap = run.vs_baseline
-        if not gap or math.isnan(gap.ci[0]):
-            continue
-        low, high = gap.ci
-        word = "above" if gap.p99_ms > 0 else "below"
-        sure = "" if low > 0 or high < 0 else ", which may be chance"
-        place = f" at {rate_text(run)}" if several else ""
-        found.append(
-            f"p99 of {run.policy} {settings_text(run)}".rstrip()
-            + f"{place} is {format_ms(abs(gap.p99_ms))} ± {format_ms((high - low) / 2)} {word} that of"
-            + f" {gap.policy}{sure}."
-        )
-    return found
+def _gap(run: SimResult) -> str:
+    """Return by how much p99 exceeds that of the first policy at the same rate."""
+    gap = run.vs_baseline
+    if not gap or math.isnan(gap.ci[0]):
+        return ""
+    low, high = gap.ci
+    return f"{'+' * (gap.p99_ms > 0)}{format_ms(gap.p99_ms)} ± {format_ms((high - low) / 2)}"
 
 
 def rates_table(runs: Sequence[SimResult]) -> Table:
     """p99 by rate and policy, of each policy the best of its settings."""
+    best = {(run.policy, run.rate_per_s): run.latency.p99 for run in frontier(runs)}
+    simulated = {(run.policy, run.rate_per_s) for run in runs}
     policies = list(dict.fromkeys(run.policy for run in runs))
-    best = {(run.policy, run.rate_per_s): run for run in frontier(runs)}
+
+    def cell(policy: str, rate: float) -> str:
+        if (policy, rate) in best:
+            return number(best[policy, rate], 3)
+        return "unstable" if (policy, rate) in simulated else ""
+
     rates = sorted({run.rate_per_s for run in runs})
-    asked = {(run.policy, run.rate_per_s) for run in runs}
-    rows = []
-    for rate in rates:
-        cells = [format_rate(rate)]
-        for policy in policies:
-            run = best.get((policy, rate))
-            none = "unstable" if (policy, rate) in asked else ""
-            cells.append(none if run is None else number(run.latency["p99"].value, 3))
-        rows.append(cells)
+    rows = [(format_rate(rate), *(cell(policy, rate) for policy in policies)) for rate in rates]
     return Table(f"p99 in ms by rate{_nominal(runs)}", ("rate", *policies), rows)
 
 
+SETTING_WORDS: Mapping[str, str] = {
+    "t_cut_ms": "T_cut",
+    "window_ms": "wait",
+    "longest_ms": "wait at most",
+    "ageing_ms": "ageing",
+    "merge_below": "merge below",
+}
+
+
 def settings_text(run: SimResult) -> str:
-    """`T_cut 2 ms, B1 5`; what is the same for every policy, or has no effect, stays out."""
+    """Return `T_cut 2 ms, B1 5`, without what is the same for every policy or has no effect."""
     parts = []
     for name, value in run.settings.items():
-        if (
-            name in ("max_batch", "rate_per_ms")
-            or not value
-            or value == math.inf
-            or (name, value) == ("merge_below", 1)
-        ):
-            continue
-        plain = number(value, 3) if isinstance(value, float) else str(value)
-        shown = format_ms(value) if name.endswith("_ms") else plain
-        parts.append(f"{_WORDS.get(name, name)} {shown}")
+        without_effect = not value or value == math.inf or (name, value) == ("merge_below", 1)
+        if name not in ("max_batch", "rate_per_ms") and not without_effect:
+            plain = number(value, 3) if isinstance(value, float) else str(value)
+            parts.append(f"{SETTING_WORDS.get(name, name)} {format_ms(value) if name.endswith('_ms') else plain}")
     return ", ".join(parts)
 
 
 def frontier(runs: Sequence[SimResult]) -> list[SimResult]:
-    """Of each policy and rate the stable run with the least p99."""
+    """Return the stable run with the lowest p99 of each policy and rate."""
     best: dict[tuple[str, str], SimResult] = {}
     for run in runs:
-        if not run.stable or math.isnan(run.latency["p99"].value):
-            continue
-        # As text: of closed loops the rate is NaN, which is not equal to itself.
+        # As text: the rate of closed loops is NaN, which is not equal to itself.
         key = (run.policy, str(run.rate_per_s))
-        if key not in best or run.latency["p99"].value < best[key].latency["p99"].value:
-            best[key] = run
+        if run.stable and not math.isnan(run.latency.p99):
+            best[key] = min(best.get(key, run), run, key=lambda each: each.latency.p99)
     return sorted(best.values(), key=lambda run: (run.policy, known_rate(run)))
 
 
 def best_policies(runs: Sequence[SimResult], sla_ms: float) -> list[SimResult]:
     """Return the best run of each policy at the highest rate carried, within the SLA if any is; lowest p99 first."""
     stable = frontier(runs)
-    within = [run for run in stable if run.latency["p99"].value <= sla_ms] or stable
-    highest = max((known_rate(run) for run in within), default=0.0)
-    there = [run for run in within if known_rate(run) == highest]
-    return sorted(there, key=lambda run: run.latency["p99"].value)
+    within = [run for run in stable if run.latency.p99 <= sla_ms] or stable
+    highest = max(map(known_rate, within), default=0.0)
+    return sorted((run for run in within if known_rate(run) == highest), key=lambda run: run.latency.p99)
 
 
 def named(run: SimResult) -> str:
