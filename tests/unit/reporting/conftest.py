@@ -131,7 +131,7 @@ def two_paths() -> ReportInput:
     """A CPU that is faster for small batches and a GPU that is faster for large ones, with the rows of both."""
     amx, gpu = planted_rows(seed=1, planted=CPU_LIKE), planted_rows(seed=2, planted=GPU_LIKE)
     profile = machine(amx=fit_of(amx, CPU_LIKE), gpu=fit_of(gpu, GPU_LIKE))
-    return ReportInput(profile, {"amx": amx, "gpu": gpu}, [make_plan(profile, 20.0)])
+    return ReportInput(profile, {"amx": amx, "gpu": gpu}, make_plan(profile, 20.0))
 
 
 @pytest.fixture(scope="session")
@@ -148,4 +148,4 @@ def fit(rows: Trace) -> FitResult:
 def one_path(rows: Trace, fit: FitResult) -> ReportInput:
     """What `latfit report --sla 20ms` has on a machine with one path."""
     profile = machine(cpu=fit)
-    return ReportInput(profile, {"cpu": rows}, [make_plan(profile, 20.0)], command="latfit report --sla 20ms")
+    return ReportInput(profile, {"cpu": rows}, make_plan(profile, 20.0))

@@ -11,19 +11,19 @@ from msgspec import structs
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult
 from latfit.model.registry import FAMILY
-from latfit.planning import latency_lines
+from latfit.planning import PlanRequest, latency_lines
 from latfit.reporting import style
-from latfit.reporting.fit.figures import PANELS, fit_pictures, overview_figure
+from latfit.reporting.fit.figures import PANELS, fit_figure, fit_pictures
 from latfit.reporting.fit.page import ReportInput, render, sla_line
 from latfit.reporting.fit.plot_data import FitView, SlaLine
-from latfit.reporting.plan.figures import comparison, latency_figure
+from latfit.reporting.plan.figures import latency_figure, plan_pictures
 from latfit.trace.table import Trace
 from tests.unit.reporting.conftest import fit_of, machine, planted_ms, planted_rows, two_paths
 
 
 def drawn(panel: str, fit: FitResult, rows: Trace | None = None, *lines: SlaLine) -> Figure:
     figure = style.new_figure()
-    PANELS[panel][0](figure.subplots(), FitView("cpu", fit, rows, lines))
+    PANELS[panel][0](figure.subplots(), FitView(fit, rows, lines))
     return figure
 
 
@@ -45,15 +45,13 @@ class TestPredicted:
         assert line.get_xdata() == pytest.approx(line.get_ydata())
         assert figure.axes[0].get_xlim() == figure.axes[0].get_ylim()
 
-    def test_every_phase_is_named_with_its_rows(self, fit: FitResult, rows: Trace) -> None:
-        named = legend(drawn("measured-vs-predicted", fit, rows))
-        assert {f"{phase} ({int((rows['phase'] == phase).sum())})" for phase in ("decode", "prefill", "mixed")} <= named
-
-    def test_title_says_how_far_half_and_most_of_the_steps_are_off(self, fit: FitResult) -> None:
-        B, S = np.full(5, 8.0), np.full(5, 512.0)
-        T = planted_ms(B, S) / np.array([1.02, 1.02, 1.03, 1.04, 1.04])
-        found = drawn("measured-vs-predicted", fit, Trace({"B": B, "S": S, "T_ms": T}))
-        assert style.title_of(found) == "Median error 3 %, p90 4 % (n = 5)"
+    def test_the_title_has_the_errors_and_the_legend_the_bias_of_each_phase(self, fit: FitResult) -> None:
+        B, S = np.full(80, 8.0), np.tile([8.0, 512.0], 40)
+        T = planted_ms(B, S) / np.where(S > 8, 1.3, 1.0)
+        phase = np.where(S > 8, "prefill", "decode").astype(object)
+        figure = drawn("measured-vs-predicted", fit, Trace({"B": B, "S": S, "T_ms": T, "phase": phase}))
+        assert style.title_of(figure) == "Median error 15 %, p90 30 % (n = 80)"
+        assert {"decode (40), bias 0 %", "prefill (40), bias +30 %"} <= legend(figure)
 
     def test_many_rows_are_drawn_as_fewer_dots(self, fit: FitResult) -> None:
         many = planted_rows(repeats=1300, noise=0.3)
@@ -61,25 +59,6 @@ class TestPredicted:
         figure = drawn("measured-vs-predicted", fit, many)
         assert dots(figure) < 20_000
         assert len(style.png(figure)) < 400_000
-
-
-class TestResiduals:
-    def test_the_title_names_the_bias_of_each_phase(self, fit: FitResult) -> None:
-        B, S = np.full(80, 8.0), np.tile([8.0, 512.0], 40)
-        T = planted_ms(B, S) / np.where(S > 8, 1.3, 1.0)
-        phase = np.where(S > 8, "prefill", "decode").astype(object)
-        title = style.title_of(drawn("residuals", fit, Trace({"B": B, "S": S, "T_ms": T, "phase": phase})))
-        assert title == "Median bias: decode 0 %, prefill +30 %"
-
-    def test_outliers_do_not_flatten_the_rest(self, fit: FitResult, rows: Trace) -> None:
-        T = rows["T_ms"].copy()
-        T[5] /= 100
-        figure = drawn("residuals", fit, rows.with_columns(T_ms=T))
-        assert figure.axes[0].get_ylim()[1] < 100
-        assert dots(figure) == len(rows)
-
-    def test_a_single_row(self, fit: FitResult, rows: Trace) -> None:
-        assert style.png(drawn("residuals", fit, rows.select(np.array([0]))))
 
 
 class TestMap:
@@ -96,13 +75,14 @@ class TestMap:
         assert any(says in text for text in legend(drawn("latency-map", fit, None, SlaLine("SLA", typical_ms))))
 
     def test_measured_cells_are_dots(self, fit: FitResult, rows: Trace) -> None:
-        cells = FitView("cpu", fit, rows).cells
+        cells = FitView(fit, rows).cells
         assert cells is not None
         assert dots(drawn("latency-map", fit, rows)) == len(cells.B)
 
     def test_the_line_agrees_with_the_plan(self, one_path: ReportInput) -> None:
         """The largest step of the plan lies on the good side of the line, one token more on the other."""
-        plan, path = one_path.plans[0], one_path.profile.paths["cpu"]
+        plan, path = one_path.plan, one_path.profile.paths["cpu"]
+        assert plan is not None
         line = sla_line(path, plan, 99.0)
         assert plan.S_at_B
         for row in plan.S_at_B:
@@ -110,11 +90,11 @@ class TestMap:
             assert planted_ms(row.B, row.S_max) <= line.typical_ms < planted_ms(row.B, row.S_max + 1)
 
 
-def test_throughput_title_is_the_best_rate_in_tokens_a_second(fit: FitResult, rows: Trace) -> None:
+def test_throughput_title_is_the_best_rate_in_tokens_a_second(fit: FitResult) -> None:
     best, decode = 2048 / planted_ms(64, 2048) * 1000, 64 / planted_ms(64, 64) * 1000
     assert best == pytest.approx(46_500, rel=2e-3)
     assert decode == pytest.approx(7_340, rel=2e-3)
-    assert style.title_of(drawn("throughput", fit, rows)) == "Up to 46.5k tokens/s (B=64); decode 7,340"
+    assert style.title_of(drawn("throughput", fit)) == "Up to 46.5k tokens/s (B=64); decode 7,340"
 
 
 @pytest.mark.parametrize("panel", PANELS)
@@ -125,25 +105,14 @@ def test_every_axis_has_a_unit_or_counts_something(panel: str, fit: FitResult, r
         assert "[" in label or label.startswith(("requests", "tokens"))
 
 
-class TestPictures:
-    def test_four_panels_with_rows_and_two_without(self, fit: FitResult, rows: Trace) -> None:
-        assert [each.stem for each in fit_pictures(FitView("cpu", fit, rows))] == list(PANELS)
-        assert [each.stem for each in fit_pictures(FitView("cpu", fit))] == ["latency-map", "throughput"]
-
-    def test_same_input_same_bytes(self, fit: FitResult, rows: Trace) -> None:
-        first, second = (fit_pictures(FitView("cpu", fit, rows)) for _ in range(2))
-        assert [picture.png for picture in first] == [picture.png for picture in second]
-
-    @pytest.mark.parametrize("rows_at_hand", [True, False])
-    def test_the_overview_shows_every_panel_under_its_headline(
-        self, fit: FitResult, rows: Trace, rows_at_hand: bool
-    ) -> None:
-        headline = "Not supported by these data: steps on cpu changed by +17 % while they were measured. " * 2
-        figure = overview_figure(FitView("cpu", fit, rows if rows_at_hand else None), headline)
-        style.png(figure)
-        title = figure._suptitle  # type: ignore[attr-defined]
-        assert title.get_window_extent().x1 <= figure.bbox.x1
-        assert sum(bool(axes.get_title(loc="left")) for axes in figure.axes) == (4 if rows_at_hand else 2)
+def test_same_input_same_pictures_and_one_less_without_rows(fit: FitResult, rows: Trace) -> None:
+    first, second = (fit_pictures(FitView(fit, rows)) for _ in range(2))
+    assert [picture.png for picture in first] == [picture.png for picture in second]
+    assert [each.stem for each in first] == list(PANELS)
+    assert [each.stem for each in fit_pictures(FitView(fit))] == ["latency-map", "throughput"]
+    for trace, panels in ((rows, 2), (None, 1)):
+        figure = fit_figure("cpu", fit, trace)
+        assert sum(bool(axes.get_title(loc="left")) for axes in figure.axes) == panels
 
 
 class TestContext:
@@ -152,22 +121,19 @@ class TestContext:
     @pytest.fixture
     def reads_context(self, fit: FitResult) -> FitResult:
         extra = {p.name: Estimate(0.0, None, None, None, p.unit) for p in FAMILY["context"].parameters}
+        costs = {name: structs.replace(extra[name], value=1e-3) for name in ("tau_K", "tau_L")}
         return replace(
             fit,
             model="context",
-            parameters={
-                **extra,
-                **fit.parameters,
-                **{k: structs.replace(extra[k], value=1e-3) for k in ("tau_K", "tau_L")},
-            },
+            parameters={**extra, **fit.parameters, **costs},
             domain={**fit.domain, "context_tokens": [0.0, 32768.0]},
             typical={"context_tokens": 256.0, "prefill_context_tokens": 0.0},
         )
 
     def test_drawn_at_the_typical_context(self, reads_context: FitResult) -> None:
         """Of B requests one may prefill; the others decode, at 1 µs for each of their 256 cached tokens."""
-        area = FitView("cpu", reads_context).surface
-        plain = FitView("cpu", replace(reads_context, model="saturation")).surface
+        area = FitView(reads_context).surface
+        plain = FitView(replace(reads_context, model="saturation")).surface
         dearer = area.T_ms[:, -1] - plain.T_ms[:, -1]
         assert dearer[np.isfinite(dearer)].max() == pytest.approx(1e-3 * 256 * area.B[-1], rel=0.02)
         page = render(ReportInput(machine(cpu=reads_context))).html
@@ -175,8 +141,7 @@ class TestContext:
         assert "256 tokens a request" in page
 
     @pytest.mark.parametrize(
-        ("changes", "reason"),
-        [({"typical": {}}, "does not say what is typical"), ({"domain": {}}, "which B and S")],
+        ("changes", "reason"), [({"typical": {}}, "does not say what is typical"), ({"domain": {}}, "which B and S")]
     )
     def test_what_cannot_be_drawn_has_a_reason(
         self, reads_context: FitResult, changes: dict[str, object], reason: str
@@ -185,18 +150,12 @@ class TestContext:
         assert not found.pictures
         assert reason in found.html
 
-    def test_a_parameter_without_a_value(self, fit: FitResult) -> None:
-        broken = {**fit.parameters, "tau_0": structs.replace(fit.parameters["tau_0"], value=float("nan"))}
-        assert "without a value" in render(ReportInput(machine(cpu=replace(fit, parameters=broken)))).html
-
 
 class TestPaths:
-    def test_compared_only_where_there_are_several(self, one_path: ReportInput) -> None:
-        assert comparison(one_path.profile, one_path.plans[0]) is None
-
-    def test_marks_b1_where_the_curves_cross(self) -> None:
+    def test_b1_is_marked_where_the_curves_cross(self) -> None:
         both = two_paths()
-        plan = both.plans[0]
+        plan = both.plan
+        assert plan is not None
         lines = latency_lines(both.profile, 1)
         figure = latency_figure(plan, lines)
         marked = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if "B1" in str(line.get_label())]  # type: ignore[index]
@@ -205,18 +164,13 @@ class TestPaths:
         assert gpu <= amx * 1.02
 
     def test_names_with_dollars_and_foreign_letters_are_drawn_plainly(self, rows: Trace, fit: FitResult) -> None:
-        picture = comparison(machine(**{"$x_{$": fit, "_路径": fit_of(rows)}), None)
-        assert picture is not None
+        (picture,) = plan_pictures(None, machine(**{"$x_{$": fit, "_路径": fit_of(rows)}), PlanRequest())
         assert picture.png.startswith(b"\x89PNG")
 
 
-class TestTicks:
-    @pytest.mark.parametrize(("low", "high"), [(9.1, 9.8), (1.0, 3.0), (0.2, 40.0), (1e-3, 1e6), (7.0, 4000.0)])
-    def test_some_but_not_many_inside_the_range(self, low: float, high: float) -> None:
-        for ticks in (style.decimal_ticks(low, high), style.binary_ticks(low, high)):
-            assert 2 <= len(ticks) <= 10
-            assert all(low <= tick <= high for tick in ticks)
-            assert ticks == sorted(ticks)
-
-    def test_binary_ticks_are_powers_of_two(self) -> None:
-        assert style.binary_ticks(1, 128) == [1, 2, 4, 8, 16, 32, 64, 128]
+@pytest.mark.parametrize(("low", "high"), [(9.1, 9.8), (1.0, 3.0), (0.2, 40.0), (1e-3, 1e6), (7.0, 4000.0)])
+def test_some_but_not_many_ticks_inside_the_range(low: float, high: float) -> None:
+    for ticks in (style.decimal_ticks(low, high), style.binary_ticks(low, high)):
+        assert 2 <= len(ticks) <= 10
+        assert all(low <= tick <= high for tick in ticks)
+        assert ticks == sorted(ticks)

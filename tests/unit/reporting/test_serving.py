@@ -1,10 +1,44 @@
-"""What is said of a plan of serving engines."""
+"""What is said of a plan of serving engines, and the curves of its requests."""
 
+import numpy as np
 import pytest
 
+import latfit
+from latfit.api.serving import EnginePlan
 from latfit.planning import Reached, Stall, Stalls
 from latfit.planning.serving.result import Effect
-from latfit.reporting.plan.serving import effect_bars, stall_lines, stalls_table
+from latfit.reporting.layout import Making
+from latfit.reporting.plan.figures import distribution_figure
+from latfit.reporting.plan.serving import effect_bars, serving_page, stall_lines, stalls_table
+from tests.conftest import ROOT
+from tests.unit.reporting.test_page import Outline
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> EnginePlan:
+    fit = latfit.fit(ROOT / "sample_traces" / "cpu_numpy_tiny.parquet", model="linear")
+    return latfit.plan_engine(fit, "2/s", "64:16", ttft="2s", tpot="200ms", kv_blocks=2588, replicas=1)
+
+
+def test_curves_are_those_of_the_simulated_requests(plan: EnginePlan) -> None:
+    """The p99 on the curve is the p99 of the plan; a read plan has the same curves; limits are marked."""
+    outcome, curves = plan.result.outcome, plan.result.distributions_ms
+    assert outcome is not None
+    for metric, times in (("ttft", outcome.ttft), ("tpot", outcome.tpot)):
+        assert len(curves[metric]) == 101
+        assert np.all(np.diff(curves[metric]) >= 0)
+        assert curves[metric][99] == pytest.approx(times.p99, rel=1e-4)
+        assert curves[metric][50] == pytest.approx(times.p50, rel=1e-4)
+    assert type(plan.result).from_json(plan.to_json()).distributions_ms == curves
+    ttft, tpot = distribution_figure(plan.result).axes
+    for axes, limit in ((ttft, 2000.0), (tpot, 200.0)):
+        assert any(line.get_xdata()[0] == limit for line in axes.get_lines())  # type: ignore[index]
+
+
+def test_the_page_names_model_and_machine(plan: EnginePlan) -> None:
+    page = serving_page(plan.result, Making(subject=plan.subject))
+    assert "A plan of serving engines: tiny on " in Outline(page.html).text
+    assert "distributions" in [each.stem for each in page.pictures]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,8 @@ import pytest
 
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, nominal_path
-from latfit.model.fit_parts import DataFacts
 from latfit.model.fit_result import FitResult
-from latfit.reporting.fit.subject import subject_of, title_of, what_is_known
-from latfit.trace.table import Trace
+from latfit.reporting.fit.subject import describe_path, what_is_known
 from tests.unit.reporting.conftest import planted_rows
 
 PROFILED = {
@@ -26,24 +24,18 @@ def path(fit: FitResult, **trace: Any) -> ExecutionPath:
 
 
 def test_of_a_profile(fit: FitResult) -> None:
-    found = subject_of(path(fit, **PROFILED), None)
-    assert title_of([found]) == "Inference latency of tiny on AMD EPYC"
-    assert found.line == f"AMD EPYC, tiny, numpy float32 on 2 threads, fit of {fit.metrics.n:,} steps"
+    nominal = nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms"))
+    assert what_is_known([path(fit, **PROFILED), nominal]) == "tiny on AMD EPYC"
+    steps = f"fit of {fit.metrics.n:,} steps"
+    assert describe_path(path(fit, **PROFILED), None) == f"AMD EPYC, tiny, numpy float32 on 2 threads, {steps}"
+    assert describe_path(nominal, None) == "nominal numbers, not measured: launch=12ms,slope=0.05ms"
 
 
-def test_what_belongs_to_the_path_comes_first(fit: FitResult) -> None:
-    own = {"cpu": {"device": {"device": "openvino", "dtype": "bfloat16", "threads": 1}}}
-    assert "openvino bfloat16 on 1 thread" in subject_of(path(fit, **PROFILED, paths=own), None).line
-
-
-def test_columns_of_the_rows_and_the_system_of_the_fit(fit: FitResult) -> None:
+def test_columns_of_the_rows(fit: FitResult) -> None:
     rows = planted_rows()
-    named = rows.with_columns(
-        hardware=np.full(len(rows), "H100", dtype=object), model=np.full(len(rows), "llama", dtype=object)
-    )
-    assert title_of([subject_of(path(fit), named)]) == "Inference latency of llama on H100"
-    system = replace(fit, provenance={}, data=DataFacts(more={"system": {"hardware": "A40"}}))
-    assert title_of([subject_of(ExecutionPath("gpu", system), None)]) == "Latency on A40"
+    columns = {"hardware": "H100", "model": "llama"}
+    named = rows.with_columns(**{name: np.full(len(rows), each, dtype=object) for name, each in columns.items()})
+    assert what_is_known([path(fit)], {"cpu": named}) == "llama on H100"
 
 
 @pytest.mark.parametrize(
@@ -55,13 +47,4 @@ def test_columns_of_the_rows_and_the_system_of_the_fit(fit: FitResult) -> None:
     ],
 )
 def test_nothing_is_invented(fit: FitResult, trace: dict[str, Any]) -> None:
-    assert title_of([subject_of(path(fit, **trace), planted_rows())]) == "Step latency on cpu"
-
-
-def test_several_paths(fit: FitResult, rows: Trace) -> None:
-    nominal = nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms"))
-    found = [subject_of(path(fit, **PROFILED), rows), subject_of(nominal, None)]
-    assert title_of(found) == "Inference latency of tiny on AMD EPYC"
-    assert what_is_known([path(fit, **PROFILED), nominal]) == "tiny on AMD EPYC"
-    assert what_is_known([nominal]) == ""
-    assert found[1].line == "nominal numbers, not measured: launch=12ms,slope=0.05ms"
+    assert what_is_known([path(fit, **trace)], {"cpu": planted_rows()}) == ""

@@ -9,7 +9,7 @@ configuration".
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -89,6 +89,7 @@ class Measured:
     carried: bool
     first: EngineRun
     outcome: EngineSummary | None = None
+    distributions_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def summary(self) -> EngineSummary:
@@ -202,7 +203,8 @@ class Evaluator:
 
     def _summarise(self, found: Measured, done: Replications) -> Measured:
         summary, times = done.summary(self.targets.promise), found.setup.replicas / self._count_simulated(found.setup)
-        return replace(found, outcome=structs.replace(summary, **{n: times * getattr(summary, n) for n in RATES}))
+        outcome = structs.replace(summary, **{n: times * getattr(summary, n) for n in RATES})
+        return replace(found, outcome=outcome, distributions_ms=done.distributions_ms())
 
     def _judge(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
         # A finite run can end before the queue of a slight overload has grown.

@@ -170,6 +170,7 @@ def plan_serving(
         steps_may_be_slower_pct=slower_pct,
         share_of_throughput_used=rate / throughput_per_s,
         outcome=found.best.summary if found.best is not None else None,
+        distributions_ms=found.best.distributions_ms if found.best is not None else {},
         effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],
         pareto=front(evaluator, settings, space) if met else [],
         states=states,

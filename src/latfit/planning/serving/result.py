@@ -325,7 +325,7 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
 
     targets, outcome: of the replicas; if no number meets the targets, of a request alone or of the given replicas.
     carries: highest load that certainly meets the targets, as a ratio of the planned one. kv_cache: source of its size;
-    None if it is taken as unlimited.
+    None if it is taken as unlimited. distributions_ms: TTFT and TPOT within which 0, 1, ..., 100 % of requests are.
     """
 
     what: ClassVar[str] = "plan"
@@ -344,6 +344,7 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
     carries: float | None = None
     steps_may_be_slower_pct: float | None
     share_of_throughput_used: float | None = None
+    distributions_ms: Mapping[str, Sequence[float]] = {}
     effects: Sequence[Effect] = ()
     pareto: Sequence[Trade] = ()
     stalls: Stalls | None = None

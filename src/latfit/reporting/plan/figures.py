@@ -110,9 +110,10 @@ def serving_figure(plan: ServingPlan) -> Figure:
 
 def distribution_figure(plan: ServingPlan) -> Figure:
     """The share of simulated requests within a TTFT and a TPOT, with their limits."""
-    figure = style.new_figure((6.0 * len(plan.distributions), 3.6))
-    panels = figure.subplots(1, len(plan.distributions), squeeze=False)[0]
-    for axes, (metric, times), colour in zip(panels, plan.distributions.items(), style.LINE_COLOURS, strict=False):
+    curves = plan.distributions_ms
+    figure = style.new_figure((6.0 * len(curves), 3.6))
+    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    for axes, (metric, times), colour in zip(panels, curves.items(), style.LINE_COLOURS, strict=False):
         name, percents = metric.upper(), np.linspace(0, 100, len(times))
         p99 = float(np.interp(99, percents, times))
         limits = [each for each in plan.targets if each.metric == metric]

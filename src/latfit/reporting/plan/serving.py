@@ -249,7 +249,7 @@ def serving_page(
     if figure is not None:
         alt = "Distributions of TTFT, TPOT and latency, measured and simulated."
         pictures.append(layout.Picture("measured", alt, style.png(figure)))
-    if plan.distributions:
+    if plan.distributions_ms:
         alt = "Share of requests within a TTFT and a TPOT, simulated, with the limits."
         pictures.append(layout.draw_picture("distributions", alt, distribution_figure(plan)))
     if plan.pareto:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
 from latfit.simulation.checks import refuse
@@ -19,7 +20,7 @@ from latfit.simulation.engine.cluster.replicas import (
     serve_apart,
     serve_replicas,
 )
-from latfit.simulation.engine.result import EngineResult, Promise, backlogged, grows, summarise
+from latfit.simulation.engine.result import EngineResult, Promise, backlogged, counted_in, grows, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
@@ -86,6 +87,19 @@ class Replications:
         """Return statistics over the replications."""
         names = [] if isinstance(self.load, RecordedLoad) else [each.name for each in self.load.classes]
         return structs.replace(summarise(self.runs, promise, self.warmup, names), stable=self.stable)
+
+    def distributions_ms(self) -> dict[str, list[float]]:
+        """Return the TTFT and TPOT within which 0, 1, ..., 100 % of the requests are, over all replications."""
+        rows = [counted_in(run, self.warmup) for run in self.runs]
+        found = {}
+        for name in ("ttft", "tpot"):
+            times = np.concatenate(
+                [getattr(run, f"{name}_ms")[each] for run, each in zip(self.runs, rows, strict=True)]
+            )
+            if np.isfinite(times).any():
+                quantiles = np.quantile(times[np.isfinite(times)], np.linspace(0, 1, 101))
+                found[name] = [float(f"{value:.6g}") for value in quantiles]
+        return found
 
     @property
     def stable(self) -> bool:
