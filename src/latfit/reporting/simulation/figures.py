@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -103,10 +104,10 @@ def _draw_over_rates(axes: Axes, runs: Sequence[SimResult], rates: Sequence[floa
     for i, policy in enumerate(dict.fromkeys(run.policy for run in runs)):
         line = [run for run in shown if run.policy == policy]
         which = i % len(style.LINE_COLOURS)
-        look = {"color": style.LINE_COLOURS[which], "marker": style.LINE_MARKERS[which], "label": drawable(policy)}
+        look: dict[str, Any] = {"color": style.LINE_COLOURS[which], "marker": style.LINE_MARKERS[which]}
         dashes = "-" if i < len(style.LINE_COLOURS) else "--"
         x, y = [run.rate_per_s for run in line], [run.latency.p99 for run in line]
-        axes.plot(x, y, dashes, markersize=4, linewidth=1.6, **look)
+        axes.plot(x, y, dashes, markersize=4, linewidth=1.6, label=drawable(policy), **look)
         for run in line:
             p99 = run.latency["p99"]
             if math.isfinite(p99.high - p99.low):
