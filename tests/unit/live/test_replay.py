@@ -47,9 +47,9 @@ def test_the_verdict_counts_runs_and_leaves_disturbed_ones_out() -> None:
     assert [line.rpartition("  ")[2] for line in lines[-3:]] == ["as predicted", "differs", "disturbed"]
     assert several._repr_html_().count("<tr>") == 4
     assert list(several.frame["agrees"]) == [True, False, None]
-    details = several.tables()[1]
-    at = details.columns.index("gpu busy")
-    assert [row[at] for row in details.rows] == ["70/70 %"] * 3
+    (details,) = several.tables()
+    at = list(details.columns).index("used by others")
+    assert [row[at] for row in details.rows] == ["0 %", "0 %", "50 %"]
 
 
 def test_every_request_of_a_drive_is_counted() -> None:
