@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from latfit.planning.fit_quality import FitQuality as FitQuality, trace_name as trace_name
     from latfit.planning.load.curves import (
         Line as Line,
-        cutoff_lines as cutoff_lines,
         latency_lines as latency_lines,
         rate_lines as rate_lines,
     )

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.hardware import HardwareProfile, PathLatency
-from latfit.planning.load.capacity import HEAVIEST, bounds_ms
-from latfit.planning.load.strategies import Target, cutoff_strategy, machine_of, single_path_strategies
+from latfit.planning.load.capacity import HEAVIEST
+from latfit.planning.load.strategies import Target, machine_of, single_path_strategies
 from latfit.planning.request import PlanRequest
-from latfit.queueing import COARSE, QUICK
+from latfit.queueing import COARSE
 from latfit.stats import FloatArray
 
 RATES, CUTOFFS, BATCHES = 16, 25, 200
@@ -33,21 +33,6 @@ def latency_lines(profile: HardwareProfile, tokens: int, context: float | None =
         B = np.asarray(np.unique(np.round(np.geomspace(1, len(latency.batches), BATCHES))), dtype=np.float64)
         lines.append(Line(path.label, B, *latency.range_ms(B)))
     return lines
-
-
-def cutoff_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
-    """Return the percentile over T_cut by method, at the plan's rate; none without two paths and a rate."""
-    machine, rate = machine_of(profile, target.tokens, request), request.rate_each
-    if len(machine.parts) < 2 or rate is None:
-        return []
-    cutoffs = np.linspace(target.sla_ms / 100, target.sla_ms, CUTOFFS)
-    laws = [machine.simulate(cutoff_strategy(machine, cutoff), rate, QUICK) for cutoff in cutoffs.tolist()]
-    values = [
-        {} if law is None else bounds_ms(machine, rate, cutoff, target.q, law)
-        for cutoff, law in zip(cutoffs.tolist(), laws, strict=True)
-    ]
-    names = list(dict.fromkeys(name for each in values for name in each))
-    return [Line(name, cutoffs, np.array([each.get(name) for each in values], dtype=float)) for name in names]
 
 
 def rate_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
