@@ -57,7 +57,7 @@ def test_the_surface_is_the_formula_where_a_step_is_possible_and_nowhere_else(fi
     B, S = np.meshgrid(area.B, area.S)
     assert np.array_equal(np.isnan(area.T_ms), S < B)
     assert area.T_ms[S >= B] == pytest.approx(planted_ms(B, S)[S >= B])
-    assert view.box == (1, 64, 1, 2048)
+    assert list(view.box) == [1, 64, 1, 2048]
     assert min(area.B[-1] / 64, area.S[-1] / 2048) > 1
     grid_B, grid_S = np.meshgrid(np.arange(1.0, 65), np.arange(1.0, 2049))
     times = planted_ms(grid_B, grid_S)[grid_S >= grid_B]

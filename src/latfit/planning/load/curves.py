@@ -1,4 +1,4 @@
-"""What the pictures of a plan show, as numbers: latency over the batch, and the percentile over T_cut and over rate."""
+"""What the pictures of a plan show, as numbers: latency over the batch, and the percentile over the rate."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from latfit.planning.request import PlanRequest
 from latfit.queueing import COARSE
 from latfit.stats import FloatArray
 
-RATES, CUTOFFS, BATCHES = 16, 25, 200
+RATES, BATCHES = 16, 200
 
 
 @dataclass(frozen=True)
