@@ -70,6 +70,12 @@ class WrongUsage(LatfitError):
     exit_code = 2
 
 
+def refuse(wrong: bool, found: str, where: str, remedy: str) -> None:
+    """Raise WrongUsage if `wrong`."""
+    if wrong:
+        raise WrongUsage(found, where=where, remedy=remedy)
+
+
 def refuse_taken(name: str, known: Collection[str], what: str) -> None:
     """Raise WrongUsage if something of that kind already has the name."""
     if name in known:

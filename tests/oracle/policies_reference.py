@@ -82,7 +82,7 @@ class Reference:
 
     def rank(self, i: int, now: float) -> tuple[float, int, int]:
         age = now - self.served.arrive[i]
-        return (self.class_of(i) - age / self.policy.order.ageing_ms, self.class_of(i), i)
+        return (self.class_of(i) - age / self.policy.ageing_ms, self.class_of(i), i)
 
     def view(self, now: float) -> QueueView:
         arrive = self.served.arrive

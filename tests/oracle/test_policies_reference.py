@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.policies import policy as policies
-from latfit.policies.policy import DispatchTable, Limits, Policy, QueueOrder
+from latfit.policies.policy import DispatchTable, Limits, Policy
 from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.service import ServicePath, System, bucketed, linear_path, table_path
 from latfit.workload.arrivals import Gamma, Modulated, Poisson
@@ -24,10 +24,10 @@ LIMITS = Limits(6, 3)
 
 POLICIES: list[Policy] = [
     policies.gpu_only(LIMITS),
-    policies.gpu_only(LIMITS, QueueOrder(20.0)),
+    replace(policies.gpu_only(LIMITS), ageing_ms=20.0),
     policies.fixed(4, LIMITS),
     policies.window(3.0, LIMITS),
-    policies.window(0.0, LIMITS, QueueOrder(5.0)),
+    replace(policies.window(0.0, LIMITS), ageing_ms=5.0),
     *(policies.marginal_cost(0.4, LIMITS, rule) for rule in ("literal", "amortised", "total delay")),
     policies.marginal_cost(0.4, LIMITS, "total delay", longest_ms=2.0),
     policies.cutoff(4.0, LIMITS),
@@ -37,7 +37,7 @@ POLICIES: list[Policy] = [
     policies.split(LIMITS),
     policies.split(LIMITS, merge_below=3, longest_ms=2.0),
     policies.deadline(LIMITS),
-    policies.deadline(LIMITS, QueueOrder(10.0)),
+    replace(policies.deadline(LIMITS), ageing_ms=10.0),
 ]
 
 LOADS: dict[str, Load] = {
@@ -89,9 +89,7 @@ def agree(policy: Policy, system: System, load: Load, seed: int) -> None:
 
 
 @pytest.mark.parametrize("load", range(len(LOADS)), ids=LOADS)
-@pytest.mark.parametrize(
-    "number", range(len(POLICIES)), ids=[f"{p.name} {p.settings} {p.order.ageing_ms}" for p in POLICIES]
-)
+@pytest.mark.parametrize("number", range(len(POLICIES)), ids=[f"{p.name} {p.settings} {p.ageing_ms}" for p in POLICIES])
 def test_every_policy(number: int, load: int) -> None:
     """On three systems each, so that every policy meets every system, and so does every load."""
     systems, drawn = list(SYSTEMS.values()), list(LOADS.values())[load]
@@ -132,13 +130,13 @@ def test_anything(seed: int) -> None:
         policies.split(limits, merge_below=few, longest_ms=wait),
         policies.deadline(limits),
     ]
-    policy = replace(made[int(rng.integers(len(made)))], order=QueueOrder(float(rng.choice([1.0, 30.0, math.inf]))))
+    policy = replace(made[int(rng.integers(len(made)))], ageing_ms=float(rng.choice([1.0, 30.0, math.inf])))
     classes = CLASSES if rng.random() < 0.5 else CLASSES[:1]
     closed = ClosedLoad(int(rng.integers(1, 9)), float(rng.uniform(0, 9)), classes=classes)
     agree(policy, system, closed if rng.random() < 0.3 else OpenLoad(Poisson(rate), classes=classes), seed)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name} {p.settings} {p.order.ageing_ms}")
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.name} {p.settings} {p.ageing_ms}")
 def test_times_that_go_by_tokens(policy: Policy) -> None:
     grid = np.array([1.0, 50.0, 200.0, 2000.0])
     b = np.arange(7.0)[:, None]

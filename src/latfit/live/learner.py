@@ -43,7 +43,7 @@ class BestForTail:
             from latfit.queueing import measured_times, optimal_rule
 
             table = optimal_rule(rate, measured_times(times.main[: limits.main])).table
-            return replace(policies.optimal(table, limits), order=policy.order)
+            return replace(policies.optimal(table, limits), ageing_ms=policy.ageing_ms)
         first, last = float(times.main[0]) / 8, 4 * float(times.main[limits.main - 1])
         cutoffs = [default_cutoff_ms(rate, times), *np.geomspace(first, last, 10).tolist()]
         if policy.name == "cutoff":
@@ -58,10 +58,10 @@ class BestForTail:
         def tail(candidate: Policy) -> float:
             return simulate(candidate, system, load, options).percentile_ms(self.share)
 
-        tails = [tail(replace(candidate, order=policy.order)) for candidate in candidates]
+        tails = [tail(replace(candidate, ageing_ms=policy.ageing_ms)) for candidate in candidates]
         best = int(np.argmin(tails))
         is_better = tails[best] < (1 - self.worth) * tail(policy)
-        return replace(candidates[best], order=policy.order) if is_better else policy
+        return replace(candidates[best], ageing_ms=policy.ageing_ms) if is_better else policy
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class Router:
         self.arrival_listeners: list[Callable[[Request], None]] = []  # of requests taken, in their senders' contexts
         # Of batches that ended: path, size, begin and end (ms, router's clock), whether it ran to its end.
         self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
-        self._queue = RequestQueue(options.deadlines_ms, policy.order.ageing_ms)
+        self._queue = RequestQueue(options.deadlines_ms, policy.ageing_ms)
         self._places = max(executor.servers for executor in executors)
         self._view = np.full(VIEW + 2 * self._places, math.inf)
         self._use(times_ms, policy)
@@ -233,7 +233,7 @@ class Router:
             path.times_ms = np.concatenate([[0.0], np.asarray(times, dtype=np.float64)])
         self.policy, self._times = policy, times_table(self.paths)
         self._cutoff_ms = float(policy.parameters[T_CUT])
-        self._queue.ageing_ms = policy.order.ageing_ms
+        self._queue.ageing_ms = policy.ageing_ms
 
     async def drain(self, within_s: float = math.inf) -> bool:
         """Take no more requests and serve those that wait; return whether all ended in time, else end them."""

@@ -7,7 +7,7 @@ is the closest to the optimal mean. Formulas: docs/theory/simulation.md, "Dispat
 import math
 from collections.abc import Callable, Sequence
 
-from latfit.errors import WrongUsage
+from latfit.errors import refuse
 
 TIE = 1e-12
 
@@ -38,10 +38,9 @@ RULES: dict[str, Rule] = {
 
 def stopping_batch(rule: str, T_ms: Sequence[float], rate: float) -> int:
     """Return the smallest B, at most len(T_ms), at which a rule dispatches; T_ms is T(1), T(2), ... in ms."""
-    if rule not in RULES:
-        raise WrongUsage(f"rule {rule!r} is not known", where="rule", remedy=f"Take one of {', '.join(RULES)}.")
-    if not len(T_ms) or not math.isfinite(rate) or rate <= 0:
-        raise WrongUsage("no times, or a rate that is not above zero", where="rate", remedy="Give both.")
+    refuse(rule not in RULES, f"rule {rule!r} is not known", "rule", f"Take one of {', '.join(RULES)}.")
+    wrong = not len(T_ms) or not math.isfinite(rate) or rate <= 0
+    refuse(wrong, "no times, or a rate that is not above zero", "rate", "Give both.")
     waits = RULES[rule]
     for B in range(1, len(T_ms)):
         if not waits(B, T_ms[B - 1], T_ms[B], T_ms[0], rate):

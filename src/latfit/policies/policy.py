@@ -1,7 +1,7 @@
 """Batching policies as data: a code with parameters, constructors that check them, names and defaults.
 
-`latfit.policies.dispatch` executes a policy, the simulator and the live router use it. `POLICIES` lists all of them;
-`needs_side` marks those that need a second path. Policies and defaults: docs/concepts/simulation.md.
+`latfit.policies.dispatch` executes a policy for the simulator and the live router. Policies and defaults:
+docs/concepts/simulation.md.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.errors import WrongUsage, refuse_taken
+from latfit.errors import WrongUsage, refuse, refuse_taken
 from latfit.policies import codes
 from latfit.policies.marginal_cost import RULES
 from latfit.stats import FloatArray
@@ -33,12 +33,9 @@ class DispatchTable:
 
     def __post_init__(self) -> None:
         fits = all(0 <= b <= min(q, self.max_batch) for q, b in enumerate(self.batches))
-        if not fits or not self.batches or self.batches[-1] < 1:
-            raise WrongUsage(
-                "an entry is above what waits or the largest batch, or the last one serves nobody",
-                where="dispatch table",
-                remedy="Give a batch of 0 to q for each number q waiting, at the end one above 0.",
-            )
+        found = "an entry is above what waits or the largest batch, or the last one serves nobody"
+        remedy = "Give a batch of 0 to q for each number q waiting, at the end one above 0."
+        refuse(not fits or not self.batches or self.batches[-1] < 1, found, "dispatch table", remedy)
 
     @property
     def threshold(self) -> int:
@@ -50,31 +47,18 @@ class DispatchTable:
         return self.batches[min(waiting, len(self.batches) - 1)]
 
 
-@dataclass(frozen=True)
-class QueueOrder:
-    """Order of waiting requests: by class from 0, the most urgent, then first come first served.
-
-    `ageing_ms` is the waiting time worth one class; infinite means strict priority.
-    """
-
-    ageing_ms: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.ageing_ms > 0:
-            raise WrongUsage(
-                "priority ageing must be above zero", where="ageing", remedy="Give the waiting time worth one class."
-            )
-
-
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A policy as data: name, code and parameters (see `codes`). Use the constructors of this module."""
+    """A policy as data: name, code and parameters (see `codes`). Use the constructors of this module.
+
+    ageing_ms: waiting time worth one class, of which 0 is the most urgent; infinite for strict priority.
+    """
 
     name: str
     code: int
     parameters: FloatArray
     settings: Mapping[str, Any] = field(default_factory=dict)
-    order: QueueOrder = QueueOrder()
+    ageing_ms: float = math.inf
     needs_side: bool = False
 
     @property
@@ -99,54 +83,42 @@ class Limits:
     side: int = 0
 
     def __post_init__(self) -> None:
-        if self.main < 1 or self.side < 0:
-            raise WrongUsage(
-                f"largest batches {self.main} and {self.side}", where="--set max_batch", remedy="Give 1 or more."
-            )
+        wrong = self.main < 1 or self.side < 0
+        refuse(wrong, f"largest batches {self.main} and {self.side}", "--set max_batch", "Give 1 or more.")
 
 
-def gpu_only(limits: Limits, order: QueueOrder = QueueOrder()) -> Policy:
+def gpu_only(limits: Limits) -> Policy:
     """Serve all waiting requests on an idle server (greedy)."""
-    return Policy("gpu-only", codes.GREEDY, _parameters(limits), {"max_batch": limits.main}, order)
+    return Policy("gpu-only", codes.GREEDY, _parameters(limits), {"max_batch": limits.main})
 
 
 def fixed(batch: int, limits: Limits) -> Policy:
     """Serve exactly `batch` requests at a time."""
-    if not 1 <= batch <= limits.main:
-        raise WrongUsage(
-            f"a fixed batch of {batch}, where batches may hold 1 to {limits.main}",
-            where="--batch",
-            remedy="Give a batch that the path can take.",
-        )
+    found = f"a fixed batch of {batch}, where batches may hold 1 to {limits.main}"
+    refuse(not 1 <= batch <= limits.main, found, "--batch", "Give a batch that the path can take.")
     parameters = _parameters(Limits(batch, limits.side), {codes.THRESHOLD: batch})
     return Policy("fixed", codes.FIXED, parameters, {"batch": batch})
 
 
-def window(window_ms: float, limits: Limits, order: QueueOrder = QueueOrder()) -> Policy:
+def window(window_ms: float, limits: Limits) -> Policy:
     """Start a batch when it is full or its oldest request has waited `window_ms`."""
-    wait = _above_zero(window_ms, "--window", zero=True)
-    settings = {"window_ms": wait, "max_batch": limits.main}
-    return Policy("window", codes.WINDOW, _parameters(limits, {codes.PATIENCE: wait}), settings, order)
+    parameters = _parameters(limits, {codes.PATIENCE: _checked_time(window_ms, "--window", zero=True)})
+    return Policy("window", codes.WINDOW, parameters, {"window_ms": float(window_ms), "max_batch": limits.main})
 
 
 def marginal_cost(rate: float, limits: Limits, rule: str = "amortised", longest_ms: float = math.inf) -> Policy:
     """Wait for one more request while a rule of `marginal_cost` says so at `rate` per ms, for `longest_ms` at most."""
-    if rule not in RULES:
-        raise WrongUsage(f"rule {rule!r} is not known", where="--rule", remedy=f"Take one of {', '.join(RULES)}.")
-    values = {
-        codes.RATE: _above_zero(rate, "--rate"),
-        codes.RULE: list(RULES).index(rule),
-        codes.PATIENCE: longest_ms,
-    }
+    refuse(rule not in RULES, f"rule {rule!r} is not known", "--rule", f"Take one of {', '.join(RULES)}.")
+    number = list(RULES).index(rule)
+    values = {codes.RATE: _checked_time(rate, "--rate"), codes.RULE: number, codes.PATIENCE: longest_ms}
     settings = {"rule": rule, "rate_per_ms": rate, "max_batch": limits.main}
     return Policy("marginal-cost", codes.MARGINAL, _parameters(limits, values), settings)
 
 
 def cutoff(cutoff_ms: float, limits: Limits) -> Policy:
     """Serve greedily; after `cutoff_ms` a request may go to an idle side path that finishes it no later."""
-    wait = _above_zero(cutoff_ms, "--t-cut")
-    parameters = _parameters(_with_side(limits, "cutoff"), {codes.T_CUT: wait})
-    return Policy("cutoff", codes.CUTOFF, parameters, {"t_cut_ms": wait}, needs_side=True)
+    wait = _checked_time(cutoff_ms, "--t-cut")
+    return _on_both_paths("cutoff", codes.CUTOFF, limits, {codes.T_CUT: wait}, {"t_cut_ms": wait})
 
 
 def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
@@ -154,12 +126,10 @@ def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
 
     Other requests wait for a larger batch, for `cutoff_ms` at most.
     """
-    wait = _above_zero(cutoff_ms, "--t-cut")
-    if threshold < 1:
-        raise WrongUsage(f"a threshold of {threshold}", where="B1", remedy="Give 1 or more.")
-    parameters = _parameters(_with_side(limits, "three-stage"), {codes.T_CUT: wait, codes.THRESHOLD: threshold})
-    settings = {"B1": threshold, "t_cut_ms": wait}
-    return Policy("three-stage", codes.THREE_STAGE, parameters, settings, needs_side=True)
+    refuse(threshold < 1, f"a threshold of {threshold}", "B1", "Give 1 or more.")
+    wait = _checked_time(cutoff_ms, "--t-cut")
+    values = {codes.T_CUT: wait, codes.THRESHOLD: threshold}
+    return _on_both_paths("three-stage", codes.THREE_STAGE, limits, values, {"B1": threshold, "t_cut_ms": wait})
 
 
 def optimal(table: DispatchTable, limits: Limits) -> Policy:
@@ -175,15 +145,22 @@ def split(limits: Limits, merge_below: int = 1, longest_ms: float = 0.0) -> Poli
 
     Fewer than `merge_below` requests wait for more, for `longest_ms` at most.
     """
-    values = {codes.THRESHOLD: merge_below, codes.PATIENCE: _above_zero(longest_ms, "window", zero=True)}
-    parameters = _parameters(_with_side(limits, "split"), values)
+    values = {codes.THRESHOLD: merge_below, codes.PATIENCE: _checked_time(longest_ms, "window", zero=True)}
     settings = {"merge_below": merge_below, "longest_ms": longest_ms}
-    return Policy("split", codes.SPLIT, parameters, settings, needs_side=True)
+    return _on_both_paths("split", codes.SPLIT, limits, values, settings)
 
 
-def deadline(limits: Limits, order: QueueOrder = QueueOrder()) -> Policy:
+def deadline(limits: Limits) -> Policy:
     """Serve batches as full as the deadlines of the waiting requests allow."""
-    return Policy("deadline", codes.DEADLINE, _parameters(limits), {"max_batch": limits.main}, order)
+    return Policy("deadline", codes.DEADLINE, _parameters(limits), {"max_batch": limits.main})
+
+
+def _on_both_paths(
+    name: str, code: int, limits: Limits, values: Mapping[int, float], settings: Mapping[str, Any]
+) -> Policy:
+    remedy = "Add the other one with `latfit hardware add`, or take a policy that needs only one."
+    refuse(limits.side < 1, f"policy {name} needs two execution paths", "--policy", remedy)
+    return Policy(name, code, _parameters(limits, values), settings, needs_side=True)
 
 
 def _parameters(limits: Limits, values: Mapping[int, float] | None = None) -> FloatArray:
@@ -195,19 +172,9 @@ def _parameters(limits: Limits, values: Mapping[int, float] | None = None) -> Fl
     return parameters
 
 
-def _with_side(limits: Limits, name: str) -> Limits:
-    if limits.side < 1:
-        raise WrongUsage(
-            f"policy {name} needs two execution paths",
-            where="--policy",
-            remedy="Add the other one with `latfit hardware add`, or take a policy that needs only one.",
-        )
-    return limits
-
-
-def _above_zero(value: float, where: str, *, zero: bool = False) -> float:
-    if math.isnan(value) or value < 0 or (value == 0 and not zero):
-        raise WrongUsage(f"{value:g} ms is not above zero", where=where, remedy="Give a time above zero.")
+def _checked_time(value: float, where: str, *, zero: bool = False) -> float:
+    wrong = math.isnan(value) or value < 0 or (value == 0 and not zero)
+    refuse(wrong, f"{value:g} ms is not above zero", where, "Give a time above zero.")
     return float(value)
 
 
@@ -281,33 +248,19 @@ class Inputs:
     @property
     def rate(self) -> float:
         """Arrival rate per ms for the defaults. Raises WrongUsage if the load has no rate."""
-        if not (math.isfinite(self.arrivals) and self.arrivals > 0):
-            raise WrongUsage(
-                "the requests have no rate (one alone, or all at once), and the policy's default goes by it",
-                where="--policy",
-                remedy="Set what the policy goes by (--t-cut, --batch), or take gpu-only, fixed or window.",
-            )
+        found = "the requests have no rate (one alone, or all at once), and the policy's default goes by it"
+        remedy = "Set what the policy goes by (--t-cut, --batch), or take gpu-only, fixed or window."
+        refuse(not (math.isfinite(self.arrivals) and self.arrivals > 0), found, "--policy", remedy)
         return self.arrivals
+
+    def given(self, name: str, default: Callable[[], Any]) -> Any:
+        """Return a setting, else its default."""
+        value = getattr(self.settings, name)
+        return default() if value is None else value
 
     @property
     def cutoff_ms(self) -> float:
-        given = self.settings.t_cut_ms
-        return default_cutoff_ms(self.rate, self.times) if given is None else given
-
-
-def _fixed(inputs: Inputs) -> Policy:
-    batch = inputs.settings.batch
-    return fixed(default_batch(inputs.rate, inputs.times) if batch is None else batch, inputs.limits)
-
-
-def _window(inputs: Inputs) -> Policy:
-    window_ms = inputs.settings.window_ms
-    return window(float(inputs.times.main[0]) if window_ms is None else window_ms, inputs.limits)
-
-
-def _three_stage(inputs: Inputs) -> Policy:
-    B1 = inputs.settings.B1
-    return three_stage(default_threshold(inputs.times) if B1 is None else B1, inputs.cutoff_ms, inputs.limits)
+        return float(self.given("t_cut_ms", lambda: default_cutoff_ms(self.rate, self.times)))
 
 
 def _optimal(inputs: Inputs) -> Policy:
@@ -332,18 +285,21 @@ class Named:
 
 
 POLICIES: dict[str, Named] = {
-    "gpu-only": Named(lambda inputs: gpu_only(inputs.limits)),
-    "fixed": Named(_fixed, ("batch",)),
-    "window": Named(_window, ("window_ms",)),
+    "gpu-only": Named(lambda i: gpu_only(i.limits)),
+    "fixed": Named(lambda i: fixed(i.given("batch", lambda: default_batch(i.rate, i.times)), i.limits), ("batch",)),
+    "window": Named(lambda i: window(i.given("window_ms", lambda: float(i.times.main[0])), i.limits), ("window_ms",)),
     "marginal-cost": Named(
-        lambda inputs: marginal_cost(inputs.rate, inputs.limits, inputs.settings.rule, inputs.settings.longest_ms),
-        ("rule", "longest_ms"),
+        lambda i: marginal_cost(i.rate, i.limits, i.settings.rule, i.settings.longest_ms), ("rule", "longest_ms")
     ),
-    "three-stage": Named(_three_stage, ("t_cut_ms", "B1"), needs_side=True),
-    "cutoff": Named(lambda inputs: cutoff(inputs.cutoff_ms, inputs.limits), ("t_cut_ms",), needs_side=True),
+    "three-stage": Named(
+        lambda i: three_stage(i.given("B1", lambda: default_threshold(i.times)), i.cutoff_ms, i.limits),
+        ("t_cut_ms", "B1"),
+        needs_side=True,
+    ),
+    "cutoff": Named(lambda i: cutoff(i.cutoff_ms, i.limits), ("t_cut_ms",), needs_side=True),
     "optimal": Named(_optimal),
     "split": Named(_split, ("longest_ms", "merge_below"), needs_side=True),
-    "deadline": Named(lambda inputs: deadline(inputs.limits)),
+    "deadline": Named(lambda i: deadline(i.limits)),
 }
 
 SPECIAL = frozenset(name for each in POLICIES.values() for name in each.settings)
@@ -363,16 +319,11 @@ def named_policy(
     name: str, rate: float, times: PathTimes, settings: Settings = Settings(), solve: Solve | None = None
 ) -> Policy:
     """Return the policy called `name` for arrivals at `rate` per ms. Raises WrongUsage."""
-    if name not in POLICIES:
-        remedy = f"Take one of {', '.join(POLICIES)}."
-        raise WrongUsage(f"policy {name!r} is not known", where="--policy", remedy=remedy)
-    most, own = len(times.main), settings.max_batch
-    if own is not None and not 1 <= own <= most:
-        raise WrongUsage(
-            f"a largest batch of {own}, where the path takes 1 to {most}",
-            where="--set max_batch",
-            remedy="Give a batch that the path can take.",
-        )
+    refuse(name not in POLICIES, f"policy {name!r} is not known", "--policy", f"Take one of {', '.join(POLICIES)}.")
+    most, own, ageing = len(times.main), settings.max_batch, settings.ageing_ms
+    found = f"a largest batch of {own}, where the path takes 1 to {most}"
+    refuse(own is not None and not 1 <= own <= most, found, "--set max_batch", "Give a batch that the path can take.")
+    refuse(not ageing > 0, "priority ageing must be above zero", "ageing", "Give the waiting time worth one class.")
     made = POLICIES[name].make(Inputs(rate, times, settings, Limits(own or most, len(times.side)), solve))
-    shown = {"ageing_ms": settings.ageing_ms} if math.isfinite(settings.ageing_ms) else {}
-    return replace(made, order=QueueOrder(settings.ageing_ms), settings={**made.settings, **shown})
+    shown = {"ageing_ms": ageing} if math.isfinite(ageing) else {}
+    return replace(made, ageing_ms=ageing, settings={**made.settings, **shown})

@@ -19,11 +19,10 @@ import numpy as np
 
 from latfit._version import __version__
 from latfit.dask_cluster import run_on_dask
-from latfit.errors import BadInput, first_line
+from latfit.errors import BadInput, first_line, refuse
 from latfit.files import check_writable, dumps, write_whole
 from latfit.inputs import decode_json
 from latfit.records import Record
-from latfit.simulation.checks import refuse
 from latfit.threads import on_threads
 
 BACKENDS = ("local", "dask")

@@ -10,7 +10,6 @@ import pytest
 
 from latfit.live import Request, Router, RouterOptions
 from latfit.policies import POLICIES, Policy, Settings, named_policy
-from latfit.policies.policy import QueueOrder
 from latfit.queueing import measured_times, optimal_rule
 from latfit.simulation import System, linear_path
 from latfit.simulation.policies.replication import Drawn, Replication, draw, run
@@ -86,6 +85,6 @@ def test_several_servers_share_a_path() -> None:
 @pytest.mark.parametrize("ageing", [5.0, 50.0, math.inf])
 def test_classes_and_their_ageing(ageing: float) -> None:
     system, rate = System(MAIN, SIDE), 3.0
-    policy = replace(named_policy("cutoff", rate, path_times(system)), order=QueueOrder(ageing))
+    policy = replace(named_policy("cutoff", rate, path_times(system)), ageing_ms=ageing)
     classes = (RequestClass(0.3, 40.0), RequestClass(0.7, 400.0))
     compared(policy, system, rate, OpenLoad(Poisson(rate), classes=classes))

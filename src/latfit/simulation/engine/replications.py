@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from latfit.simulation.checks import refuse
+from latfit.errors import refuse
 from latfit.simulation.engine.cluster.replicas import (
     Routing,
     Transfer,

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from latfit.errors import BadInput
-from latfit.simulation.checks import refuse
+from latfit.errors import BadInput, refuse
 from latfit.simulation.engine.state import (
     CHUNKED,
     CONTINUOUS,

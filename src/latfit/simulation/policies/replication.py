@@ -130,7 +130,7 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
         counters=np.zeros(COUNTERS, np.int64),
         clocks=np.zeros(CLOCKS),
     )
-    ageing = float(policy.order.ageing_ms)
+    ageing = float(policy.ageing_ms)
     rule = Rule(int(policy.code), np.ascontiguousarray(policy.parameters, dtype=np.float64), ageing)
     rngs = tuple(streams.generator(SERVICE, path) for path in range(2))
     serve_requests(load, machine, rule, rngs, _scratch(load, machine), out)

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from latfit.errors import refuse
 from latfit.policies import Policy
-from latfit.simulation.checks import refuse
 from latfit.simulation.policies.estimate import (
     LEAST_BATCHES,
     MOST,

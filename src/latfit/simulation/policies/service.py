@@ -9,11 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, refuse
 from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, phase_of
 from latfit.model import StepNoise, noise_table
 from latfit.policies import PathTimes, Policy
-from latfit.simulation.checks import refuse
 from latfit.simulation.policies.event_loop import DETERMINISTIC, EMPIRICAL, EXPONENTIAL, Machine
 from latfit.stats import FloatArray
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latfit.compiled import inner, rare
-from latfit.errors import WrongUsage
-from latfit.simulation.checks import refuse
+from latfit.errors import WrongUsage, refuse
 from latfit.simulation.engine import state as st
 from latfit.simulation.engine.prefix_cache import forget
 from latfit.simulation.engine.state import Limits, State, one_of

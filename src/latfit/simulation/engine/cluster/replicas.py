@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.simulation.checks import refuse
+from latfit.errors import refuse
 from latfit.simulation.engine.cluster.fleet import CROWDED, LOGGED, Autoscaler, Scaling, new_fleet, paid_ms
 from latfit.simulation.engine.cluster.router import (
     LEAST_LOADED,
