@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         step_columns as step_columns,
         step_draws as step_draws,
     )
-    from latfit.hardware.precedence import replacement as replacement
     from latfit.hardware.profile import (
         CPU_PATHS as CPU_PATHS,
         GPU_PATHS as GPU_PATHS,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
         path_label as path_label,
         profile_from_json as profile_from_json,
         read_hardware as read_hardware,
+        replacement as replacement,
     )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-from latfit.errors import WrongUsage
+from latfit.errors import refuse
 from latfit.model import FitResult
 from latfit.records import Record
 
@@ -26,29 +26,16 @@ class Ceiling:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is not None and not (np.isfinite(value) and value > 0):
-                option = f"--{name.replace('_', '-')}"
-                raise WrongUsage(f"{value:g} is not above zero", where=option, remedy="Give a number above zero.")
+            wrong, option = value is not None and not (np.isfinite(value) and value > 0), name.replace("_", "-")
+            refuse(wrong, f"{value} is not above zero", f"--{option}", "Give a number above zero.")
 
     @property
     def known(self) -> bool:
-        return any(value is not None for value in asdict(self).values())
+        return self != Ceiling()
 
     def updated(self, newer: "Ceiling") -> "Ceiling":
         """Return these numbers, with the newer ones where there are any."""
         return Ceiling(**{f.name: getattr(newer, f.name) or getattr(self, f.name) for f in fields(self)})
-
-    def tokens_per_ms(self) -> float | None:
-        """Return the most tokens per ms that the arithmetic allows."""
-        if self.flops is None or self.flops_per_token is None:
-            return None
-        return self.flops / self.flops_per_token * PER_MS
-
-    def floor_ms(self) -> float | None:
-        """Return the least ms of any step: its bytes must be read."""
-        if self.bandwidth is None or self.step_bytes is None:
-            return None
-        return self.step_bytes / self.bandwidth / PER_MS
 
 
 class CeilingShare(Record, frozen=True):
@@ -64,15 +51,14 @@ class CeilingShare(Record, frozen=True):
 
 def beside_the_fit(ceiling: Ceiling, fit: FitResult) -> CeilingShare:
     """Compare the fitted peak throughput and fastest step over the measured range with the ceiling."""
-    (B_low, B_high), (S_low, S_high) = fit.domain["B"], fit.domain["S"]
-    B = np.unique(np.round(np.geomspace(max(B_low, 1), B_high, 60)))
-    S = np.unique(np.round(np.geomspace(max(S_low, 1), S_high, 120)))
+    B, S = (
+        np.unique(np.round(np.geomspace(max(fit.domain[name][0], 1), fit.domain[name][1], points)))
+        for name, points in (("B", 60), ("S", 120))
+    )
     B, S = (axis.ravel() for axis in np.meshgrid(B, S))
-    steps = B[S >= B], S[S >= B]
-    if not len(steps[0]):
-        steps = np.array([float(B_low)]), np.array([float(max(S_high, B_low))])
-    times = fit.latency_ms(*steps)
-    peak, fastest = float((steps[1] / times).max()), float(times.min())
-    rate, floor = ceiling.tokens_per_ms(), ceiling.floor_ms()
-    of_peak, of_floor = None if rate is None else peak / rate, None if floor is None else floor / fastest
-    return CeilingShare(peak, rate, of_peak, fastest, floor, of_floor)
+    S = np.maximum(S, B)  # a request has a token
+    times = fit.latency_ms(B, S)
+    peak, fastest = float((S / times).max()), float(times.min())
+    rate = ceiling.flops / ceiling.flops_per_token * PER_MS if ceiling.flops and ceiling.flops_per_token else None
+    floor = ceiling.step_bytes / ceiling.bandwidth / PER_MS if ceiling.step_bytes and ceiling.bandwidth else None
+    return CeilingShare(peak, rate, rate and peak / rate, fastest, floor, floor and floor / fastest)

@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from latfit.errors import WrongUsage
+from latfit.errors import refuse
 from latfit.messages import Message as LatfitWarning
 from latfit.model import DataFacts, Errors, Estimate, FitResult, FitStatus
 from latfit.units import parse_duration_ms, whole_number
@@ -79,28 +79,14 @@ def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
         given = {"launch": short["launch"], "slope": short["slope"] or "0", "max_batch": most}
     for part in [] if short else text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or name not in (*LATENCIES, *SIZES) or name in given:
-            raise WrongUsage(f"{part.strip()!r} cannot be read", where=where, remedy=EXAMPLE)
+        wrong = not equals or name not in (*LATENCIES, *SIZES) or name in given
+        refuse(wrong, f"{part.strip()!r} cannot be read", where, EXAMPLE)
         given[name] = value
     times = {name: parse_duration_ms(given[name], option=where, zero=True) for name in LATENCIES if name in given}
-    if not times:
-        raise WrongUsage(f"{text!r} names no latency", where=where, remedy=EXAMPLE)
-    if "p50" in times and len(times) > 1:
-        raise WrongUsage(
-            "a median and a linear latency contradict each other",
-            where=where,
-            remedy="Give p50 alone, or launch and slope.",
-        )
-    if max(times.values()) == 0:
-        raise WrongUsage("a latency of zero", where=where, remedy=EXAMPLE)
-    sizes = {name: _size(given.get(name), default, where) for name, default in SIZES.items()}
+    refuse(not any(times.values()), f"{text!r} names no latency above zero", where, EXAMPLE)
+    both = "a median and a linear latency contradict each other"
+    refuse("p50" in times and len(times) > 1, both, where, "Give p50 alone, or launch and slope.")
+    sizes = {name: whole_number(given.get(name, str(default))) or 0 for name, default in SIZES.items()}
+    refuse(not all(sizes.values()), "the largest batch or number of tokens is no whole number above 0", where, EXAMPLE)
     line = (times.get("launch", 0.0), times.get("p50", times.get("slope", 0.0)), times.get("per_token", 0.0))
     return Nominal(text, *line, **sizes, median="p50" in times, exponential=bool(short and short["exp"]))
-
-
-def _size(text: str | None, default: int, where: str) -> int:
-    if text is None:
-        return default
-    if not (found := whole_number(text)):
-        raise WrongUsage(f"{text!r} is not a whole number of 1 or more", where=where, remedy=EXAMPLE)
-    return found

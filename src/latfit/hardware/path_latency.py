@@ -1,8 +1,7 @@
-"""How long a batch takes on a path: typical, mean, quantiles and range of a step of requests that are alike.
+"""How long a batch of equal requests takes on a path: typical, mean, quantiles and range.
 
-A fit gives the typical latency T(B, S), upper factors on it by phase (split conformal), and the distribution of the
-measured steps' ratios to it, from which queues take mean and noise. Its parameter draws are the curves that the data
-allow.
+A fit gives the typical latency T(B, S), factors on it by phase, and the noise of measured steps. Its parameter draws
+are the curves that the data allow.
 """
 
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from latfit.errors import WrongUsage
+from latfit.errors import refuse
 from latfit.hardware.profile import ExecutionPath
 from latfit.model import StepNoise, latency_draws, parameter_draws
 from latfit.stats import FloatArray
@@ -110,18 +109,15 @@ class PathLatency:
 
     def drawn_ms(self, B: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, StepNoise | None]:
         """Return `noisy_ms` of batches and the noise of a machine that the data allow."""
-        vectors, law = self._vectors, self.noise
-        if vectors is None and law is None:
-            return self.noisy_ms(B), None
-        if vectors is None:
-            curve = self.typical_ms(B)
-        else:
+        vectors, noise = self._vectors, self.noise
+        curve = self.noisy_ms(B) if noise is None else self.typical_ms(B)
+        if vectors is not None:
             one = vectors[int(rng.integers(len(vectors)))]
             curve = latency_draws(self.path.fit, one[None], **self.steps(B))[0]
-        if law is None:
-            return curve * (self.path.nominal.mean_factor() if self.path.nominal else 1.0), None
-        found = law.drawn(rng)
-        return np.asarray(curve * law.levels.drawn_factors(B * self.tokens, rng)), found
+        if noise is None:
+            return curve, None
+        drawn = noise.drawn(rng)
+        return np.asarray(curve * noise.levels.drawn_factors(B * self.tokens, rng)), drawn
 
     def range_ms(self, B: FloatArray) -> FloatArray:
         """Return typical latency (3, n) and its 95 % range over the draws; all alike without draws."""
@@ -135,15 +131,13 @@ class PathLatency:
 
     def estimate(self, B: int) -> BatchEstimate:
         """Return the latency of one batch. Raises WrongUsage."""
-        if B < 1 or self.tokens < 1 or (self.context is not None and self.context < 0):
-            raise WrongUsage(
-                f"a batch of {B} requests of {self.tokens:g} tokens", where="batch", remedy="Give at least one of each."
-            )
+        wrong = B < 1 or self.tokens < 1 or (self.context or 0) < 0
+        refuse(wrong, f"a batch of {B} requests of {self.tokens:g} tokens", "batch", "Give at least one of each.")
         one = np.array([float(B)])
         steps, limits = self.steps(one), self.path.fit.limits
         typical = float(self.typical_ms(one)[0])
-        factors = {level: limits.factor(self.phase, level) for level in limits.levels}
-        lower = {round(1 - level, 9): limits.lower_factor(self.phase, level) for level in limits.levels if level > 0.5}
+        factors = {round(1 - p, 9): limits.lower_factor(self.phase, p) for p in limits.levels if p > 0.5}
+        factors |= {level: limits.factor(self.phase, level) for level in limits.levels}
         seen = {name: steps[name] for name in ("B", "S", *(("context_tokens",) if self.context is not None else ()))}
         return BatchEstimate(
             self.path.name,
@@ -152,7 +146,7 @@ class PathLatency:
             self.phase,
             typical,
             float(self.mean_ms(one)[0]),
-            {level: typical * factor for level, factor in sorted({**lower, **factors}.items()) if factor is not None},
+            {level: typical * factor for level, factor in sorted(factors.items()) if factor is not None},
             bool(self.path.fit.outside_domain(**seen)[0]),
             f"nominal: {self.path.nominal.text}" if self.path.nominal else "fitted",
         )

@@ -1,28 +1,34 @@
 """HardwareProfile: execution paths with their fits. `hardware.json`, schema `latfit.hardware/1`.
 
-It holds whole fits, so that a plan can be repeated when the fit files are gone. A path without a measurement holds
-nominal numbers, and is marked wherever it is used.
+It holds whole fits, so that a plan can be repeated when the fit files are gone. Nominal numbers never replace a
+measurement, nor does a measurement of another system, unless forced. Unknown facts hinder nothing.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, WrongUsage, refuse
 from latfit.files import dumps, rewrite
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import Nominal, parse_nominal
-from latfit.hardware.precedence import differing, refusal, replacement
 from latfit.inputs import read_json
-from latfit.messages import Message as LatfitWarning
-from latfit.model import FitResult, fit_from_json
+from latfit.messages import Message
+from latfit.model import FitResult, fit_from_json, fitted_identity
+from latfit.records import convert, decode
+from latfit.trace import Fact, facts_beside
+from latfit.units import format_percent
 
 SCHEMA = "latfit.hardware/1"
 MAKE = "latfit fit trace.parquet"
 
 CPU_PATHS = ("amx", "cpu")
 GPU_PATHS = ("gpu",)
+
+DECIDING = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
+"""Facts that tell systems apart; versions, threads and instruction sets change on one machine."""
+FORCE = "Enter it under another name (latfit hardware add NAME FIT), or replace it with --force."
 
 
 def path_label(name: str, *, nominal: bool) -> str:
@@ -48,17 +54,70 @@ class ExecutionPath:
         """The name, with a mark where its numbers are nominal."""
         return path_label(self.name, nominal=self.nominal is not None)
 
+    @property
+    def origin(self) -> str:
+        """`the measurement of 2026-11-01 (saturation, 6 % error)`, `the nominal numbers p50=2ms`."""
+        if self.nominal:
+            return f"the nominal numbers {self.nominal.text}"
+        made = self.fit.provenance
+        when = str(made.get("trace", {}).get("started") or made.get("created") or "").partition("T")[0]
+        error = self.fit.cross_validation.mape_pct or self.fit.metrics.mape_pct
+        about = self.fit.name if error is None else f"{self.fit.name}, {format_percent(error)} error"
+        return f"the measurement{f' of {when}' if when else ''} ({about})"
+
     def __repr__(self) -> str:
         return f"<ExecutionPath {self.label}: {self.nominal.text if self.nominal else f'{self.fit.name} fit'}>"
 
     def to_json(self) -> dict[str, Any]:
-        known = {name: value for name, value in asdict(self.ceiling).items() if value is not None}
         entry: dict[str, Any] = {"nominal": self.nominal.text} if self.nominal else {"fit": self.fit.to_json()}
-        if known:
-            entry["ceiling"] = known
-        if self.price_per_hour is not None:
-            entry["price_per_hour"] = self.price_per_hour
-        return entry
+        if self.ceiling.known:
+            entry["ceiling"] = {name: value for name, value in asdict(self.ceiling).items() if value is not None}
+        return entry if self.price_per_hour is None else {**entry, "price_per_hour": self.price_per_hour}
+
+    @classmethod
+    def from_json(cls, name: str, entry: Any, where: str) -> "ExecutionPath":
+        """Return the path in an entry of a profile. Raises BadInput."""
+        try:
+            ceiling, price = convert(entry.get("ceiling", {}), Ceiling), entry.get("price_per_hour")
+            text = entry.get("nominal", entry.get("quoted"))  # "quoted" in files of latfit 0.1
+            nominal = None if text is None else parse_nominal(str(text))
+            hourly = None if price is None else float(price)
+        except (WrongUsage, TypeError, ValueError, AttributeError) as error:
+            remedy = "Add it again with `latfit hardware add`."
+            raise BadInput(f"not an execution path ({error})", where=where, remedy=remedy) from None
+        fit = fit_from_json(entry.get("fit"), where) if nominal is None else nominal.as_fit()
+        return cls(name, fit, nominal, ceiling, hourly)
+
+
+def nominal_path(name: str, numbers: Nominal) -> ExecutionPath:
+    """A path with nominal numbers in place of a measurement."""
+    return ExecutionPath(name, numbers.as_fit(), numbers)
+
+
+def refusal(old: ExecutionPath, new: ExecutionPath) -> Message | None:
+    """Why `new` must not replace `old` unless that is forced; None where it may."""
+    if old.nominal:
+        return None
+    if new.nominal:
+        return Message("measured", f"Path {old.name} holds {old.origin}; nominal numbers do not replace it.", FORCE)
+    if not (apart := differing_facts(old, new)):
+        return None
+    facts = ", ".join(f"{fact.name} {fact.fitted}, not {fact.found}" for fact in apart)
+    return Message("another_system", f"Path {old.name} holds {old.origin} of another system: {facts}.", FORCE)
+
+
+def replacement(old: ExecutionPath, new: ExecutionPath) -> str:
+    """What is replaced, in a sentence; empty where nothing is, because both say the same."""
+    held, given = (each.nominal.text if each.nominal else dumps(each.fit.to_json()) for each in (old, new))
+    return "" if held == given else f"Path {old.name}: replaces {old.origin}."
+
+
+def differing_facts(old: ExecutionPath, new: ExecutionPath) -> list[Fact]:
+    """Facts in which two measured systems differ."""
+    if old.nominal or new.nominal:
+        return []
+    facts = facts_beside(fitted_identity(old.fit), fitted_identity(new.fit))
+    return [fact for fact in facts if fact.name in DECIDING and fact.agreement == "differs"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,20 +135,15 @@ class HardwareProfile:
             old = self.paths[path.name]
             if not force and (refused := refusal(old, path)):
                 raise WrongUsage(refused.message, remedy=refused.remedy)
-            if not differing(old, path):
+            if not differing_facts(old, path):
                 price = old.price_per_hour if path.price_per_hour is None else path.price_per_hour
                 path = replace(path, ceiling=old.ceiling.updated(path.ceiling), price_per_hour=price)
         return HardwareProfile({**self.paths, path.name: path})
 
     def without(self, name: str) -> "HardwareProfile":
         """Return the profile without a path. Raises WrongUsage that names the paths."""
-        if name not in self.paths:
-            known = ", ".join(self.paths)
-            raise WrongUsage(
-                f"no path {name!r}",
-                where="PATH",
-                remedy=f"There are: {known}." if known else "The profile holds no path.",
-            )
+        remedy = f"There are: {', '.join(self.paths)}." if self.paths else "The profile holds no path."
+        refuse(name not in self.paths, f"no path {name!r}", "PATH", remedy)
         return HardwareProfile({known: path for known, path in self.paths.items() if known != name})
 
     def first_of(self, names: tuple[str, ...]) -> ExecutionPath | None:
@@ -103,11 +157,6 @@ class HardwareProfile:
         return {"schema": SCHEMA, "paths": {name: path.to_json() for name, path in self.paths.items()}}
 
 
-def nominal_path(name: str, numbers: Nominal) -> ExecutionPath:
-    """A path with nominal numbers in place of a measurement."""
-    return ExecutionPath(name, numbers.as_fit(), numbers)
-
-
 def read_hardware(source: Path) -> HardwareProfile:
     """The profile in `source`. Raises BadInput."""
     return profile_from_json(read_json(source, what="hardware profile", made_by=MAKE), str(source))
@@ -115,15 +164,14 @@ def read_hardware(source: Path) -> HardwareProfile:
 
 def profile_from_json(document: Any, where: str) -> HardwareProfile:
     """The profile in a decoded document. Raises BadInput, with the place in it."""
-    if (
-        not isinstance(document, dict)
-        or document.get("schema") != SCHEMA
-        or not isinstance(document.get("paths"), dict)
-    ):
-        raise BadInput("not a latfit hardware profile", where=where, remedy=f"Make one with `{MAKE}`.")
-    return HardwareProfile(
-        {name: _path(name, entry, f"{where}, path {name!r}") for name, entry in document["paths"].items()}
-    )
+
+    def make(document: Mapping[str, Any]) -> HardwareProfile:
+        entries = document["paths"].items()
+        return HardwareProfile(
+            {name: ExecutionPath.from_json(name, entry, f"{where}, path {name!r}") for name, entry in entries}
+        )
+
+    return decode(document, make, SCHEMA, where, "hardware profile", MAKE)
 
 
 @dataclass(frozen=True)
@@ -132,7 +180,7 @@ class Entered:
 
     profile: HardwareProfile
     replaced: tuple[str, ...] = ()
-    refused: Mapping[str, LatfitWarning] = field(default_factory=dict)
+    refused: Mapping[str, Message] = field(default_factory=dict)
 
 
 def add_path(target: Path, *paths: ExecutionPath, force: bool = False) -> Entered:
@@ -170,22 +218,3 @@ def change_hardware(target: Path, change: Callable[[HardwareProfile], HardwarePr
         return dumps(change(read_hardware(target) if target.exists() else HardwareProfile()).to_json()) + "\n"
 
     rewrite(target, content)
-
-
-def _path(name: str, entry: Any, where: str) -> ExecutionPath:
-    if not isinstance(entry, dict):
-        raise BadInput("not an execution path", where=where, remedy="Add it again with `latfit hardware add`.")
-    known = {f.name for f in fields(Ceiling)}
-    try:
-        numbers = {k: float(v) for k, v in entry.get("ceiling", {}).items() if k in known}
-        price = entry.get("price_per_hour")
-        ceiling, hourly = Ceiling(**numbers), None if price is None else float(price)
-        given = entry.get("nominal", entry.get("quoted"))  # "quoted" in files of latfit 0.1
-        if given is not None:
-            path = nominal_path(name, parse_nominal(str(given)))
-            return replace(path, ceiling=ceiling, price_per_hour=hourly)
-    except (WrongUsage, TypeError, ValueError, AttributeError) as error:
-        raise BadInput(
-            f"not an execution path ({error})", where=where, remedy="Add it again with `latfit hardware add`."
-        ) from None
-    return ExecutionPath(name, fit_from_json(entry.get("fit"), where), None, ceiling, hourly)

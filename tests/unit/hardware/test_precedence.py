@@ -11,8 +11,14 @@ from latfit.cli.app import run
 from latfit.errors import WrongUsage
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import parse_nominal
-from latfit.hardware.precedence import refusal
-from latfit.hardware.profile import ExecutionPath, HardwareProfile, add_path, nominal_path, read_hardware
+from latfit.hardware.profile import (
+    ExecutionPath,
+    HardwareProfile,
+    add_path,
+    nominal_path,
+    read_hardware,
+    refusal,
+)
 from latfit.model import Errors, FitResult
 from latfit.model.fit_result import write_fit
 from tests.unit.planning.test_plan import line
