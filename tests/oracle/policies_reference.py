@@ -29,7 +29,7 @@ class Served:
 class Reference:
     def __init__(self, policy: Policy, system: System, drawn: Drawn, streams: Streams) -> None:
         self.policy, self.system, self.load = policy, system, drawn.load
-        self.times = system.times_ms()
+        self.times = system.tables.typical
         self.rngs = [streams.generator(SERVICE, path) for path in range(2)]
         self.free = [[0.0] * path.servers for path in system.paths] + [[math.inf]] * (2 - len(system.paths))
         self.queue: list[int] = []

@@ -57,18 +57,25 @@ if TYPE_CHECKING:
         Running as Running,
         simulate_points as simulate_points,
     )
-    from latfit.simulation.policies.event_log import event_log as event_log, write_events as write_events
     from latfit.simulation.policies.replication import (
         FEWEST as FEWEST,
+        event_log as event_log,
         measured_run as measured_run,
         serve_arrivals as serve_arrivals,
+        write_events as write_events,
     )
     from latfit.simulation.policies.result import (
         SimResult as SimResult,
         measured_result as measured_result,
         p99_difference as p99_difference,
     )
-    from latfit.simulation.policies.run import Options as Options, simulate as simulate
+    from latfit.simulation.policies.run import (
+        Options as Options,
+        Point as Point,
+        points_of as points_of,
+        simulate as simulate,
+        sweep as sweep,
+    )
     from latfit.simulation.policies.service import (
         ServicePath as ServicePath,
         Serving as Serving,
@@ -79,7 +86,6 @@ if TYPE_CHECKING:
         system_of as system_of,
         table_path as table_path,
     )
-    from latfit.simulation.policies.sweep import Point as Point, points_of as points_of, sweep as sweep
     from latfit.simulation.studies import findings as findings, study_points as study_points
     from latfit.simulation.summary import (
         ClassOutcome as ClassOutcome,

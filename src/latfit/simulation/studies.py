@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from latfit.policies import POLICIES, Solve, default_cutoff_ms
 from latfit.simulation.policies.result import SimResult
-from latfit.simulation.policies.run import Options
+from latfit.simulation.policies.run import Options, Point, points_of
 from latfit.simulation.policies.service import System, path_times
-from latfit.simulation.policies.sweep import Point, points_of
 from latfit.workload import OpenLoad, Poisson
 
 STUDIED = ("gpu-only", "fixed", "window", "marginal-cost", "three-stage", "cutoff", "split", "optimal")

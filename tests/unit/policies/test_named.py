@@ -7,14 +7,12 @@ from latfit.errors import WrongUsage
 from latfit.policies.policy import (
     POLICIES,
     DispatchTable,
-    Limits,
     PathTimes,
     Settings,
     default_batch,
     default_threshold,
     named_policy,
 )
-from latfit.simulation.policies.service import to_buckets
 from latfit.stats import FloatArray
 
 B = np.arange(1.0, 65)
@@ -80,12 +78,3 @@ def test_two_paths_are_needed(name: str) -> None:
 def test_refused(name: str, settings: Settings) -> None:
     with pytest.raises(WrongUsage):
         named_policy(name, 0.5, TIMES, settings)
-
-
-def test_limits_and_buckets() -> None:
-    with pytest.raises(WrongUsage):
-        Limits(0)
-    padded = to_buckets(np.array([0.0, 1, 2, 3, 4, 5]), [1, 4])
-    assert padded.tolist() == [1, 1, 4, 4, 4]
-    with pytest.raises(WrongUsage):
-        to_buckets(np.array([0.0, 1, 2]), [3])

@@ -5,12 +5,9 @@ The GPU takes 10 + b ms for b requests, four at the most; the AMX 4 b ms, two at
 
 from collections.abc import Sequence
 
-import pytest
-
-from latfit.errors import WrongUsage
 from latfit.policies import policy as policies
 from latfit.policies.policy import DispatchTable, Limits, Policy
-from latfit.simulation.policies.event_log import event_log
+from latfit.simulation.policies.replication import event_log
 from latfit.simulation.policies.service import System, bucketed, linear_path
 from latfit.workload.load import RecordedLoad
 from latfit.workload.requests import make_requests
@@ -129,8 +126,3 @@ def test_urgent_classes_first() -> None:
 def test_buckets_pad_a_batch() -> None:
     system = System(bucketed(GPU, [1, 4]))
     assert story(policies.gpu_only(FOUR), [0, 1, 2], system)[2:] == ["11 starts gpu 1+2", "25 ends gpu 1+2"]
-
-
-def test_no_log_without_end() -> None:
-    with pytest.raises(WrongUsage, match="event log"):
-        event_log(policies.gpu_only(FOUR), ALONE, RecordedLoad(make_requests([0.0, 1.0])), 10**8)

@@ -76,6 +76,7 @@ class TestInvariants:
         """Little's law for a finite run, without any assumption."""
         system, policy, streams = System(GPU, AMX), policies.cutoff(4.0, Limits(64, 1)), Streams(1)
         found = run(policy, system, draw(OpenLoad(Poisson(0.4)), 5000, 0.1, system, streams), streams)
+        assert found.out is not None
         assert found.out.clocks[AREA] == pytest.approx(float(found.response_ms.sum()), rel=1e-9)
 
     def test_memory_is_flat(self) -> None:

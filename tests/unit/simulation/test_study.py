@@ -6,9 +6,8 @@ from latfit.api.simulations import solve_optimal
 from latfit.queueing.sampled import simulate_batches
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.result import SimResult
-from latfit.simulation.policies.run import Options
+from latfit.simulation.policies.run import Options, sweep
 from latfit.simulation.policies.service import System, linear_path, table_path
-from latfit.simulation.policies.sweep import sweep
 from latfit.simulation.studies import LOADS, ONE_PATH, best_runs, capacity_of, findings, study_points
 from tests.unit.simulation.made import made_result
 

@@ -14,9 +14,8 @@ from latfit.policies.policy import Limits
 from latfit.simulation import points as module
 from latfit.simulation.points import Running
 from latfit.simulation.policies.result import SimResult
-from latfit.simulation.policies.run import Options
+from latfit.simulation.policies.run import Options, Point, sweep
 from latfit.simulation.policies.service import System, linear_path, table_path
-from latfit.simulation.policies.sweep import Point, sweep
 from latfit.workload.arrivals import Poisson
 from latfit.workload.load import OpenLoad
 

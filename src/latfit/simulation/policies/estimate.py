@@ -1,8 +1,7 @@
 """Estimate means and percentiles of simulated response times, with confidence intervals, and choose run lengths.
 
-The standard error comes from batch means, with batches much longer than the measured autocorrelation. The interval of
-a percentile is read off the pooled distribution at the shares p ± t·s. The "reach" is the correlation length C in
-requests. Derivation: docs/theory/simulation.md, "Statistics of response times".
+The standard error comes from batch means, with batches much longer than the measured autocorrelation. The "reach" is
+the correlation length in requests. Derivation: docs/theory/simulation.md, "Statistics of response times".
 """
 
 import math
@@ -50,8 +49,7 @@ class Summary:
     """Statistics of one replication."""
 
     batches: tuple[Histogram, ...]  # response times of consecutive batches of equally many requests
-    # Mean response time (k,) of consecutive stretches of `piece` requests, ms; NaN if none was served
-    pieces: FloatArray
+    pieces: FloatArray  # mean response time (k,) of stretches of `piece` requests, ms; NaN if none was served
     piece: int
     by_class: tuple[Histogram, ...]  # response times of each class; empty with one class
     load: str  # STEADY, VARYING or RECORDED
@@ -70,25 +68,19 @@ class Summary:
     def counted(self) -> int:
         return sum(each.size for each in self.batches)
 
-    @property
-    def whole(self) -> FloatArray:
-        """Mean and percentiles (4,), ms."""
-        return describe(self.batches)
-
 
 def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: str = STEADY) -> Summary:
     """Summarise a run without the warm-up and requests that were never served."""
     warm = min(run.drawn.warm, len(run.response_ms))
     times, path = run.response_ms[warm:], run.path[warm:]
-    ids = run.drawn.load.class_id
-    own = ids[warm : warm + len(times)]
+    ids = run.drawn.load.class_id[warm : warm + len(times)]
     count = 1 if load == VARYING else BATCHES if load == RECORDED else math.ceil(BATCHES / length.replications)
     piece = max(1, length.in_all // PIECES)
     return Summary(
         batches=tuple(histogram_of(part) for part in np.array_split(times, count)),
         pieces=_means(times, piece),
         piece=piece,
-        by_class=tuple(histogram_of(times[own == c]) for c in range(run.drawn.classes)) if len(ids) else (),
+        by_class=tuple(histogram_of(times[ids == c]) for c in range(run.drawn.classes)) if len(ids) else (),
         load=load,
         length=length,
         met=_met(run, times, sla_ms),
@@ -103,6 +95,17 @@ def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: 
     )
 
 
+def _met(run: Replication, times: FloatArray, sla_ms: float) -> int | None:
+    """Count the served requests that met their deadline; `times` (n,) is NaN for requests that were never served."""
+    deadlines, ids = run.drawn.deadline_ms, run.drawn.load.class_id
+    if not np.isfinite(deadlines).any():
+        return int(np.count_nonzero(times <= sla_ms)) if math.isfinite(sla_ms) else None
+    if not run.drawn.by_request:
+        deadlines = deadlines[ids] if len(ids) else np.broadcast_to(deadlines, len(run.drawn.load.arrive))
+    mine = deadlines[run.drawn.warm : run.drawn.warm + len(times)]
+    return int(np.count_nonzero(times <= np.minimum(mine, sla_ms)))
+
+
 def describe(histograms: Sequence[Histogram]) -> FloatArray:
     """Return mean and percentiles (4,) of all requests: the smallest times that a share p does not exceed."""
     pool = pooled(histograms)
@@ -113,8 +116,8 @@ class BatchErrors(Record, frozen=True):
     """Contributions of batches to the error of an estimate."""
 
     errors: list[float]  # by batch, in the unit of the estimate
-    requests: float  # requests, beyond: requests that count, and those beyond the percentile; NaN for a mean
-    beyond: Number
+    requests: float  # that count
+    beyond: Number  # requests beyond the percentile; NaN for a mean
     # Requests of a replication, warm-up and replications: batches of equal lengths hold the same requests
     length: tuple[int, int, int]
     reach: float  # correlation length in requests
@@ -178,18 +181,41 @@ def estimate(summaries: Sequence[Summary], share: float | None) -> tuple[Estimat
     return Estimate(value, min(low, value), max(high, value), batches, trusted, found.needed), found
 
 
+def _errors(summaries: Sequence[Summary], pool: Histogram, value: float, share: float | None) -> BatchErrors:
+    """Return the contributions of batches to the error of the mean in ms, or of the share at or below `value`."""
+    runs, first, rows = [each.batches for each in summaries], summaries[0], [each.pieces for each in summaries]
+    batches, same, beyond = [each for run in runs for each in run], 1, math.nan
+    if first.load == RECORDED:
+        batches, same, rows = [pooled(each) for each in zip(*runs, strict=True)], len(runs), [np.mean(rows, axis=0)]
+    sizes = np.array([each.size for each in batches], dtype=np.float64)
+    sums = np.array([each.mass.sum() for each in batches])
+    if share is not None:
+        place, beyond = pool.share_in_bin(value), min(share, 1 - share) * pool.size / same
+        sums = np.array([each.at_most(*place) for each in batches])
+    errors = (sums - sums.sum() / pool.size * sizes) / pool.size
+    length = (first.length.requests, first.length.warm, len(summaries))
+    reach = 0.0 if first.load == VARYING else reach_of(rows, first.piece)
+    return BatchErrors(errors.tolist(), pool.size / same, beyond, length, reach)
+
+
+def _ends(pool: Histogram, share: float, half: float) -> tuple[float, float]:
+    """Return the times at the ends of an interval of shares; NaN beyond all requests."""
+    if math.isnan(half):
+        return math.nan, math.nan
+    low = pool.value(share - half) if share - half > 0 else 0.0
+    return low, pool.value(share + half) if share + half < 1 else math.nan
+
+
 def paired(first: tuple[float, BatchErrors], other: tuple[float, BatchErrors]) -> Interval:
     """Return the interval of other - first from two values in ms and their errors.
 
     Batches of equal lengths hold the same requests, whose common noise cancels; else the errors are independent.
     """
     value, (a, b) = other[0] - first[0], (first[1], other[1])
-    fewest = min((a, b), key=lambda each: each.requests)
+    half = math.hypot(a.half_width()[0], b.half_width()[0])
     if a.length == b.length:
-        errors = [y - x for x, y in zip(a.errors, b.errors, strict=True)]
+        fewest, errors = min((a, b), key=lambda each: each.requests), (np.array(b.errors) - a.errors).tolist()
         half, _ = structs.replace(fewest, errors=errors, reach=max(a.reach, b.reach)).half_width()
-    else:
-        half = math.hypot(a.half_width()[0], b.half_width()[0])
     return Interval(value, value - half, value + half)
 
 
@@ -213,12 +239,21 @@ def reach_of(rows: Sequence[FloatArray], length: int) -> float:
         # Empirical error instead of 1/sqrt(pairs): two pieces that share one long queue are weak evidence.
         error = math.sqrt(float(products @ products)) / pairs
         r = float(products.sum()) / pairs + 1 / count
-        expected = found / length
-        if r - (expected if r < SATURATED else 0.0) > SURE * error:
+        if r - (found / length if r < SATURATED else 0.0) > SURE * error:
             found = max(found, r * length)
         if count < 2 * RESOLVED:
             return found
         rows, length = [row[: len(row) // 2 * 2].reshape(-1, 2).mean(axis=1) for row in rows], 2 * length
+
+
+def _means(times: FloatArray, piece: int) -> FloatArray:
+    """Return the mean of the finite times in stretches of `piece` requests (k,)."""
+    starts = np.arange(0, len(times), piece)
+    if not len(starts):
+        return np.empty(0)
+    served = np.isfinite(times)
+    counts = np.add.reduceat(served, starts, dtype=np.float64)
+    return np.add.reduceat(np.where(served, times, 0.0), starts) / np.where(counts > 0, counts, math.nan)
 
 
 def grows(summaries: Sequence[Summary]) -> bool:
@@ -233,9 +268,8 @@ def grows(summaries: Sequence[Summary]) -> bool:
 def rises(series: Sequence[FloatArray], start: float) -> bool:
     """Return whether the averages (k,) over stretches of each run grow without bound; `start` is the share left out.
 
-    Above capacity a queue grows in proportion to time, at capacity as its square root. Growth is unbounded if the last
-    third exceeds the first third by more than the ratio at exponent GROWTH and, in most runs, never falls back to the
-    mean of the first third.
+    Growth is unbounded if the last third exceeds the first third by more than the ratio at exponent GROWTH and, in most
+    runs, never falls back to the mean of the first third.
     """
     early_sum, late_sum, stays = 0.0, 0.0, 0
     for means in series:
@@ -249,66 +283,12 @@ def rises(series: Sequence[FloatArray], start: float) -> bool:
     return late_sum > straight**GROWTH * early_sum and stays > len(series) / 2
 
 
-def _errors(summaries: Sequence[Summary], pool: Histogram, value: float, share: float | None) -> BatchErrors:
-    """Return the contributions of batches to the error of the mean in ms, or of the share at or below `value`."""
-    runs, first = [each.batches for each in summaries], summaries[0]
-    recorded = first.load == RECORDED
-    batches = [pooled(each) for each in zip(*runs, strict=True)] if recorded else [each for run in runs for each in run]
-    sizes = np.array([each.size for each in batches], dtype=np.float64)
-    if share is None:
-        sums = np.array([each.mass.sum() for each in batches])
-    else:
-        place = pool.share_in_bin(value)
-        sums = np.array([each.at_most(*place) for each in batches])
-    errors = (sums - sums.sum() / pool.size * sizes) / pool.size
-    same = len(runs) if recorded else 1
-    beyond = math.nan if share is None else min(share, 1 - share) * pool.size / same
-    length = (first.length.requests, first.length.warm, len(summaries))
-    rows = [each.pieces for each in summaries]
-    reach = 0.0 if first.load == VARYING else reach_of([np.mean(rows, axis=0)] if recorded else rows, first.piece)
-    return BatchErrors(errors.tolist(), pool.size / same, beyond, length, reach)
-
-
-def _means(times: FloatArray, piece: int) -> FloatArray:
-    """Return the mean of the finite times in stretches of `piece` requests (k,)."""
-    served = np.isfinite(times)
-    starts = np.arange(0, len(times), piece)
-    if not len(starts):
-        return np.empty(0)
-    counts = np.add.reduceat(served, starts, dtype=np.float64)
-    return np.add.reduceat(np.where(served, times, 0.0), starts) / np.where(counts > 0, counts, math.nan)
-
-
-def _ends(pool: Histogram, share: float, half: float) -> tuple[float, float]:
-    """Return the times at the ends of an interval of shares; NaN beyond all requests."""
-    if math.isnan(half):
-        return math.nan, math.nan
-    low = pool.value(share - half) if share - half > 0 else 0.0
-    return low, pool.value(share + half) if share + half < 1 else math.nan
-
-
-def _met(run: Replication, times: FloatArray, sla_ms: float) -> int | None:
-    """Count the served requests that met their deadline; `times` (n,) is NaN for requests that were never served."""
-    deadlines, ids, warm = run.drawn.deadline_ms, run.drawn.load.class_id, run.drawn.warm
-    if not np.isfinite(deadlines).any():
-        return int(np.count_nonzero(times <= sla_ms)) if math.isfinite(sla_ms) else None
-    if run.drawn.by_request:
-        deadlines = deadlines[warm : warm + len(times)]
-    elif len(ids):
-        deadlines = deadlines[ids[warm : warm + len(times)]]
-    return int(np.count_nonzero(times <= np.minimum(deadlines, sla_ms)))
-
-
 MANY = 500_000  # requests in all at first, doubled until there are REACHES correlation lengths
 REACHES = 64 * APART
 WARM_SHARE = 0.05  # share of a run that is left out at its start
-
 LONGEST = 2_000_000  # requests in one replication, limited by memory; longer runs are split into replications
-
 MOST = 100_000_000  # requests in all unless the user sets a number; takes some seconds
-
 STEP = 8  # largest factor by which a run that is too short is lengthened
-
 SURELY_GROWING = 4_000_000  # requests in all from which a queue that still grows counts as unstable
 
 

@@ -3,16 +3,20 @@
 A run that a real system served (`measured_run`) takes the same form.
 """
 
+import csv
+import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.compiled import compiled
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, refuse
+from latfit.files import write_text
 from latfit.policies import Policy, codes
 from latfit.simulation.policies.event_loop import (
     AREA,
@@ -76,7 +80,7 @@ class Replication:
     throughput: float
     most_waiting: int
     mean_in_system: float
-    out: Out
+    out: Out | None = None  # arrays of the core; None for a run of a real system
 
     @property
     def unserved(self) -> int:
@@ -85,37 +89,33 @@ class Replication:
 
 def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: Streams) -> Drawn:
     """What the compiled core needs of a load, and no more: ten million requests fit into a GiB."""
-    none, nobody = np.empty(0), np.empty(0, np.int32)
+    think, users, tokens, ids = np.empty(0), 0, np.empty(0, np.int64), np.empty(0, np.int32)
     if isinstance(load, RecordedLoad):
         taken = load.sample(requests, streams)
-        count = int(taken.class_id.max()) + 1
-        classes = np.array([taken.deadline_ms[taken.class_id == c].min(initial=math.inf) for c in range(count)])
-        tokens = taken.prompt_tokens if system.needs_tokens else np.empty(0, np.int64)
-        ids = taken.class_id if count > 1 else nobody
-        known = Load(
-            taken.arrival_ms.copy(), tokens, ids, classes, none, 0, min(int(len(taken) * warmup), len(taken) - 1)
-        )
-        return Drawn(known, taken.deadline_ms, count, by_request=True)
-    arrive, think, users = np.empty(requests), none, 0
-    if isinstance(load, ClosedLoad):
-        think, users = load.thinking(requests, streams), load.users
+        arrive, count, own = taken.arrival_ms.copy(), int(taken.class_id.max()) + 1, taken.deadline_ms
+        deadlines = np.array([own[taken.class_id == c].min(initial=math.inf) for c in range(count)])
+        tokens = taken.prompt_tokens if system.needs_tokens else tokens
+        ids = taken.class_id if count > 1 else ids
     else:
-        arrive = np.ascontiguousarray(load.arrivals.times_ms(requests, streams.generator(ARRIVALS)))
-        if len(arrive) < FEWEST:
-            found, remedy = f"the load ends after {len(arrive)} requests", "Let it repeat, or raise its rate."
-            raise BadInput(found, where="load", remedy=remedy)
-    n = len(arrive)
-    tokens = np.empty(0, np.int64)
-    if system.needs_tokens:
-        tokens = load.lengths.lengths(n, streams.generator(LENGTHS))[0]
-    deadlines = np.array([each.deadline_ms for each in load.classes])
-    ids = draw_classes(load.classes, n, streams.generator(CLASSES)) if len(load.classes) > 1 else nobody
-    known = Load(arrive, tokens, ids, deadlines, think, users, min(int(n * warmup), n - 1))
-    return Drawn(known, deadlines, len(load.classes))
+        arrive, count = np.empty(requests), len(load.classes)
+        if isinstance(load, ClosedLoad):
+            think, users = load.thinking(requests, streams), load.users
+        else:
+            arrive = np.ascontiguousarray(load.arrivals.times_ms(requests, streams.generator(ARRIVALS)))
+            if len(arrive) < FEWEST:
+                found, remedy = f"the load ends after {len(arrive)} requests", "Let it repeat, or raise its rate."
+                raise BadInput(found, where="load", remedy=remedy)
+        if system.needs_tokens:
+            tokens = load.lengths.lengths(len(arrive), streams.generator(LENGTHS))[0]
+        own = deadlines = np.array([each.deadline_ms for each in load.classes])
+        ids = draw_classes(load.classes, len(arrive), streams.generator(CLASSES)) if count > 1 else ids
+    warm = min(int(len(arrive) * warmup), len(arrive) - 1)
+    known = Load(arrive, tokens, ids, deadlines, think, users, warm)
+    return Drawn(known, own, count, by_request=isinstance(load, RecordedLoad))
 
 
 def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: bool = False) -> Replication:
-    """Serve a drawn load under a policy. log: keep batches, starts and moves for the event log."""
+    """Serve a drawn load under a policy. log: keep batches and starts for the event log."""
     check_paths(policy, system)
     machine, load = system.tables, drawn.load
     n = len(load.arrive)
@@ -140,12 +140,9 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
     ended, begin = float(out.clocks[LAST]), load.arrive[load.warm]
     total, done = _account(arrive, response, begin, begin + span)
     mean = total / max(issued, 1)
-    if mean > 0 and np.spacing(ended) > FINEST * mean:
-        raise WrongUsage(
-            f"requests come so seldom that at {ended:.3g} ms a response of {mean:.3g} ms is below rounding",
-            where="--rate",
-            remedy="Raise the rate, or simulate fewer --requests.",
-        )
+    seldom = f"requests come so seldom that at {ended:.3g} ms a response of {mean:.3g} ms is below rounding"
+    too_fine = bool(mean > 0 and np.spacing(ended) > FINEST * mean)
+    refuse(too_fine, seldom, "--rate", "Raise the rate, or simulate fewer --requests.")
     return Replication(
         arrive,
         response,
@@ -162,9 +159,7 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
 
 def serve_arrivals(policy: Policy, system: System, arrive_ms: FloatArray, warm: int, streams: Streams) -> Replication:
     """Serve requests that are alike, of one class without deadlines. warm: the first that counts."""
-    deadlines = np.array([math.inf])
-    load = Load(arrive_ms, np.empty(0, np.int64), np.empty(0, np.int32), deadlines, np.empty(0), 0, warm)
-    return run(policy, system, Drawn(load, deadlines, 1), streams)
+    return run(policy, system, _alike(arrive_ms, warm), streams)
 
 
 def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Replication:
@@ -180,43 +175,30 @@ def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Re
     counted = batches[1] >= arrive[min(warm, n - 1)]
     busy = np.array([lasts[(batches[0] == side) & counted].sum() for side in range(2)]) / span
     busy /= [path.servers for path in system.paths] + [1] * (2 - len(system.paths))
-    load = Load(arrive, np.empty(0), np.empty(0, np.int32), np.array([math.inf]), np.empty(0), 0, warm)
     changes = np.concatenate([np.stack([arrive, np.ones(n)]), np.stack([served["started_ms"], -np.ones(n)])], axis=1)
     waiting = np.cumsum(changes[1, np.lexsort((-changes[1], changes[0]))])
-    nothing = np.empty(0)
-    out = Out(response, path, sizes, busy, nothing, nothing, np.zeros(COUNTERS), np.zeros(CLOCKS))
-    return Replication(
-        arrive,
-        response,
-        path.astype(np.int8),
-        sizes,
-        busy,
-        Drawn(load, np.array([math.inf]), 1),
-        float(np.count_nonzero((ends > arrive[warm]) & (ends <= arrive[-1]))) / span,
-        int(waiting.max(initial=0)),
-        float(response.sum()) / float(ends.max() - arrive[0]),
-        out,
-    )
+    done = float(np.count_nonzero((ends > arrive[warm]) & (ends <= arrive[-1])))
+    in_system = float(response.sum()) / float(ends.max() - arrive[0])
+    most = int(waiting.max(initial=0))
+    alike = _alike(arrive, warm)
+    return Replication(arrive, response, path.astype(np.int8), sizes, busy, alike, done / span, most, in_system)
+
+
+def _alike(arrive_ms: FloatArray, warm: int) -> Drawn:
+    """Requests that are alike, of one class without deadlines. warm: the first that counts."""
+    deadlines, ids = np.array([math.inf]), np.empty(0, np.int32)
+    return Drawn(Load(arrive_ms, np.empty(0, np.int64), ids, deadlines, np.empty(0), 0, warm), deadlines, 1)
 
 
 def check_paths(policy: Policy, system: System) -> None:
     """Raises WrongUsage for a policy without the path, or with batches larger than the path, it needs."""
-    if policy.needs_side and system.side is None:
-        raise WrongUsage(
-            f"policy {policy.name} needs two execution paths, and there is only {system.main.name}",
-            where="--policy",
-            remedy="Add the other one with `latfit hardware add`, or take a policy that needs only one.",
-        )
+    alone = f"policy {policy.name} needs two execution paths, and there is only {system.main.name}"
+    remedy = "Add the other one with `latfit hardware add`, or take a policy that needs only one."
+    refuse(policy.needs_side and system.side is None, alone, "--policy", remedy)
     largest = [policy.main_largest, policy.side_largest]
     for path, batch in zip(system.paths[: 1 + policy.needs_side], largest, strict=False):
-        if batch > path.largest:
-            raise WrongUsage(
-                f"policy {policy.name} has batches of up to {batch}, the path takes {path.largest}",
-                where="--set max_batch",
-                remedy="Make the policy for what the path can take.",
-            )
-    if policy.code == codes.OPTIMAL and policy.parameters[codes.MAIN_LARGEST] < 1:
-        raise WrongUsage("the optimal table is empty", where="--policy optimal", remedy="Solve it for this path.")
+        found = f"policy {policy.name} has batches of up to {batch}, the path takes {path.largest}"
+        refuse(batch > path.largest, found, "--set max_batch", "Make the policy for what the path can take.")
 
 
 def _scratch(load: Load, machine: Machine) -> Scratch:
@@ -255,3 +237,43 @@ def _account(arrive: Any, response: Any, begin: float, end: float) -> tuple[floa
             total += response[i]
             done += begin < arrive[i] + response[i] <= end
     return total, done
+
+
+ORDER = ("ends", "arrives", "starts")
+"""Order of simultaneous events: services end, requests arrive, then the policy acts."""
+
+
+class Event(NamedTuple):
+    """An event of a run; an arrival has no path, and batch -1. requests: in the order of their taking."""
+
+    at_ms: float
+    what: str
+    path: str
+    batch: int
+    requests: tuple[int, ...]
+
+
+def event_log(policy: Policy, system: System, load: AnyLoad, requests: int, seed: int = 0) -> list[Event]:
+    """Return the events of a run of so many requests, with load and service as in replication 0 of `simulate`."""
+    streams = Streams(seed)
+    served = run(policy, system, draw(load, requests, 0.0, system, streams), streams, log=True)
+    assert served.out is not None
+    events = [Event(float(t), "arrives", "", -1, (i,)) for i, t in enumerate(served.arrive_ms)]
+    batch_of = served.out.batch[: len(served.path)]
+    for batch in range(batch_of.max(initial=-1) + 1):
+        taken = tuple(np.flatnonzero(batch_of == batch).tolist())
+        first, path = taken[0], system.paths[int(served.path[taken[0]])].name
+        ends = float(served.arrive_ms[first] + served.response_ms[first])
+        events.append(Event(float(served.out.start[first]), "starts", path, batch, taken))
+        events.append(Event(ends, "ends", path, batch, taken))
+    return sorted(events, key=lambda each: (each.at_ms, ORDER.index(each.what), each.batch, each.requests[0]))
+
+
+def write_events(target: Path, events: Sequence[Event]) -> None:
+    """Write a log as CSV, an event a row; requests between spaces."""
+    stream = io.StringIO()
+    rows = csv.writer(stream, lineterminator="\n")
+    rows.writerow(Event._fields)
+    for at, what, path, batch, requests in events:
+        rows.writerow((f"{at:.6f}", what, path, "" if batch < 0 else batch, " ".join(map(str, requests))))
+    write_text(target, stream.getvalue())

@@ -30,9 +30,7 @@ from latfit.simulation.summary import PERCENTILES, STATISTICS, Interval, Times, 
 from latfit.units import format_rate
 
 MS_PER_S = 1000.0
-
-LEFT_OVER = 0.01
-"""A share of requests never served that is worth a note; the last few may wait for others that do not come."""
+LEFT_OVER = 0.01  # share of requests never served that is worth a note; the last few may wait for others
 
 
 class ClassTimes(Record, frozen=True):
@@ -66,9 +64,8 @@ class SimResult(Record, frozen=True):
     requests: int
     latency: Times = field(name="latency_ms")
     throughput_per_s: Number
-    # utilisation, share: by path name, the share of time its servers were busy and of requests it served
-    utilisation: dict[str, Number]
-    share: dict[str, Number]
+    utilisation: dict[str, Number]  # by path name: share of time that its servers were busy
+    share: dict[str, Number]  # by path name: share of the requests that it served
     slo_attainment: float | None  # share of requests that met their deadline; None without deadlines
     batch_size: dict[str, Number]
     in_system: InSystem
@@ -77,18 +74,15 @@ class SimResult(Record, frozen=True):
     warmup_requests: int
     seed: int
     stable: bool  # false if the load is above capacity, or response times still grow at the end of the runs
-    # batches, trusted: by statistic, the batches of its interval, and whether the runs were long enough for it
-    batches: dict[str, int]
-    trusted: dict[str, bool]
+    batches: dict[str, int]  # by statistic: batches of its interval
+    trusted: dict[str, bool]  # by statistic: whether the runs were long enough for its interval
     capacity_per_s: float | None = None
     by_class: Sequence[ClassTimes] = ()
     notes: Sequence[str] = ()
     nominal: Sequence[str] = ()  # paths with nominal times, not measured
     vs_baseline: Difference | UnsetType = UNSET  # difference to the first policy of a sweep at this rate
-    # p99_error, summaries: batch contributions to the error of p99, and the replications; both are no part of the
-    # JSON
-    p99_error: BatchErrors | None = None
-    summaries: Any = ()
+    p99_error: BatchErrors | None = None  # not in the JSON
+    summaries: Any = ()  # the replications, not in the JSON
 
     def __repr__(self) -> str:
         state = "" if self.stable else ", unstable"
@@ -110,20 +104,15 @@ class SimResult(Record, frozen=True):
 
     def row(self) -> dict[str, Any]:
         """Return a flat row: times in ms, rates per second, columns of paths called NAME_PATH."""
-        row: dict[str, Any] = {
-            name: getattr(self, name) for name in ("policy", "rate_per_s", "requests", "throughput_per_s")
-        }
+        row = {name: getattr(self, name) for name in ("policy", "rate_per_s", "requests", "throughput_per_s")}
         for name, each in self.latency.items():
             row |= {f"{name}_ms": each.value, f"{name}_low_ms": each.low, f"{name}_high_ms": each.high}
         for name in ("utilisation", "share", "batch_size"):
             row |= {f"{name}_{key}": value for key, value in getattr(self, name).items()}
         alike = ("slo_attainment", "stable", "capacity_per_s", "unserved", "replications", "seed")
         row |= {name: getattr(self, name) for name in alike}
-        row["settings"] = ", ".join(
-            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in self.settings.items()
-        )
-        return row
+        shown = {name: f"{x:.6g}" if isinstance(x, float) else x for name, x in self.settings.items()}
+        return {**row, "settings": ", ".join(f"{name}={value}" for name, value in shown.items())}
 
 
 def p99_difference(base: SimResult, other: SimResult) -> Interval | None:
@@ -157,14 +146,14 @@ def make_result(
     def total(name: str) -> Any:
         return sum(getattr(each, name) for each in summaries)
 
-    names = [path.name for path in system.paths]
-    capacity = None if math.isnan(rate) else system.capacity(policy)
-    above, growing = capacity is not None and rate >= capacity, capacity is not None and grows(summaries)
+    paths = list(enumerate(path.name for path in system.paths))
+    capacity = math.nan if math.isnan(rate) else system.capacity(policy)
+    above, growing = rate >= capacity, not math.isnan(rate) and grows(summaries)
     found = {name: estimate(summaries, PERCENTILES.get(name)) for name in STATISTICS}
     latency = {name: interval for name, (interval, _) in found.items()}
-    counted, served, busy = total("counted"), total("served"), mean("busy")
+    counted, served, busy, unserved = total("counted"), total("served"), mean("busy"), total("unserved")
     notes = []
-    if above and capacity is not None:
+    if above:
         notes.append(
             f"{policy.name} at {format_rate(rate * MS_PER_S)} is above its capacity of"
             f" {format_rate(capacity * MS_PER_S, down=True)}. Unstable (ρ ≥ 1): latencies reflect the simulated"
@@ -175,8 +164,8 @@ def make_result(
             "Response times still grow at the end of the runs: the load is above the policy's capacity, or the runs are"
             " too short. Simulate more --requests."
         )
-    if total("unserved") > LEFT_OVER * total("requests"):
-        still = f"{total('unserved'):,} requests were still queued when arrivals ended"
+    if unserved > LEFT_OVER * total("requests"):
+        still = f"{unserved:,} requests were still queued when arrivals ended"
         notes.append(f"{still}: {policy.name} waits to fill a batch.")
     if not above and not growing:
         notes += _too_short(summaries, latency, free=free)
@@ -187,19 +176,19 @@ def make_result(
         requests=total("requests"),
         latency=times_of(latency),
         throughput_per_s=float(mean("throughput")) * MS_PER_S,
-        utilisation={name: float(busy[i]) for i, name in enumerate(names)},
-        share={name: float(served[i] / max(1, served.sum())) for i, name in enumerate(names)},
+        utilisation={name: float(busy[i]) for i, name in paths},
+        share={name: float(served[i] / max(1, served.sum())) for i, name in paths},
         slo_attainment=total("met") / counted if counted and summaries[0].met is not None else None,
         batch_size=_batch_sizes(total("sizes")),
         in_system=InSystem(float(mean("mean_in_system")), max(each.most_waiting for each in summaries)),
-        unserved=total("unserved"),
+        unserved=unserved,
         replications=len(summaries),
         warmup_requests=sum(each.length.warm for each in summaries),
         seed=seed,
         stable=not above and not growing,
         batches={name: each.batches for name, each in latency.items()},
         trusted={name: each.trusted for name, each in latency.items()},
-        capacity_per_s=capacity * MS_PER_S if capacity is not None and math.isfinite(capacity) else None,
+        capacity_per_s=capacity * MS_PER_S if math.isfinite(capacity) else None,
         by_class=[
             ClassTimes(name, dict(zip(STATISTICS, describe(parts).tolist(), strict=True)))
             for name, parts in zip(classes, zip(*(s.by_class for s in summaries), strict=True), strict=False)
@@ -229,22 +218,19 @@ def _batch_sizes(sizes: Any) -> dict[str, float]:
 
 
 def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Estimate], *, free: bool) -> list[str]:
-    """Return which percentiles have no interval, which intervals are not trusted, and what they need."""
+    """Return which statistics have no interval, or one that is too narrow, and what they need."""
     counted, kind = sum(each.counted for each in summaries), summaries[0].load
-    without = [name for name, each in latency.items() if math.isnan(each.high)]
-    doubtful = [name for name, each in latency.items() if not each.trusted and name not in without]
-    found = []
-    for names, what in ((without, "no confidence interval"), (doubtful, "interval too narrow")):
-        needed = max((latency[name].needed for name in names), default=0)
-        if kind == RECORDED:
-            why = f", {counted:,} recorded requests of {needed:,} needed."
-        elif kind == VARYING and len(summaries) < LEAST_BATCHES:
-            why = f"; a varying load needs {LEAST_BATCHES} --replications."
-        elif needed <= counted:
-            why = "; each run is too short for this load. Use fewer, longer --replications."
-        else:
-            more = "" if free else " Leave out --requests for as many."
-            why = f", {counted:,} requests of {needed:,} needed at this load.{more}"
-        if names:
-            found.append(f"{', '.join(names)}: {what}{why}")
-    return found
+    lacking = [name for name, each in latency.items() if not each.trusted or math.isnan(each.high)]
+    if not lacking:
+        return []
+    needed = max(latency[name].needed for name in lacking)
+    if kind == RECORDED:
+        why = f", {counted:,} recorded requests of {needed:,} needed."
+    elif kind == VARYING and len(summaries) < LEAST_BATCHES:
+        why = f"; a varying load needs {LEAST_BATCHES} --replications."
+    elif needed <= counted:
+        why = "; each run is too short for this load. Use fewer, longer --replications."
+    else:
+        why = f", {counted:,} requests of {needed:,} needed at this load."
+        why += "" if free else " Leave out --requests for as many."
+    return [f"{', '.join(lacking)}: interval missing or too narrow{why}"]

@@ -1,15 +1,21 @@
-"""Run replications of a policy under a load, until there are as many as requested or the result is precise.
+"""Run replications of a policy under a load, and sweeps over policies, rates and settings.
 
 Replication r draws its load from (seed, r) alone, so policies with one seed meet the same requests, and neither other
 runs nor the number of threads change a result. The default length follows from the load (`policies.estimate`).
 """
 
+import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from latfit.errors import refuse
-from latfit.policies import Policy
+from msgspec import structs
+
+from latfit.errors import SlaOutOfReach, refuse
+from latfit.policies import POLICIES, SPECIAL, Policy, Settings, Solve, named_policy
+from latfit.simulation.points import MOST_POINTS, Progress, Running, digest, simulate_points
 from latfit.simulation.policies.estimate import (
     LEAST_BATCHES,
     MOST,
@@ -26,15 +32,13 @@ from latfit.simulation.policies.estimate import (
     summarise,
 )
 from latfit.simulation.policies.replication import FEWEST, check_paths, draw, run
-from latfit.simulation.policies.result import SimResult, make_result
-from latfit.simulation.policies.service import System
+from latfit.simulation.policies.result import Difference, SimResult, make_result, p99_difference
+from latfit.simulation.policies.service import System, path_times
 from latfit.simulation.summary import PERCENTILES
 from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, OpenLoad, Piecewise, RecordedLoad, Streams
 
 MOST_REQUESTS, MOST_REPLICATIONS = 100_000_000, 100_000  # of a replication, and of a run, that can be asked for
-
-Progress = Callable[[float], None]  # called with the share of the work that is done
 
 
 @dataclass(frozen=True)
@@ -71,19 +75,19 @@ def simulate(
     options: Options = Options(),
     *,
     threads: int = 1,
-    progress: Progress | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> SimResult:
-    """Run the policy. threads: of replications; they change nothing but the time it takes.
+    """Run the policy. progress: called with the share of the work that is done.
 
-    Raises WrongUsage for a policy without the path it needs, BadInput for a load that cannot be served.
-    An unstable system is no error: every replication is finite, and the result says `stable=False` and why.
+    Raises WrongUsage for a policy without the path it needs, BadInput for a load that cannot be served. An unstable
+    system is no error: the result says `stable=False` and why.
     """
     check_paths(policy, system)
     random = any(path.exponential or path.noise is not None for path in system.paths)
     if isinstance(load, RecordedLoad) and not random:
         # Every replication would be the same.
         options = replace(options, replications=1, precision=None)
-    kind, length = kind_of(load), _first_length(load, options)
+    length = _first_length(load, options)
     below_capacity = not load_rate(load) >= system.capacity(policy)
 
     def replications(numbers: range, of: int) -> list[Summary]:
@@ -96,7 +100,7 @@ def simulate(
         return found
 
     summaries = replications(range(length.replications), length.replications)
-    if options.requests is None and kind == STEADY and below_capacity:
+    if options.requests is None and kind_of(load) == STEADY and below_capacity:
         while (more := longer(summaries, length, options.warmup)) is not None:
             length = more
             summaries = replications(range(length.replications), length.replications)
@@ -106,15 +110,8 @@ def simulate(
             most = min(most, MOST // length.requests)
         while (upto := _replications_needed(summaries, options.precision, most)) > len(summaries):
             summaries += replications(range(len(summaries), upto), most)
-    return make_result(
-        policy,
-        system,
-        summaries,
-        load_rate(load),
-        classes=_class_names(load),
-        seed=options.seed,
-        free=options.requests is None,
-    )
+    names, free = _class_names(load), options.requests is None
+    return make_result(policy, system, summaries, load_rate(load), classes=names, seed=options.seed, free=free)
 
 
 def one_replication(
@@ -167,3 +164,90 @@ def _class_names(load: Load) -> list[str]:
     if isinstance(load, RecordedLoad):
         return [f"class {c}" for c in range(int(load.requests.class_id.max()) + 1)]
     return [each.name or f"class {c}" for c, each in enumerate(load.classes)]
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One simulation of a sweep, see `SweepPoint`."""
+
+    policy: Policy
+    system: System
+    load: Load
+    options: Options
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return digest((self.policy, self.system, self.load, self.options))
+
+    def run(self, threads: int, begun: Callable[[float], None] | None) -> SimResult:
+        """Return the result without its replications, which take memory."""
+        found = simulate(self.policy, self.system, self.load, self.options, threads=threads, progress=begun)
+        return structs.replace(found, summaries=())
+
+    def restored(self, document: Any) -> SimResult:
+        return SimResult.from_json(document)
+
+
+def sweep(
+    points: Sequence[Point],
+    running: Running = Running(),
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> list[SimResult]:
+    """Return the results of the points, as `simulate_points` makes them.
+
+    Each but the first at its rate has the difference of its p99 to the first's: both met the same requests, so the
+    difference is surer than its parts.
+    """
+    found: list[SimResult] = []
+    first: dict[float, SimResult] = {}
+    for result in simulate_points(points, running, out=out, resume=resume, progress=progress):
+        base = result if math.isnan(result.rate_per_s) else first.setdefault(result.rate_per_s, result)
+        gap = None if base is result else p99_difference(base, result)
+        if gap is not None:
+            result = structs.replace(result, vs_baseline=Difference(base.policy, gap.value, (gap.low, gap.high)))
+        found.append(result)
+    return found
+
+
+def points_of(
+    policies: Sequence[str],
+    system: System,
+    load: Load,
+    options: Options = Options(),
+    *,
+    rates: Sequence[float] = (),
+    varied: Mapping[str, Sequence[Any]] | None = None,
+    settings: Settings = Settings(),
+    solve: Solve | None = None,
+    skipped: list[SlaOutOfReach],
+) -> list[Point]:
+    """Return points in the order of the rates (per ms), then the policies, then the settings. Raises WrongUsage.
+
+    skipped: takes the points that have no policy, as the optimal one has none above its capacity.
+    """
+    refuse(not policies, "no policy", "--policy", "Give at least one.")
+    closed = isinstance(load, ClosedLoad)
+    refuse(closed and bool(rates), "a closed loop has no rate to set", "--rate", "Vary --users instead.")
+    found: list[Point] = []
+    for rate, name in itertools.product(rates or (math.nan,), policies):
+        offered = load if math.isnan(rate) or isinstance(load, ClosedLoad) else load.at_rate(rate)
+        expected = load_rate(offered)
+        if isinstance(offered, ClosedLoad):  # what users send if nobody waits
+            expected = offered.users / (offered.think_ms + float(system.main.typical_ms[1]))
+        settable = POLICIES[name].settings if name in POLICIES else ()
+        own = {key: values for key, values in (varied or {}).items() if key not in SPECIAL or key in settable}
+        for values in itertools.product(*own.values()):
+            chosen = dict(zip(own, values, strict=True))
+            try:
+                policy = named_policy(name, expected, path_times(system), replace(settings, **chosen), solve)
+            except SlaOutOfReach as error:
+                skipped.append(error)
+                continue
+            found.append(Point(policy, system, offered, options, chosen))
+            many = len(found) > MOST_POINTS
+            refuse(many, f"more than {MOST_POINTS:,} points", "--sweep", "Give fewer values of each setting.")
+    return found

@@ -85,19 +85,10 @@ class System:
     def needs_tokens(self) -> bool:
         return any(len(path.tokens) > 1 for path in self.paths)
 
-    def times_ms(self) -> FloatArray:
-        """Mean times (2, largest + 1) of typical requests, as policies see them."""
-        largest = max(path.largest for path in self.paths)
-        table = np.full((2, largest + 1), np.inf)
-        for row, path in zip(table, self.paths, strict=False):
-            row[: path.largest + 1] = path.mean_ms
-        return table
-
     def capacity(self, policy: Policy) -> float:
         """Requests per ms that the paths serve at the most under a policy; above it no queue is stable."""
         main = self.main.rate_limit(policy.long_queue_batch)
-        uses_side = policy.needs_side and self.side is not None
-        return main + (self.side.rate_limit(policy.side_largest) if uses_side and self.side is not None else 0.0)
+        return main + self.side.rate_limit(policy.side_largest) if policy.needs_side and self.side else main
 
     @cached_property
     def tables(self) -> Machine:
@@ -105,18 +96,18 @@ class System:
         largest = max(path.largest for path in self.paths)
         grids = [path.tokens for path in self.paths if len(path.tokens) > 1]
         grid = np.unique(np.concatenate(grids)) if grids else self.main.tokens
-        times = np.full((2, largest + 1, len(grid)), np.inf)
-        kind, servers = np.zeros(2, np.int64), np.zeros(2, np.int64)
-        fixed = np.zeros(2)
+        times, typical = np.full((2, largest + 1, len(grid)), np.inf), np.full((2, largest + 1), np.inf)
+        kind, servers, fixed = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2)
         for i, path in enumerate(self.paths):
             times[i, : path.largest + 1] = [np.interp(grid, path.tokens, row) for row in path.times_ms]
+            typical[i, : path.largest + 1] = path.mean_ms
             servers[i] = path.servers
             kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.noise is None else EMPIRICAL
             fixed[i] = path.fixed_ms
             if kind[i] == DETERMINISTIC:
                 times[i] += path.fixed_ms
         noise = noise_table([path.noise for path in self.paths], largest)
-        return Machine(times, grid, self.times_ms(), servers, kind, fixed, noise)
+        return Machine(times, grid, typical, servers, kind, fixed, noise)
 
 
 def table_path(name: str, T_ms: Sequence[float] | FloatArray, **more: object) -> ServicePath:
@@ -132,14 +123,17 @@ def linear_path(name: str, tau_ms: float, alpha_ms: float, max_batch: int, **mor
 
 def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
     """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
+    sizes = np.array(sorted(set(buckets)), dtype=np.int64)
+    wrong = not len(sizes) or sizes[0] < 1 or sizes[-1] > path.largest
+    found = f"buckets {list(buckets)} are not between 1 and the largest batch"
+    refuse(wrong, found, "--buckets", "Give the batch sizes that the engine has captured.")
+    padded = sizes[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
     noise = None if path.noise is None else path.noise.padded(buckets)
-    return replace(path, times_ms=np.ascontiguousarray(to_buckets(path.times_ms.T, buckets).T), noise=noise)
+    return replace(path, times_ms=np.ascontiguousarray(path.times_ms[padded]), noise=noise)
 
 
 SERVICES = ("fitted", "deterministic", "exponential")
-LARGEST = 1024  # largest batch of a fitted path, whatever was measured
-
-LARGEST_NOMINAL = 1 << 20
+LARGEST, LARGEST_NOMINAL = 1024, 1 << 20  # largest batch of a fitted path, whatever was measured, and of a nominal one
 
 
 @dataclass(frozen=True)
@@ -170,9 +164,7 @@ def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
     gpu = next((paths[name] for name in GPU_PATHS if name in paths), None)
     main = gpu or next(iter(paths.values()))
     side = next((paths[name] for name in CPU_PATHS if name in paths), None) if gpu is not None else None
-    if serving.buckets:
-        main = bucketed(main, serving.buckets)
-    return System(main, side)
+    return System(bucketed(main, serving.buckets) if serving.buckets else main, side)
 
 
 def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
@@ -184,10 +176,8 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
     """
     fit, nominal, most = path.fit, path.nominal, serving.most_tokens
     if not fit.status.ok or "B" not in fit.domain:
-        raise BadInput(
-            f"the fit of path {path.name!r} is not usable ({fit.status.sentence})",
-            remedy="Fit it again with `latfit fit`.",
-        )
+        found = f"the fit of path {path.name!r} is not usable ({fit.status.sentence})"
+        raise BadInput(found, remedy="Fit it again with `latfit fit`.")
     median = nominal is not None and nominal.median
     largest = 1 if median else max(1, min(int(fit.domain["B"][1]), LARGEST if nominal is None else LARGEST_NOMINAL))
     b: FloatArray = np.arange(1.0, largest + 1).reshape(-1, 1)
@@ -196,9 +186,8 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         grid = np.unique(np.round(np.geomspace(1.0, max(largest * most, 2.0), TOKEN_POINTS)))
         tokens = np.maximum(grid, b)
     times = fit.latency_ms(np.broadcast_to(b, tokens.shape).ravel(), tokens.ravel()).reshape(tokens.shape)
-    noise = None
-    if serving.service == "fitted":
-        noise = fit.limits.of(phase_of(max(serving.tokens_per_request, most))).ratios
+    phase = phase_of(max(serving.tokens_per_request, most))
+    noise = fit.limits.of(phase).ratios if serving.service == "fitted" else None
     if noise is not None:
         times = times * noise.levels.factors(tokens)
     exponential = serving.service == "exponential" or (nominal is not None and nominal.exponential)
@@ -213,17 +202,6 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
         noise=noise,
         nominal=bool(fit.data.nominal),
     )
-
-
-def to_buckets(times_ms: FloatArray, buckets: Sequence[int]) -> FloatArray:
-    """T(b) in ms (..., largest + 1) of an engine that pads a batch to the next of `buckets`, the last being the cap."""
-    sizes = np.array(sorted(set(buckets)), dtype=np.int64)
-    wrong = not len(sizes) or sizes[0] < 1 or sizes[-1] >= times_ms.shape[-1]
-    found = f"buckets {list(buckets)} are not between 1 and the largest batch"
-    refuse(wrong, found, "--buckets", "Give the batch sizes that the engine has captured.")
-    b = np.arange(sizes[-1] + 1)
-    padded: FloatArray = times_ms[..., sizes[np.searchsorted(sizes, b)]]
-    return padded
 
 
 def path_times(system: System) -> PathTimes:
