@@ -40,7 +40,6 @@ MODULES = (
     "policies/dispatch",
     "policies/marginal_cost",
     "queueing/sampled",
-    "simulation/engine/cluster/fleet",
     "simulation/engine/cluster/router",
     "simulation/engine/loop",
     "simulation/engine/prefix_cache",

@@ -5,16 +5,14 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.simulation.engine.cluster.fleet import (
-        Autoscaler as Autoscaler,
-        Scaling as Scaling,
-        Schedule as Schedule,
-        parse_autoscaler as parse_autoscaler,
-    )
     from latfit.simulation.engine.cluster.replicas import (
         ALL_PROMPTS as ALL_PROMPTS,
+        Autoscaler as Autoscaler,
         Routing as Routing,
+        Scaling as Scaling,
+        Schedule as Schedule,
         Transfer as Transfer,
+        parse_autoscaler as parse_autoscaler,
         serve_replicas as serve_replicas,
     )
     from latfit.simulation.engine.loop import captured as captured

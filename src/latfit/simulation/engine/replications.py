@@ -1,8 +1,7 @@
 """Run replications of a serving engine, or of several engines together, under a load.
 
-Replication r draws its load from (seed, r) only, so engines with one seed meet the same requests; recorded requests run
-once. Statistics of a steady load leave out the start; recorded or varying loads and changing fleets include it. For
-a closed loop the rate is the rate sent, and the end of a run, when some users have stopped, is left out.
+Replication r draws its load from (seed, r) only, so engines with one seed meet the same requests. Statistics of a
+steady load leave out the start; recorded or varying loads and changing fleets include it.
 """
 
 import math
@@ -14,12 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from latfit.errors import refuse
-from latfit.simulation.engine.cluster.replicas import (
-    Routing,
-    Transfer,
-    serve_apart,
-    serve_replicas,
-)
+from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.result import EngineResult, Promise, backlogged, counted_in, grows, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
@@ -33,10 +27,7 @@ from latfit.threads import on_threads
 from latfit.workload import ClosedLoad, Load, RecordedLoad, Requests, Streams
 
 REQUESTS = 100_000  # requests of each replication by default
-
-WARM_SHARE, WARM_REACHES = 0.02, 20
-"""Requests left out at the start: a share of the run, or correlation lengths, the larger of both."""
-
+WARM_SHARE, WARM_REACHES = 0.02, 20  # left out at the start: a share, or correlation lengths, the larger of both
 SENT_LEAST, SENT_FIRST = 5, 2  # smallest number of requests per user in a closed loop, and of these in the warm-up
 
 
@@ -104,14 +95,9 @@ class Replications:
     @property
     def stable(self) -> bool:
         """Whether waits neither grow over the runs nor leave a backlog at the last arrival."""
-        return self.carried and (bool(self.runs[0].users) or not grows(self.runs))
-
-    @property
-    def carried(self) -> bool:
-        """Whether the engine serves the load: no backlog at the last arrival, or a closed loop."""
-        return isinstance(self.load, ClosedLoad) or not (
-            self.load.rate > 0 and math.isfinite(self.load.rate) and backlogged(self.runs)
-        )
+        if isinstance(self.load, ClosedLoad):
+            return True
+        return not (grows(self.runs) or (0 < self.load.rate < math.inf and backlogged(self.runs)))
 
 
 def replicate(
@@ -121,12 +107,13 @@ def replicate(
     options: Options = Options(),
     cluster: Cluster = Cluster(),
     numbers: Sequence[int] = (),
+    threads: int = 1,
 ) -> Replications:
     """Run the replications with these numbers; by default as many as the options say, for recorded requests one.
 
     Raises BadInput for a request larger than the KV cache, WrongUsage for too few requests of users.
     """
-    recorded, count, runs = isinstance(load, RecordedLoad), options.requests or REQUESTS, []
+    recorded, count = isinstance(load, RecordedLoad), options.requests or REQUESTS
     if isinstance(load, RecordedLoad):
         count = len(load.requests)
     elif isinstance(load, ClosedLoad):
@@ -134,20 +121,21 @@ def replicate(
         count = options.requests or max(REQUESTS, 4 * least)
         found, remedy = f"{count:,} requests of {load.users:,} users", f"{least:,} or more: {SENT_LEAST} of each user."
         refuse(count < least, found, "--requests", f"Give {remedy}")
-    for replication in numbers or range(1 if recorded else options.replications):
+
+    def one(replication: int) -> EngineRun:
         streams = Streams(options.seed, replication)
         requests = load.sample(count, streams)
         think = load.thinking(count, streams) if isinstance(load, ClosedLoad) else None
-        runs.append(cluster.serve(requests, costs, settings, options.seed + replication, think))
+        return cluster.serve(requests, costs, settings, options.seed + replication, think)
+
+    with on_threads(threads) as pool:
+        runs = list(pool.map(one, numbers or range(1 if recorded else options.replications)))
     warmup = 0.0 if recorded else options.warmup or 0.0
     if options.warmup is None and kind_of(load) == STEADY and cluster.routing.scaling is None:
         warmup = min(max(WARM_SHARE, WARM_REACHES * reach_in(runs[0].latency_ms) / count), 0.5)
         if isinstance(load, ClosedLoad):
             warmup = min(max(warmup, SENT_FIRST * load.users / count), 0.5)
     return Replications(load, runs, warmup)
-
-
-Told = Callable[[EngineRun, EngineSettings], Sequence[str]]  # returns what should be known of a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +149,7 @@ class EnginePoint:
     promise: Promise = field(default_factory=Promise)
     cluster: Cluster = field(default_factory=Cluster)
     labels: Mapping[str, Any] = field(default_factory=dict)  # the settings that a sweep varies
-    told: Told | None = None  # returns notes on the first replication
+    told: Callable[[EngineRun, EngineSettings], Sequence[str]] | None = None  # returns notes on the first replication
     whole: bool = True  # whether the result keeps the first replication
 
     @property
@@ -170,17 +158,10 @@ class EnginePoint:
 
     def run(self, threads: int = 1, begun: Callable[[float], None] | None = None) -> EngineResult:
         """Run the replications. Raises BadInput for a request larger than the KV cache."""
-
-        def one(number: int) -> Replications:
-            return replicate(self.load, self.costs, self.settings, self.options, self.cluster, [number])
-
-        with on_threads(threads) as pool:
-            count = 1 if isinstance(self.load, RecordedLoad) else self.options.replications
-            parts = list(pool.map(one, range(count)))
-        found = replace(parts[0], runs=[part.runs[0] for part in parts])
-        notes = self.told(found.runs[0], self.settings) if self.told else ()
-        first = found.runs[0] if self.whole else None
-        return replace(self._result(found.summary(self.promise)), first=first, notes=list(notes))
+        found = replicate(self.load, self.costs, self.settings, self.options, self.cluster, threads=threads)
+        first = found.runs[0]
+        notes = list(self.told(first, self.settings)) if self.told else []
+        return replace(self._result(found.summary(self.promise)), first=first if self.whole else None, notes=notes)
 
     def restored(self, document: Any) -> EngineResult:
         return replace(self._result(EngineSummary.from_json(document)), notes=document["notes"])

@@ -29,8 +29,6 @@ from latfit.simulation.summary import (
 )
 from latfit.stats import FloatArray
 
-LEAST_BOUNDED = 8  # replications that a Cantelli bound needs: with fewer their standard deviation is unusable
-
 MEANS = (
     "throughput_per_s", "output_tokens_per_s", "goodput_per_s", "slo_attainment", "fairness", "useful_share",
     "kv_usage", "queue", "replica_hours", "prefix_hit_rate",
@@ -39,8 +37,10 @@ MEANS = (
 
 COUNTERS = ("steps", "preemptions", "reused_tokens", "drafted_tokens", "accepted_tokens")
 """Numbers of a run that are summed over replications."""
-FULL = 0.9  # share of KV cache or busy time from which that resource is the bottleneck
 
+LIMITS = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size")
+LEAST_BOUNDED = 8  # replications that a Cantelli bound needs: with fewer their standard deviation is unusable
+FULL = 0.9  # share of KV cache or busy time from which that resource is the bottleneck
 FEWEST = 30  # requests of a run below which it shows nothing about capacity
 BACKLOG = 0.25
 HOUR_MS = 3.6e6
@@ -85,15 +85,10 @@ class EngineResult:
 
     @property
     def bottleneck(self) -> str | None:
-        """Name the resource that limits throughput, or None.
-
-        A resource counts if its limit is reached, steps count if the engine cannot serve the load. An engine that is
-        always busy may still serve more in larger batches.
-        """
+        """Name the resource whose limit is reached, or the steps if the engine cannot serve the load; else None."""
         found, settings = self.summary, self.settings
         if found.preemptions or found.kv_usage > FULL:
-            preempted = f", {found.preemptions:,} preemptions"
-            return f"the KV cache ({100 * found.kv_usage:.0f} % used{preempted})"
+            return f"the KV cache ({100 * found.kv_usage:.0f} % used, {found.preemptions:,} preemptions)"
         if found.batch_size["p90"] >= settings.max_num_seqs:
             return f"max_num_seqs = {settings.max_num_seqs:,}"
         return "the time of its steps" if found.utilisation > FULL and not found.stable else None
@@ -104,10 +99,7 @@ class EngineResult:
         scaling = self.routing.scaling
         start_up = {} if scaling is None else {**scaling.to_json(), "start_up_s": self.routing.start_up_ms / 1e3}
         return {
-            "max_num_seqs": self.settings.max_num_seqs,
-            "max_num_batched_tokens": self.settings.max_num_batched_tokens,
-            "kv_blocks": self.settings.kv_blocks,
-            "block_size": self.settings.block_size,
+            **{name: getattr(self.settings, name) for name in LIMITS},
             "replicas": self.routing.replicas,
             "route": self.routing.route,
             "prefill_replicas": self.prefill_replicas,
@@ -122,15 +114,14 @@ class EngineResult:
             row |= {f"{metric}_{name}_ms": each.value for name, each in getattr(found, metric).items()}
         row |= {f"itl_{name}_ms": value for name, value in found.itl.items()}
         row |= {name: getattr(found, name) for name in (*MEANS, "utilisation", "requests", "replications", "stable")}
+        row |= {name: getattr(found, name) for name in COUNTERS}
         users = {"users": self.users} if self.users else {}
-        counts = {name: getattr(found, name) for name in COUNTERS}
-        return {**row, **counts, **self.limits, **self.labels, **users, "seed": self.seed}
+        return {**row, **self.limits, **self.labels, **users, "seed": self.seed}
 
     def __repr__(self) -> str:
         state = "" if self.summary.stable else ", unstable"
-        p99 = ", ".join(
-            f"{name} {getattr(self.summary, name)['p99'].value:.4g}" for name in ("ttft", "tpot", "latency")
-        )
+        ttft, tpot, latency = self.summary.ttft.p99, self.summary.tpot.p99, self.summary.latency.p99
+        p99 = f"ttft {ttft:.4g}, tpot {tpot:.4g}, latency {latency:.4g}"
         return f"EngineResult({self.engine}, {self.order}, {self.rate_per_s:.4g} req/s, p99 in ms: {p99}{state})"
 
     def to_json(self) -> dict[str, Any]:
@@ -148,47 +139,35 @@ class EngineResult:
             "notes": list(self.notes),
         }
         if self.first is not None and self.first.scaled is not None:
-            changes = self.first.scaled.T
-            found["replicas_over_time"] = [
-                {"t_s": t / 1e3, "serving": int(n), "asked_for": int(m)} for t, n, m in changes
-            ]
+            changes = [{"t_s": t / 1e3, "serving": int(n), "asked_for": int(m)} for t, n, m in self.first.scaled.T]
+            found["replicas_over_time"] = changes
         return found
 
     document = to_json
 
 
 def summarise(
-    runs: Sequence[EngineRun],
-    promise: Promise = Promise(),
-    warmup: float = 0.0,
-    classes: Sequence[str] = (),
+    runs: Sequence[EngineRun], promise: Promise = Promise(), warmup: float = 0.0, classes: Sequence[str] = ()
 ) -> EngineSummary:
     """Summarise replications of one engine; `warmup` is the share of requests that request statistics leave out."""
-    counted = [counted_in(run, warmup) for run in runs]
-    met = [meets(run, promise) for run in runs]
-
-    def columns(name: str) -> list[FloatArray]:
-        return [getattr(run, name)[rows] for run, rows in zip(runs, counted, strict=True)]
-
-    times = {name: columns(f"{name}_ms") for name in ("ttft", "tpot", "latency")}
-    limited = [
-        np.where(promise.given | np.isfinite(_shortest(run)), got, math.nan) for run, got in zip(runs, met, strict=True)
-    ]
-    attained = np.concatenate([each[rows] for each, rows in zip(limited, counted, strict=True)])
-    class_id = np.concatenate([run.requests.class_id[rows] for run, rows in zip(runs, counted, strict=True)])
+    counted = [(run, counted_in(run, warmup)) for run in runs]
+    times = {name: [getattr(run, f"{name}_ms")[rows] for run, rows in counted] for name in ("ttft", "tpot", "latency")}
     together = {name: np.concatenate(parts) for name, parts in times.items()}
-    by_class = []
+    met = np.concatenate([_attained(run, promise)[rows] for run, rows in counted])
+    class_id = np.concatenate([run.requests.class_id[rows] for run, rows in counted])
     several = np.unique(class_id)
+    by_class: list[ClassOutcome] = []
     for each in several if len(several) > 1 else ():
         rows = class_id == each
         found: dict[str, Any] = {name: statistics(column[rows]) for name, column in together.items()}
         name = (classes[each] if each < len(classes) else "") or f"class {each}"
-        by_class.append(ClassOutcome(name, int(rows.sum()), **found, slo_attainment=float(attained[rows].mean())))
-    singles = [_single(*each, promised=promise.given) for each in zip(runs, met, counted, strict=True)]
+        by_class.append(ClassOutcome(name, int(rows.sum()), **found, slo_attainment=float(met[rows].mean())))
+    singles = [_numbers_of(run, rows, promise) for run, rows in counted]
     means: dict[str, Any] = {name: float(np.mean([each[name] for each in singles])) for name in MEANS}
     counts: dict[str, Any] = {name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS}
     pooled: dict[str, Any] = {name: _pooled(parts) for name, parts in times.items()}
     reached = np.cumsum(np.sum([run.batch_sizes for run in runs], axis=0))
+    sizes = {name: np.searchsorted(reached, math.ceil(p * reached[-1] - 1e-9)) for name, p in PERCENTILES.items()}
     return EngineSummary(
         requests=sum(len(run.requests) for run in runs),
         replications=len(runs),
@@ -196,10 +175,7 @@ def summarise(
         itl={name: float(np.mean([run.itl[name] for run in runs])) for name in (*STATISTICS, "max")},
         **means,
         busy={"engine": float(np.mean([each["utilisation"] for each in singles]))},
-        batch_size={
-            name: float(np.searchsorted(reached, math.ceil(share * reached[-1] - 1e-9)))
-            for name, share in PERCENTILES.items()
-        },
+        batch_size={name: float(size) for name, size in sizes.items()},
         by_class=by_class,
         **counts,
         stable=bool(runs[0].users) or not grows(runs),
@@ -221,34 +197,39 @@ def _all_there_until(run: EngineRun) -> float:
     return float(last.min())
 
 
-def _single(run: EngineRun, met: NDArray[np.bool_], counted: slice, *, promised: bool) -> dict[str, float]:
-    """Compute the numbers of a run; `met` (n,) marks requests that met their limits."""
-    span_s, ended = run.makespan_ms / 1e3, np.ones(len(run.requests), dtype=bool)
+def _numbers_of(run: EngineRun, counted: slice, promise: Promise) -> dict[str, float]:
+    """Compute the numbers of a run; request statistics are over the rows `counted`."""
+    asked, span_s, ended = run.requests, run.makespan_ms / 1e3, np.ones(len(run.requests), dtype=bool)
     if run.users:
-        start, end = float(run.requests.arrival_ms[counted.start]), _all_there_until(run)
+        start, end = float(asked.arrival_ms[counted.start]), _all_there_until(run)
         ended = (run.last_ms > start) & (run.last_ms <= end)
         span_s = (end - start) / 1e3
-    promised = promised or bool(np.isfinite(_shortest(run)).any())
-    of_use = float((run.requests.prompt_tokens + run.requests.output_tokens - 1).sum())
+    met = meets(run, promise)
+    promised = promise.given or bool(np.isfinite(_tightest(run)).any())
     return {
         "throughput_per_s": float(ended.sum()) / span_s,
-        "output_tokens_per_s": float(run.requests.output_tokens[ended].sum()) / span_s,
+        "output_tokens_per_s": float(asked.output_tokens[ended].sum()) / span_s,
         "goodput_per_s": float(met[ended].sum()) / span_s,
         "slo_attainment": float(met[counted].mean()) if promised else math.nan,
         "fairness": jain(run),
-        "useful_share": of_use / run.counters.computed_tokens,
+        "useful_share": float((asked.prompt_tokens + asked.output_tokens - 1).sum()) / run.counters.computed_tokens,
         "utilisation": run.busy_ms / run.replica_ms,
         "kv_usage": _kv_usage(run),
-        "queue": _over_time(run, "waiting"),
+        "queue": sum(_over_time(run, "waiting")),
         "replica_hours": run.replica_ms / HOUR_MS,
-        "prefix_hit_rate": run.counters.cached_tokens / float(run.requests.prompt_tokens.sum()),
+        "prefix_hit_rate": run.counters.cached_tokens / float(asked.prompt_tokens.sum()),
     }
 
 
-def _shortest(run: EngineRun) -> FloatArray:
+def _tightest(run: EngineRun) -> FloatArray:
     """Return the tightest limit of each request (n,), in ms."""
     own = run.requests
     return np.asarray(np.minimum(np.minimum(own.deadline_ms, own.ttft_slo_ms), own.tpot_slo_ms))
+
+
+def _attained(run: EngineRun, promise: Promise) -> FloatArray:
+    """Return 1 for the requests (n,) that met their limits, 0 for others, NaN for those without a limit."""
+    return np.where(promise.given | np.isfinite(_tightest(run)), meets(run, promise), math.nan)
 
 
 def meets(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
@@ -296,11 +277,8 @@ def backlogged(runs: Sequence[EngineRun]) -> bool:
 
 def statistics(values: FloatArray) -> dict[str, float]:
     """Return mean and percentiles of the finite values; NaN without any."""
-    kept = values[np.isfinite(values)]
-    if not len(kept):
-        return dict.fromkeys(STATISTICS, math.nan)
-    quantiles = np.quantile(kept, list(PERCENTILES.values())).tolist()
-    return dict(zip(STATISTICS, [float(kept.mean()), *quantiles], strict=True))
+    finite = [values[np.isfinite(values)]]
+    return {name: interval_of(finite, PERCENTILES.get(name)).value for name in STATISTICS}
 
 
 def _pooled(times: Sequence[FloatArray]) -> Times:
@@ -341,20 +319,16 @@ def bound_of(times: Sequence[FloatArray], share: float) -> float:
     return float(found.mean() + math.sqrt(2 / (1 - share) - 1) * found.std(ddof=1))
 
 
-def _over_time(run: EngineRun, name: str) -> float:
-    """Average a number over the time of steps, summed over replicas."""
-    total = 0.0
-    for line in run.timelines:
-        weights = line.busy * line.slice_ms
-        if weights.sum() > 0:
-            total += float(np.nansum(getattr(line, name) * weights) / weights.sum())
-    return total
+def _over_time(run: EngineRun, name: str) -> list[float]:
+    """Average a number of each replica over the time of its steps; 0 for a replica without steps."""
+    spent = [line.busy * line.slice_ms for line in run.timelines]
+    values = [getattr(line, name) for line in run.timelines]
+    return [float(np.nansum(v * w) / w.sum()) if w.sum() > 0 else 0.0 for v, w in zip(values, spent, strict=True)]
 
 
 def _kv_usage(run: EngineRun) -> float:
     """Return the mean share of KV cache in use per replica; replicas that come and go count while they make steps."""
+    usage = _over_time(run, "kv_usage")
     if run.scaled is None:
-        return _over_time(run, "kv_usage") / len(run.timelines)
-    weights = [line.busy * line.slice_ms for line in run.timelines]
-    used = sum(float(np.nansum(line.kv_usage * each)) for line, each in zip(run.timelines, weights, strict=True))
-    return used / sum(float(each.sum()) for each in weights)
+        return sum(usage) / len(usage)
+    return float(np.average(usage, weights=[float((line.busy * line.slice_ms).sum()) for line in run.timelines]))

@@ -6,6 +6,7 @@ run.ttft_ms.mean()
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +22,8 @@ from latfit.stats import FloatArray, IntArray
 from latfit.workload import Requests
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Counts over a run."""
+class Counters(NamedTuple):
+    """Counts over a run, in the order of `State.i`."""
 
     steps: int
     prefill_steps: int
@@ -36,15 +36,6 @@ class Counters:
     computed_tokens: int
     cached_tokens: int  # prompt tokens cached when their requests started
     free_blocks: int  # at the end
-
-
-PLACES = {
-    "steps": st.STEPS, "prefill_steps": st.PREFILL_STEPS, "preemptions": st.PREEMPTIONS,
-    "generated_tokens": st.TOKENS, "prefill_tokens": st.PREFILL_TOKENS, "reused_tokens": st.REUSED,
-    "drafted_tokens": st.DRAFTED, "accepted_tokens": st.ACCEPTED, "computed_tokens": st.COMPUTED,
-    "cached_tokens": st.CACHED, "free_blocks": st.FREE,
-}  # fmt: skip
-"""Place of each counter in `State.i`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +54,7 @@ class EngineRun:
     timelines: tuple[Timeline, ...]
     replica: IntArray
     users: int = 0  # users of a closed loop, else 0
-    replica_ms: float = math.nan  # time for which replicas existed, over all replicas
+    paid_ms: float | None = None  # time for which a changing number of replicas existed; None if all always did
     # (3, k) for a changing number of replicas: times, replicas that serve, replicas requested; else None
     scaled: FloatArray | None = None
     begun_ms: FloatArray | None = None  # first decode step of each request if other engines prefill; else None
@@ -97,6 +88,11 @@ class EngineRun:
     def makespan_ms(self) -> float:
         """First arrival to last token."""
         return float(self.last_ms.max() - self.requests.arrival_ms[0])
+
+    @property
+    def replica_ms(self) -> float:
+        """Time for which replicas existed, over all replicas."""
+        return len(self.timelines) * self.makespan_ms if self.paid_ms is None else self.paid_ms
 
     @property
     def replicas(self) -> float:
@@ -158,11 +154,8 @@ def coming(load: Load) -> SmallIntArray:
 
 def never_runs() -> BadInput:
     """Return the error for a request that waits and can never run."""
-    return BadInput(
-        "a request waits for KV blocks that never become free",
-        where="requests",
-        remedy="Give more --kv-blocks, or fewer watermark blocks.",
-    )
+    found, remedy = "a request waits for KV blocks that never become free", "Give more --kv-blocks."
+    return BadInput(found, where="requests", remedy=remedy)
 
 
 def run_of(requests: Requests, limits: Limits, states: list[State], replica: IntArray, load: Load) -> EngineRun:
@@ -173,13 +166,13 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         order = np.argsort(load.arrival, kind="stable")
         requests = replace(requests, arrival_ms=load.arrival, user_id=load.user).select(order)
     counted = np.sum([state.i for state in states], axis=0)
-    run = EngineRun(
+    return EngineRun(
         requests=requests,
         seen_ms=found.seen[order],
         start_ms=found.start[order],
         first_ms=found.first[order],
         last_ms=found.last[order],
-        counters=Counters(**{name: int(counted[place]) for name, place in PLACES.items()}),
+        counters=Counters(*counted[: len(Counters._fields)].tolist()),
         busy_ms=float(sum(state.f[st.BUSY] for state in states)),
         itl=gap_summary(states),
         batch_sizes=np.sum([state.batch for state in states], axis=0),
@@ -187,7 +180,6 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
         replica=replica[order],
         users=load.users,
     )
-    return replace(run, replica_ms=len(states) * run.makespan_ms)
 
 
 def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: FloatArray | None = None) -> Load:
@@ -219,7 +211,7 @@ def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: F
         unit=unit,
         unit_start=unit_start,
         unit_id=unit_id,
-        known=(unit,) if unit > 0 else (),
+        known=(unit,) if unit else (),
     )
 
 

@@ -9,8 +9,16 @@ import pytest
 
 import latfit
 from latfit.errors import WrongUsage
-from latfit.simulation.engine.cluster.fleet import METRICS, TOLERANCE, Autoscaler, Schedule, parse_autoscaler
-from latfit.simulation.engine.cluster.replicas import ROUTES, Routing, serve_replicas
+from latfit.simulation.engine.cluster.replicas import (
+    METRICS,
+    ROUTES,
+    Autoscaler,
+    Routing,
+    Schedule,
+    parse_autoscaler,
+    serve_replicas,
+)
+from latfit.simulation.engine.cluster.router import TOLERANCE
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs

@@ -1,49 +1,106 @@
 """Run several engines: replicas behind a router, or prefill on separate engines.
 
-Replicas are equal and independent between arrivals (routes: `router`; changing numbers: `fleet`). In round-robin, users
-of a closed loop stay on one replica. With separate prefill, one group of engines computes the prompt and the first
-token, the KV cache travels (fixed time plus time per token), and another group decodes. A length rule may leave some
-prompts to the decoding engines. Usage: docs/concepts/simulation.md.
+In round-robin, users of a closed loop stay on one replica. With separate prefill, one group of engines computes the
+prompt and the first token, the KV cache travels, and another group decodes. Usage: docs/concepts/simulation.md.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+import re
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from latfit.errors import refuse
-from latfit.simulation.engine.cluster.fleet import CROWDED, LOGGED, Autoscaler, Scaling, new_fleet, paid_ms
-from latfit.simulation.engine.cluster.router import (
-    LEAST_LOADED,
-    PREDICTED,
-    PREFIX,
-    ROUND_ROBIN,
-    SHORTEST_QUEUE,
-    Router,
-    serve_routed,
-)
+from latfit.errors import WrongUsage, refuse
+from latfit.simulation.engine import state as st
+from latfit.simulation.engine.cluster import router as core
 from latfit.simulation.engine.run import Counters, EngineRun, idle_engines, load_of, never_runs, run_of, serve_in_turn
 from latfit.simulation.engine.settings import EngineSettings, check_fits
-from latfit.simulation.engine.state import (
-    STATIC,
-    STUCK,
-    Limits,
-    Load,
-    State,
-    engines_of,
-)
+from latfit.simulation.engine.state import Limits, Load, State, engines_of
 from latfit.simulation.engine.step_cost import StepCosts
-from latfit.stats import FloatArray, IntArray
+from latfit.stats import FloatArray
+from latfit.units import parse_duration_ms
 from latfit.workload import Requests
 
-ROUTES = {
-    "round-robin": ROUND_ROBIN,
-    "least-loaded": LEAST_LOADED,
-    "shortest-queue": SHORTEST_QUEUE,
-    "prefix": PREFIX,
-    "predicted-latency": PREDICTED,
-}
+ROUTES = {"round-robin": core.ROUND_ROBIN, "least-loaded": core.LEAST_LOADED, "shortest-queue": core.SHORTEST_QUEUE}
+ROUTES |= {"prefix": core.PREFIX, "predicted-latency": core.PREDICTED}
+METRICS = {"requests": 0, "waiting": 1, "kv": 2}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Scheduled replicas: `replicas[i]` from moments_ms[i] on, counted from the first arrival.
+
+    The first entry is present from the start.
+    """
+
+    moments_ms: tuple[float, ...]
+    replicas: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip((-1.0, *self.moments_ms), self.moments_ms, strict=False))
+        wrong = self.moments_ms[:1] != (0.0,) or not rising or len(self.moments_ms) != len(self.replicas)
+        remedy = "Give t_s from 0 on, in rising order, and replicas at each."
+        refuse(wrong, "the moments do not rise from 0 on", "--set replicas_at", remedy)
+        refuse(min(self.replicas) < 1, "a time without any replica", "--set replicas_at", "Give 1 or more.")
+
+    @property
+    def most(self) -> int:
+        return max(self.replicas)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return moments in s, counted from the first arrival."""
+        return {"replicas_at": self.steps_s}
+
+    @property
+    def steps_s(self) -> list[tuple[float, int]]:
+        """Steps of the schedule as (start in s, replicas)."""
+        return [(at / 1e3, count) for at, count in zip(self.moments_ms, self.replicas, strict=True)]
+
+
+@dataclass(frozen=True)
+class Autoscaler:
+    """Autoscaling rule: keep a metric at `target` per replica, with `least` to `most` replicas."""
+
+    metric: str
+    target: float
+    most: int
+    least: int = 1
+    every_ms: float = 15_000.0
+    cool_down_ms: float = 300_000.0
+
+    def __post_init__(self) -> None:
+        least, most, where = self.least, self.most, "--autoscale"
+        wrong = self.metric not in METRICS or not 0 < self.target < math.inf
+        refuse(wrong, f"no target of {', '.join(METRICS)}", where, f"Write {EXAMPLES}.")
+        refuse(not 1 <= least <= most, f"{least} to {most} replicas", where, "Write 1..8, the least first.")
+        wrong = not self.every_ms > 0 or not self.cool_down_ms >= 0
+        refuse(wrong, "a time below zero", where, "Write requests:20:1..8:15s:5min.")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rule as text, as `parse_autoscaler` reads it."""
+        times = f"{self.every_ms / 1e3:g}s:{self.cool_down_ms / 1e3:g}s"
+        return {"autoscale": f"{self.metric}:{self.target:g}:{self.least}..{self.most}:{times}"}
+
+
+Scaling = Schedule | Autoscaler
+
+RULE = re.compile(r"(\w+):(\d+(?:\.\d*)?)(%?):(\d+)\.\.(\d+)(?::([^:]+))?(?::([^:]+))?")
+EXAMPLES = "requests:20:1..8, waiting:2:1..8 or kv:70%:1..8"
+
+
+def parse_autoscaler(text: str) -> Autoscaler:
+    """Parse `requests:20:1..8`: a metric, its target per replica and the range of replicas. Raises WrongUsage.
+
+    `kv:70%:1..8:15s:5min` adds the interval between evaluations and the window of the highest recommendation.
+    """
+    found = RULE.fullmatch(text.strip())
+    if found is None:
+        raise WrongUsage(f"{text!r} is no rule", where="--autoscale", remedy=f"Write {EXAMPLES}.")
+    metric, target, percent, least, most, every, cool = found.groups()
+    times = {"every_ms": every, "cool_down_ms": cool}
+    given = {name: parse_duration_ms(value, option="--autoscale") for name, value in times.items() if value is not None}
+    return Autoscaler(metric, float(target) / (100 if percent else 1), int(most), int(least), **given)
 
 
 @dataclass(frozen=True)
@@ -108,23 +165,23 @@ def _serve_scaled(
     while True:
         load = load_of(requests, settings, seed)
         states, router = _routed(limits, load, costs, routing, places)
-        if not router.fleet.i[CROWDED]:
+        if not router.fleet.i[core.CROWDED]:
             break
         places *= 2
     run, fleet = run_of(requests, limits, engines_of(states), router.replica, load), router.fleet
-    log = fleet.log[:, : fleet.i[LOGGED]].copy()
-    return replace(run, replica_ms=paid_ms(fleet, states, float(run.last_ms.max())), scaled=log)
+    log = fleet.log[:, : fleet.i[core.LOGGED]].copy()
+    return replace(run, paid_ms=paid_ms(fleet, states, float(run.last_ms.max())), scaled=log)
 
 
 def _routed(
     limits: Limits, load: Load, costs: StepCosts, routing: Routing, places: int, before: int = 0
-) -> tuple[State, Router]:
+) -> tuple[State, core.Router]:
     """Run engines behind a router until all is served, or until the router finds no place for a replica."""
-    static = limits.batching == STATIC
+    static = limits.batching == st.STATIC
     refuse(static, "static batches are routed in turn only", "--set route", "Take round-robin.")
     users, states = int(load.user.max()) + 1, idle_engines(limits, load, range(before, before + places))
     span = (float(load.arrival.min()), float(load.arrival.max()))
-    router = Router(
+    router = core.Router(
         route=ROUTES[routing.route],
         slack=routing.slack,
         share=routing.prefix_share,
@@ -134,9 +191,46 @@ def _routed(
         home=np.zeros((users, places), dtype=np.int8),
         fleet=new_fleet(routing.scaling, routing.start_up_ms, routing.replicas, places, span),
     )
-    if serve_routed(limits, load, costs, states, router) == STUCK:
+    if core.serve_routed(limits, load, costs, states, router) == st.STUCK:
         raise never_runs()
     return states, router
+
+
+def new_fleet(
+    scaling: Scaling | None, start_ms: float, first: int, places: int, span: tuple[float, float]
+) -> core.Fleet:
+    """Make a fleet of `first` running replicas in `places`; `span` holds the first and the last arrival in ms."""
+    rule, looks = np.array([-1.0, 0.0, 0.0, 0.0, np.inf]), 0
+    moments, counts, recent = np.empty(0), np.empty(0, dtype=np.int64), 1
+    if isinstance(scaling, Schedule):
+        moments, counts = np.array(scaling.moments_ms[1:]), np.array(scaling.replicas[1:], dtype=np.int64)
+    elif scaling is not None:
+        rule = np.array([METRICS[scaling.metric], scaling.target, scaling.least, scaling.most, scaling.every_ms])
+        looks = math.ceil(span[1] / scaling.every_ms)
+        recent = 1 + math.floor(scaling.cool_down_ms / scaling.every_ms)
+    phase, born = np.zeros(places, dtype=np.int64), np.arange(places, dtype=np.int64)
+    phase[:first] = core.UP
+    log = np.zeros((3, 2 + 2 * (len(moments) + looks)))
+    log[:, 0] = 0.0, first, first
+    counters = np.zeros(7, dtype=np.int64)
+    counters[[core.ASKED, core.BORN, core.LOGGED, core.TURN]] = first, first, 1, places - 1
+    since = np.full(places, span[0])
+    zeros = np.zeros((3, places))
+    return core.Fleet(
+        counters, rule, start_ms, moments, counts, np.full(recent, -1, dtype=np.int64),
+        phase, born, since, zeros[0], zeros[1], zeros[2], log,
+    )  # fmt: skip
+
+
+def paid_ms(fleet: core.Fleet, states: State, end_ms: float) -> float:
+    """Return the paid time of all replicas until the end of a run, in ms."""
+    total = fleet.paid.copy()
+    for k, phase in enumerate(fleet.phase):
+        if phase == core.DRAINING:
+            total[k] += max(fleet.ended[k], states.f[k, st.BUSY_UNTIL]) - fleet.since[k]
+        elif phase != core.ABSENT:
+            total[k] += end_ms - fleet.since[k]
+    return float(total.sum())
 
 
 ALL_PROMPTS = (0.0, math.inf)
@@ -144,23 +238,15 @@ ALL_PROMPTS = (0.0, math.inf)
 
 @dataclass(frozen=True)
 class Transfer:
-    """Transfer of the KV cache from prefill to decode: a fixed time plus a time per prompt token.
-
-    Only prompts whose length is within `prompts` (shortest, longest) are prefilled apart.
-    """
+    """Transfer of the KV cache from prefill to decode: a fixed time plus a time per prompt token."""
 
     fixed_ms: float = 0.0
     ms_per_token: float = 0.0
-    prompts: tuple[float, float] = ALL_PROMPTS
+    prompts: tuple[float, float] = ALL_PROMPTS  # shortest and longest prompt that is prefilled apart
 
     def __post_init__(self) -> None:
         wrong = not self.fixed_ms >= 0 or not self.ms_per_token >= 0
         refuse(wrong, "a transfer below zero", "--transfer", "Give a time that is not negative.")
-
-    def prefilled_apart(self, prompt_tokens: IntArray) -> NDArray[np.bool_]:
-        """Mark the prompts (n,) that are prefilled apart."""
-        shortest, longest = self.prompts
-        return np.asarray((prompt_tokens >= shortest) & (prompt_tokens <= longest))
 
 
 def serve_apart(
@@ -171,11 +257,9 @@ def serve_apart(
     seed: int = 0,
     routing: tuple[Routing, Routing] = (Routing(), Routing()),
 ) -> EngineRun:
-    """Run the prefill engines, then the decode engines; costs, settings and routing are pairs in that order.
-
-    The engines are merged into one run of the requests; token gaps are those of the decoding engines.
-    """
-    apart = transfer.prefilled_apart(requests.prompt_tokens)
+    """Run the prefill engines, then the decode engines; costs, settings and routing are pairs in that order."""
+    shortest, longest = transfer.prompts
+    apart = (requests.prompt_tokens >= shortest) & (requests.prompt_tokens <= longest)
     seen, start, first, last, begun = np.full((5, len(requests)), np.nan)
     arrived, replica, runs = requests.arrival_ms.copy(), np.zeros(len(requests), dtype=np.int64), []
     if apart.any():
@@ -198,21 +282,20 @@ def serve_apart(
         decode = _served(handed, load, costs[1], settings[1].limits(seed), routing[1], routing[0].replicas)
         last[rows], begun[rows] = decode.last_ms, decode.start_ms
         own = ~elsewhere
-        for column, of_decode in ((seen, decode.seen_ms), (start, decode.start_ms), (first, decode.first_ms)):
-            column[rows[own]] = of_decode[own]
+        for column, times in ((seen, decode.seen_ms), (start, decode.start_ms), (first, decode.first_ms)):
+            column[rows[own]] = times[own]
         replica[rows[own]] = routing[0].replicas + decode.replica[own]
         runs.append(decode)
     sizes = np.zeros(max(len(run.batch_sizes) for run in runs), dtype=np.int64)
     for run in runs:
         sizes[: len(run.batch_sizes)] += run.batch_sizes
-    totals = {each.name: sum(getattr(run.counters, each.name) for run in runs) for each in fields(Counters)}
-    whole = EngineRun(
+    return EngineRun(
         requests=requests,
         seen_ms=seen,
         start_ms=start,
         first_ms=first,
         last_ms=last,
-        counters=Counters(**totals),
+        counters=Counters(*np.sum([run.counters for run in runs], axis=0).tolist()),
         busy_ms=sum(run.busy_ms for run in runs),
         itl=runs[-1].itl,
         batch_sizes=sizes,
@@ -220,4 +303,3 @@ def serve_apart(
         replica=replica,
         begun_ms=begun,
     )
-    return replace(whole, replica_ms=len(whole.timelines) * whole.makespan_ms)

@@ -1,9 +1,7 @@
-"""Route arriving requests to engines, in compiled code.
+"""Route arriving requests to engines, and change the number of engines, in compiled code.
 
-At each arrival all engines advance to that moment, then the route picks one; ties go to the first. Routes see queues,
-running requests, computed tokens, free slots and blocks, but only the mean output length. Closed loop: engines advance
-in step, because a request may follow from any engine's answer. Routes: docs/concepts/simulation.md; predicted latency:
-docs/theory/simulation.md, "Router and replicas".
+At each arrival all engines advance to that moment, then the route picks one; ties go to the first. A new replica starts
+for a fixed time; a removed one finishes its requests first. Rules: docs/theory/simulation.md, "Router and replicas".
 """
 
 from typing import NamedTuple
@@ -13,18 +11,46 @@ from numpy.typing import NDArray
 
 from latfit.compiled import entry, inner, rare
 from latfit.simulation.engine import state as st
-from latfit.simulation.engine.cluster.fleet import CROWDED, UP, Fleet, change, in_turn, next_change
 from latfit.simulation.engine.loop import advance
-from latfit.simulation.engine.prefix_cache import units_there
+from latfit.simulation.engine.prefix_cache import forget, units_there
 from latfit.simulation.engine.state import Limits, Load, SmallIntArray, State, blocks_for, one_of
 from latfit.simulation.engine.step_cost import StepCosts, Work, step_ms
-from latfit.stats import IntArray
+from latfit.stats import FloatArray, IntArray
 
 ROUND_ROBIN, LEAST_LOADED, SHORTEST_QUEUE, PREFIX, PREDICTED = range(5)
 
 WORTH = 0.5  # smallest cached share of a prompt for which the prefix decides the route, as in SGLang
 
-FULL = 4  # status if a changing fleet has no place for a replica
+TOLERANCE = 0.1  # of the autoscaler's metric, within which the replicas stay
+
+ABSENT, STARTING, UP, DRAINING = range(4)  # phases of a place for a replica
+
+ASKED, NEXT, TICK, BORN, LOGGED, TURN, CROWDED = range(7)
+"""Counters in `Fleet.i`.
+
+ASKED: replicas that start or serve. NEXT: row of the schedule. TICK: evaluations of the rule. BORN: replicas ever
+started. LOGGED: rows of the log. TURN: last place routed to. CROWDED: 1 once no place was free.
+"""
+
+
+class Fleet(NamedTuple):
+    """State of the fleet."""
+
+    i: IntArray
+    rule: FloatArray  # (5,): metric (-1 for none), target, least, most, ms between evaluations
+    start_ms: float  # time from request to service, ms
+    moments: FloatArray  # moments, counts: schedule
+    counts: IntArray
+    recent: IntArray  # last recommendations
+    # phase, born, since, ready, ended, paid: by place: phase, number, time of request, of readiness and of
+    # removal, paid ms
+    phase: IntArray
+    born: IntArray
+    since: FloatArray
+    ready: FloatArray
+    ended: FloatArray
+    paid: FloatArray
+    log: FloatArray  # (3, c): time, replicas serving, replicas requested
 
 
 class Router(NamedTuple):
@@ -44,7 +70,7 @@ class Router(NamedTuple):
 def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router: Router) -> int:
     """Route and serve all requests of the source.
 
-    Returns 0 when all are done, 2 if a waiting request can never run, 4 if the fleet has no place for a new replica.
+    Returns 0 when all are done or the fleet has no place for a new replica, 2 if a waiting request can never run.
     """
     source, counts, fleet = states.source, states.source_i, router.fleet
     while True:
@@ -70,7 +96,7 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
         if changed:
             change(o, fleet, states, moment)
             if fleet.i[CROWDED] > 0:
-                return FULL
+                return 0
             continue
         if moment == np.inf:
             return 0
@@ -200,3 +226,120 @@ def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, out
 @rare
 def _typical_ms(costs: StepCosts, work: Work) -> float:
     return float(step_ms(costs, work))
+
+
+@inner
+def next_change(f: Fleet) -> float:
+    """Return when the fleet changes next; infinity for never."""
+    found = (f.i[TICK] + 1) * f.rule[4] if f.rule[0] >= 0 else np.inf
+    if f.i[NEXT] < len(f.moments):
+        found = min(found, f.moments[f.i[NEXT]])
+    for k in range(len(f.phase)):
+        if f.phase[k] == STARTING:
+            found = min(found, f.ready[k])
+    return float(found)
+
+
+@rare
+def change(o: Limits, f: Fleet, states: State, now: float) -> None:
+    """Apply the changes at `now`; all engines have advanced to it."""
+    asked = f.i[ASKED]
+    if f.i[NEXT] < len(f.moments) and f.moments[f.i[NEXT]] <= now:
+        asked = f.counts[f.i[NEXT]]
+        f.i[NEXT] += 1
+    if f.rule[0] >= 0 and (f.i[TICK] + 1) * f.rule[4] <= now:
+        asked = _recommended(o, f, states)
+        f.i[TICK] += 1
+    while f.i[ASKED] > asked:
+        _send_away(f, now)
+    while f.i[ASKED] < asked and f.i[CROWDED] == 0:
+        _start(f, states, now)
+    for k in range(len(f.phase)):
+        if f.phase[k] == STARTING and f.ready[k] <= now:
+            f.phase[k] = UP
+    up = 0
+    for k in range(len(f.phase)):
+        up += f.phase[k] == UP
+    at = f.i[LOGGED] - 1
+    if f.log[1, at] != up or f.log[2, at] != f.i[ASKED]:
+        if f.log[0, at] < now and at + 1 < f.log.shape[1]:
+            at += 1
+            f.i[LOGGED] += 1
+        f.log[0, at], f.log[1, at], f.log[2, at] = now, up, f.i[ASKED]
+
+
+@inner
+def _recommended(o: Limits, f: Fleet, states: State) -> int:
+    """Return the replicas that the rule recommends."""
+    total, asked = 0.0, f.i[ASKED]
+    for k in range(len(f.phase)):
+        if f.phase[k] == UP:
+            i = states.i[k]
+            if f.rule[0] == 2:
+                total += (o.blocks - i[st.FREE]) / o.blocks
+            else:
+                total += i[st.WAITING] + i[st.PUSHED] - i[st.SEEN] + (i[st.COUNT] if f.rule[0] == 0 else 0)
+    found = int(np.ceil(total / f.rule[1] - 1e-9))
+    if abs(total / (f.rule[1] * asked) - 1.0) <= TOLERANCE:
+        found = asked
+    found = int(min(max(found, f.rule[2]), f.rule[3]))
+    f.recent[f.i[TICK] % len(f.recent)] = found
+    if found >= asked:
+        return found
+    most = found
+    for each in f.recent:
+        most = max(most, each)
+    return int(min(most, asked))
+
+
+@inner
+def _send_away(f: Fleet, now: float) -> None:
+    """Remove one replica: one that still starts, else the youngest."""
+    chosen = -1
+    for k in range(len(f.phase)):
+        if f.phase[k] == STARTING or f.phase[k] == UP:
+            younger = chosen >= 0 and f.phase[k] == f.phase[chosen] and f.born[k] > f.born[chosen]
+            if chosen < 0 or f.phase[k] < f.phase[chosen] or younger:
+                chosen = k
+    f.i[ASKED] -= 1
+    if f.phase[chosen] == STARTING:
+        f.phase[chosen] = ABSENT
+        f.paid[chosen] += now - f.since[chosen]
+        return
+    f.phase[chosen] = DRAINING
+    f.ended[chosen] = now
+
+
+@inner
+def _start(f: Fleet, states: State, now: float) -> None:
+    """Start one replica in a free place."""
+    for k in range(len(f.phase)):
+        if f.phase[k] == DRAINING and _drained(states, k, now):
+            f.phase[k] = ABSENT
+            f.paid[k] += max(f.ended[k], states.f[k, st.BUSY_UNTIL]) - f.since[k]
+        if f.phase[k] == ABSENT:
+            forget(one_of(states, k))
+            f.phase[k], f.since[k], f.ready[k] = STARTING, now, now + f.start_ms
+            f.born[k] = f.i[BORN]
+            f.i[BORN] += 1
+            f.i[ASKED] += 1
+            return
+    f.i[CROWDED] = 1
+
+
+@inner
+def _drained(states: State, k: int, now: float) -> bool:
+    i = states.i[k]
+    waits = i[st.WAITING] + i[st.COUNT] + i[st.PUSHED] - i[st.SEEN]
+    return bool(waits == 0 and states.f[k, st.BUSY_UNTIL] <= now)
+
+
+@inner
+def in_turn(f: Fleet) -> int:
+    """Return the next serving place in round-robin order."""
+    k = f.i[TURN]
+    while True:
+        k = k + 1 if k + 1 < len(f.phase) else 0
+        if f.phase[k] == UP:
+            f.i[TURN] = k
+            return int(k)
