@@ -1,6 +1,6 @@
 """Requests in a heap, those with the least key first and of equal keys the lower number, in compiled code.
 
-A heap is an array of numbers of requests and how many of its places are used; key[r] belongs to request r.
+A heap is an array of numbers of requests; counts[place] of its places are used, and key[r] belongs to request r.
 """
 
 from latfit.compiled import inner, rare
@@ -13,9 +13,10 @@ def _before(key: FloatArray, a: int, b: int) -> bool:
 
 
 @rare
-def push(heap: IntArray, size: int, key: FloatArray, r: int) -> None:
-    """Add request r to the `size` that are in the heap."""
-    at = size
+def push(heap: IntArray, counts: IntArray, place: int, key: FloatArray, r: int) -> None:
+    """Add request r to the heap."""
+    at = counts[place]
+    counts[place] += 1
     while at > 0 and _before(key, r, heap[(at - 1) // 2]):
         heap[at] = heap[(at - 1) // 2]
         at = (at - 1) // 2
@@ -23,10 +24,11 @@ def push(heap: IntArray, size: int, key: FloatArray, r: int) -> None:
 
 
 @rare
-def pop(heap: IntArray, size: int, key: FloatArray) -> int:
-    """Take the first of the `size` requests out; returns which it is."""
-    first, r = heap[0], heap[size - 1]
-    at, size = 0, size - 1
+def pop(heap: IntArray, counts: IntArray, place: int, key: FloatArray) -> int:
+    """Take the first request out; returns which it is."""
+    counts[place] -= 1
+    at, size = 0, counts[place]
+    first, r = heap[0], heap[size]
     while 2 * at + 1 < size:
         child = 2 * at + 1
         if child + 1 < size and _before(key, heap[child + 1], heap[child]):

@@ -1,9 +1,7 @@
 """Plan the next step of an engine: which requests run, with how many tokens each.
 
 Four schedulers: chunked prefill (vLLM V1), selective (whole prompts with decoding, output space reserved), continuous
-(a step prefills or decodes) and static batches. In selective and continuous batching a prompt longer than the token
-budget gets a step of its own. Waiting requests: preempted ones first, the last one preempted in front, then by the
-scheduling policy. Rules: docs/concepts/simulation.md, "What is simulated"; docs/theory/simulation.md.
+(a step prefills or decodes) and static batches. Rules: docs/concepts/simulation.md, "What is simulated".
 """
 
 import numpy as np
@@ -46,11 +44,9 @@ def absorb(o: Limits, load: Load, s: State, now: float) -> int:
         s.i[st.SEEN] += 1
         s.seen[r] = now
         if o.order == st.KEYED or o.order == st.SWITCH or o.order == st.DEADLINE:
-            push(s.heap, s.i[st.HEAP], load.key, r)
-            s.i[st.HEAP] += 1
+            push(s.heap, s.i, st.HEAP, load.key, r)
         if o.order == st.SWITCH:
-            push(s.heap_2, s.i[st.HEAP_2], load.key_2, r)
-            s.i[st.HEAP_2] += 1
+            push(s.heap_2, s.i, st.HEAP_2, load.key_2, r)
         elif o.order == st.FAIR:
             _queue(load, s, r)
     s.i[st.WAITING] += s.i[st.SEEN] - before
@@ -72,15 +68,11 @@ def peek(o: Limits, load: Load, s: State) -> int:
         return int(s.user_head[_least_served(s)])
     if o.order == st.DEADLINE:
         while s.i[st.HEAP] > 0 and load.key[s.heap[0]] <= s.f[st.NOW]:
-            push(s.heap_2, s.i[st.HEAP_2], load.key_2, heap_pop(s.heap, s.i[st.HEAP], load.key))
-            s.i[st.HEAP] -= 1
-            s.i[st.HEAP_2] += 1
+            push(s.heap_2, s.i, st.HEAP_2, load.key_2, heap_pop(s.heap, s.i, st.HEAP, load.key))
         return int(s.heap_2[0] if s.i[st.HEAP_2] > 0 else s.heap[0])
     if s.i[st.WAITING] < o.switch_at:
-        _drop_taken(s, s.heap, st.HEAP, load.key)
-        return int(s.heap[0])
-    _drop_taken(s, s.heap_2, st.HEAP_2, load.key_2)
-    return int(s.heap_2[0])
+        return int(_first_left(s, s.heap, st.HEAP, load.key))
+    return int(_first_left(s, s.heap_2, st.HEAP_2, load.key_2))
 
 
 @inner
@@ -92,14 +84,11 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
     elif o.order == st.FCFS:
         s.i[st.HEAD] += 1
     elif o.order == st.DEADLINE and s.i[st.HEAP_2] > 0:
-        heap_pop(s.heap_2, s.i[st.HEAP_2], load.key_2)
-        s.i[st.HEAP_2] -= 1
+        heap_pop(s.heap_2, s.i, st.HEAP_2, load.key_2)
     elif o.order == st.KEYED or o.order == st.DEADLINE:
-        heap_pop(s.heap, s.i[st.HEAP], load.key)
-        s.i[st.HEAP] -= 1
+        heap_pop(s.heap, s.i, st.HEAP, load.key)
     elif o.order == st.FAIR:
-        user = load.user[r]
-        s.user_head[user] = s.after[r]
+        s.user_head[load.user[r]] = s.after[r]
     else:
         s.taken[r] = 1
 
@@ -137,10 +126,11 @@ def _least_served(s: State) -> int:
 
 
 @rare
-def _drop_taken(s: State, heap: IntArray, size: int, key: FloatArray) -> None:
+def _first_left(s: State, heap: IntArray, place: int, key: FloatArray) -> int:
+    """Drop requests that were taken by the other key; return the first that is left."""
     while s.taken[heap[0]] == 1:
-        heap_pop(heap, s.i[size], key)
-        s.i[size] -= 1
+        heap_pop(heap, s.i, place, key)
+    return int(heap[0])
 
 
 @entry

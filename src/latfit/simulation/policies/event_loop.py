@@ -119,8 +119,7 @@ def admit_by_class(arrive, class_id, queue, sending, clocks, limits):  # type: i
             return moment
         if users > 0:
             arrive[i] = now
-            pop(returns, q[RETURNING], sent)
-            q[RETURNING] -= 1
+            pop(returns, q, RETURNING, sent)
             q[KNOWN] += 1
         t[AREA] += q[QUEUED] * (now - t[LAST])
         t[LAST] = now
@@ -226,8 +225,7 @@ def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
     """Schedule the next request of a user whose last one ended at `idle_from`, after the think time."""
     i = q[ISSUED]
     sent[i] += idle_from
-    push(returns, q[RETURNING], sent, i)
-    q[RETURNING] += 1
+    push(returns, q, RETURNING, sent, i)
     q[ISSUED] += 1
 
 
