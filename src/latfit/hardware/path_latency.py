@@ -92,10 +92,7 @@ class PathLatency:
         return self.path.fit.latency_ms(**self.steps(B))
 
     def noisy_ms(self, B: FloatArray) -> FloatArray:
-        """Return the times (n,) that the noise multiplies, at the level of the measured steps of that size.
-
-        Of a nominal median the mean of an exponential service.
-        """
+        """Return the times (n,) that the noise multiplies, at the level of the measured steps of that size."""
         typical, B = self.typical_ms(B), np.asarray(B, dtype=np.float64)
         if self.path.nominal is not None:
             return np.asarray(typical * self.path.nominal.mean_factor())

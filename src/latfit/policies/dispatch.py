@@ -22,10 +22,7 @@ _total_delay = inner(marginal_cost.total_delay_waits)
 
 @entry
 def decide(code, p, times, view):  # type: ignore[no-untyped-def]
-    """Return the decision of policy `code` with parameters `p`; see the module.
-
-    Each function has a single return, so that numba omits reference counting, which costs more than the decision.
-    """
+    """Return the decision of policy `code`. Functions here have one return, so that numba counts no references."""
     if view[codes.WAITING] < 1:
         found = (codes.WAIT, 0, math.inf, 1)
     elif code == codes.CUTOFF:
@@ -211,10 +208,7 @@ def _ends_before(p, times, view, take):  # type: ignore[no-untyped-def]
 
 @inner
 def _ended_no_later(p, times, view, most):  # type: ignore[no-untyped-def]
-    """Find the largest batch, up to `most`, that an idle side path finishes no later than the main path.
-
-    Returns its size and the number of requests in front of it that stay.
-    """
+    """Return the largest batch up to `most` that the idle side path ends no later, and who stays in front of it."""
     waiting = int(view[codes.WAITING])
     take, passed = min(waiting, most, int(p[codes.SIDE_LARGEST])), 0
     while take > 0:

@@ -43,11 +43,7 @@ class ResponseDistribution:
         return self.pool.value(q)
 
     def percentile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
-        """Return the confidence interval of a percentile in ms; the upper end may be infinite.
-
-        The share of responses up to the percentile differs between the m runs; its standard error times Student's t
-        on m - 1 degrees is added to q on both sides.
-        """
+        """Return the confidence interval of a percentile in ms; the upper end may be infinite."""
         from scipy.special import stdtrit
 
         half = float(stdtrit(len(self.runs) - 1, 0.5 + level / 2)) * self.tail_error(self.percentile(q))

@@ -75,10 +75,7 @@ def serve_batches(arrive, server, threshold, u, response):  # type: ignore[no-un
 def simulate_batches(
     rate: float, times: ServiceTimes, threshold: int = 1, arrivals: Arrivals = POISSON, effort: Effort = USUAL
 ) -> ResponseDistribution:
-    """Simulate one server that takes all waiting requests, up to `times.max_batch`, once `threshold` of them wait.
-
-    rate: arrivals per ms. Raises SlaOutOfReach from `times.rate_limit()` on.
-    """
+    """Simulate one server that takes all waiting requests, up to `times.max_batch`, once `threshold` of them wait."""
     rate, limit = positive(rate, "rate"), times.rate_limit()
     require_stable(rate, limit, "the batch queue")
     start, n, settled = run_length(rate / limit, times, arrivals, _first_wave(rate, times), effort)
@@ -91,10 +88,7 @@ def simulate_batches(
 
 
 def settling_ms(rate: float, times: ServiceTimes, effort: Effort = USUAL) -> float:
-    """Return the ms from empty until the mean response is near that of the long run, 0 if it is from the start.
-
-    Where T(b) falls in b, a queue that starts empty may stay slow for long (metastability). rate per ms, Poisson.
-    """
+    """Return the ms from empty until the mean response is near that of the long run, 0 if it is from the start."""
     require_stable(rate, times.rate_limit(), "the batch queue")
     n = effort.shortest
     block, server, response, mean = n // SETTLING_BLOCKS, _server(times), np.empty(n), np.zeros(SETTLING_BLOCKS)

@@ -49,10 +49,7 @@ R_co = TypeVar("R_co", bound=PointResult, covariant=True)
 
 
 class SweepPoint(Protocol[R_co]):
-    """One simulation of a sweep. labels: the settings that were varied.  key: a digest of what the result depends on.
-
-    `run` takes the threads for its replications and a function to call with the share of them that is done.
-    """
+    """One simulation of a sweep. labels: the varied settings. key: a digest of what the result depends on."""
 
     @property
     def labels(self) -> Mapping[str, Any]: ...

@@ -147,10 +147,7 @@ def padded(o: Limits, w: Work) -> Work:
 
 @inner
 def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float) -> tuple[int, int]:
-    """Advance one request by a step whose tokens appear at `out`.
-
-    Returns its new tokens, and how many of them directly follow the step before.
-    """
+    """Advance one request by a step; return its new tokens, and how many directly follow the step before."""
     r, chunk = s.rid[i], s.chunk[i]
     if np.isnan(s.start[r]):
         s.start[r] = begin

@@ -66,10 +66,7 @@ class KnownSettings:
 
 
 def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSettings:
-    """Collect the settings that traces report, with vLLM's defaults for the rest.
-
-    `kv_blocks` is missing if no source reports the cache size. `block_size` overrides the sources.
-    """
+    """Collect the settings that traces report, else vLLM's defaults; no `kv_blocks` if no source reports it."""
     if not {*facts.values, *facts.differing} - set(SAYS_NOTHING):
         return KnownSettings(padded_graphs=not facts.as_served)
     told: dict[str, Any] = {**facts.values, **({} if block_size is None else {"block_size": block_size})}

@@ -263,10 +263,7 @@ def grows(runs: Sequence[EngineRun]) -> bool:
 
 
 def backlogged(runs: Sequence[EngineRun]) -> bool:
-    """Return whether the queue at the last arrival shows a load above capacity.
-
-    Above capacity by a ratio r, a share 1 - 1/r of the requests waits then. Works for runs too short to show growth.
-    """
+    """Return whether the queue at the last arrival shows a load above capacity."""
     shares = [
         float(np.mean(run.served_from_ms > run.requests.arrival_ms.max()))
         for run in runs
@@ -308,10 +305,7 @@ def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Inte
 
 
 def bound_of(times: Sequence[FloatArray], share: float) -> float:
-    """Bound the quantile `share` from above by Cantelli's inequality over replications.
-
-    NaN if fewer than LEAST_BOUNDED replications have a time. Derivation: docs/theory/simulation.md.
-    """
+    """Bound a quantile from above by Cantelli's inequality; NaN with fewer than LEAST_BOUNDED replications."""
     kept = [each for each in times if len(each)]
     if len(kept) < LEAST_BOUNDED:
         return math.nan

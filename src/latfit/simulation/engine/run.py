@@ -118,10 +118,7 @@ def serve(
 def serve_in_turn(
     requests: Requests, load: Load, costs: StepCosts, limits: Limits, engines: range = range(1)
 ) -> EngineRun:
-    """Serve request r on engine r modulo the number of engines, so that users stay on one engine.
-
-    `engines` are the numbers of their random streams.
-    """
+    """Serve request r on engine r modulo the number of engines, so that users stay on one engine."""
     first, spread = coming(load), min(len(engines), load.users) if load.users else len(engines)
     states = engines_of(idle_engines(limits, load, engines))
     for k, state in enumerate(states[:spread]):

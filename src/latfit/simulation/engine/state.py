@@ -138,10 +138,7 @@ class State(NamedTuple):
 
 
 def new_states(limits: Limits, load: Load, engines: range, source: SmallIntArray, source_i: IntArray) -> State:
-    """Make idle engines with a shared source: arrays of engines are rows (engines, ...), arrays of requests shared.
-
-    `engines` are the numbers of their random streams.
-    """
+    """Make idle engines with a shared source: arrays of engines are rows (engines, ...), arrays of requests shared."""
     rows = {name: _rows(column, len(engines)) for name, column in _of_engine(limits, load).items()}
     streams = [Streams(limits.seed).generator(SERVICE, engine) for engine in engines]
     stream = np.stack([each.integers(2**64, size=1, dtype=np.uint64) for each in streams])
@@ -257,10 +254,7 @@ def send_next(o: Limits, load: Load, s: State, r: int, end: float) -> None:
 
 @rare
 def send_all(o: Limits, load: Load, s: State) -> float:
-    """Send the next requests of users whose requests ended in the last step.
-
-    Returns the next arrival at a shared source, infinity for a source of one engine.
-    """
+    """Send the next requests of users who got an answer in the last step; return the next arrival at a shared source."""
     for i in range(s.i[COUNT]):
         if s.chunk[i] > 0 and s.fin[i] == 1 + o.asynchronous:
             send_next(o, load, s, s.rid[i], s.f[LAST_TOKENS])

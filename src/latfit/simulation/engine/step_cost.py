@@ -334,10 +334,7 @@ def _along(t: Table, row: int, axis: int, amount: float) -> tuple[int, float]:
 
 @rare
 def correction(t: Table, row: int, D: float, P: float, held: tuple[float, float]) -> float:
-    """Interpolate the correction factor of a step that decodes D requests and computes P prefill tokens.
-
-    `held` are the tokens of a decoding request and of one in prefill. See `model.correction`.
-    """
+    """Interpolate the correction factor of a step that decodes D requests and computes P prefill tokens."""
     i, a = _along(t, row, 0, D)
     j, b = _along(t, row, 1, P)
     k, c = _along(t, row, 2, held[0])

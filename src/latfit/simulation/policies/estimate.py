@@ -207,11 +207,9 @@ def _ends(pool: Histogram, share: float, half: float) -> tuple[float, float]:
 
 
 def paired(first: tuple[float, BatchErrors], other: tuple[float, BatchErrors]) -> Interval:
-    """Return the interval of other - first from two values in ms and their errors.
-
-    Batches of equal lengths hold the same requests, whose common noise cancels; else the errors are independent.
-    """
+    """Return the interval of other - first from two values in ms and their errors."""
     value, (a, b) = other[0] - first[0], (first[1], other[1])
+    # Batches of equal lengths hold the same requests, whose common noise cancels; else the errors are independent.
     half = math.hypot(a.half_width()[0], b.half_width()[0])
     if a.length == b.length:
         fewest, errors = min((a, b), key=lambda each: each.requests), (np.array(b.errors) - a.errors).tolist()
@@ -298,10 +296,7 @@ def length_of(requests: int, replications: int, warmup: float | None) -> Length:
 
 
 def divided(in_all: float, replications: int, warmup: float | None) -> Length:
-    """Split at least `in_all` counted requests, in powers of two of MANY, into replications.
-
-    Policies at one load then mostly have equal lengths, so that their batches hold the same requests.
-    """
+    """Split at least `in_all` counted requests, in powers of two of MANY, into replications."""
     counted = MANY * 2 ** math.ceil(math.log2(min(max(in_all, MANY), MOST / 2) / MANY))
     replications = max(replications, math.ceil(counted / LONGEST))
     share = WARM_SHARE if warmup is None else warmup

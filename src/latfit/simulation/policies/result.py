@@ -116,10 +116,7 @@ class SimResult(Record, frozen=True):
 
 
 def p99_difference(base: SimResult, other: SimResult) -> Interval | None:
-    """Return p99 of another run less that of a base, ms, with its interval; None if either is unstable.
-
-    On the same random numbers (one sweep, one rate) the difference is surer than its parts.
-    """
+    """Return p99 of another run less that of a base, ms, with its interval; None if either is unstable."""
     if not base.stable or not other.stable or base.p99_error is None or other.p99_error is None:
         return None
     return paired((base.latency["p99"].value, base.p99_error), (other.latency["p99"].value, other.p99_error))

@@ -197,11 +197,7 @@ def sweep(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[SimResult]:
-    """Return the results of the points, as `simulate_points` makes them.
-
-    Each but the first at its rate has the difference of its p99 to the first's: both met the same requests, so the
-    difference is surer than its parts.
-    """
+    """Return the results; each but the first at its rate has the difference of its p99 to that of the first."""
     found: list[SimResult] = []
     first: dict[float, SimResult] = {}
     for result in simulate_points(points, running, out=out, resume=resume, progress=progress):
@@ -223,12 +219,9 @@ def points_of(
     varied: Mapping[str, Sequence[Any]] | None = None,
     settings: Settings = Settings(),
     solve: Solve | None = None,
-    skipped: list[SlaOutOfReach],
+    skipped: list[SlaOutOfReach],  # takes the errors of points without a policy, as the optimal one above capacity
 ) -> list[Point]:
-    """Return points in the order of the rates (per ms), then the policies, then the settings. Raises WrongUsage.
-
-    skipped: takes the points that have no policy, as the optimal one has none above its capacity.
-    """
+    """Return points in the order of the rates (per ms), then the policies, then the settings. Raises WrongUsage."""
     refuse(not policies, "no policy", "--policy", "Give at least one.")
     closed = isinstance(load, ClosedLoad)
     refuse(closed and bool(rates), "a closed loop has no rate to set", "--rate", "Vary --users instead.")

@@ -168,12 +168,7 @@ def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
 
 
 def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
-    """Return a path of a profile, for batches up to the largest that was measured.
-
-    Times scatter as the measured steps of their phase do (one token a request: decode). Where requests differ in
-    length, a batch's time goes by its own tokens. A nominal median is served one at a time and taken as exponential, as
-    plans take it: its mean is the median over ln 2. Only `deterministic` takes it unchanged.
-    """
+    """Return a path of a profile; a nominal median is served one at a time, as exponential unless deterministic."""
     fit, nominal, most = path.fit, path.nominal, serving.most_tokens
     if not fit.status.ok or "B" not in fit.domain:
         found = f"the fit of path {path.name!r} is not usable ({fit.status.sentence})"

@@ -29,10 +29,7 @@ METRICS = {"requests": 0, "waiting": 1, "kv": 2}
 
 @dataclass(frozen=True)
 class Schedule:
-    """Scheduled replicas: `replicas[i]` from moments_ms[i] on, counted from the first arrival.
-
-    The first entry is present from the start.
-    """
+    """Scheduled replicas: `replicas[i]` from moments_ms[i] on, counted from the first arrival."""
 
     moments_ms: tuple[float, ...]
     replicas: tuple[int, ...]

@@ -162,10 +162,7 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
 
 @rare
 def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, most: float) -> int:
-    """Return the engine with most of the prompt cached, among those with at most `most` requests.
-
-    Falls back to the least loaded engine if the cached share is below WORTH; ties go by the other criterion.
-    """
+    """Return the engine with most of the prompt cached, among those with at most `most` requests."""
     chosen, found, fewest = 0, -1, np.inf
     idlest, there, least = 0, -1, np.inf
     for k in range(states.i.shape[0]):
