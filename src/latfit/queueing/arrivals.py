@@ -1,6 +1,6 @@
 """Streams of arrivals at any rate: Poisson, or the gaps of a recording. Time in ms."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,14 +15,9 @@ MIN_SUMS = 20  # sums of gaps that a variance is computed from
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """A stationary stream.
-
-    gaps: between arrivals (n,), mean 1, in the order of the recording, which repeats; None for a Poisson stream. label:
-    name for messages.
-    """
+    """A stationary stream. gaps: (n,) of a recording, which repeats, with mean 1; None for a Poisson stream."""
 
     gaps: FloatArray | None = None
-    label: str = "Poisson arrivals"
 
     @property
     def poisson(self) -> bool:
@@ -31,13 +26,13 @@ class Arrivals:
     @cached_property
     def dispersion(self) -> float:
         """Index of dispersion of counts, the largest over time spans up to a twentieth of the recording."""
-        return 1.0 if self.gaps is None else max((found for _, found in dispersions(self.gaps)), default=1.0)
+        return 1.0 if self.gaps is None else max((value for _, value in dispersions(self.gaps)), default=1.0)
 
     @property
     def grows(self) -> bool:
         """Whether the dispersion still grows at the longest time span: bursts last longer than the recording shows."""
-        found = [] if self.gaps is None else [each for _, each in dispersions(self.gaps)]
-        return len(found) > 4 and found[-1] > GROWING_DISPERSION * found[-4]
+        values = [] if self.gaps is None else [value for _, value in dispersions(self.gaps)]
+        return len(values) > 4 and values[-1] > GROWING_DISPERSION * values[-4]
 
     def split(self, replicas: int) -> "Arrivals":
         """Return the stream of one replica when every request goes to a random one."""
@@ -45,7 +40,7 @@ class Arrivals:
             return self
         rng = np.random.default_rng(SEED)
         ends = np.cumsum(np.tile(self.gaps, replicas))[rng.random(replicas * len(self.gaps)) < 1 / replicas]
-        return self._of(np.diff(ends, prepend=0.0))
+        return _scaled(np.diff(ends, prepend=0.0))
 
     def drawn(self, rng: np.random.Generator) -> "Arrivals":
         """Return a block bootstrap of the recording."""
@@ -54,10 +49,11 @@ class Arrivals:
         n = len(self.gaps)
         length = -(-n // PIECES)
         places = rng.integers(0, n, PIECES)
-        return self._of(self.gaps[(places[:, None] + np.arange(length)).ravel()[:n] % n])
+        return _scaled(self.gaps[(places[:, None] + np.arange(length)).ravel()[:n] % n])
 
-    def _of(self, gaps: FloatArray) -> "Arrivals":
-        return replace(self, gaps=gaps / gaps.mean())
+
+def _scaled(gaps: FloatArray) -> Arrivals:
+    return Arrivals(gaps / gaps.mean())
 
 
 def dispersions(gaps: FloatArray) -> list[tuple[int, float]]:

@@ -5,6 +5,7 @@ overflow that stays in the CPU's queue. The `cutoff` policy leaves requests to t
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,6 @@ from latfit.queueing.distribution import positive
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
-GRID = 41
 MAX_CHANCE_OF_FULL_BATCH = 1e-7  # above it the largest batch binds, and batches are not independent
 MIN_LOAD = 1e-10  # of the CPU, below which the decay rate cannot be told from mu
 PRECISION = 1e-12
@@ -23,34 +23,11 @@ PRECISION = 1e-12
 
 @dataclass(frozen=True)
 class CutoffBound:
-    """Upper bound on the tail of the response.
+    """Upper bound on the response: P(response > x) <= tail(x). idle_ms: T(1)."""
 
-    weight, batch_ms: requests that wait for a batch (n,) by its size: their share of all, and T of that batch.
-    idle_share, idle_ms: share that finds the GPU idle, and T(1). decay, factor: P(CPU sojourn > y | overflow) <=
-    factor e^(-decay y) + (1 - factor) e^(-cpu_rate y).
-    """
-
-    rate: float
-    cutoff_ms: float
-    cpu_rate: float
+    tail: Callable[[float], float]
     overflow_share: float
-    weight: FloatArray
-    batch_ms: FloatArray
-    idle_share: float
     idle_ms: float
-    decay: float
-    factor: float
-
-    def tail(self, x: float) -> float:
-        """Return an upper bound on P(response > x)."""
-        waits = 1 - np.clip((x - self.batch_ms) / self.cutoff_ms, 0, 1)
-        gpu = float(self.weight @ waits) + (self.idle_share if x < self.idle_ms else 0.0)
-        y = max(x - self.cutoff_ms, 0.0)
-        sojourn = self.factor * math.exp(-self.decay * y) + (1 - self.factor) * math.exp(-self.cpu_rate * y)
-        late = self.overflow_share * min(sojourn, 1.0)
-        if self.cpu_rate > self.rate:  # as if every request went to the CPU
-            late = min(late, math.exp(-(self.cpu_rate - self.rate) * y))
-        return min(gpu + late, 1.0)
 
     def percentile(self, q: float) -> float:
         """Return an upper bound on the q-quantile of the response in ms."""
@@ -77,9 +54,19 @@ def cutoff_bound(rate: float, cutoff_ms: float, times: ServiceTimes, cpu_rate: f
     found = None if rate * overflow >= mu else _decay(rate, cutoff, mu, p, T - cutoff)
     if found is None:
         return None
-    return CutoffBound(
-        rate, cutoff, mu, overflow, n[1:] * p[1:] / requests, T[1:], float(p[0]) / requests, float(T[0]), *found
-    )
+    decay, factor = found  # of the sojourn at the CPU
+    weight, idle = n[1:] * p[1:] / requests, float(p[0]) / requests  # shares that wait for a batch, and that find none
+
+    def tail(x: float) -> float:
+        waits = 1 - np.clip((x - T[1:]) / cutoff, 0, 1)
+        gpu = float(weight @ waits) + (idle if x < T[0] else 0.0)
+        y = max(x - cutoff, 0.0)
+        late = overflow * min(factor * math.exp(-decay * y) + (1 - factor) * math.exp(-mu * y), 1.0)
+        if mu > rate:  # as if every request went to the CPU
+            late = min(late, math.exp(-(mu - rate) * y))
+        return min(gpu + late, 1.0)
+
+    return CutoffBound(tail, overflow, float(T[0]))
 
 
 def _decay(rate: float, cutoff: float, mu: float, p: FloatArray, on: FloatArray) -> tuple[float, float] | None:

@@ -1,8 +1,7 @@
 """The best rule for an idle batch server: a semi-Markov decision process on the number waiting, solved exactly.
 
-State q at an idle server: wait for one more, or serve any b of 1..min(q, max_batch), which lasts T(b) and leaves
-q - b + Poisson(rate T(b)). Cost runs at rate n while n are in the system. Policy iteration on states up to N, a
-quadratic beyond; N grows until the cost stands still. Derivation: docs/theory/planning.md.
+Policy iteration on states up to N, a quadratic beyond; N grows until the cost converges. Derivation:
+docs/theory/planning.md.
 """
 
 import math
@@ -41,18 +40,13 @@ class OptimalRule:
 
 @dataclass(frozen=True)
 class _Problem:
-    """States 0..N for batches b = 1..B.
-
-    T (B,); p (B, J): distribution of the arrivals during a service. costs (B, N + 1): of starting with q waiting.
-    beyond, beyond_gain (B, N + 1): E h above h(N) after a service that starts with l left over is the first less the
-    gain times the second.
-    """
+    """States 0..N for batches b = 1..B; E h above h(N) after a service is `beyond` less the gain times `beyond_gain`."""
 
     rate: float
-    T: FloatArray
-    p: FloatArray
-    costs: FloatArray
-    beyond: FloatArray
+    T: FloatArray  # (B,)
+    p: FloatArray  # distribution (B, J) of the arrivals during a service
+    costs: FloatArray  # (B, N + 1) of starting with q waiting
+    beyond: FloatArray  # (B, N + 1) by the requests left over at the start
     beyond_gain: FloatArray
 
 
@@ -86,11 +80,9 @@ def _for_long_queues(T: FloatArray) -> int:
 def _problem(rate: float, T: FloatArray, N: int) -> _Problem:
     J = _most_arrivals(rate * float(T.max()))
     if max(N, J // 3) > MAX_STATES:
-        raise SlaOutOfReach(
-            f"{max(N, J):,} queue lengths are needed for the optimal rule, above {MAX_STATES:,}",
-            where="rate",
-            remedy="Lower the rate or the largest batch, or take a rule without a table: gpu-only or marginal-cost.",
-        )
+        found = f"{max(N, J):,} queue lengths are needed for the optimal rule, above {MAX_STATES:,}"
+        remedy = "Lower the rate or the largest batch, or take a rule without a table: gpu-only or marginal-cost."
+        raise SlaOutOfReach(found, where="rate", remedy=remedy)
     counts, q, nobody = np.arange(float(J)), np.arange(N + 1.0), np.zeros(N + 1)
     p = _poisson(counts, rate * T)
     # Long queues: h = curve q^2 + (slope - gain/spare) q.

@@ -6,25 +6,20 @@ from functools import cached_property
 
 import numpy as np
 
-from latfit.errors import SlaOutOfReach, WrongUsage
+from latfit.errors import SlaOutOfReach, refuse
 from latfit.histogram import Histogram, pooled
 
 
 @dataclass(frozen=True, eq=False)
 class ResponseDistribution:
-    """Response times of independent runs of a queue, pooled with equal weight for every response.
-
-    utilisation: load over the highest stable load; of a T_cut, the busy share of the CPU. rate_limit: the highest
-    stable rate per ms. settled: whether the runs were as long as the load requires. overflow_share: of the second
-    server.
-    """
+    """Response times of independent runs of a queue, pooled with equal weight for every response."""
 
     runs: tuple[Histogram, ...] = field(repr=False)
-    utilisation: float
-    rate_limit: float = math.nan
-    settled: bool = True
+    utilisation: float  # load over the highest stable load; of a T_cut, the busy share of the CPU
+    rate_limit: float = math.nan  # the highest stable rate per ms
+    settled: bool = True  # whether the runs were as long as the load requires
     mean_batch: float = math.nan
-    overflow_share: float = math.nan
+    overflow_share: float = math.nan  # of the second server
 
     @cached_property
     def pool(self) -> Histogram:
@@ -63,8 +58,8 @@ class ResponseDistribution:
 
 def positive(value: float, name: str, unit: str = "per ms") -> float:
     """Return `value`; raise WrongUsage unless it is finite and above zero."""
-    if not math.isfinite(value) or value <= 0:
-        raise WrongUsage(f"{name} is {value:g}, not above zero", where=name, remedy=f"Give a {name} {unit} above zero.")
+    wrong = not math.isfinite(value) or value <= 0
+    refuse(wrong, f"{name} is {value:g}, not above zero", name, f"Give a {name} {unit} above zero.")
     return float(value)
 
 

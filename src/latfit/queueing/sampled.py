@@ -1,8 +1,7 @@
 """The batch queue, simulated on common random numbers. Theory: docs/theory/planning.md.
 
 Every run draws arrivals and one uniform number per service from (seed, run) alone, so two results differ by what was
-changed (rate, T, noise) and not by luck. Comparisons take many short runs, in which services stay aligned. A run leaves
-out WARMUP relaxation times and counts LENGTH of them.
+changed (rate, T, noise) and not by luck.
 """
 
 from dataclasses import dataclass

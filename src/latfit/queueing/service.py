@@ -1,7 +1,6 @@
 """How long a batch takes, as the queues see it: T(b) in ms for b = 1, 2, ... up to the largest batch.
 
-The mean T need not be a straight line and may fall at small b. A greedy server is stable exactly below
-max_batch/T(max_batch) (Foster's drift).
+T may fall at small b. A greedy server is stable exactly below max_batch/T(max_batch) (Foster's drift).
 """
 
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from latfit.errors import WrongUsage
+from latfit.errors import refuse
 from latfit.model import StepNoise, noise_of
 from latfit.stats import FloatArray
 
@@ -41,12 +40,9 @@ class ServiceTimes:
     def table(self, low: int, high: int) -> FloatArray:
         """Return the mean times of low, ..., high. Raises WrongUsage for a time that is not above zero."""
         T = self._means(np.arange(float(low), high + 1))
-        if len(T) != high - low + 1 or not np.all(np.isfinite(T) & (T > 0)):
-            raise WrongUsage(
-                f"T(b) is not a finite time above zero for every batch from {low} to {high}",
-                where="service times",
-                remedy="Give T in ms for each batch, or limit the batch to where it is known.",
-            )
+        found = f"T(b) is not a finite time above zero for every batch from {low} to {high}"
+        remedy = "Give T in ms for each batch, or limit the batch to where it is known."
+        refuse(len(T) != high - low + 1 or not np.all(np.isfinite(T) & (T > 0)), found, "service times", remedy)
         return T
 
     def rate_limit(self) -> float:
@@ -83,15 +79,14 @@ def linear_times(tau_ms: float, alpha_ms: float, max_batch: int) -> ServiceTimes
 def measured_times(times_ms: FloatArray, noise: StepNoise | None = None, fixed_ms: float = 0.0) -> ServiceTimes:
     """Return typical T of batches 1, 2, ..., len(times_ms), the largest batch. Raises WrongUsage."""
     times = np.array(times_ms, dtype=np.float64)
-    if not len(times):
-        raise WrongUsage("largest batch is 0", where="max_batch", remedy="Give a largest batch of 1 or more.")
+    refuse(not len(times), "largest batch is 0", "max_batch", "Give a largest batch of 1 or more.")
     made = ServiceTimes(lambda b: times[np.asarray(b, dtype=np.int64) - 1], len(times), noise, fixed_ms)
     made.table(1, len(times))
     return made
 
 
 @cache
-def exponential_noise(points: int = EXPONENTIAL_POINTS) -> StepNoise:
+def exponential_noise() -> StepNoise:
     """Return an exponential distribution of mean 1 as points, for a service that nobody measured."""
-    values = -np.log1p(-(np.arange(points) + 0.5) / points)
-    return noise_of(values / values.mean(), np.ones(points))
+    values = -np.log1p(-(np.arange(EXPONENTIAL_POINTS) + 0.5) / EXPONENTIAL_POINTS)
+    return noise_of(values / values.mean(), np.ones(EXPONENTIAL_POINTS))

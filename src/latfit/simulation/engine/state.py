@@ -254,7 +254,7 @@ def send_next(o: Limits, load: Load, s: State, r: int, end: float) -> None:
 
 @rare
 def send_all(o: Limits, load: Load, s: State) -> float:
-    """Send the next requests of users who got an answer in the last step; return the next arrival at a shared source."""
+    """Send the next requests of users answered in the last step; return the next arrival at a shared source."""
     for i in range(s.i[COUNT]):
         if s.chunk[i] > 0 and s.fin[i] == 1 + o.asynchronous:
             send_next(o, load, s, s.rid[i], s.f[LAST_TOKENS])
