@@ -40,7 +40,7 @@ class OptimalRule:
 
 @dataclass(frozen=True)
 class _Problem:
-    """States 0..N for batches b = 1..B; E h above h(N) after a service is `beyond` less the gain times `beyond_gain`."""
+    """States 0..N, batches b = 1..B; E h above h(N) after a service is `beyond` less the gain times `beyond_gain`."""
 
     rate: float
     T: FloatArray  # (B,)

@@ -1,9 +1,7 @@
 """Run an engine step by step, with a short cut over pure decoding.
 
 A synchronous engine plans a step after the end of the one before; an asynchronous engine plans step n+1 when step n
-begins. If costs are step periods, a step's tokens appear `host_ms` before its end. `fast_forward` repeats decode steps
-until a request ends, a block is missing or an admission is possible, with identical results to the last bit.
-Details: docs/theory/simulation.md, "Engine loop".
+begins. `fast_forward` repeats decode steps with identical results. Details: docs/theory/simulation.md, "Engine loop".
 """
 
 import numpy as np
@@ -78,11 +76,9 @@ def _steps(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> i
 def release(o: Limits, load: Load, s: State) -> None:
     """Free the slots and blocks of ended requests whose end the planner has seen."""
     to, count = 0, s.i[st.COUNT]
-    first = 0
-    while first < count and s.fin[first] == 0:
-        first += 1
-    to = first
-    for i in range(first, count):
+    while to < count and s.fin[to] == 0:
+        to += 1
+    for i in range(to, count):
         if s.fin[i] == 1:
             give_back(o, load, s, s.rid[i], s.cap[i] // o.block_size)
             continue
@@ -151,15 +147,14 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float)
     r, chunk = s.rid[i], s.chunk[i]
     if np.isnan(s.start[r]):
         s.start[r] = begin
+    made = 1
     if s.known[i] - s.comp[i] > 1:
         s.comp[i] += chunk
         if o.order == st.FAIR:
             s.served[load.user[r]] += st.INPUT_WEIGHT * chunk
         if s.comp[i] < s.known[i]:
             return 0, 0
-        made = 1
     else:
-        made = 1
         if chunk > 1:
             hits = accepted(o.seed, r, s.gen[i], chunk - 1, o.accept)
             s.i[st.DRAFTED] += chunk - 1
@@ -190,11 +185,8 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float)
 @inner
 def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float) -> int:
     """Run steps of pure decoding until something may change; return how many."""
-    stops = _stops_on_arrival(o, load, s)
-    if stops < 0:
-        return 0
-    count = s.i[st.COUNT]
-    if count == 0:
+    stops, count = _stops_on_arrival(o, load, s), s.i[st.COUNT]
+    if stops < 0 or count == 0:
         return 0
     steps, cached = np.int64(1) << 60, 0
     for offset in range(o.block_size):

@@ -214,9 +214,8 @@ def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
     p, k = float(chunk), float(comp)
     if decodes:
         return Work(w.B + 1.0, w.S + p, w.n, w.P, w.KP, w.KD + k, w.A, w.L)
-    return Work(
-        w.B + 1.0, w.S + p, w.n + 1.0, w.P + p, w.KP + k, w.KD, w.A + p * (k + 0.5 * p), max(w.L, k + p)
-    )  # fmt: skip
+    work = w.A + p * (k + 0.5 * p)
+    return Work(w.B + 1.0, w.S + p, w.n + 1.0, w.P + p, w.KP + k, w.KD, work, max(w.L, k + p))
 
 
 @inner
@@ -239,9 +238,8 @@ def plan(o: Limits, load: Load, s: State) -> Work:
 
 @inner
 def _prefills_now(o: Limits, s: State) -> bool:
-    if s.i[st.WAITING] == 0:
-        return False
-    return bool(s.i[st.COUNT] == 0 or (o.prefill_first == 1 and s.i[st.WAITING] >= o.start_at))
+    waiting, idle = s.i[st.WAITING], s.i[st.COUNT] == 0
+    return bool(waiting > 0 and (idle or (o.prefill_first == 1 and waiting >= o.start_at)))
 
 
 @inner
@@ -299,18 +297,17 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
     s.preempted[r] += 1
     push_front(s, r)
     s.i[st.QUEUED] += s.known[i]
+    owner = r if o.reuse == 1 else -1
     if o.swap == 1:
         s.kept[r] = s.comp[i]
         s.f[st.EXTRA] += o.swap_ms * s.comp[i]
         give_back(o, load, s, r, held)
-        return
-    owner = r if o.reuse == 1 else -1
-    if len(load.known) > 0:
+    elif len(load.known) > 0:
         s.kept[r] = behind_units(o, load, s, r, s.comp[i])
         give_back_units(o, load, s, r, held, owner if s.kept[r] > 0 else -1)
-        return
-    s.kept[r] = s.comp[i] // o.block_size
-    put_back(s, owner, held)
+    else:
+        s.kept[r] = s.comp[i] // o.block_size
+        put_back(s, owner, held)
 
 
 @inner
@@ -331,9 +328,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         left = known - comp
         if whole and left > budget and work.n > 0:
             break
-        chunk = left
-        if not whole:
-            chunk = min(min(left, o.long_prefill) if o.long_prefill > 0 else left, budget)
+        chunk = left if whole else min(left, budget, o.long_prefill if o.long_prefill > 0 else left)
         pop(o, load, s, r)
         if s.preempted[r] > 0:
             s.i[st.QUEUED] -= known
@@ -341,11 +336,11 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         else:
             s.i[st.QUEUED] -= known - min(load.cached[r], known - 1)
             s.i[st.CACHED] += comp if load.given[r] == 0 else 0
-        _enter(o, load, s, r, known, comp)
-        i = s.i[st.COUNT] - 1
-        room = blocks_for(known if whole else comp + chunk, o.block_size)
-        if o.batching == st.SELECTIVE:
-            room = _blocks_of(o, load, s, r)
+        i = s.i[st.COUNT]
+        s.i[st.COUNT] += 1
+        s.rid[i], s.known[i], s.comp[i], s.gen[i], s.fin[i] = r, known, comp, s.gen_of[r], 0
+        s.token_at[i] = s.last[r] if s.preempted[r] > 0 else np.nan
+        room = _blocks_of(o, load, s, r) if whole else blocks_for(comp + chunk, o.block_size)
         reclaim(s, r, hits)
         if len(load.known) > 0:
             hold_units(o, load, s, r, units)
@@ -375,21 +370,8 @@ def _blocks_of(o: Limits, load: Load, s: State, r: int) -> int:
 @inner
 def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) -> int:
     """Return the tokens that are already cached when a request starts or resumes."""
-    if s.preempted[r] > 0:
-        if o.swap == 1:
-            s.f[st.EXTRA] += o.swap_ms * s.kept[r]
-            return int(s.kept[r])
-        if load.given[r] > 0:
-            return int(hits * o.block_size)
-    if len(load.known) > 0:
-        return int(hits * o.block_size)
-    return int(max(hits * o.block_size, min(load.cached[r], known - 1)))
-
-
-@inner
-def _enter(o: Limits, load: Load, s: State, r: int, known: int, comp: int) -> None:
-    i = s.i[st.COUNT]
-    s.i[st.COUNT] = i + 1
-    s.rid[i], s.known[i], s.comp[i], s.gen[i] = r, known, comp, s.gen_of[r]
-    s.fin[i] = 0
-    s.token_at[i] = s.last[r] if s.preempted[r] > 0 else np.nan
+    if s.preempted[r] > 0 and o.swap == 1:
+        s.f[st.EXTRA] += o.swap_ms * s.kept[r]
+        return int(s.kept[r])
+    lost = len(load.known) > 0 or (s.preempted[r] > 0 and load.given[r] > 0)
+    return int(max(hits * o.block_size, 0 if lost else min(load.cached[r], known - 1)))

@@ -1,8 +1,7 @@
 """Compute the cost of an engine step in compiled code, for every model family, with the noise of single steps.
 
-All families are sums of the same terms (`latfit.model`), so one vector of coefficients covers them. Decode steps and
-steps with prefill may have separate fits. A step lasts typical cost × level of its size × noise of its phase and
-batch. Theory: docs/theory/simulation.md, "Step cost".
+All families are sums of the same terms (`latfit.model`), so one vector of coefficients covers them. A step lasts
+typical cost × level of its size × noise of its phase and batch. Theory: docs/theory/simulation.md, "Step cost".
 """
 
 from typing import NamedTuple
@@ -62,11 +61,11 @@ _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
 
 class Scatter(NamedTuple):
-    """Step noise by phase."""
+    """Step noise by phase; `on` is false if no phase has noise."""
 
     level: FloatArray  # ratios to the typical cost (3, SIZES + 1) by phase and size
-    noise: NoiseTable  # noise tables of the phases
-    on: bool  # false if no phase has noise
+    noise: NoiseTable
+    on: bool
 
 
 def scatter_from(decode: StepNoise | None, prefill: StepNoise | None, mixed: StepNoise | None) -> Scatter:
@@ -131,20 +130,16 @@ LINEAR = [i for i, name in enumerate(COEFFICIENTS) if name.startswith(("tau_", "
 
 
 class Work(NamedTuple):
-    """Features of a step.
+    """Features of a step; p tokens of a chunk are computed behind k cached ones."""
 
-    B requests, S tokens; n requests prefill P tokens behind KP cached ones, with attention work A = Σ p(k + p/2) over
-    chunks and longest sequence L = max(k + p); decode attends to KD cached tokens.
-    """
-
-    B: float
-    S: float
-    n: float
-    P: float
-    KP: float
-    KD: float
-    A: float
-    L: float
+    B: float  # requests
+    S: float  # tokens
+    n: float  # requests that prefill
+    P: float  # tokens that they compute
+    KP: float  # cached tokens before these
+    KD: float  # cached tokens that decoding attends to
+    A: float  # attention work of prefill, Σ p(k + p/2) over chunks
+    L: float  # longest sequence, max(k + p) over chunks
 
 
 PREFILL_ALONE = 2  # row of the correction table for steps with prefill only
@@ -180,21 +175,15 @@ def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter
     return StepCosts(typical, noise, _table(fits[DECODE], fits[MIXED]), AFTER_TOKENS * np.array(host))
 
 
-AFTER_TOKENS = 0.5
-"""Share of the host time after a step's tokens appear.
-
-Output handling comes before the tokens, scheduling after; records do not separate the two, so each counts as half.
-"""
+AFTER_TOKENS = 0.5  # share of the host time after a step's tokens appear; records do not show it
 
 
 def _host_ms(fit: FitResult, phase: str) -> float:
     """Return the mean period minus the mean step time; 0 if the fit uses no periods or its file lacks these means."""
-    if fit.data.more.get("time") != PERIOD:
-        return 0.0
     try:
         means = fit.data.more["host"][phase]
-        gap = float(means["period_ms"]) - float(means["T_ms"])
-    except (LookupError, TypeError, ValueError):
+        gap = float(means["period_ms"] - means["T_ms"]) if fit.data.more["time"] == PERIOD else 0.0
+    except (LookupError, TypeError):
         return 0.0
     return gap if 0.0 < gap < np.inf else 0.0
 
@@ -202,13 +191,10 @@ def _host_ms(fit: FitResult, phase: str) -> float:
 def _table(decode: FitResult, with_prefill: FitResult) -> Table:
     """Build the correction table of a decode fit and of a fit of steps with prefill."""
     several = with_prefill.correction
-    found = [decode.correction, several, None if several is None else several.alone]
+    found = [decode.correction, several, several and several.alone]
     # The table of prefill-only steps has requests in prefill on its first axis.
     axes = [OF_STEPS, OF_STEPS, (OF_PREFILL_ALONE[0], *OF_STEPS[1:])]
-    rows = [
-        [() if each is None else each.nodes.get(name, ()) for name in names]
-        for each, names in zip(found, axes, strict=True)
-    ]
+    rows = [[each.nodes.get(name, ()) if each else () for name in axes[i]] for i, each in enumerate(found)]
     counts = np.array([[len(nodes) for nodes in row] for row in rows])
     nodes = np.zeros((*counts.shape, int(counts.max())))
     values = np.zeros((len(found), max(each.values.size if each else 0 for each in found)))
@@ -241,10 +227,8 @@ def _coefficients(fit: FitResult) -> FloatArray:
     values = {name: estimate.value for name, estimate in fit.parameters.items()}
     peak = values.pop("P_max", 1.0)
     if unknown := [name for name in values if name not in COEFFICIENTS]:
-        raise WrongUsage(
-            f"the engine has no step cost for the model {fit.model!r} ({', '.join(unknown)})",
-            remedy="Fit one of the families that `latfit fit --model` names.",
-        )
+        found = f"the engine has no step cost for the model {fit.model!r} ({', '.join(unknown)})"
+        raise WrongUsage(found, remedy="Fit one of the families that `latfit fit --model` names.")
     if "b" in values and "Q_s" not in values:  # the hinge model
         values |= {"b_hinge": values.pop("b"), "S_0_hinge": values.pop("S_0")}
     values.setdefault("p_A", values.get("p", 0.0))
@@ -255,11 +239,11 @@ def _coefficients(fit: FitResult) -> FloatArray:
 
 @inner
 def _pmax(x: float, y: float, p: float) -> float:
+    """Return the smooth maximum."""
     top = max(x, y)
-    low = min(x, y)
-    if low <= 0.0:
+    if min(x, y) <= 0.0:
         return top
-    low = low / top
+    low = min(x, y) / top
     if p == 2.0:
         return float(top * np.sqrt(1.0 + low * low))
     if p == 4.0:
