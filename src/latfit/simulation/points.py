@@ -1,8 +1,7 @@
 """Many simulations on all cores or on a Dask cluster, into one Parquet file.
 
-Each point is simulated by itself from its own seed, so the table is the same whatever the number of workers. The
-compiled core runs without Python's lock: threads of one program use all cores. The file is rewritten every few seconds;
-a resumed sweep takes over the points with the same key, a digest of all that a point's result depends on.
+Each point is simulated from its own seed, so the table is the same whatever the number of workers. A resumed sweep
+takes over the points with the same key, a digest of all that a point's result depends on.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -35,28 +34,19 @@ Progress = Callable[[float, int], None]
 Row = dict[str, Any]
 
 
-class PointResult(Protocol):
-    """The result of a point, with its columns in the sweep's file and the JSON that restores it."""
+class SweepPoint(Protocol):
+    """One simulation of a sweep. labels: the varied settings. key: a digest of what the result depends on.
 
-    @property
-    def notes(self) -> Sequence[str]: ...
-    def row(self) -> Row: ...
-    def document(self) -> dict[str, Any]: ...
-
-
-R = TypeVar("R", bound=PointResult)
-R_co = TypeVar("R_co", bound=PointResult, covariant=True)
-
-
-class SweepPoint(Protocol[R_co]):
-    """One simulation of a sweep. labels: the varied settings. key: a digest of what the result depends on."""
+    `run` takes the threads for its replications and a function to call with the share of them that is done. Its result
+    has `notes`, a `row()` for the sweep's file, and the `document()` from which `restored` makes it again.
+    """
 
     @property
     def labels(self) -> Mapping[str, Any]: ...
     @property
     def key(self) -> str: ...
-    def run(self, threads: int, begun: Callable[[float], None] | None) -> R_co: ...
-    def restored(self, document: Any) -> R_co: ...
+    def run(self, threads: int, begun: Callable[[float], None] | None) -> Any: ...
+    def restored(self, document: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -76,29 +66,28 @@ class Running:
 
 
 def simulate_points(
-    points: Sequence[SweepPoint[R]],
+    points: Sequence[SweepPoint],
     running: Running = Running(),
     *,
     out: Path | None = None,
     resume: bool = False,
     progress: Progress | None = None,
-) -> list[R]:
+) -> list[Any]:
     """Return the results of the points in their order, written to `out` as Parquet, a row each.
 
     Raises what the simulations raise. resume: take over what `out` holds already of these points.
     """
     remedy = f"Give values of settings for 1 to {MOST_POINTS:,} points."
     refuse(not 0 < len(points) <= MOST_POINTS, f"{len(points):,} points", "--sweep", remedy)
-    results: dict[int, R] = {}
+    results: dict[int, Any] = {}
     rows: dict[int, Row] = {}
     keys: list[str] = []
     if out is not None:
         check_writable(out)
         keys = [point.key for point in points]
-        known = _known_rows(out) if resume and out.exists() else {}
-        for i in (i for i, key in enumerate(keys) if key in known):
-            rows[i] = {**known[keys[i]], **points[i].labels}
-            results[i] = _restored(points[i], known[keys[i]], out)
+        known = _resumed(points, keys, out) if resume and out.exists() else {}
+        for i, (row, result) in known.items():
+            rows[i], results[i] = {**row, **points[i].labels}, result
     parts: dict[int, float] = {}
 
     def begun(i: int, share: float) -> None:
@@ -124,14 +113,14 @@ def simulate_points(
     return [results[i] for i in range(len(points))]
 
 
-def run_point(point: SweepPoint[R], threads: int = 1, begun: Callable[[float], None] | None = None) -> R:
+def run_point(point: SweepPoint, threads: int = 1, begun: Callable[[float], None] | None = None) -> Any:
     """Run a point, as a function that workers can be sent."""
     return point.run(threads, begun)
 
 
 def _simulated(
-    points: Sequence[SweepPoint[R]], left: Sequence[int], running: Running, begun: Callable[[int, float], None]
-) -> Iterator[tuple[int, R]]:
+    points: Sequence[SweepPoint], left: Sequence[int], running: Running, begun: Callable[[int, float], None]
+) -> Iterator[tuple[int, Any]]:
     """Yield points as they finish; `begun` is called with a point that runs here and the share of it that is done."""
     if running.backend == "dask":
         tasks = {i: (run_point, points[i]) for i in left}
@@ -162,29 +151,21 @@ def _save(rows: Mapping[int, Row], out: Path | None) -> None:
     write_whole(out, lambda stream: pq.write_table(table, stream, compression="zstd"))
 
 
-def _known_rows(out: Path) -> dict[str, Row]:
-    """Return the rows of a sweep's file by key. Raises BadInput."""
+def _resumed(points: Sequence[SweepPoint], keys: Sequence[str], out: Path) -> dict[int, tuple[Row, Any]]:
+    """Return the rows and results of the points that a sweep's file holds. Raises BadInput for another file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return {str(row["key"]): row for row in pq.read_table(out).to_pylist()}
-    except KeyError:
-        raise _no_sweep("holds no simulations", out) from None
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _no_sweep(f"not a table of a sweep ({first_line(error)})", out) from None
-
-
-def _restored(point: SweepPoint[R], row: Row, out: Path) -> R:
-    """Return the result in a row. Raises BadInput for a file of another kind."""
-    try:
-        return point.restored(decode_json(row["document"].encode()))
-    except (BadInput, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _no_sweep(f"a row is no simulation ({first_line(error)})", out) from None
-
-
-def _no_sweep(found: str, out: Path) -> BadInput:
-    return BadInput(found, where=str(out), remedy="Name another --out, or leave out --resume.")
+        known = {str(row["key"]): row for row in pq.read_table(out).to_pylist()}
+        return {
+            i: (known[key], points[i].restored(decode_json(known[key]["document"].encode())))
+            for i, key in enumerate(keys)
+            if key in known
+        }
+    except (pa.ArrowException, BadInput, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        found, remedy = f"not a table of a sweep ({first_line(error)})", "Name another --out, or leave out --resume."
+        raise BadInput(found, where=str(out), remedy=remedy) from None
 
 
 def digest(*values: Any) -> str:
@@ -206,9 +187,7 @@ def _parts(value: Any) -> Iterator[bytes]:
             yield name.encode()
             yield from _parts(getattr(value, name))
     elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield str(name).encode()
-            yield from _parts(each)
+        yield from _parts(list(value.items()))
     elif isinstance(value, list | tuple):
         yield f"{len(value)}".encode()
         for each in value:

@@ -112,5 +112,5 @@ class TestBadInput:
         out = tmp_path / "sweep.parquet"
         keys = [point.key for point in points((0.1,))]
         pq.write_table(pa.table({"key": keys, "document": pa.array([document] * 3, pa.string())}), out)
-        with pytest.raises(BadInput, match="no simulation"):
+        with pytest.raises(BadInput, match="not a table of a sweep"):
             sweep(points((0.1,)), out=out, resume=True)

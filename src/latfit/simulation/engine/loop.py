@@ -113,14 +113,8 @@ def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> No
         if tokens == 0 or s.fin[i] > 1:
             steady = 0
     count_gaps(s, out - s.f[st.LAST_TOKENS], together)
-    note_step(s, begin, duration, work.B, float(made), o.blocks)
-    s.i[st.PREFILL_STEPS] += work.P > 0
-    s.i[st.PREFILL_TOKENS] += int(work.P)
-    s.i[st.TOKENS] += made
-    s.i[st.COMPUTED] += int(work.S)
+    note_step(o, s, work, made, (begin, duration, out))
     s.i[st.STEADY] = steady if o.draft == 0 else 0
-    s.f[st.LAST_TOKENS] = out
-    s.f[st.BUSY_UNTIL] = end
     s.f[st.NOW] = begin if o.asynchronous == 1 else end
 
 
@@ -206,8 +200,6 @@ def fast_forward(o: Limits, load: Load, costs: StepCosts, s: State, until: float
         s.token_at[i] = s.f[st.LAST_TOKENS]
         if o.order == st.FAIR:
             s.served[load.user[s.rid[i]]] += st.OUTPUT_WEIGHT * made
-    s.i[st.TOKENS] += made * count
-    s.i[st.COMPUTED] += made * count
     return int(made)
 
 
@@ -219,7 +211,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     computed = captured(B) if o.graphs == 1 else B
     base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
     level, group = level_of(costs.scatter, OF_DECODE, computed), noise_group(costs.scatter, OF_DECODE, computed)
-    host = costs.host_ms[OF_DECODE]
+    work, host = Work(B, B, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), costs.host_ms[OF_DECODE]
     at, made = 0, 0
     while made < steps and s.f[st.NOW] < until:
         if s.i[st.SEEN] < s.i[st.PUSHED] and load.arrival[s.inbox[s.i[st.SEEN]]] <= s.f[st.NOW]:
@@ -237,9 +229,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
         end = begin + duration
         out = end - min(host, duration)
         count_gaps(s, out - s.f[st.LAST_TOKENS], s.i[st.COUNT])
-        note_step(s, begin, duration, B, B, o.blocks)
-        s.f[st.LAST_TOKENS] = out
-        s.f[st.BUSY_UNTIL] = end
+        note_step(o, s, work, s.i[st.COUNT], (begin, duration, out))
         s.f[st.NOW] = begin if o.asynchronous == 1 else end
         cached += B
         made += 1

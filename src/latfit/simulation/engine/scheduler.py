@@ -178,13 +178,10 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
         begin = s.f[st.NOW] if step == 0 else s.f[st.BUSY_UNTIL]
         if step == 0 and prompt > 1:
             work = Work(B, B * p, B, B * p, 0.0, 0.0, B * p * 0.5 * p, p)
-            s.i[st.PREFILL_STEPS] += 1
-            s.i[st.PREFILL_TOKENS] += size * prompt
         else:
             work = Work(B, B, 0.0, 0.0, 0.0, B * (p + float(step) - 1.0), 0.0, 0.0)
         duration = drawn_ms(costs, s, work)
-        end = begin + duration
-        out = end - min(costs.host_ms[phase_row(work.P, work.S)], duration)
+        out = begin + duration - min(costs.host_ms[phase_row(work.P, work.S)], duration)
         made = left
         for k in range(head, head + size):
             r = s.inbox[k]
@@ -198,11 +195,7 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
                     send_next(o, load, s, r, out)
         if step > 0:
             count_gaps(s, out - s.f[st.LAST_TOKENS], made)
-        note_step(s, begin, duration, B, float(made), o.blocks)
-        s.i[st.TOKENS] += made
-        s.i[st.COMPUTED] += int(work.S)
-        s.f[st.LAST_TOKENS] = out
-        s.f[st.BUSY_UNTIL] = end
+        note_step(o, s, work, made, (begin, duration, out))
 
 
 NOTHING = Work(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -6,45 +6,38 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from latfit.errors import BadInput, refuse
-from latfit.simulation.engine.state import (
-    CHUNKED,
-    CONTINUOUS,
-    DEADLINE,
-    FAIR,
-    FCFS,
-    KEYED,
-    SELECTIVE,
-    STATIC,
-    SWITCH,
-    Limits,
-)
+from latfit.simulation.engine import state as st
+from latfit.simulation.engine.state import Limits
 from latfit.stats import FloatArray
 from latfit.workload import Requests
 
 POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "block_size", "start_at")
 COUNTS = (*POSITIVE, "kv_blocks", "long_prefill_token_threshold")
-ENGINES = {"chunked-prefill": CHUNKED, "continuous": CONTINUOUS, "selective": SELECTIVE, "static": STATIC}
-ORDERS = {"fcfs": FCFS, "sjf": KEYED, "slo": DEADLINE, "priority": KEYED, "fair": FAIR, "switch": SWITCH}
-
+ENGINES = {
+    "chunked-prefill": st.CHUNKED,
+    "continuous": st.CONTINUOUS,
+    "selective": st.SELECTIVE,
+    "static": st.STATIC,
+}
+ORDERS = {
+    "fcfs": st.FCFS,  # the first that came
+    "sjf": st.KEYED,  # the shortest predicted output
+    "slo": st.DEADLINE,  # the earliest deadline; of those that are late the most urgent class
+    "priority": st.KEYED,  # the most urgent class, with ageing
+    "fair": st.FAIR,  # the user who was served least
+    "switch": st.SWITCH,  # the earliest deadline while few wait, else the shortest within a class
+}
 NEVER_MS = 1e12
 
 
 @dataclass(frozen=True)
 class Order:
-    """Who of the waiting requests comes next; preempted ones always come before all others.
-
-    fcfs: the first that came.  sjf: the one with the shortest predicted output, `length_error` being the standard
-    deviation of the logarithm of prediction over truth.  slo: the earliest deadline (arrival + what its class is
-    promised, for the first token or the response, whichever is shorter), and of those that are late already the most
-    urgent class.  fair: the user who was served least.  priority: the most urgent class, where `ageing_ms` of waiting
-    are worth one class.  switch: the earliest deadline while fewer than `switch_at` requests wait, from there on `sjf`
-    within a class.
-    """
+    """Which waiting request comes next; preempted ones always come before all others."""
 
     name: str = "fcfs"
-    length_error: float = 0.0
-    ageing_ms: float = math.inf
-    switch_at: int = 32
+    length_error: float = 0.0  # standard deviation of the logarithm of predicted over true output
+    ageing_ms: float = math.inf  # waiting time worth one class
+    switch_at: int = 32  # requests waiting
 
     def __post_init__(self) -> None:
         refuse(self.name not in ORDERS, f"{self.name!r} is not an order", "--order", f"One of {', '.join(ORDERS)}.")
@@ -57,10 +50,9 @@ class Order:
         return self.name in ("slo", "priority", "switch")
 
     def keys(self, requests: Requests, seed: int, span_ms: float) -> tuple[FloatArray, FloatArray]:
-        """What orders the requests (n,), lower first; the second key is for `switch`, where many wait, and for those
-        that are late in `slo`. Empty where the order asks for none. span_ms: from the first arrival to the last."""
+        """Return keys of the requests (n,), lower first; the second is for many waiting (`switch`) or late (`slo`)."""
         arrival, output = requests.arrival_ms, requests.output_tokens
-        if ORDERS[self.name] in (FCFS, FAIR):
+        if ORDERS[self.name] in (st.FCFS, st.FAIR):
             return np.empty(0), np.empty(0)
         if self.name == "priority":
             level = requests.class_id.astype(np.float64)
@@ -70,7 +62,7 @@ class Order:
         noise = np.random.default_rng([seed, 1]).normal(0.0, 1.0, len(output))
         predicted = np.asarray(output * np.exp(self.length_error * noise), dtype=np.float64)
         if self.name == "sjf":
-            return np.asarray(predicted), arrival
+            return predicted, arrival
         deadline = arrival + np.minimum(np.minimum(requests.deadline_ms, requests.ttft_slo_ms), NEVER_MS)
         if self.name == "switch":
             longest = float(predicted.max(initial=0.0)) + 1.0
@@ -171,20 +163,17 @@ class EngineSettings:
         )
 
 
-def check_fits(requests: Requests, settings: EngineSettings, where: str = "requests") -> None:
+def check_fits(requests: Requests, settings: EngineSettings) -> None:
     """Raise BadInput for no request, or for one with more tokens than the KV cache holds."""
     if not len(requests):
-        raise BadInput("there is no request", where=where, remedy="Give at least one.")
+        raise BadInput("there is no request", where="requests", remedy="Give at least one.")
     room, block = settings.cache_tokens - settings.watermark_blocks * settings.block_size, settings.block_size
     most = requests.prompt_tokens + requests.output_tokens - 1 + settings.speculation.draft_tokens
     # A whole number of blocks is held, so the last block counts in full.
     too_large = np.flatnonzero(-(-most // block) * block > room)
     if len(too_large):
         row = int(too_large[0])
+        tokens = f"{int(requests.prompt_tokens[row]):,} + {int(requests.output_tokens[row]):,} tokens"
         others = f", as {len(too_large) - 1:,} others" if len(too_large) > 1 else ""
-        raise BadInput(
-            f"request {row + 1} has {int(requests.prompt_tokens[row]):,} + {int(requests.output_tokens[row]):,} tokens,"
-            f" more than the KV cache holds ({room:,}){others}",
-            where=where,
-            remedy="Give more --kv-blocks, or leave such requests out.",
-        )
+        found = f"request {row + 1} has {tokens}, more than the KV cache holds ({room:,}){others}"
+        raise BadInput(found, where="requests", remedy="Give more --kv-blocks, or leave such requests out.")

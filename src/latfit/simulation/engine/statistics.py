@@ -1,8 +1,7 @@
-"""Statistics of an engine while it runs: gaps between tokens in bins of a 128th of an octave, and a timeline of fixed
-length; and what they say when it ends.
+"""Statistics of an engine: gaps between tokens in bins of a 128th of an octave, and a timeline of fixed length.
 
-A bin is the leading bits of a float64, so counting takes no logarithm. The timeline has `SLICES` slices; when time runs
-past its end, neighbours are added up and a slice lasts twice as long.
+A bin is the leading bits of a float64, so counting takes no logarithm. When time runs past the end of the timeline,
+neighbouring slices are added up and a slice lasts twice as long.
 """
 
 from dataclasses import dataclass
@@ -12,21 +11,22 @@ import numpy as np
 from latfit.compiled import inner, rare
 from latfit.simulation.engine import state as st
 from latfit.simulation.engine.state import Limits, State
+from latfit.simulation.engine.step_cost import Work
+from latfit.simulation.summary import PERCENTILES, STATISTICS
 from latfit.stats import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """An engine over time, by slices (k,) from start_ms on: running and waiting requests and the share of KV blocks in
-    use, as means over the time of steps (NaN where there was none); tokens_per_ms; busy, the share of time in steps."""
+    """An engine over time, by slices (k,) from start_ms on; means are over the time of steps, NaN where none began."""
 
     start_ms: float
     slice_ms: float
-    running: FloatArray
-    waiting: FloatArray
-    kv_usage: FloatArray
+    running: FloatArray  # mean requests
+    waiting: FloatArray  # mean requests
+    kv_usage: FloatArray  # mean share of KV blocks in use
     tokens_per_ms: FloatArray
-    busy: FloatArray
+    busy: FloatArray  # share of time in steps
 
 
 def timeline_of(limits: Limits, state: State) -> Timeline:
@@ -47,25 +47,18 @@ def timeline_of(limits: Limits, state: State) -> Timeline:
 
 
 def gap_summary(states: list[State]) -> dict[str, float]:
-    """Mean, p50, p90, p99 and max of the gaps between tokens, ms; a quantile is within 0.4 % (half a bin). NaN where
-    no request has two tokens."""
+    """Return statistics of the gaps between tokens, ms, NaN without any; a quantile is within 0.4 % (half a bin)."""
     counts = sum((state.gaps for state in states[1:]), states[0].gaps)
     total = int(counts.sum())
     if total == 0:
-        return dict.fromkeys(("mean", "p50", "p90", "p99", "max"), float("nan"))
+        return dict.fromkeys((*STATISTICS, "max"), float("nan"))
     reached = np.cumsum(counts)
     found = {"mean": float(sum(state.f[st.GAPS] for state in states)) / total}
-    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        found[name] = _middle(int(np.searchsorted(reached, share * total)))
+    for name, share in PERCENTILES.items():
+        place = int(np.searchsorted(reached, share * total))
+        edges = (np.array([place, place + 1], dtype=np.int64) + st.GAP_LOWEST) << st.GAP_SHIFT
+        found[name] = float(edges.view(np.float64).mean()) if place else 0.0  # the lowest bin holds gaps of zero, too
     return found | {"max": max(float(state.f[st.GAPS_MAX]) for state in states)}
-
-
-def _middle(place: int) -> float:
-    """The middle of a bin of gaps, ms; the lowest one holds gaps of zero, too."""
-    if place == 0:
-        return 0.0
-    edges = (np.array([place, place + 1], dtype=np.int64) + st.GAP_LOWEST) << st.GAP_SHIFT
-    return float(edges.view(np.float64).mean())
 
 
 @inner
@@ -80,11 +73,21 @@ def count_gaps(s: State, gap_ms: float, times: int) -> None:
 
 
 @inner
-def note_step(s: State, begin: float, duration: float, B: float, made: float, blocks: int) -> None:
-    """Add a step to the counters and to the slice that it begins in."""
+def note_step(o: Limits, s: State, work: Work, made: int, times: tuple[float, float, float]) -> None:
+    """Add a step that made so many tokens to the counters, and to the slice that it begins in.
+
+    times: its begin, its duration, and when its tokens appear.
+    """
+    begin, duration, out = times
     s.i[st.STEPS] += 1
+    s.i[st.PREFILL_STEPS] += work.P > 0
+    s.i[st.PREFILL_TOKENS] += int(work.P)
+    s.i[st.TOKENS] += made
+    s.i[st.COMPUTED] += int(work.S)
     s.f[st.BUSY] += duration
-    s.batch[int(B)] += 1
+    s.f[st.BUSY_UNTIL] = begin + duration
+    s.f[st.LAST_TOKENS] = out
+    s.batch[int(work.B)] += 1
     at = int((begin - s.f[st.ORIGIN]) * s.f[st.SLICE])
     while at >= st.SLICES:
         _halve(s)
@@ -92,7 +95,7 @@ def note_step(s: State, begin: float, duration: float, B: float, made: float, bl
     s.timeline[st.SPENT, at] += duration
     s.timeline[st.RUN, at] += duration * s.i[st.COUNT]
     s.timeline[st.WAIT, at] += duration * s.i[st.WAITING]
-    s.timeline[st.USED, at] += duration * (blocks - s.i[st.FREE])
+    s.timeline[st.USED, at] += duration * (o.blocks - s.i[st.FREE])
     s.timeline[st.MADE, at] += made
 
 
