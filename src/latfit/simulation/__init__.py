@@ -6,8 +6,6 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.simulation.engine.cluster.replicas import (
-        ALL_PROMPTS as ALL_PROMPTS,
-        Autoscaler as Autoscaler,
         Routing as Routing,
         Scaling as Scaling,
         Schedule as Schedule,
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.engine.loop import captured as captured
     from latfit.simulation.engine.real_engine import (
-        KnownSettings as KnownSettings,
         SettingNote as SettingNote,
         known_settings as known_settings,
     )
@@ -51,7 +48,6 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.points import (
         MOST_POINTS as MOST_POINTS,
-        Progress as Progress,
         Running as Running,
         simulate_points as simulate_points,
     )

@@ -1,9 +1,7 @@
 """Simulate requests that arrive, are batched by a policy and served on two paths, in compiled code.
 
-Events are decisions: a server becomes free, a time limit ends, or the requested number waits. With one class the queue
-is the slice [HEAD, TAIL) of `line`; several classes are linked lists, merged by class and age. A closed loop keeps the
-next requests in a heap. Functions share tuples: queue (line, following, lists), paths (servers, free), counters q and
-clocks t. Details: docs/theory/simulation.md, "Dispatch policies".
+With one class the queue is the slice [HEAD, TAIL) of `line`; several classes are linked lists, merged by class and age.
+Functions share tuples: queue (line, following, lists), paths (servers, free), counters q and clocks t.
 """
 
 from typing import Any, NamedTuple
@@ -42,8 +40,8 @@ class Machine(NamedTuple):
     times: Any  # T (2, Bmax + 1, grid) in ms by path, batch and tokens
     grid: Any  # tokens at which `times` is given
     typical: Any  # T (2, Bmax + 1) in ms that the policy sees
-    servers: Any  # servers, kind: servers and service-time distribution (2,) by path
-    kind: Any
+    servers: Any  # servers (2,) by path
+    kind: Any  # service-time distribution (2,) by path
     fixed: Any  # constant (2,) added to drawn times, ms
     noise: Any  # noise of both paths if empirical
 
@@ -62,10 +60,8 @@ class Scratch(NamedTuple):
     free: Any  # when each server (2, servers) is free
     members: Any  # requests of the current batch (Bmax + 1,)
     seen: Any  # view of the policy (VIEW + 2 servers,)
-    # line, following: queue in order of arrival (n,) for one class; next request of the same class (n,) for
-    # several
-    line: Any
-    following: Any
+    line: Any  # queue in order of arrival (n,) for one class
+    following: Any  # next request of the same class (n,) for several
     lists: Any  # first and last request of each class and two cursors (4, classes)
     returns: Any  # heap (users,) of the requests that users will send
     sent: Any  # think time of each request (n,), then its sending time
@@ -78,8 +74,8 @@ class Out(NamedTuple):
     path: Any  # path (n,); -1 if not served
     sizes: Any  # batches by size (2, Bmax + 1)
     busy: Any  # service begun in ms (3, 2): in all, up to the first and up to the last arrival that counts
-    batch: Any  # batch, start: number and start of each request's batch (n,); empty if not requested
-    start: Any
+    batch: Any  # number of each request's batch (n,); empty if not requested
+    start: Any  # start of each request's batch (n,); empty if not requested
     counters: Any
     clocks: Any
 
@@ -238,7 +234,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     times, grid, tokens = machine.times, machine.grid, load.tokens
     code, p, ageing = rule.code, rule.parameters, rule.ageing
     q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
-    batch, start, served = out.batch, out.start, (out.response, out.path)
+    served = (out.response, out.path, out.batch, out.start)
     n, users, classes = len(arrive), load.users, len(class_id) > 0
     members, view, returns, sent = scratch.members, scratch.seen, scratch.returns, scratch.sent
     queue, paths = (scratch.line, scratch.following, scratch.lists), (machine.servers, scratch.free)
@@ -270,12 +266,14 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             lasts = _service_ms(times, grid, tokens, members, path, take)
             if kind[path] != DETERMINISTIC:
                 u = rngs[0].random() if path == codes.MAIN else rngs[1].random()
-                lasts = fixed[path] + _drawn_ms(kind[path], noise, noise.group[path, take], lasts, u)
+                if kind[path] == EXPONENTIAL:
+                    lasts = -lasts * np.log1p(-u)
+                else:
+                    lasts = drawn_step_ms(noise, noise.group[path, take], lasts, u)
+                lasts = fixed[path] + lasts
             ends = _occupy(paths, busy, path, moment, lasts)
             t[AREA] += take * lasts
-            _answer(arrive, served, members, take, (path, ends))
-            _log(batch, members, take, q[BATCHES])
-            _log(start, members, take, moment)
+            _answer(arrive, served, members, take, (path, q[BATCHES], moment, ends))
             for _ in range(min(take, n - q[ISSUED]) if users > 0 else 0):
                 send_next(returns, sent, q, ends)
             q[BATCHES] += 1
@@ -315,12 +313,6 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
 
 
 @inner
-def _drawn_ms(kind, noise, group, T, u):  # type: ignore[no-untyped-def]
-    """Draw a service time from one uniform number per batch, so that runs can share random numbers."""
-    return -T * np.log1p(-u) if kind == EXPONENTIAL else drawn_step_ms(noise, group, T, u)
-
-
-@inner
 def _occupy(paths, busy, path, now, lasts):  # type: ignore[no-untyped-def]
     """Serve on the server of a path that became free first; return when the service ends."""
     servers, free = paths
@@ -335,20 +327,15 @@ def _occupy(paths, busy, path, now, lasts):  # type: ignore[no-untyped-def]
 
 @inner
 def _answer(arrive, served, members, take, how):  # type: ignore[no-untyped-def]
-    """Store the responses and the path of a batch."""
-    response, served_on = served
-    path, ends = how
+    """Store the responses and the path of a batch; where requested its number and start, too."""
+    response, path_of, batch_of, start_of = served
+    path, number, begin, ends = how
     for k in range(take):
         i = members[k]
         response[i] = ends - arrive[i]
-        served_on[i] = path
-
-
-@inner
-def _log(column, members, take, value):  # type: ignore[no-untyped-def]
-    """Store a value for each member of a batch; an empty column is skipped."""
-    for k in range(take if len(column) > 0 else 0):
-        column[members[k]] = value
+        path_of[i] = path
+        if len(batch_of) > 0:
+            batch_of[i], start_of[i] = number, begin
 
 
 @inner
