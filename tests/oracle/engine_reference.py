@@ -130,7 +130,7 @@ class Engine:
         size = self.settings.block_size
         while budget > 0 and self.waiting and len(self.running) < self.settings.max_num_seqs:
             one = self.waiting[0]
-            if math.ceil(one.known / size) > len(self.free) - self.settings.watermark_blocks:
+            if math.ceil(one.known / size) > len(self.free):
                 break
             whose = {content: block for block, content in self.holds.items()}
             while len(one.blocks) < (one.known - 1) // size and (one.number, len(one.blocks)) in whose:

@@ -98,7 +98,7 @@ class Caching(Engine):
             while there < min(len(names), (one.known - 1) // UNIT) and names[there] in self.whole:
                 there += 1
             in_use = 3 * sum(self.uses[name] > 0 for name in names[:there])
-            if math.ceil(one.known / BLOCK) - in_use > len(self.free) - self.settings.watermark_blocks:
+            if math.ceil(one.known / BLOCK) - in_use > len(self.free):
                 break
             for k, name in enumerate(names[:there]):
                 if not self.uses[name]:
@@ -156,7 +156,6 @@ def random_settings(seed: int) -> EngineSettings:
         kv_blocks=int(rng.choice([40, 60, 120, 400])),
         block_size=BLOCK,
         long_prefill_token_threshold=int(rng.choice([0, 7, 30])),
-        watermark_blocks=int(rng.choice([0, 2])),
         asynchronous=bool(rng.integers(0, 2)),
         reuse_freed=bool(rng.integers(0, 4) > 0),
         padded_graphs=False,

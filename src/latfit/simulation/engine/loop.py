@@ -244,9 +244,9 @@ def _stops_on_arrival(o: Limits, load: Load, s: State) -> int:
     if s.i[st.WAITING] == 0:
         return 1
     if o.batching == st.CONTINUOUS:
-        return 0 if o.prefill_first == 0 else (1 if s.i[st.WAITING] < o.start_at else -1)
+        return 1 if s.i[st.WAITING] < o.start_at else -1
     if o.order != st.FCFS and o.order != st.KEYED:
         return -1
-    if blocks_to_admit(o, load, s, peek(o, load, s)) <= s.i[st.FREE] - o.watermark:
+    if blocks_to_admit(o, load, s, peek(o, load, s)) <= s.i[st.FREE]:
         return -1
     return 0 if o.order == st.FCFS or s.i[st.STACK] > 0 else 1

@@ -231,8 +231,8 @@ def plan(o: Limits, load: Load, s: State) -> Work:
 
 @inner
 def _prefills_now(o: Limits, s: State) -> bool:
-    waiting, idle = s.i[st.WAITING], s.i[st.COUNT] == 0
-    return bool(waiting > 0 and (idle or (o.prefill_first == 1 and waiting >= o.start_at)))
+    """Return whether continuous batching prefills: nothing decodes, or enough requests wait."""
+    return bool(s.i[st.WAITING] > 0 and (s.i[st.COUNT] == 0 or s.i[st.WAITING] >= o.start_at))
 
 
 @inner
@@ -309,7 +309,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
     whole = o.batching != st.CHUNKED
     while budget > 0 and s.i[st.COUNT] < o.max_num_seqs:
         r = peek(o, load, s)
-        if r < 0 or blocks_to_admit(o, load, s, r) > s.i[st.FREE] - o.watermark:
+        if r < 0 or blocks_to_admit(o, load, s, r) > s.i[st.FREE]:
             break
         known = load.prompt[r] + s.gen_of[r]
         units = units_there(o, load, s, r)

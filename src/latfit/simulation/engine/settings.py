@@ -98,10 +98,8 @@ class EngineSettings:
     kv_blocks: int = 8192  # what the engine resolves at its start, its null block included
     block_size: int = 16
     long_prefill_token_threshold: int = 0
-    watermark_blocks: int = 0
     null_blocks: int = 1
     start_at: int = 1  # continuous: how many must wait before a step of prefill interrupts decoding
-    prefill_first: bool = True  # False: prefill only when nothing decodes
     asynchronous: bool = True  # a step is planned while the one before it runs
     reuse_freed: bool = True  # a preempted request finds its blocks again if nobody took them
     swap_ms_per_token: float | None = None  # cost of moving preempted requests out and in, in place of recomputation
@@ -145,9 +143,7 @@ class EngineSettings:
             blocks=self.kv_blocks - self.null_blocks,
             block_size=self.block_size,
             long_prefill=self.long_prefill_token_threshold,
-            watermark=self.watermark_blocks,
             start_at=self.start_at,
-            prefill_first=int(self.prefill_first),
             asynchronous=int(self.asynchronous),
             reuse=int(self.reuse_freed and self.swap_ms_per_token is None),
             swap=int(self.swap_ms_per_token is not None),
@@ -167,7 +163,7 @@ def check_fits(requests: Requests, settings: EngineSettings) -> None:
     """Raise BadInput for no request, or for one with more tokens than the KV cache holds."""
     if not len(requests):
         raise BadInput("there is no request", where="requests", remedy="Give at least one.")
-    room, block = settings.cache_tokens - settings.watermark_blocks * settings.block_size, settings.block_size
+    room, block = settings.cache_tokens, settings.block_size
     most = requests.prompt_tokens + requests.output_tokens - 1 + settings.speculation.draft_tokens
     # A whole number of blocks is held, so the last block counts in full.
     too_large = np.flatnonzero(-(-most // block) * block > room)

@@ -57,9 +57,7 @@ class Limits(NamedTuple):
     blocks: int
     block_size: int
     long_prefill: int
-    watermark: int
     start_at: int
-    prefill_first: int
     asynchronous: int
     reuse: int
     swap: int

@@ -46,14 +46,11 @@ def test_swapping_costs_time_instead_of_tokens() -> None:
     assert run.last_ms.tolist() == [32.0, 54.0]
 
 
-def test_prefill_first_stops_decoding_and_decode_first_does_not() -> None:
+def test_continuous_batching_stops_decoding_to_prefill() -> None:
     """The second request comes in the first one's decoding."""
-    requests = make_requests([0.0, 15.0], [4, 4], [4, 1])
-    eager, patient = (told(requests, replace(PLAIN, batching="continuous", prefill_first=way)) for way in (True, False))
-    assert eager.first_ms.tolist() == [10.0, 30.0]
-    assert eager.last_ms[0] == 50.0
-    assert patient.last_ms[0] == 40.0
-    assert patient.first_ms[1] == 50.0
+    run = told(make_requests([0.0, 15.0], [4, 4], [4, 1]), replace(PLAIN, batching="continuous"))
+    assert run.first_ms.tolist() == [10.0, 30.0]
+    assert run.last_ms[0] == 50.0
 
 
 def test_selective_batching_prefills_whole_prompts_beside_decoding() -> None:
