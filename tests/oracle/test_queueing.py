@@ -115,7 +115,7 @@ def test_arrivals_in_bursts_wait_as_a_gamma_stream_does() -> None:
     """GI/M/1: the wait is exponential with rate mu (1 - sigma), sigma = E e^(-mu (1 - sigma) A)."""
     shape, load = 0.4, 0.7
     gaps = np.random.default_rng(3).gamma(shape, 1 / shape, 200_000)
-    arrivals = Arrivals(gaps / gaps.mean())
+    arrivals = Arrivals(gaps / gaps.mean(), label="bursts")
     law = simulate_batches(load, alone(exponential_noise()), 1, arrivals, Effort(shortest=200_000, longest=400_000))
     scale = 1 / (shape * load)
     sigma = optimize.brentq(lambda s: (1 + (1 - s) * scale) ** -shape - s, 1e-9, 1 - 1e-9)

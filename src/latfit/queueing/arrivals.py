@@ -1,6 +1,6 @@
 """Streams of arrivals at any rate: Poisson, or the gaps of a recording. Time in ms."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ class Arrivals:
     """A stationary stream. gaps: (n,) of a recording, which repeats, with mean 1; None for a Poisson stream."""
 
     gaps: FloatArray | None = None
+    label: str = "Poisson arrivals"  # for messages
 
     @property
     def poisson(self) -> bool:
@@ -40,7 +41,7 @@ class Arrivals:
             return self
         rng = np.random.default_rng(SEED)
         ends = np.cumsum(np.tile(self.gaps, replicas))[rng.random(replicas * len(self.gaps)) < 1 / replicas]
-        return _scaled(np.diff(ends, prepend=0.0))
+        return self._of(np.diff(ends, prepend=0.0))
 
     def drawn(self, rng: np.random.Generator) -> "Arrivals":
         """Return a block bootstrap of the recording."""
@@ -49,11 +50,10 @@ class Arrivals:
         n = len(self.gaps)
         length = -(-n // PIECES)
         places = rng.integers(0, n, PIECES)
-        return _scaled(self.gaps[(places[:, None] + np.arange(length)).ravel()[:n] % n])
+        return self._of(self.gaps[(places[:, None] + np.arange(length)).ravel()[:n] % n])
 
-
-def _scaled(gaps: FloatArray) -> Arrivals:
-    return Arrivals(gaps / gaps.mean())
+    def _of(self, gaps: FloatArray) -> "Arrivals":
+        return replace(self, gaps=gaps / gaps.mean())
 
 
 def dispersions(gaps: FloatArray) -> list[tuple[int, float]]:

@@ -65,7 +65,7 @@ def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArra
         for m, found in dispersions(gaps)
         if m < gaps.sum() / len(counts)
     )
-    return Arrivals(gaps / gaps.mean()) if bursts else POISSON
+    return Arrivals(gaps / gaps.mean(), label="arrivals as recorded, in bursts") if bursts else POISSON
 
 
 def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:
