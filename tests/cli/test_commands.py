@@ -56,7 +56,7 @@ class TestProgram:
 
 class TestStraightLine:
     def test_fit_plan_report(self, trace: Path, in_tmp: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace) == 0
+        assert latfit("fit", trace, "--model", "saturation") == 0
         assert latfit("plan", "--sla", "30ms") == 0
         assert latfit("report", "--sla", "30ms") == 0
         out = capsys.readouterr().out
@@ -85,7 +85,7 @@ class TestStraightLine:
             }
         )
         write_trace(in_tmp / "trace.parquet", both)
-        assert latfit("fit", "trace.parquet") == 0
+        assert latfit("fit", "trace.parquet", "--model", "saturation") == 0
         assert (in_tmp / "trace.cpu.fit.json").exists()
         assert (in_tmp / "trace.gpu.fit.json").exists()
         capsys.readouterr()

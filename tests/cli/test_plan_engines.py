@@ -73,7 +73,7 @@ def write_conversations(path: Path, *, contents: bool) -> None:
             ("--rate", "60/s", "--lengths", "300:40"), ("--set", "route=least-loaded"), marks=pytest.mark.nightly
         ),
         pytest.param(("--arrivals", "plain.jsonl"), (), marks=pytest.mark.nightly),
-        (("--arrivals", "named.jsonl"), ("--set", "route=prefix")),
+        pytest.param(("--arrivals", "named.jsonl"), ("--set", "route=prefix"), marks=pytest.mark.nightly),
     ],
 )
 def test_every_figure_stands_in_the_simulator_too(
@@ -150,6 +150,7 @@ def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> Non
     assert given["engine"] is None
 
 
+@pytest.mark.nightly
 def test_a_schedule_of_a_day_that_grows(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
     """Two windows of which the second has four times the requests; growth changes how many come, not when."""
     times = [*np.linspace(0, 299, 1500), *np.linspace(300, 600, 6000)]

@@ -90,6 +90,7 @@ class TestCompare:
         assert "in decode." in " ".join(capsys.readouterr().out.split())
         assert latfit("compare", fitted, "slow.parquet", "--tolerance", 50) == 0
 
+    @pytest.mark.nightly
     def test_each_system_with_its_own(self, runs: Path, capsys: Captured) -> None:
         assert latfit("compare", "two.parquet", "two_slow.parquet", "--each", "--json") == 8
         document = json.loads(capsys.readouterr().out)

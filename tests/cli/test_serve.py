@@ -183,6 +183,7 @@ def _said_at_once(caller: socket.socket) -> bytes:
         return b""
 
 
+@pytest.mark.nightly
 def test_too_few_open_files_are_reported_at_the_start() -> None:
     command = [sys.executable, "-m", "latfit", "serve", "--port", "0", "x"]
     limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", *command]

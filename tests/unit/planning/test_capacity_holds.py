@@ -25,6 +25,7 @@ def profile() -> HardwareProfile:
     return HardwareProfile({"cpu": ExecutionPath("cpu", fit_trace(ingest(Path(SAMPLE)).trace)), "gpu": gpu})
 
 
+@pytest.mark.nightly
 def test_on_the_sample_profile(profile: HardwareProfile) -> None:
     found = make_plan(profile, 20.0, request=PlanRequest(rate=2.0)).capacity
     assert isinstance(found, Capacity)

@@ -32,6 +32,7 @@ def test_published_ranges(light: tuple[Plan, Cutoff]) -> None:
     assert plan.feasible
     assert set(found.holds) == {"simulated", "rigorous"}
     assert "gpu" in found.binding
+    assert plan.engines["triton"]["default_timeout_microseconds"] == pytest.approx(8056, rel=0.01)
 
 
 def test_an_objective_chooses_among_those_that_meet_the_sla() -> None:

@@ -62,6 +62,7 @@ def test_the_least_pair_is_that_of_trying_every_one(limits: dict[str, float]) ->
     assert keeps(targets, found.prefill_replicas, found.replicas)
 
 
+@pytest.mark.nightly
 def test_settings_are_searched_too() -> None:
     """Eight requests a step are fewer than what decodes at a time asks for."""
     targets = Targets((RequestTarget("ttft", 150.0), RequestTarget("tpot", 25.0)))

@@ -110,6 +110,7 @@ def test_goodput_counts_requests_that_meet_all() -> None:
     assert kept.measure(Setup(ONE)).met
 
 
+@pytest.mark.nightly
 def test_a_replica_count_is_refused_only_where_no_setting_meets_the_targets() -> None:
     """60/s of 500:100 within TTFT 500 ms and TPOT 25 ms: the settings that serving starts with miss it on two replicas,
     others of a grid of 7 batch limits and 3 budgets meet it. A request costs its 550 cached tokens, 20 ns each."""
