@@ -1,5 +1,6 @@
 """What several tests share: reference parameters, traces with planted truth, and where measured data lie."""
 
+import gc
 import os
 import signal
 import socket
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     nightly = [item for item in items if item.get_closest_marker("nightly")]
     config.hook.pytest_deselected(items=nightly)
     items[:] = [item for item in items if item not in set(nightly)]
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live as long as the run: garbage collection need not go through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 ROOT = Path(__file__).parent.parent

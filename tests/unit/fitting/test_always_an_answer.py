@@ -102,6 +102,7 @@ def test_far_above_the_noise_a_fit_stays_out_and_at_the_noise_the_noise_is_named
     assert keeps_out(loud) is None
 
 
+@pytest.mark.nightly
 def test_planted_systems_are_answered_nearly_as_well_as_could_be() -> None:
     found = [scored(a_system(seed)) for seed in (2, 3, 5)]
     assert not [each for each in found if each.failure]

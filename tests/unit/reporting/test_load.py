@@ -77,12 +77,13 @@ def test_every_number_is_that_of_the_plans_json() -> None:
     assert next(row["B1"] for row in told["sensitivity"] if row["change"] == "as it is") == told["B1_at_rate"]["value"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("promise", "says", "looks"),
     [
-        pytest.param("meets", "SLA met", "card answer good", marks=pytest.mark.nightly),
+        ("meets", "SLA met", "card answer good"),
         ("likely", "SLA likely met", "card answer doubt"),
-        pytest.param("misses", "SLA missed", "card answer bad", marks=pytest.mark.nightly),
+        ("misses", "SLA missed", "card answer bad"),
     ],
 )
 def test_a_verdict_has_three_states(promise: str, says: str, looks: str) -> None:
@@ -102,6 +103,7 @@ def test_pictures_are_the_plans() -> None:
     assert not any(picture.stem.startswith("plan-") for picture in without)
 
 
+@pytest.mark.nightly
 def test_from_the_command_line(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(Path("hardware.json"), NOMINAL.to_json())
     assert run(["report", "--sla", "20ms", "--rate", "100/s", "--json"]) == 0
