@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Kind as Kind,
         Plan as Plan,
         Reach as Reach,
+        Settings as Settings,
         Threshold as Threshold,
         Unknown as Unknown,
     )

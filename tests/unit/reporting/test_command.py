@@ -90,20 +90,18 @@ class TestSeveralPaths:
         names = {figure.name for figure in written.figures}
         assert {"cpu-measured-vs-predicted.png", "gpu-measured-vs-predicted.png", "paths.png"} <= names
 
-    def test_a_trace_that_names_no_path(self, both: Path) -> None:
-        write_trace(Path("plain.parquet"), planted_rows())
-        with pytest.raises(WrongUsage, match="does not say which path"):
-            api.report("hardware.json", both, trace="plain.parquet")
-
-    def test_a_path_that_the_profile_lacks(self, both: Path) -> None:
+    def test_traces_that_do_not_fit_are_refused(self, both: Path) -> None:
         rows = planted_rows()
+        write_trace(Path("plain.parquet"), rows)
         write_trace(Path("npu.parquet"), rows.with_columns(path=np.full(len(rows), "npu", dtype=object)))
-        with pytest.raises(WrongUsage, match="'npu' is not one"):
-            api.report("hardware.json", both, trace="npu.parquet")
-
-    def test_two_traces_for_one_path(self, both: Path) -> None:
-        with pytest.raises(WrongUsage, match="two systems or files"):
-            api.report("hardware.json", both, trace=["both.parquet"] * 2)
+        wrong: dict[str, str | list[str]] = {
+            "does not say which path": "plain.parquet",
+            "'npu' is not one": "npu.parquet",
+            "two systems or files": ["both.parquet"] * 2,
+        }
+        for words, trace in wrong.items():
+            with pytest.raises(WrongUsage, match=words):
+                api.report("hardware.json", both, trace=trace)
 
 
 class TestBadInput:

@@ -140,16 +140,6 @@ class TestContext:
         assert "Figures are drawn at the trace" in page
         assert "256 tokens a request" in page
 
-    @pytest.mark.parametrize(
-        ("changes", "reason"), [({"typical": {}}, "does not say what is typical"), ({"domain": {}}, "which B and S")]
-    )
-    def test_what_cannot_be_drawn_has_a_reason(
-        self, reads_context: FitResult, changes: dict[str, object], reason: str
-    ) -> None:
-        found = render(ReportInput(machine(cpu=replace(reads_context, **changes))))  # type: ignore[arg-type]
-        assert not found.pictures
-        assert reason in found.html
-
 
 class TestPaths:
     def test_b1_is_marked_where_the_curves_cross(self) -> None:

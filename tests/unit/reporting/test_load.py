@@ -95,14 +95,6 @@ def test_a_verdict_has_three_states(promise: str, says: str, looks: str) -> None
     assert ("A tail was not seen" in outline.text) == (promise == "likely")
 
 
-def test_pictures_are_the_plans() -> None:
-    pictures = rendered().pictures
-    assert {"plan-rate", "paths"} <= {picture.stem for picture in pictures}
-    assert all(len(picture.alt) > 40 for picture in pictures)
-    without = render(ReportInput(NOMINAL, plan=make_plan(NOMINAL, 20.0))).pictures
-    assert not any(picture.stem.startswith("plan-") for picture in without)
-
-
 @pytest.mark.nightly
 def test_from_the_command_line(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(Path("hardware.json"), NOMINAL.to_json())

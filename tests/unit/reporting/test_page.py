@@ -58,31 +58,20 @@ def html(one_path: ReportInput) -> str:
     return render(one_path).html
 
 
-class TestStandsAlone:
-    def test_nothing_is_fetched(self, html: str) -> None:
-        outline = Outline(html)
-        for source in outline.attributes("src"):
-            assert source.startswith("data:image/png;base64,")
-        for target in outline.attributes("href"):
-            assert target.startswith("#")
-        assert "@import" not in html
-        assert "url(" not in html
-        assert outline.count("link") == outline.count("iframe") == 0
-        assert outline.count("script") == 1
-
-    def test_images_are_pictures(self, html: str) -> None:
-        sources = Outline(html).attributes("src")
-        assert len(sources) == 3
-        for source in sources:
-            assert base64.b64decode(source.partition(",")[2]).startswith(b"\x89PNG\r\n")
-
-    def test_every_link_has_its_place(self, html: str) -> None:
-        outline = Outline(html)
-        assert {target[1:] for target in outline.attributes("href")} <= set(outline.attributes("id"))
-        assert len(set(outline.attributes("id"))) == len(outline.attributes("id"))
-
-    def test_every_tag_is_closed(self, html: str) -> None:
-        assert Outline(html).open == []
+def test_the_page_stands_alone(html: str) -> None:
+    """Nothing is fetched, every picture is inside, every link has its place, every tag is closed."""
+    outline = Outline(html)
+    assert outline.open == []
+    for source in outline.attributes("src"):
+        assert base64.b64decode(source.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG\r\n")
+    assert len(outline.attributes("src")) == 3
+    places = outline.attributes("id")
+    assert set(outline.attributes("href")) <= {f"#{place}" for place in places}
+    assert len(set(places)) == len(places)
+    assert "@import" not in html
+    assert "url(" not in html
+    assert outline.count("link") == outline.count("iframe") == 0
+    assert outline.count("script") == 1
 
 
 class TestAnswerFirst:
@@ -91,11 +80,6 @@ class TestAnswerFirst:
         first = re.search(r"<h2[^>]*>(.*?)</h2>", html)
         assert first is not None
         assert first.group(1).replace("\u00a0", " ") == one_path.plan.answer
-
-    def test_order(self, html: str) -> None:
-        marks = ('id="answer"', "How sure is this?", 'id="trust"', 'id="limits"', "Parameters", "Rows")
-        places = [html.index(mark) for mark in marks]
-        assert places == sorted(places)
 
     def test_warnings_come_with_their_remedy(self, html: str) -> None:
         text = Outline(html).text
@@ -157,43 +141,30 @@ class TestHostile:
 
 
 class TestMissing:
-    def test_without_rows_a_sentence_in_their_place(self, fit: FitResult) -> None:
+    def test_without_rows_a_sentence_in_their_place(self, fit: FitResult, rows: Trace) -> None:
         outline = Outline(render(ReportInput(machine(cpu=fit))).html)
         assert outline.count("img") == 2
         assert "add the steps with --trace" in outline.text
-
-    def test_a_fit_with_nothing_but_parameters(self, fit: FitResult, rows: Trace) -> None:
-        bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters)
-        outline = Outline(render(ReportInput(machine(cpu=bare), {"cpu": rows})).html)
-        assert outline.count("img") == 0
-        assert "No figures" in outline.text
-
-    def test_a_fit_that_is_not_usable(self, fit: FitResult, rows: Trace) -> None:
-        failed = replace(fit, status=FitStatus.TOO_FEW_ROWS)
-        assert (
-            FitStatus.TOO_FEW_ROWS.sentence
-            in Outline(render(ReportInput(machine(cpu=failed), {"cpu": rows})).html).text
-        )
-
-    def test_no_path_at_all(self) -> None:
-        assert Outline(render(ReportInput(machine())).html).open == []
-
-    def test_a_trace_without_rows(self, fit: FitResult, rows: Trace) -> None:
         nothing = rows.select(rows["B"] < 0)
         assert Outline(render(ReportInput(machine(cpu=fit), {"cpu": nothing})).html).count("img") == 2
 
+    def test_fits_that_cannot_be_drawn_say_why(self, fit: FitResult, rows: Trace) -> None:
+        bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters)
+        failed = replace(fit, status=FitStatus.TOO_FEW_ROWS)
+        for found, reason in ((bare, "No figures"), (failed, FitStatus.TOO_FEW_ROWS.sentence)):
+            outline = Outline(render(ReportInput(machine(cpu=found), {"cpu": rows})).html)
+            assert outline.count("img") == 0
+            assert reason in outline.text
+        assert Outline(render(ReportInput(machine())).html).open == []
 
-class TestPaths:
-    def test_a_section_each_and_one_comparison(self) -> None:
-        rendered = render(two_paths())
-        outline = Outline(rendered.html)
-        assert {"path-amx", "path-gpu", "limits"} <= set(outline.attributes("id"))
-        stems = [picture.stem for picture in rendered.pictures]
-        assert stems[:2] == ["amx-latency-map", "amx-measured-vs-predicted"]
-        assert len(stems) == len(set(stems)) == 7
 
-    def test_not_identified_is_in_words(self, html: str) -> None:
-        assert "Not identified by these steps: tau_S." in html
+def test_two_paths_have_a_section_each_and_one_comparison(html: str) -> None:
+    rendered = render(two_paths())
+    assert {"path-amx", "path-gpu", "limits"} <= set(Outline(rendered.html).attributes("id"))
+    stems = [picture.stem for picture in rendered.pictures]
+    assert stems[:2] == ["amx-latency-map", "amx-measured-vs-predicted"]
+    assert len(stems) == len(set(stems)) == 7
+    assert "Not identified by these steps: tau_S." in html
 
 
 class TestAccessible:

@@ -101,19 +101,6 @@ class TestCommand:
         assert "as its measured steps" in outline.text
         assert (sample / "out" / "simulation.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_no_column_is_lost_where_the_window_is_narrow(
-        self, in_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "60")
-        rates = ["--rate", "100/s", "--rate", "500/s", "--sla", "20ms"]
-        assert (
-            run(["simulate", "policies", "--policy", "three-stage", "--policy", "fixed", *rates, *PATHS, *SMALL, "-v"])
-            == 0
-        )
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        header = next(line for line in lines if line[:1] == ["policy"])
-        assert header == ["policy", "settings", "rate", "mean", "p50", "p99", "on", "amx", "batch", "in", "SLA"]
-
     def test_an_engine(self, sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
         engine = ["--engine", "chunked-prefill", "--engine", "static", "--fit", "cpu.fit.json", "--kv-blocks", "2588"]
         load = ["--rate", "2/s", "--lengths", "64:32", "--requests", "200", "--replications", "2"]

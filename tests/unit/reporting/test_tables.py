@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from latfit.model.fit_parts import Baseline, CrossValidation, Diagnostics
-from latfit.model.fit_result import FitResult, FitStatus
+from latfit.model.fit_parts import CrossValidation, Diagnostics
+from latfit.model.fit_result import FitResult
 from latfit.planning.plan import make_plan
 from latfit.planning.result import Plan
 from latfit.reporting import format
@@ -58,13 +58,6 @@ class TestTrust:
             ("decode", "5 %", "4.5 %"),
             ("prefill", "3 %", "20 %"),
         ]
-
-    def test_without_cross_validation_the_error_is_of_fitted_steps(self, fit: FitResult) -> None:
-        seen = replace(fit, cross_validation=CrossValidation(), baselines={"linear": Baseline(mape_pct=11.0)})
-        assert "fitted steps" in tables.trust_sentence(seen)
-
-    def test_an_unusable_fit(self, fit: FitResult) -> None:
-        assert FitStatus.ONE_CELL.sentence in tables.trust_sentence(replace(fit, status=FitStatus.ONE_CELL))
 
 
 class TestPlanTables:
@@ -129,12 +122,6 @@ class TestChecks:
         html = render(ReportInput(machine(cpu=tested))).html.replace("\u00a0", " ")
         assert "94 % of the squared error is lack of fit (model misspecification)" in html
 
-    def test_a_bare_fit_gives_every_table(self, fit: FitResult) -> None:
-        bare = FitResult("saturation", fit.status, fit.parameters)
-        for table in (tables.parameters(bare), tables.errors(bare), tables.rows_used(bare)):
-            assert table.rows
-        assert "unknown" in tables.trust_sentence(bare)
-
 
 def test_a_table_escapes_its_cells_and_drops_empty_columns() -> None:
     found = make_table("<b>", [{"a": 1.0, "b": None}], ("x", lambda row: row["a"], str), ("y", lambda row: row["b"]))
@@ -149,22 +136,6 @@ def test_provenance_is_flattened_and_cut() -> None:
     assert found["zero"] == "0"
     assert "none" not in found
     assert len(found["long"]) <= 600
-
-
-def test_errors_list_model_baselines_and_phases(fit: FitResult) -> None:
-    assert column(tables.errors(fit), "CV MAPE") == {
-        "saturation": "4.4 %",
-        "linear baseline": "12 %",
-        "constant": "80 %",
-        "saturation, decode steps": "",
-    }
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1, "1"), (0.25, "0.25"), (46_500, "46.5k"), (32_768, "32,768"), (2.5e6, "2.5M")]
-)
-def test_axis_labels_are_short_and_exact(value: float, text: str) -> None:
-    assert format.shorthand(value) == text
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,8 @@ def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictu
     """Return what the plan decides: thresholds, plans at other limits, strategies, steps, settings."""
     plan, found, sentences = report.plan, [], []
     if plan is not None:
-        found = [
-            plan_tables.thresholds_table(plan),
-            *(plan_tables.other_plans_table(f"Limits by {label}", plans) for label, plans in nearby.items()),
-            *(plan_tables.load_tables(plan) if plan.rate_per_s is not None else []),
-            *plan_tables.step_tables(plan),
-            plan_tables.settings_table(plan),
-        ]
+        others = (plan_tables.other_plans_table(f"Limits by {label}", plans) for label, plans in nearby.items())
+        found = [*others, *plan_tables.plan_tables(plan)]
         if "settings" in plan.unknown:
             sentences = [f"No limits for steps of an engine: {plan.unknown['settings']}."]
     shown = [table for table in (*found, ceilings_table(report.profile)) if table.rows]

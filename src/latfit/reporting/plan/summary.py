@@ -52,7 +52,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
         lines,
         [*doubts, *(each.text for each in plan.warnings if each not in others)],
         [each.text for each in others],
-        choices_table(plan) if plan.rate_per_s is None and _is_usable(plan) else None,
+        choices_table(plan.settings) if plan.rate_per_s is None and plan.settings and _is_usable(plan) else None,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from latfit.planning import Cutoff, Plan, Reach, Threshold, Unknown
+from latfit.planning import Cutoff, Plan, Reach, Settings, Threshold, Unknown
 from latfit.reporting.format import count, of_share, signed_percent
 from latfit.reporting.table import KeyNumber, Table, facts_table, make_table
 from latfit.units import count_text, format_ms, format_rate, number
@@ -18,18 +18,13 @@ MEANINGS = {
     "T_cut": "queueing timeout: who has waited this long for the GPU goes to the CPU",
 }
 VERDICTS = {"meets": "SLA met", "likely": "SLA likely met", "misses": "SLA missed"}
-NO_TABLE = Table("", (), ())
 
 
 def plan_tables(plan: Plan) -> list[Table]:
     """Every table of the plan that has rows."""
-    engine = (settings_table(plan), choices_table(plan))
-    return [each for each in (*load_tables(plan), thresholds_table(plan), *engine, *step_tables(plan)) if each.rows]
-
-
-def load_tables(plan: Plan) -> list[Table]:
-    """The tables of what the load decides, those that have rows."""
-    return [table for table in (_strategies(plan), _sensitivity(plan)) if table.rows]
+    engine = [] if plan.settings is None else [settings_table(plan.settings), choices_table(plan.settings)]
+    tables = (thresholds_table(plan), _strategies(plan), _sensitivity(plan), *engine, *step_tables(plan))
+    return [table for table in tables if table.rows]
 
 
 def step_tables(plan: Plan) -> list[Table]:
@@ -188,37 +183,29 @@ def _sensitivity(plan: Plan) -> Table:
     )
 
 
-def settings_table(plan: Plan) -> Table:
+def settings_table(settings: Settings) -> Table:
     """Limits of a step-by-step engine."""
-    found = plan.settings
-    if found is None:
-        return NO_TABLE
     return facts_table(
-        f"A serving engine on {found.path}",
-        ("concurrent sequences", found.max_num_seqs, count),
-        ("tokens per step", found.max_num_batched_tokens, count),
-        ("fewest tokens per step for the TTFT target", found.min_num_batched_tokens, count),
-        ("prefill chunk beside them", found.chunk_tokens, count),
-        (f"TTFT of a {found.prompt_tokens:,}-token prompt", found.ttft_ms, format_ms),
-        ("TPOT", found.tpot_ms, format_ms),
-        note=f"For {found.reason}. Limited by {found.binding}.",
+        f"A serving engine on {settings.path}",
+        ("concurrent sequences", settings.max_num_seqs, count),
+        ("tokens per step", settings.max_num_batched_tokens, count),
+        ("fewest tokens per step for the TTFT target", settings.min_num_batched_tokens, count),
+        ("prefill chunk beside them", settings.chunk_tokens, count),
+        (f"TTFT of a {settings.prompt_tokens:,}-token prompt", settings.ttft_ms, format_ms),
+        ("TPOT", settings.tpot_ms, format_ms),
+        note=f"For {settings.reason}. Limited by {settings.binding}.",
     )
 
 
-def choices_table(plan: Plan) -> Table:
+def choices_table(settings: Settings) -> Table:
     """The trade-off between sequences and the first token; a star marks the recommended row."""
-    found = plan.settings
-    if found is None:
-        return NO_TABLE
+    best = settings.max_num_batched_tokens
     return make_table(
         "More sequences, or a shorter TTFT (* recommended)",
-        found.choices,
-        (
-            "max_num_seqs",
-            lambda row: count(row.max_num_seqs) + " *" * (row.max_num_batched_tokens == found.max_num_batched_tokens),
-        ),
+        settings.choices,
+        ("max_num_seqs", lambda row: count(row.max_num_seqs) + " *" * (row.max_num_batched_tokens == best)),
         ("max_num_batched_tokens", "max_num_batched_tokens", count),
-        (f"TTFT of {found.prompt_tokens:,} tokens", "ttft_ms", format_ms),
+        (f"TTFT of {settings.prompt_tokens:,} tokens", "ttft_ms", format_ms),
         ("decode tokens", "decode_tokens_per_s", lambda rate: f"{count(round(rate))}/s"),
     )
 
