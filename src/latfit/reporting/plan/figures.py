@@ -103,16 +103,16 @@ def serving_figure(plan: ServingPlan) -> Figure:
     for target in plan.targets:
         if target.metric == "tpot":
             _mark_limit(axes, 1e3 / target.limit, f"TPOT {format_ms(target.limit)}")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, 1.12 * max(speeds))
+    axes.set_ylim(0, 1.12 * max(totals))
     return figure
 
 
 def distribution_figure(plan: ServingPlan) -> Figure:
     """The share of simulated requests within a TTFT and a TPOT, with their limits."""
     curves = plan.distributions_ms
-    figure = style.new_figure((6.0 * len(curves), 3.6))
-    panels = figure.subplots(1, len(curves), squeeze=False)[0]
+    figure = style.new_figure((6.0, 2.2 * len(curves)))
+    panels = figure.subplots(len(curves), squeeze=False)[:, 0]
     for axes, (metric, times), colour in zip(panels, curves.items(), style.LINE_COLOURS, strict=False):
         name, percents = metric.upper(), np.linspace(0, 100, len(times))
         p99 = float(np.interp(99, percents, times))
