@@ -121,18 +121,3 @@ class TestRouter:
         assert triton.batches[0] == ("gpu", [1.0])
         assert sorted(triton.batches[1:]) == [("amx", [2.0]), ("amx", [3.0])]
         assert [each["OUTPUT"].item() for each in answers] == [10.0, 20.0, 30.0]
-
-    def test_who_has_left_takes_no_place_in_a_batch(self, router: Any) -> None:
-        router.T_CUT_S = 60.0
-        triton = Triton(gpu_s=0.05, cpu_s=0.0)
-
-        async def run() -> list[Any]:
-            front = router.Router(triton)
-            tasks = [asyncio.ensure_future(front.infer({"INPUT": np.full((1, 1), each)})) for each in (1.0, 2.0, 3.0)]
-            await asyncio.sleep(0.01)
-            tasks[1].cancel()
-            return await asyncio.gather(*tasks, return_exceptions=True)
-
-        answers = asyncio.run(run())
-        assert isinstance(answers[1], asyncio.CancelledError)
-        assert triton.batches == [("gpu", [1.0]), ("gpu", [3.0])]

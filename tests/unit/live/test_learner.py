@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from latfit.errors import SlaOutOfReach
 from latfit.live import BestForTail, Learner, LearnerMetrics, Promise, Request, Router, RouterOptions
 from latfit.policies import POLICIES, Limits, Policy, named_policy, policy as policies
 from latfit.queueing import measured_times, optimal_rule
@@ -154,26 +153,6 @@ def test_paths_that_do_not_change_are_left_alone() -> None:
 
 def kept(policy: Policy, rate: float, system: System) -> Policy:
     return policy
-
-
-def test_thresholds_that_cannot_be_made_leave_the_policy_and_the_times_are_still_learnt() -> None:
-    policy, rate = planned("three-stage", 0.4)
-    asked: list[float] = []
-
-    def refuse(policy: Policy, rate: float, system: System) -> Policy:
-        asked.append(rate)
-        if len(asked) > 1:
-            raise SlaOutOfReach("no thresholds", where="rate", remedy="Lower it.")
-        return policy
-
-    found = told(
-        policy, rate, 6.0, (change(2.0), steady(1.0)), learner=lambda router: Learner(router, thresholds=refuse)
-    )
-    assert found.learner is not None
-    assert found.router.policy is policy
-    assert found.router.main.times_ms[1] == pytest.approx(2 * TIMES[0][0], rel=0.1)
-    assert "no thresholds" in found.learner.problem
-    assert asked[1] == pytest.approx(rate, rel=0.1)  # counted, per ms
 
 
 @pytest.mark.parametrize("name", POLICIES)

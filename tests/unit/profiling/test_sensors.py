@@ -75,11 +75,6 @@ class TestWarnings:
         assert warning.code == code
         assert warning.remedy.endswith(".")
 
-    def test_a_steady_machine_gives_none(self) -> None:
-        first = Reading(3000.0, 50.0, 5, GpuReading(1755, 40, 250.0, False))
-        last = Reading(2950.0, 60.0, 5, GpuReading(1700, 60, 350.0, False))
-        assert find_sensor_warnings(first, last) == []
-
 
 class TestIdleThreads:
     def planted(self, monkeypatch: pytest.MonkeyPatch, busy: float | None) -> int:

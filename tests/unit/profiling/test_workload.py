@@ -44,11 +44,6 @@ class TestStepShape:
         assert (cell.B, cell.S, cell.phase) == (2, 30, "prefill")
         assert (cell.context_tokens, cell.prefill_context_tokens, cell.cache_tokens) == (5, 5, 35)
 
-    def test_mixed(self) -> None:
-        cell = StepShape(3, 100, (13,))
-        assert (cell.B, cell.S, cell.phase, cell.prefill_requests) == (4, 16, "mixed", 1)
-        assert cell.context_tokens == 300
-
     @pytest.mark.parametrize(
         "arguments",
         [(), (-1, 0, (4,)), (1, -1), (0, 0, (0,)), (0, 0, (4,), (1, 2)), (0, 0, (4,), (-1,))],

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +87,6 @@ class TestFiles:
         recorder.close()
         found = read_parquet(files(tmp_path)[0])["period_ms"]
         assert found == pytest.approx([500, np.nan, 400, np.nan], nan_ok=True)
-
-    def test_files_while_a_block_fills_lose_and_repeat_nothing(self, tmp_path: Path) -> None:
-        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=500, flush_s=0.001, max_pending=1000))
-        for start in range(0, 20_000, 100):
-            feed(recorder, 100, start)
-            time.sleep(0.001)
-        recorder.close()
-        assert len(files(tmp_path)) > 40
-        assert steps_in(tmp_path) == list(range(20_000))
 
     count = st.integers(0, 2**31 - 1)
     step = st.tuples(
@@ -198,24 +188,6 @@ class TestTheEngineComesFirst:
         trace = read_parquet(files(tmp_path)[0])
         assert trace["T_ms"].tolist() == [1.0, 2.0]
         assert trace.provenance["rows_refused_so_far"] == len(strange)
-
-
-def test_several_engines_and_restarts_share_a_folder(tmp_path: Path) -> None:
-    for _ in range(2):
-        recorders = [
-            StepRecorder(tmp_path, replica=str(engine), buffers=Buffers(rows_per_file=4)) for engine in range(3)
-        ]
-        for recorder in recorders:
-            feed(recorder, 10)
-        for recorder in recorders:
-            recorder.close()
-    traces = [read_parquet(file) for file in files(tmp_path)]
-    assert len(traces) == 2 * 3 * 3
-    runs: dict[tuple[str, str], int] = {}
-    for trace in traces:
-        key = (trace["run"][0], trace["replica"][0])
-        runs[key] = runs.get(key, 0) + len(trace)
-    assert list(runs.values()) == [10] * 6
 
 
 @pytest.fixture(autouse=True)

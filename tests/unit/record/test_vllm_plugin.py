@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from latfit.record.recorder import Buffers
-from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, kv_capacity_tokens, settings_from
+from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, settings_from
 from latfit.trace.parquet import read_parquet
 from latfit.trace.recorded_times import request_times, time_quantile
 from latfit.trace.serving_engine import engine_notes
@@ -124,15 +124,6 @@ class TestWhatIsMissing:
             plugin.record(SchedulerStats())
         assert [FLAG in line for line in warnings(caplog)] == [True]
 
-    def test_a_vllm_that_does_not_know_the_flag(self, folder: Path, caplog: Any) -> None:
-        old = config()
-        old.observability_config = SimpleNamespace()
-        plugin = LatfitStatLogger(old)
-        assert warnings(caplog) == []
-        for _ in range(3):
-            plugin.record(SimpleNamespace(kv_cache_usage=0.0))
-        assert [FLAG in line for line in warnings(caplog)] == [True]
-
 
 class TestAsynchronousScheduling:
     """vLLM waits for a step's result only after it has planned the next: its own times are a part of each step."""
@@ -191,13 +182,6 @@ class TestTheFolder:
         assert told == {"num_speculative_tokens": 4, "api_server": 1, "api_servers": 3, "replica": "1"}
         assert ["API server 2 of 3" in line for line in warnings(caplog)] == [True]
 
-    @pytest.mark.parametrize(("text", "kept"), [("20GB", 20e9), ("", None), ("a lot", None), ("5", None)])
-    def test_how_much_is_kept(self, folder: Path, caplog: Any, text: str, kept: float | None) -> None:
-        settings = settings_from({"LATFIT_TRACE_DIR": "x", "LATFIT_TRACE_KEEP": text})
-        assert settings is not None
-        assert settings.buffers.keep_bytes == kept
-        assert len(warnings(caplog)) == (text != "" and kept is None)
-
 
 class TestTheServerComesFirst:
     def test_a_config_that_is_nothing_like_vllms(self, folder: Path, caplog: Any) -> None:
@@ -239,21 +223,6 @@ class TestSettings:
         assert found is not None
         assert found.buffers.rows_per_file == 65_536
         assert ["LATFIT_TRACE_ROWS" in line for line in warnings(caplog)] == [True]
-
-
-class TestCapacity:
-    @pytest.mark.parametrize(
-        ("cache", "engines", "tokens"),
-        [
-            ({"kv_cache_size_tokens": 777, "num_gpu_blocks": 10}, 4, 777),
-            ({"kv_cache_size_tokens": None, "num_gpu_blocks": 10}, 1, 160),
-            ({"kv_cache_size_tokens": None, "num_gpu_blocks": 10}, 4, None),
-            ({"kv_cache_size_tokens": None, "num_gpu_blocks": None}, 1, None),
-        ],
-    )
-    def test_is_that_of_one_engine(self, cache: dict[str, Any], engines: int, tokens: int | None) -> None:
-        found = kv_capacity_tokens(config(cache_config=cache, parallel_config={"data_parallel_size": engines}))
-        assert found == tokens
 
 
 class TestImport:

@@ -1,6 +1,5 @@
 """The recording scheduler over a stand-in for vLLM's: chunked prefill of a few requests, told by hand."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfit.record.vllm_plugin import LatfitStatLogger
 from latfit.record.vllm_scheduler import RecordingAsyncScheduler, RecordingScheduler, terms_of
 from latfit.trace.parquet import read_parquet
 from latfit.trace.table import Trace
-from tests.unit.record.engine import SchedulerStats, config, engine_loop
+from tests.unit.record.engine import SchedulerStats, config
 
 pytestmark = pytest.mark.skipif(
     RecordingScheduler.__base__ is not object, reason="vLLM's own scheduler is here, which needs a loaded model"
@@ -157,13 +155,3 @@ def test_what_fails_is_counted_and_the_engine_goes_on(folder: Path) -> None:
     scheduler.shutdown()
     assert recorded(folder)["step"].tolist() == [0]
     assert recorded(folder).provenance["rows_refused_so_far"] == 2
-
-
-def test_the_stat_logger_records_nothing_beside_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    name = "latfit.record.vllm_scheduler.RecordingScheduler"
-    with caplog.at_level(logging.INFO, "vllm.latfit"):
-        plugin = LatfitStatLogger(config(scheduler_config={"scheduler_cls": name}))
-    for stats in engine_loop(3):
-        plugin.record(stats)
-    plugin.close()
-    assert not folder.exists()

@@ -1,21 +1,15 @@
 """Comparing and calibrating: against runs of engines with planted differences, and against a real one."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from latfit.errors import BadInput
-from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions
 from latfit.model.noise.step_noise import noise_of
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
-from latfit.simulation.engine.step_cost import StepCosts, linear_costs, scaled_costs, scatter_from, step_costs
-from latfit.trace.read import ingest
+from latfit.simulation.engine.step_cost import StepCosts, linear_costs, scaled_costs, scatter_from
 from latfit.validation.compare import Asked, validate
-from latfit.validation.measured import Measured, as_measured
-from latfit.workload import read_requests
+from latfit.validation.measured import Measured
 from latfit.workload.requests import make_requests
 
 COSTS = linear_costs(8.0, 0.05, 0.02)
@@ -74,20 +68,3 @@ def test_calibration_recovers_planted_parameters() -> None:
 def test_too_few_to_calibrate_with() -> None:
     with pytest.raises(BadInput, match="too few"):
         validate(planted(COSTS, 20), COSTS, LIMITS, Asked(calibration=True))
-
-
-def test_a_real_run_is_met_with_nothing_calibrated(measured_steps: Path) -> None:
-    """vLLM on one RTX 4090: fits of the matching kernel table by phase, its settings, its arrivals."""
-    measured = as_measured(read_requests(measured_steps.parent / "requests" / "vllm_measured_rtx4090_llama-3.1-8b.csv"))
-    steps = ingest(str(measured_steps / "llmservingsim_rtx4090_llama-3.1-8b.parquet")).trace
-    limits = EngineSettings(kv_blocks=2588, max_num_seqs=256, max_num_batched_tokens=2048)
-    within = steps["context_tokens"] <= limits.cache_tokens
-    holds, third = steps["prefill_tokens"] > 0, np.arange(len(steps)) % 3 == 0
-    decode, mixed = (
-        fit_trace(steps.select(within & rows), FitOptions(model="context")) for rows in (~holds, holds & third)
-    )
-    found = validate(measured, step_costs(decode, mixed), limits)
-    assert found.agrees, found.verdict
-    # One pooled curve in B and S alone cannot do it: it knows nothing of the cached context.
-    blind = fit_trace(steps.select(within & third), FitOptions(model="linear"))
-    assert not validate(measured, step_costs(blind), limits).agrees

@@ -94,17 +94,6 @@ class TestTexts:
         with pytest.raises(BadInput, match=said):
             read_server(tmp_path / "1.txt", None if before is None else tmp_path / "0.txt")
 
-    def test_a_real_servers(self) -> None:
-        """What `vllm bench serve` reported of the same 125 requests is later by the client's own delay."""
-        if not MEASURED.exists():
-            pytest.skip(f"no metrics at {MEASURED}; set LATFIT_DATA")
-        found = read_server(MEASURED / "metrics_t5_1.txt.gz", MEASURED / "metrics_t5_0.txt.gz")
-        assert found.requests == 125
-        assert found.server_ms() == pytest.approx({"ttft_ms": 201.6, "tpot_ms": 18.83, "latency_ms": 1110.0}, rel=1e-3)
-        assert found.engine_ms() == pytest.approx({"ttft_ms": 159.8, "tpot_ms": 18.83, "latency_ms": 1068.6}, rel=1e-3)
-        assert found.facts["block_size"] == 128
-        assert found.facts["kv_capacity_tokens"] == 262_144
-
 
 COSTS = linear_costs(8.0, 0.05, 0.02)
 LIMITS = EngineSettings(kv_blocks=600, max_num_seqs=64, max_num_batched_tokens=512)

@@ -103,16 +103,6 @@ async def test_a_large_body_arrives_whole_and_is_not_copied_on_its_way() -> None
         assert gpu.asked[1].body == PROMPT
 
 
-async def test_connections_are_kept_on_both_sides() -> None:
-    async with engine(whole(b"{}")) as gpu, running([gpu]) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for _ in range(3):
-            writer.write(request().replace(b"Connection: close\r\n", b""))
-            await reader.readuntil(b"{}")
-        writer.close()
-        assert (len(gpu.asked), gpu.connections) == (3, 1)
-
-
 async def test_a_kept_connection_that_the_engine_closed_costs_nothing() -> None:
     async def closes_behind(writer: asyncio.StreamWriter, asked: Asked) -> None:
         await whole(b"{}")(writer, asked)
