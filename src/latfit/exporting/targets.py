@@ -21,11 +21,6 @@ class Target:
     takes: tuple[str, ...] = ("model",)
     function: str = "export"
 
-    @property
-    def export(self) -> Callable[[PlanFacts, Wanted], Exported]:
-        found: Callable[[PlanFacts, Wanted], Exported] = attrgetter(self.function)(import_module(self.module))
-        return found
-
 
 OPTIONS = {"model": "--model", "shapes": "--shape", "begins": "--begins"}
 ENGINES = "latfit.exporting.engines"
@@ -57,8 +52,10 @@ def export_plan(plan: str | Path | Mapping[str, Any], target: str, wanted: Wante
     wanted = wanted or Wanted()
     if target not in TARGETS:
         raise WrongUsage(f"{target!r} is not known", where="TARGET", remedy=f"Take one of {', '.join(TARGETS)}.")
+    found = TARGETS[target]
     given = {"model": wanted.model is not None, "shapes": bool(wanted.shapes), "begins": wanted.begins is not None}
     for name, there in given.items():
-        if there and name not in TARGETS[target].takes:
+        if there and name not in found.takes:
             raise WrongUsage(f"has no effect on {target}", where=OPTIONS[name], remedy="Leave it out.")
-    return TARGETS[target].export(read_plan(plan), wanted)
+    export: Callable[[PlanFacts, Wanted], Exported] = attrgetter(found.function)(import_module(found.module))
+    return export(read_plan(plan), wanted)

@@ -203,9 +203,6 @@ class Validation:
     server: ServerRun | None = None
     clocks: Sequence[Figure] = ()
 
-    def __repr__(self) -> str:
-        return f"Validation({self.verdict})"
-
     @property
     def watched(self) -> bool:
         """Whether only the server's counts are known and no single request."""

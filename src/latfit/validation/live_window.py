@@ -64,14 +64,14 @@ def check_window(
 
     costs_of: draws step costs at the speed of the window, within its error. Empty if request lengths are unknown.
     """
-    window = _Window(readings, between(readings[0], readings[-1]))
-    seen = window.seen
+    seen = between(readings[0], readings[-1])
     count = max(seen.arrived, 1.0) + finite_or_zero(seen.first.running) + finite_or_zero(seen.first.waiting)
     runs = int(np.clip(MAX_REQUESTS / count, MIN_REPLICATIONS, MAX_REPLICATIONS))
-    simulated = [window.simulate(settings, costs_of, rng) for rng in np.random.default_rng(seed).spawn(runs)]
+    draws = np.random.default_rng(seed).spawn(runs)
+    simulated = [_simulate(readings, seen, settings, costs_of, rng) for rng in draws]
     step_ms = finite_or_zero(seen.mean("itl")) or finite_or_zero((seen.mean_step() or {}).get("T_ms", math.nan))
     found = []
-    for name, value in window.measured().items():
+    for name, value in _measured(readings, seen).items():
         values = np.array([means[name] for means in simulated if math.isfinite(means.get(name, math.nan))])
         if math.isfinite(value) and len(values):
             low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -80,68 +80,66 @@ def check_window(
     return found
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Readings of a server, and the interval from the first to the last."""
+def _publishes_engine_times(seen: Interval) -> bool:
+    """Return whether the server publishes the engine's own times, without tokenising and HTTP."""
+    return math.isfinite(seen.mean("queue") + seen.mean("prefill"))
 
-    readings: Sequence[Reading]
-    seen: Interval
 
-    @property
-    def of_engine(self) -> bool:
-        """Whether the server publishes the engine's own times, without tokenising and HTTP."""
-        return math.isfinite(self.seen.mean("queue") + self.seen.mean("prefill"))
+def _measured(readings: Sequence[Reading], seen: Interval) -> dict[str, float]:
+    """Return the means that the server published; NaN if not published."""
+    tpot, engines = seen.mean("tpot"), seen.last.engines
+    return {
+        "running": float(np.mean([each.state.running for each in readings[1:]])) / engines,
+        "waiting": float(np.mean([each.state.waiting for each in readings[1:]])) / engines,
+        "TTFT": seen.mean("queue") + seen.mean("prefill") if _publishes_engine_times(seen) else seen.mean("ttft"),
+        "queue": seen.mean("queue"),
+        "TPOT": seen.mean("itl") if math.isnan(tpot) else tpot,
+    }
 
-    def measured(self) -> dict[str, float]:
-        """Return the means that the server published; NaN if not published."""
-        seen, engines = self.seen, self.seen.last.engines
-        tpot = seen.mean("tpot")
-        return {
-            "running": float(np.mean([each.state.running for each in self.readings[1:]])) / engines,
-            "waiting": float(np.mean([each.state.waiting for each in self.readings[1:]])) / engines,
-            "TTFT": seen.mean("queue") + seen.mean("prefill") if self.of_engine else seen.mean("ttft"),
-            "queue": seen.mean("queue"),
-            "TPOT": seen.mean("itl") if math.isnan(tpot) else tpot,
-        }
 
-    def simulate(
-        self, settings: EngineSettings, costs_of: Callable[[np.random.Generator], StepCosts], rng: np.random.Generator
-    ) -> dict[str, float]:
-        """Return what a server would publish of one simulation of the window; empty if the load is unknown."""
-        seen, engines = self.seen, self.seen.last.engines
-        at_s = np.array([each.t_s - self.readings[0].t_s for each in self.readings])
-        came_s = spread_arrivals(
-            at_s, np.array([between(a, b).arrived / engines for a, b in pairwise(self.readings)]), rng
-        )
-        running, waiting = (round(finite_or_zero(n) / engines) for n in (seen.first.running, seen.first.waiting))
-        early = running + waiting
-        lengths = seen.lengths(early + len(came_s), rng)
-        if lengths is None or not len(lengths[0]):
-            return {}
-        prompt, output = lengths
-        if running:  # an output that runs at a moment is longer than most, and a random part of it is left
-            pool = output[rng.choice(len(output), running, p=output / output.sum())]
-            output[:running] = np.maximum(np.ceil(pool * rng.random(running)), 1)
-            prompt[:running] = 1
-        requests = make_requests(np.concatenate([np.zeros(early), 1e3 * came_s]), prompt, output)
-        run = serve(requests, costs_of(rng), settings, int(rng.integers(2**31)))
-        age_ms = np.zeros(len(requests))  # the time that requests had waited when the window began
-        if early > settings.max_num_seqs:  # else the next step takes all
-            queued_ms = 1e3 * waiting / max(seen.arrived / engines / seen.seconds, 1e-9)
-            age_ms[:running] = queued_ms
-            age_ms[running:early] = queued_ms * (1 - (np.arange(waiting) + 0.5) / max(waiting, 1))
-        at_ms, arrival = 1e3 * at_s, requests.arrival_ms
-        started, ended = run.first_ms <= at_ms[-1], run.last_ms <= at_ms[-1]
-        started[:running] = False
-        more = requests.output_tokens - 1
-        several = ended & (more > 0)
-        runs = (run.start_ms <= at_ms[:, None]) & (at_ms[:, None] < run.last_ms)
-        waits = (arrival <= at_ms[:, None]) & (at_ms[:, None] < run.start_ms)
-        of_tokens = math.isnan(seen.mean("tpot"))
-        return {
-            "running": float(runs[1:].sum(axis=1).mean()),
-            "waiting": float(waits[1:].sum(axis=1).mean()),
-            "TTFT": finite_mean((run.first_ms - (run.seen_ms if self.of_engine else arrival) + age_ms)[started]),
-            "queue": finite_mean((run.start_ms - run.seen_ms + age_ms)[ended]),
-            "TPOT": finite_mean(run.tpot_ms[several], more[several] if of_tokens else None),
-        }
+def _simulate(
+    readings: Sequence[Reading],
+    seen: Interval,
+    settings: EngineSettings,
+    costs_of: Callable[[np.random.Generator], StepCosts],
+    rng: np.random.Generator,
+) -> dict[str, float]:
+    """Return what a server would publish of one simulation of the window; empty if the load is unknown."""
+    engines = seen.last.engines
+    at_s = np.array([each.t_s - readings[0].t_s for each in readings])
+    arrived = np.array([between(a, b).arrived / engines for a, b in pairwise(readings)])
+    came_s = spread_arrivals(at_s, arrived, rng)
+    running, waiting = (round(finite_or_zero(n) / engines) for n in (seen.first.running, seen.first.waiting))
+    early = running + waiting
+    lengths = seen.lengths(early + len(came_s), rng)
+    if lengths is None or not len(lengths[0]):
+        return {}
+    prompt, output = lengths
+    if running:  # an output that runs at a moment is longer than most, and a random part of it is left
+        pool = output[rng.choice(len(output), running, p=output / output.sum())]
+        output[:running] = np.maximum(np.ceil(pool * rng.random(running)), 1)
+        prompt[:running] = 1
+    requests = make_requests(np.concatenate([np.zeros(early), 1e3 * came_s]), prompt, output)
+    run = serve(requests, costs_of(rng), settings, int(rng.integers(2**31)))
+    age_ms = np.zeros(len(requests))  # the time that requests had waited when the window began
+    if early > settings.max_num_seqs:  # else the next step takes all
+        queued_ms = 1e3 * waiting / max(seen.arrived / engines / seen.seconds, 1e-9)
+        age_ms[:running] = queued_ms
+        age_ms[running:early] = queued_ms * (1 - (np.arange(waiting) + 0.5) / max(waiting, 1))
+    at_ms, arrival = 1e3 * at_s, requests.arrival_ms
+    started, ended = run.first_ms <= at_ms[-1], run.last_ms <= at_ms[-1]
+    started[:running] = False
+    more = requests.output_tokens - 1
+    several = ended & (more > 0)
+    runs = (run.start_ms <= at_ms[:, None]) & (at_ms[:, None] < run.last_ms)
+    waits = (arrival <= at_ms[:, None]) & (at_ms[:, None] < run.start_ms)
+    of_tokens = math.isnan(seen.mean("tpot"))
+    return {
+        "running": float(runs[1:].sum(axis=1).mean()),
+        "waiting": float(waits[1:].sum(axis=1).mean()),
+        "TTFT": finite_mean(
+            (run.first_ms - (run.seen_ms if _publishes_engine_times(seen) else arrival) + age_ms)[started]
+        ),
+        "queue": finite_mean((run.start_ms - run.seen_ms + age_ms)[ended]),
+        "TPOT": finite_mean(run.tpot_ms[several], more[several] if of_tokens else None),
+    }

@@ -26,9 +26,6 @@ class Measured:
     watched_ms: tuple[float, float] | None = None
     engines: int = 1
 
-    def __repr__(self) -> str:
-        return f"Measured({self.requests!r} from {self.source})"
-
     def __len__(self) -> int:
         return len(self.requests)
 

@@ -60,9 +60,6 @@ class Device(Protocol):
     def facts(self) -> dict[str, Any]:
         """What a reader must know to repeat the measurement: libraries, kernels, threads, precision."""
 
-    def free_bytes(self) -> int | None:
-        """Memory left for caches and activations; None if unknown."""
-
     def prepare(self, cell: StepShape) -> None:
         """Make everything that steps of `cell` need. Raises DeviceOutOfMemory."""
 
