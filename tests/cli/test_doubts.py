@@ -10,7 +10,6 @@ import pytest
 from latfit.cli.app import run
 from latfit.trace.parquet import write_trace
 from latfit.trace.table import Trace
-from tests.conftest import planted_trace
 
 Captured = pytest.CaptureFixture[str]
 
@@ -22,36 +21,6 @@ def latfit(*arguments: object) -> int:
 def answer(capsys: Captured, *arguments: object) -> dict[str, Any]:
     assert latfit(*arguments, "--json") == 0
     return dict(json.loads(capsys.readouterr().out))
-
-
-@pytest.fixture
-def trace(in_tmp: Path) -> Path:
-    write_trace(in_tmp / "trace.parquet", planted_trace(0.03, repeats=6))
-    return in_tmp / "trace.parquet"
-
-
-class TestFit:
-    def test_a_bootstrap_is_printed_and_stored(self, trace: Path, capsys: Captured) -> None:
-        assert latfit("fit", trace, "--model", "saturation", "--bootstrap", 60, "--path", "cpu") == 0
-        printed = capsys.readouterr()
-        assert "60 resampled fits kept" in printed.out
-        assert "Warning" not in printed.err
-        stored = json.loads(Path("trace.fit.json").read_text())
-        assert stored["bootstrap"]["resamples"] == 60
-        assert stored["draws"]["source"] == "bootstrap, rows"
-
-
-class TestDecodeOnly:
-    @pytest.fixture
-    def fitted(self, in_tmp: Path, capsys: Captured) -> Path:
-        B = np.repeat(np.arange(1.0, 65.0), 8)
-        T = (8 + 0.05 * B) * np.exp(np.random.default_rng(0).normal(0, 0.02, len(B)))
-        write_trace(in_tmp / "decode.parquet", Trace({"B": B, "S": B, "T_ms": T}))
-        assert latfit("fit", "decode.parquet", "--model", "linear", "-v") == 0
-        printed = " ".join(capsys.readouterr().out.split())
-        assert "tau_B + tau_S = 0.0" in printed
-        assert "decode steps only" in printed
-        return in_tmp / "decode.fit.json"
 
 
 def test_the_cached_context_is_typical_unless_it_is_named(in_tmp: Path, capsys: Captured) -> None:

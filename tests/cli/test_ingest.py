@@ -72,13 +72,3 @@ class TestCells:
         for name, found in cells["parameters"].items():
             if rows["parameters"][name]["std_error"]:
                 assert abs(found["value"] - rows["parameters"][name]["value"]) < rows["parameters"][name]["std_error"]
-
-    @pytest.mark.nightly
-    def test_on_a_cluster_the_cells_are_the_same(self, folder: Path, in_tmp: Path, capsys: Captured) -> None:
-        pytest.importorskip("distributed", reason="the extra `dask` is not installed")
-        assert latfit("ingest", folder, "--out", "here.parquet", "--json") == 0
-        assert latfit("ingest", folder, "--out", "there.parquet", "--scheduler", "local", "--json") == 0
-        here, there = (pq.read_table(in_tmp / f"{name}.parquet") for name in ("here", "there"))
-        assert here.column_names == there.column_names
-        for name in ("B", "S", "T_ms", "cell_rows"):
-            assert here[name].to_pylist() == pytest.approx(there[name].to_pylist(), rel=1e-9)

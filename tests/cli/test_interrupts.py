@@ -11,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.soak.interrupts import INTERRUPTED, marked, processes_of
-from pyarrow.parquet import read_table
 
-from latfit.cli.app import run
 from latfit.hardware import read_hardware
 from latfit.model import read_fit
 from latfit.trace import Trace, write_trace
@@ -60,17 +58,3 @@ def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
     assert len(read_hardware(Path("hardware.json")).paths) <= len(done)
     left = {file.name for file in Path.cwd().iterdir() if ".fit.json" not in file.name}
     assert left <= {"many.parquet", "hardware.json"}
-
-
-@pytest.mark.nightly
-def test_a_sweep_goes_on_from_the_runs_that_are_done(in_tmp: Path) -> None:
-    asked = (
-        "simulate policies --nominal gpu:launch=8ms,slope=0.05ms --policy gpu-only --rate 100/s --requests 300000"
-        f" --quiet --out runs.parquet --sweep max-batch={','.join(map(str, range(4, 44)))}"
-    )
-    assert "--resume" in interrupted(asked, Path("runs.parquet").exists)
-    done = read_table("runs.parquet").column("max_batch").to_pylist()
-    assert 1 <= len(done) < 40
-    again = asked.partition("max-batch=")[0] + f"max-batch={done[0]} --resume"
-    assert run(again.split()) == 0
-    assert read_table("runs.parquet").column("max_batch").to_pylist() == done[:1]

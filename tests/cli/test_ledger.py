@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -112,18 +113,7 @@ def test_a_plan_that_promises_nothing_is_refused(
     planned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(planned)
-    missed = [
-        "plan",
-        "--fit",
-        "fit.json",
-        *LOAD,
-        *ENGINE,
-        "--ttft",
-        "5ms",
-        "--out",
-        str(tmp_path / "missed.json"),
-        "-q",
-    ]
+    missed = ["plan", "--fit", "fit.json", *LOAD, *ENGINE, "--ttft", "5ms", "--out", str(tmp_path / "missed.json")]
     assert run(missed) == 5
     assert run(["ledger", "add", str(tmp_path / "missed.json"), "as-planned.csv"]) == 3
     assert "promises nothing" in capsys.readouterr().err
@@ -131,30 +121,22 @@ def test_a_plan_that_promises_nothing_is_refused(
     assert run(["ledger", "show", "--ledger", str(tmp_path / "none.json")]) == 3
 
 
-def entry(rate: float, *, measured_ms: float = 100.0, covered: bool = True) -> LedgerEntry:
+def entry(*, covered: bool) -> LedgerEntry:
     figure = PromisedFigure(
         name="p99 TTFT",
         limit_ms=110.0,
-        planned_ms=measured_ms if covered else measured_ms / 2,
-        planned_interval_ms=(measured_ms * 0.4, measured_ms * 0.55) if not covered else (90.0, 110.0),
-        measured_ms=measured_ms,
-        interval_ms=(measured_ms * 0.95, measured_ms * 1.05),
+        planned_ms=100.0 if covered else 50.0,
+        planned_interval_ms=(90.0, 110.0) if covered else (40.0, 55.0),
+        measured_ms=100.0,
+        interval_ms=(95.0, 105.0),
     )
-    return LedgerEntry(
-        added="2026-01-01T00:00:00Z",
-        subject="gpu",
-        plan="plan.json",
-        run="run.json",
-        planned_per_s=10.0,
-        measured_per_s=rate,
-        requests=10_000,
-        figures=[figure],
-    )
+    about: dict[str, Any] = {"added": "2026-01-01T00:00:00Z", "subject": "gpu", "plan": "plan.json", "run": "run.json"}
+    return LedgerEntry(**about, planned_per_s=10.0, measured_per_s=10.0, requests=10_000, figures=[figure])
 
 
 def test_coverage_has_the_interval_of_clopper_and_pearson() -> None:
     """18 of 20: 68.3 to 98.8 % (Clopper and Pearson's exact interval, R's binom.test)."""
-    ledger = Ledger([entry(10.0, covered=i < 18) for i in range(20)])
+    ledger = Ledger([entry(covered=i < 18) for i in range(20)])
     assert ledger.coverage_pct is not None
     share, (low, high) = ledger.coverage_pct
     assert (share, round(low, 1), round(high, 1)) == (90.0, 68.3, 98.8)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import latfit
 from latfit.cli.app import run
 from latfit.trace import Trace, write_trace
 
@@ -112,31 +111,6 @@ def test_every_figure_stands_in_the_simulator_too(
     assert told["p99 TPOT"] == outcome["tpot_ms"]["p99"]
 
 
-@pytest.mark.nightly
-def test_prefill_apart_is_cheaper_here_and_the_simulator_gives_the_same_figures(fitted: Path, capsys: Captured) -> None:
-    """Prompts of 600 tokens take 27 ms of steps whose tokens are to come every 11 ms; apart they disturb nobody."""
-    load = ("--rate", "60/s", "--lengths", "600:40")
-    more = ("--tpot", "11ms", "--transfer", "2ms+10us", "--set", "price_per_hour=2")
-    found = planned(fitted, capsys, *more, load=load)
-    apart = found["prefill_apart"]
-    assert apart["feasible"]
-    assert apart["prefill_replicas"] + apart["replicas"] < found["replicas"]["value"]
-    assert apart["price_per_million_tokens"] < found["cost"]["price_per_million_tokens"]
-    line = ["simulate", "engine", "--fit", str(fitted), "--prefill-on", str(fitted), "--transfer", "2ms+10us", *load]
-    for name in ("prefill_replicas", "replicas"):
-        line += [f"--{name.replace('_', '-')}", str(apart[name])]
-    line += [word for name, value in apart["engine"].items() for word in words_of(name, value)]
-    replications = apart["outcome"]["replications"]
-    line += ["--requests", str(apart["outcome"]["requests"] // replications)]
-    line += ["--replications", str(replications), "--seed", str(found["seed"]), "--json"]
-    assert run(line) == 0
-    again = json.loads(capsys.readouterr().out)["runs"][0]
-    for metric in ("ttft_ms", "tpot_ms", "latency_ms"):
-        assert again[metric] == apart["outcome"][metric]
-    reached = {each["target"]: each["value_ms"] for each in apart["targets"]}
-    assert reached == {"p99 TTFT": again["ttft_ms"]["p99"], "p99 TPOT": again["tpot_ms"]["p99"]}
-
-
 def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> None:
     found = planned(fitted, capsys, load=("--rate", "60/s", "--lengths", "300:40"))
     count = found["replicas"]["value"]
@@ -208,43 +182,3 @@ def test_what_is_refused(arguments: list[str], told: str, fitted: Path, capsys: 
         run(["plan", *(["--fit", str(fitted)] if "--sla" not in arguments[:1] and arguments else []), *arguments]) == 2
     )
     assert told in capsys.readouterr().err
-
-
-def test_a_schedule_of_a_day_is_simulated_again_as_it_stands(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
-    """Ten minutes with a crest in the middle: fewer replicas before and after it, and the figures of the simulator."""
-    moments, at = [0.0], 0.0
-    while at < 600:
-        at += 0.02 if 200 <= at < 400 else 0.1
-        moments.append(at)
-    rows = [f"{each:.2f},300,40" for each in moments]
-    Path("day.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *rows]) + "\n")
-    more = ("--start-up", "10s", "--arrivals-window", "100s", "--set", "price_per_hour=2")
-    found = planned(fitted, capsys, *more, load=("--arrivals", "day.csv"))
-    told, count = found["schedule"], found["replicas"]["value"]
-    replicas = [each["replicas"] for each in told["windows"]]
-    assert len(replicas) == 6
-    assert max(replicas) == replicas[2] == replicas[3] == count
-    assert replicas[0] < count
-    assert told["replicas_at"][1] == [190.0, count]
-    assert told["feasible"]
-    assert told["replica_hours"] < told["fixed"]["replica_hours"] == pytest.approx(count * 600 / 3600, rel=0.01)
-    engine = {name: found["engine"][name] for name in ("max_num_seqs", "max_num_batched_tokens", "synchronous")}
-    engine["long_prefill_token_threshold"] = found["engine"]["long_prefill_token_threshold"]
-    again = latfit.simulate_engine(
-        fitted,
-        arrivals="day.csv",
-        kv_blocks=4000,
-        engine=engine,
-        batching=found["engine"]["batching"],
-        replicas_at=told["replicas_at"],
-        start_up="10s",
-    ).to_json()["runs"][0]
-    assert again["replica_hours"] == pytest.approx(told["replica_hours"], rel=1e-3)
-    assert again["ttft_ms"]["p99"] == pytest.approx(told["targets"][0]["value_ms"], rel=0.05)
-    line = ["plan", "--fit", str(fitted), "--arrivals", "day.csv", *LIMITS]
-    assert run([*line, "--kv-blocks", "4000", *more, "-v"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"A schedule of {min(replicas)} to {count} replicas (windows of 100 s, asked for 10 s ahead): " in printed
-    line += ["--start-up", "10s"]
-    assert run(line) == 2
-    assert "less than two windows of 1,800 s" in capsys.readouterr().err

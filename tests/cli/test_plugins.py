@@ -38,20 +38,3 @@ def test_a_reader_and_a_model(folder: Path) -> None:
     assert json.loads(done.stdout)["parameters"]["tau_T"]["value"] == pytest.approx(0.5, rel=1e-3)
     read = latfit("predict", "engine.fit.json", "-B", "4", "-S", "128", "--json")
     assert json.loads(read.stdout)["rows"][0]["T_ms"] == pytest.approx(2 + 0.4 + 1.0, rel=1e-3)
-
-
-@pytest.mark.nightly
-def test_a_policy(folder: Path) -> None:
-    run = ("--nominal", "gpu:launch=2ms,slope=0.1ms,max_batch=48", "--rate", "500/s", "--requests", "2000")
-    done = latfit("simulate", "policies", "--policy", "powers-of-two", *run)
-    assert done.returncode == 0, done.stderr
-    assert "powers-of-two" in done.stdout
-
-
-@pytest.mark.nightly
-def test_an_export_target(folder: Path) -> None:
-    assert latfit("fit", "engine.txt", "--model", "linear").returncode == 0
-    assert latfit("plan", "--sla", "10ms", "--out", "plan.json").returncode == 0
-    done = latfit("export", "my-engine", "plan.json")
-    assert done.returncode == 0, done.stderr
-    assert "slots = " in done.stdout + "".join(each.read_text() for each in folder.glob("**/*.conf"))

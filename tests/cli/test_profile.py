@@ -99,12 +99,3 @@ class TestCtrlC:
         assert trace.provenance["stop"] == "interrupted"
         assert {path.name for path in Path.cwd().iterdir()} == {"trace.parquet", "trace.parquet.journal"}
         assert "--resume goes on" in err
-
-
-def test_the_verb_loads_nothing_heavy_for_its_help() -> None:
-    program = (
-        "import sys; from latfit.cli import profile;"
-        "print([m for m in ('numpy', 'pyarrow', 'rich', 'scipy') if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

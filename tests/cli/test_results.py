@@ -19,19 +19,6 @@ def latfit(*arguments: object) -> int:
 
 
 class TestPredict:
-    def test_contract(self, fitted: Path, capsys: Captured) -> None:
-        assert latfit("predict", fitted, "-B", 8, "-S", 512, "-S", 10**6, "--json") == 0
-        printed = json.loads(capsys.readouterr().out)
-        inside, outside = printed["rows"]
-        (note,) = printed["notes"]
-        assert note == "1 of 2 steps lies outside the measured range: S 244× above the measured 4,096."
-        whys = {"outside_domain", "why_outside", "why_no_interval"}
-        assert set(inside) == {"B", "S", "T_ms", "low", "high", "level", *whys}
-        assert inside["why_outside"] == ""
-        assert inside["T_ms"] == pytest.approx(18.1885, rel=0.03)
-        assert inside["high"] > inside["T_ms"]
-        assert (inside["outside_domain"], outside["outside_domain"]) == (False, True)
-
     def test_strict_refuses_what_was_not_measured(self, fitted: Path, capsys: Captured) -> None:
         assert latfit("predict", fitted, "-B", 8, "-S", 10**6, "--strict") == 3
         assert "outside" in capsys.readouterr().err

@@ -60,14 +60,6 @@ def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
     assert (tmp_path / "t.parquet").exists()
 
 
-def test_doctor_tells_what_binds_in_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(live(STEPS)) as url:
-        assert run(["doctor", url, "--duration", "1s"]) == 0
-    told = capsys.readouterr().out
-    assert "is limited by max_num_seqs" in told.splitlines()[0]
-    assert "KV cache: no effect" in told
-
-
 def test_doctor_finds_the_engine_of_this_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

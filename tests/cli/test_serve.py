@@ -12,10 +12,8 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
 
 import pytest
 
@@ -102,79 +100,6 @@ def test_its_json_counts_requests_and_tokens_come_from_files_and_the_environment
         assert gpu.asked[0].header("authorization") == "Bearer theirs-then"
 
 
-@pytest.mark.nightly
-def test_it_learns_how_long_replies_take() -> None:
-    """Said to take 20 ms, they take 100: the time in use and T_cut follow."""
-    with engine_in_thread(streamed([b"x"] * 4, 0.025)) as gpu, engine_in_thread(whole(b"{}")) as cpu:
-        paths = (
-            f"gpu={gpu.url}",
-            "--times",
-            "gpu=20ms",
-            f"cpu={cpu.url}",
-            "--times",
-            "cpu=1h",
-        )
-        serving = Serving(*paths, "--learn")
-
-        def learnt(name: str) -> float:
-            text = serving.ask("/metrics", None).decode()
-            return float(next(line for line in text.splitlines() if line.startswith(name)).split()[-1])
-
-        assert learnt('latfit_policy_setting{setting="t_cut_ms"}') == 20.0
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: serving.ask(), range(150)))
-        assert 4.0 < learnt('latfit_path_time_factor_in_use{path="gpu"}') < 10.0
-        # Replies of the other path take an hour, so that waiting a little longer than one reply is better.
-        assert learnt('latfit_policy_setting{setting="t_cut_ms"}') > 80.0
-        assert serving.end(signal.SIGTERM)[0] == 0
-
-
-@pytest.mark.nightly
-def test_callers_that_hold_connections_take_no_descriptor_from_the_engines() -> None:
-    """Of 64 open files 12 are set aside for the engine; 40 callers ask for /health, then 40 say nothing."""
-    health = b"GET /health HTTP/1.1\r\nHost: front\r\n\r\n"
-    with engine_in_thread(whole(b"{}")) as gpu:
-        serving = Serving(gpu.url, open_files=64)
-        host, port = serving.url.removeprefix("http://").split(":")
-
-        def hold(said: bytes) -> list[socket.socket]:
-            found = []
-            for _ in range(40):
-                found.append(socket.create_connection((host, int(port)), timeout=5))
-                with suppress(ConnectionError):
-                    found[-1].sendall(said)
-                sleep(0.01)  # the backlog is short
-            return found
-
-        for each in hold(health):
-            with suppress(ConnectionError):
-                while each.recv(1000):
-                    pass
-            each.close()
-        assert _ask_until_served(serving) == b"{}"
-        silent = hold(b"")
-        with suppress(urllib.error.URLError, ConnectionError):  # the front's own 503, or served
-            serving.ask()
-        refused = [_said_at_once(each) for each in silent]
-        assert 5 < sum(each.startswith(b"HTTP/1.1 503 ") and each.endswith(b"}}") for each in refused) < 40
-        for each in silent:
-            each.close()
-        assert _ask_until_served(serving) == b"{}"
-        assert json.loads(serving.ask("/health", None))["status"] == "ready"
-        assert b'latfit_path_failed_batches_total{path="gpu"} 0.0' in serving.ask("/metrics", None)
-        code, _, err = serving.end(signal.SIGTERM)
-    assert (code, err) == (0, "")
-
-
-def _ask_until_served(serving: Serving) -> bytes:
-    """The front needs a moment to see that callers left."""
-    for _ in range(50):
-        with suppress(urllib.error.URLError, ConnectionError):
-            return serving.ask()
-        sleep(0.1)
-    raise TimeoutError
-
-
 def _said_at_once(caller: socket.socket) -> bytes:
     caller.setblocking(False)
     try:
@@ -226,7 +151,6 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
         (["a=x", "--slots", "a=0"], "is no count"),
         (["a=x", "--slots", "a=²"], "is no count"),
         (["a=x", "--policy", "three-stage", "--times", "a=1s"], "needs two"),
-        (["a=x", "--class", "chat"], "one class alone orders nothing"),
         (["a=x", "--class", "chat", "--class", "chat"], "are no different names"),
         (["a=x", "--class", "chat", "--class", "b c"], "are no different names"),
         (["a=x", "--class", "chat", "--class", "batch", "--ageing", "0s"], "0s"),

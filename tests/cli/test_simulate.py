@@ -74,7 +74,7 @@ def test_overload_is_told_and_ends_with_5(in_tmp: Path, capsys: pytest.CaptureFi
         ([*PATHS], 2, "no load is given"),
         (["--rate", "5/s", "--policy", "best", *PATHS], 2, "'best' is not known"),
         (["--rate", "5/s", "--sweep", "colour=red", *PATHS], 2, "'colour' is not a setting"),
-        (["--rate", "5/s", "--policy", "fixed", "--sweep", "batch=red", *PATHS], 2, "cannot be read"),
+        (["--rate", "5/s", "--policy", "fixed", "--sweep", "batch=red", *PATHS], 2, "is no count"),
         (["--users", "3", "--arrivals", "x.csv", *PATHS], 2, "contradict"),
         (["--rate", "5/s", "--set", "by_prompt=yes", *PATHS], 2, "no prompt lengths"),
         (["--users", "0", *PATHS], 2, "--users"),

@@ -145,5 +145,5 @@ def test_calibrated_costs_have_a_speed_of_their_own() -> None:
 )
 def test_batches_are_padded_where_no_engine_made_the_steps(provenance: dict[str, Any], padded: bool) -> None:
     trace = Trace({name: np.ones(3) for name in ("B", "S", "T_ms")}, provenance)
-    settings: EngineSettings = engine_settings_of(trace, kv_blocks=100).settings[0]
+    settings: EngineSettings = engine_settings_of(trace, kv_blocks=100).settings
     assert settings.padded_graphs is padded

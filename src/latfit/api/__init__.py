@@ -24,31 +24,26 @@ if TYPE_CHECKING:
         fit as fit,
         fit_each as fit_each,
         fit_phases as fit_phases,
+        predict_steps as predict_steps,
     )
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
     from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
-    from latfit.api.predictions import (
-        Evaluation as Evaluation,
-        Predicted as Predicted,
-        note_unread as note_unread,
-        predicted as predicted,
-        steps_from as steps_from,
-    )
+    from latfit.api.predictions import Evaluation as Evaluation, Predicted as Predicted
     from latfit.api.promises import LedgerAnswer as LedgerAnswer, add_to_ledger as add_to_ledger, ledger as ledger
     from latfit.api.quantities import values_of as values_of
     from latfit.api.reading import data_line as data_line, read as read
     from latfit.api.reports import Report as Report, export as export, report as report
-    from latfit.api.running.examination import Examination as Examination, examine_server as examine_server
-    from latfit.api.running.fronts import Served as Served, serve as serve
-    from latfit.api.running.machine import (
-        MachineExamination as MachineExamination,
+    from latfit.api.running.examination import (
+        Examination as Examination,
         examine_machine as examine_machine,
+        examine_server as examine_server,
     )
-    from latfit.api.running.recorded_fit import RecordedFit as RecordedFit, fit_recording as fit_recording
+    from latfit.api.running.fronts import serve as serve
     from latfit.api.running.recording import (
         Recorded as Recorded,
-        RecordedSteps as RecordedSteps,
+        RecordedFit as RecordedFit,
+        fit_recording as fit_recording,
         record_passes as record_passes,
         record_server as record_server,
     )
@@ -61,7 +56,7 @@ if TYPE_CHECKING:
         simulate as simulate,
         simulate_study as simulate_study,
     )
-    from latfit.api.speculation import Speculation as Speculation, speculate as speculate
+    from latfit.api.speculation import speculate as speculate
     from latfit.api.tuning import Tuned as Tuned, tune as tune
     from latfit.api.validations import Validation as Validation, validate as validate
 

@@ -1,6 +1,7 @@
 """What verbs return: a verdict, tables, sentences and warnings, printed and shown in notebooks in one way."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,8 +23,8 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence."""
-        raise NotImplementedError
+        """The answer in a sentence; empty where tables are the answer."""
+        return ""
 
     @property
     def state(self) -> State:
@@ -85,6 +86,23 @@ class Answer:
         return reporting.card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
 
 
+@dataclass(frozen=True, repr=False, eq=False)
+class PlainAnswer(Answer):
+    """An answer without views of its own. result: the record, or the document of `--json`."""
+
+    result: Any
+    verdict: str = ""
+    state: State = "good"
+    lines: Sequence[str] = ()
+    table: "reporting.Table | None" = None
+
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        return [] if self.table is None else [self.table]
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.result) if isinstance(self.result, Mapping) else super().to_json()
+
+
 class Planned(Answer):
     """Base of plans: a record that is its own JSON, and its summary."""
 
@@ -109,11 +127,8 @@ class Planned(Answer):
     def check_supported(self, where: str) -> None:
         """Raises FitNotUsable if the data do not support the plan."""
         if self.result.unsupported:
-            raise FitNotUsable(
-                f"the plan is not supported by these data: {self.result.unsupported[0]}",
-                where=where,
-                remedy="Measure such steps, or fit a better model (latfit fit).",
-            )
+            found = f"the plan is not supported by these data: {self.result.unsupported[0]}"
+            raise FitNotUsable(found, where=where, remedy="Measure such steps, or fit a better model (latfit fit).")
 
     @property
     def verdict(self) -> str:

@@ -8,27 +8,11 @@ from typing import Any
 
 from msgspec import structs
 
-from latfit import reporting
+from latfit import catalogue, reporting
 from latfit.api.answer import Answer
 from latfit.api.fits import as_fit, fit as fit_steps
 from latfit.api.request import verb
 from latfit.api.requests import CatalogAddRequest, CatalogRequest
-from latfit.catalogue import (
-    FROM_CATALOG,
-    GPUS,
-    NEIGHBOUR_ERROR,
-    PREFIX,
-    STEPS,
-    TRANSFER,
-    CatalogEntry,
-    add_entry,
-    all_entries,
-    entry_named,
-    fit_of,
-    nearest,
-    scaled_steps,
-    widen,
-)
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.messages import Message
 from latfit.model import FitResult, fitted_identity
@@ -41,28 +25,21 @@ from latfit.units import count_text, format_percent
 class Catalogue(Answer):
     """Entries of the catalogue. added: the file of a new one."""
 
-    entries: Mapping[str, CatalogEntry]
+    entries: Mapping[str, catalogue.CatalogEntry]
     added: Path | None = None
 
     @property
     def verdict(self) -> str:
         if self.added is not None:
             return f"Added {', '.join(self.entries)}: {self.added}."
-        return f"{count_text(len(self.entries), 'system').capitalize()}. Use one as --fit {PREFIX}NAME."
+        return f"{count_text(len(self.entries), 'system').capitalize()}. Use one as --fit {catalogue.PREFIX}NAME."
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         names = ["name", "a step is", "B up to", "S up to", "error", "source"]
-        rows = [
-            [
-                each.name,
-                each.contents,
-                f"{each.B[1]:,.0f}",
-                f"{each.S[1]:,.0f}",
-                format_percent(each.error_pct),
-                each.engine,
-            ]
-            for each in self.entries.values()
-        ]
+        rows = []
+        for each in self.entries.values():
+            ends = (f"{each.B[1]:,.0f}", f"{each.S[1]:,.0f}")
+            rows.append([each.name, each.contents, *ends, format_percent(each.error_pct), each.engine])
         return [reporting.Table("", names, rows, words=["name", "a step is", "source"])]
 
     @property
@@ -77,18 +54,18 @@ class Catalogue(Answer):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        rows = [
-            {name: value for name, value in each.to_json().items() if name != "fit"} for each in self.entries.values()
-        ]
-        return {"entries": rows, "added": None if self.added is None else str(self.added)}
+        rows = [{**each.to_json()} for each in self.entries.values()]
+        for row in rows:
+            row.pop("fit", None)
+        return {"entries": rows, "added": self.added and str(self.added)}
 
 
 @verb(CatalogRequest)
 def catalog(request: CatalogRequest) -> Catalogue:
     """List the systems of the catalogue, or show one of them. Raises WrongUsage for an unknown name, BadInput."""
     if request.name is None:
-        return Catalogue(all_entries())
-    entry = entry_named(request.name)
+        return Catalogue(catalogue.all_entries())
+    entry = catalogue.entry_named(request.name)
     return Catalogue({entry.name: entry})
 
 
@@ -107,14 +84,14 @@ def add_to_catalog(request: CatalogAddRequest) -> Catalogue:
     name = request.name or "/".join(words)
     try:
         gpu, model, tp = _parts(name)
-        entry = CatalogEntry(
+        entry = catalogue.CatalogEntry(
             name=name,
             gpu=gpu,
             model=model,
             tp=tp,
             dtype=identity.get("dtype", ""),
             engine=identity.get("engine", ""),
-            contents=STEPS,
+            contents=catalogue.STEPS,
             B=(float(fit.domain["B"][0]), float(fit.domain["B"][1])),
             S=(float(fit.domain["S"][0]), float(fit.domain["S"][1])),
             steps=int(fit.metrics.n or 0),
@@ -124,10 +101,10 @@ def add_to_catalog(request: CatalogAddRequest) -> Catalogue:
             fit=replace(fit, warnings=()).to_json(),
         )
     except ValueError:
-        raise WrongUsage(
-            f"{name!r} is no name", where="--name", remedy="Write GPU/MODEL in lower case: h100/llama-3.1-8b@tp2."
-        ) from None
-    return Catalogue({name: entry}, add_entry(entry, None if request.folder is None else Path(request.folder)))
+        remedy = "Write GPU/MODEL in lower case: h100/llama-3.1-8b@tp2."
+        raise WrongUsage(f"{name!r} is no name", where="--name", remedy=remedy) from None
+    folder = None if request.folder is None else Path(request.folder)
+    return Catalogue({name: entry}, catalogue.add_entry(entry, folder))
 
 
 def _parts(name: str) -> tuple[str, str, int]:
@@ -138,30 +115,32 @@ def _parts(name: str) -> tuple[str, str, int]:
 
 
 def fit_in_catalog(name: str) -> FitResult:
-    """A fit by its name in the catalogue, with the error that its times may have on another machine."""
-    plain, entries = name.removeprefix(PREFIX), all_entries()
-    error = TRANSFER
+    """Return a fit by its name in the catalogue, with the error that its times may have on another machine."""
+    plain, entries = name.removeprefix(catalogue.PREFIX), catalogue.all_entries()
+    error = catalogue.TRANSFER
     if plain in entries:
-        entry, fit = entries[plain], fit_of(entries[plain])
+        entry, fit = entries[plain], catalogue.fit_of(entries[plain])
         origin = f"{plain} was measured on another machine"
     else:
         scaled = _scaled(plain, entries)
         if scaled is None:
-            entry_named(name)  # raises the error that names the nearest
+            catalogue.entry_named(name)  # raises the error that names the nearest
         assert scaled is not None
         entry, fit = scaled
-        error = math.hypot(TRANSFER, NEIGHBOUR_ERROR)
+        error = math.hypot(catalogue.TRANSFER, catalogue.NEIGHBOUR_ERROR)
         origin = f"{plain} was not measured: scaled from {entry.name} by bandwidth and FLOPs"
     lacks = f"; its steps lack {entry.lacks}" if entry.lacks else ""
     text = f"{origin}{lacks}. Expect an error of {format_percent(100 * error)}."
-    return replace(widen(fit, error), warnings=[Message(FROM_CATALOG, text, "Measure your engine: latfit record.")])
+    return replace(
+        catalogue.widen(fit, error),
+        warnings=[Message(catalogue.FROM_CATALOG, text, "Measure your engine: latfit record.")],
+    )
 
 
-def _scaled(name: str, entries: Mapping[str, CatalogEntry]) -> tuple[CatalogEntry, FitResult] | None:
-    """Return the nearest neighbour of GPU/MODEL@tpN, and its times scaled to that system; None if unknown.
-
-    MODEL may be the path of the model's config.json.
-    """
+def _scaled(
+    name: str, entries: Mapping[str, catalogue.CatalogEntry]
+) -> tuple[catalogue.CatalogEntry, FitResult] | None:
+    """Return the nearest neighbour of GPU/MODEL@tpN (or config.json), and its times scaled to it; None if unknown."""
     try:
         gpu, model, tp = _parts(name)
     except ValueError:
@@ -170,10 +149,12 @@ def _scaled(name: str, entries: Mapping[str, CatalogEntry]) -> tuple[CatalogEntr
         weights: float | None = sum(count_parameters(model_config(Path(model))))
     else:
         weights = next((each.weights for each in entries.values() if each.model == model and each.weights), None)
-    found = nearest(entries, gpu, model, weights, tp) if gpu in GPUS and weights is not None else None
+    found = (
+        catalogue.nearest(entries, gpu, model, weights, tp) if gpu in catalogue.GPUS and weights is not None else None
+    )
     if not found or weights is None:
         return None
-    fit = fit_steps(Trace(scaled_steps(found[0], gpu, weights, tp)), model="roofline").result
+    fit = fit_steps(Trace(catalogue.scaled_steps(found[0], gpu, weights, tp)), model="roofline").result
     system = {"hardware": gpu, "model": model, "tp": str(tp)}
     facts = structs.replace(fit.data, source=name, sources=[name])
     return found[0], replace(fit, data=facts, provenance={**fit.provenance, "identity": system})

@@ -1,4 +1,4 @@
-"""Runs side by side: where one has become slower than the first, phase by phase and by regions of (B, S)."""
+"""Runs compared with the first: where one has become slower, phase by phase and by regions of (B, S)."""
 
 import inspect
 import re
@@ -17,22 +17,16 @@ from latfit.api.request import shared, verb
 from latfit.api.requests import CompareRequest, FitEachRequest, ReadRequest, Time
 from latfit.api.upgrades import Upgrade, compare_plans
 from latfit.errors import BadInput, Regression, WrongUsage
-from latfit.fitting import (
-    Change,
-    Measured,
-    PhaseChange,
-    RegionChange,
-    Verdict,
-    change_over_starts,
-    changes_between,
-)
+from latfit.fitting import Change, Measured, PhaseChange, RegionChange, Verdict, change_over_starts, changes_between
 from latfit.messages import Message, note
 from latfit.model import FitResult, fitted_identity
 from latfit.trace import check_one_system, facts_beside, row_weights
 from latfit.units import format_percent, number
 
-MAX_NAMED = 3  # regions in a verdict
-MAX_SLOWER = 8  # runs in an error
+MAX_REGIONS = 3  # named in a verdict
+MAX_SLOWER = 8  # runs named in an error
+MAX_IN_FULL = 2  # runs whose tables are shown; of more, verdicts alone
+MAX_VERDICTS = 8
 MIN_STEPS = 8  # below this a source is no run to compare
 RECORDED_RUN = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")  # how a recorder of steps names a start of an engine
 MIN_STARTS = 2  # runs a side that show the variance between starts
@@ -44,16 +38,21 @@ VERDICTS = {
     "faster": "faster than",
     "as fast": "as fast as",
 }
+STATES: dict[str, State] = {"slower": "bad", "unclear": "doubt"}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One run compared with the baseline. system: name of its system if several are compared.  differs: what the two
-    systems differ in.  one_start_each: both are single runs of different starts, so the machine may explain a change.
+    """One run compared with the baseline.
+
+    system: name of its system if several are compared.  differs: what the two systems differ in.  one_start_each: both
+    are single runs of different starts, so the machine may explain a change.
     """
 
     source: str
+    baseline: str
     change: Change
+    tolerance_pct: float
     system: str = ""
     differs: Sequence[str] = ()
     one_start_each: bool = False
@@ -62,72 +61,79 @@ class Compared:
     def name(self) -> str:
         return f"{self.source} ({self.system})" if self.system else self.source
 
-    def verdict(self, tolerance_pct: float) -> Verdict:
-        """Return the verdict; two single starts cannot show that the code is slower or faster."""
-        found = self.change.verdict(tolerance_pct)
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict; two single starts cannot show that the code is slower or faster."""
+        found = self.change.verdict(self.tolerance_pct)
         return "unclear" if self.one_start_each and found in ("slower", "faster") else found
 
-    def sentence(self, baseline: str, tolerance_pct: float) -> str:
-        """Return the verdict and where the run became slower or faster."""
-        verdict = self.verdict(tolerance_pct)
+    @property
+    def sentence(self) -> str:
+        """The verdict and where the run became slower or faster."""
+        verdict, tolerance_pct = self.verdict, self.tolerance_pct
         slower = [_place(region, phase) for phase in self.change.phases for region in phase.slower(tolerance_pct)]
-        more = f" and {len(slower) - MAX_NAMED} more" if len(slower) > MAX_NAMED else ""
-        where = ", ".join(slower[:MAX_NAMED]) + more
+        more = f" and {len(slower) - MAX_REGIONS} more" if len(slower) > MAX_REGIONS else ""
+        where = ", ".join(slower[:MAX_REGIONS]) + more
         if not slower:
             where = ", ".join(each.phase for each in self.change.phases if each.verdict(tolerance_pct) == "faster")
         if self.one_start_each and verdict == "unclear":
-            found = f"Not separable: {'slower' if slower else 'faster'} in {where}."
-            return f"{found} {self.name} and {baseline} are one start each, so this may be the machine or the code."
+            both = f"{self.name} and {self.baseline} are one start each"
+            return f"Not separable: {'slower' if slower else 'faster'} in {where}. {both}: the machine may cause it."
         named = f" in {where}" if verdict in ("slower", "faster") else ""
-        return f"{self.name} is {VERDICTS[verdict]} {baseline}{named}."
+        return f"{self.name} is {VERDICTS[verdict]} {self.baseline}{named}."
 
-    def basis(self, tolerance_pct: float) -> str:
-        """Return what the verdict is based on."""
+    @property
+    def basis(self) -> str:
+        """What the verdict is based on."""
         change = self.change
         by_steps = [phase.whole for phase in change.phases if phase.by == "steps"]
         by_fits = [phase.phase for phase in change.phases if phase.by == "fits"]
-        parts = []
+        parts = [f"{', '.join(by_fits)} by predictions of the fits"] if by_fits else []
         if by_steps:
-            steps, baseline_steps, cells = (
-                sum(getattr(whole, name) for whole in by_steps) for name in ("steps", "baseline_steps", "cells")
-            )
-            parts.append(f"{steps:,} steps with {baseline_steps:,} in {cells:,} common cells")
-        if by_fits:
-            parts.append(f"{', '.join(by_fits)} by predictions of the fits")
-        found = [
-            f"Compared {'; '.join(parts)}.",
-            f"Tolerance {format_percent(tolerance_pct)}, {len(change.tested)} phases and regions tested.",
-        ]
+            names = ("steps", "baseline_steps", "cells")
+            steps, baseline_steps, cells = (sum(getattr(whole, name) for whole in by_steps) for name in names)
+            parts.insert(0, f"{steps:,} steps with {baseline_steps:,} in {cells:,} common cells")
+        found = f"Compared {'; '.join(parts)}. Tolerance {format_percent(self.tolerance_pct)}, "
+        found += f"{len(change.tested)} phases and regions tested."
         if change.starts is not None and change.start_sd_pct is not None:
-            spread = format_percent(change.start_sd_pct)
             starts = " and ".join(map(str, change.starts))
-            found.append(f"{starts} starts; starts differ by {spread} (standard deviation).")
-        if change.only_in_one:
-            found.append(f"Not in both runs: {', '.join(change.only_in_one)}.")
-        return " ".join(found)
+            found += f" {starts} starts; starts differ by {format_percent(change.start_sd_pct)} (standard deviation)."
+        return found + f" Not in both runs: {', '.join(change.only_in_one)}." * bool(change.only_in_one)
 
-    def to_json(self, tolerance_pct: float) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         change = self.change
         return {
             "source": self.source,
             "system": self.system,
-            "verdict": self.verdict(tolerance_pct),
+            "verdict": self.verdict,
             "one_start_each": self.one_start_each,
-            "starts": None if change.starts is None else list(change.starts),
+            "starts": change.starts and list(change.starts),
             "start_sd_pct": change.start_sd_pct,
-            "phases": [_phase_json(phase, tolerance_pct) for phase in change.phases],
+            "phases": [
+                {
+                    "phase": phase.phase,
+                    "by": phase.by,
+                    **self._region_json(phase.whole),
+                    "verdict": phase.verdict(self.tolerance_pct),
+                    "regions": list(map(self._region_json, phase.regions)),
+                }
+                for phase in change.phases
+            ],
             "only_in_one": list(change.only_in_one),
             "differs": list(self.differs),
         }
 
+    def _region_json(self, region: RegionChange) -> dict[str, Any]:
+        ends = {"B": list(region.B), "S": list(region.S)}
+        return {**asdict(region), **ends, "verdict": region.verdict(self.tolerance_pct)}
+
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Answer):
-    """Runs compared with the first, the baseline, where both have measured.
+    """Runs compared with the first, the baseline.
 
-    names: of the sources, the baseline first.  compared: each other one, by system where several are compared.
-    tolerance_pct: a slowdown from which it is a regression.  alone: systems that not every source holds.  fits: of the
-    sources, where they are at hand.  upgrades: a load planned with each, where one is given.
+    names: of the sources, the baseline first.  alone: systems that not every source holds.  fits: of the sources,
+    where they are at hand.  upgrades: a load planned with each, where one is given.
     """
 
     names: Sequence[str]
@@ -144,77 +150,73 @@ class Comparison(Answer):
     @property
     def verdicts(self) -> list[str]:
         """slower, slower within tolerance, faster, as fast or unclear, of each but the baseline."""
-        return [each.verdict(self.tolerance_pct) for each in self.compared]
+        return [each.verdict for each in self.compared]
 
     @property
     def slower(self) -> list[str]:
-        """Names of those that are slower by more than the tolerance, in one phase or region at least."""
-        pairs = zip(self.compared, self.verdicts, strict=True)
-        return [each.name for each, verdict in pairs if verdict == "slower"]
+        """Names of runs that are slower by more than the tolerance in at least one phase or region."""
+        return [each.name for each in self.compared if each.verdict == "slower"]
 
     @property
     def states(self) -> list[State]:
         """bad (a regression), doubt or good, of each but the baseline."""
-        states: dict[str, State] = {"slower": "bad", "unclear": "doubt"}
-        return [states.get(verdict, "good") for verdict in self.verdicts]
+        return [STATES.get(verdict, "good") for verdict in self.verdicts]
 
     @property
     def state(self) -> State:
         return min(self.states, key=("bad", "doubt", "good").index)
 
     @property
+    def sentences(self) -> list[str]:
+        """The verdict on each but the baseline."""
+        return [each.sentence for each in self.compared]
+
+    @property
     def verdict(self) -> str:
-        return " ".join(self.sentences)
+        if len(self.compared) <= MAX_IN_FULL:
+            return " ".join(self.sentences)
+        return f"{len(self.slower)} of {len(self.compared)} runs are slower than {self.baseline}."
 
     def check(self) -> None:
         """Raises Regression if one is slower, or if the load needs more replicas with it."""
         needing = [each.source for each in self.upgrades if each.worse]
         if self.slower:
             named = ", ".join(self.slower[:MAX_SLOWER]) + (" and more" if len(self.slower) > MAX_SLOWER else "")
-            raise Regression(
-                f"{named}: slower than {self.baseline} by more than {format_percent(self.tolerance_pct)}",
-                remedy="Look at what changed between the runs, or accept it with a larger --tolerance.",
-            )
+            found = f"{named}: slower than {self.baseline} by more than {format_percent(self.tolerance_pct)}"
+            raise Regression(found, remedy="Look at what changed, or accept it with a larger --tolerance.")
         if needing:
-            raise Regression(
-                f"{', '.join(needing)}: the load needs more replicas",
-                remedy="Look at what changed between the runs, or plan with more: latfit plan.",
-            )
-
-    @property
-    def sentences(self) -> list[str]:
-        """The verdict on each but the baseline, with the change by phase and its interval."""
-        return [each.sentence(self.baseline, self.tolerance_pct) for each in self.compared]
+            found = f"{', '.join(needing)}: the load needs more replicas"
+            raise Regression(found, remedy="Look at what changed, or plan with more: latfit plan.")
 
     @property
     def lines(self) -> list[str]:
-        return [*(each.basis(self.tolerance_pct) for each in self.compared), *self.load_lines]
-
-    @property
-    def load_lines(self) -> list[str]:
-        """What each change means for the load."""
-        return [line for each in self.upgrades for line in each.sentences(self.baseline)]
+        load_lines = [line for each in self.upgrades for line in each.sentences(self.baseline)]
+        if len(self.compared) <= MAX_IN_FULL:
+            return [*(each.basis for each in self.compared), *load_lines]
+        worst_first = sorted(self.compared, key=lambda each: each.verdict != "slower")
+        more = len(worst_first) - MAX_VERDICTS
+        shown = [each.sentence for each in worst_first[:MAX_VERDICTS]]
+        return [*shown, *([f"... and {more:,} more: --json has them."] if more > 0 else []), *load_lines]
 
     @property
     def messages(self) -> list[Message]:
-        return list(map(note, self.notes))
-
-    @property
-    def notes(self) -> list[str]:
         """What the systems differ in, and what was not compared."""
         differ: dict[str, list[str]] = {}
         for each in self.compared:
             if each.differs:
                 differ.setdefault("; ".join(each.differs), []).append(each.name)
         found = [f"The systems differ ({', '.join(names)}): {facts}." for facts, names in differ.items()]
-        if any(each.one_start_each and each.verdict(self.tolerance_pct) == "unclear" for each in self.compared):
+        if any(each.one_start_each and each.verdict == "unclear" for each in self.compared):
             found.append("Measure both in turn, twice or more, and compare all: latfit compare A B A2 B2 --alternate.")
-        return found + [f"Not in every source, not compared: {', '.join(self.alone)}."] * bool(self.alone)
+        if self.alone:
+            found.append(f"Not in every source, not compared: {', '.join(self.alone)}.")
+        return list(map(note, found))
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        found = [
-            reporting.changes_table(each.name, each.change, self.tolerance_pct, brief=brief) for each in self.compared
-        ]
+        if brief and len(self.compared) > MAX_IN_FULL:
+            return []
+        tolerance_pct = self.tolerance_pct
+        found = [reporting.changes_table(each.name, each.change, tolerance_pct, brief=brief) for each in self.compared]
         if not brief and self.fits:
             found.append(reporting.comparison_table(self.names, [each.result for each in self.fits]))
         return [*found, *(each.table() for each in self.upgrades if each.changes)]
@@ -226,13 +228,11 @@ class Comparison(Answer):
         for each in self.compared:
             for phase in each.change.phases:
                 for region in phase.tested:
-                    facts = _region_json(region, self.tolerance_pct)
+                    facts = {**asdict(region), "verdict": region.verdict(self.tolerance_pct)}
                     ends = {f"{name}_{end}": facts[name][i] for name in "BS" for i, end in enumerate(("low", "high"))}
-                    facts = {name: value for name, value in facts.items() if name not in "BS"}
                     where = "phase" if region is phase.whole else "region"
-                    rows.append(
-                        {"source": each.name, "phase": phase.phase, "of": where, "by": phase.by, **ends, **facts}
-                    )
+                    about = {"source": each.name, "phase": phase.phase, "of": where, "by": phase.by}
+                    rows.append(about | ends | {name: value for name, value in facts.items() if name not in "BS"})
         return data_frame(rows).set_index("source")
 
     def to_json(self) -> dict[str, Any]:
@@ -240,24 +240,10 @@ class Comparison(Answer):
             "baseline": self.baseline,
             "sources": list(self.names[1:]),
             "tolerance_pct": self.tolerance_pct,
-            "compared": [each.to_json(self.tolerance_pct) for each in self.compared],
+            "compared": [each.to_json() for each in self.compared],
             "alone": list(self.alone),
             "upgrades": [each.to_json() for each in self.upgrades],
         }
-
-
-def _phase_json(phase: PhaseChange, tolerance_pct: float) -> dict[str, Any]:
-    return {
-        "phase": phase.phase,
-        "by": phase.by,
-        **_region_json(phase.whole, tolerance_pct),
-        "verdict": phase.verdict(tolerance_pct),
-        "regions": [_region_json(region, tolerance_pct) for region in phase.regions],
-    }
-
-
-def _region_json(region: RegionChange, tolerance_pct: float) -> dict[str, Any]:
-    return {**asdict(region), "B": list(region.B), "S": list(region.S), "verdict": region.verdict(tolerance_pct)}
 
 
 def _place(region: RegionChange, phase: PhaseChange) -> str:
@@ -282,7 +268,7 @@ def compare_runs(request: CompareRequest) -> Comparison:
     between starts. With a load and its SLO, `upgrades` says what each change means for it. Raises WrongUsage,
     FitNotUsable; BadInput where the runs have no common range.
     """
-    sources, path, each = request.sources, request.path, request.each
+    sources, by_path = request.sources, bool(request.path and "{" in request.path)
     tolerance_pct = percent(request.tolerance, "--tolerance")
     if not tolerance_pct >= 0:
         raise WrongUsage(f"a tolerance of {tolerance_pct:g} %", where="--tolerance", remedy="Give 0 or more.")
@@ -291,27 +277,21 @@ def compare_runs(request: CompareRequest) -> Comparison:
     names = list(request.names or (_name(source, i) for i, source in enumerate(sources, start=1)))
     if len(names) != len(sources):
         raise WrongUsage(f"{len(names)} names for {len(sources)} fits", where="--names", remedy="Give a name for each.")
-    by_path = bool(path and "{" in path)
-    if by_path and not each:
-        raise WrongUsage(f"{path!r} names several paths", where="--path", remedy="Add --each.")
-    if each:
+    if by_path and not request.each:
+        raise WrongUsage(f"{request.path!r} names several paths", where="--path", remedy="Add --each.")
+    if request.each:
         systems = _fit_alike(sources, lambda source, time: _fit_each(source, time, request))
         pairs, alone = _match(names, systems, by_path=by_path)
-        return _compare(names, pairs, tolerance_pct, alone, [])
+        return Comparison(names, _compare(names[0], pairs, tolerance_pct), tolerance_pct, alone)
     if request.alternate and (len(sources) < 2 * MIN_STARTS or len(sources) % 2):
-        raise WrongUsage(
-            f"{len(sources)} runs are not {MIN_STARTS} or more a side",
-            where="--alternate",
-            remedy="Name them in turn: A B A2 B2.",
-        )
+        found = f"{len(sources)} runs are not {MIN_STARTS} or more a side"
+        raise WrongUsage(found, where="--alternate", remedy="Name them in turn: A B A2 B2.")
     fits = [found for (found,) in _fit_alike(sources, lambda source, time: [_fit_one(source, time, request)])]
     if request.alternate:
         return _compare_starts(names, fits, tolerance_pct)
     pairs = [(name, "", fits[0], other) for name, other in zip(names[1:], fits[1:], strict=True)]
-    comparison = _compare(names, pairs, tolerance_pct, [], fits)
-    if request.rate is None:
-        return comparison
-    return replace(comparison, upgrades=compare_plans(request, names, fits))
+    upgrades = [] if request.rate is None else compare_plans(request, names, fits)
+    return Comparison(names, _compare(names[0], pairs, tolerance_pct), tolerance_pct, [], fits, upgrades)
 
 
 def compare(*sources: Any, **options: Any) -> Comparison:
@@ -332,16 +312,13 @@ def _compare_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: fl
     """Compare two sides whose runs alternate, the baseline's first. Raises WrongUsage for two runs of one start."""
     for (one, first), (two, other) in combinations(zip(names, fits, strict=True), 2):
         if one == two or _starts(first) & _starts(other):
-            raise WrongUsage(
-                f"{one} and {two} are of one start",
-                where="--alternate",
-                remedy="Start the engine anew for each run; parts of one start show no variance between starts.",
-            )
+            remedy = "Start the engine anew for each run; parts of one start show no variance between starts."
+            raise WrongUsage(f"{one} and {two} are of one start", where="--alternate", remedy=remedy)
     runs = [Measured.of(found.result, found.rows()) for found in fits]
-    change = change_over_starts(runs[::2], runs[1::2])
     sides = [f"{side[0]} and {len(side) - 1} more" for side in (names[::2], names[1::2])]
-    compared = Compared(sides[1], change, "", _differences(fits[0], fits[1]))
-    return Comparison(sides, [compared], tolerance_pct, [], list(fits))
+    change, differs = change_over_starts(runs[::2], runs[1::2]), _differences(fits[0], fits[1])
+    compared = Compared(sides[1], sides[0], change, tolerance_pct, "", differs)
+    return Comparison(sides, [compared], tolerance_pct, [], fits)
 
 
 def _starts(found: Fit) -> set[str]:
@@ -360,27 +337,24 @@ Pair = tuple[str, str, Fit, Fit]
 """Name of a source, label of a system, the baseline's fit and the source's."""
 
 
-def _compare(
-    names: Sequence[str], pairs: Sequence[Pair], tolerance_pct: float, alone: Sequence[str], fits: Sequence[Fit]
-) -> Comparison:
+def _compare(baseline: str, pairs: Sequence[Pair], tolerance_pct: float) -> list[Compared]:
     measured = {id(found): Measured.of(found.result, found.rows()) for pair in pairs for found in pair[2:]}
     changes = changes_between([(measured[id(first)], measured[id(other)]) for _, _, first, other in pairs])
     compared = []
     for (name, system, first, other), change in zip(pairs, changes, strict=True):
         starts, others = _starts(first), _starts(other)
         one_start_each = bool(starts and others and not starts & others)
-        compared.append(Compared(name, change, system, _differences(first, other), one_start_each))
-    return Comparison(names, compared, tolerance_pct, alone, fits)
+        differs = _differences(first, other)
+        compared.append(Compared(name, baseline, change, tolerance_pct, system, differs, one_start_each))
+    return compared
 
 
 def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list[Fit]]) -> list[list[Fit]]:
     """Return the fits of each source, all of the time of the fits at hand, else of the period if all have it."""
     times = {found.time for source in sources if _is_fit(source) for found in fitted(source, None)}
     if len(times) > 1:
-        raise BadInput(
-            "one fit is of the period of a step, another of the engine's own time",
-            remedy="Fit both with the same --time.",
-        )
+        differ = "one fit is of the period of a step, another of the engine's own time"
+        raise BadInput(differ, remedy="Fit both with the same --time.")
     time: Time | None = next(iter(times), None)
     found = [fitted(source, time) for source in sources]
     if len({each.time for fits in found for each in fits}) > 1:
@@ -394,11 +368,7 @@ def _fit_one(source: Any, time: Time | None, request: CompareRequest) -> Fit:
         return as_fit(source)
     path, reading = request.path, shared(ReadRequest, request, source=source)
     steps = read.of(reading)
-    paths = steps.trace.coded("path")[1] if "path" in steps.trace else []
-    if path and any(paths) and path not in paths:
-        found = f"{steps.name} has no path {path!r}"
-        raise BadInput(found, where="--path", remedy=f"There are: {', '.join(sorted(filter(None, paths)))}.")
-    if path and len(paths) > 1:
+    if path and "path" in steps.trace:
         where = " and ".join(filter(None, [reading.where and f"({reading.where})", f"path == {path!r}"]))
         steps = read.of(replace(reading, where=where))
     check_one_system(steps, "Compare one of them with --where, or each with the same one of the others with --each.")
@@ -430,13 +400,10 @@ def _match(names: Sequence[str], systems: Sequence[Sequence[Fit]], *, by_path: b
         if key in by_key[0]
     ]
     if not pairs:
-        listed = " vs ".join("; ".join(_label(key) or "unnamed" for key in list(fits)[:MAX_NAMED]) for fits in by_key)
-        raise BadInput(
-            f"no system is in two sources: {listed}",
-            remedy="Compare one of each with --where, or say by which columns they are the same with --path, such as"
-            " '{model}-tp{tp}'.",
-        )
-    everywhere = set.intersection(*(set(fits) for fits in by_key))
+        listed = " vs ".join("; ".join(_label(key) or "unnamed" for key in list(fits)[:MAX_REGIONS]) for fits in by_key)
+        remedy = "Compare one of each with --where, or match them by columns: --path '{model}-tp{tp}'."
+        raise BadInput(f"no system is in two sources: {listed}", remedy=remedy)
+    everywhere = set.intersection(*map(set, by_key))
     return pairs, sorted({_label(key) for fits in by_key for key in fits if key not in everywhere})
 
 

@@ -5,48 +5,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from latfit import reporting
+from latfit import reporting, simulation
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, limit, rates, several, transfer as transfers, values_of
-from latfit.api.reading import read, table_of
+from latfit.api.reading import columns_in, read
 from latfit.api.request import declared, ignored, verb
 from latfit.api.requests import SimulateEngineRequest
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult, fitted_identity
-from latfit.simulation import (
-    MOST_POINTS,
-    Cluster,
-    EnginePoint,
-    EngineResult,
-    EngineRun,
-    EngineSettings,
-    Options,
-    Order,
-    Promise,
-    Routing,
-    Running,
-    Scaling,
-    Schedule,
-    SettingNote,
-    Speculation,
-    StepCosts,
-    Transfer,
-    known_settings,
-    parse_autoscaler,
-    simulate_points,
-    step_costs,
-)
-from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts, open_source, read_columns
+from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
 from latfit.units import format_percent, format_rate
 from latfit.validation import no_prefill_warning, outside_warning
-from latfit.workload import ClosedLoad, Load, OpenLoad, RecordedLoad, parse_lengths
+from latfit.workload import ClosedLoad, Load, OpenLoad
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,10 +33,9 @@ Q = TypeVar("Q")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EngineSimulation(Simulation):
-    """Serving engines, each at a load. subject: model and machine of the steps, where they are known.  setup_line: how
-    the engine is set up and who says so, where that is not options alone."""
+    """Serving engines, each at a load. subject: model and machine of the steps.  setup_line: settings, their origin."""
 
-    runs: Sequence[EngineResult]
+    runs: Sequence[simulation.EngineResult]
     sla_ms: float = math.inf
     subject: str = ""
     setup_line: str = ""
@@ -83,17 +58,14 @@ class EngineSimulation(Simulation):
     def would_carry(self) -> str:
         """What would carry a load that no run does, in a sentence."""
         best = max(self.runs, key=lambda run: run.summary.throughput_per_s)
-        each = best.summary.throughput_per_s / best.routing.replicas
         if best.routing.scaling is not None:
             return "Ask for more replicas, or sooner; or lower the rate."
-        if best.prefill_replicas:
-            return "Lower the rate, or give more --set prefill_replicas or --replicas."
-        needed = ""
-        if best.rate_per_s > 0:
-            replicas = math.floor(best.rate_per_s / each) + 1
-            needed = f"--replicas {replicas} would carry it, at {format_rate(each, down=True)} each; or "
-        text = f"{needed}lower the rate, or give more --kv-blocks or --max-num-seqs."
-        return text[0].upper() + text[1:]
+        more = "Lower the rate, or give more --replicas, --kv-blocks or --max-num-seqs."
+        if best.prefill_replicas or not best.rate_per_s > 0:
+            return more
+        each = best.summary.throughput_per_s / best.routing.replicas
+        needed = math.floor(best.rate_per_s / each) + 1
+        return f"--replicas {needed} would carry it, at {format_rate(each, down=True)} each. {more}"
 
     def page(self, made: "reporting.Making") -> "reporting.Rendered":
         return reporting.engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
@@ -116,11 +88,7 @@ def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
         if name not in fields:
             remedy = f"Vary {', '.join(sorted(each.replace('_', '-') for each in AXES))}."
             raise WrongUsage(f"{name!r} is no setting of engines", where="--sweep", remedy=remedy)
-        try:
-            found[name] = [fields[name].value_of(str(value)) for value in values]
-        except (ValueError, KeyError):
-            text = f"{', '.join(map(str, values))}: no values of {name}"
-            raise WrongUsage(text, where="--sweep", remedy=fields[name].text) from None
+        found[name] = [fields[name].parse(str(value), "--sweep") for value in values]
     return found
 
 
@@ -146,49 +114,50 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
     """
     request = with_settings(request)
     limits = {name: limit(getattr(request, name), f"--{name}") for name in ("ttft", "tpot", "sla")}
-    options = Options(request.requests, request.warmup, request.replications, request.seed, limits["sla"])
-    promise = Promise(limits["ttft"], limits["tpot"], limits["sla"])
-    scatter = scatters(request.service)
+    options = simulation.Options(request.requests, request.warmup, request.replications, request.seed, limits["sla"])
+    promise = simulation.Promise(limits["ttft"], limits["tpot"], limits["sla"])
+    scatter = request.service == "fitted"
     if not request.force:
         check_one_engine(request.fit, request.prefill_fit, request.prefill_on)
-    costs, unmeasured, subject, fits = engine_costs(
-        request.fit, request.prefill_fit, request.prefill_on, request.hardware, scatter=scatter
-    )
-    cluster = _cluster(request, scatter=scatter)
+    costs, unmeasured, subject, fits = engine_costs(request, scatter=scatter)
+    cluster = simulation.Cluster()
+    if request.prefill_on is not None:
+        moved = () if request.transfer is None else transfers(request.transfer)
+        prefill = simulation.step_costs(as_fit(request.prefill_on).result, scatter=scatter)
+        cluster = simulation.Cluster(simulation.Routing(), prefill, simulation.Transfer(*moved))
     axes = _axes(values_of(request.vary))
     varied = set(axes)
-    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate, per_s=request.rate_per_s)
-    axes = {
-        "rate": offered or [None],
-        "batching": several(request.batching),
-        "order": several(request.order),
-        **axes,
-    }
-    if math.prod(len(values) for values in axes.values()) > MOST_POINTS:
-        raise WrongUsage(f"more than {MOST_POINTS:,} points", where="--sweep", remedy="Give fewer values of each.")
+    offered: list[Any] = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate, per_s=request.rate_per_s)
+    usual = {"rate": offered or [None], "batching": several(request.batching), "order": several(request.order)}
+    axes = {**usual, **axes}
+    if math.prod(len(values) for values in axes.values()) > simulation.MOST_POINTS:
+        found = f"more than {simulation.MOST_POINTS:,} points"
+        raise WrongUsage(found, where="--sweep", remedy="Give fewer values of each.")
     given = replace(
         request,
         arrivals=None if request.arrivals is None else recording_of(request.arrivals),
         prompt_lengths=None if request.prompt_lengths is None else recording_of(request.prompt_lengths),
         replicas_at=None if request.replicas_at is None else schedule_of(request.replicas_at),
     )
-    running = request.running or Running(request.workers, request.backend, request.scheduler)
+    running = request.running or simulation.Running(request.workers, request.backend, request.scheduler)
     loads: dict[tuple[Any, ...], Load] = {}
     points, line = [], ""
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
-        case = replace(given, **chosen)
+        case: Any = replace(given, **chosen)
         setup = engine_settings_of(fits, **named_settings(case), batching=case.batching)
         line = line or setup.line
-        key = tuple(getattr(case, name) for name in LOADS)
+        key = tuple(getattr(case, name) for name in ("rate", "users", "think", "lengths", "tenants"))
         if key not in loads:
-            loads[key] = _load(case)
+            load = make_load(case, [] if case.rate is None else [case.rate])
+            load = replace(load, users=case.tenants) if isinstance(load, OpenLoad) else load
+            loads[key] = load if case.rate is None or isinstance(load, ClosedLoad) else load.at_rate(case.rate)
         notes = [*unmeasured, *notes_of(loads[key]), *(each.sentence for each in setup.notes)]
         points.append(
-            EnginePoint(
+            simulation.EnginePoint(
                 load=loads[key],
                 costs=costs,
-                settings=replace(setup.settings[0], order=order_of(case)),
+                settings=replace(setup.settings, order=order_of(case)),
                 options=options,
                 promise=promise,
                 cluster=replace(cluster, routing=_routing(case), prefill_replicas=case.prefill_replicas),
@@ -197,11 +166,15 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
                 whole=not varied and request.out is None and running.backend == "local",
             )
         )
-    runs = simulate_points(points, running, out=request.out, resume=request.resume, progress=request.progress)
+    runs = simulation.simulate_points(
+        points, running, out=request.out, resume=request.resume, progress=request.progress
+    )
     return EngineSimulation(runs, options.sla_ms, subject, line)
 
 
-def _notes(known: Sequence[str], fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> list[str]:
+def _notes(
+    known: Sequence[str], fits: Sequence[FitResult], run: simulation.EngineRun, settings: simulation.EngineSettings
+) -> list[str]:
     """Return the notes of a run, after those of all runs."""
     beyond = outside_warning(fits, run, settings) if fits else None
     return [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
@@ -231,12 +204,14 @@ UNNAMED = (ASSUMED, "vLLM's default")  # origins of settings that no source name
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """How an engine is set up. settings: one for each batching.  origin: source of each setting: a file, "given",
-    "observed" (counted in the steps), "vLLM's default", "assumed".  files: sources that name a setting."""
+    """How an engine is set up. files: sources that name a setting.
 
-    settings: Sequence[EngineSettings]
+    origin: source of each setting: a file, "given", "observed" (counted in the steps), "vLLM's default", "assumed".
+    """
+
+    settings: simulation.EngineSettings
     origin: Mapping[str, str]
-    notes: Sequence[SettingNote] = ()
+    notes: Sequence[simulation.SettingNote] = ()
     files: Sequence[str] = ()
 
     @property
@@ -244,7 +219,7 @@ class EngineSetup:
         """The settings that decide, and where they come from; empty where options name them all."""
         if not self.files or all(source in (GIVEN, ASSUMED) for source in self.origin.values()):
             return ""
-        one = self.settings[0]
+        one = self.settings
         parts = [
             f"{one.kv_blocks:,} KV blocks of {one.block_size}",
             f"{one.max_num_seqs:,} requests and {one.max_num_batched_tokens:,} tokens a step at most",
@@ -264,7 +239,7 @@ class EngineSetup:
 def engine_settings_of(
     sources: Any,
     *,
-    batching: str | Sequence[str] = "chunked-prefill",
+    batching: str = "chunked-prefill",
     server: Mapping[str, Any] | None = None,
     usual: Mapping[str, Any] = USUAL,
     **given: Any,
@@ -272,9 +247,8 @@ def engine_settings_of(
     """Return how an engine is set up: KV blocks, limits, scheduling, prefix cache, drafts.
 
     sources: a fit of the engine's steps, a trace, a log, several of these, or None.  server: settings of the running
-    server, by the names of a recorder's provenance; they precede those of sources.  usual: settings that nobody names.
-    given: settings by the names of `USUAL`, and kv_blocks, which precede all others; None where not given. Raises
-    BadInput, and WrongUsage also if the size of the KV cache is not known.
+    server, by the names of a recorder's provenance.  given: settings by the names of `USUAL`, and kv_blocks, None where
+    not given. Those given precede the server's, then come those of sources, then `usual`. Raises BadInput, WrongUsage.
     """
     origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}
@@ -287,26 +261,28 @@ def engine_settings_of(
     if server is not None:
         facts = facts.overruled_by("the server's metrics", server)
     named = {name: value for name, value in given.items() if value is not None}
-    known = known_settings(facts, named.get("block_size"))
+    known = simulation.known_settings(facts, named.get("block_size"))
     chosen = {**usual, **known.values, **named}
     if "kv_blocks" not in chosen:
-        raise WrongUsage(
-            "the size of the KV cache is required",
-            where="--kv-blocks",
-            remedy="Look for `KV cache size: ... tokens` in the engine's log (GPU or CPU) and divide by the block size:"
-            " 16 tokens unless it is set, 128 on a CPU.",
-        )
+        remedy = "Divide `KV cache size: ... tokens` in the engine's log by the block size: 16 tokens, 128 on a CPU."
+        raise WrongUsage("the size of the KV cache is required", where="--kv-blocks", remedy=remedy)
     for name in {"acceptance", "draft_cost"} & set(named):
         if not chosen["draft_tokens"]:
             ignored(f"--{name.replace('_', '-')}", "nothing is drafted")
-    names = several(batching)
-    if "static" in names and "draft_tokens" not in named:
+    if batching == "static" and "draft_tokens" not in named:
         chosen["draft_tokens"] = 0
-    # Recorded contents of prompts give way to a given rate.
-    contents = "prefix_hit_rate" not in named
-    settings = [
-        replace(_of_engine(name, chosen), prefix_cache=contents, padded_graphs=known.padded_graphs) for name in names
-    ]
+    draft_cost, swap = chosen["draft_cost"], chosen["swap"]
+    draft_ms = 0.0 if draft_cost is None else duration(draft_cost, "--draft-cost")
+    settings = simulation.EngineSettings(
+        batching=batching,
+        asynchronous=not chosen["synchronous"],
+        swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
+        cached_share=chosen["prefix_hit_rate"],
+        speculation=simulation.Speculation(chosen["draft_tokens"], chosen["acceptance"], draft_ms),
+        prefix_cache="prefix_hit_rate" not in named,  # a given rate replaces the recorded contents of prompts
+        padded_graphs=known.padded_graphs,
+        **{name: chosen[name] for name in SAME_NAME},
+    )
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
     return EngineSetup(settings, origin, [note for note in known.notes if note.setting not in named], known.files)
 
@@ -328,37 +304,17 @@ def _facts_in(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]
     return name, provenance, counts
 
 
-def _of_engine(batching: str, chosen: Mapping[str, Any]) -> EngineSettings:
-    draft_cost, swap = chosen["draft_cost"], chosen["swap"]
-    draft_ms = 0.0 if draft_cost is None else duration(draft_cost, "--draft-cost")
-    return EngineSettings(
-        batching=batching,
-        asynchronous=not chosen["synchronous"],
-        swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
-        cached_share=chosen["prefix_hit_rate"],
-        speculation=Speculation(chosen["draft_tokens"], chosen["acceptance"], draft_ms),
-        **{name: chosen[name] for name in SAME_NAME},
+def order_of(request: Any) -> simulation.Order:
+    """Return the order of waiting requests. Raises WrongUsage."""
+    return simulation.Order(
+        request.order, request.length_error, limit(request.ageing, "--set ageing"), request.switch_at
     )
 
 
-def order_of(request: Any) -> Order:
-    """Return the order of waiting requests. Raises WrongUsage."""
-    return Order(request.order, request.length_error, limit(request.ageing, "--set ageing"), request.switch_at)
-
-
-def scatters(service: str) -> bool:
-    """Return whether steps scatter as measured. Raises WrongUsage."""
-    if service not in ("fitted", "deterministic"):
-        raise WrongUsage(
-            f"steps of an engine are not {service}", where="--set service", remedy="Take fitted or deterministic."
-        )
-    return service == "fitted"
-
-
-def engine_costs(
-    fit: Any, prefill_fit: Any, prefill_on: Any, hardware: Any, *, scatter: bool
-) -> tuple[StepCosts, list[str], str, list[FitResult]]:
+def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, list[str], str, list[FitResult]]:
     """Return step costs, notes on those that were not measured, model and machine if known, and the measured fits."""
+    fit, prefill_fit, hardware = request.fit, request.prefill_fit, request.hardware
+    prefill_on = getattr(request, "prefill_on", None)
     notes = []
     first = prefill_fit if prefill_on is None else prefill_on
     if fit is not None:
@@ -376,7 +332,7 @@ def engine_costs(
     if warning := no_prefill_warning(path.fit if first is None else as_fit(first).result):
         notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
     measured = [each for each in (path.fit, prefill) if each is not None and not each.data.nominal]
-    return step_costs(path.fit, prefill, scatter=scatter), notes, reporting.what_is_known([path]), measured
+    return simulation.step_costs(path.fit, prefill, scatter=scatter), notes, reporting.what_is_known([path]), measured
 
 
 def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None:
@@ -390,65 +346,26 @@ def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None
         check_alike({name: each for name, each in known.items() if name != "prefill engine"}, SYSTEM)
 
 
-def schedule_of(given: Any) -> Schedule:
+def schedule_of(given: Any) -> simulation.Schedule:
     """Return the replicas over time, of pairs (seconds, replicas), or of a table (t_s, replicas). Raises BadInput."""
-    if isinstance(given, Schedule):
-        return given
     columns = ("t_s", "replicas")
     if isinstance(given, list | tuple):
         given = dict(zip(columns, zip(*given, strict=True), strict=True))
-    table = read_columns(open_source(given), columns) if isinstance(given, str | Path) else table_of(given)
-    missing = [name for name in columns if name not in table]
-    if missing:
-        raise BadInput(f"no column {missing[0]}", where=str(given)[:200], remedy="Give t_s and replicas.")
-    moments, counts = table.floats("t_s"), table.floats("replicas")
-    if not (counts == counts.astype(int)).all():
+    table = columns_in(given, columns)
+    counts = table.floats("replicas").astype(int)
+    if (counts != table.floats("replicas")).any():
         raise BadInput("replicas are not whole", where=str(given)[:200], remedy="Give whole numbers.")
-    return Schedule(tuple((1e3 * moments).tolist()), tuple(counts.astype(int).tolist()))
+    return simulation.Schedule(tuple((1e3 * table.floats("t_s")).tolist()), tuple(counts.tolist()))
 
 
-def _routing(case: SimulateEngineRequest) -> Routing:
+def _routing(case: SimulateEngineRequest) -> simulation.Routing:
     """Return the router of a case. Raises WrongUsage."""
-    scaling: Scaling | None = case.replicas_at
-    replicas, start_up = case.replicas, case.start_up
+    scaling: simulation.Scaling | None = case.replicas_at
+    replicas = case.replicas
     if case.autoscale is not None:
-        scaling = parse_autoscaler(case.autoscale)
+        scaling = simulation.parse_autoscaler(case.autoscale)
         replicas = max(replicas, scaling.least)
-    elif isinstance(scaling, Schedule):
+    elif isinstance(scaling, simulation.Schedule):
         replicas = scaling.replicas[0]
-    if scaling is not None and start_up is None:
-        raise WrongUsage(
-            "how long a replica takes to start is required",
-            where="--start-up",
-            remedy="Give --start-up 2min: from asking for one until it serves.",
-        )
-    start_up_ms = 0.0 if start_up is None else duration(start_up, "--start-up", zero=True)
-    return Routing(replicas, case.route, case.prefix_share, scaling=scaling, start_up_ms=start_up_ms)
-
-
-def _cluster(request: SimulateEngineRequest, *, scatter: bool) -> Cluster:
-    """Return one engine that serves, and one that prefills for it if requested."""
-    if request.prefill_on is None:
-        return Cluster()
-    moved = Transfer() if request.transfer is None else Transfer(*transfers(request.transfer))
-    return Cluster(Routing(), step_costs(as_fit(request.prefill_on).result, scatter=scatter), moved)
-
-
-LOADS = ("rate", "users", "think", "lengths", "tenants")  # what a load depends on, of what a sweep varies
-
-
-def _load(case: SimulateEngineRequest) -> Load:
-    """Return the load of a case, with the lengths of its requests. Raises WrongUsage."""
-    rate: Any = case.rate
-    load = make_load(case, [] if rate is None else [rate])
-    if not isinstance(load, RecordedLoad):
-        if case.lengths is None and case.prompt_lengths is None:
-            raise WrongUsage(
-                "requests have no lengths",
-                where="--users" if isinstance(load, ClosedLoad) else "--rate",
-                remedy="Give --lengths 512:128 or --set prompt_lengths=FILE.",
-            )
-        load = replace(load, lengths=load.lengths if case.lengths is None else parse_lengths(case.lengths))
-    if isinstance(load, OpenLoad):
-        load = replace(load, users=case.tenants)
-    return load if rate is None or isinstance(load, ClosedLoad) else load.at_rate(rate)
+    start_up_ms = 0.0 if scaling is None else duration(case.start_up, "--start-up", zero=True)
+    return simulation.Routing(replicas, case.route, case.prefix_share, scaling=scaling, start_up_ms=start_up_ms)

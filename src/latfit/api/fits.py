@@ -1,8 +1,8 @@
-"""Fits as a library: made from anything that can be read, applied to other steps, kept in files."""
+"""Fits: made from anything that can be read, applied to other steps, kept in files."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,20 @@ from numpy.typing import NDArray
 from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.many_fits import FitTask, all_done, failed
-from latfit.api.predictions import Evaluation, evaluate, grid_of, note_unread, predicted, steps_from
+from latfit.api.predictions import (
+    Evaluation,
+    Predicted,
+    SensitivityAnswer,
+    evaluate,
+    grid_of,
+    note_unread,
+    predicted,
+    steps_from,
+)
 from latfit.api.quantities import by_name, percent
 from latfit.api.reading import data_line, host_line, read_timed
 from latfit.api.request import verb
-from latfit.api.requests import FitEachRequest, FitPhasesRequest, FitRequest, Ranges, ReadRequest, Time
+from latfit.api.requests import FitEachRequest, FitRequest, PredictRequest, ReadRequest, Time
 from latfit.catalogue import PREFIX
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.messages import Message
@@ -48,10 +57,9 @@ MIN_PHASE_STEPS = 20  # below this a phase has no fit of its own
 
 @dataclass(frozen=True, repr=False)
 class Fit(Answer):
-    """A latency model fitted to steps, with its doubts.
+    """A latency model fitted to steps, with its uncertainty.
 
-    result: the whole record (`latfit.model.FitResult`).  path: the execution path that the steps ran on, where the
-    source or the user said so.  trace: the steps it was made from, where they are at hand.
+    result: the record (`latfit.model.FitResult`).  path: the execution path of the steps, if known.  trace: the steps.
     """
 
     result: FitResult
@@ -70,12 +78,11 @@ class Fit(Answer):
     @property
     def system(self) -> Mapping[str, str]:
         """hardware, model, tp, path: the columns in which systems of the source differ."""
-        found: Mapping[str, str] = self.result.data.more.get("system", {})
-        return found
+        return dict(self.result.data.more.get("system", {}))
 
     @property
     def label(self) -> str:
-        """Its system as a part of a file's name; empty where the source holds one system."""
+        """The system as a part of a file's name; empty where the source holds one system."""
         return system_label(self.system)
 
     @property
@@ -84,12 +91,12 @@ class Fit(Answer):
 
     @property
     def time(self) -> Time:
-        """What its T is: "period", from one step to the next, or "compute", the time in the source."""
+        """What T is: the "period" from one step to the next, or "compute", the time in the source."""
         return "period" if self.result.data.more.get("time") == PERIOD else "compute"
 
     @property
     def time_line(self) -> str:
-        """By how much the period exceeds the engine's own time, in a sentence; empty below 5 %."""
+        """By how much the period exceeds the engine's own time; empty below 5 %."""
         return host_line(self.result.data.more)
 
     @property
@@ -119,8 +126,7 @@ class Fit(Answer):
     def kept_out(self, max_error: Any = None) -> Message | None:
         """Why it should not be entered into a machine's profile; None where it may be.
 
-        max_error: the cross-validated error that is allowed, "10%" or 10; without it, one far above the noise floor
-        of the steps or the error of the linear baseline is not.
+        max_error: the largest cross-validated error, "10%" or 10. Default: by the steps' noise and the linear baseline.
         """
         from latfit.fitting import keeps_out
 
@@ -128,7 +134,7 @@ class Fit(Answer):
 
     @property
     def range_line(self) -> str:
-        """The model and the measured range, in a sentence."""
+        """The model and the measured range."""
         spans = [f"{name} {number(low)} to {number(high)}" for name in "BS" for low, high in [self.result.domain[name]]]
         decode = "" if self.result.knows_prefill else ", decode only"
         return f"Model {self.model}, measured for {', '.join(spans)}{decode}."
@@ -174,17 +180,16 @@ class Fit(Answer):
         every_combination: bool = False,
         strict: bool = False,
     ) -> Any:
-        """Latency of steps, as a pandas DataFrame.
+        """Return the latency of steps as a pandas DataFrame.
 
-        B: requests, and S: tokens of each step, numbers or arrays that NumPy broadcasts (S without: B, which is
-        decode); every_combination: of the values of B with those of S, as far as S >= B. B may also be a table with
-        columns B and S: a file, a DataFrame, an Arrow table.  context: cached tokens of each decoding request;
-        context_tokens: those that the whole step reads.  level: share of steps that the interval is to hold.
-        strict: raise BadInput for steps outside what was measured.
+        B: requests, and S: tokens of each step (default: B, which is decode), numbers or arrays that NumPy broadcasts,
+        or all combinations with S >= B. B may also be a table with columns B and S: a file, a DataFrame, an Arrow
+        table.  context: cached tokens of each decoding request; context_tokens: those of the whole step.  level:
+        coverage of the interval.  strict: raise BadInput for steps outside what was measured.
 
-        Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the data support no interval), level (of the interval;
-        lower than requested where the data support no wider one), outside_domain, why_outside, why_no_interval;
-        `.attrs["notes"]` holds assumptions and why intervals are missing. Raises WrongUsage, BadInput.
+        Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the data support no interval), level (lower than
+        requested where the data support no wider one), outside_domain, why_outside, why_no_interval; `.attrs["notes"]`
+        holds assumptions. Raises WrongUsage, BadInput.
         """
         given = {
             "context_tokens": context_tokens,
@@ -196,8 +201,7 @@ class Fit(Answer):
         return predicted(self.result, steps, level, context, strict=strict).frame
 
     def evaluate(self, source: Any, **reading: Any) -> Evaluation:
-        """How well it predicts steps that it has not seen: errors overall and by phase, coverage of its intervals; and
-        first whether they are of its machine (`.foreign`).
+        """Return errors on other steps, coverage of the intervals, and whether the steps are of another machine.
 
         source, reading: as of `latfit.read`. Raises BadInput where the source holds several systems.
         """
@@ -206,10 +210,9 @@ class Fit(Answer):
         return evaluate(self.result, steps)
 
     def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> "Sensitivity":
-        """What a request or a token more costs, and which term is the largest, on a grid of B and S.
+        """Return what a request or a token more costs, and the largest term, on a grid of B and S (`.frame`).
 
-        Without B and S over what was measured; `.frame` is the DataFrame. Raises BadInput where no step of the grid
-        lies inside what was measured.
+        Default: a grid over what was measured. Raises BadInput where no step of the grid lies inside that.
         """
         from latfit.fitting import sensitivity_of
 
@@ -220,10 +223,8 @@ class Fit(Answer):
         over_S = over_B if decode else grid_of(self.result, "S", GRID_S, S)
         found = sensitivity_of(self.result, over_B, over_S, typical)
         if not any(math.isfinite(T) for T in found.T_ms.ravel()):
-            raise BadInput(
-                "none of the steps lies inside what was measured",
-                remedy=f"Ask inside the fit's domain, with {'S >= B' if self.result.knows_prefill else 'S = B'}.",
-            )
+            remedy = f"Ask inside the fit's domain, with {'S >= B' if self.result.knows_prefill else 'S = B'}."
+            raise BadInput("none of the steps lies inside what was measured", remedy=remedy)
         return found
 
     def plot(self) -> "Figure":
@@ -232,7 +233,7 @@ class Fit(Answer):
         return reporting.fit_figure(self.path or self.model, self.result, self.rows())
 
     def rows(self) -> Trace | None:
-        """The steps that it was made from, where they are at hand or its source is still the same."""
+        """Return the steps that it was made from, if they are at hand or the source is unchanged."""
         if self.trace is not None or not self.source:
             return self.trace
         try:
@@ -242,16 +243,16 @@ class Fit(Answer):
 
     @classmethod
     def from_json(cls, document: Any, path: str | None = None) -> "Fit":
-        """The fit in a decoded document. Raises BadInput that names what is wrong with it."""
+        """Return the fit in a decoded document. Raises BadInput."""
         return _with_its_path(fit_from_json(document, "the document"), path)
 
     def save(self, target: str | Path) -> None:
-        """Write a `.fit.json` file whole or not at all. Raises TargetNotWritable."""
+        """Write a `.fit.json` file. Raises TargetNotWritable."""
         write_fit(Path(target), self.result)
 
     @classmethod
     def load(cls, source: str | Path, path: str | None = None) -> "Fit":
-        """The fit in a `.fit.json` file, or of the catalogue by its name. Raises BadInput, WrongUsage."""
+        """Return the fit in a `.fit.json` file, or of the catalogue by its name. Raises BadInput, WrongUsage."""
         if str(source).startswith(PREFIX):
             from latfit.api.catalogue import fit_in_catalog
 
@@ -296,8 +297,8 @@ def as_fit(source: Any) -> Fit:
 def fit(request: FitRequest) -> Fit:
     """Fit a latency model to steps of one system, and check it. Parameters are in ms, requests and tokens.
 
-    Raises WrongUsage for options that cannot be met, BadInput for a source that cannot be read or holds several
-    systems (see `fit_each`), FitNotUsable where the steps cannot carry the model.
+    Raises WrongUsage, BadInput for a source that cannot be read or holds several systems (see `fit_each`),
+    FitNotUsable where the steps do not support the model.
     """
     steps = read_timed(request)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
@@ -308,19 +309,38 @@ def fit(request: FitRequest) -> Fit:
 
 @verb(FitEachRequest)
 def fit_each(request: FitEachRequest) -> dict[str, Fit]:
-    """A fit of every system (hardware, model, tp, path) of a source, by its label; see `fit` for the options.
+    """Fit every system (hardware, model, tp, path) of a source, on all processor cores; see `fit` for the options.
 
-    Many are made at once, on all processor cores. A fit that cannot be used (`.ok`) or that an error ended is among
-    them and says why. Raises WrongUsage, BadInput, and the error that ended every one of them.
+    Returns fits by label, also those that cannot be used (`.ok`). Raises WrongUsage, BadInput, and the error that
+    ended all of them.
     """
-    steps = read_timed(request)
-    return _fit_systems(steps, request, request.made)
+    return _fit_systems(read_timed(request), request, request.made)
+
+
+@verb(PredictRequest)
+def predict_steps(request: PredictRequest) -> Predicted | SensitivityAnswer:
+    """Predict steps by a fit file, or what a request or token more costs. Raises WrongUsage, BadInput."""
+    found, context = Fit.load(request.fit), request.context
+    if request.sensitivity:
+        lines = []
+        if not found.result.knows_prefill:
+            lines.append("The fit contains decode steps only, so a request counts with its token (S = B).")
+        if context is None and found.result.assumed_context:
+            lines.append(f"All {found.result.assumed_context}.")
+        return SensitivityAnswer(found.sensitivity(request.B or None, request.S or None, context), lines)
+    given = {name: getattr(request, name) for name in ("context_tokens", "prefill_requests", "prefill_tokens")}
+    note_unread(found.result, {**given, "context": context})
+    source = request.data or request.B or None
+    steps = steps_from(source, request.S or None, given, every_combination=request.data is None)
+    return predicted(found.result, steps, request.level, context, strict=request.strict)
 
 
 @dataclass(frozen=True)
 class PhaseFits:
-    """Step costs of an engine. decode: of steps of decoding, or of all where prefill is None.  prefill: of steps that
-    contain prefill.  notes: rows that were left out, and why there is one fit."""
+    """Step costs of an engine: `decode` of decode steps, or of all where `prefill` is None.
+
+    notes: rows that were left out, and why there is one fit.
+    """
 
     decode: Fit
     prefill: Fit | None
@@ -332,30 +352,34 @@ class PhaseFits:
         return [each.result for each in (self.decode, self.prefill) if each is not None]
 
 
-@verb(FitPhasesRequest)
-def fit_phases(request: FitPhasesRequest) -> PhaseFits:
-    """Fits of an engine's steps for a simulation of it: those of decoding apart from those that contain prefill, whose
-    cached tokens cost another time. Where one of the phases has too few steps there is one fit of all.
+def fit_phases(
+    source: Any,
+    *,
+    cache_tokens: int | None = None,
+    model: str | None = None,
+    seed: int = 0,
+    time: Time | None = None,
+    **reading: Any,
+) -> PhaseFits:
+    """Fit an engine's steps for a simulation of it: decode steps apart from steps with prefill.
 
-    Raises BadInput, FitNotUsable.
+    Where one of the phases has too few steps there is one fit of all. cache_tokens: what the KV cache holds; steps with
+    more cached tokens are left out.  reading: as of `latfit.read`. Raises BadInput, FitNotUsable.
     """
-    cache_tokens = request.cache_tokens
-    steps = read_timed(request)
+    steps = read_timed(ReadRequest(source, **reading), time)
     check_one_system(steps)
     trace, notes = steps.trace, []
     kept = np.ones(len(trace), dtype=bool)
     if cache_tokens is not None and "context_tokens" in trace:
         kept = ~(trace.floats("context_tokens") > cache_tokens)
         if not kept.all():
-            notes.append(
-                f"{np.count_nonzero(~kept):,} of {len(kept):,} steps are left out: more cached tokens than the KV cache"
-                f" holds ({cache_tokens:,})."
-            )
+            count = f"{np.count_nonzero(~kept):,} of {len(kept):,} steps"
+            notes.append(f"{count} are left out: more cached tokens than the KV cache holds ({cache_tokens:,}).")
     decode = phases(trace) == DECODE
 
     def of(rows: NDArray[np.bool_]) -> Fit:
         part = replace(steps, cleaned=replace(steps.cleaned, trace=trace.select(rows & kept)))
-        return fit(part, model=request.model, seed=request.seed, time=steps.time)  # type: ignore[arg-type]
+        return fit(part, model=model, seed=seed, time=steps.time)  # type: ignore[arg-type]
 
     parts = {"decode": decode, "prefill": ~decode}
     few = [name for name, rows in parts.items() if np.count_nonzero(rows & kept) < MIN_PHASE_STEPS]
@@ -375,43 +399,35 @@ def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
     def given(**names: str) -> dict[str, Any]:
         return {name: value for name, field in names.items() if (value := getattr(request, field)) is not None}
 
+    def numbers(option: str, example: str, values: Iterable[Any]) -> list[float]:
+        try:
+            return [float(value) for value in values]
+        except ValueError as error:
+            raise WrongUsage(str(error), where=option, remedy=f"Write it like {example}.") from None
+
+    def ranges(name: str, example: str, is_valid: Callable[[float, float], bool]) -> dict[str, tuple[float, float]]:
+        option, found = f"--set {name}", {}
+        for parameter, pair in by_name(getattr(request, name), option, example).items():
+            low, high = numbers(option, example, pair.partition(":")[::2] if isinstance(pair, str) else pair)
+            if not is_valid(low, high):
+                text = f"{parameter} of {low:g} and {high:g} is no range"
+                raise WrongUsage(text, where=option, remedy=f"Write {example}.")
+            found[parameter] = low, high
+        return found
+
     fixed = by_name(request.fix, "--fix", "P_max=60")
+    normal = "P_max=60:5 (mean and standard deviation)"
     options = FitOptions(
         **given(model="model", loss="loss", residuals="residuals", weights="weights"),
-        fixed={name: _number(value, "--fix", "P_max=60") for name, value in fixed.items()},
-        bounds=_ranges(request.bounds, "--set bounds", "k_B=0.01:1", lambda low, high: 0 <= low < high < math.inf),
-        priors=_ranges(
-            request.prior, "--set prior", "P_max=60:5 (mean and standard deviation)",
-            lambda mean, spread: 0 <= mean < math.inf and 0 < spread < math.inf,
-        ),
+        fixed=dict(zip(fixed, numbers("--fix", "P_max=60", fixed.values()), strict=True)),
+        bounds=ranges("bounds", "k_B=0.01:1", lambda low, high: 0 <= low < high < math.inf),
+        priors=ranges("prior", normal, lambda mean, spread: 0 <= mean < math.inf and 0 < spread < math.inf),
         seed=request.seed,
         window_means=request.window_means,
-    )  # fmt: skip
+    )
     return options, DoubtOptions(
         resamples=request.bootstrap, progress=request.progress, **given(intervals="intervals", scheme="resample")
     )
-
-
-def _ranges(
-    given: Ranges, option: str, example: str, is_valid: Callable[[float, float], bool]
-) -> dict[str, tuple[float, float]]:
-    """Return two numbers by parameter: low and high, or mean and deviation. Raises WrongUsage."""
-    found = {}
-    for name, pair in by_name(given, option, example).items():
-        low, high = (
-            _number(end, option, example) for end in (pair.partition(":")[::2] if isinstance(pair, str) else pair)
-        )
-        if not is_valid(low, high):
-            raise WrongUsage(f"{name} of {low:g} and {high:g} is no range", where=option, remedy=f"Write {example}.")
-        found[name] = low, high
-    return found
-
-
-def _number(value: Any, option: str, example: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise WrongUsage(f"{value!r} cannot be read", where=option, remedy=f"Write it like {example}.") from None
 
 
 def _fit_systems(
@@ -419,11 +435,9 @@ def _fit_systems(
 ) -> dict[str, Fit]:
     """Fit each system; return the fits by label. Raises the error that ended every one of them."""
     options, doubt = _options(request)
-    systems = steps.systems
-    paths = _paths(request.path, steps)
-    labels = [
-        label or path or "all" for label, path in zip(system_labels([each for each, _ in systems]), paths, strict=True)
-    ]
+    systems, paths = steps.systems, _paths(request.path, steps)
+    labels = system_labels([each for each, _ in systems])
+    labels = [label or path or "all" for label, path in zip(labels, paths, strict=True)]
     origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
     alone = len(systems) == 1
 
@@ -458,21 +472,14 @@ def _paths(path: str | None, steps: CleanTrace) -> list[str | None]:
         return [name or steps.path for name in named]
     if "{" not in path:
         if len(several := sorted({*named} - {""})) > 1:
-            raise WrongUsage(
-                f"{path!r} would name the steps of several paths: {', '.join(several)}",
-                where="--path",
-                remedy=f"Choose the steps of one of them: --where \"path == '{several[0]}'\".",
-            )
+            found = f"{path!r} would name the steps of several paths: {', '.join(several)}"
+            remedy = f"Choose the steps of one of them: --where \"path == '{several[0]}'\"."
+            raise WrongUsage(found, where="--path", remedy=remedy)
         return [path for _ in systems]
-    try:
-        found = [path.format_map(system) for system in systems]
-    except (KeyError, ValueError, IndexError, AttributeError):
-        found = []
-    if len({*found}) < len(systems):
-        columns = ", ".join(f"{{{name}}}" for name in sorted({name for system in systems for name in system}))
-        raise WrongUsage(
-            f"{path!r} gives no path of its own to each system",
-            where="--path",
-            remedy=f"Name what tells them apart: {columns or 'there is one system'}.",
-        )
-    return [*found]
+    with suppress(KeyError, ValueError, IndexError, AttributeError):
+        filled = [path.format_map(system) for system in systems]
+        if len(set(filled)) == len(systems):
+            return [*filled]
+    columns = ", ".join(f"{{{name}}}" for name in sorted({name for system in systems for name in system}))
+    remedy = f"Name the columns in which they differ: {columns or 'there is one system'}."
+    raise WrongUsage(f"{path!r} gives no path of its own to each system", where="--path", remedy=remedy)

@@ -8,30 +8,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from latfit import reporting
+from latfit import hardware, reporting
 from latfit.api.answer import data_frame
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.request import ignored
 from latfit.errors import BadInput, WrongUsage
-from latfit.hardware import (
-    Ceiling,
-    ExecutionPath,
-    HardwareProfile,
-    PathLatency,
-    beside_the_fit,
-    change_hardware,
-    nominal_path,
-    parse_nominal,
-    profile_from_json,
-    read_hardware,
-    replacement,
-)
 from latfit.model import FitResult, fitted_identity
 
-Numbers = Fit | FitResult | ExecutionPath | str | Path
+Numbers = Fit | FitResult | hardware.ExecutionPath | str | Path
 """What stands for a path: a fit, its file, or nominal numbers such as "launch=12ms,slope=0.05ms"."""
 
-Change = Callable[[HardwareProfile], HardwareProfile]
+Change = Callable[[hardware.HardwareProfile], hardware.HardwareProfile]
 
 DEFAULT_PATH = "gpu"
 
@@ -40,9 +27,8 @@ class Hardware:
     """A machine: its execution paths by name, each measured (a fit) or given by nominal numbers.
 
     Made from a mapping of names to fits, `.fit.json` files or nominal numbers ({"cpu": fit, "gpu":
-    "launch=12ms,slope=0.05ms"}), from a `hardware.json`, or from a fit alone.  result: the record
-    (`latfit.hardware.HardwareProfile`).  replaced: what `add` replaced, in sentences. Raises BadInput, FitNotUsable,
-    WrongUsage.
+    "launch=12ms,slope=0.05ms"}), from a `hardware.json`, or from a fit alone.  result: the record.  replaced: what
+    `add` replaced, in sentences. Raises BadInput, FitNotUsable, WrongUsage.
     """
 
     def __init__(self, paths: Any = MappingProxyType({})) -> None:
@@ -64,41 +50,39 @@ class Hardware:
         price: float | None = None,
         force: bool = False,
     ) -> "Hardware":
-        """The machine with a path entered, or with more known of one that is there.
+        """Return the machine with a path entered, or with more known of one that is there.
 
         numbers: a fit or its file.  nominal: numbers that were not measured, "p50=2ms", "launch=0.5ms,slope=0.02ms".
-        flops, bandwidth (bytes/s), flops_per_token, step_bytes: what the machine could do at best.  price: an hour's,
-        in any one currency.  force: replace a measured path by nominal numbers or by the fit of another system too;
-        `replaced` says what went. Raises BadInput, WrongUsage.
+        flops, bandwidth (bytes/s), flops_per_token, step_bytes: the machine's limits.  price: per hour.  force: replace
+        a measured path by nominal numbers or by the fit of another system too. Raises BadInput, WrongUsage.
         """
         if not name.strip():
             raise WrongUsage("a path without a name", where="PATH", remedy="Name it: amx, gpu, cpu, ...")
         if price is not None and not 0 <= price < float("inf"):
             raise WrongUsage(f"a price of {price:g}", where="--price", remedy="Give 0 or more an hour.")
-        ceiling = Ceiling(flops, bandwidth, flops_per_token, step_bytes)
+        facts: Any = {
+            "ceiling": hardware.Ceiling(flops, bandwidth, flops_per_token, step_bytes),
+            "price_per_hour": price,
+        }
         old = self.result.paths.get(name)
-        if numbers is None and nominal is None:
-            if old is None:
-                remedy = 'Name its .fit.json, or give --nominal "p50=2ms".'
-                raise WrongUsage(f"nothing to enter for path {name}", where="FIT", remedy=remedy)
-
-            def known_better(profile: HardwareProfile) -> HardwareProfile:
-                if name not in profile.paths:
-                    return profile.without(name)
-                return profile.with_path(replace(profile.paths[name], ceiling=ceiling, price_per_hour=price))
-
-            return self._changed(known_better)
-        if numbers is not None and nominal is not None:
-            raise WrongUsage(
-                "a fit and nominal numbers contradict each other", where="--nominal", remedy="Give one of them."
-            )
-        path = path_of(name, numbers) if numbers is not None else nominal_path(name, parse_nominal(str(nominal)))
-        path = replace(path, ceiling=ceiling, price_per_hour=price)
-        replaced = replacement(old, path) if old is not None else ""
+        if nominal is not None:
+            if numbers is not None:
+                remedy = "Give one of them."
+                raise WrongUsage("a fit and nominal numbers contradict each other", where="--nominal", remedy=remedy)
+            new = hardware.nominal_path(name, hardware.parse_nominal(nominal))
+        elif numbers is not None:
+            new = path_of(name, numbers)
+        elif old is None:
+            remedy = 'Name its .fit.json, or give --nominal "p50=2ms".'
+            raise WrongUsage(f"nothing to enter for path {name}", where="FIT", remedy=remedy)
+        else:
+            return self._changed(lambda profile: profile.with_path(replace(profile.paths.get(name, old), **facts)))
+        path = replace(new, **facts)
+        replaced = hardware.replacement(old, path) if old is not None else ""
         return self._changed(lambda profile: profile.with_path(path, force=force), replaced)
 
     def remove(self, name: str) -> "Hardware":
-        """The machine without a path. Raises WrongUsage that names the paths there are."""
+        """Return the machine without a path. Raises WrongUsage."""
         return self._changed(lambda profile: profile.without(name))
 
     def _changed(self, change: Change, replaced: str = "") -> "Hardware":
@@ -112,23 +96,16 @@ class Hardware:
     @property
     def paths(self) -> Any:
         """DataFrame: a row a path: source, model, measured range of B and S, price an hour."""
-        return data_frame(
-            {
-                "path": path.name,
-                "source": _source(path),
-                "model": path.fit.name,
-                **{
-                    f"{name}_{end}": value
-                    for name in ("B", "S")
-                    for end, value in zip(("min", "max"), path.fit.domain[name], strict=True)
-                },
-                "price_per_hour": path.price_per_hour,
-            }
-            for path in self.result.paths.values()
-        )
+        rows = []
+        for path in self.result.paths.values():
+            ends = {f"{name}_{end}": path.fit.domain[name][i] for name in "BS" for i, end in enumerate(("min", "max"))}
+            source = f"nominal: {path.nominal.text}" if path.nominal else f"fit of {path.fit.metrics.n:,} steps"
+            about = {"path": path.name, "source": source, "model": path.fit.name}
+            rows.append(about | ends | {"price_per_hour": path.price_per_hour})
+        return data_frame(rows)
 
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:
-        """Every path as `latfit hardware show --json` has it. Raises WrongUsage."""
+        """Return every path as `latfit hardware show --json` has it."""
         note_unread_context(self.result, context)
         return {
             name: {
@@ -136,33 +113,32 @@ class Hardware:
                 "nominal": path.nominal.text if path.nominal else None,
                 "model": path.fit.name,
                 "price_per_hour": path.price_per_hour,
-                "ceiling": beside_the_fit(path.ceiling, path.fit).to_json() if path.ceiling.known else None,
+                "ceiling": hardware.beside_the_fit(path.ceiling, path.fit).to_json() if path.ceiling.known else None,
                 "estimates": [asdict(row) for row in reporting.estimates(path, tokens_per_request, context)],
             }
             for name, path in self.result.paths.items()
         }
 
     def outside(self, tokens_per_request: int = 1, context: float | None = None) -> list[str]:
-        """How far such batches lie outside what was measured, a sentence for each path where some do."""
-        found = [PathLatency(path, tokens_per_request, context).outside for path in self.result.paths.values()]
+        """Return how far such batches lie outside what was measured, a sentence a path."""
+        found = [hardware.PathLatency(path, tokens_per_request, context).outside for path in self.result.paths.values()]
         return [text for text in found if text]
 
     def save(self, target: str | Path = "hardware.json", *, force: bool = False) -> None:
-        """Enter the paths into the profile at `target`, or make it: whole or not at all, other paths stay.
+        """Enter the paths into the profile at `target`, or make it; its other paths stay.
 
-        Of a machine that was read from `target` only the changes are entered, so that what others have entered there
-        since is kept.  force: replace measured paths of other systems too. Raises TargetNotWritable, WrongUsage,
-        BadInput.
+        Of a machine that was read from `target` only the changes are entered.  force: replace measured paths of other
+        systems too. Raises TargetNotWritable, WrongUsage, BadInput.
         """
         place = Path(target)
         is_source = self._source is not None and place.exists() and place.samefile(self._source)
 
-        def change(profile: HardwareProfile) -> HardwareProfile:
+        def change(profile: hardware.HardwareProfile) -> hardware.HardwareProfile:
             for path in () if is_source else self._read.paths.values():
                 profile = profile.with_path(path, force=force)
             return reduce(lambda found, step: step(found), self._changes, profile)
 
-        change_hardware(place, change)
+        hardware.change_hardware(place, change)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `hardware.json`."""
@@ -170,21 +146,18 @@ class Hardware:
 
     @classmethod
     def from_json(cls, document: Any) -> "Hardware":
-        """The machine in a decoded document. Raises BadInput that names what is wrong with it."""
-        return cls(profile_from_json(document, "the document"))
-
-    def summary(self) -> str:
-        """A line a path."""
-        return "\n".join(f"{path.name}: {_source(path)}" for path in self.result.paths.values())
+        """Return the machine in a decoded document. Raises BadInput."""
+        return cls(hardware.profile_from_json(document, "the document"))
 
     def __repr__(self) -> str:
-        return f"Hardware({'; '.join(self.summary().splitlines()) or 'no path'})"
+        paths = [
+            f"{path.name}: {f'nominal: {path.nominal.text}' if path.nominal else f'{path.fit.name} fit'}"
+            for path in self.result.paths.values()
+        ]
+        return f"Hardware({'; '.join(paths) or 'no path'})"
 
-    def _repr_html_(self) -> str:
-        return str(self.paths._repr_html_())
 
-
-def check_one_model(profile: HardwareProfile) -> None:
+def check_one_model(profile: hardware.HardwareProfile) -> None:
     """Raises FitNotUsable if the paths are of different models; their hosts and devices may differ."""
     if len(profile.paths) > 1:
         from latfit.fitting import check_alike
@@ -192,54 +165,47 @@ def check_one_model(profile: HardwareProfile) -> None:
         check_alike({f"path {name}": path.fit for name, path in profile.paths.items()})
 
 
-def note_unread_context(profile: HardwareProfile, context: float | None) -> None:
+def note_unread_context(profile: hardware.HardwareProfile, context: float | None) -> None:
     """Note that no path's latency depends on the given context."""
     if context is not None and not any(path.fit.reads_context for path in profile.paths.values()):
         ignored("--context", "no path's latency depends on cached tokens")
 
 
-def profile_of(paths: Any) -> HardwareProfile:
+def profile_of(paths: Any) -> hardware.HardwareProfile:
     """Return the profile that `paths` describes or names: see `Hardware`. Raises BadInput, FitNotUsable, WrongUsage."""
     if isinstance(paths, Hardware):
         return paths.result
-    if isinstance(paths, HardwareProfile):
+    if isinstance(paths, hardware.HardwareProfile):
         return paths
     if isinstance(paths, Mapping):
-        return HardwareProfile({str(name): path_of(str(name), each) for name, each in paths.items()})
-    if isinstance(paths, ExecutionPath):
-        return HardwareProfile({paths.name: paths})
+        return hardware.HardwareProfile({str(name): path_of(str(name), each) for name, each in paths.items()})
+    if isinstance(paths, hardware.ExecutionPath):
+        return hardware.HardwareProfile({paths.name: paths})
     if isinstance(paths, Fit | FitResult) or _is_one_fit(paths):
         fit = as_fit(paths)
         name = fit.path or fitted_identity(fit.result).get("path") or DEFAULT_PATH
-        return HardwareProfile({name: path_of(name, fit)})
+        return hardware.HardwareProfile({name: path_of(name, fit)})
     nameless = isinstance(paths, str) and "=" in paths and not Path(paths).exists()
     if nameless or not isinstance(paths, str | Path):
-        raise WrongUsage(
-            "nominal numbers of a path without a name" if nameless else f"{type(paths).__name__} is no machine",
-            where="paths",
-            remedy='Give a fit, a hardware.json, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}.',
-        )
-    return read_hardware(Path(paths))
+        found = "nominal numbers of a path without a name" if nameless else f"{type(paths).__name__} is no machine"
+        remedy = 'Give a fit, a hardware.json, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}.'
+        raise WrongUsage(found, where="paths", remedy=remedy)
+    return hardware.read_hardware(Path(paths))
 
 
-def path_of(name: str, numbers: Numbers) -> ExecutionPath:
+def path_of(name: str, numbers: Numbers) -> hardware.ExecutionPath:
     """Return a path under `name`. Raises BadInput, FitNotUsable, WrongUsage."""
-    if isinstance(numbers, ExecutionPath):
+    if isinstance(numbers, hardware.ExecutionPath):
         return replace(numbers, name=name)
     if isinstance(numbers, str) and not names_a_fit(numbers):
-        return nominal_path(name, parse_nominal(numbers, where=f"path {name}"))
+        return hardware.nominal_path(name, hardware.parse_nominal(numbers, where=f"path {name}"))
     if isinstance(numbers, Fit | FitResult | str | Path):
-        return ExecutionPath(name, as_fit(numbers).result)
+        return hardware.ExecutionPath(name, as_fit(numbers).result)
     raise BadInput(
         f"{type(numbers).__name__} is neither a fit nor nominal numbers",
         where=f"path {name}",
         remedy='Give a fit, its .fit.json, or numbers such as "launch=12ms,slope=0.05ms".',
     )
-
-
-def _source(path: ExecutionPath) -> str:
-    """Return `nominal: p50=2ms`, or `saturation fit of 732 steps`."""
-    return f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.name} fit of {path.fit.metrics.n:,} steps"
 
 
 def _is_one_fit(paths: Any) -> bool:

@@ -103,7 +103,9 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
         if process is None:
             running.append(process := _start())
         try:
-            outcome = _ask(process, task(number))
+            pickle.dump(task(number), process.stdin, protocol=5)  # type: ignore[arg-type]
+            process.stdin.flush()  # type: ignore[union-attr]
+            outcome: Outcome = pickle.load(process.stdout)  # type: ignore[arg-type]
         except (OSError, EOFError, pickle.PickleError):
             process.kill()
             process, outcome = None, RuntimeError("the process that made the fit has ended")
@@ -124,15 +126,6 @@ def _start() -> "Popen[bytes]":
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, "-P", "-c", SERVE]
     return Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, start_new_session=True)
-
-
-def _ask(process: "Popen[bytes]", task: FitTask) -> Outcome:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    pickle.dump(task, process.stdin, protocol=5)
-    process.stdin.flush()
-    found: Outcome = pickle.load(process.stdout)
-    return found
 
 
 def serve() -> None:

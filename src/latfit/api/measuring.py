@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from latfit import profiling
 from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration
 from latfit.api.request import verb
@@ -15,16 +16,6 @@ from latfit.api.requests import ProfileRequest
 from latfit.errors import Interrupted, LatfitError, TargetNotWritable, WrongUsage
 from latfit.files import check_writable
 from latfit.messages import Message
-from latfit.profiling import (
-    Journal,
-    PathOutcome,
-    ProfileRequest as Measurement,
-    ProfileResult,
-    journal_of,
-    measure,
-    parse_contexts,
-    parse_cpus,
-)
 from latfit.trace import Trace, check_trace_name, write_trace
 from latfit.units import format_ms, format_percent
 
@@ -40,11 +31,10 @@ SAME_NAME = (
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Profile(Answer):
-    """Measured steps: `.trace` has every sample, and `latfit.fit` takes this object. outcomes: the result of each
-    execution path, with its warnings.  out: the file of the trace, where it was written."""
+    """Measured steps, which `latfit.fit` takes. outcomes: of each execution path.  out: file of the trace, if any."""
 
     trace: Trace
-    outcomes: Sequence[PathOutcome]
+    outcomes: Sequence[profiling.PathOutcome]
     out: Path | None = None
 
     @property
@@ -79,7 +69,21 @@ class Profile(Answer):
 
     @property
     def lines(self) -> list[str]:
-        return [text for each in self.outcomes for text in _details(each)]
+        found = []
+        for outcome in self.outcomes:
+            result = outcome.result
+            medians = [each.median for each, there in zip(result.intervals, result.measured, strict=True) if there]
+            if medians:
+                span = f"{format_ms(min(medians))} to {format_ms(max(medians))}"
+                found.append(f"Median step times: {span} on {outcome.device}.")
+            if result.samples:
+                warm_up = format_percent(100 * result.warmup_s / result.step_s)
+                found.append(f"Warm-up took {warm_up} of the time in steps.")
+            if result.prepare_s > MUCH_PREPARING * result.elapsed_s:
+                spent = f"{format_ms(result.prepare_s * 1e3)} of {format_ms(result.elapsed_s * 1e3)}"
+                found.append(f"Preparing cells (inputs, caches, CUDA graphs) took {spent}.")
+            found += [f"Not measured: {limit.cell}: {limit.message}." for limit in result.limits]
+        return found
 
     def to_json(self) -> dict[str, Any]:
         parts = [_path_json(outcome) for outcome in self.outcomes]
@@ -95,16 +99,15 @@ class Profile(Answer):
 
 @verb(ProfileRequest)
 def profile(request: ProfileRequest) -> Profile:
-    """Measure steps of a transformer on this machine.
+    """Measure steps of a transformer on this machine; Ctrl-C after the first step ends the run early.
 
-    Raises WrongUsage, BadInput, HardwareMissing, DeviceFailed, TargetNotWritable; a Ctrl-C after the first step ends
-    the run, `interrupted` says so.
+    Raises WrongUsage, BadInput, HardwareMissing, DeviceFailed, TargetNotWritable.
     """
     design, budget = request.design, request.budget
-    measurement = Measurement(
-        contexts=parse_contexts(request.context),
-        histories=parse_contexts(request.history, option="--set history"),
-        pin=parse_cpus(request.pin),
+    measurement = profiling.ProfileRequest(
+        contexts=profiling.parse_contexts(request.context),
+        histories=profiling.parse_contexts(request.history, option="--set history"),
+        pin=profiling.parse_cpus(request.pin),
         part=request.kernel,
         budget_ms=duration(budget or "60s", "--budget"),
         design=("adaptive" if budget and not request.grid else "grid") if design == "auto" else design,
@@ -113,13 +116,13 @@ def profile(request: ProfileRequest) -> Profile:
     listeners: dict[str, Any] = {"progress": request.progress, "announce": request.announce}
     measurement.check()
     if request.out is None:
-        return Profile(*measure(measurement, **listeners))
+        return Profile(*profiling.measure(measurement, **listeners))
     out = Path(request.out)
     check_trace_name(out)
     check_writable(out)
-    journal = Journal(journal_of(out), measurement, resume=request.resume)  # keeps every visit until the trace is there
+    journal = profiling.Journal(profiling.journal_of(out), measurement, resume=request.resume)
     try:
-        trace, outcomes = measure(measurement, **listeners, journal=journal)
+        trace, outcomes = profiling.measure(measurement, **listeners, journal=journal)
         if not len(trace):
             raise _nothing_measured(outcomes[0].result)
         with _uninterrupted():
@@ -128,8 +131,7 @@ def profile(request: ProfileRequest) -> Profile:
         kept = journal.steps
         journal.close(finished=not kept, stored=False)
         if kept and isinstance(error, TargetNotWritable):
-            remedy = f"{error.remedy} Then repeat the command with --resume: {journal.file} has {kept:,} steps."
-            raise TargetNotWritable(error.found, where=error.where, remedy=remedy) from None
+            error.remedy += f" Then repeat the command with --resume: {journal.file} has {kept:,} steps."
         raise
     journal.close(finished=outcomes[-1].result.stop in FINISHED)
     return Profile(trace, outcomes, out)
@@ -137,7 +139,7 @@ def profile(request: ProfileRequest) -> Profile:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C must not undo what the first one was promised to keep. Only the main thread is interrupted."""
+    """Ignore Ctrl-C, which reaches the main thread only: a second one must not undo what the first one keeps."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -148,35 +150,17 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _nothing_measured(result: ProfileResult) -> LatfitError:
+def _nothing_measured(result: profiling.ProfileResult) -> LatfitError:
     if result.interrupted:
         return Interrupted("interrupted before the first step", remedy="Nothing was measured, nothing was written.")
     if result.limits:
-        return WrongUsage(
-            f"no cell fits in memory; {result.limits[0].message}", where="--grid", remedy="Ask for smaller steps."
-        )
-    return WrongUsage(
-        "the budget ended before the first step was measured",
-        where="--budget",
-        remedy="Give more time: 60s is the default.",
-    )
+        found = f"no cell fits in memory; {result.limits[0].message}"
+        return WrongUsage(found, where="--grid", remedy="Ask for smaller steps.")
+    found = "the budget ended before the first step was measured"
+    return WrongUsage(found, where="--budget", remedy="Give more time: 60s is the default.")
 
 
-def _details(outcome: PathOutcome) -> Iterator[str]:
-    result = outcome.result
-    medians = [interval.median for interval, there in zip(result.intervals, result.measured, strict=True) if there]
-    if medians:
-        yield f"Median step times: {format_ms(min(medians))} to {format_ms(max(medians))} on {outcome.device}."
-    if result.samples:
-        yield f"Warm-up took {format_percent(100 * result.warmup_s / result.step_s)} of the time in steps."
-    if result.prepare_s > MUCH_PREPARING * result.elapsed_s:
-        whole = format_ms(result.elapsed_s * 1e3)
-        yield f"Preparing cells (inputs, caches, CUDA graphs) took {format_ms(result.prepare_s * 1e3)} of {whole}."
-    for limit in result.limits:
-        yield f"Not measured: {limit.cell}: {limit.message}."
-
-
-def _path_json(outcome: PathOutcome) -> dict[str, Any]:
+def _path_json(outcome: profiling.PathOutcome) -> dict[str, Any]:
     result = outcome.result
     between = result.between_processes
     return {

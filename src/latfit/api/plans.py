@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Planned):
-    """What to do under an SLA. Print it for the answer; DataFrames hold the rest, times in ms, rates per second.
-
-    result: the record (`latfit.planning.Plan`).  hardware, request: what it was made for.
-    """
+    """What to do under an SLA; DataFrames in ms and per second. result: the record.  hardware, request: its input."""
 
     result: PlanRecord
     hardware: HardwareProfile = field(default_factory=HardwareProfile)
@@ -46,7 +43,6 @@ class Plan(Planned):
 
     @property
     def answer(self) -> str:
-        """The plan in a sentence."""
         return self.result.answer
 
     @property
@@ -61,41 +57,40 @@ class Plan(Planned):
 
     @property
     def T_cut_ms(self) -> float | None:
-        """How long a request may wait for the GPU before it goes to the CPU; None where no such limit is needed."""
+        """How long a request may wait for the GPU before it goes to the CPU; None for no limit."""
         return None if self.result.T_cut is None else self.result.T_cut.value
 
     @property
     def capacity_per_s(self) -> float | None:
         """Highest rate within the SLA on one replica, in requests/s; None without a rate."""
-        found = self.result.capacity
-        return None if found is None else found.sustainable_per_s
+        return None if self.result.capacity is None else self.result.capacity.sustainable_per_s
+
+    @property
+    def why_in_doubt(self) -> list[str]:
+        return list(self.result.why_in_doubt)
 
     @property
     def replicas(self) -> int | None:
         """Replicas that the whole rate needs; None without a rate, or where no number serves it."""
-        found = self.result.capacity
-        return None if found is None else found.replicas
-
-    @property
-    def why_in_doubt(self) -> list[str]:
-        """Why the answer is not promised, in sentences; empty where it is."""
-        return list(self.result.why_in_doubt)
+        return None if self.result.capacity is None else self.result.capacity.replicas
 
     @cached_property
     def settings(self) -> Any:
         """Settings of serving engines under their own names: engine, setting, value."""
-        rows = [(engine, name, value) for engine, flags in self.result.engines.items() for name, value in flags.items()]
-        return data_frame(dict(zip(("engine", "setting", "value"), row, strict=True)) for row in rows)
+        return data_frame(
+            {"engine": engine, "setting": name, "value": value}
+            for engine, flags in self.result.engines.items()
+            for name, value in flags.items()
+        )
 
     @cached_property
     def limits(self) -> Any:
-        """Tokens that a step of B requests may hold within the SLA: path, B, S_min, S_max (missing: any number),
-        S_promised, extrapolated."""
+        """Tokens of steps within the SLA: path, B, S_min, S_max (missing: any number), S_promised, extrapolated."""
         return data_frame(row.to_json() for row in self.result.S_at_B)
 
     @cached_property
     def strategies(self) -> Any:
-        """Every way to run the load, a row each: latency, headroom, capacity, and why it was selected or not."""
+        """Every strategy for the load: latency, headroom, capacity, and why it was selected or not."""
         asked = "typical" if self.result.percentile is None else f"p{self.result.percentile:g}"
         return data_frame(
             {
@@ -168,11 +163,9 @@ def _check_lengths(profile: HardwareProfile) -> None:
     """Raises WrongUsage for requests without lengths on one engine whose steps depend on them."""
     first, *others = profile.paths.values()
     if not others and not first.nominal and (first.fit.knows_prefill or first.fit.reads_context):
-        raise WrongUsage(
-            f"how long requests are is not known, and steps of {first.name} depend on it",
-            where="--rate",
-            remedy="Give --lengths 1000:250 --ttft 1s --tpot 50ms, or --tokens-per-request 1 for one token each.",
-        )
+        found = f"how long requests are is not known, and steps of {first.name} depend on it"
+        remedy = "Give --lengths 1000:250 --ttft 1s --tpot 50ms, or --tokens-per-request 1 for one token each."
+        raise WrongUsage(found, where="--rate", remedy=remedy)
 
 
 @verb(StepBudgetRequest)

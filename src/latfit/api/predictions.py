@@ -1,24 +1,26 @@
 """Predicted latency of steps, as a DataFrame, and how well a fit predicts steps that it has not seen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfit import reporting
-from latfit.api.answer import Answer, State
-from latfit.api.reading import data_line, steps_of
+from latfit.api.answer import Answer, State, data_frame
+from latfit.api.reading import columns_in, data_line
 from latfit.api.request import ignored
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
-from latfit.fitting import evaluate as score, predict, same_machine
+from latfit.fitting import Sensitivity, evaluate as score, predict, same_machine
 from latfit.messages import Message, note
 from latfit.model import CONTEXT, SOURCES, FitResult, with_typical_context
 from latfit.stats import FloatArray
 from latfit.trace import COMPUTE, PERIOD, CleanTrace, Trace, data_facts, impossible_steps
 from latfit.units import format_percent
 
+MAX_ROWS = 16  # of a table without --verbose
 MAX_REASONS = 3  # in a refusal
 POSSIBLE = "A step has 2^31 > S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
 SEEN = "The fit was made of steps of this file: on others expect its cross-validated error."
@@ -33,21 +35,20 @@ def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: b
     """
     known = {name: value for name, value in given.items() if value is not None}
     if B is None:
-        raise WrongUsage("no step is given", where="-B", remedy="Give B (and S), or a table of steps.")
-    if not _is_number(B):
+        raise WrongUsage("no step is given", where="-B, --data", remedy="For example: latfit predict FIT -B 8 -S 512")
+    is_table = isinstance(B, str | Path | Mapping | Trace) or hasattr(B, "columns") or hasattr(B, "column_names")
+    if is_table:
         if S is not None or known:
             raise WrongUsage("steps are given twice", where="-S", remedy="Give B and S, or a table of steps.")
-        steps = steps_of(B)
+        steps = columns_in(B, ("B", "S"))
         if (bad := impossible_steps(steps)).any():
             where = str(B) if isinstance(B, str | Path) else None
             raise BadInput(f"row {int(np.argmax(bad)) + 1} is no step", where=where, remedy=POSSIBLE)
         return steps
     names = ", ".join(["-B", "-S", *(f"--{name.replace('_', '-')}" for name in known)])
     try:
-        columns = {
-            name: np.asarray(value, dtype=np.float64)
-            for name, value in {"B": B, "S": B if S is None else S, **known}.items()
-        }
+        named = {"B": B, "S": B if S is None else S, **known}
+        columns = {name: np.asarray(value, dtype=np.float64) for name, value in named.items()}
         if every_combination and S is not None:
             pairs = [(b, s) for b in np.ravel(columns["B"]) for s in np.ravel(columns["S"]) if 1 <= b <= s]
             columns |= {name: np.array([pair[i] for pair in pairs]) for i, name in enumerate("BS")}
@@ -56,40 +57,56 @@ def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: b
         raise WrongUsage(f"these do not belong together ({error})", where=names, remedy="Use one shape.") from None
     if not len(steps):
         raise WrongUsage("no step has S >= B >= 1", where="-B, -S", remedy="A request computes at least one token.")
-    whole = np.logical_and.reduce([np.isfinite(steps.floats(name)) for name in columns])
-    if (bad := ~whole | impossible_steps(steps)).any():
+    bad = reduce(np.logical_or, [~np.isfinite(steps.floats(name)) for name in columns], impossible_steps(steps))
+    if bad.any():
         B, S = (steps.floats(name)[np.argmax(bad)] for name in "BS")
         raise WrongUsage(f"B = {B:g}, S = {S:g} is no step", where=names, remedy=POSSIBLE)
     return steps
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether it is a number or an array of them, not a table."""
-    if isinstance(value, str | Path | Mapping | Trace) or hasattr(value, "columns"):
-        return False
-    return bool(np.asarray(value, dtype=object).dtype.kind) and not hasattr(value, "column_names")
-
-
-@dataclass(frozen=True)
-class Predicted:
+@dataclass(frozen=True, repr=False, eq=False)
+class Predicted(Answer):
     """Latency of steps by column (each (n,)), the level of the interval, and assumptions."""
 
     columns: Mapping[str, Any]
     level: float
-    notes: Sequence[str]
+    messages: Sequence[Message] = ()
 
     @property
     def frame(self) -> Any:
         """A pandas DataFrame with `level` and `notes` as its attributes."""
-        import pandas as pd
-
-        found = pd.DataFrame(dict(self.columns)).rename(columns={"low": "low_ms", "high": "high_ms"})
-        found.attrs |= {"level": self.level, "notes": list(self.notes)}
+        found = data_frame(self.to_json()["rows"]).rename(columns={"low": "low_ms", "high": "high_ms"})
+        found.attrs |= {"level": self.level, "notes": [each.message for each in self.messages]}
         return found
+
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        rows = self.to_json()["rows"]
+        table = reporting.prediction_table(rows[:MAX_ROWS] if brief else rows, self.level)
+        more = len(rows) - len(table.rows)
+        return [replace(table, note=f"... and {more:,} more: --verbose shows them.") if more else table]
 
     def to_json(self) -> dict[str, Any]:
         rows = zip(*(column.tolist() for column in self.columns.values()), strict=True)
-        return {"rows": [dict(zip(self.columns, row, strict=True)) for row in rows], "notes": list(self.notes)}
+        notes = [each.message for each in self.messages]
+        return {"rows": [dict(zip(self.columns, row, strict=True)) for row in rows], "notes": notes}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class SensitivityAnswer(Answer):
+    """Slopes, elasticities and dominant terms on a grid. result: the record."""
+
+    result: Sensitivity
+    lines: Sequence[str] = ()
+
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        document = self.result.to_json()
+        slopes, regions = reporting.sensitivity_table(document), reporting.regions_table(document)
+        if not brief or len(slopes.rows) <= MAX_ROWS:
+            return [slopes, regions]
+        return [replace(regions, note=f"Slopes at {len(slopes.rows)} steps: --verbose shows them.")]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sensitivity": self.result.to_json()}
 
 
 def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, strict: bool) -> Predicted:
@@ -98,10 +115,8 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
     found = predict(fit, steps, level)
     if strict and found.outside.any():
         reasons = list(dict.fromkeys(why for why in found.why_outside.tolist() if why))
-        more = f"; and {len(reasons) - MAX_REASONS} more" if len(reasons) > MAX_REASONS else ""
         raise BadInput(
-            f"{int(found.outside.sum()):,} of {len(steps):,} steps cannot be predicted"
-            f" ({'; '.join(reasons[:MAX_REASONS])}{more})",
+            f"{int(found.outside.sum()):,} of {len(steps):,} steps are outside: {'; '.join(reasons[:MAX_REASONS])}",
             remedy="Ask inside the fit's domain, measure there, or leave out --strict.",
         )
     columns = {
@@ -116,7 +131,7 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
         "why_no_interval": found.why_no_interval,
     }
     time = TIMES.get(str(fit.data.more.get("time")))
-    return Predicted(columns, level, [*found.notes, *([time] if time else [])])
+    return Predicted(columns, level, list(map(note, [*found.notes, *([time] if time else [])])))
 
 
 def note_unread(fit: FitResult, said: Mapping[str, Any]) -> None:
@@ -159,7 +174,7 @@ def grid_of(fit: FitResult, name: str, count: int, named: Any) -> FloatArray:
 class Evaluation(Answer):
     """Errors of a fit on a trace.
 
-    scores: the contract of `latfit evaluate --json`.  data: what was read and dropped.  held_out_pct: the fit's own
+    scores: the document of `latfit evaluate --json`.  data: what was read and dropped.  held_out_pct: the fit's
     cross-validated error, in percent.
     """
 
@@ -169,7 +184,7 @@ class Evaluation(Answer):
 
     @property
     def foreign(self) -> bool:
-        """Whether the steps are not of the machine that the fit is of, so that their errors say nothing of the fit."""
+        """Whether the steps are of another machine than the fit, so that their errors do not judge the fit."""
         return bool(self.scores["machine"]["state"] == "other")
 
     @property
@@ -188,21 +203,17 @@ class Evaluation(Answer):
         return error if machine["state"] == "same" else f"{machine['verdict']} {error}"
 
     def check_machine(self) -> None:
-        """Raises FitNotUsable where the steps are not of the machine that the fit is of."""
+        """Raises FitNotUsable for steps of another machine than the fit."""
         if self.foreign:
-            raise FitNotUsable(
-                "the fit is not of the machine that these steps were measured on",
-                where=str(self.data.get("source") or "steps"),
-                remedy="Fit the machine's own steps with `latfit fit`; --force scores these all the same.",
-            )
+            found = "the fit is not of the machine that these steps were measured on"
+            remedy = "Fit the machine's own steps with `latfit fit`; --force scores these all the same."
+            raise FitNotUsable(found, where=str(self.data.get("source") or "steps"), remedy=remedy)
 
     @property
     def table(self) -> Any:
         """DataFrame: errors over all steps and by phase, in percent and ms."""
-        import pandas as pd
-
         rows = {"all": self.scores["metrics"], **self.scores["by_phase"]}
-        return pd.DataFrame.from_dict(rows, orient="index").rename_axis("phase")
+        return data_frame({"phase": name, **row} for name, row in rows.items()).set_index("phase")
 
     @property
     def lines(self) -> list[str]:
@@ -218,10 +229,8 @@ class Evaluation(Answer):
         return list(map(note, self.scores["notes"]))
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return [
-            reporting.evaluation_table(self.scores),
-            *([] if brief else [reporting.machine_table(self.scores["machine"])]),
-        ]
+        found = [reporting.evaluation_table(self.scores)]
+        return found if brief else [*found, reporting.machine_table(self.scores["machine"])]
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.scores)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit import reporting
+from latfit import reporting, validation
 from latfit.api.answer import Answer, State
 from latfit.api.loads import recording_of
 from latfit.api.request import verb
@@ -18,15 +18,6 @@ from latfit.inputs import read_json
 from latfit.planning import ServingPlan
 from latfit.provenance import utc_now
 from latfit.units import count_text, format_percent
-from latfit.validation import (
-    Ledger,
-    LedgerEntry,
-    add_entry,
-    as_measured,
-    compare_percentile,
-    metrics,
-    read_ledger,
-)
 
 NOMINAL_PCT = 95.0  # coverage that the intervals state
 
@@ -35,7 +26,7 @@ NOMINAL_PCT = 95.0  # coverage that the intervals state
 class LedgerAnswer(Answer):
     """Promises with what was measured. result: the record."""
 
-    result: Ledger
+    result: validation.Ledger
 
     @property
     def verdict(self) -> str:
@@ -88,15 +79,15 @@ def ledger(request: LedgerRequest) -> LedgerAnswer:
     source = Path(request.ledger)
     if not source.exists():
         raise BadInput("no such ledger", where=str(source), remedy="Begin one: latfit ledger add plan.json run.json.")
-    return LedgerAnswer(read_ledger(source))
+    return LedgerAnswer(validation.read_ledger(source))
 
 
 @verb(LedgerAddRequest)
 def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
     """Compare a run with its plan and add both to a ledger.
 
-    plan: a plan for requests, as `latfit plan --out` writes it, or the tune.json of `latfit tune`, which has its run.
-    Raises BadInput for a plan that promises nothing or a run in the ledger already, TargetNotWritable.
+    plan: a plan for requests, or the tune.json of `latfit tune`, which has its run. Raises BadInput for a plan that
+    promises nothing or a run in the ledger already, TargetNotWritable.
     """
     source = Path(request.plan)
     document = read_json(source, what="plan", made_by="latfit plan --out plan.json")
@@ -105,41 +96,33 @@ def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
         found = "a tuning has its own run" if tuned else "no run is given"
         raise BadInput(found, where=str(source), remedy="Give plan.json and run.json, or tune.json alone.")
     entry = _of_tuning(document, source) if tuned else _of_run(ServingPlan.from_json(document, str(source)), request)
-    return LedgerAnswer(add_entry(Path(request.ledger), entry))
+    return LedgerAnswer(validation.add_entry(Path(request.ledger), entry))
 
 
-def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> LedgerEntry:
+def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> validation.LedgerEntry:
     """Compare a run of requests with a plan. Raises BadInput."""
     promised = [each for each in plan.targets if each.percentile is not None and each.unit == "ms"]
     if not plan.feasible or plan.unsupported or not promised:
-        found = "it misses its targets" if not plan.feasible else "the data do not support it"
-        if plan.feasible and not plan.unsupported:
-            found = "it has no percentile of all requests"
-        raise BadInput(
-            f"the plan promises nothing: {found}",
-            where=str(request.plan),
-            remedy="Plan with --ttft, --tpot or --e2e; `latfit plan` says what is missing.",
-        )
+        remedy = "Plan with --ttft, --tpot or --e2e; `latfit plan` says what is missing."
+        raise BadInput("the plan promises nothing", where=str(request.plan), remedy=remedy)
     recorded = recording_of(request.run)
-    run, requests, arrivals = as_measured(recorded), len(recorded.requests), recorded.requests.arrival_ms
+    run, requests, arrivals = validation.as_measured(recorded), len(recorded.requests), recorded.requests.arrival_ms
     span_s = float(arrivals[-1] - arrivals[0]) / 1e3
     if not span_s > 0:
         raise BadInput("its requests have no rate", where=run.source, remedy="Give two or more, at different times.")
     failed = requests - len(run)
     times = {
         name: np.append(values, np.full(failed, math.inf))
-        for name, values in metrics(run, run.first_ms, run.last_ms).items()
+        for name, values in validation.metrics(run, run.first_ms, run.last_ms).items()
     }
-    figures = [
-        compare_percentile(
-            each.name, each.percentile or 0.0, times[f"{each.metric}_ms"], each.limit, (each.value, each.interval)
-        )
-        for each in promised
-    ]
+    figures = []
+    for each in promised:
+        measured, planned = times[f"{each.metric}_ms"], (each.value, each.interval)
+        figures.append(validation.compare_percentile(each.name, each.percentile or 0.0, measured, each.limit, planned))
     tokens = None
     if plan.outcome is not None and plan.outcome.throughput_per_s > 0:
         tokens = plan.outcome.output_tokens_per_s / plan.outcome.throughput_per_s
-    return LedgerEntry(
+    return validation.LedgerEntry(
         added=utc_now(),
         subject=", ".join(dict.fromkeys(each.name for each in plan.fits)),
         plan=str(request.plan),
@@ -154,7 +137,7 @@ def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> LedgerEntry:
     )
 
 
-def _of_tuning(document: Mapping[str, Any], source: Path) -> LedgerEntry:
+def _of_tuning(document: Mapping[str, Any], source: Path) -> validation.LedgerEntry:
     """Return the last planned run of a tuning. Raises BadInput."""
     from latfit.api.tuning import Tuning
 
@@ -164,7 +147,7 @@ def _of_tuning(document: Mapping[str, Any], source: Path) -> LedgerEntry:
         remedy = "Tune with a rate that one engine meets."
         raise BadInput("no run of planned settings", where=str(source), remedy=remedy)
     last = planned[-1]
-    return LedgerEntry(
+    return validation.LedgerEntry(
         added=utc_now(),
         subject=found.engine,
         plan=str(source),

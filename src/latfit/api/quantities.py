@@ -1,8 +1,6 @@
-"""Quantities as users write them: strings with units, or numbers whose parameter says the unit.
+"""Quantities as users write them: texts with units, such as "20ms", or numbers whose parameter says it (`sla_ms=20`).
 
-    sla="20ms"   sla_ms=20   rate="2000/s"   rate_per_s=2000   percentile=99   percentile="95%"   timedelta(seconds=2)
-
-A plain number where its unit would be a guess is refused. Errors name options as the command line does.
+A plain number is refused where its unit would be a guess. Errors name options as the command line does.
 """
 
 import math
@@ -14,17 +12,16 @@ from typing import Any
 from latfit.errors import WrongUsage
 from latfit.units import parse_duration_ms, parse_rate_per_ms, whole_number
 
-MS_PER_S = 1e3
-MOST_IN_RANGE = 10_000
+MAX_RANGE_VALUES = 10_000
 
 
 def duration(value: Any, option: str, ms: float | None = None, *, zero: bool = False) -> float:
     """Return milliseconds of "20ms" or a timedelta, else the number `ms`. zero: accept 0. Raises WrongUsage."""
-    if isinstance(value, str):
-        return parse_duration_ms(value, option=option, zero=zero)
+    if value is None and ms is not None:
+        value = f"{ms}ms"
     if isinstance(value, timedelta):
-        value, ms = None, value.total_seconds() * MS_PER_S
-    return _positive(value, ms, option, "20ms", "ms", zero=zero)
+        value = f"{value.total_seconds()}s"
+    return parse_duration_ms(_with_unit(value, option, "20ms"), option=option, zero=zero)
 
 
 def limit(value: Any, option: str) -> float:
@@ -34,28 +31,19 @@ def limit(value: Any, option: str) -> float:
 
 def rate(value: Any, option: str = "--rate", per_s: float | None = None) -> float:
     """Return requests per ms of "500/s", else of `per_s` requests a second. Raises WrongUsage."""
-    if isinstance(value, str):
-        return parse_rate_per_ms(value, option=option)
-    return _positive(value, per_s, option, "500/s", "per_s") / MS_PER_S
+    if value is None and per_s is not None:
+        value = f"{per_s}/s"
+    return parse_rate_per_ms(_with_unit(value, option, "500/s"), option=option)
 
 
-def _positive(value: Any, named: Any, option: str, example: str, suffix: str, *, zero: bool = False) -> float:
-    """Return the number that stands in a parameter with its unit. Raises WrongUsage."""
-    parameter = f"{option.lstrip('-').replace('-', '_')}_{suffix}"
-    if value is not None:
-        raise WrongUsage(
-            f"{value!r} has no unit",
-            where=option,
-            remedy=f'Write "{example}", or give a number as {parameter} where there is one.',
-        )
-    if isinstance(named, bool) or not isinstance(named, int | float) or not math.isfinite(named):
-        raise WrongUsage(f"{named!r} is not a quantity", where=option, remedy=f"Write {example}.")
-    if named < 0 or (named == 0 and not zero):
-        raise WrongUsage(f"{named:g} is not above zero", where=option, remedy="Give a number above zero.")
-    return float(named)
+def _with_unit(value: Any, option: str, example: str) -> str:
+    if not isinstance(value, str):
+        found = "nothing is given" if value is None else f"{value!r} has no unit"
+        raise WrongUsage(found, where=option, remedy=f'Write "{example}".')
+    return value
 
 
-def rates(values: Any, option: str = "--rate", per_s: float | Iterable[float] | None = None) -> list[float]:
+def rates(values: Any, option: str = "--rate", per_s: Any = None) -> list[float]:
     """Return requests per ms of one rate or several. Raises WrongUsage."""
     if values is None:
         return [rate(None, option, each) for each in several(per_s)]
@@ -71,11 +59,7 @@ def transfer(value: str, option: str = "--transfer") -> tuple[float, float]:
 def percent(value: Any, option: str = "--percentile") -> float:
     """Return percent of 95 or "95%". Raises WrongUsage."""
     try:
-        if isinstance(value, str):
-            value = value.strip().removesuffix("%").strip().removeprefix("p")
-        elif isinstance(value, bool):
-            raise TypeError
-        return float(value)
+        return float(value.strip().removesuffix("%").strip().removeprefix("p") if isinstance(value, str) else value)
     except (TypeError, ValueError):
         raise WrongUsage(f"{value!r} is not a percentage", where=option, remedy='Write 95 or "95%".') from None
 
@@ -84,17 +68,12 @@ def values_of(sweep: Mapping[str, Iterable[Any]] | str | Sequence[str] | None) -
     """Return the values of each name in `replicas=1..4; rate=10/s,20/s`, or of a mapping. Raises WrongUsage."""
     if isinstance(sweep, Mapping):
         return {name.replace("-", "_"): list(values) for name, values in sweep.items()}
-    found: dict[str, list[Any]] = {}
     pieces = (sweep if isinstance(sweep, str) else ";".join(sweep or ())).split(";")
-    for piece in (each for each in pieces if each.strip()):
-        name, _, texts = (part.strip() for part in piece.partition("="))
-        name = name.replace("-", "_")
-        values = [value for text in texts.split(",") if text.strip() for value in _range(text.strip())]
-        if not values or name in found:
-            what = "has no value" if not values else "stands twice"
-            raise WrongUsage(f"{name!r} {what}", where="--sweep", remedy="Write 'replicas=1..4; rate=10/s,20/s'.")
-        found[name] = values
-    return found
+    texts = by_name([each for each in pieces if each.strip()], "--sweep", "'replicas=1..4; rate=10/s,20/s'")
+    return {
+        name.replace("-", "_"): [value for part in text.split(",") for value in _range(part.strip())]
+        for name, text in texts.items()
+    }
 
 
 def _range(text: str) -> list[str]:
@@ -102,7 +81,7 @@ def _range(text: str) -> list[str]:
     low, high = (whole_number(end) for end in (text.partition("..")[::2]))
     if low is None or high is None:
         return [text]
-    if not 0 <= high - low < MOST_IN_RANGE:
+    if not 0 <= high - low < MAX_RANGE_VALUES:
         raise WrongUsage(f"{text!r} is no range", where="--sweep", remedy="Write the lower end first: 1..4.")
     return [str(value) for value in range(low, high + 1)]
 
@@ -132,7 +111,7 @@ def by_name(
 
 def count(value: Any, option: str, example: str) -> int:
     """Return a whole number above zero. Raises WrongUsage."""
-    found = value if isinstance(value, int) else whole_number(value)
+    found = whole_number(str(value))
     if not found:
         raise WrongUsage(f"{value!r} is no count", where=option, remedy=f"Write {example}.")
     return found

@@ -1,5 +1,4 @@
-"""Report pages: what a machine's paths are, how far their fits can be trusted, and what a plan decides from them; a
-plan as the files of a serving engine."""
+"""Report pages on a machine's paths, their fits and a plan; a plan as the files of a serving engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ Rows = tuple[dict[str, Trace], list[str]]  # measured steps by path, and notes o
 
 @dataclass(frozen=True, repr=False)
 class Report(Answer):
-    """Where a report went. html: the page, which needs nothing else.  figures: its pictures as PNG.  notes: what the
-    reader should know of how it was made."""
+    """Where a report went: its page, its pictures as PNG, and notes on how it was made."""
 
     html: Path
     figures: list[Path]
@@ -58,11 +56,11 @@ class Report(Answer):
 
 @verb(ExportRequest)
 def export(request: ExportRequest) -> Exported:
-    """Write a plan down as an engine's settings, each with its reason, the plan, and when it holds, as a comment.
+    """Write a plan as an engine's settings, each with its reason as a comment.
 
     plan: what `plan` or `plan_engine` returned, its file (`latfit plan --out`) or its document. `.files` holds each
-    file by its name, `.save(folder)` writes them. Raises WrongUsage where the target is not known or the plan is of
-    another kind, BadInput, SlaOutOfReach where the plan cannot be met, FitNotUsable where its data do not support it.
+    file by its name, `.save(folder)` writes them. Raises WrongUsage for an unknown target or another kind of plan,
+    BadInput, SlaOutOfReach for a plan that cannot be met, FitNotUsable where its data do not support it.
     """
     plan = request.plan
     document = plan if isinstance(plan, str | Path | Mapping) else plan.to_json()
@@ -107,18 +105,16 @@ def _rows_of_fits(paths: Any, profile: HardwareProfile) -> Rows:
     rows: dict[str, Trace] = {}
     notes = []
     for name, path in profile.paths.items():
-        fit = fits.get(name)
+        fit, missing = fits.get(name), ""
         if isinstance(fit, Fit) and fit.trace is not None:
             rows[name] = fit.trace
-            continue
-        missing = "nominal numbers, so there are no rows" if path.nominal is not None else ""
-        if not missing and not path.fit.data.source:
-            missing = "the fit does not say where its rows are"
-        try:
-            if not missing:
+        elif path.nominal is not None or not path.fit.data.source:
+            missing = "nominal numbers" if path.nominal else "the fit does not say where its rows are"
+        else:
+            try:
                 rows[name] = read_again(path.fit.data.to_json())
-        except LatfitError as error:
-            missing = " ".join(filter(None, [error.where, error.found]))
+            except LatfitError as error:
+                missing = " ".join(filter(None, [error.where, error.found]))
         if missing:
             notes.append(f"{name}: {missing}; figures that need rows are left out.")
     return rows, notes
@@ -138,13 +134,10 @@ def _named_rows(profile: HardwareProfile, traces: Any) -> Rows:
             if not name and len(profile.paths) == 1:
                 name = known
             if name not in profile.paths or name in rows:
-                twice = f"path {name!r} has rows from two systems or files"
-                unknown = f"its path {name!r} is not one of the profile's ({known})"
-                raise WrongUsage(
-                    twice if name in rows else unknown if name else "it does not say which path it is of",
-                    where=f"--trace {label}",
-                    remedy=f"Give each path one trace, with a column `path` that holds one of: {known}.",
-                )
+                found = f"path {name!r} {'has rows twice' if name in rows else 'is not in the profile'}"
+                remedy = f"Give each path one trace, with a column `path` that holds one of: {known}."
+                nameless = "it does not say which path it is of"
+                raise WrongUsage(found if name else nameless, where=f"--trace {label}", remedy=remedy)
             rows[name] = part
             notes.append(f"{name}: figures show the {len(part):,} rows of {label}.")
     return rows, notes

@@ -116,8 +116,14 @@ class Declared:
         origins = {get_origin(kind) or kind for kind in self.kinds}
         return self.option is None and bool(origins & {bool, int, float, str, Path, Any, Literal, Sequence})
 
-    def value_of(self, text: str) -> Any:
-        """Return the value that a text stands for, by the type of the field. Raises ValueError, KeyError."""
+    def parse(self, text: str, where: str) -> Any:
+        """Return the value that a text stands for, by the type of the field. Raises WrongUsage."""
+        try:
+            return self._value_of(text)
+        except (ValueError, KeyError):
+            raise WrongUsage(f"{text!r} is no value of {self.name}", where=where, remedy=self.text) from None
+
+    def _value_of(self, text: str) -> Any:
         choices = [choice for kind in self.kinds if get_origin(kind) is Literal for choice in get_args(kind)]
         if choices:
             return choices[choices.index(text)]
@@ -208,16 +214,15 @@ def check(request: Any) -> None:
     given = given_in(request)
     for group in request.exclusive():
         if len(both := [name for name in group if name in given]) > 1:
-            raise WrongUsage(
-                "these contradict each other",
-                where=", ".join(option_of(type(request), name) for name in both),
-                remedy="Give one of them.",
-            )
+            where = ", ".join(option_of(type(request), name) for name in both)
+            raise WrongUsage("these contradict each other", where=where, remedy="Give one of them.")
     for name, needed in request.needed().items():
         if name in given and not given & set(needed):
             any_of = " or ".join(option_of(type(request), each) for each in needed)
             ignored(option_of(type(request), name), f"there is no {any_of}")
-    check_seed(getattr(request, "seed", None))
+    seed = getattr(request, "seed", None)
+    if seed is not None and not (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED):
+        raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
 
 
 def ignored(option: str, why: str) -> None:
@@ -229,13 +234,6 @@ def option_of(request: Any, name: str) -> str:
     """Return what the command line calls a field."""
     found = next(each for each in declared(request) if each.name == name)
     return found.option.all_names(name)[0] if found.option else f"--set {name}"
-
-
-def check_seed(seed: object) -> None:
-    """Raises WrongUsage for what no random generator takes."""
-    whole = seed is None or (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED)
-    if not whole:
-        raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
 
 
 def _differs(value: Any, default: Any) -> bool:

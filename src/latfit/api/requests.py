@@ -26,6 +26,9 @@ Route = Annotated[
     Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"], "Routing policy."
 ]
 Service = Literal["fitted", "deterministic", "exponential"]
+StepTimes = Annotated[
+    Literal["fitted", "deterministic"], "Step times: with the measured noise, or always the typical one."
+]
 Policies = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split|deadline"
 """Policies that come with latfit; plug-ins may add others."""
 
@@ -72,7 +75,6 @@ TransferOf = Annotated[
 Ageing = Annotated[Duration | None, "Priority ageing: waiting time worth one class, such as 50ms."]
 PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument=True, metavar="PATH")]
 TraceFile = Annotated[Path, Option("Trace to write.")]
-JsonFile = Annotated[Path | None, Option("File for the answer as JSON.")]
 Ttft = Annotated[
     Duration | None,
     Option("SLO of the time to first token: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target"),
@@ -87,7 +89,7 @@ WindowOf = Annotated[
 ]
 Listener = Annotated[Progress | None, "Called with (done, total)."]
 ReportFolder = Annotated[Path | None, Option("Folder for the report page.", metavar="DIR")]
-Figure = Annotated[Path | None, Option("PNG file for the main picture.")]
+PageFolder = Annotated[Path | None, Option("Folder for the report page.", metavar="DIR", panel="Files")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,18 +178,6 @@ class FitEachRequest(FitRequest):
     SHOWN = "model bootstrap fix map unit where path"
     LACKS = "keep drop skip_bad"
     made: "Callable[[str, Fit], None] | None" = setting("Called with (label, fit) as each is there.")
-
-
-@dataclass(frozen=True)
-class FitPhasesRequest(ReadOptions):
-    """Fit decode steps apart from those with prefill."""
-
-    source: Sources
-    _: KW_ONLY
-    cache_tokens: int | None = setting("What the KV cache holds; steps with more cached tokens are left out.")
-    model: str | None = setting("As of `fit`.")
-    seed: int = 0
-    time: Time | None = setting("As of `fit`.")
 
 
 @dataclass(frozen=True)
@@ -383,9 +373,7 @@ class SpecialSettings(EngineSettings):
     replicas: int = option("Identical engines behind a router.", 1)
     route: Route = "round-robin"
     prefix_share: float = setting("prefix routing: share of a prompt that a user's replica has cached.", 0.5)
-    service: Literal["fitted", "deterministic"] = setting(
-        "Step times: with the measured noise, or always the typical one.", "fitted"
-    )
+    service: StepTimes = "fitted"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -473,7 +461,7 @@ class EnginePlanRequest(EngineSettings, Memory):
     batching: Literal["chunked-prefill", "continuous"] | None = setting("Batching. Default: both are tried.")
     price_per_hour: float | None = setting("Price of a replica per hour.")
     watts: float | None = setting("Power of a replica.")
-    service: str = setting("Step times: fitted (as measured ones scatter) or deterministic.", "fitted")
+    service: StepTimes = "fitted"
     steps_slower: float | str | None = setting("Plan with steps slower than fitted: 20%.")
     seed: Seed = 0
     progress: Listener = None

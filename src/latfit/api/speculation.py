@@ -1,10 +1,9 @@
 """`speculate`: from which batch speculative decoding stops paying."""
 
 import math
-from dataclasses import dataclass
 
 from latfit import reporting
-from latfit.api.answer import Answer, State
+from latfit.api.answer import PlainAnswer
 from latfit.api.fits import as_fit
 from latfit.api.quantities import duration
 from latfit.api.request import verb
@@ -17,67 +16,8 @@ from latfit.trace import engine_facts
 from latfit.units import count_text, format_ms, format_percent, number
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Speculation(Answer):
-    """What drafting is worth by batch. result: the record."""
-
-    result: SpeculationPlan
-
-    @property
-    def verdict(self) -> str:
-        found = self.result
-        drafts = count_text(found.draft_tokens, "draft token")
-        if found.stops_at is None and not math.isfinite(found.stops_interval[0]):
-            return f"{drafts} a step pay up to the largest measured batch, {found.largest_batch:,} requests."
-        if found.stops_at is None:
-            surely = f"{found.stops_interval[0]:,.0f}"
-            return f"{drafts} a step likely pay up to {found.largest_batch:,} requests, with 95 % only below {surely}."
-        low, high = (
-            f"{end:,.0f}" if math.isfinite(end) else f"beyond {found.largest_batch:,}" for end in found.stops_interval
-        )
-        return f"{drafts} a step stop paying from {found.stops_at:,} requests on (95 %: {low} to {high})."
-
-    @property
-    def state(self) -> State:
-        first, found = self.result.rows[0], self.result
-        if first.interval[1] < 1:
-            return "bad"
-        open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])
-        return "doubt" if first.interval[0] <= 1 or open_end else "good"
-
-    @property
-    def lines(self) -> list[str]:
-        found = self.result
-        reach = 1.96 * found.acceptance_se
-        ends = [format_percent(100 * min(max(found.acceptance + side, 0.0), 1.0)) for side in (-reach, reach)]
-        error = f" (95 %: {ends[0]} to {ends[1]})" if reach else " (given)"
-        cost = f", {format_ms(found.draft_ms)} to draft a token"
-        if not found.draft_ms:
-            cost = ". The steps are taken to include drafting: give --draft-cost if they do not"
-        return [
-            f"Acceptance {format_percent(100 * found.acceptance)}{error}, {number(found.tokens_per_step)} tokens per"
-            f" request and step{cost}."
-        ]
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        rows = [
-            (
-                f"{each.B:,}",
-                format_ms(each.step_ms),
-                format_ms(each.draft_step_ms),
-                number(each.tokens_per_s),
-                number(each.draft_tokens_per_s),
-                f"{each.speedup:.2f}",
-                f"{each.interval[0]:.2f} to {each.interval[1]:.2f}",
-            )
-            for each in self.result.rows
-        ]
-        columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
-        return [reporting.Table("", columns, rows)]
-
-
 @verb(SpeculateRequest)
-def speculate(request: SpeculateRequest) -> Speculation:
+def speculate(request: SpeculateRequest) -> PlainAnswer:
     """Say from which batch speculative decoding stops paying.
 
     Draft tokens and acceptance come from the recorded engine unless they are given. Raises WrongUsage, BadInput,
@@ -92,21 +32,54 @@ def speculate(request: SpeculateRequest) -> Speculation:
     if k is None:
         raise WrongUsage("no number of draft tokens is known", where="--draft-tokens", remedy="Give it, such as 3.")
     if acceptance is None or not 0 <= acceptance[0] <= 1:
-        raise WrongUsage(
-            "no acceptance is known" if acceptance is None else f"{acceptance[0]:g} is no probability",
-            where="--acceptance",
-            remedy="Give the probability that a draft token is accepted if the one before it was, or a fit of an engine"
-            " that drafts as --drafts.",
-        )
+        wrong = "no acceptance is known" if acceptance is None else f"{acceptance[0]:g} is no probability"
+        remedy = "Give the probability that a draft token is accepted, or a fit of an engine that drafts as --drafts."
+        raise WrongUsage(wrong, where="--acceptance", remedy=remedy)
     draft_ms = 0.0 if request.draft_cost is None else duration(request.draft_cost, "--draft-cost")
     found = plan_speculation(plain, drafting, k, acceptance, draft_ms, request.context, request.seed)
     if found is None:
-        raise BadInput(
-            f"no decode step of {1 + k} tokens a request was measured",
-            where="--fit" if request.drafts is None else "--drafts",
-            remedy="Fit steps with more tokens.",
+        where = "--fit" if request.drafts is None else "--drafts"
+        lacking = f"no decode step of {1 + k} tokens a request was measured"
+        raise BadInput(lacking, where=where, remedy="Fit steps with more tokens.")
+    return _describe(found)
+
+
+def _describe(found: SpeculationPlan) -> PlainAnswer:
+    drafts, largest = count_text(found.draft_tokens, "draft token"), f"{found.largest_batch:,}"
+    ends = [f"{end:,.0f}" if math.isfinite(end) else f"beyond {largest}" for end in found.stops_interval]
+    open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])
+    if found.stops_at is not None:
+        verdict = f"{drafts} a step stop paying from {found.stops_at:,} requests on (95 %: {ends[0]} to {ends[1]})."
+    elif open_end:
+        verdict = f"{drafts} a step likely pay up to {largest} requests, with 95 % only below {ends[0]}."
+    else:
+        verdict = f"{drafts} a step pay up to the largest measured batch, {largest} requests."
+    low, high = found.rows[0].interval
+    reach = 1.96 * found.acceptance_se
+    shares = [format_percent(100 * min(max(found.acceptance + side, 0.0), 1.0)) for side in (-reach, reach)]
+    error = f" (95 %: {shares[0]} to {shares[1]})" if reach else " (given)"
+    cost = f", {format_ms(found.draft_ms)} to draft a token"
+    if not found.draft_ms:
+        cost = ". The steps are taken to include drafting: give --draft-cost if they do not"
+    tokens = f"{number(found.tokens_per_step)} tokens per request and step{cost}."
+    rows = [
+        (
+            f"{each.B:,}",
+            *map(format_ms, (each.step_ms, each.draft_step_ms)),
+            *map(number, (each.tokens_per_s, each.draft_tokens_per_s)),
+            f"{each.speedup:.2f}",
+            f"{each.interval[0]:.2f} to {each.interval[1]:.2f}",
         )
-    return Speculation(found)
+        for each in found.rows
+    ]
+    columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
+    return PlainAnswer(
+        found,
+        verdict,
+        "bad" if high < 1 else "doubt" if low <= 1 or open_end else "good",
+        [f"Acceptance {format_percent(100 * found.acceptance)}{error}, {tokens}"],
+        reporting.Table("", columns, rows),
+    )
 
 
 def _recorded(fit: FitResult) -> tuple[int | None, tuple[float, float] | None]:

@@ -23,8 +23,7 @@ TAILS_PCT = (2.5, 97.5)
 class StepChange(Record, frozen=True, kw_only=True):
     """Change of a typical step at the load, with the 95 % interval of the fits' parameters (None if unknown).
 
-    fixed_ms: change at `smallest_batch`, the smallest that both measured: host time, launches, reading the weights.
-    growing_ms: the rest, which grows with the step: compute, reading the cache.
+    fixed_ms: change at `smallest_batch`, the smallest that both measured.  growing_ms: the rest, which grows with B, S.
     """
 
     step: str

@@ -1,14 +1,14 @@
 """`validate`: a measured serving run beside its simulation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit import reporting
+from latfit import reporting, validation
 from latfit.api.answer import Answer, State, data_frame
 from latfit.api.engines import (
     EngineSetup,
@@ -16,48 +16,21 @@ from latfit.api.engines import (
     engine_settings_of,
     named_settings,
     order_of,
-    scatters,
     with_settings,
 )
 from latfit.api.fits import Fit, PhaseFits, as_fit, fit_phases, names_a_fit
 from latfit.api.loads import recording_of
-from latfit.api.quantities import several
 from latfit.api.reading import read, read_timed
-from latfit.api.request import given_in, ignored, verb
+from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
 from latfit.messages import Message
 from latfit.model import FitResult
 from latfit.record import texts_beside
-from latfit.simulation import Routing, StepCosts, step_costs
+from latfit.simulation import Routing, step_costs
 from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
 from latfit.units import format_ms
-from latfit.validation import (
-    ALL_STEPS,
-    DEFINITIONS,
-    OF_DECODE,
-    WITH_PREFILL,
-    Asked,
-    Measured,
-    PhaseSpeed,
-    RunSpeed,
-    ServerRun,
-    Validation as Comparison,
-    as_measured,
-    cautions_about,
-    during,
-    is_watched,
-    not_of_machine,
-    not_together,
-    phase_speed,
-    read_server,
-    recorded_window_speed,
-    run_speed,
-    starts_of,
-    validate as compare_run,
-    watched,
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,29 +42,28 @@ GIVE_OPTIONS = "Give options if not so."
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Validation(Answer):
-    """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).  foreign:
-    why the run is not of the machine that the fit is of, empty where it may be.  setup: how the engine is set up.
-    run_speed: how fast the machine was during the run, and the comparison at that speed, where its steps are known."""
+    """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).
 
-    result: Comparison
+    foreign: why the run is of another machine than the fit, else empty.  setup: how the engine is set up.  run_speed:
+    the machine's speed during the run, and the comparison at that speed; None if the run's steps are not known.
+    """
+
+    result: validation.Validation
+    setup: EngineSetup
     warnings: Sequence[Message] = ()
     foreign: str = ""
-    setup: EngineSetup | None = None
-    run_speed: RunSpeed | None = None
+    run_speed: validation.RunSpeed | None = None
 
     def check_machine(self) -> None:
-        """Raises FitNotUsable where the run is not of the machine that the fit is of."""
+        """Raises FitNotUsable for a run of another machine than the fit."""
         if self.foreign:
-            raise FitNotUsable(
-                "the fit is not of the machine that this run was measured on",
-                where=self.result.measured.source,
-                remedy="Check the engine's limits, fit the machine's own steps; --force compares all the same.",
-            )
+            found = "the fit is not of the machine that this run was measured on"
+            remedy = "Check the engine's limits, fit the machine's own steps; --force compares all the same."
+            raise FitNotUsable(found, where=self.result.measured.source, remedy=remedy)
 
     @property
     def agrees(self) -> bool:
-        """Whether every mean is within 2 %, every p90 and p99 within 4 % of what was measured; where the server's
-        counts are known, whether the means are within 2 % of its engine's."""
+        """Whether means are within 2 %, p90 and p99 within 4 %; with the server's counts, its engine's means alone."""
         return self.result.agrees
 
     @property
@@ -112,9 +84,7 @@ class Validation(Answer):
                 "statistic": each.statistic,
                 "measured_ms": each.measured,
                 "simulated_ms": each.simulated,
-                "error_pct": each.error_pct,
-                "limit_pct": each.limit_pct,
-                "holds": each.holds,
+                **{name: getattr(each, name) for name in ("error_pct", "limit_pct", "holds")},
             }
             for each in self.result.figures
         )
@@ -134,14 +104,14 @@ class Validation(Answer):
         return self.result.to_json() | {
             "foreign": bool(self.foreign),
             "verdict": self.verdict,
-            "settings_from": {} if self.setup is None else dict(self.setup.origin),
-            "run_speed": None if self.run_speed is None else self.run_speed.to_json(),
+            "settings_from": dict(self.setup.origin),
+            "run_speed": self.run_speed and self.run_speed.to_json(),
             "warnings": [each.to_json() for each in self.warnings],
         }
 
     @property
     def lines(self) -> list[str]:
-        found = [self.setup.line] if self.setup is not None and self.setup.line else []
+        found = [self.setup.line] if self.setup.line else []
         constants = self.result.constants
         if constants is None:
             return found
@@ -160,7 +130,7 @@ class Validation(Answer):
 
     @property
     def details(self) -> list[str]:
-        return [f"  {name.removesuffix('_ms')}: {meaning}" for name, meaning in DEFINITIONS.items()]
+        return [f"  {name.removesuffix('_ms')}: {meaning}" for name, meaning in validation.DEFINITIONS.items()]
 
 
 @verb(ValidateRequest)
@@ -172,86 +142,86 @@ def validate(request: ValidateRequest) -> Validation:
     BadInput, FitNotUsable.
     """
     request = with_settings(request)
-    fit, seed, scatter = request.fit, request.seed, scatters(request.service)
-    if isinstance(fit, list | tuple) and len(fit) == 1:
-        (fit,) = fit
-    run = request.run
+    run, scatter = request.run, request.service == "fitted"
     is_file = isinstance(run, str | Path) and Path(run).is_file()
-    watch = read_parquet(Path(run)) if is_file and is_watched(stored_provenance(Path(run))) else None
+    watch = read_parquet(Path(run)) if is_file and validation.is_watched(stored_provenance(Path(run))) else None
     if request.calibrate and watch is not None:
-        raise WrongUsage(
-            "constants are fitted to some of the client's times, and the server counts all requests",
-            where="--calibrate",
-            remedy="Leave it out.",
+        raise WrongUsage("it needs times of single requests", where="--calibrate", remedy="Leave it out.")
+    before, after = request.metrics_before, request.metrics_after
+    if watch is None:
+        measured, server = (
+            validation.as_measured(recording_of(run)),
+            None if after is None else validation.read_server(after, before),
         )
-    measured, server = _measured(request, watch)
-    known = {
-        **named_settings(request),
-        "batching": request.batching,
-        "server": None if server is None else server.facts,
-    }
-    if isinstance(fit, Fit | FitResult | PhaseFits) or names_a_fit(fit):
-        prefill = None if request.prefill_fit is None else as_fit(request.prefill_fit)
-        fits = fit if isinstance(fit, PhaseFits) else PhaseFits(as_fit(fit), prefill)
-        for name in {"model", "time", "where"} & given_in(request):
-            ignored(f"--{name}", "the steps are fitted already")
-        if not request.force:
-            check_one_engine(*(each and each.result for each in (fits.decode, fits.prefill)))
-        setup = engine_settings_of(fits.results, **known)
-        starts = [start for each in fits.results for start in starts_of(each.provenance.get("trace") or {})]
     else:
-        if request.prefill_fit is not None:
-            ignored("--prefill-fit", "the trace has steps with prefill of its own")
-        steps = read(fit, where=request.where)
-        starts = starts_of(steps.trace.provenance, steps.trace)
-        setup = engine_settings_of(steps, **known)
-        cache_tokens = setup.settings[0].cache_tokens
-        fits = fit_phases(steps, cache_tokens=cache_tokens, model=request.model, seed=seed, time=request.time)
-    orders = several(request.order)
-    if len(setup.settings) != 1 or len(orders) != 1:
-        raise WrongUsage("one engine was measured", where="--batching, --order", remedy="Give one.")
-    settings = replace(setup.settings[0], order=order_of(replace(request, order=orders[0])))
+        if after is None:
+            before, after = texts_beside(Path(run))
+        elif before is None:
+            raise WrongUsage("a watch began at some text", where="--metrics-after", remedy="Add --metrics-before.")
+        server = validation.read_server(after, before)
+        measured = validation.watched(watch, before, after, Path(run).name, request.seed)
+    fits, setup, starts = _fits_and_setup(request, None if server is None else server.facts)
+    settings = replace(setup.settings, order=order_of(request))
     replicas = measured.engines if request.replicas == 1 else request.replicas
-    how = Asked(request.calibrate, seed, Routing(replicas, request.route, request.prefix_share), server)
+    how = validation.Asked(
+        request.calibrate, request.seed, Routing(replicas, request.route, request.prefix_share), server
+    )
     costs = step_costs(*fits.results, scatter=scatter)
-    found = compare_run(measured, costs, settings, how)
-    apart = not_together(starts, measured, None if server is None else server.started_s)
-    prefill_result = None if fits.prefill is None else fits.prefill.result
+    found = validation.validate(measured, costs, settings, how)
+    apart = validation.not_together(starts, measured, None if server is None else server.started_s)
+    prefill = None if fits.prefill is None else fits.prefill.result
     warnings = [
         *([] if apart is None else [apart]),
         *(Message("left_out", note, "Correct these rows, or leave them out.") for note in measured.notes),
         *_other_requests(found, len(measured)),
         *(Message("engine_setup", each.text, each.option or GIVE_OPTIONS) for each in setup.notes),
         *(Message("engine_setup", each, GIVE_OPTIONS) for each in fits.notes),
-        *cautions_about(fits.decode.result, prefill_result, found.run, settings),
+        *validation.cautions_about(fits.decode.result, prefill, found.run, settings),
     ]
-    speed = _run_speed(request.run_steps, watch, fits, found, costs, how)
-    foreign = not_of_machine(fits.results, found if speed is None else speed.at_speed)
-    return Validation(found, warnings, foreign, setup, speed)
+    speed = None
+    if request.run_steps is not None:
+        speeds = _phase_speeds(fits, _steps_of_run(request.run_steps, fits, how, found.measured), scatter=scatter)
+        speed = validation.run_speed(measured, costs, settings, how, speeds)
+    elif watch is not None:
+        windows = validation.recorded_window_speed(watch, fits.results)
+        if windows is not None and windows.has_changed:
+            speed = validation.run_speed(measured, costs, settings, how, (windows, []))
+    foreign = validation.not_of_machine(fits.results, found if speed is None else speed.at_speed)
+    return Validation(found, setup, warnings, foreign, speed)
 
 
-def _run_speed(
-    run_steps: Any, watch: Trace | None, fits: PhaseFits, found: Comparison, costs: StepCosts, how: Asked
-) -> RunSpeed | None:
-    """Return the speed of the machine during the run: by its recorded steps, else, if it changed, by a watch."""
-    by_phase: list[PhaseSpeed] = []
-    if run_steps is not None:
-        steps = _steps_of_run(run_steps, fits, how, found.measured)
-        whole, by_phase = _speeds(fits, steps, scatter=costs.scatter.on)
-    else:
-        windows = None if watch is None else recorded_window_speed(watch, fits.results)
-        if windows is None or not windows.has_changed:
-            return None
-        whole = windows
-    return run_speed(found.measured, costs, found.settings, how, (whole, by_phase))
+def _fits_and_setup(
+    request: ValidateRequest, facts: Mapping[str, Any] | None
+) -> tuple[PhaseFits, EngineSetup, list[Any]]:
+    """Return fits of the engine's steps, its settings, and the starts that its steps are of. facts: the server's."""
+    fit = request.fit
+    if isinstance(fit, list | tuple) and len(fit) == 1:
+        (fit,) = fit
+    known = {**named_settings(request), "batching": request.batching, "server": facts}
+    if isinstance(fit, Fit | FitResult | PhaseFits) or names_a_fit(fit):
+        prefill = None if request.prefill_fit is None else as_fit(request.prefill_fit)
+        fits = fit if isinstance(fit, PhaseFits) else PhaseFits(as_fit(fit), prefill)
+        for name in {"model", "time", "where"} & given_in(request):
+            ignored(option_of(ValidateRequest, name), "the steps are fitted already")
+        if not request.force:
+            check_one_engine(*fits.results)
+        starts = [start for each in fits.results for start in validation.starts_of(each.provenance.get("trace") or {})]
+        return fits, engine_settings_of(fits.results, **known), starts
+    if request.prefill_fit is not None:
+        ignored("--prefill-fit", "the trace has steps with prefill of its own")
+    steps = read(fit, where=request.where)
+    setup = engine_settings_of(steps, **known)
+    cache_tokens = setup.settings.cache_tokens
+    fits = fit_phases(steps, cache_tokens=cache_tokens, model=request.model, seed=request.seed, time=request.time)
+    return fits, setup, validation.starts_of(steps.trace.provenance, steps.trace)
 
 
-def _steps_of_run(run_steps: Any, fits: PhaseFits, how: Asked, measured: Measured) -> Trace:
+def _steps_of_run(run_steps: Any, fits: PhaseFits, how: validation.Asked, measured: validation.Measured) -> Trace:
     """Return the steps that were recorded during a run. Raises BadInput if there are none."""
     steps = read_timed(ReadRequest(run_steps), fits.decode.time).trace
-    starts = starts_of(steps.provenance, steps)
-    other = not_together(starts, measured, None if how.server is None else how.server.started_s)
-    within = during(steps, measured)
+    starts = validation.starts_of(steps.provenance, steps)
+    other = validation.not_together(starts, measured, None if how.server is None else how.server.started_s)
+    within = validation.during(steps, measured)
     if within.any() and other is None:
         return steps.select(within)
     found, remedy = "none of its steps is of the run", "Give what was recorded meanwhile."
@@ -264,32 +234,24 @@ def _steps_of_run(run_steps: Any, fits: PhaseFits, how: Asked, measured: Measure
     raise BadInput(found, where="--run-steps", remedy=remedy)
 
 
-def _speeds(fits: PhaseFits, trace: Trace, *, scatter: bool) -> tuple[PhaseSpeed, list[PhaseSpeed]]:
+def _phase_speeds(
+    fits: PhaseFits, trace: Trace, *, scatter: bool
+) -> tuple[validation.PhaseSpeed, list[validation.PhaseSpeed]]:
     """Return the speed of all recorded steps, and of each phase. scatter: compare with means, not typical times."""
     order = np.argsort(trace.floats("t_s"), kind="stable") if "t_s" in trace else np.arange(len(trace))
     trace, found = trace.select(order), []
     decode, expected_ms = phases(trace) == DECODE, np.zeros(len(trace))
-    for phase, fit, rows in ((OF_DECODE, fits.decode, decode), (WITH_PREFILL, fits.prefill or fits.decode, ~decode)):
+    for phase, fit, rows in (
+        (validation.OF_DECODE, fits.decode, decode),
+        (validation.WITH_PREFILL, fits.prefill or fits.decode, ~decode),
+    ):
         steps = trace.select(rows)
         expected_ms[rows] = (mean_ms if scatter else typical_ms)(fit.result, steps)
-        found.append(phase_speed(phase, steps.floats("T_ms"), expected_ms[rows]))
-    return phase_speed(ALL_STEPS, trace.floats("T_ms"), expected_ms), found
+        found.append(validation.phase_speed(phase, steps.floats("T_ms"), expected_ms[rows]))
+    return validation.phase_speed(validation.ALL_STEPS, trace.floats("T_ms"), expected_ms), found
 
 
-def _measured(request: ValidateRequest, watch: Trace | None) -> tuple[Measured, ServerRun | None]:
-    """Return what was measured of a run, and the server's counts if its texts of /metrics are known."""
-    before, after = request.metrics_before, request.metrics_after
-    if watch is None:
-        return as_measured(recording_of(request.run)), None if after is None else read_server(after, before)
-    if after is None:
-        before, after = texts_beside(Path(request.run))
-    elif before is None:
-        raise WrongUsage("a watch began at some text", where="--metrics-after", remedy="Add --metrics-before.")
-    server = read_server(after, before)
-    return watched(watch, before, after, Path(request.run).name, request.seed), server
-
-
-def _other_requests(found: Comparison, requests: int) -> list[Message]:
+def _other_requests(found: validation.Validation, requests: int) -> list[Message]:
     """Return a warning if the server counted other requests than those of the run."""
     server = found.server
     if server is None or found.watched or abs(server.requests - requests) <= MAX_OTHERS * requests:

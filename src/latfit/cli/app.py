@@ -1,7 +1,4 @@
-"""`latfit`: the verbs, and the one place where errors become exit codes.
-
-A verb's module is imported when the verb is used, so that help and errors come at once; its line of help stands here.
-"""
+"""`latfit`: the verbs, each imported when it is used, and the one place where errors become exit codes."""
 
 import errno
 import os
@@ -25,9 +22,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 MEASURING = ("profile", "demo")
-ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What libraries of linear algebra read when they load. Their threads gain little on matrices as small as ours mostly
-are, and wait for each other at every product: beside one busy neighbour on two cores a plan took 12 s instead of 3."""
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")  # threads of linear algebra slow small matrices down
 PLUGINS = "LATFIT_PLUGINS"  # modules to import first, with commas between them
 
 OUT_OF_MEMORY = "Read a part of a long trace, or turn it into Parquet and summarise it with --cells."
@@ -69,17 +64,14 @@ VERBS = {
     "Serve": {"serve": "Route requests to running engines (HTTP proxy)."},
     "Show": {"report": "Write a self-contained HTML page with its figures."},
 }
-"""In the order of use: the groups of `latfit --help`, each verb with its line."""
+"""Groups of `latfit --help`, each verb with its line."""
 
-
-OWN_MODULE = (
-    "demo", "fit", "hardware", "ingest", "plan", "predict", "profile", "record", "trace", "watch",
-)  # fmt: skip
-"""Verbs with a module; the others are in `commands`."""
+MODULES = {"demo": "demo", "fit": "fit", "hardware": "hardware", "ingest": "traces", "plan": "plan", "trace": "traces"}
+"""Modules of verbs; the others are in `commands`."""
 
 
 class Verbs(TyperGroup):
-    """The group of all verbs, each imported when it is asked for."""
+    """The group of all verbs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for verbs in VERBS.values() for name in verbs]
@@ -88,8 +80,8 @@ class Verbs(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         if cmd_name not in self.commands:
-            module = cmd_name if cmd_name in OWN_MODULE else "commands"
-            verb: Verb | typer.Typer = getattr(import_module(f"latfit.cli.{module}"), cmd_name)
+            module = import_module(f"latfit.cli.{MODULES.get(cmd_name, 'commands')}")
+            verb: Verb | typer.Typer = getattr(module, cmd_name)
             self.commands[cmd_name] = _command(cmd_name, verb)
         return self.commands[cmd_name]
 
@@ -99,16 +91,15 @@ class Verbs(TyperGroup):
                 formatter.write_dl(list(verbs.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # names of verbs close to a mistyped one are looked for among those that are loaded
         if args and args[0] not in self.list_commands(ctx) and not args[0].startswith("-"):
-            for name in self.list_commands(ctx):
+            for name in self.list_commands(ctx):  # the parser suggests loaded verbs
                 self.commands.setdefault(name, typer.core.TyperCommand(name))
         return super().resolve_command(ctx, args)
 
 
 @cache
 def _command(name: str, verb: "Verb | typer.Typer") -> Any:
-    """What the parser runs for a verb: a function with options, or a group of such."""
+    """Return what the parser runs for a verb: a function with options, or a group."""
     from latfit.cli.options import ShownInPanels
 
     if isinstance(verb, typer.Typer):
@@ -194,7 +185,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _import_plugins() -> None:
-    """Import the modules that LATFIT_PLUGINS names, which may add readers, models, policies and export targets."""
+    """Import the modules that LATFIT_PLUGINS names."""
     for name in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):
         try:
             import_module(name)

@@ -1,21 +1,28 @@
 """Commands that call one verb of the library and print its answer. Docstrings are their help."""
 
 import os
-from dataclasses import dataclass, replace
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import latfit.api.requests as requests
-from latfit.api.request import Request, given_in, option, option_of
-from latfit.cli.options import FileOptions, Files, OutputOptions, answer, group_of_verbs, read_sources, subverb, verb
-from latfit.cli.output import echo, note, print_answer, print_json, print_messages, progress_bar, say, verdict
-from latfit.errors import FitNotUsable, Interrupted, SlaOutOfReach, WrongUsage
-from latfit.units import format_rate
+from latfit.api.request import given_in, option, option_of
+from latfit.cli.options import OutputOptions, answer, group_of_verbs, read_sources, subverb, verb
+from latfit.cli.output import COLOURS, echo, note, print_answer, print_json, progress_bar, styled
+from latfit.errors import FitNotUsable, Interrupted, LatfitError, SlaOutOfReach, WrongUsage
+from latfit.units import format_ms, format_rate, number, parse_duration_ms
 
-MAX_COMPARED_IN_FULL = 2  # without --verbose
-MAX_VERDICTS = 8  # of a comparison, those on regressions first, without --verbose
+if TYPE_CHECKING:
+    from latfit.api import Snapshot
+    from latfit.metrics import Interval
+    from latfit.profiling import Announcement, Progress
+
+MAX_ONCE_MS = 10_000.0  # a single block of `watch` covers the window, but at most this
 TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
 """Environment variables, because everybody on the machine can read a command line."""
 
@@ -68,22 +75,7 @@ def compare(request: requests.CompareRequest, output: OutputOptions) -> None:
     latfit compare before.parquet after.parquet --rate 40/s --lengths 500:200 --tpot 50ms
     latfit compare a1.parquet b1.parquet a2.parquet b2.parquet --alternate
     """
-    from latfit.api import compare_runs
-
-    with progress_bar("Comparing", quiet=output.silent):
-        found = compare_runs.of(request)
-    if output.json or output.verbose or len(found.compared) <= MAX_COMPARED_IN_FULL:
-        print_answer(found, output)
-    else:
-        order = sorted(range(len(found.compared)), key=lambda i: found.states[i] != "bad")
-        for i in order[:MAX_VERDICTS]:
-            verdict(found.sentences[i], found.states[i])
-        if len(order) > MAX_VERDICTS:
-            say(f"... and {len(order) - MAX_VERDICTS:,} more: --verbose shows them.")
-        for line in found.load_lines:
-            say(line)
-        print_messages(found.messages, verbose=False)
-    found.check()
+    answer("compare_runs", request, output, busy="Comparing").check()
 
 
 @verb
@@ -106,25 +98,20 @@ def doctor(request: requests.DoctorRequest, output: OutputOptions) -> None:
         answer("examine_server", replace(request, url=url), output, busy="Reading /metrics")
         return
     if given := sorted(given_in(request)):
-        raise WrongUsage(
-            f"no engine answers at ports {', '.join(map(str, LOCAL_PORTS))} of this machine",
-            where=option_of(requests.DoctorRequest, given[0]),
-            remedy="Name one: http://localhost:8000.",
-        )
+        found = f"no engine answers at ports {', '.join(map(str, LOCAL_PORTS))} of this machine"
+        where = option_of(requests.DoctorRequest, given[0])
+        raise WrongUsage(found, where=where, remedy="Name one: http://localhost:8000.")
     print_answer(examine_machine(), output)
 
 
-@dataclass(frozen=True)
-class ScoredFit(Request):
-    """The fit that is scored."""
-
-    SHOWN = "fit"
-    fit: requests.FitFile
-    force: requests.Force = False
-
-
 @verb
-def evaluate(scored: ScoredFit, request: requests.ReadRequest, output: OutputOptions) -> None:
+def evaluate(
+    *,
+    fit: requests.FitFile,
+    force: bool = option("Proceed although the fit is of another machine or model.", False, expert=True),
+    request: requests.ReadRequest,
+    output: OutputOptions,
+) -> None:
     """Score a fit on a trace that it was not fitted to.
 
     Errors overall and by phase, coverage of the prediction intervals, and steps outside the measured range. Exit code 4
@@ -134,21 +121,19 @@ def evaluate(scored: ScoredFit, request: requests.ReadRequest, output: OutputOpt
     """
     from latfit.api import Fit
 
-    found = Fit.load(scored.fit).evaluate(read_sources(request, quiet=output.silent))
+    found = Fit.load(fit).evaluate(read_sources(request, quiet=output.silent))
     print_answer(found, output)
-    if not scored.force:
+    if not force:
         found.check_machine()
 
 
-@dataclass(frozen=True)
-class ExportFiles(OutputOptions):
-    """Where the settings go."""
-
-    out: Path | None = option("Folder for the files, or one file. Default: printed.", metavar="PATH")
-
-
 @verb
-def export(request: requests.ExportRequest, output: ExportFiles) -> None:
+def export(
+    request: requests.ExportRequest,
+    *,
+    out: Path | None = option("Folder for the files, or one file. Default: printed.", metavar="PATH"),
+    output: OutputOptions,
+) -> None:
     """Write a plan as settings of a serving engine, every value with its reason.
 
     \b
@@ -160,18 +145,10 @@ def export(request: requests.ExportRequest, output: ExportFiles) -> None:
     found = write_settings.of(request)
     if output.json:
         print_json(found.to_json())
-    elif output.out is None:
+    elif out is None:
         echo(str(found))
-    for written in [] if output.out is None else found.save(output.out):
+    for written in [] if out is None else found.save(out):
         note(f"Wrote {written}.", quiet=output.silent)
-
-
-@dataclass(frozen=True)
-class LedgerPage(Files):
-    """What is written."""
-
-    PANEL = "Output"
-    report: requests.ReportFolder = None
 
 
 @subverb(ledger, "add")
@@ -190,12 +167,14 @@ def add_to_ledger(request: requests.LedgerAddRequest, output: OutputOptions) -> 
 
 
 @subverb(ledger, "show")
-def show_ledger(request: requests.LedgerRequest, page: LedgerPage, output: OutputOptions) -> None:
+def show_ledger(
+    request: requests.LedgerRequest, *, report: requests.ReportFolder = None, output: OutputOptions
+) -> None:
     """Show promises kept and broken, and how many stated intervals cover what was measured.
 
     Example: latfit ledger show --report ledger
     """
-    answer("ledger", request, output, page)
+    answer("ledger", request, output, report=report)
 
 
 @verb
@@ -220,11 +199,8 @@ def report(request: requests.ReportRequest, output: OutputOptions) -> None:
     """
     out = Path(request.out)
     if out.suffix.lower() in (".html", ".htm") and not out.is_dir():
-        raise WrongUsage(
-            f"{out.name} would be a folder, with the page report.html in it",
-            where="--out",
-            remedy="Name a folder: --out reports.",
-        )
+        found = f"{out.name} would be a folder, with the page report.html in it"
+        raise WrongUsage(found, where="--out", remedy="Name a folder: --out reports.")
     answer("report", request, output, busy="Writing the report")
 
 
@@ -245,7 +221,7 @@ def serve(request: requests.ServeRequest, output: OutputOptions) -> None:
 
 
 @subverb(simulate)
-def policies(request: requests.SimulateRequest, files: FileOptions, output: OutputOptions) -> None:
+def policies(request: requests.SimulateRequest, *, report: requests.PageFolder = None, output: OutputOptions) -> None:
     """Simulate batching policies on one or two execution paths.
 
     All policies meet the same random arrivals and noise (common random numbers).
@@ -256,7 +232,7 @@ def policies(request: requests.SimulateRequest, files: FileOptions, output: Outp
     if request.tokens_per_request is None and not (request.by_prompt or request.prompt_lengths or request.nominal):
         text = "Each request adds one token to a batch (decode); --tokens-per-request changes that."
         note(text, quiet=output.silent)
-    found = _simulate("simulate", request, files, output)
+    found = _simulate("simulate", request, output, report)
     for text in found.skipped:
         note(f"Skipped a point of the optimal policy: {text}", quiet=output.silent)
     if request.log is not None:
@@ -266,15 +242,15 @@ def policies(request: requests.SimulateRequest, files: FileOptions, output: Outp
         capacity = "response times grow without end"
         if best.capacity_per_s:
             capacity = f"{best.policy} carries {format_rate(best.capacity_per_s, down=True)}"
-        raise SlaOutOfReach(
-            f"no policy carries {format_rate(best.rate_per_s or 0.0)}: {capacity}",
-            where="--rate",
-            remedy="Lower the rate, add servers, or take a policy that uses both paths.",
-        )
+        unmet = f"no policy carries {format_rate(best.rate_per_s or 0.0)}: {capacity}"
+        remedy = "Lower the rate, add servers, or take a policy that uses both paths."
+        raise SlaOutOfReach(unmet, where="--rate", remedy=remedy)
 
 
 @subverb(simulate)
-def engine(request: requests.SimulateEngineRequest, files: FileOptions, output: OutputOptions) -> None:
+def engine(
+    request: requests.SimulateEngineRequest, *, report: requests.PageFolder = None, output: OutputOptions
+) -> None:
     """Simulate a serving engine token by token.
 
     Batching, KV cache, preemption and replicas are simulated with step times from a fit. First check the settings
@@ -284,19 +260,17 @@ def engine(request: requests.SimulateEngineRequest, files: FileOptions, output: 
     latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
         --lengths 512:128
     """
-    found = _simulate("simulate_engine", request, files, output)
+    found = _simulate("simulate_engine", request, output, report)
     if not found.stable:
         best = max(found.runs, key=lambda run: run.summary.throughput_per_s)
         served = format_rate(best.summary.throughput_per_s)
-        raise SlaOutOfReach(
-            f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves {served}",
-            where="--rate" if request.arrivals is None else "--arrivals",
-            remedy=found.would_carry,
-        )
+        unmet = f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves {served}"
+        where = "--rate" if request.arrivals is None else "--arrivals"
+        raise SlaOutOfReach(unmet, where=where, remedy=found.would_carry)
 
 
 @subverb(simulate)
-def study(request: requests.StudyRequest, files: FileOptions, output: OutputOptions) -> None:
+def study(request: requests.StudyRequest, *, report: requests.PageFolder = None, output: OutputOptions) -> None:
     """Test claims of the literature on batching on this hardware.
 
     Runs every policy at ten loads up to the capacity of the main path.
@@ -304,12 +278,12 @@ def study(request: requests.StudyRequest, files: FileOptions, output: OutputOpti
     \b
     latfit simulate study --nominal gpu:launch=8ms,slope=0.05ms --nominal amx:p50=2ms
     """
-    _simulate("simulate_study", request, files, output)
+    _simulate("simulate_study", request, output, report)
 
 
-def _simulate(name: str, request: requests.SweepOptions, files: FileOptions, output: OutputOptions) -> Any:
+def _simulate(name: str, request: requests.SweepOptions, output: OutputOptions, report: Path | None) -> Any:
     try:
-        found = answer(name, request, output, files, busy="Simulating")
+        found = answer(name, request, output, busy="Simulating", report=report)
     except KeyboardInterrupt:
         if request.out is None:
             raise
@@ -358,25 +332,19 @@ def tune(request: requests.TuneRequest, output: OutputOptions) -> None:
     if found.result.runs:
         note(f"Wrote {request.out}: traces, fit, plan, settings and logs.", quiet=output.silent)
     if not request.dry_run and not found.kept:
-        raise SlaOutOfReach(
-            "the SLOs are not met at this rate on one engine",
-            where="--rate",
-            remedy="Lower the rate, allow longer times, or add replicas: latfit plan says how many.",
-        )
-
-
-@dataclass(frozen=True)
-class ValidationFiles(Files):
-    """Where a comparison goes."""
-
-    PANEL = "Comparison"
-    strict: bool = option("Exit code 4 if simulated and measured differ.", False)
-    out: requests.JsonFile = None
-    figure: requests.Figure = None
+        remedy = "Lower the rate, allow longer times, or add replicas: latfit plan says how many."
+        raise SlaOutOfReach("the SLOs are not met at this rate on one engine", where="--rate", remedy=remedy)
 
 
 @verb
-def validate(request: requests.ValidateRequest, files: ValidationFiles, output: OutputOptions) -> None:
+def validate(
+    request: requests.ValidateRequest,
+    *,
+    strict: bool = option("Exit code 4 if simulated and measured differ.", False, panel="Comparison"),
+    out: Path | None = option("File for the answer as JSON.", panel="Comparison"),
+    figure: Path | None = option("PNG file for the main picture.", panel="Comparison"),
+    output: OutputOptions,
+) -> None:
     """Compare the measured TTFT, TPOT and latency of a serving run with its simulation.
 
     The same arrivals go through a simulated engine. Step times are fitted to a trace or log of the engine, which also
@@ -387,12 +355,152 @@ def validate(request: requests.ValidateRequest, files: ValidationFiles, output: 
     latfit validate rtx4090_llama-3.1-8b.fit.json \\
         sample_traces/rtx4090_llama-3.1-8b_requests.csv --kv-blocks 2588
     """
-    found = answer("validate", request, output, files, busy="Fitting and simulating")
+    found = answer("validate", request, output, busy="Fitting and simulating", out=out, figure=figure)
     if not request.force:
         found.check_machine()
-    if files.strict and not found.agrees:
-        raise FitNotUsable(
-            "simulated and measured differ",
-            where=str(request.run),
-            remedy="Check how the engine was set up first (--kv-blocks), then give a trace of it, then --calibrate.",
-        )
+    if strict and not found.agrees:
+        remedy = "Check how the engine was set up first (--kv-blocks), then give a trace of it, then --calibrate."
+        raise FitNotUsable("simulated and measured differ", where=str(request.run), remedy=remedy)
+
+
+@verb
+def predict(request: requests.PredictRequest, output: OutputOptions) -> None:
+    """Predict the latency of steps, with intervals.
+
+    Every combination of -B and -S with S >= B, or the rows of --data. Steps outside the measured range are marked.
+
+    Example: latfit predict rtx4090_llama-3.1-8b.fit.json -B 8 -B 32 -S 512
+    """
+    answer("predict_steps", request, output)
+
+
+@verb
+def watch(
+    request: requests.WatchRequest,
+    *,
+    once: bool = option("Print one block and end: over the window, but 10 s at most.", False),
+    output: OutputOptions,
+) -> None:
+    """Watch a running engine: SLO, percentiles, tokens, queue, KV cache, and what limits it.
+
+    Percentiles come from the buckets of the server's histograms over the window. With a fit the capacity under the SLO
+    is predicted. Ctrl-C ends it; without a terminal one block is printed.
+
+    \b
+    latfit watch http://localhost:8000 --ttft 500ms --tpot 50ms --fit trace.fit.json
+    """
+    from latfit.api import block_of, watch_server
+
+    snapshots = watch_server.of(request)
+    if not (once or output.json) and sys.stdout.isatty():
+        _show_live(snapshots)
+        return
+    window_ms = parse_duration_ms(str(request.window), option="--window")
+    note("Reading /metrics.", quiet=output.silent)
+    print_answer(block_of(snapshots, min(window_ms, MAX_ONCE_MS) / 1e3), output)
+
+
+def _show_live(snapshots: "Iterator[Snapshot]") -> None:
+    """Show snapshots until Ctrl-C; what was shown last stays."""
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    plain = bool(os.environ.get("NO_COLOR"))
+    try:
+        with Live(styled("Reading /metrics."), console=Console(), auto_refresh=False) as live:
+            for found in snapshots:
+                shown = styled(found.verdict, "" if plain else f"bold {COLOURS[found.state]}")
+                live.update(Group(shown, *(styled(f"  {line}") for line in found.lines)), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+@verb
+def record(request: requests.RecordRequest, output: OutputOptions) -> None:
+    """Record a running engine by polling its /metrics; nothing is restarted.
+
+    Writes the mean step of each window, which latfit fit reads, and the first and last text of /metrics. Then fits the
+    windows, simulates the observed load, and compares with the server's own histograms.
+
+    An address of ZeroMQ is that of an engine's forward-pass metrics: single steps.
+
+    \b
+    latfit record http://localhost:8000 --duration 10min --out trace.parquet
+    latfit record zmq://localhost:20380
+    """
+    from latfit.api import fit_recording, record_passes, record_server
+    from latfit.record import is_stream
+
+    next_fit = f"latfit fit {shlex.quote(str(request.out))}"
+    with progress_bar("Recording", quiet=output.silent) as advance:
+
+        def show(at_s: float, whole_s: float, since: "Interval | None") -> None:
+            last = None if since is None else since.last
+            now = "" if last is None else f"{number(last.running)} running, {number(last.waiting)} waiting"
+            advance(at_s, whole_s, now)
+
+        request = replace(request, progress=show)
+        if is_stream(request.url):
+            steps = record_passes.of(request)
+        else:
+            windows = record_server.of(request)
+    if is_stream(request.url):
+        print_answer(steps, output)
+        note(f"Wrote {request.out}. Next: {next_fit}", quiet=output.silent)
+        return
+    kept = f"What was recorded until then is kept in {request.out}."
+    try:
+        with progress_bar("Fitting and simulating", quiet=output.silent):
+            fitted = fit_recording(windows)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted while fitting", remedy=f"{kept} {next_fit} fits it.") from None
+    print_answer(fitted, output)
+    fit_file = "" if fitted.fit is None else f", {fitted.fit_file}"
+    note(f"Wrote {request.out}{fit_file} and both texts of /metrics.", quiet=output.silent)
+    if not output.json and fitted.next:
+        echo("\n  ".join(["Next:", *fitted.next]))
+    if windows.interrupted:
+        raise Interrupted("interrupted", remedy=kept)
+
+
+@verb
+def profile(
+    request: requests.ProfileRequest,
+    *,
+    out: Path = option("Trace to write.", Path("trace.parquet"), panel="Run"),
+    output: OutputOptions,
+) -> None:
+    """Measure transformer steps on this machine and write a trace.
+
+    Every sample is kept. Ctrl-C keeps what was measured, and --resume goes on from there.
+
+    \b
+    latfit profile --budget 60s
+    """
+    from latfit.api import profile as measure
+
+    def announce(what: "Announcement") -> None:
+        threads = f" with {what.threads} threads" if what.threads else ""
+        turns = f" in {what.processes} processes" if what.processes > 1 else ""
+        cells, time = f"{what.cells} cells of {what.model}", format_ms(what.budget_s * 1e3)
+        text = f"Measuring {cells} on {what.device}{threads}{turns}, {time}."
+        note(text, quiet=output.silent)
+
+    with progress_bar("Measuring", quiet=output.silent) as advance:
+
+        def show(now: "Progress") -> None:
+            counts = f"{now.cells_done} of {now.cells} cells known, {now.samples} samples"
+            advance(min(now.elapsed_s, now.budget_s), now.budget_s, counts)
+
+        found = measure.of(replace(request, out=out, progress=show, announce=announce))
+    print_answer(found, output)
+    if not output.json:
+        echo(f"Wrote {out}. Next: latfit fit {shlex.quote(str(out))}")
+    last = found.outcomes[-1].result
+    if last.interrupted:
+        elapsed_ms = sum(outcome.result.elapsed_s for outcome in found.outcomes) * 1e3
+        kept = f"What was measured until then ({len(found.trace)} steps) is kept in {out}; --resume goes on."
+        raise Interrupted(f"interrupted after {format_ms(elapsed_ms)}", remedy=kept)
+    if last.stop == "device_failed":
+        failure = next(warning for warning in last.warnings if warning.code == "device_failed")
+        raise LatfitError(failure.message, remedy=f"{failure.remedy} What was measured before is kept in {out}.")

@@ -10,9 +10,7 @@ from latfit.api.requests import Seed
 from latfit.cli.options import Quiet, verb
 from latfit.cli.output import echo
 from latfit.errors import WrongUsage
-from latfit.units import format_ms, parse_duration_ms
-
-SLA_SHARE = 0.25  # of the slowest cell's latency: an SLA well inside what the demo measures
+from latfit.units import parse_duration_ms
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ def demo(options: DemoOptions) -> None:
     \b
     latfit demo --out reports/demo
     """
+    from latfit.api import Fit
+    from latfit.cli.fit import feasible_sla
     from latfit.files import make_folder
     from latfit.hardware import read_hardware
 
@@ -42,8 +42,7 @@ def demo(options: DemoOptions) -> None:
     parse_duration_ms(budget, option="--budget")
     make_folder(out)
     trace, hardware, fitted = out / "trace.parquet", out / "hardware.json", out / "trace.fit.json"
-    known = read_hardware(hardware).paths.values() if hardware.exists() else ()
-    for path in known:
+    for path in read_hardware(hardware).paths.values() if hardware.exists() else ():
         if path.fit.data.source != str(trace.resolve()):  # the fit would replace it
             remedy = "Give the demo a folder of its own with --out."
             raise WrongUsage(f"path {path.name} in it is not of a demo", where=str(hardware), remedy=remedy)
@@ -53,7 +52,7 @@ def demo(options: DemoOptions) -> None:
     # A busy machine may allow no good fit; the demo goes on with it, and its warnings, to the end.
     fitting = [trace, "--hardware", hardware, "--out", fitted, "--seed", seed, "--force", *quietly]
     _do(2, "latfit fit trace.parquet", "fit", *fitting)
-    sla = demo_sla(hardware)
+    sla = feasible_sla(Fit.load(fitted), least_ms=0.0)
     planning = ["--sla", sla, "--hardware", hardware, *quietly]
     _do(3, f"latfit plan --sla {sla}", "plan", *planning, goes_on=True)
     _do(4, f"latfit report --sla {sla}", "report", *planning, "--out", out)
@@ -68,17 +67,3 @@ def _do(number: int, shown: str, *arguments: object, goes_on: bool = False) -> N
     code = run([str(argument) for argument in arguments])
     if code and not goes_on:
         raise typer.Exit(code)
-
-
-def demo_sla(hardware: Path) -> str:
-    """Return a round SLA of at most SLA_SHARE of the slowest step, but one that a step can meet."""
-    from latfit.api import plan
-    from latfit.hardware import read_hardware
-
-    (path,) = read_hardware(hardware).paths.values()
-    wanted_ms = path.fit.domain["T_ms"][1] * SLA_SHARE
-    rounded = [float(f"{digit}e{power}") for power in range(-3, 6) for digit in (1, 2, 5)]
-    below = max((each for each in rounded if each <= wanted_ms), default=rounded[0])
-    candidates = [each for each in rounded if each >= below]
-    met = (each for each in candidates if plan(hardware, sla_ms=each).feasible)
-    return format_ms(next(met, candidates[-1]), 2).replace(" ", "").replace(",", "")

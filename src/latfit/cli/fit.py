@@ -16,7 +16,6 @@ from latfit.errors import FitNotUsable
 if TYPE_CHECKING:
     from latfit.api import Fit
     from latfit.messages import Message
-    from latfit.trace import CleanTrace
 
 ASSUMED_PATH = "gpu"  # steps without a path come from an engine's log, and engines run on GPUs
 MAX_IN_FULL = 2  # fits that are shown one after another; more of them are rows of a table
@@ -49,7 +48,7 @@ class TargetOptions(Request):
 
 @dataclass
 class Stored:
-    """A fit with its file, its path in the hardware profile (None: not entered), and why it is kept out of that."""
+    """A fit with its file, its path in the hardware profile (None: not entered), and why it is kept out."""
 
     fit: "Fit"
     label: str
@@ -59,18 +58,16 @@ class Stored:
 
     @property
     def system(self) -> str:
-        """The labels of its system as the source has them."""
         return " ".join(filter(None, self.fit.system.values())) or self.label
 
     @property
     def problem(self) -> tuple[str, str] | None:
         """What is wrong with it, and what to do; None if it can be used."""
         status = self.fit.result.status
-        if status.code == "failed":
-            return self.fit.warnings[0].message, self.fit.warnings[0].remedy
-        if not status.ok:
+        why = self.fit.warnings[0] if status.code == "failed" else self.kept_out
+        if not status.ok and status.code != "failed":
             return status.sentence, status.remedy
-        return (self.kept_out.message, self.kept_out.remedy) if self.kept_out else None
+        return None if why is None else (why.message, why.remedy)
 
 
 @verb
@@ -84,12 +81,18 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     latfit fit server.log --report reports
     """
     from latfit.api import fit_each, report
-    from latfit.trace import check_one_machine, reading_notes
+    from latfit.files import check_writable
+    from latfit.hardware import read_hardware
+    from latfit.trace import check_one_machine, reading_notes, system_labels
 
     steps = read_sources(request, quiet=output.silent, time=request.time or "auto")
     if not targets.each:
         check_one_machine(steps)
-    _check_targets(steps, targets)
+    for label in system_labels([system for system, _ in steps.systems]):
+        check_writable(targets.file(steps.sources[0].name, label))
+    check_writable(targets.hardware)
+    if targets.hardware.exists():
+        read_hardware(targets.hardware)  # a broken one is found before the work
     several_machines = targets.each and any(set(system) - {"path"} for system, _ in steps.systems)
     no_machine = several_machines and "{" not in (request.path or "")
     stored: dict[str, Stored] = {}
@@ -128,19 +131,6 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     _check_usable(made, strict=targets.strict, where=steps.name)
 
 
-def _check_targets(steps: "CleanTrace", targets: TargetOptions) -> None:
-    """Find unwritable targets and a broken hardware profile before the work."""
-    from latfit.files import check_writable
-    from latfit.hardware import read_hardware
-    from latfit.trace import system_labels
-
-    for label in system_labels([system for system, _ in steps.systems]):
-        check_writable(targets.file(steps.sources[0].name, label))
-    check_writable(targets.hardware)
-    if targets.hardware.exists():
-        read_hardware(targets.hardware)
-
-
 def _enter(stored: Sequence[Stored], hardware: Path, *, force: bool) -> Sequence[str]:
     """Enter usable fits into the hardware profile at once; return what they replaced there."""
     from latfit.hardware import ExecutionPath, add_path
@@ -171,14 +161,14 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, outpu
         return
     files = _listed([str(each.file) for each in usable], MAX_IN_FULL)
     entered = _listed([each.path for each in usable if each.path and each.kept_out is None], MAX_ROWS)
-    if not entered and any(each.kept_out for each in usable):
-        say(f"Wrote {files}. Not entered into {hardware}.")
-    elif not entered:
-        say(f"Wrote {files}. Not in {hardware}: name a path for each with --path '{{hardware}}-tp{{tp}}'.")
-    else:
+    if entered:
         assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
         say(f"Wrote {files}; in {hardware} as path{'s' * (', ' in entered)} {entered}{assumed}.")
-        say(f"Next: latfit plan --sla {_feasible_sla(usable[0].fit)} --hardware {shlex.quote(str(hardware))}")
+        say(f"Next: latfit plan --sla {feasible_sla(usable[0].fit)} --hardware {shlex.quote(str(hardware))}")
+    elif any(each.kept_out for each in usable):
+        say(f"Wrote {files}. Not entered into {hardware}.")
+    else:
+        say(f"Wrote {files}. Not in {hardware}: name a path for each with --path '{{hardware}}-tp{{tp}}'.")
 
 
 def _listed(names: Sequence[str], most: int) -> str:
@@ -186,16 +176,17 @@ def _listed(names: Sequence[str], most: int) -> str:
     return ", ".join(different[:most]) + (f" and {len(different) - most:,} more" if len(different) > most else "")
 
 
-def _feasible_sla(fit: "Fit") -> str:
-    """Return 20ms, or twice the machine's quick steps in round numbers."""
+def feasible_sla(fit: "Fit", least_ms: float = SLA_MS) -> str:
+    """Return twice the machine's quick steps in round numbers, at least `least_ms`."""
     import numpy as np
 
     from latfit.units import format_ms
 
     rows = fit.rows()
-    wanted = SLA_MS if rows is None else max(SLA_MS, 2 * float(np.quantile(rows["T_ms"], QUICK)))
-    power = 10.0 ** math.floor(math.log10(wanted))
-    return format_ms(next(step * power for step in (1, 2, 5, 10) if step * power >= wanted)).replace(" ", "")
+    quick_ms = SLA_MS / 2 if rows is None else float(np.quantile(rows["T_ms"], QUICK))
+    wanted_ms = max(least_ms, 2 * quick_ms)
+    power = 10.0 ** math.floor(math.log10(wanted_ms))
+    return format_ms(next(step * power for step in (1, 2, 5, 10) if step * power >= wanted_ms)).replace(" ", "")
 
 
 def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:

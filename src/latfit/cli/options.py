@@ -1,7 +1,6 @@
 """Commands made from requests: their options, help and panels come from `latfit.api.requests`.
 
-A command is a function of requests, decorated with `@verb`. Options that only the command line has are fields of a
-dataclass beside it, declared in the same way.
+A command is a function of requests, decorated with `@verb`. Its other parameters are options of the command alone.
 """
 
 import copy
@@ -9,7 +8,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, is_dataclass, replace
+from dataclasses import MISSING, dataclass, is_dataclass, make_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -18,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from latfit.api.request import Declared, Option, Request, declared, option, shared
-from latfit.api.requests import ReadOptions, ReadRequest, ReportFolder
+from latfit.api.requests import ReadOptions, ReadRequest
 from latfit.cli.output import note, print_answer, progress_bar
 from latfit.errors import WrongUsage, silent
 
@@ -29,6 +28,7 @@ Verb = Callable[..., None]
 ALL = "--help-all"
 SHORT = 2  # letters of an option such as -q
 NAMES = 22  # columns of help for the names of options, in every panel alike
+OWN = "own"  # options of a command that no request has
 
 
 def verb(function: Verb) -> Verb:
@@ -36,8 +36,7 @@ def verb(function: Verb) -> Verb:
 
     An option that several requests have is declared by the first and reaches all.
     """
-    hints = get_type_hints(function, include_extras=True)
-    records: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    records = _requests_of(function)
     found: dict[str, Declared] = {}
     targets: dict[str, list[tuple[str, str]]] = {}
     shown = set()
@@ -55,12 +54,13 @@ def verb(function: Verb) -> Verb:
     parameters.append(inspect.Parameter("parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     @functools.wraps(function)
-    def flat(parser: typer.Context | None = None, **known: Any) -> None:
-        def is_typed(name: str) -> bool:
-            source = parser.get_parameter_source(name) if parser else None
-            return source is None or source.name not in ("DEFAULT", "DEFAULT_MAP")
-
-        typed = {name: _as_texts(value) for name, value in known.items() if is_typed(name)}
+    def flat(parser: typer.Context, **known: Any) -> None:
+        sources = {name: parser.get_parameter_source(name) for name in known}
+        typed = {
+            name: _as_texts(known[name])
+            for name, source in sources.items()
+            if source is None or source.name not in ("DEFAULT", "DEFAULT_MAP")
+        }
         silent.set(bool(typed.get("quiet") or typed.get("json")))
         values: dict[str, dict[str, Any]] = {group: {} for group in records}
         for name, value in typed.items():
@@ -68,12 +68,28 @@ def verb(function: Verb) -> Verb:
                 values[group][field] = value
         for text in typed.get("set") or ():
             _set(records, values, text)
-        function(**{group: record(**values[group]) for group, record in records.items()})
+        given = {group: record(**values[group]) for group, record in records.items()}
+        own = vars(given.pop(OWN)) if OWN in given else {}
+        function(**given, **own)
 
     made: Any = flat
     made.__signature__ = inspect.Signature(parameters)
     made.__annotations__ = {each.name: each.annotation for each in parameters}
     return flat
+
+
+def _requests_of(function: Verb) -> dict[str, Any]:
+    """Return the requests that a command takes, by parameter; those of its other parameters are one request, OWN."""
+    hints, names = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+    own: list[Any] = []
+    for name, each in names.items():
+        if not is_dataclass(hints[name]):
+            own.append((name, hints[name]) if each.default is each.empty else (name, hints[name], each.default))
+    request = make_dataclass("Own", own, bases=(Request,), frozen=True)
+    found: dict[str, Any] = {}
+    for name in names:
+        found |= {name: hints[name]} if is_dataclass(hints[name]) else {OWN: request}
+    return found
 
 
 def _set(records: dict[str, Any], values: dict[str, dict[str, Any]], text: str) -> None:
@@ -86,10 +102,7 @@ def _set(records: dict[str, Any], values: dict[str, dict[str, Any]], text: str) 
         names = ", ".join(sorted({each.name for _, each in known}))
         raise WrongUsage(f"{name!r} is no parameter without an option", where="--set", remedy=f"There are: {names}.")
     for group_values, each in found:
-        try:
-            one = each.value_of(value)
-        except (ValueError, KeyError):
-            raise WrongUsage(f"{value!r} is no value of {name}", where="--set", remedy=f"{each.text}") from None
+        one = each.parse(value, "--set")
         group_values[name] = group_values.get(name, []) + one if isinstance(one, list) else one
 
 
@@ -134,7 +147,7 @@ def _kind(each: Declared) -> Any:
 
 
 def _with_choices(kind: Any) -> Any:
-    """Return `list[Literal[...]]` as a list of an enumeration: Typer reads choices of a list from no other type."""
+    """Return `list[Literal[...]]` as a list of an enumeration, the only choices of a list that Typer reads."""
     choices = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(choices) is not Literal:
         return kind
@@ -147,7 +160,7 @@ def _as_texts(value: Any) -> Any:
 
 
 class ShownInPanels(TyperCommand):
-    """A command whose help shows its options in panels, in the order of declaration, the shared ones last."""
+    """A command whose help shows its options in panels, the shared ones last."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ALL in args:
@@ -184,7 +197,7 @@ class ShownInPanels(TyperCommand):
 
 
 def group_of_verbs(purpose: str) -> typer.Typer:
-    """Return a verb with verbs of its own, such as `latfit hardware show`, which `subverb` adds."""
+    """Return a verb with verbs of its own, which `subverb` adds."""
     found = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=purpose)
     found.callback()(lambda: None)
     return found
@@ -204,7 +217,7 @@ KINDS = {"path": "FILE", "str": "TEXT", "text": "TEXT", "int": "N", "integer": "
 
 
 def _plain(name: str, text: str) -> tuple[str, str]:
-    """A line of help in the words of a command line, whatever a version of Typer calls types and ranges."""
+    """Return a line of help in plain words, whatever a version of Typer calls types and ranges."""
     option, space, kind = name.rpartition(" ")
     if kind.upper() == "RANGE" or kind.lower() == "range>":
         option, space, kind = option.rpartition(" ")
@@ -235,7 +248,7 @@ class OutputOptions(Request):
 
 
 def read_sources(request: ReadOptions, *, quiet: bool, time: str = "compute") -> "CleanTrace":
-    """Read and clean the sources of a request; a folder becomes cells, kept in a file. time: what T is in cells."""
+    """Read the sources of a request; a folder becomes cells, kept in a file. time: what T is in cells."""
     from latfit.api import read
 
     asked = shared(ReadRequest, request, cells_time=time)
@@ -253,63 +266,52 @@ def read_sources(request: ReadOptions, *, quiet: bool, time: str = "compute") ->
     return found
 
 
-@dataclass(frozen=True)
-class Files(Request):
-    """Where an answer goes beside the terminal: its JSON (`out`), picture (`figure`) and page (`report`)."""
+def check_files(out: Path | None = None, figure: Path | None = None, report: Path | None = None) -> None:
+    """Raises TargetNotWritable before any work is done."""
+    from latfit.files import check_writable, make_folder
 
-    PANEL = "Files"
+    for target in filter(None, (out, figure)):
+        check_writable(target)
+    if report is not None:
+        from latfit.reporting import PAGE_NAME
 
-    def check(self) -> None:
-        """Raises TargetNotWritable before any work is done."""
-        from latfit.files import check_writable, make_folder
-
-        given = vars(self)
-        for target in filter(None, map(given.get, ("out", "figure"))):
-            check_writable(target)
-        if (folder := given.get("report")) is not None:
-            from latfit.reporting import PAGE_NAME
-
-            make_folder(folder)
-            check_writable(folder / PAGE_NAME)
-
-    def write(self, found: Any, *, quiet: bool) -> None:
-        """Write what was requested of an answer."""
-        given = vars(self)
-        if (out := given.get("out")) is not None:
-            found.save(out)
-            note(f"Wrote {out}.", quiet=quiet)
-        if (figure := given.get("figure")) is not None:
-            from latfit.files import write_bytes
-            from latfit.reporting import style
-
-            write_bytes(figure, style.png(found.plot()))
-            note(f"Wrote {figure}.", quiet=quiet)
-        if (folder := given.get("report")) is not None:
-            from latfit.provenance import command_line, utc_now
-            from latfit.reporting import Making, write_page
-
-            page = found.page(Making(command_line(), utc_now()))
-            note(f"Wrote {write_page(folder, page).html}.", quiet=quiet)
+        make_folder(report)
+        check_writable(report / PAGE_NAME)
 
 
-@dataclass(frozen=True)
-class FileOptions(Files):
-    """Where the page of an answer goes."""
+def answer(name: str, request: Any, output: OutputOptions, *, busy: str = "", **files: Path | None) -> Any:
+    """Call a verb of the library; print and write its answer.
 
-    report: ReportFolder = None
-
-
-def answer(name: str, request: Any, output: OutputOptions, files: Files | None = None, *, busy: str = "") -> Any:
-    """Call a verb of the library; print and write its answer. busy: label of the progress bar, empty for none."""
+    busy: label of the progress bar, empty for none.  files: the answer as JSON (`out`), picture (`figure`) and page
+    (`report`).
+    """
     import latfit.api
 
-    if files is not None:
-        files.check()
+    check_files(**files)
     with progress_bar(busy, quiet=output.silent or not busy) as advance:
         if busy and hasattr(request, "progress"):
             request = replace(request, progress=advance)
         found = getattr(latfit.api, name).of(request)
     print_answer(found, output)
-    if files is not None:
-        files.write(found, quiet=output.silent)
+    write_files(found, quiet=output.silent, **files)
     return found
+
+
+def write_files(
+    found: Any, *, quiet: bool, out: Path | None = None, figure: Path | None = None, report: Path | None = None
+) -> None:
+    """Write an answer as JSON, picture and page."""
+    if out is not None:
+        found.save(out)
+    if figure is not None:
+        from latfit.files import write_bytes
+        from latfit.reporting import style
+
+        write_bytes(figure, style.png(found.plot()))
+    if report is not None:
+        from latfit.provenance import command_line, utc_now
+        from latfit.reporting import Making, write_page
+
+        report = write_page(report, found.page(Making(command_line(), utc_now()))).html
+    for written in filter(None, (out, figure, report)):
+        note(f"Wrote {written}.", quiet=quiet)

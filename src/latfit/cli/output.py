@@ -1,8 +1,4 @@
-"""What every verb does with its results: results on stdout, notes on stderr, tables that survive a pipe.
-
-Without --verbose an answer fits a terminal of 24 lines and 80 columns: the verdict, the numbers that matter, warnings
-that need action, the next command.
-"""
+"""Results on stdout, notes on stderr. Without --verbose an answer fits a terminal of 24 lines and 80 columns."""
 
 import os
 import re
@@ -54,7 +50,7 @@ def wrapped(text: str, indent: str = "", first: str = "") -> str:
 
 
 def echo(text: str = "", *, err: bool = False, **style: Any) -> None:
-    """Print lines on stdout, or on stderr. All that commands print goes through here or through `styled`."""
+    """Print lines on stdout, or on stderr."""
     _print(typer.style(printable(text), **style) if style else printable(text), err=err)
 
 
@@ -181,16 +177,18 @@ def print_error(text: str) -> None:
 
 
 def print_answer(found: "Answer", options: "OutputOptions", state: "State | None" = None) -> None:
-    """Print an answer: as JSON; else its verdict, tables, sentences and messages. state: of the verdict, if not its
-    own."""
+    """Print an answer: as JSON, else its verdict (of another state), tables, sentences and messages."""
     if options.json:
         print_json(found.to_json())
         return
     # Some lines are simulated, which takes a while and may fail: before anything is printed.
     lines = [*found.lines, *(found.details if options.verbose else ())]
-    verdict(found.verdict, found.state if state is None else state)
-    for table in found.tables(brief=not options.verbose):
-        echo()
+    sentence, tables = found.verdict, found.tables(brief=not options.verbose)
+    if sentence:
+        verdict(sentence, found.state if state is None else state)
+    for i, table in enumerate(tables):
+        if sentence or i:
+            echo()
         print_table(table)
     for line in lines:
         text = line.lstrip(" ")

@@ -4,12 +4,13 @@ Which of the three is decided once, from the options, and printed.
 """
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.request import given_in, ignored, option_of
-from latfit.api.requests import EnginePlanRequest, JsonFile, PlanRequest
-from latfit.cli.options import FileOptions, OutputOptions, answer, verb
+from latfit.api.request import given_in, ignored, option, option_of
+from latfit.api.requests import EnginePlanRequest, PageFolder, PlanRequest
+from latfit.cli.options import OutputOptions, answer, check_files, verb, write_files
 from latfit.cli.output import note, print_answer, progress_bar, say
 from latfit.errors import SlaOutOfReach, WrongUsage
 
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
     from latfit.api import Plan
 
 
-@dataclass(frozen=True)
-class PlanFiles(FileOptions):
-    """Where a plan goes."""
-
-    out: JsonFile = None
-
-
 @verb
-def plan(batches: PlanRequest, engines: EnginePlanRequest, files: PlanFiles, output: OutputOptions) -> None:
+def plan(
+    batches: PlanRequest,
+    engines: EnginePlanRequest,
+    *,
+    out: Path | None = option("File for the answer as JSON.", panel="Files"),
+    report: PageFolder = None,
+    output: OutputOptions,
+) -> None:
     """Plan batch limits, settings and replicas under a latency SLA.
 
     With --lengths: the fewest replicas of a serving engine that meet TTFT, TPOT and latency limits, and their settings,
@@ -43,17 +44,14 @@ def plan(batches: PlanRequest, engines: EnginePlanRequest, files: PlanFiles, out
         limits += [engines.ttft, engines.tpot]
     if any(each is not None for each in limits):
         _note_ignored("serving engines are planned", batches, engines, apart={"sla", "paths"})
-        _plan_engines(batches, engines, files, output)
+        _plan_engines(batches, engines, output, out=out, report=report)
         return
     if batches.sla is None:
-        raise WrongUsage(
-            "there is no target",
-            where="--sla",
-            remedy="Give --sla 20ms, or for requests with lengths --ttft 500ms --tpot 50ms.",
-        )
+        remedy = "Give --sla 20ms, or for requests with lengths --ttft 500ms --tpot 50ms."
+        raise WrongUsage("there is no target", where="--sla", remedy=remedy)
     reason = "no --lengths are given, so steps or batches are planned"
     _note_ignored(reason, engines, batches, apart={"hardware", "replicas"})
-    _plan_batches(batches, files, output)
+    _plan_batches(batches, output, out=out, report=report)
 
 
 def _note_ignored(why: str, other: Any, request: Any, apart: set[str]) -> None:
@@ -62,29 +60,31 @@ def _note_ignored(why: str, other: Any, request: Any, apart: set[str]) -> None:
         ignored(option_of(type(other), name), why)
 
 
-def _plan_engines(batches: PlanRequest, request: EnginePlanRequest, files: PlanFiles, output: OutputOptions) -> None:
+def _plan_engines(
+    batches: PlanRequest, request: EnginePlanRequest, output: OutputOptions, **files: Path | None
+) -> None:
     """Plan serving engines for requests with lengths; --sla is their end-to-end limit."""
     if batches.sla is not None and request.e2e is not None:
         raise WrongUsage("these contradict each other", where="--sla, --e2e", remedy="Give one of them.")
     request = replace(request, e2e=request.e2e or batches.sla)
     note("Planned serving engines for requests with lengths.", quiet=output.silent)
-    found = answer("plan_engine", request, output, files, busy="Simulating")
+    found = answer("plan_engine", request, output, busy="Simulating", **files)
     if not found.feasible:
         limits = [name for name in ("ttft", "tpot", "e2e") if getattr(request, name) is not None]
         more = "more --replicas, " if request.replicas else ""
-        raise SlaOutOfReach(
-            f"no plan keeps the targets: {found.result.binding}",
-            where=", ".join(f"--{name}" for name in limits) or None,
-            remedy=f"Give {more}wider limits, a lower --rate, or faster steps.",
+        where, remedy = (
+            ", ".join(f"--{name}" for name in limits),
+            f"Give {more}wider limits, a lower --rate, or faster steps.",
         )
+        raise SlaOutOfReach(f"no plan keeps the targets: {found.result.binding}", where=where or None, remedy=remedy)
     found.check_supported("--fit")
 
 
-def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions) -> None:
+def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | None, report: Path | None) -> None:
     """Plan steps, or a load of requests that are alike, on the machine's paths."""
-    from latfit.api import plan as decide, report
+    from latfit.api import plan as decide, report as write_report
 
-    files.check()
+    check_files(out, report=report)
     with progress_bar("Planning", quiet=output.silent):
         found = decide.of(request)
     question = "batches of requests that are alike" if request.has_load else "single steps (no --rate)"
@@ -92,16 +92,16 @@ def _plan_batches(request: PlanRequest, files: PlanFiles, output: OutputOptions)
     note(f"Planned {question}{tokens}.", quiet=output.silent)
     print_answer(found, output)
     if found.feasible and not (output.json or output.verbose):
-        say(_next_command(found, request, files))
-    replace(files, report=None).write(found, quiet=output.silent)
-    if files.report is not None:
-        note(report(found.hardware, files.report, plan=found).summary(), quiet=output.silent)
+        say(_next_command(found, request, has_report=report is not None))
+    write_files(found, quiet=output.silent, out=out)
+    if report is not None:
+        note(write_report(found.hardware, report, plan=found).summary(), quiet=output.silent)
     if not found.feasible:
         raise SlaOutOfReach(found.result.binding, where=f"--sla {request.sla}", remedy=found.result.remedy)
     found.check_supported(f"--hardware {request.paths}")
 
 
-def _next_command(found: "Plan", request: PlanRequest, files: PlanFiles) -> str:
+def _next_command(found: "Plan", request: PlanRequest, *, has_report: bool) -> str:
     """Return what to do after a plan that meets its limit."""
     place = () if str(request.paths) == "hardware.json" else ("--hardware", str(request.paths))
     if not request.has_load:
@@ -109,7 +109,7 @@ def _next_command(found: "Plan", request: PlanRequest, files: PlanFiles) -> str:
         if len(paths := found.hardware.paths) == 1 and all(each.fit.knows_prefill for each in paths.values()):
             load = ["--rate", "4/s", "--lengths", "1000:250", "--ttft", "1s", "--tpot", str(request.sla)]
         return f"Next: {shlex.join(['latfit', 'plan', *load, *place])} (your load); -v here shows every table."
-    if request.rate is None or files.report is not None:
+    if request.rate is None or has_report:
         return "Next: -v here shows every table."
     command = shlex.join(["latfit", "report", "--sla", str(request.sla), "--rate", request.rate, *place])
     return f"Next: {command}; -v here shows every table."

@@ -25,7 +25,7 @@ def test_two_single_starts_give_no_regression(runs: list[Fit]) -> None:
     assert found.verdicts == ["unclear"]
     assert not found.slower
     assert found.sentences[0].startswith("Not separable: slower in ")
-    assert "--alternate" in " ".join(found.notes)
+    assert "--alternate" in " ".join(each.message for each in found.messages)
 
 
 def test_several_starts_a_side_give_one(runs: list[Fit]) -> None:

@@ -1,6 +1,5 @@
 """Fits of many systems: the same as one by one, on several processes, and what fails is told."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,9 @@ import pytest
 
 import latfit
 from latfit.api import many_fits
-from latfit.cli.app import run
 from latfit.errors import BadInput, WrongUsage
 from latfit.fitting.problem import FitOptions
 from latfit.fitting.uncertainty.intervals import DoubtOptions
-from latfit.hardware.profile import read_hardware
 from latfit.trace.table import Trace
 
 SYSTEMS, ROWS = 5, 24
@@ -64,22 +61,6 @@ def test_an_error_in_one_fit_is_recorded_and_one_in_all_is_raised(monkeypatch: p
     assert [each.message for each in fits["m%2F1"].warnings] == ["no good"]
     with pytest.raises(WrongUsage, match="k_Z"):
         latfit.fit_each(columns, model="linear", fix={"k_Z": 1.0})
-
-
-def test_what_is_done_stays_when_a_user_stops_it(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Trace(planted()).to_pandas().to_csv("many.csv", index=False)
-    outcomes = many_fits.all_done
-
-    def stopped(*given: Any) -> Any:
-        for done, outcome in enumerate(outcomes(*given)):
-            if done == 3:
-                raise KeyboardInterrupt
-            yield outcome
-
-    monkeypatch.setattr("latfit.api.fits.all_done", stopped)
-    assert run(["fit", "many.csv", "--each", "--model", "linear", "--path", "{model}"]) == 130
-    assert len(list(in_tmp.glob("many.*.fit.json"))) == 3
-    assert len(read_hardware(Path("hardware.json")).paths) == 3
 
 
 def test_a_process_that_dies_costs_its_system_only(monkeypatch: pytest.MonkeyPatch) -> None:

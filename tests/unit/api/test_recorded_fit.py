@@ -6,17 +6,12 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from latfit.api import Recorded, RecordedFit, fit, fit_recording, validate
-from latfit.metrics import limit_shown
 from latfit.metrics.server import Reading
 from latfit.metrics.state import state_of
 from latfit.record.polling import MetricsRecorder
-from latfit.trace.parquet import read_parquet
-from latfit.validation.server import read_server
-from latfit.validation.watch import watched
 from tests.stand_in import Served, served
 from tests.unit.metrics.test_state import TRITON
 
@@ -72,49 +67,6 @@ def test_the_simulated_load_has_the_times_that_the_server_counted(found: Recorde
     assert all(abs(each.error_pct) < 12 for each in found.validation.result.clocks)
     assert found.validation.verdict in found.lines
     assert json.loads(json.dumps(found.to_json()))["validation"]["verdict"] == found.validation.verdict
-
-
-def test_windows_show_the_speed_of_the_machine(found: RecordedFit) -> None:
-    """A fit of a machine that is 1.5 times as fast: the windows say so, and at their speed the means agree."""
-    rng = np.random.default_rng(2)
-    B = rng.integers(1, 40, 400)
-    S = B + np.where(rng.random(400) < 0.3, rng.integers(20, 200, 400), 0)
-    T = (6 + 0.3 * B + 0.02 * S) / 1.5 * rng.lognormal(0, 0.01, 400)
-    faster = fit(pd.DataFrame({"B": B, "S": S, "T_ms": T}), model="linear")
-    compared = validate(faster, found.out, synchronous=True, service="deterministic")
-    speed = compared.run_speed
-    assert speed is not None
-    assert speed.whole.factor == pytest.approx(1.5, rel=0.03)
-    assert "During the run steps took 1.5" in compared.verdict
-    # windows may be idle for a tenth of their time, and batches grow with steps; at the fit's speed TPOT is 40 % off
-    assert [each.error_pct for each in speed.at_speed.clocks] == pytest.approx([0, 0, 0], abs=12)
-    assert compared.result.clocks[1].error_pct < -30
-    assert found.validation is not None
-    assert found.validation.run_speed is None  # the windows' own fit
-
-
-def test_the_limit_that_requests_waited_for_is_seen(tmp_path: Path) -> None:
-    trace = recorded(planted(most=8), tmp_path / "t.parquet").trace
-    assert trace.provenance["max_num_seqs"] == 8
-    assert limit_shown([8.0] * 9 + [5.0]) == 8
-    assert limit_shown([1.0, 3.0, 5.0, 7.0, 8.0] * 4) is None
-
-
-def test_as_many_come_as_came_and_when_they_did(found: RecordedFit, engine: Served) -> None:
-    out = found.out
-    before, after = (out.with_name(f"t.metrics-{name}.txt") for name in ("before", "after"))
-    load = watched(read_parquet(out), before, after, "it")
-    assert load.watched_ms is not None
-    begin_ms, end_ms = load.watched_ms
-    assert end_ms - begin_ms == pytest.approx(1e3 * (END_S - BEGIN_S))
-    came_s = (load.requests.arrival_ms - begin_ms) / 1e3 + BEGIN_S
-    edges = [BEGIN_S, 20.0, 40.0, 60.0, END_S]
-    simulated, real = (np.histogram(times, edges)[0] for times in (came_s, engine.arrival))
-    assert simulated == pytest.approx(real, abs=4)  # gauges are those of the last step
-    counted = read_server(after, before)
-    assert counted.requests == ((engine.last > BEGIN_S) & (engine.last <= END_S)).sum()
-    mean = load.requests.output_tokens.mean()
-    assert mean == pytest.approx(engine.output.mean(), rel=0.03)
 
 
 def test_a_plan_for_the_load_that_was_seen_is_next(found: RecordedFit, engine: Served) -> None:

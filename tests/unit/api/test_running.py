@@ -62,7 +62,7 @@ def test_advice_of_this_engine_covers_what_follows_it(fit_file: Path) -> None:
     low, high = double.range("ttft_p99_ms")
     followed = [p99_ttft_ms(planted(16, seed=seed)) for seed in range(5)]
     assert low <= np.median(followed) <= high
-    assert half.tokens_per_s < what_if.now.tokens_per_s
+    assert half.median("tokens_per_s") < what_if.now.median("tokens_per_s")
     (cache,) = (each for each in what_if.changes if each.setting == "kv_blocks")
     assert cache.effect(what_if.now) == "nothing"
     assert any(line.strip().startswith("max_num_seqs 8 -> 16") for line in found.lines)
@@ -111,7 +111,7 @@ def test_capacity_is_where_the_limits_are_just_met(fit_file: Path) -> None:
     what_if = found.what_if
     assert what_if is not None
     assert 20 < what_if.capacity_per_s() < 41 / what_if.factor
-    assert what_if.now.meets == pytest.approx(1.0, abs=0.01)
+    assert what_if.now.median("meets") == pytest.approx(1.0, abs=0.01)
 
 
 def test_without_a_fit_only_what_counters_prove(fit_file: Path) -> None:

@@ -110,7 +110,7 @@ def test_steps_of_a_stream(kind: type[SglangMetrics] | type[VllmMetrics], tmp_pa
         assert steps[name][rows[0]] == (pytest.approx(value) if isinstance(value, float) else value), name
     assert steps["idle"].tolist() == [step % 5 == 0 for step in steps["step"].tolist()]
     assert found.to_json()["steps"] == sum(step % 5 != 0 for step in steps["step"].tolist()) >= 6
-    assert found.unread >= 2
+    assert found.result["unread_messages"] >= 2
     assert found.verdict.endswith("B 3 to 9, S 201 to 207, 11 ms to 17 ms a step.")
 
 

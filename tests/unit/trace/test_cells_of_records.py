@@ -83,8 +83,8 @@ def test_a_fit_says_what_it_took(folder: Path) -> None:
 
 def test_cells_know_the_engine(folder: Path) -> None:
     found = engine_settings_of(latfit.fit(folder, model="linear"))
-    assert (found.settings[0].kv_blocks, found.settings[0].max_num_seqs) == (400, 64)
-    assert not found.settings[0].asynchronous
+    assert (found.settings.kv_blocks, found.settings.max_num_seqs) == (400, 64)
+    assert not found.settings.asynchronous
     assert set(found.origin.values()) == {found.files[0], "assumed"}
 
 

@@ -1,25 +1,27 @@
-"""`examine_server`: what binds a running engine, and what would help it."""
+"""`examine_server`: what binds a running engine and what would help; `examine_machine`: what a machine lacks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from latfit.api.answer import Answer, State
-from latfit.api.quantities import duration as in_ms
+from latfit import reporting
+from latfit.api.answer import Answer, PlainAnswer, State
+from latfit.api.engines import named_settings
+from latfit.api.quantities import duration as in_ms, limit
 from latfit.api.request import verb
 from latfit.api.requests import DoctorRequest, RunningEngine
-from latfit.api.running.what_if import LEVEL, REPLICATIONS, Fitted, WhatIf, fitted_engine
+from latfit.api.running.what_if import LEVEL, REPLICATIONS, WhatIf, fitted_engine
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
-from latfit.model import FitResult
-from latfit.units import format_ms, format_percent, format_rate, number
+from latfit.profiling import inventory
+from latfit.units import format_bytes, format_ms, format_percent, format_rate, number
 from latfit.validation import TOLERANCE
 
 EVERY_S = 1.0
-FEWEST_READINGS = 2
+MIN_READINGS = 2
 BINDING = {
     "idle": "is idle",
     "sequences": "is limited by max_num_seqs",
@@ -38,10 +40,11 @@ REMEDY = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Examination(Answer):
-    """A running engine over some seconds. diagnosis: what its counters prove; what_if: settings moved on a fitted
-    engine, None without a fit; seen: from the first reading to the last.  gone: why there was none after that, empty
-    where it answered to the end.  users: (requests at once, TPOT in ms) that the fit allows; None without a fit and a
-    limit of TPOT.
+    """A running engine over some seconds.
+
+    diagnosis: what its counters prove.  seen: from the first reading to the last.  what_if: settings moved on a fitted
+    engine, None without a fit.  gone: why the readings ended early, else empty.  users: (requests at once, TPOT in ms)
+    that the fit allows, None without a fit or a limit of TPOT.
     """
 
     server: str
@@ -53,7 +56,7 @@ class Examination(Answer):
 
     @property
     def verdict(self) -> str:
-        """What binds, what is measured and what to do, in a line to quote."""
+        """What binds, what was measured and what to do, in a line to quote."""
         found, told = self.diagnosis, self.diagnosis.figures
         parts = [f"{found.engine} at {self.server} {BINDING[found.binding]}"]
         if found.binding != "idle" and math.isfinite(told["running"] + told["tpot_ms"]):
@@ -68,13 +71,12 @@ class Examination(Answer):
 
     @property
     def state(self) -> State:
-        """Bad where requests wait or it is gone, in doubt where nobody can tell why or nothing ran."""
-        if not self.gone and self.diagnosis.binding in ("idle", "unknown"):
-            return "doubt"
-        return "good" if not self.gone and self.diagnosis.binding == "steps" else "bad"
+        """Bad if a limit binds or the engine is gone, in doubt if it is idle or the cause unknown."""
+        states: dict[str, State] = {"idle": "doubt", "unknown": "doubt", "steps": "good"}
+        return "bad" if self.gone else states.get(self.diagnosis.binding, "bad")
 
-    def _load(self) -> str:
-        """The load and its mean times, in a line."""
+    def _describe_load(self) -> str:
+        """Return the load and its mean times."""
         told = self.diagnosis.figures
         parts = []
         if math.isfinite(told["arrived_per_s"]):
@@ -91,13 +93,12 @@ class Examination(Answer):
 
     @property
     def lines(self) -> list[str]:
-        """The answer below the verdict."""
         gone = f"After {format_ms(1e3 * self.seen.seconds)} it {self.gone}; the figures are from before."
         lines = [*([gone] if self.gone else []), self.diagnosis.why]
         if self.diagnosis.binding == "idle":
             return lines
         speed = None if self.what_if is None else self.what_if.speed
-        lines += [self._load(), *([speed.sentence] if speed is not None and speed.has_changed else [])]
+        lines += [self._describe_load(), *([speed.sentence] if speed is not None and speed.has_changed else [])]
         lines += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
         return [*lines, *self._simulated()]
 
@@ -111,14 +112,12 @@ class Examination(Answer):
         settings += [note.sentence for note in engine.setup.notes if note.setting not in unknown]
         if not what_if.believed:
             return [f"No advice by the fit: {what_if.refusal}.", *settings]
-        from latfit.reporting import stall_lines
-
         agreed = ", ".join(each.sentence for each in what_if.checks)
         tolerance, level = format_percent(100 * TOLERANCE), format_percent(100 * LEVEL)
         lines = [
             f"Simulated at this load and speed (ranges: {level} of {REPLICATIONS} runs):",
             *_changes(what_if),
-            *stall_lines(what_if.stalls),
+            *reporting.stall_lines(what_if.stalls),
             f"The simulation matches the server within {tolerance}: {agreed}.",
         ]
         if unknown:
@@ -127,13 +126,12 @@ class Examination(Answer):
         return [*lines, *settings]
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit doctor URL --json`."""
         about = {"server": self.server, "verdict": self.verdict, "gone": self.gone or None}
         return {**about, **self.diagnosis.to_json(), "simulated": self.what_if and _simulated_json(self.what_if)}
 
 
 def _changes(what_if: WhatIf) -> list[str]:
-    """A line for each change that does something, and one for those that do nothing."""
+    """Return a line for each change with an effect, and one for all others."""
     lines: list[str] = []
     without_effect: dict[str, list[str]] = {}
     for change in what_if.changes:
@@ -175,34 +173,24 @@ def examine_server(request: DoctorRequest) -> Examination:
     Counters alone prove what binds. With a fit the load that was read is simulated with settings moved, where the
     simulation of the readings agrees with what the server measured. Raises WrongUsage, BadInput, FitNotUsable.
     """
-    server, given = Server(request.url or ""), limits_of(request)
+    server, slo = Server(request.url or ""), slo_of(request)
     wanted_s = in_ms(request.duration, "--duration") / 1e3
-    readings, gone = _of_one_run(server, min(EVERY_S, wanted_s / 2), wanted_s, request.progress)
-    if len(readings) < FEWEST_READINGS:
+    readings, gone = _read_one_run(server, min(EVERY_S, wanted_s / 2), wanted_s, request.progress)
+    if len(readings) < MIN_READINGS:
         raise BadInput("stopped answering, or started again", where=str(server), remedy="Try again once it is up.")
     facts = {**server.settings(), **readings[-1].state.facts}
     check_limit(request.max_num_seqs, readings)
-    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, {**facts, **given})
+    seen, diagnosis = between(readings[0], readings[-1]), diagnose(readings, {**facts, **named_settings(request)})
     if request.fit is None and request.hardware is None:
         return Examination(str(server), diagnosis, seen, gone=gone)
-    engine = engine_of(seen, diagnosis, facts, request)
-    what_if = WhatIf(engine, readings, slo_of(request), request.seed, request.at_measured_speed)
-    return Examination(str(server), diagnosis, seen, what_if, gone, _users(engine.fits[0], slo_of(request)[1]))
-
-
-def _users(fit: FitResult, tpot_ms: float) -> tuple[int, float] | None:
-    """How many requests decode together within a TPOT, of those that were measured; None without a limit."""
-    if not math.isfinite(tpot_ms):
-        return None
-    B = np.arange(1.0, fit.largest_batch + 1)
-    within = np.flatnonzero(fit.latency_ms(B, B) <= tpot_ms)
-    return (int(within[-1]) + 1 if len(within) else 0), tpot_ms
-
-
-def limits_of(request: RunningEngine) -> dict[str, Any]:
-    """The limits of an engine that a request names."""
-    limits = {"max_num_seqs": request.max_num_seqs, "max_num_batched_tokens": request.max_num_batched_tokens}
-    return _without_none(limits)
+    fitted = fitted_engine(request, seen, diagnosis, facts)
+    what_if = WhatIf(fitted, readings, slo, request.seed, request.at_measured_speed)
+    users = None
+    if math.isfinite(slo[1]):
+        B = np.arange(1.0, fitted.fits[0].largest_batch + 1)
+        within = np.flatnonzero(fitted.fits[0].latency_ms(B, B) <= slo[1])
+        users = (int(within[-1]) + 1 if len(within) else 0), slo[1]
+    return Examination(str(server), diagnosis, seen, what_if, gone, users)
 
 
 def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
@@ -216,37 +204,15 @@ def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
         )
 
 
-def engine_of(seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any], request: RunningEngine) -> Fitted:
-    """The engine that was read, as fits know it. facts: its settings, as far as it tells them."""
-    queries, hits = seen.count("prefix_queries"), seen.count("prefix_hits")
-    given = {
-        "kv_blocks": request.kv_blocks,
-        "block_size": request.block_size,
-        "synchronous": request.synchronous,
-        "prefix_hit_rate": hits / queries if queries > 0 and 0 < hits < queries else None,
-    }
-    fits = (request.fit, request.prefill_fit, request.hardware)
-    settings = {**limits_of(request), **_without_none(given)}
-    return fitted_engine(*fits, diagnosis, {**facts, **seen.last.facts}, settings)
-
-
 def slo_of(request: RunningEngine) -> tuple[float, float]:
-    """Limits of TTFT and TPOT in ms, infinite without."""
-    ttft, tpot = (
-        math.inf if limit is None else in_ms(limit, option)
-        for limit, option in ((request.ttft, "--ttft"), (request.tpot, "--tpot"))
-    )
-    return ttft, tpot
+    """Return the limits of TTFT and TPOT in ms, infinite without."""
+    return limit(request.ttft, "--ttft"), limit(request.tpot, "--tpot")
 
 
-def _without_none(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _of_one_run(
+def _read_one_run(
     server: Server, every_s: float, wanted_s: float, progress: Callable[[float, float], None] | None
 ) -> tuple[list[Reading], str]:
-    """Readings up to where the server started again, and why there are none behind them, empty where there are."""
+    """Return readings of one run of the server, and why they ended early, else an empty text."""
     found: list[Reading] = []
     gone = ""
     for told in server.readings(every_s, wanted_s):
@@ -260,3 +226,30 @@ def _of_one_run(
         if progress is not None:
             progress(told.t_s - found[0].t_s, wanted_s)
     return found, gone
+
+
+def examine_machine() -> PlainAnswer:
+    """Return what this machine has and lacks; nothing is measured and nothing heavy imported."""
+    found = inventory()
+    machine, isa = found.machine, found.isa
+    usable = len(machine["affinity"] or [])
+    shared = "" if usable == machine["cores"] else f", {usable} of them usable"
+    quota = "" if machine["cpu_quota"] is None else f", a quota of {number(machine['cpu_quota'], 3)}"
+    no_amx = f"; no AMX: {isa['amx']}" if isa["amx"] else ""
+    memory, free = (format_bytes(size) if size else "unknown" for size in (machine["memory_bytes"], found.free_bytes))
+    gpus = [f"{gpu.name}{f', {format_bytes(gpu.memory_bytes)}' if gpu.memory_bytes else ''}" for gpu in found.gpus]
+    versions = [f"{name} {version}" for name, version in found.packages.items() if version]
+    ready = [each.name for each in found.features if each.ready]
+    lines = [
+        f"CPU: {machine['cpu']}, {machine['cores']} cores{shared}{quota}.",
+        f"Instructions: {', '.join(name for name, why in isa.items() if not why) or 'none known'}{no_amx}.",
+        f"Memory: {memory}, {free} free. GPU: {'; '.join(gpus) or 'none found'}.",
+        f"{machine['os']}, Python {machine['python']}; {', '.join(versions) or 'no extras installed'}.",
+        f"  ready: {'; '.join(ready)}.",
+    ]
+    for each in found.features:
+        if not each.ready:
+            why = "" if each.is_extra else f" {each.missing}."  # an extra says enough by its name
+            lines.append(f"  missing: {each.name}:{why} {each.remedy}")
+    verdict = f"{len(ready)} of {len(found.features)} features are ready on this machine."
+    return PlainAnswer(found, verdict, lines=lines)

@@ -3,16 +3,14 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from latfit.api.answer import Answer, State
+from latfit.api.answer import PlainAnswer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
 from latfit.api.quantities import by_name, count, duration as in_ms, several
 from latfit.api.request import verb
@@ -39,49 +37,39 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPEN = " Whoever reaches this machine may send: no token is set."
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Served(Answer):
-    """What a front did until it was stopped. url: where it listened.  counts: requests by how they ended.  batches:
-    those that each path was given."""
-
-    url: str
-    counts: Mapping[str, int]
-    batches: Mapping[str, int]
-
-    @property
-    def verdict(self) -> str:
-        """How many were served, and by whom."""
-        by = ", ".join(f"{count:,} to {name}" for name, count in self.batches.items())
-        others = [f"{self.counts[name]:,} {name}" for name in ("failed", "refused", "cancelled") if self.counts[name]]
-        return f"Served {self.counts['done']:,} requests ({by}){'; ' if others else ''}{', '.join(others)}."
-
-    @property
-    def state(self) -> State:
-        return "doubt" if self.counts["failed"] or self.counts["refused"] else "good"
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit serve --json`."""
-        return {"url": self.url, "requests": dict(self.counts), "batches": dict(self.batches)}
-
-
 @verb(ServeRequest)
-def serve(request: ServeRequest) -> Served:
-    """Stand before running engines and pass each request on to one of them, until SIGTERM or SIGINT.
+def serve(request: ServeRequest) -> PlainAnswer:
+    """Pass each request on to one of several running engines, until SIGTERM or SIGINT.
 
     engines: their addresses by name, the main path first; the address alone of the only one.  times: typical times of
-    a whole reply; with hardware they are those of requests of these lengths, by the fit of that name. A request may
-    name its class in its header x-latfit-class; one that names none is of the last. Raises WrongUsage, BadInput,
-    HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
+    a whole reply; with hardware those of requests of these lengths, by the fit of that name. Raises WrongUsage,
+    BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
     """
-    live, urls, classes = _import_front(), _addresses(request.engines), _check_classes(request.classes)
+    live, engines, classes = _import_front(), request.engines, tuple(request.classes or ())
+    if not isinstance(engines, Mapping) and len(alone := several(engines)) == 1 and not re.match(r"[\w-]+=", alone[0]):
+        engines = {DEFAULT_PATH: alone[0]}
+    urls = by_name(engines, "URL", "gpu=http://localhost:8000")
+    if any(not re.fullmatch(r"[\w.-]{1,64}", each, re.ASCII) for each in classes) or len(set(classes)) < len(classes):
+        remedy = "Give each class a name of its own, of letters, digits, '.', '_' and '-'."
+        raise WrongUsage(f"{', '.join(map(repr, classes))} are no different names", where="--class", remedy=remedy)
     names = list(urls)
     if not 1 <= len(names) <= 2:
         raise WrongUsage(f"{len(names)} engines", where="URL", remedy="Give one or two, the main path first.")
-    token = _token_in(request.token_file) if request.token_file is not None else request.token
+    token = request.token
+    if request.token_file is not None:
+        try:
+            token = request.token_file.read_text("ascii").strip()
+        except (OSError, UnicodeError) as error:
+            where, remedy = str(request.token_file), "Name a file with a token."
+            raise WrongUsage(f"cannot be read: {error}", where=where, remedy=remedy) from None
     token = token and _check_token(token)
     bearer = request.engine_token and _check_token(request.engine_token)
-    times = _of_engines(names, request.times, "--times", "gpu=800ms", lambda text: in_ms(text, "--times"))
-    given = _of_engines(names, request.slots, "--slots", "gpu=8", lambda text: count(text, "--slots", "gpu=8"))
+    times = {name: in_ms(text, "--times") for name, text in by_name(request.times, "--times", "gpu=800ms").items()}
+    given = {name: count(text, "--slots", "gpu=8") for name, text in by_name(request.slots, "--slots", "gpu=8").items()}
+    if unknown := next((name for name in {**times, **given} if name not in names), None):
+        raise WrongUsage(
+            f"there is no engine {unknown!r}", where="--times, --slots", remedy=f"Take {', '.join(names)}."
+        )
     slots = {name: given.get(name, SLOTS) for name in names}
     if request.hardware is not None:
         paths = profile_of(request.hardware).paths
@@ -93,11 +81,8 @@ def serve(request: ServeRequest) -> Served:
         ageing_ms=math.inf if request.ageing is None else in_ms(request.ageing, "--ageing"),
     )
     rule = _make_policy(request.policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, times, settings)
-    timeouts = live.HttpTimeouts(
-        in_ms(request.connect, "--connect") / 1e3,
-        in_ms(request.first_byte, "--first-byte") / 1e3,
-        in_ms(request.between, "--between") / 1e3,
-    )
+    waits = {"connect": request.connect, "first-byte": request.first_byte, "between": request.between}
+    timeouts = live.HttpTimeouts(*(in_ms(value, f"--{name}") / 1e3 for name, value in waits.items()))
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     t_ms = {name: times.get(name, UNKNOWN_MS) for name in names}
     executors = [
@@ -134,7 +119,7 @@ def serve(request: ServeRequest) -> Served:
 
 
 def _import_front() -> Any:
-    """The package with its front, which needs aiohttp. Raises HardwareMissing."""
+    """Return the package with its front, which needs aiohttp. Raises HardwareMissing."""
     live = import_module("latfit.live")
     try:
         _ = live.FrontServer, live.Front
@@ -145,23 +130,7 @@ def _import_front() -> Any:
     return live
 
 
-def _addresses(engines: Any) -> dict[str, str]:
-    """By name; one alone needs none. Raises WrongUsage."""
-    if not isinstance(engines, Mapping) and len(alone := several(engines)) == 1 and not re.match(r"[\w-]+=", alone[0]):
-        return {DEFAULT_PATH: alone[0]}
-    return by_name(engines, "URL", "gpu=http://localhost:8000")
-
-
-def _of_engines(names: list[str], given: Any, option: str, example: str, parse: Callable[[Any], Any]) -> dict[str, Any]:
-    """Values by engine. Raises WrongUsage for a name that no engine has."""
-    values = by_name(given, option, example)
-    for name in values:
-        if name not in names:
-            raise WrongUsage(f"there is no engine {name!r}", where=option, remedy=f"Take {', '.join(names)}.")
-    return {name: parse(value) for name, value in values.items()}
-
-
-async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float, how: str) -> Served:
+async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float, how: str) -> PlainAnswer:
     def announce(server: Any) -> None:
         if request.ready:
             request.ready(f"Serving on {server.url} by {how}")
@@ -174,18 +143,20 @@ async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float,
     finally:
         await front.router.close(0.0)
     if not whole:
-        raise Interrupted(
-            "stopped before all that was taken had ended",
-            where=url,
-            remedy="What ran was cut off, what waited was told; --drain gives it more time.",
-        )
+        remedy = "Running requests were cut off; --drain gives them more time."
+        raise Interrupted("stopped before all accepted requests had ended", where=url, remedy=remedy)
     router = front.router
     counts = {name: getattr(router, name) for name in ("submitted", "refused", "done", "failed", "cancelled")}
-    return Served(url, counts, {path.name: path.batches for path in router.paths})
+    batches = {path.name: path.batches for path in router.paths}
+    by = ", ".join(f"{count:,} to {name}" for name, count in batches.items())
+    others = "; ".join(f"{counts[name]:,} {name}" for name in ("failed", "refused", "cancelled") if counts[name])
+    verdict = f"Served {counts['done']:,} requests ({by}){'; ' if others else ''}{others}."
+    state: State = "doubt" if counts["failed"] or counts["refused"] else "good"
+    return PlainAnswer({"url": url, "requests": counts, "batches": batches}, verdict, state)
 
 
 def _reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
-    """A step with the whole prompt, then a step for each further token, in batches as large as there are slots."""
+    """Return the time of a step with the prompt and of a step for each further token, in batches of all slots."""
     drawn = parse_lengths(lengths).lengths(4096, np.random.default_rng(0))
     prompt, output = (float(np.mean(each)) for each in drawn)
     first = PathLatency(path, prompt).typical_ms(np.ones(1))
@@ -193,35 +164,15 @@ def _reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
     return float(first[0] + (output - 1) * further[0])
 
 
-def _check_classes(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Raises WrongUsage for names that no header can hold, or that order nothing."""
-    classes = tuple(names or ())
-    if any(not re.fullmatch(r"[\w.-]{1,64}", each, re.ASCII) for each in classes) or len(set(classes)) < len(classes):
-        raise WrongUsage(
-            f"{', '.join(map(repr, classes))} are no different names",
-            where="--class",
-            remedy="Give each class a name of its own, of letters, digits, '.', '_' and '-'.",
-        )
-    if len(classes) == 1:
-        raise WrongUsage("one class alone orders nothing", where="--class", remedy="Give two, the most urgent first.")
-    return classes
-
-
 def _make_policy(name: str, names: list[str], times_ms: Mapping[str, float], settings: Settings) -> Policy:
-    """Of batches of one request. Raises WrongUsage."""
+    """Return a policy for batches of one request. Raises WrongUsage."""
     if name not in FRONT_POLICIES:
-        raise WrongUsage(
-            f"policy {name!r} does nothing here: engines form their batches themselves",
-            where="--policy",
-            remedy=f"Take one of {', '.join(FRONT_POLICIES)}.",
-        )
+        remedy = f"Take one of {', '.join(FRONT_POLICIES)}."
+        raise WrongUsage(f"engines form their batches themselves, without {name!r}", where="--policy", remedy=remedy)
     lacking = [each for each in names if each not in times_ms]
     if name != "gpu-only" and lacking:
-        raise WrongUsage(
-            f"policy {name} goes by the time of a reply, which is not known of {' and '.join(lacking)}",
-            where="--times",
-            remedy=f"Give it (--times {lacking[0]}=800ms), or --hardware with a fit of that name.",
-        )
+        remedy = f"Give it (--times {lacking[0]}=800ms), or --hardware with a fit of that name."
+        raise WrongUsage(f"{name} needs the time of a reply of {' and '.join(lacking)}", where="--times", remedy=remedy)
     main, *side = (np.array([times_ms.get(each, UNKNOWN_MS)]) for each in names)
     return named_policy(name, 1.0, PathTimes(main, side[0]) if side else PathTimes(main), settings)
 
@@ -232,23 +183,11 @@ def _keep(policy: Policy, rate: float, system: System) -> Policy:
 
 
 def _check_token(text: str) -> str:
-    """Raises WrongUsage for what no header can hold, or anybody can guess; the token itself is never told."""
+    """Raises WrongUsage for what no header can hold, or anybody can guess; errors do not show the token."""
     if len(text) < MIN_TOKEN or not re.fullmatch(r"[\x21-\x7e]+", text):
-        raise WrongUsage(
-            "a token is too short, or has letters that a header cannot hold",
-            where="token",
-            remedy=f"Take {MIN_TOKEN} or more visible ASCII letters.",
-        )
+        remedy = f"Take {MIN_TOKEN} or more visible ASCII letters."
+        raise WrongUsage("it is too short, or has letters that a header cannot hold", where="token", remedy=remedy)
     return text
-
-
-def _token_in(file: Path) -> str:
-    """The token that is all of a file. Raises WrongUsage."""
-    try:
-        return file.read_text("ascii").strip()
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-        raise WrongUsage(f"cannot be read: {why}", where=str(file), remedy="Name a file with a token.") from None
 
 
 def _describe(rule: Policy, slots: Mapping[str, int], times_ms: Mapping[str, float]) -> str:

@@ -1,37 +1,45 @@
-"""`record_server`: a running engine's `/metrics` as a trace of windows."""
+"""`record_server`: a running engine's `/metrics` as a trace of windows; `fit_recording`: its fit, and a comparison."""
 
-from dataclasses import dataclass
+import math
+import shlex
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.answer import Answer, State
+from latfit.api.answer import Answer, PlainAnswer, State
+from latfit.api.engines import ASSUMED
+from latfit.api.fits import Fit, fit
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import RecordRequest
-from latfit.errors import BadInput, WrongUsage
+from latfit.api.validations import Validation, validate
+from latfit.errors import BadInput, LatfitError, WrongUsage
 from latfit.files import check_writable
 from latfit.messages import Message, Severity
-from latfit.metrics import Server
+from latfit.metrics import Buckets, Interval, Server, read_state
 from latfit.record import MetricsRecorder, texts_beside
-from latfit.trace import check_trace_name, write_trace
+from latfit.trace import Trace, check_trace_name, open_source, write_trace
 from latfit.units import count_text, format_ms, format_percent, number
 
 if TYPE_CHECKING:
-    from latfit.trace import Trace
+    from latfit.reporting import Table
 
 MIN_EVERY_MS = 100.0
-MANY_UNANSWERED = 0.05  # share of readings
-FEW_WINDOWS = 20
+MAX_UNANSWERED = 0.05  # share of readings
+MIN_WINDOWS = 20
 ONE_LOAD = 1.25  # largest B and S over the smallest within which a load is one
-SLOW = 0.1  # share of a window that a reading may take
+MAX_READING = 0.1  # share of a window that a reading may take
+MIN_FINISHED = 20  # requests that make a mean worth a comparison
+LIMIT = "max_num_seqs"  # vLLM does not publish it, and a comparison depends on it
+DECIDING = ("no_better_than_constant", "large_error", "drift")  # warnings that decide whether a fit is usable
 COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Recorded(Answer):
-    """Windows of a running engine. server: its address.  interrupted: whether the user ended it before its time."""
+    """Windows of a running engine. interrupted: whether the user ended the recording early."""
 
-    trace: "Trace"
+    trace: Trace
     server: str
     engine: str
     out: Path
@@ -40,7 +48,7 @@ class Recorded(Answer):
     interrupted: bool = False
 
     @property
-    def busy(self) -> "Trace":
+    def busy(self) -> Trace:
         """Windows in which the engine worked all the time."""
         return self.trace.select(~self.trace["idle"].astype(bool))
 
@@ -50,7 +58,6 @@ class Recorded(Answer):
 
     @property
     def verdict(self) -> str:
-        """How much was recorded."""
         windows = count_text(len(self.trace), "window")
         if not len(self.busy):
             return f"{windows} of {self.engine}, and in none did it work all the time."
@@ -63,46 +70,31 @@ class Recorded(Answer):
         counts, busy = self.counts, len(self.busy)
         idle = len(self.trace) - busy
         shortest_ms = float(self.trace.floats("window_ms").min()) if len(self.trace) else 0.0
-        is_one_load = busy >= FEW_WINDOWS and all(
-            float(values.max()) <= ONE_LOAD * float(values.min()) for values in map(self.busy.floats, ("B", "S"))
-        )
+        ranges = [(values.min(), values.max()) for values in map(self.busy.floats, ("B", "S"))] if busy else []
+        is_one_load = busy >= MIN_WINDOWS and all(high <= ONE_LOAD * low for low, high in ranges)
+        unanswered = f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered"
+        restarted = f"The server started again {count_text(counts['restarts'], 'time')}; windows across it are left out"
+        preempted = f"Left out: {count_text(counts['preempted_windows'], 'window')} in which requests were preempted"
+        slow = f"The server took up to {format_ms(1e3 * self.slowest_s)} to answer, which blurs the ends of windows"
+        one_load = "All windows are of one load, so the fit tells of that load and hardly of another"
+        longer = "Record for longer, while the load changes."
         rows = (
             (
-                counts["unanswered"] > MANY_UNANSWERED * counts["polls"],
+                counts["unanswered"] > MAX_UNANSWERED * counts["polls"],
                 "unanswered",
-                f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered",
-                "Look whether the server was up; ask less often (--every).",
+                unanswered,
+                "Ask less often (--every).",
             ),
+            (counts["restarts"], "restarted", restarted, "The texts of /metrics are those of its last run."),
+            (counts["preempted_windows"], "preempted", preempted, "Give more KV cache, or record single steps."),
             (
-                counts["restarts"],
-                "restarted",
-                f"The server started again {count_text(counts['restarts'], 'time')}; windows across it are left out",
-                "The texts of /metrics are those of its last run.",
-            ),
-            (
-                counts["preempted_windows"],
-                "preempted",
-                f"Left out: {count_text(counts['preempted_windows'], 'window')} in which requests were preempted",
-                "Give more KV cache, or record single steps.",
-            ),
-            (
-                len(self.trace) and self.slowest_s * 1e3 > SLOW * shortest_ms,
+                self.slowest_s * 1e3 > MAX_READING * shortest_ms > 0,
                 "slow_answers",
-                f"The server took up to {format_ms(1e3 * self.slowest_s)} to answer, which blurs the ends of windows",
+                slow,
                 "Ask less often: --every 10s.",
             ),
-            (
-                0 < busy < FEW_WINDOWS,
-                "few_windows",
-                f"{count_text(busy, 'window')} of work: few to fit",
-                "Record for longer, while the load changes.",
-            ),
-            (
-                is_one_load,
-                "one_load",
-                "All windows are of one load, so the fit tells of that load and hardly of another",
-                "Record for longer, while the load changes.",
-            ),
+            (0 < busy < MIN_WINDOWS, "few_windows", f"{count_text(busy, 'window')} of work: few to fit", longer),
+            (is_one_load, "one_load", one_load, longer),
         )
         messages = [Message(code, text, remedy) for applies, code, text, remedy in rows if applies]
         if idle:
@@ -117,7 +109,6 @@ class Recorded(Answer):
         return self.out.with_suffix(".fit.json")
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit record --json`."""
         before, after = texts_beside(self.out)
         return {
             "out": str(self.out),
@@ -133,42 +124,15 @@ class Recorded(Answer):
         }
 
 
-def _describe(trace: "Trace") -> str:
-    """Ranges of B, S and the times of steps."""
+def _describe(trace: Trace) -> str:
+    """Return the ranges of B, S and the times of steps."""
     ends = {name: (float(trace.floats(name).min()), float(trace.floats(name).max())) for name in ("B", "S", "T_ms")}
     spans = [f"{name} {number(ends[name][0], 3)} to {number(ends[name][1], 3)}" for name in ("B", "S")]
     return f"{', '.join(spans)}, {' to '.join(map(format_ms, ends['T_ms']))} a step."
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class RecordedSteps(Answer):
-    """Steps that an engine published. server: its address.  interrupted: whether the user ended it before its time."""
-
-    trace: "Trace"
-    server: str
-    out: Path
-    unread: int
-    interrupted: bool = False
-
-    @property
-    def busy(self) -> "Trace":
-        """Steps with requests."""
-        return self.trace.select(~self.trace["idle"].astype(bool))
-
-    @property
-    def verdict(self) -> str:
-        """How much was recorded."""
-        return f"{len(self.busy):,} steps: {_describe(self.busy)}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of `latfit record --json` for a stream."""
-        lost = self.trace.provenance.get("lost_steps", 0)
-        counts = {"steps": len(self.busy), "lost_steps": lost, "unread_messages": self.unread}
-        return {"out": str(self.out), "server": self.server, **counts, "interrupted": self.interrupted}
-
-
 @verb(RecordRequest)
-def record_passes(request: RecordRequest) -> RecordedSteps:
+def record_passes(request: RecordRequest) -> PlainAnswer:
     """Record the forward-pass metrics that an engine publishes over ZeroMQ: single steps.
 
     url: zmq://host:port or ipc:///path. Ctrl-C ends it earlier, with what there is. Raises WrongUsage, HardwareMissing
@@ -189,7 +153,10 @@ def record_passes(request: RecordRequest) -> RecordedSteps:
         interrupted = True
     trace = recorder.trace({} if request.path is None else {"path": request.path})
     write_trace(target, trace)
-    return RecordedSteps(trace, request.url, target, recorder.unread, interrupted)
+    busy, lost = trace.select(~trace["idle"].astype(bool)), trace.provenance.get("lost_steps", 0)
+    counts = {"steps": len(busy), "lost_steps": lost, "unread_messages": recorder.unread}
+    document = {"out": str(target), "server": request.url, **counts, "interrupted": interrupted}
+    return PlainAnswer(document, f"{len(busy):,} steps: {_describe(busy)}")
 
 
 @verb(RecordRequest)
@@ -202,11 +169,9 @@ def record_server(request: RecordRequest) -> Recorded:
     long_ms, every_ms = in_ms(request.duration, "--duration"), in_ms(request.every, "--every")
     progress, path = request.progress, request.path
     if every_ms < MIN_EVERY_MS or long_ms < every_ms:
-        raise WrongUsage(
-            f"every {format_ms(every_ms)} for {format_ms(long_ms)}",
-            where="--every, --duration",
-            remedy=f"Ask every {format_ms(MIN_EVERY_MS)} or less often, and for longer than that.",
-        )
+        found = f"every {format_ms(every_ms)} for {format_ms(long_ms)}"
+        remedy = f"Ask every {format_ms(MIN_EVERY_MS)} or less often, and for longer than that."
+        raise WrongUsage(found, where="--every, --duration", remedy=remedy)
     target = Path(request.out)
     for place in (target, *texts_beside(target), target.with_suffix(".fit.json")):
         check_writable(place)
@@ -215,9 +180,9 @@ def record_server(request: RecordRequest) -> Recorded:
     recorder = MetricsRecorder(target, {} if path is None else {"path": path}, server.settings())
     slowest, interrupted = 0.0, False
     try:
-        for told in server.readings(every_ms / 1e3, long_ms / 1e3):
-            since = recorder.take(told)
-            slowest = max(slowest, getattr(told, "took_s", 0.0))
+        for reading in server.readings(every_ms / 1e3, long_ms / 1e3):
+            since = recorder.take(reading)
+            slowest = max(slowest, getattr(reading, "took_s", 0.0))
             if progress is not None and recorder.last is not None:
                 progress(recorder.last.t_s, long_ms / 1e3, since)
     except KeyboardInterrupt:
@@ -226,11 +191,130 @@ def record_server(request: RecordRequest) -> Recorded:
         raise KeyboardInterrupt
     recorder.write()
     if not recorder.rows:
-        raise BadInput(
-            "requests were preempted in all windows" if recorder.preempted else "the engine made no step in this time",
-            where=str(server),
-            remedy="Record while it serves requests.",
-        )
+        found = "requests were preempted in all windows" if recorder.preempted else "the engine made no step"
+        raise BadInput(found, where=str(server), remedy="Record while it serves requests.")
     trace = recorder.trace()
     counts = {name: trace.provenance[name] for name in COUNTED}
     return Recorded(trace, str(server), recorder.last.state.engine, target, counts, slowest, interrupted)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class RecordedFit(Recorded):
+    """A recording with its fit, and the simulated load compared with the server's histograms.
+
+    seen: from the first text of `/metrics` to the last.  not_fitted, not_validated: why there is none, else empty.
+    """
+
+    seen: Interval = field(kw_only=True)
+    fit: Fit | None = None
+    not_fitted: str = ""
+    validation: Validation | None = None
+    not_validated: str = ""
+
+    @property
+    def state(self) -> State:
+        is_usable = self.fit is not None and self.fit.kept_out() is None
+        return super().state if is_usable or not len(self.busy) else "doubt"
+
+    @property
+    def lines(self) -> list[str]:
+        if self.fit is None:
+            return [self.not_fitted]
+        if self.validation is None:
+            return [self.fit.verdict, self.not_validated]
+        return [self.fit.verdict, self.validation.verdict, *self.validation.lines]
+
+    @property
+    def details(self) -> list[str]:
+        return [] if self.fit is None else [self.fit.range_line]
+
+    @property
+    def messages(self) -> list[Message]:
+        found = super().messages
+        if self.fit is not None and (kept_out := self.fit.kept_out()) is not None:
+            found.append(kept_out)
+        found += [each for each in (self.fit.warnings if self.fit else ()) if each.code in DECIDING]
+        return found + [each for each in (self.validation.warnings if self.validation else ()) if each.needs_action]
+
+    @property
+    def next(self) -> list[str]:
+        """Commands to go on with: a plan for this load with today's p99 as limits; without tokens a plan of batches."""
+        if self.fit is None:
+            return []
+        fit, trace = shlex.quote(str(self.fit_file)), shlex.quote(str(self.out))
+        if self.seen.of_executions:
+            path = "" if "path" in self.trace else " --path gpu"
+            return [f"latfit fit {trace}{path}", "latfit plan --sla 20ms"]
+        ends = (self.seen.mean("prompt_lengths"), self.seen.mean("output_lengths"))
+        rate = self.seen.arrived / self.seen.seconds
+        load = "--rate 20/s --lengths 500:200"
+        if rate > 0 and all(tokens >= 1 for tokens in ends):
+            load = f"--rate {number(rate, 3)}/s --lengths {round(ends[0])}:{round(ends[1])}"
+        ttft = _limit(self.seen.histogram("ttft"), "500ms")
+        tpot = _limit(self.seen.histogram("tpot") or self.seen.histogram("itl"), "50ms")
+        found = [
+            f"latfit plan --fit {fit} {load} --ttft {ttft} --tpot {tpot}",
+            f"latfit doctor {shlex.quote(self.server)} --fit {fit}",
+        ]
+        if self.validation is not None:
+            setup = self.validation.setup
+            assumed = {LIMIT: f"--max-num-seqs {setup.settings.max_num_seqs}", "synchronous": "--synchronous"}
+            options = [option for name, option in assumed.items() if setup.origin.get(name, ASSUMED) == ASSUMED]
+            if options:
+                again = f"latfit validate {fit} {trace} {' '.join(options)}"
+                found.append(f"{again}  # assumed above; as the engine has it")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {
+            "fit_file": self.fit and str(self.fit_file),
+            "fit": self.fit and self.fit.to_json(),
+            "not_fitted": self.not_fitted or None,
+            "validation": self.validation and self.validation.to_json(),
+            "not_validated": self.not_validated or None,
+            "next": self.next,
+        }
+
+    def tables(self, *, brief: bool = False) -> "list[Table]":
+        return [] if self.validation is None else self.validation.tables(brief=True)
+
+
+def _limit(seen: Buckets | None, default: str) -> str:
+    """Return the present p99 as an option, a default if it is not known."""
+    low, high = (math.nan, math.nan) if seen is None else seen.bucket(0.99)
+    edge = high if math.isfinite(high) else 2 * low
+    return format_ms(edge).replace(" ", "") if edge > 0 else default
+
+
+def fit_recording(recorded: Recorded) -> RecordedFit:
+    """Fit what `record_server` wrote (`NAME.fit.json`), simulate the load, and compare with the server's histograms.
+
+    Where the windows allow no fit or no comparison, the result says why; an earlier fit of that name is deleted if
+    there is no fit. Raises TargetNotWritable.
+    """
+    before, after = texts_beside(recorded.out)
+    begin_s, end_s = recorded.trace.provenance["texts_at_s"]
+    watched_s = max(float(end_s) - float(begin_s), 1e-3)
+    seen = Interval(read_state(open_source(before)), read_state(open_source(after)), watched_s)
+    about: dict[str, Any] = {each.name: getattr(recorded, each.name) for each in fields(recorded)} | {"seen": seen}
+    try:
+        about["fit"] = fit(recorded.out)
+    except LatfitError as error:
+        recorded.fit_file.unlink(missing_ok=True)
+        return RecordedFit(**about, not_fitted=f"Not fitted: {_told(error)}", not_validated="There is no fit.")
+    about["fit"].save(recorded.fit_file)
+    if seen.finished < MIN_FINISHED:
+        ended = f"{number(max(seen.finished, 0.0))} requests ended in this time"
+        return RecordedFit(**about, not_validated=_not_compared(f"{ended}. Record for longer."))
+    try:
+        return RecordedFit(**about, validation=validate(recorded.fit_file, recorded.out))
+    except LatfitError as error:
+        return RecordedFit(**about, not_validated=_not_compared(_told(error)))
+
+
+def _not_compared(why: str) -> str:
+    return f"Not compared with the server's own histograms: {why}"
+
+
+def _told(error: LatfitError) -> str:
+    return " ".join(f"{part.rstrip('.')}." for part in (error.found, error.remedy) if part)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from latfit import live, reporting
 from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration, percent, rates, several
 from latfit.api.request import verb
@@ -15,22 +16,6 @@ from latfit.api.requests import ReplayRequest
 from latfit.api.simulations import solve_optimal
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.live import (
-    STATISTICS,
-    Compared,
-    DecodeSteps,
-    Driven,
-    Executor,
-    ProcessExecutor,
-    at_speed,
-    compare_run,
-    draw_speeds,
-    drive,
-    measure_executors,
-    precisely,
-    probe,
-    speed_levels,
-)
 from latfit.planning import promised_by_batches
 from latfit.policies import POLICIES, named_policy
 from latfit.profiling import model_shape
@@ -41,8 +26,6 @@ from latfit.workload import RecordedLoad, make_requests
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from latfit.reporting import Table
 
 REPLICATIONS = 40  # simulated runs of the same arrivals at the speed of the probes
 SPEEDS, RUNS_PER_SPEED = 40, 2  # simulated speeds that a run may have; their runs give its range
@@ -56,9 +39,9 @@ SIDE_LARGEST = 4
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Replay(Answer):
-    """Policies as they ran, with their predictions. system: the paths with the fits that predicted."""
+    """Policies as they ran, with their predictions. system: paths with the fits that predicted."""
 
-    runs: Sequence[Compared]
+    runs: Sequence[live.Compared]
     system: System
 
     @property
@@ -90,17 +73,12 @@ class Replay(Answer):
 
     @property
     def lines(self) -> list[str]:
-        """Promises of the plan, and why runs differ."""
         return [note for run in self.runs for note in run.notes]
 
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        """The runs as a table of text; brief: means and p99 alone."""
-        from latfit.reporting import replay_table
-
-        return [replay_table(self.runs, brief=brief)]
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        return [reporting.replay_table(self.runs, brief=brief)]
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit replay --json`."""
         return {"agrees": self.agrees, "verdict": self.verdict, "runs": [run.to_json() for run in self.runs]}
 
 
@@ -109,8 +87,8 @@ def replay(request: ReplayRequest) -> Replay:
     """Send Poisson arrivals to executors on this machine under each policy, and compare with the simulation of them.
 
     executors: such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two
-    processes, a core each: a stand-in for a GPU, to which every batch of up to `max_batch` takes `launch` to get, and
-    a CPU path for batches of up to 4. Raises WrongUsage, BadInput; HardwareMissing where there are no two cores.
+    processes, a core each: a stand-in for a GPU, which every batch reaches after `launch`, and a CPU path. Raises
+    WrongUsage, BadInput; HardwareMissing where there are no two cores.
     """
     names = _parts(request.policy)
     for name in names:
@@ -128,21 +106,18 @@ def replay(request: ReplayRequest) -> Replay:
     executors = request.executors
     executors = stand_ins(request.model, launch_ms, request.max_batch) if executors is None else list(executors)
     if len(executors) < 1 + any(POLICIES[name].needs_side for name in names):
-        raise WrongUsage(
-            f"{len(executors)} executors for {', '.join(names)}",
-            where="executors",
-            remedy="Give the main path, and the side path for a policy that needs one.",
-        )
+        remedy = "Give the main path, and the side path for a policy that needs one."
+        raise WrongUsage(f"{len(executors)} executors for {', '.join(names)}", where="executors", remedy=remedy)
 
     async def run() -> Replay:
         try:
             await asyncio.gather(*(each.start() for each in executors))
-            fits = await measure_executors(executors, max(lasts_s / 2, MIN_PROBE_S), request.seed)
+            fits = await live.measure_executors(executors, max(lasts_s / 2, MIN_PROBE_S), request.seed)
             paths = [ExecutionPath(each.name, fit) for each, fit in zip(executors, fits, strict=True)]
             bench = _Bench(executors, paths[0], System(*(measured_path(path, Serving()) for path in paths)), lasts_s)
             offered = [(share * bench.capacity, k) for k, share in enumerate(shares)]
             offered += [(rate, k) for k, rate in enumerate(per_ms)]
-            runs: list[Compared] = []
+            runs: list[live.Compared] = []
             for rate, k in offered:
                 for name in names:
                     runs.append(await bench.run(name, rate, request.seed + k))  # policies share their arrivals
@@ -152,29 +127,27 @@ def replay(request: ReplayRequest) -> Replay:
         finally:
             await asyncio.gather(*(each.close() for each in executors))
 
-    return precisely(run())
+    return live.precisely(run())
 
 
 def _parts(given: Any) -> list[Any]:
-    """Values of a sequence, or of a text with commas between them."""
+    """Return the values of a sequence, or of a text with commas between them."""
     return [part for each in several(given) for part in (each.split(",") if isinstance(each, str) else [each])]
 
 
-def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
-    """Decode steps in two processes, a core each: `gpu`, where every batch is launched late, and `cpu`."""
+def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[live.Executor]:
+    """Return executors of decode steps in two processes, a core each: `gpu`, launched late, and `cpu`."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if len(cores) < 2:
-        raise HardwareMissing(
-            "two paths need a core each, and there is one", remedy="Run it on a machine with two cores or more."
-        )
+        raise HardwareMissing("two paths need a core each, and there is one", remedy="Use a machine with two cores.")
     if not 1 <= max_batch <= 1024:
         raise WrongUsage(f"batches of up to {max_batch}", where="--set max_batch", remedy="Give 1 to 1024.")
     model_shape(model)  # refused here rather than in a process
-    main = DecodeSteps(model, largest=max_batch, launch_ms=launch_ms)
-    side = DecodeSteps(model, largest=SIDE_LARGEST)
+    main = live.DecodeSteps(model, largest=max_batch, launch_ms=launch_ms)
+    side = live.DecodeSteps(model, largest=SIDE_LARGEST)
     return [
-        ProcessExecutor("gpu", main, max_batch, cores=[cores[-1:]]),
-        ProcessExecutor("cpu", side, SIDE_LARGEST, cores=[cores[:1]]),
+        live.ProcessExecutor("gpu", main, max_batch, cores=[cores[-1:]]),
+        live.ProcessExecutor("cpu", side, SIDE_LARGEST, cores=[cores[:1]]),
     ]
 
 
@@ -182,7 +155,7 @@ def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
 class _Bench:
     """Executors, their fitted paths, and the length of a run."""
 
-    executors: Sequence[Executor]
+    executors: Sequence[live.Executor]
     main: ExecutionPath
     system: System
     lasts_s: float
@@ -192,7 +165,7 @@ class _Bench:
         """Highest rate of the main path, per ms."""
         return self.system.main.rate_limit(self.system.main.largest)
 
-    async def run(self, name: str, rate: float, seed: int) -> Compared:
+    async def run(self, name: str, rate: float, seed: int) -> live.Compared:
         """Run a policy at a rate per ms, predict it, and compare."""
         system = self.system if POLICIES[name].needs_side else System(self.system.main)
         policy = named_policy(name, rate, path_times(system), solve=solve_optimal)
@@ -202,7 +175,7 @@ class _Bench:
 
         def predict(speed: FloatArray, replications: int, seed: int = seed) -> SimResult:
             options = Options(replications=replications, warmup=WARM, seed=seed)
-            return simulate(policy, at_speed(system, speed), load, options)
+            return simulate(policy, live.at_speed(system, speed), load, options)
 
         executors = self.executors[: len(system.paths)]
         typical = [path.typical_ms[1:] for path in system.paths]
@@ -210,11 +183,11 @@ class _Bench:
         use = np.array([expected.utilisation[path.name] for path in system.paths])
         probe_s, rng = max(self.lasts_s / 8, MIN_PROBE_S), np.random.default_rng([seed, 1])
 
-        async def drive_between_probes() -> Driven:
-            before, others_before = await probe(executors, typical, probe_s, rng, use)
-            driven = await drive(executors, system, policy, arrive, int(WARM * count))
-            after, others_after = await probe(executors, typical, probe_s, rng, use)
-            levels = np.concatenate([speed_levels(batches, system) for batches in (before, after)])
+        async def drive_between_probes() -> live.Driven:
+            before, others_before = await live.probe(executors, typical, probe_s, rng, use)
+            driven = await live.drive(executors, system, policy, arrive, int(WARM * count))
+            after, others_after = await live.probe(executors, typical, probe_s, rng, use)
+            levels = np.concatenate([live.speed_levels(batches, system) for batches in (before, after)])
             return replace(driven, levels=levels, others=max(driven.others, others_before, others_after))
 
         tries = [await drive_between_probes()]
@@ -222,12 +195,12 @@ class _Bench:
             tries.append(await drive_between_probes())
         driven = min(tries, key=lambda each: each.others)
         predicted = await asyncio.to_thread(predict, driven.speed, REPLICATIONS)
-        speeds = draw_speeds(driven.levels, SPEEDS, np.random.default_rng([seed, 3]))
+        speeds = live.draw_speeds(driven.levels, SPEEDS, np.random.default_rng([seed, 3]))
         drawn = [await asyncio.to_thread(predict, speed, RUNS_PER_SPEED, seed + k) for k, speed in enumerate(speeds)]
-        run = compare_run(driven, predicted, rate / self.capacity, system, drawn)
+        run = live.compare_run(driven, predicted, rate / self.capacity, system, drawn)
         slower = np.array([run.slower.get(path.name, 1.0) for path in system.paths])
         at_own = await asyncio.to_thread(predict, driven.speed * slower, REPLICATIONS // 2)
-        run = replace(run, at_own_speed_ms={name: float(at_own.latency[name].value) for name in STATISTICS})
+        run = replace(run, at_own_speed_ms={name: float(at_own.latency[name].value) for name in live.STATISTICS})
         if name != "gpu-only":
             return run
         profile = HardwareProfile({self.main.name: self.main})

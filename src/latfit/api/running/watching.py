@@ -8,11 +8,12 @@ from time import monotonic
 from typing import Any
 
 from latfit.api.answer import Answer, State
+from latfit.api.engines import named_settings
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import WatchRequest
-from latfit.api.running.examination import BINDING, check_limit, engine_of, limits_of, slo_of
-from latfit.api.running.what_if import WhatIf
+from latfit.api.running.examination import BINDING, check_limit, slo_of
+from latfit.api.running.what_if import WhatIf, fitted_engine
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.units import format_ms, format_percent, format_rate, number
@@ -27,9 +28,11 @@ FOREVER_S = 1e9
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Snapshot(Answer):
-    """A running engine over the last window. problem: why the server does not answer, empty where it does.
-    capacity_per_s: the highest rate of such requests that meets the SLO, by a fit; NaN where it is not known, and
-    unknown says why.  speed: how long steps take, compared with when the fit was made; None where it is not known."""
+    """A running engine over the last window.
+
+    capacity_per_s: highest rate of such requests that meets the SLO, by a fit; NaN if not known, and `unknown` says
+    why.  problem: why the server does not answer, else empty.  speed: of steps, relative to the fit; None if not known.
+    """
 
     server: str
     diagnosis: Diagnosis
@@ -49,31 +52,27 @@ class Snapshot(Answer):
 
     @property
     def state(self) -> State:
-        """Bad where the SLO is missed by more than 1 % of requests for sure, in doubt where that cannot be told."""
-        kept = [self._kept(name, limit) for name, limit in self._promised()]
+        """Bad if surely more than 1 % of requests miss the SLO, in doubt if the buckets cannot show it."""
+        kept = [found.share_within(limit) for found, limit in self._promised().values()]
         if self.problem or any(high < 0.99 for _, high in kept):
             return "bad"
         sure = all(low >= 0.99 for low, _ in kept)
         return "good" if sure and self.diagnosis.binding in ("steps", "sequences") else "doubt"
 
-    def _promised(self) -> list[tuple[str, float]]:
-        limits = [("ttft", self.ttft_slo_ms), ("tpot", self.tpot_slo_ms)]
-        return [(name, limit) for name, limit in limits if math.isfinite(limit) and self._histogram(name) is not None]
-
-    def _kept(self, name: str, limit: float) -> tuple[float, float]:
-        found = self._histogram(name)
-        return (math.nan, math.nan) if found is None else found.share_within(limit)
+    def _promised(self) -> dict[str, tuple[Buckets, float]]:
+        """Return the histogram and the limit of each time with an SLO."""
+        limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
+        found = {name: (self._histogram(name), limit) for name, limit in limits.items() if math.isfinite(limit)}
+        return {name: (histogram, limit) for name, (histogram, limit) in found.items() if histogram is not None}
 
     def _histogram(self, name: str) -> Buckets | None:
-        """Of a time; gaps between tokens where TPOT is not counted by request."""
-        found = self.seen.histogram(name)
-        if name == "tpot" and (found is None or not found.count > 0):
-            found = self.seen.histogram("itl")
-        return found if found is not None and found.count > 0 else None
+        """Return the histogram of a time; gaps between tokens where TPOT is not counted by request."""
+        names = ("tpot", "itl") if name == "tpot" else (name,)
+        every = (self.seen.histogram(each) for each in names)
+        return next((found for found in every if found is not None and found.count > 0), None)
 
     @property
     def lines(self) -> list[str]:
-        """What is shown below the verdict."""
         figures, now = self.diagnosis.figures, self.seen.last
         cache = "KV cache use unknown"
         if math.isfinite(figures["kv_usage"]):
@@ -117,7 +116,7 @@ class Snapshot(Answer):
         return f"capacity: {format_rate(self.capacity_per_s, down=True)} of such requests within the SLO; {used} used"
 
     def _setting(self) -> str:
-        """The setting that would move what binds, or that none would."""
+        """Return the setting that would help."""
         helps = [each for each in self.diagnosis.levers if each.effect == "helps"]
         if helps:
             return f"setting: {helps[0].setting}: {helps[0].why}"
@@ -126,10 +125,9 @@ class Snapshot(Answer):
         return "setting: the counters do not show one"
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `latfit watch --once --json`."""
         slo = {}
-        for name, limit in self._promised():
-            low, high = self._kept(name, limit)
+        for name, (histogram, limit) in self._promised().items():
+            low, high = histogram.share_within(limit)
             slo[name] = {"limit_ms": limit, "share_low": low, "share_high": high}
         tails = {name: found for name in ("ttft", "tpot", "latency") if (found := self._histogram(name)) is not None}
         return {
@@ -139,7 +137,7 @@ class Snapshot(Answer):
             **self.diagnosis.to_json(),
             "p99_ms": {name: found.bucket(0.99) for name, found in tails.items()},
             "slo": slo,
-            "speed": None if self.speed is None else asdict(self.speed),
+            "speed": self.speed and asdict(self.speed),
             "capacity_per_s": self.capacity_per_s,
             "capacity_unknown": self.unknown or None,
         }
@@ -185,7 +183,7 @@ def _snapshots(
         if len(readings) < 2:
             continue
         seen = between(readings[0], reading)
-        diagnosis = diagnose(readings, {**facts, **limits_of(request)})
+        diagnosis = diagnose(readings, {**facts, **named_settings(request)})
         check_limit(request.max_num_seqs, readings)
         later_s = AGAIN_S if math.isfinite(capacity[0]) else min(SOON_S, window_s)
         if not has_fit:
@@ -194,7 +192,7 @@ def _snapshots(
             capacity = math.nan, f"unknown for the first {format_ms(1e3 * enough_s)}"
         elif reading.t_s - predicted_s >= later_s:
             predicted_s = reading.t_s
-            engine = engine_of(seen, diagnosis, facts, request)
+            engine = fitted_engine(request, seen, diagnosis, facts)
             what_if = WhatIf(engine, list(readings), slo, at_measured_speed=request.at_measured_speed)
             capacity, speed = _predict_capacity(what_if, slo), what_if.speed
         last = Snapshot(str(server), diagnosis, seen, *slo, *capacity, speed=speed)
@@ -202,7 +200,7 @@ def _snapshots(
 
 
 def _predict_capacity(what_if: WhatIf, slo: tuple[float, float]) -> tuple[float, str]:
-    """The capacity in requests/s, or why it is not known."""
+    """Return the capacity in requests/s, or why it is not known."""
     if min(slo) == math.inf:
         return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
     if not what_if.believed:
@@ -212,7 +210,7 @@ def _predict_capacity(what_if: WhatIf, slo: tuple[float, float]) -> tuple[float,
 
 
 def block_of(snapshots: Iterator[Snapshot], seconds: float) -> Snapshot:
-    """The snapshot after some time."""
+    """Return the snapshot after some time."""
     begun = monotonic()
     for found in snapshots:
         if monotonic() - begun >= seconds:

@@ -7,14 +7,15 @@ range over replications. Assumptions: docs/theory/planning.md, "What-if on a run
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from latfit.api.engines import UNNAMED, USUAL, EngineSetup, engine_costs, engine_settings_of
+from latfit.api.engines import UNNAMED, USUAL, EngineSetup, engine_costs, engine_settings_of, named_settings
+from latfit.api.requests import RunningEngine
 from latfit.api.serving import UNLIMITED
 from latfit.metrics import Diagnosis, Interval, Reading, between
 from latfit.model import FitResult
@@ -39,22 +40,23 @@ CARRIED = 0.95  # completed share of the offered rate below which an engine is o
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated engine under the load: medians over the replications."""
+    """A simulated engine under the load. setting, value: what was changed.  runs: figures by replication."""
 
-    setting: str  # setting, value: the changed setting; empty for the current engine
+    setting: str
     value: float
-    ttft_ms: float
-    ttft_p99_ms: float
-    tpot_ms: float
-    tpot_p99_ms: float
-    tokens_per_s: float
-    carried: bool
-    meets: float = math.nan
-    runs: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False)  # figures by replication
+    runs: Mapping[str, np.ndarray[Any, Any]]
+
+    def median(self, name: str) -> float:
+        return float(np.median(self.runs[name]))
+
+    @property
+    def carried(self) -> bool:
+        return self.median("carried") >= 0.5
 
     def to_json(self) -> dict[str, Any]:
-        found = {name: value for name, value in asdict(self).items() if name != "runs"}
-        return found | {"range": {name: self.range(name) for name in FIGURES if name in self.runs}}
+        medians = {name: self.median(name) for name in FIGURES}
+        ranges = {name: self.range(name) for name in FIGURES}
+        return {"setting": self.setting, "value": self.value, **medians, "carried": self.carried, "range": ranges}
 
     def range(self, name: str) -> tuple[float, float]:
         """Return the ends of the central LEVEL of the replications; the upper TTFT is infinite under overload."""
@@ -75,21 +77,21 @@ class Outcome:
         for title, name in (("TTFT p99", "ttft_p99_ms"), ("TPOT p99", "tpot_p99_ms")):
             low, high = map(shown, self.range(name))
             span = f" ({low} to {high})" if low != high else ""
-            ends = [getattr(each, name) if each.carried or name not in TTFT else math.inf for each in (now, self)]
+            ends = [each.median(name) if each.carried or name not in TTFT else math.inf for each in (now, self)]
             before, after = map(shown, ends)
             parts.append(f"{title} {before} -> {after}{span}")
         if not (now.carried and self.carried):
-            parts.append(f"{number(now.tokens_per_s, 3)} -> {number(self.tokens_per_s, 3)} tokens/s")
-        if math.isfinite(self.meets):
-            parts.append(f"within the SLO {format_percent(100 * now.meets)} -> {format_percent(100 * self.meets)}")
+            before, after = (number(each.median("tokens_per_s"), 3) for each in (now, self))
+            parts.append(f"{before} -> {after} tokens/s")
+        if math.isfinite(self.median("meets")):
+            before, after = (format_percent(100 * each.median("meets")) for each in (now, self))
+            parts.append(f"within the SLO {before} -> {after}")
         return ", ".join(parts)
 
     def effect(self, now: "Outcome") -> str:
         """Return helps, nothing, trades (one figure for another) or hurts."""
-        if math.isfinite(self.meets):
-            gained = self._direction(now, "meets", relative=False)
-            if gained:
-                return "helps" if gained > 0 else "hurts"
+        if gained := self._direction(now, "meets", relative=False):
+            return "helps" if gained > 0 else "hurts"
         better = [-self._direction(now, name) for name in ("ttft_p99_ms", "tpot_p99_ms")]
         if not (now.carried and self.carried):
             better.append(self._direction(now, "tokens_per_s"))
@@ -123,24 +125,24 @@ class Fitted:
 
     @property
     def settings(self) -> EngineSettings:
-        return self.setup.settings[0]
+        return self.setup.settings
 
     def is_known(self, setting: str) -> bool:
         """Whether some source names a setting, so that a change of it is meaningful."""
         return self.setup.origin.get(setting, UNNAMED[0]) not in UNNAMED
 
 
-def fitted_engine(
-    fit: Any, prefill_fit: Any, hardware: Any, diagnosis: Diagnosis, facts: Mapping[str, Any], given: Mapping[str, Any]
-) -> Fitted:
-    """Return the engine of a diagnosis. Raises BadInput, FitNotUsable, WrongUsage.
+def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any]) -> Fitted:
+    """Return the engine that was read, with the costs of the request's fit. facts: settings that the server publishes.
 
-    facts: settings that the server publishes.  given: settings that options name.
+    Raises BadInput, FitNotUsable, WrongUsage.
     """
-    costs, unmeasured, _, fits = engine_costs(fit, prefill_fit, None, hardware, scatter=True)
-    server = dict(facts)
+    costs, unmeasured, _, fits = engine_costs(request, scatter=True)
+    server, given = {**facts, **seen.last.facts}, named_settings(request)
     if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
         server["max_num_seqs"] = round(diagnosis.figures["running_most"] / diagnosis.engines)
+    if 0 < seen.count("prefix_hits") < seen.count("prefix_queries"):
+        given["prefix_hit_rate"] = seen.count("prefix_hits") / seen.count("prefix_queries")
     setup = engine_settings_of(fits, server=server, usual={**USUAL, "kv_blocks": UNLIMITED}, **given)
     found = Fitted(costs, setup, unmeasured, fits)
     queues = diagnosis.binding == "unknown" and "max_num_seqs" not in diagnosis.limits
@@ -169,10 +171,8 @@ class WhatIf:
     @cached_property
     def speed(self) -> PhaseSpeed | None:
         """Speed factor relative to the fit; None if the readings do not show step times."""
-        if not self.engine.fits:
-            return None
         windows = [between(a, b) for a, b in pairwise(self.readings)]
-        return window_speed(windows, self.engine.fits)
+        return window_speed(windows, self.engine.fits) if self.engine.fits else None
 
     @property
     def factor(self) -> float:
@@ -240,18 +240,21 @@ class WhatIf:
     def changes(self) -> list[Outcome]:
         """Engines with known limits doubled and halved, and with a quarter more KV cache."""
         now = self.engine.settings
-        moved: list[dict[str, int]] = []
+        moved: list[tuple[str, int]] = []
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if self.engine.is_known(name):
-                moved += [{name: 2 * getattr(now, name)}, {name: getattr(now, name) // 2}]
+                moved += [(name, 2 * getattr(now, name)), (name, getattr(now, name) // 2)]
         if now.kv_blocks < UNLIMITED:
-            moved.append({"kv_blocks": now.kv_blocks * 5 // 4})
+            moved.append(("kv_blocks", now.kv_blocks * 5 // 4))
         found = []
-        for change in moved:
-            seqs, tokens = (change.get(name, getattr(now, name)) for name in ("max_num_seqs", "max_num_batched_tokens"))
-            if tokens >= seqs >= 1:
-                settings: EngineSettings = replace(now, **change)  # type: ignore[arg-type]
-                found += [self._outcome(name, value, settings) for name, value in change.items()]
+        for name, value in moved:
+            limits = {
+                "max_num_seqs": now.max_num_seqs,
+                "max_num_batched_tokens": now.max_num_batched_tokens,
+                name: value,
+            }
+            if limits["max_num_batched_tokens"] >= limits["max_num_seqs"] >= 1:
+                found.append(self._outcome(name, value, replace(now, **limits)))  # type: ignore[arg-type]
         return found
 
     @cached_property
@@ -303,10 +306,7 @@ class WhatIf:
             # The machine may have another speed after the readings.
             drift = min(abs(math.log(self.factor)), MAX_DRIFT) / math.sqrt(2)
             found.append(self._figures(serve(requests, self.costs_now(stream, drift), settings, self.seed)))
-        runs = {name: np.array([each[name] for each in found]) for name in found[0]}
-        carried = bool(np.mean(runs["carried"]) >= 0.5)
-        middle = {name: float(np.median(runs[name])) for name in FIGURES}
-        return Outcome(name, value, **middle, carried=carried, runs=runs)
+        return Outcome(name, value, {name: np.array([each[name] for each in found]) for name in found[0]})
 
     def _figures(self, run: EngineRun) -> dict[str, float]:
         """Return the figures of one replication after its warm-up."""

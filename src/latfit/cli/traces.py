@@ -1,0 +1,144 @@
+"""`latfit ingest` and `latfit trace`: engine logs and tables as a clean trace, and what a trace covers."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latfit.api.request import option
+from latfit.api.requests import ReadRequest, TraceFile
+from latfit.cli.options import OutputOptions, group_of_verbs, read_sources, subverb, verb
+from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, wrapped
+from latfit.errors import WrongUsage
+from latfit.units import format_ms, format_percent
+
+if TYPE_CHECKING:
+    from latfit.trace import Coverage
+
+trace = group_of_verbs("Look at measured steps before fitting them.")
+SHOWN_FACTS = ("rows_read", "rows_used", "dropped", "marked", "formats")
+MAX_MISSING = 3  # sentences on what is missing, without --verbose
+
+
+@verb
+def ingest(
+    request: ReadRequest,
+    *,
+    out: TraceFile = Path("trace.parquet"),
+    dropped: Path | None = option("File for the dropped rows, with reasons."),
+    scheduler: str | None = option(
+        "Summarise a folder on a Dask cluster: its address, tcp://..., or local.", metavar="ADDRESS"
+    ),
+    output: OutputOptions,
+) -> None:
+    """Read engine logs and tables into a clean trace.
+
+    Dropped rows are counted by reason; --dropped keeps them.
+
+    Example: latfit ingest server.log --out trace.parquet
+    """
+    import numpy as np
+
+    from latfit.api import data_line
+    from latfit.files import check_writable
+    from latfit.provenance import run_facts
+    from latfit.trace import check_trace_name, data_facts, reading_notes, write_trace
+
+    sources = [Path(each) for each in request.source]
+    for option_name, target in (("--out", out), ("--dropped", dropped)):
+        if target is None:
+            continue
+        check_trace_name(target, option_name)
+        check_writable(target)
+        if target.exists() and any(each.exists() and each.samefile(target) for each in sources):
+            raise WrongUsage(f"{target} is what is read", where=option_name, remedy="Write to another file.")
+    if scheduler is not None:
+        request = replace(request, backend="dask", scheduler=None if scheduler == "local" else scheduler)
+    read = read_sources(request, quiet=output.silent)
+    data, notes = data_facts(read, {}, read.trace), reading_notes(read)
+    if dropped is not None:
+        reasons = read.cleaned.reasons
+        rows = reasons != ""
+        write_trace(dropped, read.everything.select(rows).with_columns(reason=reasons[rows]))
+    clean = read.trace
+    if read.path is not None and "path" not in clean:
+        clean = clean.with_columns(path=np.full(len(clean), read.path, dtype=object))
+    write_trace(out, clean.with_provenance(ingest={**run_facts(0), "data": data}))
+    if output.json:
+        print_json({**{name: data[name] for name in SHOWN_FACTS}, "notes": notes, "out": str(out)})
+        return
+    say(data_line(data))
+    if output.verbose:
+        say(f"{read!r}.")
+    print_messages(notes, kind="note")
+    say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {shlex.quote(str(out))}")
+
+
+@subverb(trace)
+def show(
+    request: ReadRequest,
+    *,
+    figure: Path | None = option("PNG file for a plot of the coverage.", names="--figure --picture"),
+    output: OutputOptions,
+) -> None:
+    """Show what a trace covers and what it lacks.
+
+    Batches and tokens, phases, time, gaps, drift, and what a better fit needs.
+
+    Example: latfit trace show trace.parquet --figure coverage.png
+    """
+    from latfit.api import data_line
+    from latfit.files import check_writable
+    from latfit.trace import coverage_of, data_facts, reading_notes
+
+    if figure is not None:
+        check_writable(figure)
+    read = read_sources(request, quiet=output.silent)
+    data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
+    if figure is not None:
+        from latfit.reporting import write_coverage
+
+        write_coverage(figure, read.trace)
+    if output.json:
+        print_json({**{name: data[name] for name in SHOWN_FACTS}, **found.to_json(), "notes": notes})
+        return
+    say(data_line(data))
+    _print_coverage(found, verbose=output.verbose)
+    if sentence := _describe_requests(read.everything.provenance):
+        say(sentence)
+    print_messages(notes, kind="note")
+    if figure is not None:
+        note(f"Drew {figure}.", quiet=output.quiet)
+    each = " --each" if len(read.systems) > 1 else ""
+    say(f"Next: {shlex.join(['latfit', 'fit', *request.source])}{each}")
+
+
+def _describe_requests(provenance: Mapping[str, Any]) -> str:
+    """Return exact percentiles of the requests that a recorder of the engine counted."""
+    from latfit.trace import request_times, time_quantile
+
+    parts = [
+        f"{name.removesuffix('_ms').upper()} p50 {format_ms(time_quantile(counts, 0.5))},"
+        f" p99 {format_ms(time_quantile(counts, 0.99))} (of {counts.total():,})"
+        for name, counts in sorted(request_times(provenance).items(), reverse=True)
+    ]
+    return f"Requests since the engine's start: {'; '.join(parts)}." if parts else ""
+
+
+def _print_coverage(found: "Coverage", *, verbose: bool) -> None:
+    from latfit.reporting import coverage_table
+
+    print_table(coverage_table(found))
+    if found.seconds is not None:
+        say(f"Time covered: {format_ms(found.seconds * 1e3)} in {found.runs} run{'s' if found.runs > 1 else ''}.")
+    drift = {run: format_percent(100 * change, signed=True) for run, change in found.drift.items()}
+    print_messages(
+        (f"Drift: {run} ends {change} from where it began." for run, change in drift.items()), verbose=verbose
+    )
+    if found.missing:
+        say("Missing for a good fit:")
+    for text in found.missing if verbose else found.missing[:MAX_MISSING]:
+        echo(wrapped(text, "    ", "  - "))
+    if not verbose and len(found.missing) > MAX_MISSING:
+        say(f"  - and {len(found.missing) - MAX_MISSING} more: --verbose shows them.")
