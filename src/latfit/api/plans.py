@@ -128,12 +128,11 @@ def plan(request: PlanRequest) -> Plan:
     nothing can meet comes back with feasible=False and what would make it feasible. Raises BadInput, FitNotUsable,
     WrongUsage.
     """
-    limit_ms = duration(request.sla, "--sla", request.sla_ms)
+    limit_ms = duration(request.sla, "--sla")
     tokens = request.tokens_per_request or 1
     fixed_ms, ms_per_token = (0.0, 0.0) if request.transfer is None else transfers(request.transfer)
-    offered = request.rate is not None or request.rate_per_s is not None
     made = PlanRecordRequest(
-        rate=per_ms(request.rate, "--rate", request.rate_per_s) if offered else None,
+        rate=None if request.rate is None else per_ms(request.rate),
         load=_load(request),
         replicas=request.replicas,
         context=request.context,
@@ -148,7 +147,7 @@ def plan(request: PlanRequest) -> Plan:
         seed=request.seed,
     )
     profile = profile_of(request.paths)
-    if offered and request.tokens_per_request is None:
+    if request.rate is not None and request.tokens_per_request is None:
         _check_lengths(profile)
     note_unread_context(profile, request.context)
     if not request.force:
@@ -174,7 +173,7 @@ def step_budget(request: StepBudgetRequest) -> StepBudget:
 
     `.table` is a DataFrame (B, S_max), `.trim(least, wanted)` cuts a batch. Raises SlaOutOfReach, WrongUsage.
     """
-    limit_ms = duration(request.sla, "--sla", request.sla_ms)
+    limit_ms = duration(request.sla, "--sla")
     paths, name = profile_of(request.paths).paths, request.path
     if name is None and len(paths) == 1:
         (name,) = paths

@@ -1,4 +1,4 @@
-"""Quantities as users write them: texts with units, such as "20ms", or numbers whose parameter says it (`sla_ms=20`).
+"""Quantities as users write them: texts with units, such as "20ms", "2000/s" or "95%".
 
 A plain number is refused where its unit would be a guess. Errors name options as the command line does.
 """
@@ -15,10 +15,8 @@ from latfit.units import parse_duration_ms, parse_rate_per_ms, whole_number
 MAX_RANGE_VALUES = 10_000
 
 
-def duration(value: Any, option: str, ms: float | None = None, *, zero: bool = False) -> float:
-    """Return milliseconds of "20ms" or a timedelta, else the number `ms`. zero: accept 0. Raises WrongUsage."""
-    if value is None and ms is not None:
-        value = f"{ms}ms"
+def duration(value: Any, option: str, *, zero: bool = False) -> float:
+    """Return milliseconds of "20ms" or a timedelta. zero: accept 0. Raises WrongUsage."""
     if isinstance(value, timedelta):
         value = f"{value.total_seconds()}s"
     return parse_duration_ms(_with_unit(value, option, "20ms"), option=option, zero=zero)
@@ -29,10 +27,8 @@ def limit(value: Any, option: str) -> float:
     return math.inf if value is None else duration(value, option)
 
 
-def rate(value: Any, option: str = "--rate", per_s: float | None = None) -> float:
-    """Return requests per ms of "500/s", else of `per_s` requests a second. Raises WrongUsage."""
-    if value is None and per_s is not None:
-        value = f"{per_s}/s"
+def rate(value: Any, option: str = "--rate") -> float:
+    """Return requests per ms of "500/s". Raises WrongUsage."""
     return parse_rate_per_ms(_with_unit(value, option, "500/s"), option=option)
 
 
@@ -43,10 +39,8 @@ def _with_unit(value: Any, option: str, example: str) -> str:
     return value
 
 
-def rates(values: Any, option: str = "--rate", per_s: Any = None) -> list[float]:
+def rates(values: Any, option: str = "--rate") -> list[float]:
     """Return requests per ms of one rate or several. Raises WrongUsage."""
-    if values is None:
-        return [rate(None, option, each) for each in several(per_s)]
     return [rate(each, option) for each in several(values)]
 
 

@@ -76,9 +76,9 @@ def report(request: ReportRequest) -> Report:
     files, DataFrames, or by path. Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
     """
     profile, plan = profile_of(request.paths), request.plan
-    if plan is None and (request.sla is not None or request.sla_ms is not None):
+    if plan is None and request.sla is not None:
         plan = make_plan.of(shared(PlanRequest, request, paths=profile))
-    elif plan is None and (request.rate is not None or request.rate_per_s is not None):
+    elif plan is None and request.rate is not None:
         raise WrongUsage("a rate without an SLA", where="--rate", remedy="Give --sla 20ms as well.")
     folder = Path(request.out)
     make_folder(folder)

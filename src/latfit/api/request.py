@@ -8,8 +8,8 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
@@ -166,7 +166,7 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Verb[P, Q, R]]
     def add(function: Callable[[Q], R]) -> Verb[P, Q, R]:
         def of(whole: Q) -> R:
             check(whole)
-            return function(whole)
+            return function(with_units(whole))
 
         @functools.wraps(function)
         def call(*given: P.args, **named: P.kwargs) -> R:
@@ -223,6 +223,20 @@ def check(request: Any) -> None:
     seed = getattr(request, "seed", None)
     if seed is not None and not (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED):
         raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
+
+
+TWINS = {"sla_ms": ("sla", "ms"), "rate_per_s": ("rate", "/s")}
+"""Numbers whose parameter says the unit: the field of the same quantity as text, and the unit."""
+
+
+def with_units(request: K) -> K:
+    """Return the request with `sla_ms=20` as `sla="20ms"`, and `rate_per_s=500` as `rate="500/s"`."""
+    changes: dict[str, Any] = {}
+    for twin, (name, unit) in TWINS.items():
+        if (value := getattr(request, twin, None)) is not None:
+            several = isinstance(value, Iterable)
+            changes |= {name: [f"{each}{unit}" for each in value] if several else f"{value}{unit}", twin: None}
+    return replace(request, **changes) if changes else request  # type: ignore[type-var]
 
 
 def ignored(option: str, why: str) -> None:

@@ -63,6 +63,12 @@ class EnginePlan(Planned):
         """Settings of a replica; empty where nothing keeps the targets."""
         return {} if self.result.engine is None else self.result.engine.to_json()
 
+    @property
+    def schedule(self) -> Any:
+        """DataFrame (t_s, replicas) for `simulate_engine(replicas_at=...)`; empty where there is no schedule."""
+        found = () if self.result.schedule is None else self.result.schedule.replicas_at
+        return data_frame({"t_s": t_s, "replicas": replicas} for t_s, replicas in found)
+
     @cached_property
     def _summary(self) -> "reporting.PlanSummary":
         return reporting.serving_summary(self.result)
@@ -94,7 +100,7 @@ class EnginePlan(Planned):
     def nearby(self) -> dict[str, dict[str, planning.ServingPlan]]:
         """Plan again at rates, and at limits of TPOT, around this plan's, by slider and place; empty without a rate."""
         request, rate_per_s = self.request, self.result.rate_per_s
-        if request is None or (request.rate is None and request.rate_per_s is None):
+        if request is None or request.rate is None:
             return {}
 
         def again(**changes: Any) -> planning.ServingPlan:
@@ -105,7 +111,7 @@ class EnginePlan(Planned):
 
         found = {
             "rate": {
-                format_rate(rate): self.result if is_own else again(rate=None, rate_per_s=rate, growth=None)
+                format_rate(rate): self.result if is_own else again(rate=f"{rate}/s", growth=None)
                 for is_own, rate in around(rate_per_s, RATE_FACTORS)
             }
         }
@@ -225,7 +231,7 @@ def _growth(growth: float | str | None) -> float:
 
 def _load(request: EnginePlanRequest) -> workload.Load:
     """Return the load with its lengths, at its rate times the growth. Raises WrongUsage, BadInput."""
-    offered = rates(request.rate, per_s=request.rate_per_s)
+    offered = rates(request.rate)
     growth = _growth(request.growth)
     load = make_load(request, offered)
     if isinstance(load, workload.ClosedLoad):

@@ -13,7 +13,7 @@ from latfit import reporting, simulation
 from latfit.api.answer import Answer, State, data_frame
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
-from latfit.api.quantities import by_name, count, duration, rates, several, values_of
+from latfit.api.quantities import by_name, count, duration, limit, rates, several, values_of
 from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import SimulateRequest, StudyRequest
 from latfit.errors import SlaOutOfReach, WrongUsage
@@ -138,7 +138,7 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
     WrongUsage, BadInput; an unstable load is no error: its runs have `stable=False`.
     """
     axes = values_of(request.vary)
-    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate, per_s=request.rate_per_s)
+    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate)
     if unknown := next((name for name in axes if name not in SETTINGS), None):
         remedy = f"Vary rate, {', '.join(name.replace('_', '-') for name in SETTINGS)}."
         raise WrongUsage(f"{unknown!r} is not a setting", where="--sweep", remedy=remedy)
@@ -216,10 +216,8 @@ def _simulated(
     system = simulation.system_of(machine, simulation.Serving(mean, request.service, longest, servers, buckets))
     if not request.force:
         check_one_model(HardwareProfile({path.name: machine.paths[path.name] for path in system.paths}))
-    has_sla = request.sla is not None or request.sla_ms is not None
-    sla_ms = duration(request.sla, "--sla", request.sla_ms) if has_sla else math.inf
     names = ("requests", "warmup", "replications", "seed", "precision")
-    options = simulation.Options(sla_ms=sla_ms, **{name: getattr(request, name) for name in names})
+    options = simulation.Options(sla_ms=limit(request.sla, "--sla"), **{name: getattr(request, name) for name in names})
     return machine, system, options
 
 

@@ -21,8 +21,9 @@ GPU = "launch=12ms,slope=0.05ms,max_batch=64,max_tokens=64"
 
 def test_what_a_plan_holds() -> None:
     made = plan({"cpu": CPU, "gpu": GPU}, "20ms")
-    assert made.result.B1.value == 7  # 12 + 0.05 B <= 2 B from 6.15 on
-    assert made.replicas is None
+    assert made.B1 == 7  # 12 + 0.05 B <= 2 B from 6.15 on
+    assert made.T_cut_ms is None
+    assert made.capacity_per_s is None
     limits = made.limits.set_index(["path", "B"])
     assert limits.loc[("cpu", 8), "S_min"] == 8
     assert pd.isna(limits.loc[("cpu", 8), "S_max"])  # its latency does not depend on tokens
@@ -44,6 +45,7 @@ class TestBadInput:
         [
             ({"sla": 20}, "has no unit"),
             ({"sla": "20"}, "with its unit"),
+            ({"sla": "20ms", "sla_ms": 20}, "contradict"),
             ({"sla": "20ms", "rate": 500}, "has no unit"),
             ({"sla": "20ms", "rate": "5/s", "arrivals": "a.csv"}, "contradict"),
             ({"sla": "20ms", "wait": 3}, "has no unit"),

@@ -65,12 +65,12 @@ class TestPolicies:
         told = printed(capsys, "simulate", "policies", *names, *load, "--sla", "20ms", *PATHS, *AS_TYPED)
         found = latfit.simulate(
             NOMINAL,
-            "500/s",
+            rate_per_s=500,
             policy=["three-stage", "fixed"],
-            batch=4,
+            settings={"batch": 4},
             arrival_process="gamma:2",
             classes=["chat:0.3:50ms", "batch:0.7"],
-            sla="20ms",
+            sla_ms=20,
             **SMALL,
         )
         assert same(found.to_json(), told)
@@ -91,7 +91,7 @@ class TestPolicies:
     def test_the_best_is_told_with_its_interval(self) -> None:
         """Greedy batches beat a fixed batch of 8 at 200/s: T(1) = 8.05 ms against a wait for eight arrivals, 40 ms."""
         many: dict[str, Any] = {"requests": 120_000, "replications": 2}
-        found = latfit.simulate({"gpu": "8ms+0.05ms*16"}, "200/s", ["fixed", "gpu-only"], batch=8, **many)
+        found = latfit.simulate({"gpu": "8ms+0.05ms*16"}, "200/s", ["fixed", "gpu-only"], settings={"batch": 8}, **many)
         assert found.verdict.startswith("gpu-only is best: p99 ")
         assert "below fixed." in found.verdict
         assert found.state == "good"

@@ -15,7 +15,7 @@ from latfit.files import dumps
 from latfit.model import FitResult
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitStatus, write_fit
-from latfit.simulation import EngineSettings
+from latfit.simulation import EngineSettings, Running
 
 Captured = pytest.CaptureFixture[str]
 VALUES = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
@@ -48,8 +48,8 @@ def test_the_file_is_gone_on_with_and_is_the_same_for_any_workers(tmp_path: Path
     vary: dict[str, list[Any]] = {"replicas": [1, 2], "route": ["least-loaded", "predicted-latency"]}
     part = swept({**vary, "replicas": [2]}, out=out)
     assert len(pd.read_parquet(out)) == len(part.runs) == 2
-    whole = swept(vary, out=out, resume=True, workers=1, classes=())
-    again = swept(vary, workers=3)
+    whole = swept(vary, out=out, resume=True, running=Running(workers=1), classes=())
+    again = swept(vary, running=Running(workers=3))
     assert [dumps(run.to_json()) for run in whole.runs] == [dumps(run.to_json()) for run in again.runs]
     assert [(run.routing.replicas, run.labels["route"]) for run in whole.runs] == [
         (replicas, route) for replicas in vary["replicas"] for route in vary["route"]
