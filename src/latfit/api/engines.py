@@ -335,7 +335,7 @@ def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, 
     return simulation.step_costs(path.fit, prefill, scatter=scatter), notes, reporting.what_is_known([path]), measured
 
 
-def check_one_engine(fit: Any, prefill_fit: Any, prefill_on: Any = None) -> None:
+def check_one_engine(fit: Any, prefill_fit: Any = None, prefill_on: Any = None) -> None:
     """Raises FitNotUsable for fits of one engine of different systems, or of engines of different models."""
     named = {"fit": fit, "prefill fit": prefill_fit, "prefill engine": prefill_on}
     known = {name: as_fit(each).result for name, each in named.items() if each is not None}

@@ -100,7 +100,7 @@ class Hardware:
         for path in self.result.paths.values():
             ends = {f"{name}_{end}": path.fit.domain[name][i] for name in "BS" for i, end in enumerate(("min", "max"))}
             source = f"nominal: {path.nominal.text}" if path.nominal else f"fit of {path.fit.metrics.n:,} steps"
-            about = {"path": path.name, "source": source, "model": path.fit.name}
+            about: dict[str, Any] = {"path": path.name, "source": source, "model": path.fit.name}
             rows.append(about | ends | {"price_per_hour": path.price_per_hour})
         return data_frame(rows)
 
