@@ -85,7 +85,7 @@ class TestStraightLine:
             }
         )
         write_trace(in_tmp / "trace.parquet", both)
-        assert latfit("fit", "trace.parquet", "--model", "saturation") == 0
+        assert latfit("fit", "trace.parquet") == 0
         assert (in_tmp / "trace.cpu.fit.json").exists()
         assert (in_tmp / "trace.gpu.fit.json").exists()
         capsys.readouterr()
