@@ -63,7 +63,7 @@ def parameters_held(data_sets: int, asked: DoubtOptions) -> dict[str, tuple[int,
     for seed in range(data_sets):
         trace = rich_design(3, seed)
         problem = make_problem(rows_of(trace), FitOptions("saturation"))
-        estimates = doubts(problem, solve(problem), fit_data(trace), asked).uncertainty.estimates
+        estimates = doubts(problem, solve(problem), fit_data(trace), asked)[0].estimates
         for name in names:
             known = estimates[name]
             if known.identified and known.low is not None and known.high is not None:

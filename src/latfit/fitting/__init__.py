@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from latfit.fitting.diagnostics.drift import long_run_variance as long_run_variance
     from latfit.fitting.diagnostics.messages import keeps_out as keeps_out
-    from latfit.fitting.fit import fit_trace as fit_trace, solved as solved
+    from latfit.fitting.fit import fit_trace as fit_trace
     from latfit.fitting.model_selection import is_auto as is_auto
     from latfit.fitting.prediction import (
         evaluate as evaluate,

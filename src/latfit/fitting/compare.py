@@ -1,8 +1,7 @@
 """Compare runs: latency ratio per phase and per region of (B, S), with simultaneous confidence intervals.
 
-Common cells are compared step by step, phases without common cells by the predictions of both fits. The noise is that
-of blocks: visits to a cell in a grid, stretches of time in a log, whole runs where each side has several starts.
-Method and error rates: docs/theory/fitting.md#comparing-runs.
+Common cells are compared step by step, runs without common cells by the predictions of both fits. The noise is that of
+blocks: visits to a cell, stretches of time, or whole runs. Method: docs/theory/fitting.md#comparing-runs.
 """
 
 import math
@@ -28,7 +27,6 @@ LEVEL = 0.95  # of all lower ends of a comparison together, and of all upper end
 CELL_COLUMNS = ("B", "S", "prefill_tokens", "context_tokens")
 CELLS_PER_OCTAVE = 4
 MIN_MATCHED_STEPS = 8  # of each run; with fewer a phase is not compared by steps
-MIN_MATCHED_SHARE = 0.5  # of a run's steps in the common range
 MIN_REGION_CELLS, MIN_REGION_STEPS = 5, 40
 LOG_BLOCKS = 12  # stretches of time per log: longer than the noise stays, enough for Student's t
 MAX_BLOCK_CORRELATION = 0.8
@@ -51,17 +49,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class RegionChange:
-    """Latency change of a region in percent of the baseline's, with its simultaneous interval. B, S: ends of the
-    region. baseline_steps, steps: steps of each run in these cells; 0 by fits. low_pct, high_pct: none where the data
-    do not suffice for an interval."""
+    """Latency change of a region in percent of the baseline's, with its simultaneous interval."""
 
-    B: tuple[float, float]
+    B: tuple[float, float]  # ends of the region
     S: tuple[float, float]
     cells: int  # number of common cells, or of points where fits are compared
-    baseline_steps: int
+    baseline_steps: int  # in these cells; 0 by fits
     steps: int
     change_pct: float = 0.0
-    low_pct: float | None = None
+    low_pct: float | None = None  # None where the data do not suffice for an interval
     high_pct: float | None = None
 
     def overlaps(self, other: "RegionChange") -> bool:
@@ -143,15 +139,11 @@ class _Estimate:
         """Return the region with ends that each fail with probability alpha, by Student's t."""
         from scipy.special import stdtrit
 
-        if not math.isfinite(self.error):
-            return replace(self.region, change_pct=percent_of(self.ratio))
         reach = float(stdtrit(max(self.freedom, 1.0), 1 - alpha)) * self.error if self.error else 0.0
-        change, low, high = (percent_of(self.ratio + off) for off in (0.0, -reach, reach))
+        change, low, high = (100 * math.expm1(min(self.ratio + off, MAX_LOG_RATIO)) for off in (0.0, -reach, reach))
+        if not math.isfinite(self.error):
+            return replace(self.region, change_pct=change)
         return replace(self.region, change_pct=change, low_pct=low, high_pct=high)
-
-
-def percent_of(ratio: float) -> float:
-    return 100 * math.expm1(min(ratio, MAX_LOG_RATIO))
 
 
 @dataclass(frozen=True)
@@ -168,37 +160,25 @@ class _Phase:
 
 
 def changes_between(pairs: Sequence[tuple[Measured, Measured]]) -> list[Change]:
-    """Return how much slower the second run of each pair is, all pairs as one family of tests (Bonferroni).
-
-    Raises
-    ------
-    BadInput
-        Two runs have no steps in common.
-    """
+    """Return how much slower the second run of each pair is, all pairs as one family of tests. Raises BadInput."""
     compared = [_compare_pair(first, other) for first, other in pairs]
     alpha = (1 - LEVEL) / sum(len(phase.estimates) for phases, _ in compared for phase in phases)
     return [Change([phase.with_intervals(alpha) for phase in phases], alone) for phases, alone in compared]
 
 
 def _compare_pair(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]]:
-    """Return the phases, and the names of those in one run only."""
+    """Return the phases, and the names of those not compared."""
     _check_overlap(first.fit, other.fit)
-    if first.steps is None or other.steps is None:
-        return [_compare_fits(first.fit, other.fit, *part) for part in _common_steps(first.fit, other.fit).items()], []
-    runs = _align([first.steps, other.steps])
-    names = [set(np.unique(run.phase).tolist()) for run in runs]
-    compared = []
-    for phase in sorted(names[0] & names[1]):
-        if (by_steps := _compare_cells(first.fit, runs, phase)) is not None:
-            compared.append(by_steps)
-        elif all(len(_inside(run, np.flatnonzero(run.phase == phase), runs)) for run in runs):
-            steps = _common_steps(first.fit, other.fit).get(DECODE if phase == DECODE else UNKNOWN)
-            compared += [] if steps is None else [_compare_fits(first.fit, other.fit, phase, steps)]
-    if not compared:
-        raise BadInput(
-            "the runs have no common steps (phase, B, S)", remedy="Compare runs of steps that overlap in B and in S."
-        )
-    return compared, sorted((names[0] | names[1]) - {phase.phase for phase in compared})
+    names: set[str] = set()
+    if first.steps is not None and other.steps is not None:
+        runs = _align([first.steps, other.steps])
+        named = [set(np.unique(run.phase).tolist()) for run in runs]
+        found = [_compare_cells(first.fit, runs, phase) for phase in sorted(set.intersection(*named))]
+        names = set.union(*named)
+        if compared := [phase for phase in found if phase is not None]:
+            return compared, sorted(names - {phase.phase for phase in compared})
+    by_fits = [_compare_fits(first.fit, other.fit, *part) for part in _common_steps(first.fit, other.fit).items()]
+    return by_fits, sorted(names - {phase.phase for phase in by_fits})
 
 
 def _check_overlap(first: FitResult, other: FitResult) -> None:
@@ -240,16 +220,14 @@ def _align(steps: Sequence[FitData]) -> list[_Run]:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Steps of one run in the cells that all runs measured. rows: row numbers (n,); cell: cell of each (n,), 0 to m -
-    1; y: ln T less the baseline fit's (n,); weights: steps that each row stands for (n,); block: number of the block of
-    steps that share their noise (n,)."""
+    """Steps of one run in the cells that all runs measured, (n,) each."""
 
     run: _Run
-    rows: Rows
-    cell: Rows
-    y: FloatArray
-    weights: FloatArray
-    block: Rows
+    rows: Rows  # row numbers
+    cell: Rows  # 0 to m - 1
+    y: FloatArray  # ln T less the baseline fit's
+    weights: FloatArray  # steps that each row stands for
+    block: Rows  # number of the block of steps that share their noise
 
     @property
     def sizes(self) -> FloatArray:
@@ -329,11 +307,7 @@ def _compare_cells(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase |
     """Compare a phase by common cells; None where too few steps lie in them."""
     log = any(run.data.in_time for run in runs)
     parts = _match(fit, runs, phase, log)
-    for run, part in zip(runs, parts, strict=False):
-        inside = _inside(run, np.flatnonzero(run.phase == phase), runs)
-        if part.weights.sum() < max(MIN_MATCHED_STEPS, MIN_MATCHED_SHARE * float(run.data.weights[inside].sum())):
-            return None
-    if not parts:
+    if not parts or min(part.weights.sum() for part in parts) < MIN_MATCHED_STEPS:
         return None
     cell = np.concatenate([part.cell for part in parts])
     sizes = [np.concatenate([part.run.columns[name][part.rows] for part in parts]) for name in ("B", "S")]
@@ -346,8 +320,7 @@ def _compare_cells(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase |
 
 
 def _estimate(parts: Sequence[_Cells], region: RegionChange, log: bool) -> _Estimate:
-    """Estimate the change of a region, its standard error from sums over blocks (cluster-robust). Visits of a grid
-    count up to CLIP robust standard deviations from their cell's level, so that pauses decide nothing."""
+    """Estimate the change of a region, its standard error from sums over blocks; visits of a grid are clipped."""
     sizes = np.stack([part.sizes for part in parts])
     w = 1 / (1 / sizes).sum(axis=0)
     w /= w.sum()
@@ -392,18 +365,8 @@ def _region(parts: Sequence[_Cells], first: int = 1) -> RegionChange:
     return RegionChange(ends[0], ends[1], len(parts[0].sizes), *counts)
 
 
-def _inside(run: _Run, rows: Rows, runs: Sequence[_Run]) -> Rows:
-    """Return the rows that lie in the range of B and S that all runs measured."""
-    for name in ("B", "S"):
-        low = max(float(each.columns[name].min()) for each in runs)
-        high = min(float(each.columns[name].max()) for each in runs)
-        rows = rows[(run.columns[name][rows] >= low) & (run.columns[name][rows] <= high)]
-    return rows
-
-
 def _split_regions(place: FloatArray, weight: FloatArray) -> list[Rows]:
-    """Return all cells, then the halves along B and along S, then the quarters along the wider axis. place: ln B and ln
-    S of each cell (2, m); weight: its steps (m,)."""
+    """Return all cells, their halves along B and S, and quarters. place: ln B, ln S (2, m); weight: steps (m,)."""
     everything = np.arange(len(weight))
     found = [everything]
     for axis in sorted((0, 1), key=lambda each: -float(np.ptp(place[each]))):
@@ -431,12 +394,7 @@ def _halve(part: Rows, along: FloatArray, weight: FloatArray) -> list[Rows]:
 def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> Change:
     """Return how much slower the runs of one side are than the baseline's, where each run is a start of its own.
 
-    A run is one observation of each phase: the mean over the cells that all runs measured. Regions are not tested.
-
-    Raises
-    ------
-    BadInput
-        The steps of a run are not available, or the runs have no common cells.
+    A run is one observation of each phase: the mean over the cells that all runs measured. Raises BadInput.
     """
     known = [each.steps for each in (*first, *other) if each.steps is not None]
     if len(known) < len(first) + len(other):
@@ -468,19 +426,16 @@ def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> 
 
 
 def _common_steps(first: FitResult, other: FitResult) -> dict[str, dict[str, FloatArray]]:
-    """Return steps on a geometric grid of the fits' common range, by phase, at the mean of their typical contexts."""
+    """Return steps on a geometric grid of the fits' common range, by phase, at the typical context."""
     axes = []
     for name in ("B", "S"):
-        ends = [fit.domain[name] for fit in (first, other)]
-        low, high = max(low for low, _ in ends), min(high for _, high in ends)
+        low, high = (end(fit.domain[name][i] for fit in (first, other)) for i, end in enumerate((max, min)))
         axes.append(np.unique(np.round(np.geomspace(max(low, 1.0), high, GRID_SIDE))).astype(np.float64))
     B, S = (np.asarray(axis.ravel(), dtype=np.float64) for axis in np.meshgrid(*axes))
     prefill = FitResult.holds_prefill(B, S) & (S > B) & (first.knows_prefill and other.knows_prefill)
     decode = axes[0][axes[0] >= axes[1][0] / 2]
-    contexts = [fit.typical for fit in (first, other) if fit.typical]
-    names = {name for typical in contexts for name in typical}
-    typical = {name: float(np.mean([each[name] for each in contexts if name in each])) for name in names}
     phases = {DECODE: (decode, decode), UNKNOWN: (B[prefill], S[prefill])}
+    typical = first.typical or other.typical
     found = {phase: dict(with_typical_context({"B": B, "S": S}, typical)) for phase, (B, S) in phases.items() if len(B)}
     if not found:
         raise BadInput("the fits have no common step (S >= B)", remedy="Compare fits of steps that overlap in B and S.")
@@ -488,38 +443,27 @@ def _common_steps(first: FitResult, other: FitResult) -> dict[str, dict[str, Flo
 
 
 def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mapping[str, FloatArray]) -> _Phase:
-    """Compare the predictions of both fits for steps: the median ratio, by region."""
+    """Compare the predictions of both fits for steps: the mean log ratio."""
     ratio = np.log(typical_ms(other, Trace(columns)) / typical_ms(first, Trace(columns)))
-    drawn = _draw_ratios(first, other, columns)
-    misfit = model_error_sd(first, phase) ** 2 + model_error_sd(other, phase) ** 2
-    same = first.model == other.model and np.array_equal(first.theta, other.theta)
-    found = []
-    place = np.log([columns["B"], columns["S"]])
-    for part in _split_regions(place, np.full(len(ratio), float(MIN_REGION_STEPS))):
-        spread = 0.0 if drawn is None else float(np.var(np.median(drawn[:, part], axis=1)))
-        B, S = ((float(columns[name][part].min()), float(columns[name][part].max())) for name in ("B", "S"))
-        error = 0.0 if same else math.sqrt(spread + misfit)
-        found.append(_Estimate(RegionChange(B, S, len(part), 0, 0), float(np.median(ratio[part])), error, math.inf))
-    return _Phase(phase, "fits", found)
+    variance = sum(_mean_variance(fit, columns) + model_error_sd(fit, phase) ** 2 for fit in (first, other))
+    B, S = ((float(columns[name].min()), float(columns[name].max())) for name in ("B", "S"))
+    error = math.sqrt(variance) if np.any(ratio) else 0.0
+    return _Phase(
+        phase, "fits", [_Estimate(RegionChange(B, S, len(ratio), 0, 0), float(ratio.mean()), error, math.inf)]
+    )
 
 
-def _draw_ratios(first: FitResult, other: FitResult, columns: Mapping[str, FloatArray]) -> FloatArray | None:
-    """Return the log ratio (draws, n) over the parameter draws of both fits; None where one has none. The draws of the
-    second are permuted: both may come from the same random numbers, which would cancel."""
-    drawn = []
-    for fit in (first, other):
-        draws = parameter_draws(fit)
-        if draws is None:
-            return None
-        read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
-        drawn.append(np.log(latency_draws(fit, draws, **read)))
-    order = np.random.default_rng(0).permutation(len(drawn[1]))
-    return np.asarray(drawn[1][order] - drawn[0])
+def _mean_variance(fit: FitResult, columns: Mapping[str, FloatArray]) -> float:
+    """Return the variance of the mean ln T of steps over the parameter draws of a fit; 0 without draws."""
+    draws = parameter_draws(fit)
+    if draws is None:
+        return 0.0
+    read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
+    return float(np.var(np.log(latency_draws(fit, draws, **read)).mean(axis=1)))
 
 
 def model_error_sd(fit: FitResult, phase: str) -> float:
-    """Return the standard deviation of a model's error in ln T beyond the noise of repeated steps. An error that is
-    smooth in B and S may be the same in a whole region, so it does not average out."""
+    """Return the standard deviation of a model's error in ln T beyond noise, which does not average out in a region."""
     errors = fit.cross_validation.errors
     held_out = (errors.by_phase or {}).get(phase, errors.mape_pct) if errors else 0.0
     floor = (fit.diagnostics.lack_of_fit or {}).get("floor_mape_pct") or 0.0

@@ -1,10 +1,7 @@
 """Correction of a parametric model: a smooth table of ln(observed/model) over the contents of a step.
 
-Residuals are smoothed in rounds with ever narrower kernels (boosting with a kernel smoother). In each round means over
-one axis are added first, then over pairs, triples and so on, so that simple structure is learned before interactions.
-Nodes outside the measured cells hold zero: there the parametric model predicts alone. At the end nodes move as little
-as needed for latency not to fall, by more than the noise, when work grows.
-Method: docs/theory/fitting.md#correction-table.
+Residuals are smoothed in rounds with ever narrower kernels, means over one axis before pairs. Outside the measured
+cells nodes are zero. Latency does not fall when work grows. Method: docs/theory/fitting.md#correction-table.
 """
 
 import itertools
@@ -45,25 +42,22 @@ DECODE_ONLY, PREFILL_ONLY, MIXED = KINDS = range(3)
 
 @dataclass(frozen=True)
 class Smoothing:
-    """Strength of a correction. rounds: smoothing rounds for decode, prefill-only and mixed steps; 0 leaves the
-    parametric model unchanged."""
+    """Strength of a correction."""
 
-    rounds: tuple[int, int, int]
+    rounds: tuple[int, int, int]  # smoothing rounds for decode, prefill-only and mixed steps; 0 for no correction
     noise: float  # relative noise of single steps. Latency may fall by no more than this along an axis
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Nodes of a table and the place of each step of a trace among them. nodes: rising ln(1 + x) by axis. constant:
-    value along axes that do not vary. rows: which steps (n,) belong to the table. nearest: node nearest to each step
-    (n,). corners, shares: the nodes around each step and their weights (n, 2^d)."""
+    """Nodes of a table and the place of each step of a trace among them."""
 
-    nodes: Mapping[str, FloatArray]
-    constant: Mapping[str, float]
-    rows: NDArray[np.bool_]
-    nearest: NDArray[np.int64]
-    corners: NDArray[np.int64]
-    shares: FloatArray
+    nodes: Mapping[str, FloatArray]  # rising ln(1 + x) by axis
+    constant: Mapping[str, float]  # value along axes that do not vary
+    rows: NDArray[np.bool_]  # which steps (n,) belong to the table
+    nearest: NDArray[np.int64]  # node nearest to each step (n,)
+    corners: NDArray[np.int64]  # nodes around each step (n, 2^d)
+    shares: FloatArray  # their weights
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -167,8 +161,7 @@ def _pad(x: FloatArray) -> FloatArray:
 def smooth_in_rounds(
     grid: Grid, rows: NDArray[np.intp], log_ratio: FloatArray, weights: FloatArray, rounds: int
 ) -> Iterator[FloatArray]:
-    """Yield the table after each smoothing round, zero outside the measured cells. rows: steps to learn from (k,), as
-    row numbers of the trace. log_ratio, weights: ln(observed/model) and number of steps, by row of the trace."""
+    """Yield the table after each smoothing round, zero outside the measured cells. rows: steps to learn from (k,)."""
     node, shape, dimensions = grid.nearest[rows], grid.shape, range(len(grid.shape))
     residual, weight = log_ratio[rows], weights[rows]
     count = np.bincount(node, weight, int(np.prod(shape))).reshape(shape)
@@ -197,8 +190,7 @@ def _smooth(kernel: FloatArray, table: FloatArray, axis: int) -> FloatArray:
 
 
 def fade(grid: Grid, measured: NDArray[np.bool_]) -> FloatArray:
-    """Return the weight of the correction at each node: one within the hull of measured nodes, zero an octave beyond.
-    The hull is that of every pair of axes, in DIRECTIONS directions. Beyond the range of an axis the weight is zero."""
+    """Return the weight of the correction at nodes: 1 in the hull of measured nodes, falling to 0 outside."""
     if not measured.any():
         return np.zeros(grid.shape)
     distance = np.zeros(grid.shape)
@@ -225,69 +217,56 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
     """Learn the correction of a parametric model from all rows of a trace; log_ratio: ln(observed/model) (n,)."""
     tables = []
     for grid, table in smooth_residuals(data, np.arange(len(data)), log_ratio, smoothing):
-        support = np.zeros(table.shape)
+        log_ms = np.log(np.maximum(model(_steps_at_nodes(grid, tuple(data.steps))), 1e-300)).reshape(grid.shape)
+        support = np.zeros(grid.shape)
         np.add.at(support.ravel(), grid.nearest[grid.rows], data.weights[grid.rows])
-        falls = allowed_falls(grid, model, tuple(data.steps))
-        middle = make_monotone(fit_isotonic(table, falls, support), falls)
-        tables.append((grid.nodes, np.clip(table, middle - smoothing.noise / 2, middle + smoothing.noise / 2)))
+        free = may_fall(grid)
+        rising = make_monotone(fit_isotonic(log_ms + table, free, support), free) - log_ms
+        tables.append((grid.nodes, np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2)))
     return Correction(*tables[0], alone=Correction(*tables[1]) if len(tables) > 1 else None)
 
 
-def fit_isotonic(table: FloatArray, falls: Sequence[FloatArray], support: FloatArray) -> FloatArray:
-    """Return a table near the given one, by squares weighted with the steps at its nodes, whose lines along each axis
-    in turn fall by no more than allowed."""
+def fit_isotonic(table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray) -> FloatArray:
+    """Return a table near the given one, by squares weighted with the steps at its nodes, rising along axes in turn."""
     from scipy.optimize import isotonic_regression
 
     found, weights = table.copy(), support + PRIOR_SUPPORT
     for _ in range(ISOTONIC_PASSES if table.ndim > 1 else 1):
-        for axis, fall in enumerate(falls):
-            lines, of_line, allowed = (np.moveaxis(each, axis, -1) for each in (found, weights, fall))
-            for at in np.argwhere((np.diff(lines, axis=-1) < -allowed).any(axis=-1)):
-                rise = np.append(0.0, np.cumsum(np.minimum(allowed[(*at,)], MAX_FALL)))
+        for axis, loose in enumerate(free):
+            lines, of_line, fall = (np.moveaxis(x, axis, -1) for x in (found, weights, np.where(loose, MAX_FALL, 0.0)))
+            for at in np.argwhere((np.diff(lines, axis=-1) < -fall[..., :-1]).any(axis=-1)):
+                rise = np.append(0.0, np.cumsum(fall[(*at,)][:-1]))
                 lines[(*at,)] = isotonic_regression(lines[(*at,)] + rise, weights=of_line[(*at,)]).x - rise
     return found
 
 
-def make_monotone(table: FloatArray, falls: Sequence[FloatArray]) -> FloatArray:
-    """Return the mean of the least table above and the largest below the given one that fall by no more than allowed.
-    falls: allowed fall along each edge, by axis."""
-    return (least_majorant(table, falls) - least_majorant(-table, falls, backwards=True)) / 2
-
-
-def least_majorant(table: FloatArray, falls: Sequence[FloatArray], backwards: bool = False) -> FloatArray:
-    """Return the least table above the given one that falls by no more than allowed, upwards or backwards."""
-    found, lines = table.copy(), []
-    for axis, fall in enumerate(falls):
-        line, a = np.moveaxis(found, axis, 0), np.moveaxis(fall, axis, 0)
-        lines.append((line[::-1], a[::-1]) if backwards else (line, a))
+def make_monotone(table: FloatArray, free: Sequence[NDArray[np.bool_]]) -> FloatArray:
+    """Return the mean of the least rising table above and the largest below; `free` nodes may be followed by a fall."""
+    above, below = table.copy(), table.copy()
     for _ in range(MAX_SWEEPS):
-        before = found.copy()
-        for line, a in lines:
-            if np.any(line[1:] < line[:-1] - a):
-                for i in range(1, len(line)):
-                    np.maximum(line[i : i + 1], line[i - 1] - a[i - 1], out=line[i : i + 1])
-        if np.array_equal(before, found):
+        before = above + below
+        for axis, loose in enumerate(free):
+            top = np.maximum.accumulate(np.where(loose, -np.inf, above), axis=axis)
+            bottom = np.flip(np.minimum.accumulate(np.flip(np.where(loose, np.inf, below), axis), axis=axis), axis)
+            above, below = np.maximum(above, top), np.where(loose, below, np.minimum(below, bottom))
+        if np.array_equal(before, above + below):
             break
-    return found
+    return np.asarray((above + below) / 2)
 
 
-def allowed_falls(grid: Grid, model: Formula, known: Sequence[str]) -> list[FloatArray]:
-    """Return how far ln of the correction may fall along each edge so that latency does not, by axis. known: columns of
-    the trace."""
-    T = np.log(np.maximum(model(_steps_at_nodes(grid, known)), 1e-300)).reshape(grid.shape)
-    falls = []
-    for axis, name in enumerate(grid.nodes):
-        allowed, at = np.maximum(np.diff(T, axis=axis), 0.0), dict(zip(grid.nodes, grid.at_nodes, strict=True))
-        # nodes where no step can be: context without requests, say. More requests mean shorter prompts: it may fall.
-        impossible = np.full(grid.shape, name == REQUESTS)
+def may_fall(grid: Grid) -> list[NDArray[np.bool_]]:
+    """Return by axis the nodes from which latency may fall: no step can be there, or prompts become shorter."""
+    at, found = dict(zip(grid.nodes, grid.at_nodes, strict=True)), []
+    for name in grid.nodes:
+        loose = np.full(grid.shape, name == REQUESTS)
         if name == CONTEXT and DECODING in at:
-            impossible = at[DECODING] == 0
+            loose = at[DECODING] == 0
         if name == LENGTH and PREFILL in at:
             with np.errstate(divide="ignore"):
                 own = at[LENGTH] + (np.log(np.expm1(at[REQUESTS])) if REQUESTS in at else 0.0)
-            impossible = (at[PREFILL] == 0) | (own < at[PREFILL])
-        falls.append(np.where(np.delete(impossible, -1, axis=axis), np.inf, allowed))
-    return falls
+            loose = (at[PREFILL] == 0) | (own < at[PREFILL])
+        found.append(loose)
+    return found
 
 
 def _steps_at_nodes(grid: Grid, known: Sequence[str]) -> dict[str, Any]:

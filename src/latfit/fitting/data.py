@@ -1,8 +1,7 @@
-"""The facts of a trace that fitting goes by, derived once.
+"""The rows of a trace as fitting uses them.
 
-`Rows` are what a problem is made of: steps, times, and how many steps each row stands for. `FitData` adds what belongs
-to single rows in the trace's order: phase, run, time, and the cell that a row is in. A problem collapses and sorts its
-rows (see `problem`), so whatever asks for time, phase or run asks here.
+`Rows` are what a problem is made of. `FitData` adds what belongs to single rows in the trace's order: phase, run, time,
+and the cell that a row is in; a problem collapses and sorts its rows.
 """
 
 from collections.abc import Callable, Hashable
@@ -25,21 +24,19 @@ SHARED = 4  # steps that have the same time, on average, from which a clock's ti
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """steps: columns that a model may read, of which every row has a value; observed: T in ms (n,); weights: measured
-    steps that each row stands for (n,); single: whether each is one by itself, rather than by a weight. found: what has
-    been found of these rows, by what was asked."""
+    """Measured steps, (n,) each."""
 
-    steps: StepTable
-    observed: FloatArray
-    weights: FloatArray
-    single: bool
-    found: dict[Hashable, Any] = field(default_factory=dict, kw_only=True, repr=False)
+    steps: StepTable  # columns that a model may use, complete in every row
+    observed: FloatArray  # T in ms
+    weights: FloatArray  # measured steps that each row stands for
+    single: bool  # whether each row is one step, without a column of weights
+    cache: dict[Hashable, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
-    def once(self, asked: Hashable, find: Callable[[], Found]) -> Found:
-        """What was asked of these rows, found once."""
-        if asked not in self.found:
-            self.found[asked] = find()
-        return self.found[asked]  # type: ignore[no-any-return]
+    def once(self, key: Hashable, compute: Callable[[], Found]) -> Found:
+        """Return what a function computes from these rows, cached by a key."""
+        if key not in self.cache:
+            self.cache[key] = compute()
+        return self.cache[key]  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
         return len(self.observed)
@@ -51,18 +48,15 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class FitData(Rows):
-    """phase: name of what each step holds (n,).  cell: number of its (B,S) cell (n,).  known_cell: number of the cell
-    of steps that agree in everything known (n,).  runs: row numbers by run, in time order.  run: name of each row's run
-    (n,), times: seconds (n,); None where the trace has none.  in_time: whether the rows of a run have an order that
-    noise can follow: a log, rather than a grid measured in repeats."""
+    """Rows of a trace, with what belongs to each, (n,); None where the trace does not have it."""
 
     phase: NDArray[np.str_]
-    cell: NDArray[np.intp]
-    known_cell: NDArray[np.intp]
-    runs: tuple[NDArray[np.intp], ...]
-    run: NDArray[np.str_] | None
-    times: FloatArray | None
-    in_time: bool
+    cell: NDArray[np.intp]  # number of the (B, S) cell
+    known_cell: NDArray[np.intp]  # number of the cell of steps that agree in every known column
+    runs: tuple[NDArray[np.intp], ...]  # row numbers by run, in time order
+    run: NDArray[np.str_] | None  # name of the run
+    times: FloatArray | None  # seconds
+    in_time: bool  # a log, whose noise can follow time, rather than a grid measured in repeats
 
     @property
     def B(self) -> FloatArray:
@@ -75,18 +69,11 @@ class FitData(Rows):
     @cached_property
     def by_phase(self) -> dict[str, NDArray[np.bool_]]:
         """Whether each row (n,) is of a phase, by its name."""
-        found: dict[str, NDArray[np.bool_]] = {}
-        rest = np.ones(len(self), dtype=bool)
-        while rest.any():
-            name = str(self.phase[int(np.argmax(rest))])
-            found[name] = np.asarray(self.phase == name)
-            rest &= ~found[name]
-        return found
+        return {name: np.asarray(self.phase == name) for name in dict.fromkeys(self.phase.tolist())}
 
     @cached_property
     def dither(self) -> FloatArray:
-        """Random rounding error of a coarse clock, in ln T (n,): zero unless most steps of a log share their time. The
-        tick is the least gap between times that several steps have."""
+        """Random rounding error of a coarse clock in ln T (n,): zero unless most steps of a log share their time."""
         times, number = distinct(self.observed)
         several = times[np.bincount(number) >= SHARED]
         if not self.in_time or SHARED * len(times) > len(self) or len(several) < 2:
@@ -144,8 +131,7 @@ def rows_of(trace: Trace) -> Rows:
 
 
 def fit_data(trace: Trace) -> FitData:
-    """The facts of a clean trace of one system; rows that stand for no step are left out. Raises BadInput where none
-    is left, or a weight is below zero or infinite."""
+    """Return the rows of a clean trace of one system that stand for a step. Raises BadInput for weights that do not."""
     trace = _counted(trace)
     rows = rows_of(trace)
     return FitData(

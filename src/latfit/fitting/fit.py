@@ -10,30 +10,26 @@ from msgspec import structs
 
 from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
-from latfit.fitting.checking.crossval import PHASE_ROWS, HeldOut, Validated, cross_validate, further_validation
+from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
 from latfit.fitting.checking.step_noise import with_noise
 from latfit.fitting.correction import fit_correction
-from latfit.fitting.data import FitData, fit_data, rows_of
+from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.diagnostics.cliffs import find_cliffs
 from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.diagnostics.diagnose import diagnose
 from latfit.fitting.diagnostics.messages import (
     EXPLAINED_BY_POOLING,
-    FAR_BETTER,
-    better_model,
     cautions,
-    cautions_in_time,
-    cliff_note,
-    may_be_beaten,
+    cliff_notes,
+    missing_intervals,
 )
 from latfit.fitting.diagnostics.pooled import pooled_systems
-from latfit.fitting.model_selection import corrected, correction_reason, find_rival, is_auto, resolved
+from latfit.fitting.model_selection import corrected, is_auto, resolved
 from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
-from latfit.fitting.solver.solve import Solution, solve, solved_once
-from latfit.fitting.uncertainty.covariance import Uncertainty
+from latfit.fitting.solver.solve import Solution, solved_once
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
-from latfit.fitting.uncertainty.report import identifiability_report, line_as_good, of_line, without_bends
-from latfit.fitting.windows import LINEAR, Windows, windows_of
+from latfit.fitting.uncertainty.report import line_as_good, without_bends
+from latfit.fitting.windows import LINEAR, is_spread_known, largest_batch, window_warning
 from latfit.messages import Message as LatfitWarning
 from latfit.model import (
     CORRECTION,
@@ -46,16 +42,14 @@ from latfit.model import (
     FitResult,
     FitStatus,
     Identifiability,
-    LatencyModel,
+    decode_only,
     typical_context,
 )
 from latfit.records import to_builtins
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace import Trace, identity_of
+from latfit.trace import Trace, are_window_means, identity_of
 
 BASELINES = ("constant", "linear", "saturation")
-MAX_WINDOW_FITS, MIN_WINDOW_CHANGE = 8, 1e-3  # fits to the latencies of mean steps, until none changes by this share
-MIN_CELLS_FOR_90_PCT = 19  # a conformal limit at 95 % exists from n = 1 / (1 - 0.95) - 1 on
 
 
 @dataclass(frozen=True)
@@ -82,26 +76,10 @@ def fit_trace(
     data: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Fit `options.model` to a clean trace of one system.
+    """Fit `options.model` to a clean trace of one system; the status says why a trace does not suffice for a model.
 
-    Parameters
-    ----------
-    doubt
-        How the intervals of parameters are made.
-    data, provenance
-        Facts that are stored with the result.
-
-    Returns
-    -------
-    FitResult
-        Its status says why a trace does not suffice for a model; that is no error.
-
-    Raises
-    ------
-    WrongUsage
-        For options that cannot be met.
-    BadInput
-        For weights below zero.
+    doubt: how the intervals of parameters are made. data, provenance: facts that are stored with the result. Raises
+    WrongUsage for options that cannot be met, BadInput for weights below zero.
     """
     intervals, options = doubt or DoubtOptions(), options or FitOptions()
     check(intervals)
@@ -109,8 +87,8 @@ def fit_trace(
     odd = contradictions(every)
     used = np.arange(len(every)) if odd is None else np.delete(np.arange(len(every)), odd.left_out)
     rows = every if len(used) == len(every) else every.sample(used)
-    if windows := windows_of(trace, every, options.window_means):
-        fit = _fit_windows(rows, windows.at(used), options, intervals)
+    if options.window_means or are_window_means(trace):
+        fit = _fit_windows(rows, trace, options, intervals)
     else:
         fit = _fit_rows(rows, options, intervals)
     provenance = {**(provenance or {}), "identity": identity_of(trace), **fit.provenance}
@@ -127,7 +105,7 @@ def fit_trace(
     return replace(fit, warnings=messages)
 
 
-def _fit_windows(rows: FitData, windows: Windows, options: FitOptions, intervals: DoubtOptions) -> FitResult:
+def _fit_windows(rows: FitData, trace: Trace, options: FitOptions, intervals: DoubtOptions) -> FitResult:
     """Fit rows that are means over windows (see `windows`). Raises WrongUsage for a correction of them."""
     if options.model.endswith(CORRECTION):
         raise WrongUsage(
@@ -135,22 +113,13 @@ def _fit_windows(rows: FitData, windows: Windows, options: FitOptions, intervals
             where="--model",
             remedy=f"Leave {CORRECTION} out, or record single steps.",
         )
-    excess, of_means = np.zeros(len(rows)), rows
-    if not windows.known:
-        if is_auto(options.model):
-            options = replace(options, model="auto", candidates=LINEAR)
-    else:
-        for number in range(MAX_WINDOW_FITS):
-            if number < 2:
-                named = _supported(of_means, resolved(of_means, options)[0])[0]
-            problem, end = solved_once(of_means, named)
-            before, excess = excess, windows.log_excess(formula_of(problem, problem.theta(end.z)))
-            of_means = replace(rows, observed=rows.observed * np.exp(-excess), found={})
-            if np.max(np.abs(excess - before)) < MIN_WINDOW_CHANGE:
-                break
-    fit = _fit_rows(of_means, options, intervals, single=False)
-    domain = {**fit.domain, **windows.reached()} if fit.domain else fit.domain
-    return replace(fit, domain=domain, warnings=[windows.warning(fit.model, excess), *fit.warnings])
+    spread_known = is_spread_known(trace)
+    if is_auto(options.model) and not spread_known:
+        options = replace(options, model="auto", candidates=LINEAR)
+    fit = _fit_rows(rows, options, intervals, single=False)
+    domain = dict(fit.domain)
+    domain["B"] = [domain["B"][0], max(domain["B"][1], largest_batch(trace))]
+    return replace(fit, domain=domain, warnings=[window_warning(fit.model, spread_known), *fit.warnings])
 
 
 def _fit_rows(rows: FitData, wanted: FitOptions, intervals: DoubtOptions, *, single: bool = True) -> FitResult:
@@ -174,12 +143,10 @@ def _fit_rows(rows: FitData, wanted: FitOptions, intervals: DoubtOptions, *, sin
         if chosen:
             held_out = chosen.held_out
             if selection:
-                selection["reason"] = f"{selection['reason']} {correction_reason(options.model, chosen)}"
+                selection["reason"] = (
+                    f"{selection['reason']} A table learnt from its residuals corrects what it misses."
+                )
     fit = _describe(rows, options, intervals, held_out)
-    error = fit.cross_validation.mape_pct
-    rival = find_rival(rows, options) if not selection and may_be_beaten(error, rows, options) else None
-    if rival and error and rival[1] <= FAR_BETTER:
-        notes = [*notes, better_model(options.model, rival[0], rival[1] * error, error)]
     fit = replace(
         fit,
         warnings=[*notes, *fit.warnings],
@@ -187,20 +154,15 @@ def _fit_rows(rows: FitData, wanted: FitOptions, intervals: DoubtOptions, *, sin
         typical=typical_context(rows.steps, rows.weights),
         **facts,
     )
-    return with_cliffs(fit, rows) if single else fit
-
-
-def with_cliffs(fit: FitResult, rows: FitData) -> FitResult:
-    """Return the fit with its cliffs, and a note on them."""
+    if not single:
+        return fit
     cliffs = find_cliffs(rows, fit)
-    notes = [note for axis in ("B", "S") if (note := cliff_note([each for each in cliffs.found if each.axis == axis]))]
     diagnostics = structs.replace(fit.diagnostics, cliffs=cliffs)
-    return replace(fit, diagnostics=diagnostics, warnings=[*fit.warnings, *notes])
+    return replace(fit, diagnostics=diagnostics, warnings=[*fit.warnings, *cliff_notes(cliffs.found)])
 
 
 def _supported(data: FitData, options: FitOptions) -> tuple[FitOptions, list[LatfitWarning]]:
-    """Return options with the named model, or a line or a constant where the rows do not suffice, and a message. A user
-    who constrains parameters means the model that has them."""
+    """Return the options, or those of a line or constant where rows do not suffice for an unconstrained model."""
     status = _unusable(make_problem(data, options))
     if status is None or options.bounds or options.priors or any(options.fixed.values()):
         return options, []
@@ -224,10 +186,20 @@ def _describe(data: FitData, options: FitOptions, intervals: DoubtOptions, held_
     best = _score(data, options, held_out)
     problem, scores = best.problem, best.scores
     theta = problem.theta(best.solution.z)
-    open_ = doubts(problem, best.solution, data, intervals)
-    plain = {name: _score(data, _plain(options, name)) for name in BASELINES if name != options.model}
-    baselines = {name: Baseline(**structs.asdict(each.metrics), cv=each.scores) for name, each in plain.items()}
-    uncertainty, report = _identify(best, open_.uncertainty, plain.get("linear"))
+    uncertainty, resampled, draws = doubts(problem, best.solution, data, intervals)
+    baselines = {}
+    for name in (each for each in BASELINES if each != options.model):
+        plain = _score(data, _plain(options, name))
+        baselines[name] = Baseline(**structs.asdict(plain.metrics), cv=plain.scores)
+    as_good = line_as_good(problem, scores.errors, baselines.get("linear", Baseline()).cv.errors)
+    uncertainty = without_bends(problem, uncertainty) if as_good else uncertainty
+    report = Identifiability(
+        uncertainty.condition_number,
+        uncertainty.unidentified,
+        prefill=not decode_only(problem.steps, problem.weights),
+        singular_values=None if uncertainty.directions is None else uncertainty.directions.singular.tolist(),
+        line_as_good=as_good,
+    )
     values = {name: estimate.value for name, estimate in uncertainty.estimates.items()}
     error = scores.mape_pct or best.metrics.mape_pct or 0.0
     left_out, later = best.validated.held_out if best.validated else None, later_rows(data, options, theta)
@@ -239,9 +211,8 @@ def _describe(data: FitData, options: FitOptions, intervals: DoubtOptions, held_
     noisy = with_noise(limits, data, best.log_ratio)
     diagnostics = diagnose(problem, theta, uncertainty, data, best.log_ratio, later or left_out)
     messages = [
-        *cautions(problem, data, values, report, error, baselines),
-        *_missing_intervals(noisy),
-        *cautions_in_time(noisy, diagnostics),
+        *cautions(problem, data, values, report, error, baselines, diagnostics),
+        *missing_intervals(noisy),
     ]
     status = FitStatus.PARTLY_IDENTIFIED if uncertainty.unidentified else FitStatus.CONVERGED
     if not best.solution.converged:
@@ -258,8 +229,8 @@ def _describe(data: FitData, options: FitOptions, intervals: DoubtOptions, held_
         diagnostics=diagnostics,
         intervals=noisy,
         warnings=messages,
-        bootstrap=open_.bootstrap,
-        draws=open_.draws,
+        bootstrap=resampled,
+        draws=draws,
         correction=best.correction,
     )
 
@@ -277,15 +248,6 @@ def _score(data: FitData, options: FitOptions, held_out: HeldOut | None = None) 
     return _Scored(problem, solution, correction, log_ratio, Errors.from_json(metrics), validated)
 
 
-def _identify(best: _Scored, doubt: Uncertainty, line: _Scored | None) -> tuple[Uncertainty, Identifiability]:
-    """Return what the data show of the parameters; nothing of the bends where a line predicts as well."""
-    own, simple = best.scores.errors, line.scores.errors if line else None
-    if own and simple and line_as_good(best.problem, own.mape_pct_by_fold, simple.mape_pct_by_fold):
-        doubt = without_bends(best.problem, doubt)
-        return doubt, of_line(identifiability_report(best.problem, best.solution, doubt))
-    return doubt, identifiability_report(best.problem, best.solution, doubt)
-
-
 def _unusable(problem: FitProblem) -> FitStatus | None:
     """Return why the rows do not suffice for a model; None where they do."""
     if problem.rows < max(len(problem.free), 2):
@@ -297,33 +259,8 @@ def _unusable(problem: FitProblem) -> FitStatus | None:
     return None
 
 
-def _missing_intervals(intervals: Mapping[str, Any]) -> list[LatfitWarning]:
-    """Return a warning where single steps have no 90 % interval: of all, or of a phase with rows enough to count."""
-    if not intervals.get("by_phase"):
-        text = "Predictions have no intervals: too few different steps to leave some out."
-        return [LatfitWarning("no_interval", text, "Measure at least four different (B, S) cells.")]
-    silent = [
-        f"{phase} steps ({found['n']:,} in {found['cells']:,} cells)"
-        for phase, found in intervals["by_phase"].items()
-        if found["n"] >= PHASE_ROWS and found["ratio_quantiles"]["0.95"] is None and "autocorrelated" not in found
-    ]
-    if not silent:
-        return []
-    remedy = f"Measure at least {MIN_CELLS_FOR_90_PCT} (B, S) cells of each."
-    return [LatfitWarning("no_interval", f"No 90 % interval for {' and '.join(silent)}.", remedy)]
-
-
 def _stated(options: FitOptions) -> dict[str, Any]:
     """Return the options as a file holds them, without those that say nothing."""
     stated: dict[str, Any] = to_builtins(replace(options, correction=None))
     silent = [name for name in ("correction", "candidates", "window_means") if not stated[name]]
     return {"solver": "separable", **{name: value for name, value in stated.items() if name not in silent}}
-
-
-def solved(cells: Trace, model: str) -> tuple[LatencyModel, FloatArray, tuple[int, ...]] | None:
-    """Model, theta (p,) and free parameters of a fit to cells, and nothing about it; None where they are too few."""
-    problem = make_problem(rows_of(cells), FitOptions(model))
-    if len(cells) < len(problem.free):
-        return None
-    theta = problem.theta(solve(problem).z)
-    return (problem.model, theta, tuple(problem.free)) if np.all(np.isfinite(theta)) else None

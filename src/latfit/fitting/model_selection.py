@@ -1,8 +1,7 @@
 """Model selection by cross-validation (`--model auto`), and the choice of discrete parameters.
 
-Every candidate is cross-validated on the same folds. The simplest candidate within one standard error of the best wins
-(one-standard-error rule of Breiman et al.). Sharpness of corners and tile lengths are chosen by an extended BIC.
-Derivation: docs/theory/fitting.md, "Model selection".
+All candidates use the same folds; the simplest within one standard error of the best wins. Sharpness of corners and
+tile lengths are chosen by an extended BIC. Derivation: docs/theory/fitting.md, "Model selection".
 """
 
 import itertools
@@ -32,7 +31,7 @@ from latfit.fitting.checking.crossval import (
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.levenberg_marquardt import Objective, minimise
-from latfit.fitting.solver.objective import by_cell, remembered
+from latfit.fitting.solver.objective import by_cell
 from latfit.fitting.solver.solve import solve, solved_once
 from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only, model_named
 from latfit.stats import FloatArray
@@ -98,7 +97,7 @@ def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest:
 def _tried(data: Rows, f_scale: float, state: _State, setting: Mapping[str, float]) -> _State:
     """Fit with other discrete values from a state, at the scale of its loss."""
     options = replace(state.options, fixed={**state.options.fixed, **setting})
-    problem = remembered(make_problem(data, options))
+    problem = make_problem(data, options)
     names = [p.name for p in problem.model.parameters]
     start = np.array([problem.fixed.get(name, x) for name, x in zip(names, state.theta, strict=True)])
     end = minimise(Objective(by_cell(problem), f_scale), problem.coordinates(start), steps=STEPS, gain=1e-6)
@@ -159,35 +158,6 @@ class Selection:
     options: FitOptions
     scores: Mapping[str, Score]
 
-    def table(self) -> dict[str, dict[str, object]]:
-        """Return the scores as stored with a fit."""
-        return {
-            name: {
-                "mape_pct": score.mape_pct,
-                "free_parameters": score.free,
-                "mape_pct_by_fold": score.by_fold.tolist(),
-            }
-            for name, score in self.scores.items()
-        }
-
-
-RIVALS = ("hinge", "quadratic", "context", "roofline")  # of a named model, besides the baselines
-RIVAL_ROWS = 1000
-
-
-def find_rival(data: FitData, options: FitOptions) -> tuple[str, float] | None:
-    """Return the rival that predicts a sample of the rows best, and its error over that of the named model. The
-    comparison is quick: nominal discrete values and one scheme of folds. None if there is no rival."""
-    few = data.draw(RIVAL_ROWS, options.seed)
-    folds = SelectionFolds(list(by_fold(assign_folds(few, options.seed)[1])))
-    scores = {}
-    for name in set(RIVALS) & set(candidates_for(few)) - {options.model}:
-        own = replace(options, model=name, fixed={}, bounds={}, priors={}, correction=None)
-        if (score := cross_validated(few, own, folds)) is not None:
-            scores[name] = score.mape_pct
-    best, named = min(scores, key=lambda name: scores[name], default=None), cross_validated(few, options, folds)
-    return (best, scores[best] / named.mape_pct) if best and named else None
-
 
 def is_auto(name: str) -> bool:
     return name.removesuffix(CORRECTION) in (AUTO, f"{AUTO}{MOE}")
@@ -198,15 +168,18 @@ def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, 
     named = replace(options, model=options.model.removesuffix(CORRECTION))
     if not is_auto(options.model):
         return settled(data, named), {}
-    selection = select_model(data, named)
-    return selection.options, {"model": selection.name, "reason": selection.reason, "candidates": selection.table()}
+    chosen = select_model(data, named)
+    candidates = {
+        name: {"mape_pct": each.mape_pct, "free_parameters": each.free, "mape_pct_by_fold": each.by_fold.tolist()}
+        for name, each in chosen.scores.items()
+    }
+    return chosen.options, {"model": chosen.name, "reason": chosen.reason, "candidates": candidates}
 
 
 def corrected(
     data: FitData, options: FitOptions, wanted: str, theta: FloatArray
 ) -> tuple[FitOptions, ChosenCorrection | None]:
-    """Return the options with a correction of the parametric model with parameters theta, and how it was chosen.
-    Returns the options unchanged and None if `wanted` excludes a correction or held-out rows show no gain."""
+    """Return the options with a correction, and how it was chosen; unchanged and None without one."""
     asked = wanted.endswith(CORRECTION)
     left_out = options.candidates and CORRECTION not in options.candidates
     if not asked and (left_out or not is_auto(wanted)):
@@ -215,14 +188,6 @@ def corrected(
     if chosen is None or chosen.smoothing is None:
         return options, None
     return replace(options, correction=chosen.smoothing), chosen
-
-
-def correction_reason(model: str, chosen: ChosenCorrection) -> str:
-    """Return the gain of a correction in a sentence."""
-    return (
-        f"What {model} misses is corrected by a table learnt from its residuals: {chosen.after:.3g} % instead of"
-        f" {chosen.before:.3g} % on held-out steps, every phase counted alike."
-    )
 
 
 @dataclass(frozen=True)
@@ -243,8 +208,7 @@ def candidates_for(data: Rows, experts: bool = False) -> list[str]:
 
 
 def select_model(data: FitData, options: FitOptions) -> Selection:
-    """Select the model for a clean trace of one system. Raises WrongUsage if no candidate has all parameters that the
-    user fixed, bounded or gave a prior."""
+    """Select the model for a clean trace of one system. Raises WrongUsage if none has all constrained parameters."""
     sample = data.draw(ROWS, options.seed)
     wanted, experts = options.candidates, options.model.endswith(MOE)
     names = _possible([name for name in candidates_for(data, experts) if not wanted or name in wanted], options)
@@ -277,8 +241,7 @@ def _pays(concave: Score, plain: Score) -> bool:
 
 
 def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
-    """Return folds within the data and extrapolation folds in S, B and context. Folds within the data are cells or
-    blocks of time, plus random rows if cells repeat."""
+    """Return folds within the data (cells, blocks of time, repeats) and extrapolation folds in S, B and context."""
     cells = int(data.known_cell.max(initial=-1)) + 1
     if not data.in_time and 4 <= cells <= FEW_CELLS:
         return SelectionFolds(list(by_fold(data.known_cell)))
@@ -334,19 +297,18 @@ def _mean(errors: FloatArray, rows: float) -> float:
 
 def _of_requests(data: Rows, options: FitOptions) -> FitOptions:
     """Return the options, with tau_S fixed at zero for a line through decode steps only (S = B)."""
-    spoken = {*options.fixed, *options.bounds, *options.priors}
-    if not options.model.startswith("linear") or "tau_S" in spoken or not decode_only(data.steps):
+    if not options.model.startswith("linear") or "tau_S" in options.constrained or not decode_only(data.steps):
         return options
     return replace(options, fixed={**options.fixed, "tau_S": 0.0})
 
 
 def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
     """Return the candidates that have every parameter the user fixed, bounded or gave a prior."""
-    spoken = {*options.fixed, *options.bounds, *options.priors}
-    kept = [name for name in names if spoken <= {p.name for p in FAMILY[name].parameters}]
+    constrained = options.constrained
+    kept = [name for name in names if constrained <= {p.name for p in FAMILY[name].parameters}]
     if not kept:
         raise WrongUsage(
-            f"no model has all of {', '.join(sorted(spoken))}",
+            f"no model has all of {', '.join(sorted(constrained))}",
             where="--fix, --set bounds, --set prior",
             remedy="Name the model with --model, or leave them out.",
         )
@@ -357,27 +319,26 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
     """Return the simplest candidate within the tolerance of the best (docs/theory/fitting.md, "Model selection")."""
     best = min(scores.values(), key=lambda score: score.mape_pct)
     if (line := scores.get("linear")) is not None:
-        even = {name: score for name, score in scores.items() if _loses_no_phase(score, line)}
+        even = {
+            name: score for name, score in scores.items() if _is_within(WORSE_IN_PHASE, score.by_phase, line.by_phase)
+        }
         least = min(even.values(), key=lambda score: score.mape_pct)
         if least.mape_pct <= WORSE_BEYOND * best.mape_pct:
             scores, best = even, least
     ceiling = min([scores[name].mape_pct + NOT_WORSE for name in REFERENCE_MODELS if name in scores], default=np.inf)
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
-    good = [
-        name
-        for name, score in scores.items()
-        if score.mape_pct - best.mape_pct
-        <= max(min(_luck(rows) * paired_error(score, best), most), NEGLIGIBLE * best.mape_pct)
-        and score.mape_pct <= ceiling
-        and all(own <= WORSE_BEYOND * least for own, least in zip(score.beyond, best.beyond, strict=True))
-    ]
-    names = good or [name for name, score in scores.items() if score is best]
+
+    def is_good(score: Score) -> bool:
+        tolerance = max(min(_luck(rows) * paired_error(score, best), most), NEGLIGIBLE * best.mape_pct)
+        is_close = score.mape_pct - best.mape_pct <= tolerance and score.mape_pct <= ceiling
+        return is_close and _is_within(WORSE_BEYOND, score.beyond, best.beyond)
+
+    names = [name for name, score in scores.items() if score is best or is_good(score)]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
 
 
-def _loses_no_phase(score: Score, line: Score) -> bool:
-    """Return whether a candidate loses to the line in no phase by more than WORSE_IN_PHASE."""
-    return all(own <= WORSE_IN_PHASE * least for own, least in zip(score.by_phase, line.by_phase, strict=False))
+def _is_within(ratio: float, errors: Sequence[float], reference: Sequence[float]) -> bool:
+    return all(own <= ratio * least for own, least in zip(errors, reference, strict=False))
 
 
 def _without_constant(scores: Mapping[str, Score], rows: int) -> Mapping[str, Score]:
@@ -394,8 +355,7 @@ def _luck(rows: int) -> float:
 
 
 def paired_error(a: Score, b: Score) -> float:
-    """Return the standard error of the difference of two models' errors, in percentage points. It is the paired
-    standard error of the log ratio over the same folds, times the smaller error."""
+    """Return the standard error of the difference of two models' errors over the same folds, in percentage points."""
     ratio = np.log(np.maximum(a.by_fold, EXACT) / np.maximum(b.by_fold, EXACT))
     parts = [part for part in np.split(ratio, [len(ratio) - a.outside]) if len(part) > 1]
     error = np.linalg.norm([np.std(part, ddof=1) / np.sqrt(len(part)) for part in parts]) / max(len(parts), 1)

@@ -1,9 +1,7 @@
 """A finished fit applied: predictions with intervals, and errors on steps it has not seen.
 
-A step's interval at level c lies between the lower and the upper factor at (1+c)/2 times its typical latency, those of
-its phase (split conformal; see `model.prediction_intervals` for the rule). The typical latency of a step that does not
-say what it holds is that of decode where S = B, else of one prefill request beside B-1 that decode; one that names no
-cached tokens has the context that is typical of the fit's trace.
+A step's interval at level c lies between the lower and the upper factor at (1+c)/2 of its phase, times its typical
+latency. A step that names no contents decodes where S = B, else one request prefills; its context is the trace's.
 """
 
 import math
@@ -18,7 +16,6 @@ from latfit.fitting.data import weights_by_row
 from latfit.model import CONTEXT, SOURCES, FitResult
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import MIXED, PREFILL, UNKNOWN, Trace, phases
-from latfit.units import format_ms
 
 CANNOT_TELL = "No interval beyond the measured range: too few values of B or S to validate an extrapolation."
 UNTESTED = "Too few measured steps to test how far those unlike them lie off: their intervals may be too narrow."
@@ -26,26 +23,17 @@ OUTSIDE = "outside the measured range"
 NO_PREFILL = "prefill not identified: the fit contains decode steps only"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Predictions:
-    """Latency of steps; every array is (n,).
-
-    low, high: ends of the interval in ms; NaN where the data support none. level: level of the interval: the widest
-    supported one up to the level that was requested; NaN without interval. why_outside, why_no_interval: reasons; empty
-    where the step is inside the measured range, or has an interval.
-    """
+    """Latency of steps; every array is (n,)."""
 
     T_ms: FloatArray  # typical latency
-    low: FloatArray
+    low: FloatArray  # end of the interval in ms; NaN where the data support none
     high: FloatArray
-    level: FloatArray
-    why_outside: NDArray[np.object_]
-    why_no_interval: NDArray[np.object_]
+    level: FloatArray  # of the interval: the widest supported one up to the requested level; NaN without interval
+    why_outside: NDArray[np.object_]  # empty inside the measured range
+    why_no_interval: NDArray[np.object_]  # empty with an interval
     notes: tuple[str, ...] = ()  # assumptions, how far outside the steps lie, and why intervals are missing
-
-    def __repr__(self) -> str:
-        span = f", {format_ms(self.T_ms.min())} to {format_ms(self.T_ms.max())}" if len(self.T_ms) else ""
-        return f"Predictions of {len(self.T_ms):,} steps{span}, {int(self.outside.sum()):,} outside the measured range"
 
     @property
     def outside(self) -> NDArray[np.bool_]:
@@ -77,8 +65,7 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
 def _interval(
     fit: FitResult, steps: Trace, T: FloatArray, level: float, *, widest: bool = False
 ) -> tuple[FloatArray, FloatArray, FloatArray, NDArray[np.object_], list[str]]:
-    """Return the ends of the interval in ms, NaN where the fit has none, its level, why it has none, and notes. widest:
-    where a phase has no interval at the level, take the widest that it has and note its level."""
+    """Return ends in ms (NaN: none), level, reasons and notes; `widest`: fall back to the widest level of a phase."""
     low, high, level_of = (np.full(len(steps), np.nan) for _ in range(3))
     without = np.full(len(steps), "", dtype=object)
     named, notes = _phases_of(steps), []
@@ -125,8 +112,7 @@ def outside_note(fit: FitResult, steps: Trace) -> list[str]:
 
 
 def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
-    """Typical latency in ms (n,) of steps. Raises BadInput where a column that the fit used is missing and nothing
-    stands for it."""
+    """Return the typical latency in ms (n,). Raises BadInput where a needed column has no typical value."""
     if fit.reads_context and CONTEXT not in steps and not fit.typical:
         raise BadInput(
             f"the fit needs {CONTEXT} of each step",
@@ -136,8 +122,7 @@ def typical_ms(fit: FitResult, steps: Trace) -> FloatArray:
 
 
 def mean_ms(fit: FitResult, steps: Trace) -> FloatArray:
-    """Mean latency in ms (n,) of steps of an engine like each of these, as simulated ones have it: the typical one with
-    the mean of the scatter of its phase and batch. Errors as of `typical_ms`."""
+    """Return the mean latency in ms (n,): the typical one with the mean noise of its phase and batch."""
     found, named = typical_ms(fit, steps), _phases_of(steps)
     for phase in np.unique(named).tolist():
         rows = named == phase
@@ -169,8 +154,7 @@ def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
 
 
 def _phases_of(steps: Trace) -> NDArray[np.object_]:
-    """The phase of each step (n,): one of a single request that computes several tokens is prefill, and one of fewer
-    than two tokens a request has some that decode beside the prefill, whatever else is known."""
+    """Return the phase of each step (n,), guessed from B and S where the columns do not name it."""
     named = phases(steps).astype(object)
     B, S = steps.floats("B"), steps.floats("S")
     unknown = named == UNKNOWN
@@ -196,8 +180,7 @@ def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
 
 
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
-    """The contract of `latfit evaluate --json`: errors overall and by phase, coverage of intervals, steps outside, and
-    `notes` on what was taken for granted."""
+    """Return the `--json` of `latfit evaluate`: errors overall and by phase, coverage of intervals, and notes."""
     trace = trace.select(weights_by_row(trace) > 0)  # a cell that stands for no step tells nothing
     observed, named, weights = trace.floats("T_ms"), phases(trace).astype(str), weights_by_row(trace)
     T = typical_ms(fit, trace)

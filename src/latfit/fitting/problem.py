@@ -1,8 +1,7 @@
 """The fit problem: rows, residuals, free parameters, their coordinates and search box.
 
-Identical rows are merged and sorted by cell. Residuals are ln(predicted/observed) by default. The solver searches
-coordinates z: logarithms for rates and peaks, scaled values for costs that may be zero. Derivation:
-docs/theory/fitting.md, "Problem".
+Identical rows are merged and sorted by cell. Residuals are ln(predicted/observed) by default. Coordinates z are
+logarithms for rates and peaks, scaled values for costs. Derivation: docs/theory/fitting.md, "Problem".
 """
 
 from collections.abc import Mapping
@@ -27,13 +26,12 @@ VARIANCE_FLOOR = 0.1  # lower bound of a cell's variance, as a share of the typi
 
 @dataclass(frozen=True)
 class Collapsed:
-    """Distinct rows, sorted by cell and T. steps, observed: columns that the model uses, and T in ms, (n,) each.
-    counts, cells: steps that each row represents, and its cell number (n,)."""
+    """Distinct rows (n,), sorted by cell and T."""
 
-    steps: StepTable
-    observed: FloatArray
-    counts: FloatArray
-    cells: NDArray[np.int64]
+    steps: StepTable  # columns that the model uses
+    observed: FloatArray  # T in ms
+    counts: FloatArray  # steps that each row represents
+    cells: NDArray[np.int64]  # cell number
     row_of: NDArray[np.int64]  # distinct row of each row of the data (rows,)
 
 
@@ -85,54 +83,27 @@ ATTENTION_PER_TOKEN = 2e-4
 SORTED_BELOW = 20_000
 LOW_SHARE = 0.05
 
-_POWERS: Mapping[str, tuple[int, int, int]] = {
-    "1": (0, 0, 0),
-    "ms": (0, 0, 1),
-    "tokens": (0, 1, 0),
-    "requests": (1, 0, 0),
-    "tokens/ms": (0, 1, -1),
-    "1/request": (-1, 0, 0),
-    "1/token": (0, -1, 0),
-    "ms/request": (-1, 0, 1),
-    "ms/token": (0, -1, 1),
-}
-"""Unit of a parameter as powers of B, S and T."""
-
 
 def scales(
     model: LatencyModel, steps: Steps, observed: FloatArray, weights: FloatArray, given: Mapping[str, float]
 ) -> FloatArray:
     """Return the scale of each parameter (p,), positive. given: parameters fixed by the user."""
     some = slice(None, None, max(len(observed) // SORTED_BELOW, 1))
-    medians = [weighted_quantile(column[some], 0.5, weights[some]) for column in (steps["B"], steps["S"], observed)]
+    B, S, T = (weighted_quantile(x[some], 0.5, weights[some]) for x in (steps["B"], steps["S"], observed))
+    size = {"ms": T, "request": B, "requests": B, "token": S, "tokens": S}
     means = model.column_means(steps, weights, given) if isinstance(model, Separable) else {}
     found = []
     for parameter in model.parameters:
         mean = means.get(parameter.name, 0.0)
         span = model.span(parameter.name, steps) if parameter.positive else None
         if mean > 0:
-            found.append(medians[2] / mean)
+            found.append(T / mean)
         elif span is not None:
             found.append(float(np.sqrt(span[0] * span[1])))
         else:
-            powers = _POWERS.get(parameter.unit, (0, 0, 1))
-            found.append(float(np.prod([m**power for m, power in zip(medians, powers, strict=True)])))
+            above, _, below = parameter.unit.partition("/")
+            found.append(size.get(above, 1.0) / size.get(below, 1.0))
     return np.array(found)
-
-
-def natural_range(
-    model: LatencyModel, parameter: Parameter, scale: float, steps: Steps, observed: FloatArray, weights: FloatArray
-) -> tuple[float, float]:
-    """Return the search range (low, high) of a parameter, in its unit."""
-    column = dict(model.rates).get(parameter.name)
-    if column:
-        x = steps[column]
-        return RATE_SPAN[0] / float(x.max()), RATE_SPAN[1] / float(x.min())
-    if (span := model.span(parameter.name, steps)) is not None:
-        return span
-    if parameter.name == "tau_A":
-        return 0.0, ATTENTION_PER_TOKEN * weighted_quantile(observed / steps["S"], LOW_SHARE, weights)
-    return (scale / SPAN if parameter.positive else 0.0), scale * SPAN
 
 
 RESIDUALS = ("relative", "absolute")
@@ -140,25 +111,25 @@ RESIDUALS = ("relative", "absolute")
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Options of a fit.
-
-    loss, residuals: robust loss, and `relative` or `absolute` residuals. fixed, bounds, priors: {parameter: value},
-    {parameter: (low, high)}, {parameter: (mean, standard deviation)}, in the parameter's unit. starts, seed: number of
-    starts of the solver, and the random seed.
-    """
+    """Options of a fit; values of parameters are in their unit."""
 
     model: str = "auto"  # A model's name, or `auto`
-    loss: str = "huber"
-    residuals: str = "relative"
+    loss: str = "huber"  # robust loss, see `solver.loss`
+    residuals: str = "relative"  # see RESIDUALS
     fixed: Mapping[str, float] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    starts: int = 4
+    starts: int = 4  # of the solver, at least
     seed: int = 0
-    priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    priors: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # mean and standard deviation
     weights: str = "rows"  # see WEIGHTS
     candidates: tuple[str, ...] = ()  # models that `auto` compares; empty for all that the columns can identify
     window_means: bool = False  # whether the rows are means over windows although no column says so
     correction: Smoothing | None = None  # smoothing of the correction table; None for no correction
+
+    @property
+    def constrained(self) -> set[str]:
+        """Parameters that the user fixed, bounded or gave a prior."""
+        return {*self.fixed, *self.bounds, *self.priors}
 
     @property
     def of_formula(self) -> "FitOptions":
@@ -171,7 +142,7 @@ class FitProblem:
     """Rows (steps, observed T in ms, weights; (n,) each), the model, and the box of the free parameters in z."""
 
     model: LatencyModel
-    steps: Steps
+    steps: StepTable
     observed: FloatArray
     weights: FloatArray
     cells: NDArray[np.int64]
@@ -222,21 +193,24 @@ class FitProblem:
             ]
         return np.asarray(np.clip(np.array(z), self.lower, self.upper))
 
-    def residuals(self, z: FloatArray) -> FloatArray:
-        return self.residuals_of(self.model.latency_ms(self.theta(z), self.steps))
+    @property
+    def relative(self) -> bool:
+        return self.options.residuals == "relative"
 
-    def residuals_of(self, predicted: FloatArray) -> FloatArray:
-        if self.options.residuals == "absolute":
+    @cached_property
+    def unit(self) -> float:
+        """A typical latency in the residuals' unit: 1 for relative residuals."""
+        return 1.0 if self.relative else float(np.median(self.observed))
+
+    def residuals(self, z: FloatArray) -> FloatArray:
+        predicted = self.model.latency_ms(self.theta(z), self.steps)
+        if not self.relative:
             return np.asarray(predicted - self.observed)
         return np.asarray(np.log(np.maximum(predicted, 1e-300) / self.observed))
 
     def jacobian(self, z: FloatArray) -> FloatArray:
         """Return dr/dz (n, free)."""
-        firsts = self.firsts
-        if 2 * len(firsts) > len(self.cells):
-            return self.residual_slopes(self.theta(z), self.steps)
-        slopes = self.residual_slopes(self.theta(z), StepTable(self.steps).at(firsts))
-        return np.repeat(slopes, np.diff(firsts, append=len(self.cells)), axis=0)
+        return self.residual_slopes(self.theta(z), self.steps)
 
     @cached_property
     def firsts(self) -> NDArray[np.int64]:
@@ -246,9 +220,7 @@ class FitProblem:
     def residual_slopes(self, theta: FloatArray, steps: Steps) -> FloatArray:
         """Return dr/dz (n, free) of any steps."""
         slopes = self.slopes(theta, steps)
-        if self.options.residuals == "absolute":
-            return slopes
-        return slopes / np.maximum(self.model.latency_ms(theta, steps), 1e-300)[:, None]
+        return slopes / np.maximum(self.model.latency_ms(theta, steps), 1e-300)[:, None] if self.relative else slopes
 
     def slopes(self, theta: FloatArray, steps: Steps) -> FloatArray:
         """Return dT/dz (n, free) of any steps."""
@@ -261,15 +233,17 @@ class FitProblem:
 
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
         """Return the problem on some of its rows."""
-        steps = StepTable(self.steps).at(rows)
         return replace(
-            self, steps=steps, observed=self.observed[rows], weights=self.weights[rows], cells=self.cells[rows]
+            self,
+            steps=self.steps.at(rows),
+            observed=self.observed[rows],
+            weights=self.weights[rows],
+            cells=self.cells[rows],
         )
 
 
 def make_problem(data: Rows, options: FitOptions) -> FitProblem:
-    """Return the problem of fitting `options.model` to rows. Raises WrongUsage if the options name unknown parameters,
-    contradict each other, or have values out of range."""
+    """Return the problem of fitting `options.model` to rows. Raises WrongUsage for options that cannot be met."""
     model = model_named(options.model)
     _check_options(model, options)
     rows = collapsed(data, model)
@@ -305,9 +279,6 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
                 refuse(f"{model.name} has no parameter {name!r}", option, f"It has {', '.join(parameters)}.")
             if name in options.fixed and given is not options.fixed:
                 refuse(f"{name} is fixed and has {option.removeprefix('--set ')}", "--fix", "Give one of the two.")
-    for name, (mean, deviation) in options.priors.items():
-        if not (np.isfinite(mean) and 0 < deviation < np.inf):
-            refuse(f"the prior on {name} cannot be used", "--set prior", "Give a mean and a deviation above zero.")
     for name, value in options.fixed.items():
         least = "above" if parameters[name].positive else "of at least"
         if not np.isfinite(value) or value < 0 or (parameters[name].positive and value == 0):
@@ -324,10 +295,16 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
 
 def _box(problem: FitProblem, index: int) -> tuple[float, float]:
     """Return the search range of a parameter in z: its natural range, narrowed by the user's bounds."""
-    parameter, scale = problem.model.parameters[index], problem.scales[index]
-    low, high = natural_range(problem.model, parameter, scale, problem.steps, problem.observed, problem.weights)
-    user = problem.options.bounds.get(parameter.name)
-    if user:
+    model, steps, scale = problem.model, problem.steps, problem.scales[index]
+    parameter = model.parameters[index]
+    low, high = (scale / SPAN if parameter.positive else 0.0), scale * SPAN
+    if column := dict(model.rates).get(parameter.name):
+        low, high = RATE_SPAN[0] / float(steps[column].max()), RATE_SPAN[1] / float(steps[column].min())
+    elif (span := model.span(parameter.name, steps)) is not None:
+        low, high = span
+    elif parameter.name == "tau_A":
+        high = ATTENTION_PER_TOKEN * weighted_quantile(problem.observed / steps["S"], LOW_SHARE, problem.weights)
+    if user := problem.options.bounds.get(parameter.name):
         low, high = max(user[0], 0.0), user[1]
     if parameter.positive:
         low = max(low, 1e-12 * scale)

@@ -1,7 +1,6 @@
-"""Slopes of the latency in B and S, and the dominant term of each step.
+"""Slopes of the latency in B and S (central differences in ln B, ln S), and the dominant term of each step.
 
-Slopes are central differences in ln B and ln S, so they work for every model. A term is what the latency loses if its
-cost is zero. Definition: docs/theory/fitting.md, "Sensitivity".
+A term is what the latency loses if its cost is zero. Definition: docs/theory/fitting.md, "Sensitivity".
 """
 
 from collections.abc import Mapping
@@ -20,13 +19,12 @@ _H = 1e-4
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Slopes and terms on a grid of B (b,) and S (s,); NaN or empty where S < B. slopes: dT_dB in ms/request, dT_dS in
-    ms/token, elasticity_B and elasticity_S, (b, s) each."""
+    """Slopes and terms on a grid of B (b,) and S (s,); NaN or empty where S < B."""
 
     B: FloatArray
     S: FloatArray
     T_ms: FloatArray  # latency in ms (b, s)
-    slopes: Mapping[str, FloatArray]
+    slopes: Mapping[str, FloatArray]  # dT_dB in ms/request, dT_dS in ms/token, elasticity_B, elasticity_S (b, s)
     terms: Mapping[str, FloatArray]  # terms in ms (b, s), by name
     dominant: NDArray[np.object_]  # name of the largest term (b, s)
 
@@ -68,10 +66,7 @@ class Sensitivity:
 
 
 def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mapping[str, float]) -> Sensitivity:
-    """Return slopes and terms of a fit on a grid, within its measured range.
-
-    typical: cached tokens per request (see `model.features`). A fit of decode steps only has no slopes in S.
-    """
+    """Return slopes and terms on a grid within the measured range; `typical`: cached tokens per request."""
     grid_B, grid_S = np.meshgrid(B, S, indexing="ij")
     valid = (grid_S >= grid_B) & ~fit.outside_domain(grid_B, grid_S)
     b, s = grid_B[valid], grid_S[valid]

@@ -1,8 +1,7 @@
-"""Which models are worth trying on many systems of one source, as a few of them tell.
+"""Which models are worth trying on many systems of one source, as a few probed systems show.
 
-With n systems probed, a model is kept that won at least a tenth of them, and so is a correction of what models miss;
-constant and line always are. A system of the same kind as those probed has a larger held-out error than all n of them
-with probability 1/(n + 1): one that has is looked at with every model, because it may be of another kind.
+A model is kept if it won a tenth of them. A new system of the same kind has a larger held-out error than all n probed
+ones with probability 1/(n + 1): then every model is tried, because it may be of another kind.
 """
 
 from collections import Counter
@@ -17,8 +16,7 @@ ALWAYS = ("constant", "linear")
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Names of the models to try, with CORRECTION where one is, and the largest cross-validated error in percent of the
-    systems that chose them."""
+    """Models to try (and CORRECTION), and the largest held-out error in percent of the systems that chose them."""
 
     models: tuple[str, ...]
     error_pct: float

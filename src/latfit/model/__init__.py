@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         Baseline as Baseline,
         Cliff as Cliff,
         Cliffs as Cliffs,
-        Combination as Combination,
         CrossValidation as CrossValidation,
         DataFacts as DataFacts,
         Diagnostics as Diagnostics,
@@ -38,13 +37,11 @@ if TYPE_CHECKING:
         HeldOutErrors as HeldOutErrors,
         Identifiability as Identifiability,
         LevelChange as LevelChange,
-        Measurement as Measurement,
     )
     from latfit.model.fit_result import (
         STORED_DRAWS as STORED_DRAWS,
         FitResult as FitResult,
         FitStatus as FitStatus,
-        StepLatency as StepLatency,
         fit_from_json as fit_from_json,
         fitted_identity as fitted_identity,
         latency_draws as latency_draws,

@@ -11,25 +11,17 @@ Steps = Mapping[str, FloatArray]  # columns of steps by trace name (`B`, `S`, `c
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a formula.
-
-    positive: above zero by nature (rates and peaks): searched, and its interval built, on the log scale. Others may be
-    zero.
-    """
+    """One parameter of a formula."""
 
     name: str
     unit: str
     meaning: str
-    positive: bool = False
+    positive: bool = False  # above zero by nature (rates and peaks), searched on the log scale; others may be zero
     fixed: float | None = None  # value it has unless a user frees it
 
 
 class LatencyModel(Protocol):
-    """Structure of a formula; parameter values are in `FitResult`.
-
-    Every model is separable: given its outer parameters (rates inside exponentials, corners of smooth maxima, tile
-    lengths) the latency is basis @ coefficients with coefficients >= 0. The solver searches the outer parameters.
-    """
+    """Structure of a separable formula: given its outer parameters, latency is basis @ coefficients >= 0."""
 
     @property
     def name(self) -> str: ...

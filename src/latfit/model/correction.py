@@ -1,8 +1,7 @@
 """The correction table of a fit: T = formula * exp(g(x)), g multilinear on a grid in ln(1 + x).
 
-The axes are what a step contains (AXES). Steps of prefill alone may have a table of their own. The outermost nodes are
-about zero and clamp, so the formula decides far from the data. Definition: docs/theory/fitting.md, "Correction table";
-estimation: `latfit.fitting.correction`.
+The axes are what a step contains (AXES); steps of prefill alone may have a table of their own. The outermost nodes are
+about zero and clamp. Definition: docs/theory/fitting.md, "Correction table".
 """
 
 import itertools

@@ -1,8 +1,7 @@
 """Features of a step that the richer models use, derived from the columns of a trace.
 
-B, S: requests and tokens. n, P: prefill requests and tokens. D: decoding requests. m: 1 if the step contains prefill.
-KP, KD: cached tokens that prefill and decoding attend to. A: attention work of prefill. L: longest prefill. Definitions
-and defaults for missing columns: docs/theory/fitting.md#models.
+B, S: requests, tokens. n, P: prefill requests, tokens. D: decoding requests. m: 1 with prefill. KP, KD: cached tokens
+that either attends to. A: attention work. L: longest prefill. Definitions: docs/theory/fitting.md#models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -109,8 +108,7 @@ CONTEXT, PREFILL_CONTEXT = "context_tokens", "prefill_context_tokens"
 
 
 def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dict[str, float]:
-    """Return the weighted median of cached tokens per decoding and per prefill request, by column name. A column that
-    the steps (n,) do not have is left out."""
+    """Return the weighted median of cached tokens per decoding and per prefill request, for columns that steps have."""
     if CONTEXT not in steps or not np.all(np.isfinite(steps[CONTEXT])):
         return {}
     seen = step_features(steps)

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from latfit.records import Number, Record
-from latfit.units import format_percent
 
 JsonObject = Mapping[str, Any]
 
@@ -36,10 +35,7 @@ class Errors(Record, frozen=True, omit_defaults=True):
 
 
 class HeldOutErrors(Record, frozen=True, omit_defaults=True):
-    """Errors on held-out rows: over all of them, by fold (K,), and mean and standard deviation over the folds. regions,
-    by_phase: mean error in percent by the region held out, and by phase. trained_up_to_S, trained_up_to_B,
-    trained_up_to_context: largest S, B or cached context of the training rows, where larger ones were held out.
-    distance: median distance of the held-out steps from the support of the training rows (see `model.support`)."""
+    """Errors on held-out rows: over all of them, by fold (K,), and mean and standard deviation over the folds."""
 
     folds: int
     mape_pct: float
@@ -49,12 +45,13 @@ class HeldOutErrors(Record, frozen=True, omit_defaults=True):
     mape_pct_by_fold: Sequence[float]
     mape_pct_mean: float
     mape_pct_sd: float | None
-    regions: Mapping[str, float] | None = None
-    by_phase: Mapping[str, float] | None = None
+    regions: Mapping[str, float] | None = None  # mean error in percent by the region held out
+    by_phase: Mapping[str, float] | None = None  # mean error in percent
+    # largest value of the training rows, where larger ones were held out
     trained_up_to_S: float | None = None  # noqa: N815 - a key of the file
     trained_up_to_B: float | None = None  # noqa: N815 - a key of the file
     trained_up_to_context: float | None = None
-    distance: float | None = None
+    distance: float | None = None  # median, of the held-out steps from the support of the training rows
 
     @property
     def trained_up_to(self) -> float | None:
@@ -76,9 +73,6 @@ class CrossValidation(Record, frozen=True, omit_defaults=True):
     outside_support: HeldOutErrors | None = None
     selection: JsonObject | None = None
 
-    def __repr__(self) -> str:
-        return f"CrossValidation({self.scheme}, MAPE {format_percent(self.mape_pct)})"
-
     @property
     def mape_pct(self) -> float | None:
         """Mean error in percent by the default scheme."""
@@ -91,36 +85,12 @@ class Baseline(Errors, frozen=True, omit_defaults=True):
     cv: CrossValidation = msgspec.field(default_factory=CrossValidation)
 
 
-class Combination(Record, frozen=True):
-    """An identifiable expression in parameters, with its value, 95 % interval and unit."""
-
-    expression: str
-    value: Number
-    low: Number
-    high: Number
-    unit: str
-
-
-class Measurement(Record, frozen=True):
-    """A region of B and S to measure; largest relative standard error of `parameters` before and after."""
-
-    parameters: tuple[str, ...]
-    B: tuple[float, float]
-    S: tuple[float, float]
-    before: Number
-    after: Number
-    text: str
-
-
 class Identifiability(Record, frozen=True):
     """Which parameters the data determine."""
 
     condition_number: Number | None = None
-    unidentified: Sequence[Sequence[str]] = ()  # groups of parameters that only combinations of are determined
+    unidentified: Sequence[Sequence[str]] = ()  # groups of parameters that are not determined separately
     prefill: bool = True  # whether the data hold steps with prefill
-    combinations: Sequence[Combination] = ()
-    measure: Sequence[Measurement] = ()  # what to measure to determine more
-    condition_number_log: Number | None = None
     singular_values: Sequence[float] | None = None  # of the scaled Jacobian (p,)
     line_as_good: bool = False  # whether the linear baseline predicts held-out rows as well
 
@@ -145,13 +115,12 @@ class Drift(Record, frozen=True):
 
 
 class Cliff(Record, frozen=True):
-    """A size beyond which a step takes abruptly longer. size, above: the measured sizes on either side. step_pct,
-    interval_pct: by how much T rises beyond smooth growth, and its 95 % interval."""
+    """A size beyond which a step takes abruptly longer."""
 
     axis: str  # B of decode steps, or S of steps with prefill
     size: int
-    above: int
-    step_pct: float
+    above: int  # the next measured size
+    step_pct: float  # by how much T rises beyond smooth growth, with its 95 % interval
     interval_pct: tuple[float, float]
     cost_pct: float  # throughput lost at size + 1, compared with size
 
@@ -174,10 +143,6 @@ class Diagnostics(Record, frozen=True, omit_defaults=True):
     drift: Drift | None = None
     error_parts: JsonObject | None = None
     cliffs: Cliffs | None = None
-
-    def __repr__(self) -> str:
-        names = (name for name, found in msgspec.structs.asdict(self).items() if found is not None)
-        return f"Diagnostics of {', '.join(names)}"
 
 
 class DataFacts(Record, frozen=True, omit_defaults=True):

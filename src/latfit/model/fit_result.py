@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class FitStatus(Enum):
         "partly_identified",
         True,
         "The fit is usable within the measured range; some parameters are not identifiable.",
-        "See the warnings for what to measure.",
+        "Measure more sizes to determine them; predictions within the measured range are not affected.",
     )
     TOO_FEW_ROWS = (
         "too_few_rows",
@@ -93,20 +93,9 @@ class FitStatus(Enum):
         return str(self.value)
 
 
-class StepLatency(Protocol):
-    """The latency of one step, as planning and simulation use it."""
-
-    def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Return T in ms (n,) of steps with B requests, S tokens, and further columns by name."""
-        ...
-
-
 @dataclass(frozen=True, repr=False)
 class FitResult:
-    """Outcome of a fit; fields are the keys of its file. domain: smallest and largest measured value by column. draws:
-    parameter vectors that are compatible with the data, see `parameter_draws`. typical: median cached tokens per
-    request of the trace, see `model.features`. support: measured region of the (B, S) plane by kind of step, see
-    `model.support`."""
+    """Outcome of a fit; fields are the keys of its file."""
 
     model: str
     status: FitStatus
@@ -117,15 +106,15 @@ class FitResult:
     identifiability: Identifiability = field(default_factory=Identifiability)
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     intervals: Mapping[str, Any] = field(default_factory=dict)
-    domain: Mapping[str, Sequence[int | float]] = field(default_factory=dict)
+    domain: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # least and largest value by column
     data: DataFacts = field(default_factory=DataFacts)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     warnings: Sequence[LatfitWarning] = ()
     bootstrap: Mapping[str, Any] = field(default_factory=dict)
-    draws: Mapping[str, Any] = field(default_factory=dict)
-    typical: Mapping[str, float] = field(default_factory=dict)
+    draws: Mapping[str, Any] = field(default_factory=dict)  # see `parameter_draws`
+    typical: Mapping[str, float] = field(default_factory=dict)  # see `features.typical_context`
     correction: Correction | None = None  # learned correction of the parametric model, or None
-    support: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    support: Mapping[str, Sequence[float]] = field(default_factory=dict)  # measured region, see `model.support`
 
     def __repr__(self) -> str:
         n, median = self.metrics.n, format_percent(self.metrics.median_ape_pct)
@@ -153,8 +142,10 @@ class FitResult:
         return np.array([self.parameters[p.name].value for p in self.structure.parameters])
 
     def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Typical latency in ms (n,) of steps with B requests and S tokens; see `StepLatency`. Steps that name no
-        `context_tokens` are taken to have the trace's typical context: see `assumed_context`."""
+        """Return the typical latency in ms (n,) of steps with B requests, S tokens, and further columns by name.
+
+        Steps that name no `context_tokens` are taken to have the trace's typical context: see `assumed_context`.
+        """
         steps = self.steps(B, S, **context)
         return self.corrected(self.structure.latency_ms(self.theta, steps), steps)
 
@@ -397,11 +388,7 @@ STORED_DRAWS = 200  # parameter vectors that a fit stores
 
 
 def parameter_draws(fit: FitResult, n: int = STORED_DRAWS, seed: int = 0) -> FloatArray | None:
-    """Return parameter vectors (n, p) that are compatible with the data, in the order of the model's parameters.
-
-    The stored vectors, permuted by the seed and repeated if n exceeds their number. None for a fit without draws: one
-    of an older version, or one that is not usable.
-    """
+    """Return stored parameter vectors (n, p), permuted by the seed and repeated; None for a fit without draws."""
     names, values = fit.draws.get("parameters", ()), np.asarray(fit.draws.get("values", ()), dtype=np.float64)
     if n < 1 or len(values) == 0 or not np.all(np.isfinite(fit.theta)):
         return None

@@ -1,7 +1,6 @@
 """Prediction limits of single steps stored with a fit, by phase.
 
-Limits of all steps together can hold overall and fail in each phase, so each step uses the limits of its phase. A phase
-without limits uses those of the phase that contains it (STANDS_FOR); any other phase uses those of all steps. Method:
+A phase without limits uses those of the phase that contains it (STANDS_FOR), else those of all steps. Method:
 docs/theory/fitting.md, "Prediction intervals".
 """
 
@@ -28,28 +27,21 @@ REFERENCE_MS = 100.0  # a usual step with prefill, on which the noise of phases 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the steps of one phase, or of all steps, as factors on the typical latency. upper, lower: factor by
-    one-sided level in (0, 1): a new step stays below (above) it with that probability. None if there are too few
-    samples; the limit is not replaced by that of another phase or level."""
+    """Limits of the steps of one phase, or of all steps, by one-sided level in (0, 1)."""
 
-    upper: Mapping[float, float | None] = field(default_factory=dict)
+    upper: Mapping[float, float | None] = field(default_factory=dict)  # factors on the typical latency; None: too few
     lower: Mapping[float, float | None] = field(default_factory=dict)
     ratios: StepNoise | None = None  # distribution of observed over typical latency; None if not stored
     reason: str = ""  # why limits are missing and what to measure
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class PredictionIntervals:
     """Limits of all steps together and by phase. levels: the one-sided levels that were requested."""
 
     levels: tuple[float, ...] = ()
     all: Limits = field(default_factory=Limits)
     by_phase: Mapping[str, Limits] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return (
-            f"PredictionIntervals at {', '.join(f'{level:g}' for level in self.levels)} of {', '.join(self.by_phase)}"
-        )
 
     def phases(self, phase: str) -> tuple[str, ...]:
         """Return the phases whose limits a phase uses; empty if it uses those of all steps."""
@@ -63,8 +55,7 @@ class PredictionIntervals:
         return max(found, key=lambda limits: limits.ratios.cv(T, one)[0] if limits.ratios else 0.0, default=self.all)
 
     def factor(self, phase: str, level: float) -> float | None:
-        """Return the factor on the typical latency below which a share `level` of a phase's steps stays. None if there
-        are too few samples."""
+        """Return the factor below which a share `level` of a phase's steps stays; None with too few samples."""
         return self._widest(phase, "upper", level)
 
     def lower_factor(self, phase: str, level: float) -> float | None:

@@ -44,11 +44,7 @@ FAMILY: dict[str, LatencyModel] = {model.name: model for model in _PLAIN} | {
 
 
 def add_model(model: LatencyModel) -> None:
-    """Register a model by its name, also with a saturating cost (+moe). Raises WrongUsage for a name that is taken.
-
-    Files of its fits can be read wherever it is registered. `auto` does not consider it, and the engine's simulator
-    has no step cost for it.
-    """
+    """Register a model by its name, also with +moe, for `--model` and files. Raises WrongUsage for a name taken."""
     refuse_taken(model.name, FAMILY, "model")
     FAMILY.update({model.name: model, f"{model.name}{MOE}": _with_experts(model)})
 

@@ -3,7 +3,8 @@
 The terms and their meaning: docs/theory/fitting.md#models.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -135,18 +136,15 @@ CLIFF = Term(
 )
 
 
-@dataclass(frozen=True)
-class _Span:
-    """Range of a shape by the largest value of a feature; a low end below zero is a share of that value."""
+def _span(name: str, low: float, high: float) -> Callable[[Features], tuple[float, float]]:
+    """Return the range of a shape by the largest value of a feature; a low end below zero is a share of that value."""
 
-    name: str
-    low: float
-    high: float
+    def span(f: Features) -> tuple[float, float]:
+        top = max(float(f[name].max()), 1.0)
+        start = low if low > 0 else -low * top
+        return start, max(high * top, 4 * start)
 
-    def __call__(self, f: Features) -> tuple[float, float]:
-        top = max(float(f[self.name].max()), 1.0)
-        low = self.low if self.low > 0 else -self.low * top
-        return low, max(self.high * top, 4 * low)
+    return span
 
 
 SHARPNESS = (4.0, 2.0, 8.0)
@@ -185,22 +183,22 @@ ROOFLINE = Separable(
         ),
         Shape(
             Parameter("S_1", "tokens", "tokens from which a step counts as long", positive=True),
-            _Span("S", -1 / 32, 2 / 3),
+            _span("S", -1 / 32, 2 / 3),
         ),
         Shape(
-            Parameter("P_0", "tokens", "prompt tokens that saturate the hardware", positive=True), _Span("P", 1.0, 4.0)
+            Parameter("P_0", "tokens", "prompt tokens that saturate the hardware", positive=True), _span("P", 1.0, 4.0)
         ),
         Shape(
             Parameter("Q_s", "requests", "decoding requests that saturate the hardware", positive=True),
-            _Span("B", 0.25, 4.0),
+            _span("B", 0.25, 4.0),
         ),
         Shape(
             Parameter("K_0", "tokens", "cached tokens that stay in the second-level cache", positive=True),
-            _Span("KD", -1e-3, 1.0),
+            _span("KD", -1e-3, 1.0),
         ),
         Shape(
             Parameter("B_1", "requests", "decoding requests from which a step counts as large", positive=True),
-            _Span("B", -1 / 32, 5 / 6),
+            _span("B", -1 / 32, 5 / 6),
         ),
     ),
     (

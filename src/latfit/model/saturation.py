@@ -1,7 +1,6 @@
 """The saturation model, and its variant whose work grows faster than its tokens.
 
 T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S
-
 with v = 1, or v = 1 + gamma_B B + gamma_S S. Properties: docs/theory/fitting.md#models.
 """
 

@@ -1,8 +1,7 @@
-"""The measured region: convex hulls of the measured steps in (ln B, ln S), one per kind of step.
+"""The measured region: convex hulls of the measured steps in (ln B, ln S), one per kind of step, in 16 directions.
 
-Each region is bounded in 16 directions and leaves out up to 1.5 % of the steps per direction, so that one odd step does
-not extend it. With known cached tokens there is a second region in (ln B, ln(1 + cached tokens per request)).
-Definition: docs/theory/fitting.md, "Measured region".
+One odd step does not extend a region. With known cached tokens there is a second one in (ln B, ln(1 + cached tokens per
+request)). Definition: docs/theory/fitting.md, "Measured region".
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +43,7 @@ def read_by(steps: Mapping[str, FloatArray]) -> FloatArray | None:
 def support_of(
     B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], weights: FloatArray, read: FloatArray | None = None
 ) -> dict[str, list[float]]:
-    """Return the bounds of the measured region of each kind of step. B, S, kinds: requests, tokens and kind of each row
-    (n,). weights: steps that each row represents (n,). read: result of `read_by` (n,), if the context is known."""
+    """Return the bounds of the measured region of each kind of step. read: result of `read_by` (n,), if known."""
     found = {}
     for kind in (DECODE, PREFILL, MIXED, ANY_PREFILL):
         if (rows := kinds == kind).any():
@@ -64,9 +62,7 @@ def support_of(
 def outside_by(
     support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_], read: FloatArray | None = None
 ) -> FloatArray:
-    """Return the distance of steps (n,) from the region of their kind, in logarithms; 0 inside. Infinite for a kind
-    without a region, 0 if `support` is empty. A step of unknown kind of prefill may lie in either region. read: result
-    of `read_by` (n,)."""
+    """Return the distance of steps (n,) from the region of their kind in logarithms: 0 inside, inf without region."""
     if not support:
         return np.zeros(len(B))
     far = np.full(len(B), np.inf)

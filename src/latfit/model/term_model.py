@@ -1,8 +1,7 @@
 """Models as tables of terms: T = [base model] + sum_j c_j X_j(step; shapes), with c_j >= 0.
 
-A term is a coefficient and a column, which may depend on shapes (a corner, a rate). Latency, gradient, basis and
-assembly follow from the table. Choices (a tile length, the sharpness of a corner) are parameters with a few values;
-they are stored as fixed.
+A term is a coefficient and a column, which may depend on shapes (a corner, a rate). Choices (a tile length, sharpness)
+are parameters with a few values; they are stored as fixed.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,15 +22,12 @@ Column = Callable[[Features, Shapes], FloatArray]
 
 @dataclass(frozen=True)
 class Term:
-    """A coefficient >= 0 times a column (n,) of features.
-
-    when: whether steps with these features determine the term; otherwise it is zero.
-    """
+    """A coefficient >= 0 times a column (n,) of features."""
 
     parameter: Parameter
     column: Column
     slopes: Mapping[str, Column] = field(default_factory=dict)  # d column / d shape, by the shape's name
-    when: Callable[[Features], bool] = lambda f: True
+    when: Callable[[Features], bool] = lambda f: True  # whether steps determine the term; otherwise it is zero
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latfit.fitting import solved
+from latfit.fitting.data import rows_of
+from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.solver.solve import solve
 from latfit.profiling.adaptive import order_by_information
 from latfit.profiling.grid import LEVELS, StepCost, default_cells
 from latfit.profiling.quality import find_symptoms
@@ -40,12 +42,12 @@ class TestOrder:
             there = np.flatnonzero(result.measured)
             medians = np.array([np.median(result.times_ms[index]) for index in there])
             table = cell_columns(CELLS)
-            found = solved(table.select(there).with_columns(T_ms=medians), "context")
-            if found is None:
+            problem = make_problem(rows_of(table.select(there).with_columns(T_ms=medians)), FitOptions("context"))
+            if len(there) < len(problem.free):
                 return 1.0
-            model, theta, _ = found
             columns = {name: table.floats(name) for name in table.columns if name != "phase"}
-            return float(np.mean(np.abs(model.latency_ms(theta, columns) / TRUTH - 1)))
+            T = problem.model.latency_ms(problem.theta(solve(problem).z), columns)
+            return float(np.mean(np.abs(T / TRUTH - 1)))
 
         full_s = run_profile(fake(), CELLS, budget_s=600.0).elapsed_s
         ordered, shuffled = (np.mean([error(seed, first) for seed in range(4)]) for first in (ORDER, []))

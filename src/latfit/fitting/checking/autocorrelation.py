@@ -1,7 +1,6 @@
 """Effective sample size of autocorrelated steps.
 
-n steps with variance v and long-run variance L are worth n v/L independent ones. L comes from an autoregression fitted
-by Levinson's recursion; BIC and AIC choose the order.
+n steps with variance v and long-run variance L are worth n v/L independent ones; L comes from an autoregression.
 Derivation: docs/theory/fitting.md, "Independent samples".
 """
 
@@ -23,18 +22,8 @@ CLIP = 3.0
 class Persistence:
     """Autocorrelation of steps."""
 
-    lag_one: float = 0.0  # correlation of neighbouring steps
-    likely: float = 1.0  # consecutive steps per independent sample, at least 1
-    steps_for_one: float = 1.0  # upper end of the same, with its estimation error; used for counting
+    steps_for_one: float = 1.0  # consecutive steps per independent sample, at least 1: upper end of the estimate
     runs: int = 1  # number of runs
-
-    @property
-    def why(self) -> str:
-        """Reason for the loss of samples: lag-one correlation, or slow changes if that explains less than half."""
-        by_neighbours = (1 + self.lag_one) / max(1 - self.lag_one, 1e-9)
-        if 2 * by_neighbours >= self.likely:
-            return f"autocorrelation {self.lag_one:.3g}"
-        return "their level wanders slowly"
 
 
 def by_run(data: FitData, rows: NDArray[np.intp], values: FloatArray) -> list[FloatArray]:
@@ -59,9 +48,8 @@ def persistence(runs: Sequence[FloatArray]) -> Persistence:
     if together > 0:
         together = min(together + (1 + 3 * together) * len(parts) / n, 1 - 1 / n)
     likely = max(innovation / (1 - together) ** 2 / float(covariance[0]), 1.0)
-    lower = likely / max(1 - math.sqrt(likely / n), 1e-9) if likely > 1 else 1.0
-    likely, lower = (min(each, n / len(parts)) for each in (likely, lower))
-    return Persistence(float(covariance[1] / covariance[0]), likely, lower, len(parts))
+    most_steps = likely / max(1 - math.sqrt(likely / n), 1e-9) if likely > 1 else 1.0
+    return Persistence(min(most_steps, n / len(parts)), len(parts))
 
 
 def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:
@@ -80,8 +68,7 @@ def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
 
 
 def _autoregression(covariance: FloatArray, n: int) -> tuple[float, float]:
-    """Return (innovation variance, sum of the coefficients) of the autoregression for n values. Order 0 if BIC selects
-    it, else BIC's or AIC's order, whichever has the larger long-run variance."""
+    """Return (innovation variance, sum of coefficients) for n values: order 0 if BIC selects it."""
     coefficients, variance = np.zeros(0), float(covariance[0])
     fits = [(variance, 0.0)]
     for order in range(1, len(covariance)):

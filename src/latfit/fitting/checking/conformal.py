@@ -1,8 +1,7 @@
 """Prediction intervals for single steps: split conformal prediction, phase by phase.
 
-The score of a step is ln(observed/predicted) on held-out rows: later rows of a log, other cells of a grid. Ranks count
-independent samples only, because repeats of a cell and neighbours in time share noise. Phases that drift get wider
-limits. Derivation: docs/theory/fitting.md, "Prediction intervals" and "Independent samples".
+Scores are ln(observed/predicted) of later rows of a log, or other cells of a grid; ranks count independent samples.
+Derivation: docs/theory/fitting.md, "Prediction intervals" and "Independent samples".
 """
 
 import math
@@ -30,9 +29,7 @@ DRIFTS = (
     " Measure again."
 )
 STANDARD_ERRORS = 3.0  # later steps that differ from earlier ones by more standard errors have drifted
-MATERIAL = 3.0  # report autocorrelation if it reduces the independent samples by more than this factor
-
-Factors = dict[str, float | None]
+MATERIAL = 3.0  # steps per independent sample from which autocorrelation is the reason for missing limits
 
 
 @dataclass(frozen=True)
@@ -66,19 +63,9 @@ class Scores:
     def independent_share(self) -> float:
         return self.independent / max(self.steps, 1)
 
-    def limit(self, level: float, side: int = 1) -> float | None:
-        """Return the limit of side times a new score at a one-sided level; None if there are too few samples."""
-        return upper_limit(side * self.score, level, self.weight)
-
-    @property
-    def silent(self) -> list[float]:
-        """One-sided levels of the two-sided intervals for which there are too few samples."""
-        return [level for level in LEVELS if level > 0.5 and self.limit(level) is None]
-
 
 def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
-    """Return the independent samples that one step of each row is worth (m,), by the intraclass correlation of cells.
-    weight: steps that each row represents (m,); cell: cell number of each row (m,)."""
+    """Return the independent samples that a step of each row is worth (m,), by the intraclass correlation of cells."""
     x = clipped(score, weight)
     found = by_group(x, cell, weight)
     size, n, cells = found.size, found.values, len(found.size)
@@ -90,11 +77,10 @@ def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> Floa
     return np.asarray(1.0 / (shared * np.maximum(size, 1.0) + 1 - shared))[cell]
 
 
-def upper_limit(scores: FloatArray, level: float, weights: FloatArray | None = None) -> float | None:
-    """Return the upper conformal limit of scores (n,) at a one-sided level; None if there are too few samples. weights:
-    independent samples that each score is worth (n,), by default 1."""
+def upper_limit(scores: FloatArray, level: float, weights: FloatArray) -> float | None:
+    """Return the upper conformal limit at a one-sided level; None with too few samples (`weights`, by score)."""
     order = np.argsort(scores, kind="stable")
-    reached = np.cumsum(np.ones(len(scores)) if weights is None else weights[order])
+    reached = np.cumsum(weights[order])
     n = float(reached[-1]) if len(reached) else 0.0
     rank = (n + 1) * level
     if n <= 0 or rank > n + 1e-9:
@@ -114,30 +100,23 @@ def prediction_intervals(
     ordered: bool,
     blocks: HeldOut | None = None,
 ) -> dict[str, Any]:
-    """Return the `intervals` section of a fit's JSON from held-out rows. data, left_out: the rows, and those predicted
-    while left out. ordered: whether folds follow each other in time. blocks: rows of the whole time range, each block
-    predicted from all others; limits of drifting phases cover them too."""
+    """Return the `intervals` section of a fit's JSON from held-out rows; ordered: folds follow each other in time.
+
+    blocks: rows of the whole time range, predicted from all others; limits of drifting phases cover them too."""
     by_phase = {}
-    blocks = blocks if ordered else None
-
-    def scores_of(rows: HeldOut) -> Scores:
-        return Scores.of(data, rows, ordered)
-
     for phase, rows in data.by_phase.items():
         inside = left_out.among(rows[left_out.rows])
         if len(inside.rows):
-            scores, drift, limits = scores_of(inside), {"drift": False}, []
             whole = blocks.among(rows[blocks.rows]) if blocks is not None else None
-            if ordered:
-                drift = _drift(data, scores, inside, whole)
-            if drift["drift"] and whole is not None:
-                limits = [scores_of(whole)]
-            by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits([scores, *limits]), **drift}
+            scores = Scores.of(data, inside, ordered)
+            drift = _drift(data, scores, inside, whole) if ordered else {"drift": False}
+            limits = [scores, *([Scores.of(data, whole, ordered)] if drift["drift"] and whole is not None else [])]
+            by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(limits), **drift}
     drifting = [phase for phase, found in by_phase.items() if found["drift"]]
-    limits = [scores_of(left_out), *([scores_of(blocks)] if drifting and blocks is not None else [])]
+    every = [left_out, *([blocks] if drifting and blocks is not None else [])]
     return {
         "method": BY_TIME if ordered else BY_CELL,
-        **_limits(limits),
+        **_limits([Scores.of(data, rows, ordered) for rows in every]),
         "by_phase": by_phase,
         "drift": DRIFTS.format(" and ".join(drifting)) if drifting else "",
     }
@@ -151,44 +130,33 @@ def _limits(known: Sequence[Scores]) -> dict[str, Any]:
         "independent_share": fewest.independent_share,
         "in_time_share": 1 / fewest.in_time.steps_for_one,
     }
-    if not (silent := fewest.silent):
+    silent = [level for level in LEVELS if level > 0.5 and found["ratio_quantiles"][f"{level:g}"] is None]
+    if not silent:
         return found
-    alone = fewest.independent * fewest.in_time.steps_for_one
-    needed = math.ceil(1 / (1 - max(silent)) - 1 - 1e-9)
-    lost = [level for level in silent if (alone + 1) * level <= alone]
-    carried = f"{fewest.steps:,} steps in {fewest.cells:,} cells carry {fewest.independent:.0f} independent samples"
-    measure = f"measure at least {needed:,} cells"
-    if lost and MATERIAL * fewest.independent < alone:
+    needed, independent = math.ceil(1 / (1 - max(silent)) - 1 - 1e-9), fewest.independent
+    steps, measure = f"{fewest.steps:,} steps in {fewest.cells:,} cells", f"measure at least {needed:,} cells"
+    if fewest.in_time.steps_for_one > MATERIAL:
         runs = fewest.in_time.runs
-        where = "in a row" if runs == 1 else f"of {runs:,} runs"
-        carried = (
-            f"{fewest.steps:,} steps {where} carry {max(fewest.independent, 1):.0f} independent samples"
-            f" ({fewest.in_time.why})"
-        )
-        found["autocorrelated"] = f"{carried}, too few for intervals at {_levels(lost)}"
-        measure = f"measure at least {max(math.ceil(needed * runs / fewest.independent), runs + 1):,} such runs"
-    return {**found, "reason": f"{carried}, too few for intervals at {_levels(silent)}: {measure}"}
+        steps = f"{fewest.steps:,} steps {'in a row' if runs == 1 else f'of {runs:,} runs'}"
+        measure = f"measure at least {max(math.ceil(needed * runs / independent), runs + 1):,} such runs"
+    levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in silent)
+    reason = f"{steps} carry {independent:.0f} independent samples, too few for intervals at {levels}: {measure}"
+    return {**found, "reason": reason}
 
 
-def _levels(one_sided: Sequence[float]) -> str:
-    return " and ".join(f"{100 * (2 * level - 1):g} %" for level in one_sided)
-
-
-def _factors(known: Sequence[Scores]) -> dict[str, Factors]:
-    found: dict[str, Factors] = {}
+def _factors(known: Sequence[Scores]) -> dict[str, dict[str, float | None]]:
+    found: dict[str, dict[str, float | None]] = {}
     for kind, side in (("ratio_quantiles", 1), ("lower_quantiles", -1)):
         found[kind] = {}
         for level in LEVELS:
-            ends = [scores.limit(level, side) for scores in known]
-            told = [end for end in ends if end is not None]
-            found[kind][f"{level:g}"] = math.exp(side * (max(told) + ROUNDING)) if len(told) == len(ends) else None
+            ends = [upper_limit(side * scores.score, level, scores.weight) for scores in known]
+            stated = [end for end in ends if end is not None]
+            found[kind][f"{level:g}"] = math.exp(side * (max(stated) + ROUNDING)) if len(stated) == len(ends) else None
     return found
 
 
 def _drift(data: FitData, scores: Scores, later: HeldOut, blocks: HeldOut | None) -> dict[str, Any]:
-    """Return whether a phase drifts, and the relative shift if its level changes. scores, later: the later steps, in
-    time order. blocks: steps of the whole time range, predicted from all others, from which steps predicted by earlier
-    ones differ if the level rises slowly."""
+    """Return whether a phase drifts: its level changes, or later steps differ from blocks of the whole time."""
     change = change_point(later.log_ratio + data.dither[later.rows])
     if change is not None and change.p_value < CERTAIN and abs(change.shift) > math.log1p(LEAST_SHIFT):
         return {"drift": True, "relative_shift": math.expm1(change.shift)}

@@ -1,8 +1,7 @@
-"""Choice of a correction's strength: as many smoothing rounds as held-out rows pay for.
+"""Choice of a correction's strength: as many smoothing rounds, by kind of steps, as held-out rows pay for.
 
-The parametric model is fitted without the rows of each fold; its residuals are smoothed and predict the rows left out.
-Each kind of steps has its own number of rounds. Folds leave out cells of a grid or blocks of time. For kinds with
-several rows of a B and S other folds leave out single rows, so that what steps of one size share can be learned.
+Folds leave out cells of a grid or blocks of time, and single rows of repeated cells, so that what steps of one size
+share can be learned. The model is fitted without each fold; its smoothed residuals predict the rows left out.
 """
 
 from dataclasses import dataclass, replace
@@ -33,24 +32,20 @@ MIN_GAIN_PCT, MIN_GAIN_SHARE = 0.1, 0.02  # A correction has to lower the error 
 
 @dataclass(frozen=True)
 class ChosenCorrection:
-    """smoothing: None where no correction pays.  held_out: every row as predicted while left out.  before, after: error
-    in percent of the parametric model and of the corrected one."""
+    """A correction that pays, or none, and every row as predicted while left out."""
 
     smoothing: Smoothing | None
     held_out: HeldOut
-    before: float
-    after: float
 
 
 @dataclass(frozen=True, eq=False)
 class _Path:
-    """A fold at every strength. log_ratio: ln(observed/predicted) of the rows left out (rounds + 1, m).  kind: of these
-    rows (m,).  errors: mean error in percent (rounds + 1, 3), NaN for kinds with too few rows."""
+    """A fold at every strength."""
 
     part: LeftOut
-    log_ratio: FloatArray
-    kind: NDArray[np.int64]
-    errors: FloatArray
+    log_ratio: FloatArray  # ln(observed/predicted) of the rows left out (rounds + 1, m)
+    kind: NDArray[np.int64]  # of these rows (m,)
+    errors: FloatArray  # mean error in percent (rounds + 1, 3), NaN for kinds with too few rows
 
     def at(self, rounds: tuple[int, int, int]) -> FloatArray:
         """Return ln(observed/predicted) (m,) at a strength."""
@@ -60,8 +55,7 @@ class _Path:
 def choose_correction(
     data: FitData, options: FitOptions, theta: FloatArray, *, always: bool = False
 ) -> ChosenCorrection | None:
-    """Choose the strength of a correction on a parametric model fitted with theta. always: take the best strength above
-    zero whether it pays or not. Returns None where the rows are too few to judge."""
+    """Choose the strength of a correction; None with too few rows. always: take the best above zero if none pays."""
     fold = assign_folds(data, options.seed)[1]
     cells = int(data.known_cell.max(initial=-1)) + 1
     grids = build_grids(data)
@@ -79,21 +73,14 @@ def choose_correction(
     for path in all_paths[len(blocks) :]:
         path.errors[:, ~repeated] = np.nan
     rounds, smoothing = _best_rounds(all_paths, always), None
-    paths, parts = all_paths[: len(blocks)], every[: len(blocks)]
-    corrected = parts
+    corrected = every[: len(blocks)]
     if any(rounds):
-        corrected = [replace(path.part, log_ratio=path.at(rounds)) for path in paths]
+        corrected = [replace(path.part, log_ratio=path.at(rounds)) for path in all_paths[: len(blocks)]]
         off = np.abs(np.concatenate([path.at(rounds) for path in all_paths]))
         smoothing = Smoothing(rounds, MAD_TO_SIGMA * float(np.median(off)))
-    before, after = (
-        _geometric_mean(
-            [_errors(data, part, part.log_ratio, path.kind) for part, path in zip(each, paths, strict=True)]
-        )
-        for each in (parts, corrected)
-    )
     held_out = joined_parts(data, corrected)
     assert held_out is not None
-    return ChosenCorrection(smoothing, held_out, before, after)
+    return ChosenCorrection(smoothing, held_out)
 
 
 def _repeated_kinds(data: FitData, kind: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -144,8 +131,3 @@ def _best_of_kind(paths: list[_Path], kind: int, always: bool) -> int | None:
     error = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
     pays = mean[0] - mean[best] > max(MIN_GAIN_PCT, MIN_GAIN_SHARE * mean[0]) and float(np.mean(gain)) > error
     return best if always or pays else 0
-
-
-def _geometric_mean(errors: list[FloatArray]) -> float:
-    found = np.concatenate(errors)
-    return float(np.exp(np.mean(np.log(found[np.isfinite(found)]))))

@@ -1,8 +1,7 @@
 """Cross-validation: errors on held-out rows.
 
-Grids are split by cells, logs by contiguous blocks of time, so that a row never predicts rows that share its noise.
-Harder schemes are an expanding window, regions of the (ln B, ln S) plane, and extrapolation in S, B and context.
-Derivation: docs/theory/fitting.md, "Cross-validation".
+Grids are split by cells, logs by blocks of time. Harder schemes are an expanding window, regions of the (ln B, ln S)
+plane, and extrapolation in S, B and context. Derivation: docs/theory/fitting.md, "Cross-validation".
 """
 
 import itertools
@@ -19,7 +18,7 @@ from latfit.fitting.correction import Smoothing, smooth_residuals
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all, solve
-from latfit.model import CONTEXT, CrossValidation, HeldOutErrors, Separable, StepTable
+from latfit.model import CONTEXT, CrossValidation, HeldOutErrors, Separable
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
 
 Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -30,10 +29,9 @@ CUTS = (0.4, 0.55, 0.7, 0.85)  # shares of the rows, lowest values of a column f
 COLUMN_NAMES = {"S": "S", "B": "B", CONTEXT: "context"}
 FEWEST_OUTSIDE = 10  # fewest steps outside the training region for which an error is reported
 FEWEST_VALUES = 3  # fewest distinct values in training: two determine a slope, a third checks it
-TRAINED = 50_000  # rows drawn for training: their uncertainty is far below the error of a fold
-MANY_ROWS = 200_000  # from this many rows on, each fold is fitted by itself on TRAINED rows
-TESTED, TOGETHER = 40_000, 1000
-"""Mean number of test rows per fold, and the length of the pieces kept, which preserve autocorrelation."""
+MOST_ROWS, PIECE = 60_000, 1000
+"""Rows that are split into folds, at most: their uncertainty is far below the error of a fold. Of more rows evenly
+spread pieces are kept, which preserve autocorrelation."""
 
 BY_CELL = "K-fold over (B,S) cells"
 BY_TIME = "K-fold over contiguous blocks of time"
@@ -109,12 +107,12 @@ def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of held-out rows, in the order of the folds."""
+    """Predictions of held-out rows, in the order of the folds, (m,) each."""
 
-    rows: NDArray[np.intp]  # row numbers in the trace (m,)
-    fold: NDArray[np.int64]  # fold number of each row (m,), in time order for folds in time
-    log_ratio: FloatArray  # ln(observed/predicted) (m,)
-    weights: FloatArray  # steps that each row represents (m,)
+    rows: NDArray[np.intp]  # row numbers in the trace
+    fold: NDArray[np.int64]  # fold number of each row, in time order for folds in time
+    log_ratio: FloatArray  # ln(observed/predicted)
+    weights: FloatArray  # steps that each row represents
 
     def among(self, rows: NDArray[np.bool_]) -> "HeldOut":
         """Return the rows selected by a mask (m,)."""
@@ -132,8 +130,7 @@ class Validated:
 def cross_validate(
     data: FitData, options: FitOptions, theta: FloatArray, left_out: HeldOut | None = None
 ) -> Validated | None:
-    """Cross-validate in K folds, starting from the full fit's theta. left_out: held-out predictions, if known. Returns
-    None if there are too few rows to fit or to test."""
+    """Cross-validate in K folds from the full fit's theta, or score rows that were left out; None with too few rows."""
     scheme, fold = assign_folds(data, options.seed)
     if left_out is None and int(fold.max()) > 0:
         left_out = held_out(data, options, theta, by_fold(fold))
@@ -143,8 +140,7 @@ def cross_validate(
 
 
 def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
-    """Fit each fold's training rows from the start theta and predict its test rows. Folds with too few training rows
-    for the free parameters are skipped; None if no fold is left."""
+    """Fit each fold with enough training rows from theta and predict its test rows; None if no fold is left."""
     parts = left_out_parts(data, options.of_formula, theta, folds)
     if options.correction is not None:
         parts = [part.corrected(data, options.correction) for part in parts]
@@ -186,9 +182,12 @@ class LeftOut:
 
 def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
     """Fit every fold that has enough training rows."""
-    numbered_folds = _with_enough([(number, *fold) for number, fold in enumerate(folds)])
-    whole = make_problem(data, options)
-    if len(data) >= MANY_ROWS or options.loss == "tukey" or len(whole.free) == 0:
+    whole, numbered_folds = make_problem(data, options), [(number, *fold) for number, fold in enumerate(folds)]
+    if len(data) > MOST_ROWS:
+        kept = np.zeros(len(data) // PIECE + 1, dtype=bool)
+        kept[np.linspace(0, len(kept) - 1, MOST_ROWS // PIECE).astype(np.intp)] = True
+        numbered_folds = [(i, a[kept[a // PIECE]], b[kept[b // PIECE]]) for i, a, b in numbered_folds]
+    if len(whole.free) == 0:
         parts = [_alone(data, options, theta, fold) for fold in numbered_folds]
     else:
         parts = _together(data, whole, theta, numbered_folds)
@@ -198,26 +197,9 @@ def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: It
 _Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]
 
 
-def _with_enough(folds: Sequence[_Numbered]) -> list[_Numbered]:
-    """Return the folds with at most TESTED test rows on average, in evenly spread pieces. Every fold keeps the same
-    share, so their weights in a mean over rows do not change."""
-    most, rows = TESTED * len(folds), sum(len(test) for _, _, test in folds)
-    if rows <= most:
-        return list(folds)
-
-    def some(test: NDArray[np.intp]) -> NDArray[np.intp]:
-        pieces = math.ceil(len(test) / TOGETHER)
-        kept = np.linspace(0, pieces - 1, max(1, round(pieces * most / rows))).astype(np.int64)
-        return test[np.isin(np.arange(len(test)) // TOGETHER, kept)]
-
-    return [(number, train, some(test)) for number, train, test in folds]
-
-
 def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) -> LeftOut | None:
     """Fit one fold as a problem of its own."""
     number, train, test = fold
-    if len(train) > TRAINED:
-        train = train[np.linspace(0, len(train) - 1, TRAINED).astype(np.int64)]
     problem = make_problem(data.at(train), options)
     if problem.rows <= len(problem.free) or len(test) == 0:
         return None
@@ -244,13 +226,11 @@ def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[
         upper.append(ends)
         kept.append(fold)
     if kept:
-        found = refitted_all(whole, whole.coordinates(theta), np.array(weights), np.array(upper))
-        by_row = {name: column[rows.row_of] for name, column in whole.steps.items()}
-        for z, (number, train, test) in zip(found, kept, strict=True):
-            steps = StepTable({name: column[test] for name, column in by_row.items()})
-            predicted = np.maximum(whole.model.latency_ms(whole.theta(z), steps), 1e-300)
-            ratio = np.log(data.observed[test]) - np.log(predicted)
-            parts[number] = LeftOut(number, train, test, ratio, whole, whole.theta(z))
+        used = np.flatnonzero(np.any(weights, axis=0))
+        start, part = whole.coordinates(theta), whole.rows_at(used)
+        thetas = whole.theta(refitted_all(part, start, np.array(weights)[:, used], np.array(upper)))
+        for own, (number, train, test) in zip(thetas, kept, strict=True):
+            parts[number] = LeftOut(number, train, test, log_ratios(whole, own, data.at(test)), whole, own)
     return [parts.get(number) for number, _, _ in folds]
 
 
@@ -271,16 +251,11 @@ def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str] | 
 PHASE_ROWS = 30  # fewest steps of a phase that is judged separately
 
 
-def counted_phases(data: FitData) -> dict[str, NDArray[np.bool_]]:
-    """Return a row mask (n,) for each phase with at least PHASE_ROWS steps."""
-    return {name: rows for name, rows in data.by_phase.items() if data.weights[rows].sum() >= PHASE_ROWS}
-
-
 def errors_by_phase(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> dict[str, float]:
-    """Return the mean of errors ape (k,) of rows (k,) in percent, by phase."""
+    """Return the mean of errors ape (k,) of rows (k,) in percent, by phase with PHASE_ROWS steps or more."""
     found = {}
-    for name, inside in counted_phases(data).items():
-        if (some := inside[rows]).any():
+    for name, inside in data.by_phase.items():
+        if (some := inside[rows]).any() and data.weights[inside].sum() >= PHASE_ROWS:
             found[name] = max(float(np.average(ape[some], weights=data.weights[rows[some]])), EXACT)
     return found
 
@@ -295,13 +270,13 @@ def mean_error(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> float:
 EXACT = 1e-6  # error in percent below which a prediction counts as exact
 
 
-def scores_of(data: Rows, left_out: HeldOut) -> HeldOutErrors:
+def scores_of(data: FitData, left_out: HeldOut) -> HeldOutErrors:
     """Return the errors of a cross-validation: overall, by fold, by phase, and their spread."""
     observed, weights, fold = data.observed[left_out.rows], left_out.weights, distinct(left_out.fold)[1]
     ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
     whole = error_metrics(observed, observed * np.exp(-left_out.log_ratio), weights)
     errors = np.bincount(fold, weights * ape) / np.bincount(fold, weights)
-    phases = errors_by_phase(data, left_out.rows, ape) if isinstance(data, FitData) else {}
+    phases = errors_by_phase(data, left_out.rows, ape)
     return HeldOutErrors(
         len(errors),
         whole["mape_pct"],
@@ -322,9 +297,7 @@ def further_validation(
     scores: CrossValidation | None = None,
     later: HeldOut | None = None,
 ) -> CrossValidation:
-    """Add the harder schemes to the scores of the default one, where the rows suffice. Regions and extrapolation use
-    the parametric model without its correction, as predictions outside the data do. later: held-out predictions of the
-    expanding window, for a log."""
+    """Add the harder schemes to the scores of the default one; those outside the data go without a correction."""
     window = scores_of(data, later) if later is not None else None
     plain, data = options.of_formula, data.draw(HARDER_ROWS, options.seed)
     named = list(regions(data))

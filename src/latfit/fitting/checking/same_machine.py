@@ -1,8 +1,7 @@
 """Check whether measured steps come from the machine that a fit describes.
 
-Two kinds of evidence: facts (hardware, model, engine, ...) compared by name, and the median of ln(observed/predicted)
-per phase compared with the fit's 98 % limits of single steps. Only steps inside the measured range count. Method and
-verdicts: docs/theory/fitting.md, "Same machine".
+Evidence is facts (hardware, model, engine, ...) and, by phase, the median of ln(observed/predicted) against the fit's
+98 % limits, inside the measured range. Verdicts: docs/theory/fitting.md, "Same machine".
 """
 
 import math
@@ -17,7 +16,7 @@ from latfit.errors import FitNotUsable
 from latfit.fitting.checking.conformal import Scores
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData, fit_data
-from latfit.model import CONTEXT, FitResult, fitted_identity, latency_draws, parameter_draws
+from latfit.model import CONTEXT, FitResult, StepTable, fitted_identity, latency_draws, parameter_draws
 from latfit.stats import FloatArray, weighted_quantiles
 from latfit.trace import Fact, Trace, facts_beside, identity_of
 
@@ -37,13 +36,12 @@ ADVISORY = ("engine_version", "isa")  # facts that may differ on one machine: re
 
 @dataclass(frozen=True)
 class PhaseShift:
-    """Comparison of one phase, from the steps inside the measured range. steps, independent: number of steps, and of
-    independent samples. ratio, low, high: latency relative to the fitted machine, with its 99 % interval."""
+    """Comparison of one phase, from the steps inside the measured range."""
 
     phase: str
     steps: int
-    independent: float
-    ratio: float
+    independent: float  # number of independent samples
+    ratio: float  # latency relative to the fitted machine, with its 99 % interval
     low: float
     high: float
     inside: float | None  # share within the fit's 98 % limits of single steps; None if the fit has no limits
@@ -69,14 +67,12 @@ class PhaseShift:
 
 @dataclass(frozen=True)
 class MachineCheck:
-    """Evidence on whether a fit and steps are of one machine. measured, steps: steps inside the measured range, and all
-    steps."""
+    """Evidence on whether a fit and steps are of one machine."""
 
     facts: Sequence[Fact]  # facts of fit and trace, compared by name
     phases: Sequence[PhaseShift]  # comparison of each phase
-    measured: int
+    measured: int  # steps inside the measured range
     steps: int
-    assumed: bool = False  # whether the trace lacks the cached context that the fit uses
 
     @property
     def differing(self) -> list[Fact]:
@@ -86,10 +82,10 @@ class MachineCheck:
     @property
     def state(self) -> State:
         """Verdict: `same`, `shifted` (within the intervals, beyond chance), `other` machine, or `unknown`."""
-        told = [phase for phase in self.phases if phase.residuals != "too few"]
-        found = {phase.residuals for phase in told}
+        judged = [phase for phase in self.phases if phase.residuals != "too few"]
+        found = {phase.residuals for phase in judged}
         differs = any(fact.name not in ADVISORY for fact in self.differing)
-        proven = bool(told) and all(phase.close for phase in told)
+        proven = bool(judged) and all(phase.close for phase in judged)
         if found & {"off", "scattered"} or (differs and not proven):
             return "other"
         if not found:
@@ -103,13 +99,13 @@ class MachineCheck:
         moved = [phase.sentence for phase in self.phases if phase.residuals not in ("too few", "as fitted")]
         within = [f"{', '.join(moved)}, within the fit's intervals" if moved else "they take as long as the fit says"]
         few = f"{self.measured:,} of {self.steps:,} steps lie inside the fit's measured range, too few independent ones"
-        told = {
+        verdicts = {
             "other": f"These steps are not of the fitted machine: {'; '.join([*moved, *apart])}.",
             "unknown": f"Whether these steps are of the fitted machine cannot be told: {few}.",
             "shifted": f"These steps may be of the fitted machine: {'; '.join([*within, *apart])}.",
             "same": f"These steps are of the fitted machine, as far as the data tell{_in_brackets(apart)}.",
         }
-        return told[self.state]
+        return verdicts[self.state]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -123,13 +119,7 @@ class MachineCheck:
 
 
 def check_alike(fits: Mapping[str, FitResult], names: Sequence[str] = ("model",)) -> None:
-    """Check that fits used together agree in the named facts, e.g. are of one model. Missing facts are accepted.
-
-    Raises
-    ------
-    FitNotUsable
-        If two fits differ in one of the facts.
-    """
+    """Check that fits used together agree in the named facts, as far as they have them. Raises FitNotUsable."""
     known = {name: fitted_identity(fit) for name, fit in fits.items()}
     for fact in names:
         said = [(name, facts[fact]) for name, facts in known.items() if facts.get(fact)]
@@ -145,20 +135,22 @@ def check_alike(fits: Mapping[str, FitResult], names: Sequence[str] = ("model",)
 def same_machine(fit: FitResult, trace: Trace) -> MachineCheck:
     """Check whether the steps of a clean trace come from the machine of a fit."""
     data = fit_data(trace)
-    steps = {name: data.steps[name] for name in _read_by(fit) if name in data.steps}
+    read = [name for name in dict.fromkeys(("B", "S", *fit.columns)) if name in fit.domain and name in data.steps]
+    steps = StepTable({name: data.steps[name] for name in read})
     facts = facts_beside(fitted_identity(fit), identity_of(trace))
-    assumed = fit.reads_context and CONTEXT not in steps
     total = round(float(data.weights.sum()))
-    if assumed and not fit.typical:
-        return MachineCheck(facts, [], 0, total, assumed)
+    if fit.reads_context and CONTEXT not in steps and not fit.typical:
+        return MachineCheck(facts, [], 0, total)
     inside = ~fit.outside_domain(**steps)
     ratio = np.log(data.observed / fit.latency_ms(**steps))
-    phases = [_shift(fit, data, str(phase), inside, ratio) for phase in np.unique(data.phase[inside])]
+    phases = [_shift(fit, data, steps, str(phase), inside, ratio) for phase in np.unique(data.phase[inside])]
     measured = round(float(data.weights[inside].sum()))
-    return MachineCheck(facts, phases, measured, total, assumed)
+    return MachineCheck(facts, phases, measured, total)
 
 
-def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_], ratio: FloatArray) -> PhaseShift:
+def _shift(
+    fit: FitResult, data: FitData, steps: StepTable, phase: str, inside: NDArray[np.bool_], ratio: FloatArray
+) -> PhaseShift:
     """Compare the steps of a phase inside the measured range with those of the fit."""
     rows = np.flatnonzero(inside & (data.phase == phase))
     ratio, weights = ratio[rows], data.weights[rows]
@@ -167,13 +159,13 @@ def _shift(fit: FitResult, data: FitData, phase: str, inside: NDArray[np.bool_],
     n = max(scores.independent, 1e-9)
     part = min(Z_99 / (2 * math.sqrt(n)), 0.5)
     middle, low, high = weighted_quantiles(ratio, [0.5, 0.5 - part, 0.5 + part], weights)
-    common = Z_99 * _common_error(fit, data, rows)
+    common = Z_99 * _common_error(fit, steps.at(rows))
     low, high = middle - math.hypot(middle - low, common), middle + math.hypot(high - middle, common)
     residuals: Residuals = "too few"
     centre, share = 0.0, None
     if (limits := _limits(fit, phase)) is not None:
         centre, lower, upper = limits
-        nearest, farthest = _context_reach(fit, data, rows)
+        nearest, farthest = _context_reach(fit, steps.at(rows))
         lower, upper = lower + nearest, upper + farthest
         share = float(np.average((ratio >= lower) & (ratio <= upper), weights=weights))
         beyond = (ratio < lower - math.log(CLOSE)) | (ratio > upper + math.log(CLOSE))
@@ -195,37 +187,30 @@ def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
     for level, wider in LEVELS.items():
         lower, upper = own.lower_factor(phase, level), own.factor(phase, level)
         if lower is not None and upper is not None:
-            ends = [own.lower_factor(phase, 0.5) or 1.0, own.factor(phase, 0.5) or 1.0]
-            centre = float(np.mean(np.log(ends)))
-            return centre, centre + wider * (math.log(lower) - centre), centre + wider * (math.log(upper) - centre)
+            ends = np.log([lower, upper])
+            centre = float(np.mean(np.log([own.lower_factor(phase, 0.5) or 1.0, own.factor(phase, 0.5) or 1.0])))
+            low, high = (centre + wider * (ends - centre)).tolist()
+            return centre, low, high
     return None
 
 
-def _common_error(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> float:
+def _common_error(fit: FitResult, steps: StepTable) -> float:
     """Return the standard deviation of the median ln T of steps over the parameter draws."""
-    draws = parameter_draws(fit)
+    draws, n = parameter_draws(fit), len(steps["B"])
     if draws is None:
         return 0.0
-    few = rows[np.linspace(0, len(rows) - 1, min(len(rows), COMPARED_STEPS)).astype(np.intp)]
-    steps = {name: data.steps[name][few] for name in _read_by(fit) if name in data.steps}
-    T = fit.latency_ms(**steps)
-    return float(np.std(np.median(np.log(latency_draws(fit, draws, **steps) / T), axis=1)))
+    few = steps.at(np.linspace(0, n - 1, min(n, COMPARED_STEPS)).astype(np.intp))
+    return float(np.std(np.median(np.log(latency_draws(fit, draws, **few) / fit.latency_ms(**few)), axis=1)))
 
 
-def _context_reach(fit: FitResult, data: FitData, rows: NDArray[np.intp]) -> tuple[float, float]:
+def _context_reach(fit: FitResult, steps: StepTable) -> tuple[float, float]:
     """Return how far zero and the largest measured context shift the median ln T, if steps lack the context."""
-    if not fit.reads_context or CONTEXT in data.steps:
+    if not fit.reads_context or CONTEXT in steps:
         return 0.0, 0.0
-    steps = {name: data.steps[name][rows] for name in _read_by(fit) if name in data.steps}
-    T, most = fit.latency_ms(**steps), float(fit.domain[CONTEXT][1])
-    ends = (fit.latency_ms(**steps, context_tokens=np.full(len(rows), each)) for each in (0.0, most))
+    T, n = fit.latency_ms(**steps), len(steps["B"])
+    ends = (fit.latency_ms(**steps, context_tokens=np.full(n, float(end))) for end in (0.0, fit.domain[CONTEXT][1]))
     low, high = (float(np.median(np.log(end / T))) for end in ends)
     return min(low, 0.0), max(high, 0.0)
-
-
-def _read_by(fit: FitResult) -> list[str]:
-    """Return the columns that a fit's model uses and its data had."""
-    return [name for name in dict.fromkeys(("B", "S", *fit.columns)) if name in fit.domain]
 
 
 def _in_brackets(texts: Sequence[str]) -> str:

@@ -27,9 +27,9 @@ MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any que
 
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Return the group number (n,), rising with batch size, of rows with B requests (n,) and ratios to typical (n,).
-    Sizes are cut where squared deviations of small and large batches differ most, and again on either side. Under equal
-    noise the cumulated deviations are a Brownian bridge (Kolmogorov-Smirnov). weights (n,): independent steps."""
+    """Return the group number (n,), rising with batch size: sizes are cut where squared deviations differ most.
+
+    Under equal noise the cumulated deviations are a Brownian bridge. weights (n,): independent steps."""
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
     square = (ratio - weighted_quantiles(ratio, (0.5,), weights)[0]) ** 2
@@ -54,11 +54,10 @@ class Steps(NamedTuple):
 
 
 def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Pauses | None]:
-    """Find the steps that were paused, and how long and how often. A step is a candidate if its ratio exceeds the
-    median by PAUSE_SIGMA standard deviations of the log ratio and by the factor MIN_PAUSE_RATIO. Candidates remain in F
-    if they are fewer than one independent step or more than MAX_PAUSED_SHARE of all, if their length grows in
-    proportion to T, or if neither a rate per step nor per ms fits. share: independent steps per step. Returns whether F
-    leaves each step out (n,), and None where F describes all."""
+    """Find the steps that were paused (n,), and how long and how often; None where F describes all steps.
+
+    Candidates remain in F if they are too few or too many, if their length grows in proportion to T, or if neither a
+    rate per step nor per ms fits. share: independent steps per step."""
     T, observed, weights = steps
     ratio = observed / T
     middle = weighted_quantiles(ratio, (0.5,), weights)[0]
@@ -106,8 +105,7 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
 
 
 def _growth(length: FloatArray, shortest: FloatArray, at: FloatArray, weights: FloatArray) -> float:
-    """Return z of the score test (Cox) that rising lengths (k,) are larger where the typical time `at` (k,) is, each
-    seen only above `shortest` (k,). Positive where they grow."""
+    """Return z of Cox's score test that rising lengths (k,), each seen above `shortest`, are larger where `at` is."""
     chosen = np.unique(np.linspace(0, len(length) - 1, MAX_PAUSES_TESTED).astype(np.int64))
     length, shortest, x, w = length[chosen], shortest[chosen], np.log(at[chosen]), weights[chosen]
     # At risk at a length: pauses at least as long that would have been seen there.
@@ -116,8 +114,7 @@ def _growth(length: FloatArray, shortest: FloatArray, at: FloatArray, weights: F
 
 
 def _exposure(length: FloatArray, steps: Steps, hidden: float, power: int) -> FloatArray:
-    """Return the sums (k, 3) of w, w x and w x^2 over the steps on which a pause of each length (k,) would be seen. x:
-    ln T. w: expected pauses of a step in proportion, T^power."""
+    """Return sums (k, 3) of w, w x, w x^2 over steps on which a pause of each length shows; x = ln T, w ~ T^power."""
     order = np.argsort(steps.typical, kind="stable")
     T = steps.typical[order]
     w, x = steps.weights[order] * T**power, np.log(T)
@@ -133,8 +130,7 @@ def _score(x: FloatArray, w: FloatArray, at_risk: FloatArray) -> float:
 
 
 def with_noise(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArray) -> Mapping[str, Any]:
-    """The `intervals` of the JSON contract, with the noise of all steps and of every phase in them; log_ratio:
-    ln(observed/predicted) (n,)."""
+    """Return the `intervals` of a fit with the noise of all steps and of every phase."""
     ratio = np.exp(log_ratio)
 
     def noise(asked: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,8 +1,7 @@
 """Cliffs: sizes beyond which a step takes abruptly longer, such as captured graphs, tiles and kernel switches.
 
-At each boundary between neighbouring measured sizes, lines of ln T over ln size are fitted on either side. A smooth
-curve has tangents that cross between the two sizes, so a cliff is a right line above the left one at both ends of the
-gap. Method and false-alarm rate: docs/theory/fitting.md, "Cliffs".
+At a boundary between measured sizes, lines of ln T over ln size are fitted on either side; a cliff is a right line
+above the left one at both ends of the gap. False-alarm rate: docs/theory/fitting.md, "Cliffs".
 """
 
 from collections.abc import Iterator
@@ -97,8 +96,7 @@ def _alike(steps: dict[str, FloatArray], axis: str, fit: FitResult) -> dict[str,
 
 
 def measured_sizes(axis: str, size: FloatArray, log_ms: FloatArray, cell: NDArray[np.intp]) -> MeasuredSizes:
-    """Return the median of ln T (n,) by size, with its standard error. That is at least what cells (B, S) of one size
-    differ by, pooled over all sizes, which the fit does not explain."""
+    """Return the median ln T by size with its standard error: at least what cells (B, S) of one size differ by."""
     order = np.lexsort((cell, size))
     size, log_ms, cell = size[order], log_ms[order], cell[order]
     groups = [rows for rows in _runs(size) if rows.stop - rows.start >= MIN_ROWS]
@@ -123,8 +121,7 @@ def _runs(values: NDArray[Any]) -> list[slice]:
 
 
 def cliffs_of(sizes: MeasuredSizes, alpha: float) -> list[Cliff]:
-    """Return the cliffs of one kind of step, each at the one-sided level alpha. The most significant boundary splits
-    the sizes; each part is tested by itself, so that no line crosses a cliff."""
+    """Return the cliffs of one kind of step at level alpha: the clearest splits the sizes, then each part is tested."""
     tested = sizes.tested
     error = sizes.error * sizes.roughness
     best, shown = None, 0.0
@@ -146,8 +143,7 @@ def cliffs_of(sizes: MeasuredSizes, alpha: float) -> list[Cliff]:
 
 
 def _jumps(x: FloatArray, y: FloatArray, error: FloatArray, place: int) -> tuple[FloatArray, FloatArray]:
-    """Return by how much the line of the sizes above exceeds that of the sizes up to `place`, at both ends of the gap,
-    and the standard errors."""
+    """Return by how much the line of larger sizes exceeds that up to `place` at both ends of the gap, with errors."""
     ends = x[[place, place + 1]]
     first, last = np.searchsorted(x, [ends[0] - np.log(WIDTH), ends[1] + np.log(WIDTH)])
     below = int(np.clip(place + 1 - first, WINDOW, MAX_WINDOW))

@@ -1,9 +1,7 @@
 """Detect impossible steps: about ten times away from comparable ones, e.g. from a wrong unit or a clock jump.
 
-A quadratic in the logarithms of all columns, fitted by least absolute deviations, removes the trend of ln T. A cell
-stands out if its median differs by ln FACTOR from that of its six nearest cells, and by half, on the same side, from
-five of them. A row stands out if it and at most one other differ by ln FACTOR from their cell. Fast ones are left out.
-Slow ones belong to the tail: reported, but kept.
+Residuals of a robust quadratic in ln of all columns are compared with the six nearest cells, or with other rows of the
+cell. Fast steps are left out of the fit; slow ones belong to the tail and are reported.
 """
 
 from dataclasses import dataclass
@@ -30,8 +28,7 @@ MAX_SHOWN, MAX_STORED = 3, 50
 
 @dataclass(frozen=True, eq=False)
 class Contradictions:
-    """Rows far from comparable ones (k,), the farthest first, the expected time in ms (k,), and which are impossible
-    rather than slow."""
+    """Rows far from comparable ones (k,), the farthest first, their expected ms, and which are impossible, not slow."""
 
     rows: NDArray[np.intp]
     expected: FloatArray
@@ -59,10 +56,12 @@ class Contradictions:
         return {"factor": FACTOR, "left_out": left_out, "kept": len(self.rows) - left_out, "steps": steps}
 
     def warnings(self, data: FitData) -> list[LatfitWarning]:
-        """Return the warnings about impossible and slow steps."""
-        slow = "slow_steps_of_log" if data.in_time else "slow_steps"
+        """Return the warnings about impossible steps, and about slow ones of a grid: a log has some in its tail."""
         found = []
-        for code, some in (("impossible_steps", self.impossible), (slow, ~self.impossible)):
+        for code, some in (
+            ("impossible_steps", self.impossible),
+            ("slow_steps", ~self.impossible & (not data.in_time)),
+        ):
             if count := int(some.sum()):
                 texts = [
                     f"{', '.join(f'{name}={number(float(column[row]))}' for name, column in data.steps.items())}"

@@ -45,8 +45,7 @@ def diagnose(
 def error_parts(
     problem: FitProblem, theta: FloatArray, doubt: Uncertainty, data: FitData, left_out: HeldOut
 ) -> dict[str, Any]:
-    """Return the shares of the mean squared error on held-out rows. `model_structure`, `parameter_uncertainty` and
-    `measurement_noise`; without repeats of a cell the first and the last are one, `structure_and_noise`."""
+    """Return shares of the squared held-out error; without repeats, structure and noise are one part."""
     whole = float(np.average(left_out.log_ratio**2, weights=left_out.weights))
     if not np.isfinite(whole) or whole <= 1e-20:
         return {"reason": "the rows left out are predicted without error"}
@@ -61,31 +60,20 @@ def error_parts(
 
 
 def lack_of_fit(data: FitData, log_ratio: FloatArray) -> dict[str, Any]:
-    """Compare the model's error with that of the median of other steps of the same (B, S) cell, in percent."""
+    """Compare the model's error with that of medians of other steps of the same cell (B, S, or all known columns)."""
     ape, rows = _errors_of_repeats(data, data.cell)
     if not len(rows):
         return {"reason": "no (B,S) cell was measured twice"}
     own = 100 * np.abs(np.expm1(-log_ratio[rows]))
-    floor = noise_floor(data)
     found = {"floor_mape_pct": float(ape.mean()), "model_mape_pct": float(own.mean())}
-    return found if floor is None else {**found, "noise_floor_pct": floor}
-
-
-def noise_floor(data: FitData) -> float | None:
-    """Return the mean error in percent of predicting a step by the median of its repeats: no model can do better. None
-    where too few steps are repeated."""
-
-    def find() -> float | None:
-        ape, rows = _errors_of_repeats(data, data.known_cell)
-        enough = len(rows) >= MIN_REPEATED_ROWS and len(np.unique(rows)) >= MIN_REPEATED_SHARE * len(data)
-        return float(ape.mean()) if enough else None
-
-    return data.once("noise floor", find)
+    ape, rows = _errors_of_repeats(data, data.known_cell)
+    if len(rows) >= MIN_REPEATED_ROWS and len(np.unique(rows)) >= MIN_REPEATED_SHARE * len(data):
+        found["noise_floor_pct"] = float(ape.mean())
+    return found
 
 
 def _errors_of_repeats(data: FitData, cell: NDArray[np.intp]) -> tuple[FloatArray, NDArray[np.intp]]:
-    """Return the errors in percent (k,) of predicting a step by the median of the other steps of its cell, and its row.
-    A weighted row counts as so many steps, or in that proportion of too many."""
+    """Return errors in percent (k,) of predicting steps by the median of other steps of their cell, and their rows."""
     share = min(MAX_REPEATS / float(data.weights.sum()), 1.0)
     count = np.ones(len(data)) if data.single else np.maximum(np.round(share * data.weights), 1)
     rows = np.repeat(np.arange(len(data)), count.astype(np.intp))

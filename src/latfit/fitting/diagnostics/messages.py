@@ -1,109 +1,67 @@
-"""Messages about a fit: one table of texts with the action each asks for, and the conditions under which they apply.
+"""Messages about a fit: one table of texts with the action each asks for, and the conditions under which they apply."""
 
-A message whose `acts` is False changes no decision about predictions within the measured range: only `--verbose`,
-`--json` and the report show it.
-"""
-
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from msgspec import structs
 
+from latfit.fitting.checking.crossval import PHASE_ROWS
 from latfit.fitting.data import FitData
-from latfit.fitting.diagnostics.diagnose import noise_floor
-from latfit.fitting.problem import FitOptions, FitProblem
-from latfit.fitting.uncertainty.what_to_measure import other_than
+from latfit.fitting.problem import FitProblem
 from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
-from latfit.model import CONTEXT, Baseline, Cliff, Combination, Diagnostics, FitResult, Identifiability
+from latfit.model import CONTEXT, Baseline, Cliff, Diagnostics, FitResult, Identifiability
 from latfit.units import format_percent
 
-
-@dataclass(frozen=True)
-class Message:
-    """A text and a hint with `{placeholders}`; acts: whether somebody should do something about it."""
-
-    text: str
-    hint: str
-    acts: bool = True
-
-
-MESSAGES: Mapping[str, Message] = {
-    "at_bound": Message("{name} ends on the bound {end:g} that it was given.", "Widen --set bounds, or leave it out."),
-    "not_identified": Message(
-        "{names} not {separately}identifiable{from_data}.{known}",
-        "{measure}Predictions within the measured range are not affected.",
-        acts=False,
-    ),
-    "line_better": Message(
-        "The linear baseline predicts held-out steps better ({line} vs {error}).",
+MESSAGES: Mapping[str, tuple[str, str]] = {
+    "at_bound": ("{name} ends on the bound {end:g} that it was given.", "Widen --set bounds, or leave it out."),
+    "line_as_good": (
+        "The linear baseline predicts held-out steps {how} ({line} vs {error}).",
         "Use --model linear, or --model auto, which compares all models.",
     ),
-    "line_as_good": Message(
-        "The linear baseline predicts held-out steps as well ({line} vs {error}).",
-        "Use --model linear, or measure batches below saturation, where the two differ.",
-    ),
-    "no_better_than_constant": Message(
+    "no_better_than_constant": (
         "A constant predicts held-out steps as well as any model ({constant} off): B and S explain nothing.",
         "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
     ),
-    "decode_only": Message(
+    "decode_only": (
         "The trace contains decode steps only, so prefill is not identifiable.",
         "Measure steps with prefill (S > B) before predicting such steps.",
     ),
-    "noise_floor": Message(
+    "noise_floor": (
         "Noise is the limit: steps that agree in all that is known differ by {floor}, so no model can do better than"
         " {floor} on these steps (this one: {error}).",
         "Measure on a quieter machine, or longer steps; more repeats narrow the intervals, not the error.",
     ),
-    "large_error": Message("The cross-validated MAPE is {error}.", "{why}"),
-    "autocorrelated": Message(
-        "Latencies are autocorrelated: fewer independent samples than steps ({phases}).",
-        "The intervals allow for it. Fit several separate runs together (column run), or a much longer one.",
-        acts=False,
-    ),
-    "drift": Message(
+    "large_error": ("The cross-validated MAPE is {error}.", "{why}"),
+    "no_interval": ("No 90 % interval for {phases}.", "{remedy}"),
+    "drift": (
         "{sentence}",
         "Find what changed then (clocks, heat, other load, cached context) and measure again, or fit the rows of one"
         " side; the intervals are those of runs that drift in the same way.",
     ),
-    "impossible_steps": Message(
+    "impossible_steps": (
         "{steps} far from those beside: {which}.",
         "Left out of the fit. Check how they were recorded (unit, clock, counters), or measure again.",
     ),
-    "slow_steps": Message(
+    "slow_steps": (
         "{steps} far slower than those beside: {which}.",
         "They count in the tail: where they should not, measure again, or leave them out with --drop outlier.",
     ),
-    "slow_steps_of_log": Message(
-        "{steps} far slower than those beside: {which}.",
-        "They count in the tail, and the loss bounds what they do to the formula.",
-        acts=False,
-    ),
-    "pooled_systems": Message(
+    "pooled_systems": (
         "These rows are of several systems: {column} ({count} values, {first} to {last}) explains {explained:.0f} % of"
         " the differences between steps of equal B and S, up to {ratio:.2g} times.",
         "Fit each by itself: --map path={column}.",
     ),
-    "cliffs": Message(
+    "cliffs": (
         "{steps} take abruptly longer beyond {axis} = {sizes}.",
-        "One above costs up to {cost} of the throughput; plans warn of such settings.",
-        acts=False,
+        f"{NO_ACTION} One above costs up to {{cost}} of the throughput; plans warn of such settings.",
     ),
-    "better_model": Message(
-        "{better} predicts held-out steps far better than {name} ({theirs} vs {own}).",
-        "Use --model auto, which compares all models.",
-    ),
-    "kept_out": Message(
-        "The cross-validated MAPE of {model} is {error}, {why}.", "{remedy}, or enter it all the same with --force."
+    "kept_out": (
+        "The cross-validated MAPE of {model} is {error}, {why}.",
+        "{remedy}, or enter it all the same with --force.",
     ),
 }
-SHARED_CODES = {"line_better": "line_as_good", "slow_steps_of_log": "slow_steps"}
-"""Texts that are variants of a message with another code."""
 
-POOLED, OUTDONE = "pooled_systems", "outdone"
+POOLED = "pooled_systems"
 EXPLAINED_BY_POOLING = ("noise_floor", "large_error")  # say again that several systems differ
 
 LARGE_ERROR_PCT, MIN_ERROR_PCT = 15.0, 5.0
@@ -111,22 +69,18 @@ MIN_CONSTANT_ERROR_PCT = 5.0  # below it, a constant's error is noise about a la
 ROUNDING_PCT = 1e-6
 MIN_FLOOR_PCT = 5.0  # a smaller noise floor is not worth a message
 FLOOR_REACHED = 1.3  # times the noise floor: up to here noise limits the fit
-REJECTED_FLOORS, REJECTED_OTHERS = 3.0, 2.0  # times the noise floor, or a better model's error: rejected as a path
+REJECTED_FLOORS, REJECTED_LINES = 3.0, 2.0  # times the noise floor, or the line's error: rejected as a path
 AS_GOOD_PCT = 0.1
 MIN_DRIFT = 0.05  # share of the residuals' variance due to changes of level
-MIN_BEATEN_ERROR_PCT = 3.0  # of a named model, from which others are looked at
 FAR_BETTER = 0.7  # times an error: clearly better
 MAX_CLIFFS = 5  # named in a note
-_NAME = re.compile(r"[A-Za-z]\w*")
+MIN_CELLS_FOR_90_PCT = 19  # a conformal limit at 95 % exists from n = 1 / (1 - 0.95) - 1 on
 
 
 def message(code: str, **values: Any) -> LatfitWarning:
-    """Return a message with its values filled in; the hint of one that asks for nothing begins with NO_ACTION."""
-    found = MESSAGES[code]
-    hint = found.hint.format(**values)
-    severity = Severity.WARNING if found.acts else Severity.NOTE
-    hint = hint if found.acts else f"{NO_ACTION} {hint}"
-    return LatfitWarning(SHARED_CODES.get(code, code), found.text.format(**values), hint, severity)
+    """Return a message with its values filled in."""
+    text, remedy = (part.format(**values) for part in MESSAGES[code])
+    return LatfitWarning(code, text, remedy, Severity.NOTE if remedy.startswith(NO_ACTION) else Severity.WARNING)
 
 
 def cautions(
@@ -136,23 +90,22 @@ def cautions(
     identifiability: Identifiability,
     error: float,
     baselines: Mapping[str, Baseline],
+    diagnostics: Diagnostics,
 ) -> Iterator[LatfitWarning]:
     """Yield the messages on a usable fit. error: held-out MAPE in percent, in sample where nothing was held out."""
     for name, ends in problem.options.bounds.items():
         for end in ends:
             if np.isclose(values[name], end, rtol=1e-9, atol=0):
                 yield message("at_bound", name=name, end=end)
-    for group in identifiability.unidentified:
-        yield _not_identified(problem, group, identifiability)
     held_out = {name: baseline.cv.mape_pct for name, baseline in baselines.items() if baseline.cv.mape_pct is not None}
     line, constant = held_out.get("linear"), held_out.get("constant")
-    floor, model = noise_floor(data), problem.model.name
+    floor, model = (diagnostics.lack_of_fit or {}).get("noise_floor_pct"), problem.model.name
     noisy = floor is not None and error < FLOOR_REACHED * floor
     enough = FAR_BETTER * error if model == "constant" else error + AS_GOOD_PCT
     as_good = line is not None and (line <= enough or identifiability.line_as_good)
     if line is not None and as_good and model != "linear" and error > ROUNDING_PCT:
-        variant = "line_better" if line < FAR_BETTER * error else "line_as_good"
-        yield message(variant, line=format_percent(line), error=format_percent(error))
+        how = "better" if line < FAR_BETTER * error else "as well"
+        yield message("line_as_good", how=how, line=format_percent(line), error=format_percent(error))
     if model == "constant":
         constant = error if line is not None and line > enough else None
     if constant is not None and MIN_CONSTANT_ERROR_PCT < constant <= error:
@@ -167,105 +120,67 @@ def cautions(
         if best and held_out[best] <= FAR_BETTER * error:
             why = f"Use --model {best} ({format_percent(held_out[best])}), or --model auto, which compares all models."
         yield message("large_error", error=format_percent(error), why=why)
-
-
-def may_be_beaten(error: float | None, data: FitData, options: FitOptions) -> bool:
-    """Return whether another model may do much better: no noise limits the fit, and no parameter was constrained."""
-    floor, constrained = noise_floor(data), any(options.fixed.values()) or options.bounds or options.priors
-    noisy = floor is not None and error is not None and error < FLOOR_REACHED * floor
-    return error is not None and error >= MIN_BEATEN_ERROR_PCT and not noisy and not constrained
-
-
-def better_model(name: str, better: str, theirs: float, own: float) -> LatfitWarning:
-    """Return the message on a named model that another beats, by their errors in percent."""
-    beaten = message("better_model", better=better, name=name, theirs=format_percent(theirs), own=format_percent(own))
-    return structs.replace(beaten, code=OUTDONE) if far_behind(own, theirs) else beaten
-
-
-def cautions_in_time(intervals: Mapping[str, Any], diagnostics: Diagnostics) -> Iterator[LatfitWarning]:
-    """Yield the messages on autocorrelation and drift."""
-    told = [
-        f"{phase}: {found['autocorrelated']}"
-        for phase, found in intervals.get("by_phase", {}).items()
-        if "autocorrelated" in found
-    ]
-    if told:
-        yield message("autocorrelated", phases="; ".join(told))
     if diagnostics.drift and diagnostics.drift.variance_share >= MIN_DRIFT:
         yield message("drift", sentence=diagnostics.drift.sentence)
 
 
-def floor_of(found: FitResult) -> float | None:
-    """Return the noise floor of a fit's steps in percent; None where too few of them were repeated."""
-    return (found.diagnostics.lack_of_fit or {}).get("noise_floor_pct")
+def missing_intervals(intervals: Mapping[str, Any]) -> Iterator[LatfitWarning]:
+    """Yield a message where single steps have no 90 % interval: of all, or of a phase with rows enough to count."""
+    found = intervals.get("by_phase", {})
+    if not found:
+        text = "Predictions have no intervals: too few different steps to leave some out."
+        yield LatfitWarning("no_interval", text, "Measure at least four different (B, S) cells.")
+    silent = {p: one for p, one in found.items() if one["n"] >= PHASE_ROWS and one["ratio_quantiles"]["0.95"] is None}
+    if silent:
+        phases = [f"{phase} steps ({one['n']:,} in {one['cells']:,} cells)" for phase, one in silent.items()]
+        remedy = f"Measure at least {MIN_CELLS_FOR_90_PCT} (B, S) cells of each."
+        if any(one["in_time_share"] < 1 for one in silent.values()):
+            remedy = "Neighbouring steps are alike: fit several separate runs together (column run), or a longer one."
+        yield message("no_interval", phases=" and ".join(phases), remedy=remedy)
 
 
 def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWarning | None:
     """Return why a usable fit should not be entered into a hardware profile; None where it may be.
 
     Steps of several systems are no path. Beyond that, an error above `max_error_pct` is rejected; without it, one that
-    is above 5 % and twice that of a line or a better model, or above 15 % and three times the noise floor.
+    is above 5 % and twice that of a line, or above 15 % and three times the noise floor.
     """
     error = found.cross_validation.mape_pct or found.metrics.mape_pct
     if error is None or not found.status.ok:
         return None
-    by_code = {each.code: each for each in found.warnings}
-    if POOLED in by_code:
-        return by_code[POOLED]
-    remedy = "Measure it again" if found.cross_validation.selection else "Use --model auto"
-    if max_error_pct is None and OUTDONE in by_code:
-        text, hint = by_code[OUTDONE].message, MESSAGES["kept_out"].hint.format(remedy=remedy)
-        return LatfitWarning("kept_out", text, hint)
-    line, floor, why = found.baselines.get("linear", Baseline()), floor_of(found), ""
-    beside = line.cv.mape_pct or line.mape_pct
+    if (pooled := next((each for each in found.warnings if each.code == POOLED), None)) is not None:
+        return pooled
+    line, floor = (
+        found.baselines.get("linear", Baseline()),
+        (found.diagnostics.lack_of_fit or {}).get("noise_floor_pct"),
+    )
+    baseline = line.cv.mape_pct or line.mape_pct
     if max_error_pct is not None:
         why = f"above the allowed {format_percent(max_error_pct)}" if error > max_error_pct else ""
-    elif beside is not None and far_behind(error, beside):
-        why = f"and that of the linear baseline {format_percent(beside)}"
+    elif baseline is not None and error > max(REJECTED_LINES * baseline, MIN_ERROR_PCT):
+        why = f"and that of the linear baseline {format_percent(baseline)}"
     elif floor is not None and error > max(REJECTED_FLOORS * floor, LARGE_ERROR_PCT):
         why = f"and repeats of the same step differ by {format_percent(floor)} only"
-    shown = {"model": found.model, "error": format_percent(error), "why": why, "remedy": remedy}
-    return message("kept_out", **shown) if why else None
+    else:
+        why = ""
+    remedy = "Measure it again" if found.cross_validation.selection else "Use --model auto"
+    return message("kept_out", model=found.model, error=format_percent(error), why=why, remedy=remedy) if why else None
 
 
-def cliff_note(cliffs: Sequence[Cliff]) -> LatfitWarning | None:
-    """Return a note on the cliffs of one kind of step, the highest first; None if there are none."""
-    if not cliffs:
-        return None
-    highest = sorted(cliffs, key=lambda each: -each.step_pct)[:MAX_CLIFFS]
-    return message(
-        "cliffs",
-        steps="Decode steps" if cliffs[0].axis == "B" else "Steps with prefill",
-        axis=cliffs[0].axis,
-        sizes=", ".join(f"{each.size:,} ({format_percent(each.step_pct, signed=True)})" for each in highest),
-        cost=format_percent(max(each.cost_pct for each in cliffs)),
-    )
-
-
-def far_behind(error: float, other: float) -> bool:
-    """Return whether an error in percent is so far above that of another model that the fit is rejected."""
-    return error > max(REJECTED_OTHERS * other, MIN_ERROR_PCT)
-
-
-def _not_identified(problem: FitProblem, group: Sequence[str], found: Identifiability) -> LatfitWarning:
-    single = len(group) == 1
-    text = {
-        "names": f"{group[0]} is" if single else f"{', '.join(group[:-1])} and {group[-1]} are",
-        "separately": "" if single else "separately ",
-        "from_data": " from these data" if single else "",
-        "known": _known_combinations(group, found.combinations),
-    }
-    wanted = list(dict.fromkeys(m.text for m in found.measure if set(m.parameters) & set(group)))
-    said = "; or ".join(
-        wanted or [other_than(problem, name) for name in ("B", "S") if np.ptp(problem.steps[name]) == 0]
-    )
-    return message("not_identified", measure=f"{said[0].upper()}{said[1:]}. " if said else "", **text)
-
-
-def _known_combinations(group: Sequence[str], combinations: Sequence[Combination]) -> str:
-    known = [c for c in combinations if set(_NAME.findall(c.expression)) & set(group)]
-    shown = ", ".join(f"{c.expression} = {c.value:.3g} {c.unit} ({c.low:.3g} to {c.high:.3g})" for c in known)
-    return f" Identifiable: {shown}." if shown else ""
+def cliff_notes(cliffs: Sequence[Cliff]) -> Iterator[LatfitWarning]:
+    """Yield a note on the cliffs of each kind of step, the highest first."""
+    for axis, steps in (("B", "Decode steps"), ("S", "Steps with prefill")):
+        highest = sorted((each for each in cliffs if each.axis == axis), key=lambda each: -each.step_pct)
+        if highest:
+            yield message(
+                "cliffs",
+                steps=steps,
+                axis=axis,
+                sizes=", ".join(
+                    f"{each.size:,} ({format_percent(each.step_pct, signed=True)})" for each in highest[:MAX_CLIFFS]
+                ),
+                cost=format_percent(max(each.cost_pct for each in highest)),
+            )
 
 
 def _why_large(data: FitData, columns: Sequence[str]) -> str:

@@ -1,8 +1,7 @@
-"""Detect that the rows of a trace come from several systems that a label column separates.
+"""Detect that the rows of a trace come from several systems that a label column (`gpu`, `tp_size`) separates.
 
-A label is a column without a meaning to latfit, with few values: `device`, `gpu`, `tp_size`. Rows are compared within
-cells of equal (B, S, context); where no cell holds two values of the label, within half octaves of B and S. The label
-separates systems if it explains at least half of the variance within cells (adjusted R^2).
+Rows are compared within cells of equal (B, S, context), else within half octaves. The label separates systems if it
+explains half of the variance within cells (adjusted R^2).
 """
 
 import numpy as np

@@ -1,8 +1,7 @@
-"""Levenberg-Marquardt in a box, for one or many descents on the same rows: several starts, folds, or boxes.
+"""Levenberg-Marquardt in a box, for many descents on the same rows: several starts, folds, or boxes.
 
-For a few hundred cells the overhead of array calls dominates, so k descents advance together on stacked arrays, each
-with its own damping; descents that end drop out. A fold has weight zero on the rows that it leaves out. Derivation:
-docs/theory/fitting.md, "Solver".
+k descents advance together on stacked arrays, each with its own damping, because the overhead of array calls dominates
+on a few hundred cells. A fold has weight zero on rows that it leaves out.
 """
 
 from dataclasses import dataclass, replace
@@ -34,15 +33,14 @@ class Minimum:
 
 @dataclass(frozen=True)
 class Descents:
-    """k costs on the rows of a problem. weights: of the rows (k, n), or (1, n) for all. f_scale: of the loss (k,).
-    lower, upper: ends of the boxes (k, p). y: measured ln T or T (k, n), or (1, n) for all."""
+    """k costs on the rows of a problem."""
 
     rows: CellProblem
-    weights: FloatArray
-    f_scale: FloatArray
-    lower: FloatArray
+    weights: FloatArray  # of the rows (k, n), or (1, n) for all
+    f_scale: FloatArray  # of the loss (k,)
+    lower: FloatArray  # end of the boxes (k, p)
     upper: FloatArray
-    y: FloatArray
+    y: FloatArray  # measured ln T or T (k, n), or (1, n) for all
 
     @staticmethod
     def alike(rows: CellProblem, f_scale: float, count: int = 1) -> "Descents":
@@ -61,7 +59,7 @@ class Descents:
 
     def at_own_scale(self, z: FloatArray, least: float) -> "Descents":
         """Return the descents with the scale of the residuals at z (k, free), at least `least`."""
-        size = np.abs(self.rows.by_row(self.rows.told(self.latency_ms(z))) - self.y)
+        size = np.abs(self.rows.by_row(self.rows.to_residual_scale(self.latency_ms(z))) - self.y)
         tuned = TUNING[self.problem.options.loss] * MAD_TO_SIGMA
         weights = np.broadcast_to(self.weights, size.shape)
         found = [tuned * weighted_quantile(r, 0.5, w) for r, w in zip(size, weights, strict=True)]
@@ -76,7 +74,7 @@ class Descents:
         """Return costs (k,), and T in ms, pull and stiffness of each cell (k, m)."""
         rows, loss = self.rows, self.problem.options.loss
         T = self.latency_ms(z)
-        u = rows.told(T)
+        u = rows.to_residual_scale(T)
         cost, pull, stiffness = by_residual(loss, rows.by_row(u) - self.y, self.f_scale[:, None])
         total, pull, stiffness = np.sum(self.weights * cost, axis=1), self.weights * pull, self.weights * stiffness
         if len(rows.starts) < len(rows.y):
@@ -93,7 +91,7 @@ class Descents:
         slopes = np.moveaxis(problem.model.gradient(theta, problem.steps), -1, 0)[problem.free]
         chain = problem.chain(theta[:, :, 0].T)
         J = np.swapaxes(slopes, 0, 1) * chain[:, :, None]
-        if self.rows.relative:
+        if problem.relative:
             J /= np.maximum(T, 1e-300)[:, None, :]
         gradient = (J @ pull[:, :, None])[:, :, 0]
         curvature = (J * stiffness[:, None, :]) @ np.swapaxes(J, 1, 2)
@@ -135,8 +133,7 @@ def minimise(objective: Objective, start: FloatArray, steps: int = MAX_STEPS, ga
 
 
 def minimise_all(descents: Descents, starts: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> list[Minimum]:
-    """Minimise from starts (k, free). steps: limit of steps. gain: A descent converges when the best possible gain
-    falls below this share of its cost."""
+    """Minimise from starts (k, free); a descent converges when the best gain is below this share of its cost."""
     cells, free = len(descents.rows.starts), max(starts.shape[1], 1)
     at_once = max(1, LARGEST // (max(cells, 1) * free))
     found: list[Minimum] = []

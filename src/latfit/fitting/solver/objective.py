@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.loss import TUNING
-from latfit.model import StepTable
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
 
@@ -36,8 +35,7 @@ def prior_rows(problem: FitProblem, z: FloatArray, f_scale: float) -> tuple[Floa
 def with_priors(
     problem: FitProblem, z: FloatArray, f_scale: float, J: FloatArray, slope: float = 1.0
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (Jacobian (n + k, free), weights (n + k,)) of the rows followed by the k priors. slope: mean psi' of the
-    rows, divided out of the weights of the priors."""
+    """Return (Jacobian, weights) of the rows followed by the priors; slope: mean psi' of the rows."""
     more = prior_rows(problem, z, f_scale)[1]
     if len(more) == 0:
         return J, problem.weights
@@ -50,11 +48,10 @@ EXACT = 1e-10  # relative residuals of an exact fit
 
 @dataclass(frozen=True)
 class CellProblem:
-    """A problem with one row per cell, and the measured rows behind the cells. y, weights: ln T or T, and weight of
-    each row (n,), sorted by cell."""
+    """A problem with one row per cell, and the measured rows (n,) behind the cells, sorted by cell."""
 
     cells: FitProblem  # the problem with one row per cell (m)
-    y: FloatArray
+    y: FloatArray  # ln T or T
     weights: FloatArray
     starts: NDArray[np.int64]  # first row of each cell (m,)
 
@@ -63,21 +60,13 @@ class CellProblem:
         """Number of rows of each cell (m,)."""
         return np.diff(self.starts, append=len(self.y))
 
-    @property
-    def relative(self) -> bool:
-        return self.cells.options.residuals == "relative"
-
-    def latency_ms(self, z: FloatArray) -> FloatArray:
-        """Return T of each cell in ms (m,)."""
-        return self.cells.model.latency_ms(self.cells.theta(z), self.cells.steps)
-
-    def told(self, T: FloatArray) -> FloatArray:
+    def to_residual_scale(self, T: FloatArray) -> FloatArray:
         """Return ln T, or T for absolute residuals."""
-        return np.log(np.maximum(T, 1e-300)) if self.relative else T
+        return np.log(np.maximum(T, 1e-300)) if self.cells.relative else T
 
     def predicted(self, z: FloatArray) -> FloatArray:
-        """Return u of each cell (m,)."""
-        return self.told(self.latency_ms(z))
+        """Return ln T or T of each cell (m,)."""
+        return self.to_residual_scale(self.cells.model.latency_ms(self.cells.theta(z), self.cells.steps))
 
     def by_row(self, values: FloatArray) -> FloatArray:
         """Return values of the cells (..., m) as those of the rows (..., n)."""
@@ -86,8 +75,7 @@ class CellProblem:
     @cached_property
     def nothing(self) -> float:
         """Cost below which residuals are rounding errors (1e-10 of T)."""
-        unit = 1.0 if self.relative else float(np.median(self.cells.observed))
-        return 0.5 * float(self.weights.sum()) * (EXACT * unit) ** 2
+        return 0.5 * float(self.weights.sum()) * (EXACT * self.cells.unit) ** 2
 
     def spread(self, z: FloatArray) -> float:
         """Return the robust standard deviation of the residuals."""
@@ -96,15 +84,9 @@ class CellProblem:
 
 def by_cell(problem: FitProblem) -> CellProblem:
     """Return the problem with the rows of each cell gathered."""
-    starts = np.flatnonzero(np.diff(problem.cells, prepend=-1))
-    y = np.log(problem.observed) if problem.options.residuals == "relative" else problem.observed
+    starts, y = problem.firsts, np.log(problem.observed) if problem.relative else problem.observed
     if len(starts) == len(y):
         return CellProblem(problem, y, problem.weights, starts)
     weights = np.add.reduceat(problem.weights, starts)
     cells = replace(problem.rows_at(starts), weights=weights)
     return CellProblem(cells, y, problem.weights, starts)
-
-
-def remembered(problem: FitProblem) -> FitProblem:
-    """Return the problem with a StepTable, which caches derived columns."""
-    return problem if isinstance(problem.steps, StepTable) else replace(problem, steps=StepTable(problem.steps))

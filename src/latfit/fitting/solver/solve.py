@@ -1,8 +1,7 @@
 """The solver: search for starts, race them, polish the best on all rows.
 
-The scale of a robust loss is estimated from the residuals of the fit, starting from a generous scale. Starts come from
-variable projection, descents are Levenberg-Marquardt. On large data the starts race on a sample. Derivation:
-docs/theory/fitting.md, "Solver".
+Starts come from variable projection, on a sample of large data; descents are Levenberg-Marquardt. The scale of a robust
+loss is that of the fit's residuals. Derivation: docs/theory/fitting.md, "Solver".
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from latfit.fitting.solver.levenberg_marquardt import (
     minimise_all,
 )
 from latfit.fitting.solver.loss import TUNING
-from latfit.fitting.solver.objective import CellProblem, by_cell, remembered
+from latfit.fitting.solver.objective import CellProblem, by_cell
 from latfit.fitting.solver.variable_projection import find_starts
 from latfit.stats import FloatArray
 
@@ -64,9 +63,8 @@ def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
 
 def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
     """Minimise the robust cost. warm: start in z (free,) in place of a search, for refits on parts of the data."""
-    problem = remembered(problem)
-    if problem.options.loss == "tukey":
-        return _tukey(problem, warm)
+    if problem.options.loss == "tukey" and warm is None:  # not convex
+        warm = solve(replace(problem, options=replace(problem.options, loss="huber"))).z
     rows = by_cell(problem)
     if len(problem.free) == 0:
         f_scale = _scale(rows, np.empty(0))
@@ -75,9 +73,12 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
         return _refitted(rows, warm)
     few = sample_rows(problem, RACE_ROWS)
     sample = rows if few is problem else by_cell(few)
-    first, searched = _generous(problem), sum(name not in problem.fixed for name in problem.model.outer)
+    first, searched = (
+        FIRST_RELATIVE_SCALE * problem.unit,
+        sum(name not in problem.fixed for name in problem.model.outer),
+    )
     racers = max(RACERS, problem.options.starts) if searched else 1
-    starts = find_starts(remembered(sample_rows(few, SEARCH_ROWS)), first, racers)
+    starts = find_starts(sample_rows(few, SEARCH_ROWS), first, racers)
     # on the sample at a generous scale, then at the best end's; the best of these on all rows
     ends = _race(Objective(sample, first), starts, ROUGHLY, RACE_STEPS)
     ends = _race(Objective(sample, _scale(sample, ends[0].z)), [end.z for end in ends], FINELY, RACE_STEPS)
@@ -107,58 +108,31 @@ def _race(objective: Objective, starts: list[FloatArray], gain: float, steps: in
     return distinct
 
 
-def _generous(problem: FitProblem) -> float:
-    """Return the first scale of the loss, before residuals are known."""
-    relative = problem.options.residuals == "relative"
-    return FIRST_RELATIVE_SCALE * (1.0 if relative else float(np.median(problem.observed)))
-
-
 def _predicts(rows: CellProblem, start: FloatArray) -> bool:
     """Return whether a start predicts a positive latency for every step; ln T has no slope at zero."""
     T = rows.cells.model.latency_ms(rows.cells.theta(start), rows.cells.steps)
     return bool(T.min() > NOTHING * float(rows.cells.observed.min()))
 
 
-def _tukey(problem: FitProblem, warm: FloatArray | None) -> Solution:
-    """Fit Tukey's loss, which is not convex, with the Huber fit's spread held. Starts: the Huber fit, and the best
-    points of the search."""
-    huber = solve(replace(problem, options=replace(problem.options, loss="huber")), warm)
-    f_scale = huber.f_scale * TUNING["tukey"] / TUNING["huber"]
-    objective = Objective(by_cell(problem), f_scale)
-    if len(problem.free) == 0:
-        return Solution(huber.z, objective.cost(huber.z), f_scale, True)
-    starts = [huber.z]
-    if warm is None:
-        starts += find_starts(remembered(sample_rows(problem, SEARCH_ROWS)), f_scale, RACERS)
-    return _at_the_edge(objective, _race(objective, starts, GAIN, MAX_STEPS)[0])
-
-
 def _scale(rows: CellProblem, z: FloatArray) -> float:
-    return max(TUNING[rows.cells.options.loss] * rows.spread(z), _least_scale(rows))
-
-
-def _least_scale(rows: CellProblem) -> float:
-    relative = rows.cells.options.residuals == "relative"
-    return SCALE_FLOOR * (1.0 if relative else float(np.median(rows.cells.observed)))
+    return max(TUNING[rows.cells.options.loss] * rows.spread(z), SCALE_FLOOR * rows.cells.unit)
 
 
 def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper: FloatArray) -> FloatArray:
-    """Refit with other weights (k, n), each from z (free,); return coordinates (k, free). upper: upper ends of the
-    boxes (k, free); a coordinate that a fit lacks has its lower end there."""
-    rows = by_cell(remembered(problem))
+    """Refit with other weights (k, n) and upper ends (k, free), each from z; return coordinates (k, free)."""
+    rows = by_cell(problem)
     k = len(weights)
     lower = np.tile(problem.lower, (k, 1))
     descents = Descents(rows, weights, np.zeros(k), lower, np.maximum(upper, lower), rows.y[None])
     found = np.clip(np.tile(z, (k, 1)), lower, descents.upper)
     for gain in REFIT_GAINS:
-        descents = descents.at_own_scale(found, _least_scale(rows))
+        descents = descents.at_own_scale(found, SCALE_FLOOR * problem.unit)
         found = np.array([end.z for end in minimise_all(descents, found, REFIT_STEPS, gain)])
     return found
 
 
 def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
-    """Move coordinates that are almost at a bound onto it, if the cost does not rise, and idle ones to the middle. The
-    corner of a term with cost zero is idle: any value fits, and folds start from it."""
+    """Move coordinates close to a bound onto it if the cost does not rise, and corners of zero terms to the middle."""
     problem = objective.problem
     z, kept = end.z.copy(), objective.cost(end.z)
     middle = (problem.lower + problem.upper) / 2
@@ -176,9 +150,7 @@ def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
 
 
 def sample_rows(problem: FitProblem, size: int) -> FitProblem:
-    """Return a sample of about `size` rows, with the extremes of every column. Systematic sampling along the order of
-    B, S and T, half by weight and half evenly. Weights are divided by the probability of inclusion, so the sample's
-    cost estimates the cost of all rows."""
+    """Return a systematic sample of about `size` rows with the extremes of every column, weighted as all."""
     if len(problem.observed) <= size:
         return problem
     rng = np.random.default_rng(problem.options.seed)

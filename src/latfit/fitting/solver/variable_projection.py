@@ -1,8 +1,7 @@
 """Starts of the solver by variable projection.
 
-Given its outer parameters (rates, corners), the model is linear in coefficients >= 0. The search evaluates many outer
-parameters on a low-discrepancy sequence, and solves a stack of non-negative least squares problems for the
-coefficients. Derivation: docs/theory/fitting.md, "Solver".
+Given its outer parameters the model is linear in coefficients >= 0: the search solves non-negative least squares at
+many outer parameters of a low-discrepancy sequence. Derivation: docs/theory/fitting.md, "Solver".
 """
 
 import numpy as np
@@ -23,12 +22,10 @@ MAX_ENTRIES = 1 << 22  # of the stacked columns: bounds the memory
 
 
 def find_starts(problem: FitProblem, f_scale: float, wanted: int) -> list[FloatArray]:
-    """Return starts in z: the best distinct points of the search, best first, then its two corners. f_scale: scale of
-    the loss. wanted: largest number of points besides the corners."""
+    """Return up to `wanted` distinct starts in z, best first, then the two corners. f_scale: scale of the loss."""
     points, searched = _points(problem)
-    active = _active_columns(problem)
-    at_once = max(1, MAX_ENTRIES // (len(problem.observed) * len(active) + 1))
-    found = [_solve_linear(problem, points[i : i + at_once], active, f_scale) for i in range(0, len(points), at_once)]
+    at_once = max(1, MAX_ENTRIES // (len(problem.observed) * len(problem.model.parameters) + 1))
+    found = [_solve_linear(problem, points[i : i + at_once], f_scale) for i in range(0, len(points), at_once)]
     costs, coefficients = (np.concatenate(part) for part in zip(*found, strict=True))
     chosen: list[int] = []
     logs = np.log(points + 1e-12)
@@ -89,31 +86,14 @@ def _ends(problem: FitProblem, name: str) -> tuple[float, float]:
     return max(low, 1e-6 * high), high
 
 
-def _width(problem: FitProblem) -> int:
-    """Return the number of columns of the basis."""
-    outer = np.array([problem.fixed.get(name, 1.0) for name in problem.model.outer])
-    one = {name: column[:1] for name, column in problem.steps.items()}
-    return int(problem.model.basis(outer, one).shape[1])
-
-
-def _active_columns(problem: FitProblem) -> list[int]:
-    """Return the columns of the basis with a free coefficient; columns of terms are last."""
-    model, total = problem.model, _width(problem)
-    if not isinstance(model, Separable):
-        return list(range(total))
-    front = total - len(model.terms)
-    held = {name for name, value in problem.fixed.items() if value == 0}
-    own = [front + i for i, term in enumerate(model.terms) if term.parameter.name not in held]
-    return [*range(front), *own]
-
-
-def _solve_linear(
-    problem: FitProblem, points: FloatArray, active: list[int], f_scale: float
-) -> tuple[FloatArray, FloatArray]:
+def _solve_linear(problem: FitProblem, points: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
     """Return the robust cost (k,) at outer parameters (k, outer), and the coefficients (k, columns)."""
-    X = np.stack([problem.model.basis(point, problem.steps)[:, active] for point in points])
+    X = np.stack([problem.model.basis(point, problem.steps) for point in points])
+    if isinstance(problem.model, Separable):
+        terms = problem.model.terms
+        X[:, :, -len(terms) :] *= [problem.fixed.get(term.parameter.name) != 0 for term in terms]
     T, weights = problem.observed, problem.weights
-    costs, best = np.full(len(points), np.inf), np.zeros((len(points), len(active)))
+    costs, best = np.full(len(points), np.inf), np.zeros((len(points), X.shape[2]))
     f, r = np.broadcast_to(T, X.shape[:2]), np.zeros(X.shape[:2])
     for _ in range(ROUNDS):
         coefficients = non_negative(X, *_reweighted(problem, f, r, f_scale))
@@ -122,9 +102,7 @@ def _solve_linear(
         reached = by_residual(problem.options.loss, r, f_scale)[0] @ weights
         better = reached < costs
         costs[better], best[better] = reached[better], coefficients[better]
-    full = np.zeros((len(points), _width(problem)))
-    full[:, active] = best
-    return costs, full
+    return costs, best
 
 
 def _reweighted(problem: FitProblem, f: FloatArray, r: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
@@ -148,9 +126,7 @@ def non_negative(X: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArra
 
 
 def _pivoted(gram: FloatArray, right: FloatArray) -> FloatArray:
-    """Return argmin over c >= 0 of c'Gc/2 - b'c for a stack of positive definite G (k, m, m), b (k, m). Block principal
-    pivoting (Kim & Park 2011): all infeasible coefficients change sides together; after three rounds without progress
-    only the last one does, which guarantees termination."""
+    """Return argmin over c >= 0 of c'Gc/2 - b'c for a stack, by block principal pivoting (Kim & Park 2011)."""
     k, m = right.shape
     size = 1e-9 * np.maximum(np.abs(right).max(axis=1, initial=0.0), 1e-300)[:, None]
     active = np.ones((k, m), dtype=bool)

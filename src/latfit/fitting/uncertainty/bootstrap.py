@@ -1,26 +1,24 @@
 """Bootstrap of a fit, and the parameter draws stored with it.
 
-Rows or blocks (of time, or cells) are resampled, and each resample takes one Newton step (one-step bootstrap of
-M-estimators). Draws along nearly flat directions are projected back onto the model. Derivation:
-docs/theory/fitting.md, "Bootstrap".
+Each resample of rows or blocks takes one Newton step. Draws along nearly flat directions are projected back onto the
+model. Derivation: docs/theory/fitting.md, "Bootstrap".
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.errors import WrongUsage
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem, by_row
 from latfit.fitting.solver.levenberg_marquardt import Descents, damped_steps, minimise_all
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
 from latfit.fitting.solver.objective import CellProblem, prior_rows
-from latfit.fitting.solver.solve import Solution
+from latfit.fitting.solver.solve import Solution, sample_rows
 from latfit.fitting.uncertainty.covariance import Uncertainty
-from latfit.model import STORED_DRAWS, LatencyModel
+from latfit.model import STORED_DRAWS
 from latfit.stats import FloatArray
 
 SCHEMES = ("rows", "block")
@@ -53,9 +51,8 @@ def kept(problem: FitProblem, theta: FloatArray, source: str) -> Mapping[str, An
 
 
 def project_moves(problem: FitProblem, solution: Solution, moves: FloatArray) -> FloatArray:
-    """Return coordinates (n, p) whose predictions match the first-order effect of the moves (n, p). Moves along nearly
-    flat directions do not match by themselves: they are fitted, by squares, from the optimum."""
-    part = _compared(problem)
+    """Return coordinates (n, p) whose predictions match the first-order effect of moves; flat ones are fitted."""
+    part = sample_rows(problem, MAX_COMPARED_STEPS)
     part = replace(part, options=replace(part.options, loss="linear", priors={}))
     wanted, share = moves @ part.jacobian(solution.z).T, part.weights / part.weights.sum()
     rows = CellProblem(part, np.zeros(len(share)), share, np.arange(len(share)))
@@ -70,43 +67,6 @@ def project_moves(problem: FitProblem, solution: Solution, moves: FloatArray) ->
     return found
 
 
-def _compared(problem: FitProblem) -> FitProblem:
-    """Return a sample of the rows: evenly spaced by weight, plus the extremes of every column."""
-    if len(problem.observed) <= MAX_COMPARED_STEPS:
-        return problem
-    reached = np.cumsum(problem.weights)
-    evenly = np.searchsorted(reached, (np.arange(MAX_COMPARED_STEPS) + 0.5) / MAX_COMPARED_STEPS * reached[-1])
-    corners = [extreme(column) for column in problem.steps.values() for extreme in (np.argmin, np.argmax)]
-    rows = np.unique(np.concatenate([evenly, np.array(corners)])).astype(np.int64)
-    return problem.rows_at(rows)
-
-
-@dataclass(frozen=True)
-class ParameterDraws:
-    """Parameter vectors of resampled data: theta (resamples, p), in the order of the model's parameters."""
-
-    model: LatencyModel
-    theta: FloatArray
-    scheme: str
-    seed: int
-
-    def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Return the percentile interval of a parameter."""
-        column = self.theta[:, [p.name for p in self.model.parameters].index(name)]
-        low, high = np.quantile(column, [(1 - level) / 2, (1 + level) / 2])
-        return float(low), float(high)
-
-    def to_json(self, level: float = 0.95) -> dict[str, Any]:
-        spans = {p.name: list(self.interval(p.name, level)) for p in self.model.parameters if p.fixed is None}
-        return {
-            "scheme": self.scheme,
-            "resamples": len(self.theta),
-            "seed": self.seed,
-            "level": level,
-            "parameters": spans,
-        }
-
-
 def bootstrap(
     problem: FitProblem,
     solution: Solution,
@@ -115,15 +75,11 @@ def bootstrap(
     resamples: int = 1000,
     scheme: str = "rows",
     progress: Progress | None = None,
-) -> ParameterDraws:
-    """Draw all parameters by a bootstrap of the rows of a problem. scheme: `rows` or `block`. progress: called with
-    (done, total) after each batch. Raises WrongUsage for an unknown scheme."""
-    seed = problem.options.seed
-    if scheme not in SCHEMES:
-        raise WrongUsage(f"{scheme!r} is not known", where="--bootstrap", remedy=f"Choose: {', '.join(SCHEMES)}.")
+) -> FloatArray:
+    """Draw all parameters (resamples, p) by a bootstrap of rows or blocks; progress is called with (done, total)."""
     z = np.tile(solution.z, (resamples, 1))
     if problem.free and resamples:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(problem.options.seed)
         sums, counts = _unit_sums(by_row(problem, data), solution, blocks(data) if scheme == "block" else None)
         for first in range(0, resamples, BATCH):
             some = slice(first, min(first + BATCH, resamples))
@@ -132,7 +88,7 @@ def bootstrap(
             z[some] = project_moves(problem, solution, _newton_moves(problem, solution, weights @ sums, rng))
             if progress:
                 progress(some.stop, resamples)
-    return ParameterDraws(problem.model, problem.theta(z), scheme, seed)
+    return problem.theta(z)
 
 
 def _newton_moves(problem: FitProblem, solution: Solution, sums: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -150,8 +106,7 @@ def _newton_moves(problem: FitProblem, solution: Solution, sums: FloatArray, rng
 
 
 def _unit_sums(problem: FitProblem, solution: Solution, unit: NDArray[np.intp] | None) -> tuple[FloatArray, FloatArray]:
-    """Return the sums of [-psi j, psi' j j'] of each unit (units, p + p(p+1)/2), and the observations it counts as.
-    Units are blocks, or rows; random groups of rows where there are many."""
+    """Return sums of [-psi j, psi' j j'] by unit (rows, blocks or random groups), and the observations in each."""
     r, J, loss = problem.residuals(solution.z), problem.jacobian(solution.z), problem.options.loss
     factor = score_factor(loss, r, solution.f_scale)
     slope = np.maximum(score_slope(loss, r, solution.f_scale), MIN_SLOPE * factor)

@@ -1,27 +1,24 @@
 """Covariance and 95 % intervals of the parameters.
 
-The covariance is a sandwich estimate with a variance component per (B,S) cell, so that repeats of one cell do not count
-as independent evidence; without repeats it is HC3. Costs at zero get a one-sided interval.
-Derivation: docs/theory/fitting.md, "Covariance".
+A sandwich estimate with a variance component per cell, so that repeats of a cell are no independent evidence; without
+repeats HC3. Costs at zero get a one-sided interval. Derivation: docs/theory/fitting.md, "Covariance".
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
-from latfit.fitting.solver.objective import prior_rows, with_priors
+from latfit.fitting.solver.objective import by_cell, prior_rows, with_priors
 from latfit.fitting.solver.solve import Solution
-from latfit.fitting.uncertainty.identifiability import Directions, decompose, merge, weak_groups
+from latfit.fitting.uncertainty.identifiability import Directions, condition_number, decompose
 from latfit.model import Estimate, Steps
 from latfit.stats import FloatArray, by_group, weighted_quantile
 
 LEVEL = 0.95
-PER_TOKEN = ("P_max", "tau_S")
 MATERIAL = 0.10
 MAX_LOG_ERROR = 0.4
 """Largest standard error of ln(rate or peak) of an identified one: the interval spans a factor of 2.2 each way."""
@@ -30,14 +27,13 @@ ALONE = 0.1  # smallest 1 - leverage of a row whose residual shows the noise; be
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Uncertainty of a fit. root: R (k, p) with R'R the covariance of z, without flat directions; R is more precise
-    than R'R near a flat one."""
+    """Uncertainty of a fit."""
 
     estimates: dict[str, Estimate]  # estimate of each parameter, by name
     condition_number: float  # of the scaled Jacobian
     unidentified: list[list[str]]  # groups of parameters that are not identifiable separately
     directions: Directions | None = None  # decomposition of the Jacobian
-    root: FloatArray | None = None
+    root: FloatArray | None = None  # R (k, p) with R'R the covariance of z, without flat directions
     quantile: float = 1.96  # standard errors from an estimate to the end of its interval
 
 
@@ -45,7 +41,7 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     """Estimate the uncertainty of all parameters of a solved problem."""
     if not problem.free:
         return Uncertainty(_fixed_estimates(problem), 1.0, [])
-    cells = one_row_a_cell(problem)
+    cells = by_cell(problem).cells
     J = cells.residual_slopes(cells.theta(solution.z), cells.steps)
     directions = decompose(*with_priors(cells, solution.z, solution.f_scale, J))
     at_low, at_high = solution.z <= problem.lower, solution.z >= problem.upper
@@ -74,41 +70,23 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
         else:
             estimates[parameter.name] = _estimate(problem, solution, i, errors[i], quantile, bool(known[i]))
     named = [p.name for p in problem.free_parameters]
-    # w_1/P_max is a cost per token, too, and the curvature misses how far the two can trade
-    traded = [named.index(name) for name in PER_TOKEN if name in named]
-    if len(traded) == len(PER_TOKEN) and not estimates[PER_TOKEN[0]].identified:
-        cost = estimates[PER_TOKEN[1]]
-        estimates[PER_TOKEN[1]] = structs.replace(cost, std_error=None, low=None, high=None, identified=False)
-    else:
-        traded = []
-    weak = [i for i, p in enumerate(problem.free_parameters) if not estimates[p.name].identified and i not in flat]
-    groups = [*directions.flat_groups, *weak_groups(directions, weak)]
-    if traded:
-        merge(groups, traded)
+    groups = [[named[i] for i in group] for group in directions.flat_groups]
+    groups += [[name] for i, name in enumerate(named) if not estimates[name].identified and i not in flat]
     ordered = {p.name: estimates[p.name] for p in problem.model.parameters}
-    told = [[named[i] for i in group] for group in groups]
-    return Uncertainty(ordered, directions.condition, told, directions, everything, quantile)
-
-
-def one_row_a_cell(problem: FitProblem) -> FitProblem:
-    """Return the problem with one row per cell; rows of a cell have the same slopes."""
-    firsts = problem.firsts
-    return replace(problem.rows_at(firsts), weights=np.add.reduceat(problem.weights, firsts))
+    return Uncertainty(ordered, condition_number(directions.singular), groups, directions, everything, quantile)
 
 
 def sandwich_root(
     problem: FitProblem, solution: Solution, J: FloatArray, interior: NDArray[np.int64]
 ) -> tuple[FloatArray, float]:
-    """Return R (k, p) with R'R the covariance of the coordinates `interior`, and the degrees of freedom. The other
-    coordinates are fixed. J: slopes of the cells (m, free). Working with R avoids squaring large values of nearly flat
-    directions."""
-    rows, p = problem.rows, len(interior)
-    if p == 0:
+    """Return R (k, p) with R'R the covariance of `interior` coordinates, others fixed, and degrees of freedom."""
+    rows = problem.rows
+    if len(interior) == 0:
         return np.zeros((0, 0)), float(max(rows - 1, 1))
-    loss, w, firsts, cells_of = problem.options.loss, problem.weights, problem.firsts, one_row_a_cell(problem)
+    loss, w, firsts, cells_of = problem.options.loss, problem.weights, problem.firsts, by_cell(problem).cells
     sizes = np.diff(firsts, append=len(w))
     told = decompose(J[:, interior], cells_of.weights)
-    p -= len(told.flat)
+    p = len(told.root())
     r = problem.residuals(solution.z)
     pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
     Ji = J[:, interior]
@@ -166,8 +144,7 @@ def _identified(
 def _moved(problem: FitProblem, slopes: FloatArray, error: float) -> float:
     """Return by what share an error of a coordinate moves T at the 95 % quantile of its slopes by cell (m,)."""
     rows = np.diff(problem.firsts, append=len(problem.weights)).astype(np.float64)
-    unit = float(np.median(problem.observed)) if problem.options.residuals == "absolute" else 1.0
-    return weighted_quantile(np.abs(slopes), 0.95, rows) * error / unit
+    return weighted_quantile(np.abs(slopes), 0.95, rows) * error / problem.unit
 
 
 def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, quantile: float, known: bool) -> Estimate:

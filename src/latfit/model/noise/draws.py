@@ -1,8 +1,7 @@
 """Draw the time of one step from its noise: the one function that every simulator calls.
 
-A step of typical time T lasts T F plus its pauses. F is the smallest point of its group whose cumulated share exceeds a
-uniform number; a guide (Chen & Asau 1974) narrows the search to one or two points. Pauses come as a Poisson process.
-See `model.noise`.
+F is the smallest point of its group whose cumulated share exceeds a uniform number; a guide (Chen & Asau 1974) narrows
+the search. Pauses come as a Poisson process.
 """
 
 from collections.abc import Sequence
@@ -22,21 +21,17 @@ MAX_PAUSES = 1000  # of one step; bounds the loop if a step is far longer than a
 
 
 class NoiseTable(NamedTuple):
-    """Arrays of several `StepNoise`, in the order of the kinds of steps (phases, paths). values, reached: F of all
-    groups in a row and the share of the group up to each. guide (groups, GUIDES + 1): places in them. group (kinds,
-    batches): group of a batch, the last for all larger ones. kind (groups,). hazard (kinds, 2): pauses per step and per
-    ms. pause (m, 2), pause_reached (m,): length in ms and as a share of T, and the cumulated share. pauses (kinds +
-    1,): first pause of each kind."""
+    """Arrays of several `StepNoise`, in the order of the kinds of steps (phases, paths)."""
 
-    values: Any
-    reached: Any
-    guide: Any
-    group: Any
-    kind: Any
-    hazard: Any
-    pause: Any
-    pause_reached: Any
-    pauses: Any
+    values: Any  # F of all groups in a row
+    reached: Any  # share of the group up to each value
+    guide: Any  # places in the values (groups, GUIDES + 1)
+    group: Any  # group of a batch (kinds, batches), the last for all larger ones
+    kind: Any  # (groups,)
+    hazard: Any  # pauses per step and per ms (kinds, 2)
+    pause: Any  # length in ms and as a share of T (m, 2)
+    pause_reached: Any  # cumulated share (m,)
+    pauses: Any  # first pause of each kind (kinds + 1,)
 
 
 def noise_table(kinds: Sequence[StepNoise | None], largest: int) -> NoiseTable:

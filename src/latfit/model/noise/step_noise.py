@@ -1,9 +1,7 @@
 """Noise of single steps: a step of typical time T (curve times level of its size) lasts T F plus its pauses.
 
-F is the distribution of measured ratios to T, stored as weighted points, equally many for each decade of the tail; a
-point is the mean of its steps. Batch sizes whose F differs form groups. Pauses are stalls whose length is not
-proportional to T; they come per step, per ms, or as the larger of both if the data do not decide. `drawn` returns a
-noise that the measured steps allow. See docs/theory/fitting.md#noise-and-pauses.
+F is the distribution of measured ratios to T, as weighted points, by groups of batch sizes. Pauses are stalls whose
+length is not proportional to T. `drawn` returns a noise that the steps allow. See docs/theory/fitting.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,17 +22,16 @@ JEFFREYS = 0.5  # events added to a count, whose gamma distribution then covers 
 
 @dataclass(frozen=True, eq=False)
 class Pauses:
-    """Stalls that add to a step of typical time T: a Poisson number with mean max(per_step, per_ms T). A pause takes
-    max(ms, ratio T), by points (m,) of rising length whose weights sum to 1; a fixed time has no ratio. Where the data
-    show neither the kind of length nor of rate, both are above 0, so that the larger counts. independent: independent
-    pauses that were measured."""
+    """Stalls that add to a step of typical time T: Poisson with mean max(per_step, per_ms T), of max(ms, ratio T).
 
-    ms: FloatArray
-    ratio: FloatArray
-    weights: FloatArray
+    Where the data show neither the kind of length nor of rate, both are above 0, so that the larger counts."""
+
+    ms: FloatArray  # points (m,) of rising length
+    ratio: FloatArray  # to T; 0 for a fixed time
+    weights: FloatArray  # of the points, sum 1
     per_step: float
     per_ms: float
-    independent: float
+    independent: float  # independent pauses that were measured
 
     @property
     def length_is_known(self) -> bool:
@@ -72,8 +69,7 @@ class Pauses:
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """Distribution of F: points `values` (n,), rising, with `weights` (n,) that sum to 1, of so many measured `steps`,
-    worth `independent` ones."""
+    """Distribution of F: rising points `values` (n,) with `weights` of so many `steps`, worth `independent` ones."""
 
     values: FloatArray
     weights: FloatArray
@@ -177,8 +173,7 @@ class StepNoise:
 
 
 def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
-    """Return the noise that `to_json` wrote; None where there is none. Raises ValueError, TypeError, KeyError for
-    anything else."""
+    """Return the noise that `to_json` wrote; None where there is none. Raises ValueError, TypeError, KeyError."""
     if not document:
         return None
     found = _read(Ratios, document)
@@ -232,8 +227,7 @@ def noise_of(values: FloatArray, weights: FloatArray, share: float = 1.0) -> Ste
 
 
 def ratios_of(values: FloatArray, weights: FloatArray, share: float) -> Ratios:
-    """Return the distribution of measured ratios (n,) that stand for weights (n,) steps. share: independent steps per
-    step."""
+    """Return the distribution of ratios (n,) that stand for `weights` steps; share: independent steps per step."""
     rising, number = distinct(np.asarray(values, dtype=np.float64))
     count: FloatArray = np.bincount(number, weights=weights).astype(np.float64)
     steps = float(count.sum())
