@@ -70,25 +70,6 @@ def test_a_constant_says_what_the_data_lack(case: str, said: str) -> None:
         assert said in caution.message
 
 
-def test_a_named_model_that_loses_names_the_better_one_and_stays_out() -> None:
-    rng = np.random.default_rng(1)
-    B = rng.integers(1, 33, 400).astype(float)
-    context = B * rng.integers(10, 4000, 400).astype(float)
-    trace = steps(B, B, noisy(2 + 0.01 * B + 2e-4 * context), context_tokens=context)
-    fit = fit_trace(trace, FitOptions("saturation"))
-    (caution,) = [caution for caution in fit.warnings if caution.code == "outdone"]
-    assert "roofline" in caution.message
-    assert "--model auto" in caution.remedy
-    kept_out = keeps_out(fit)
-    assert kept_out is not None
-    assert kept_out.message == caution.message
-    assert keeps_out(fit, max_error_pct=5.0) is not None
-    assert keeps_out(fit, max_error_pct=90.0) is None
-    better = fit_trace(trace)
-    assert keeps_out(better) is None
-    assert keeps_out(better, max_error_pct=0.5) is not None
-
-
 def test_far_above_the_noise_a_fit_stays_out_and_at_the_noise_the_noise_is_named() -> None:
     wave = noisy(10 * np.tile([1.0, 8.0], 240), 0.02)
     B = np.repeat(2.0 ** (np.arange(48) % 6), 10)

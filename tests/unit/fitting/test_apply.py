@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.prediction import NO_PREFILL, evaluate, known_levels, predict, typical_ms
 from latfit.fitting.problem import FitOptions
@@ -57,16 +57,6 @@ def test_errors_are_those_of_the_planted_noise(fit: FitResult) -> None:
     assert sum(score["n"] for score in found["by_phase"].values()) == 1720
 
 
-def test_steps_outside_what_was_measured_are_counted(fit: FitResult) -> None:
-    steps = Trace({"B": np.array([1.0, 1.0, 300.0]), "S": np.array([1.0, 5000.0, 300.0])})
-    assert predict(fit, steps).outside.tolist() == [False, True, True]
-
-
-def test_a_level_without_factors_is_refused(fit: FitResult) -> None:
-    with pytest.raises(WrongUsage, match=r"0\.42"):
-        predict(fit, planted_trace(0.1), 0.42)
-
-
 def test_a_column_that_the_fit_used_and_nothing_stands_for_has_to_be_given(cached: FitResult) -> None:
     with pytest.raises(BadInput, match="context_tokens"):
         typical_ms(replace(cached, typical={}), Trace({"B": np.ones(1), "S": np.ones(1)}))
@@ -106,8 +96,3 @@ class TestContext:
         found = predict(cached, bare)
         assert found.T_ms == pytest.approx([5 + 0.64 + 0.32 + 2e-4 * 6400], rel=0.02)
         assert any("median context" in note for note in found.notes)
-
-    def test_the_prediction_follows_what_is_named(self, cached: FitResult) -> None:
-        named = Trace({name: np.array([x]) for name, x in (("B", 32.0), ("S", 32.0), ("context_tokens", 12_800.0))})
-        assert predict(cached, named).T_ms == pytest.approx([5 + 0.64 + 0.32 + 2e-4 * 12_800], rel=0.02)
-        assert predict(cached, named).notes == ()

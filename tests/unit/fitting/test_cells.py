@@ -1,44 +1,12 @@
 """A fit on cells is the fit on their rows."""
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.solve import solve
-from latfit.fitting.uncertainty.covariance import uncertainty
-from latfit.model.fit_parts import Estimate
-from latfit.trace.cells import MAX_BINS, compress
-from latfit.trace.clean import CleanOptions
-from latfit.trace.read import Reading
-from latfit.trace.table import WEIGHT, Trace
+from latfit.fitting.problem import FitOptions
+from latfit.trace.table import WEIGHT
 from tests.conftest import planted_trace
-
-NO_RULES = CleanOptions(keep=("zero_time", "duplicate", "cold_start"))
-
-
-def on_cells(folder: Path, trace: Trace, limit: int = MAX_BINS) -> Trace:
-    """The rows as cells, by way of a file."""
-    pq.write_table(pa.table(dict(trace.columns)), folder / "rows.parquet")
-    return compress(folder, Reading(cleaning=NO_RULES), limit=limit).trace
-
-
-def estimates(trace: Trace) -> Mapping[str, Estimate]:
-    problem = make_problem(rows_of(trace), FitOptions("saturation"))
-    return uncertainty(problem, solve(problem)).estimates
-
-
-def assert_within_a_standard_error(rows: Mapping[str, Estimate], cells: Mapping[str, Estimate]) -> None:
-    for name, estimate in rows.items():
-        other = cells[name]
-        if estimate.std_error is not None and other.std_error is not None:
-            assert abs(other.value - estimate.value) <= estimate.std_error, name
 
 
 class TestWeights:
@@ -69,23 +37,3 @@ def flat(document: object, name: str = "") -> dict[str, object]:
     if isinstance(document, list):
         return {k: v for i, part in enumerate(document) for k, v in flat(part, f"{name}/{i}").items()}
     return {name: document}
-
-
-class TestPlanted:
-    @pytest.mark.parametrize("noise", [0.002, 0.03, 0.2])
-    @pytest.mark.parametrize("loss", ["huber", "linear"])
-    def test_estimates_errors_and_quantiles(self, tmp_path: Path, noise: float, loss: str) -> None:
-        trace = planted_trace(noise, repeats=150, seed=2)
-        options = FitOptions("saturation", loss=loss)
-        rows, cells = fit_trace(trace, options), fit_trace(on_cells(tmp_path, trace), options)
-        assert_within_a_standard_error(rows.parameters, cells.parameters)
-        assert cells.metrics.n == rows.metrics.n == len(trace)
-        for name, estimate in rows.parameters.items():
-            if estimate.std_error is not None:
-                assert cells.parameters[name].std_error == pytest.approx(estimate.std_error, rel=0.1), name
-        # a bin of ln T is 1.6 % wide: no row is moved further
-        for level, ratio in rows.intervals["ratio_quantiles"].items():
-            assert cells.intervals["ratio_quantiles"][level] == pytest.approx(ratio, rel=0.01)
-        floor = "floor_mape_pct"
-        exact, binned = rows.diagnostics.lack_of_fit or {}, cells.diagnostics.lack_of_fit or {}
-        assert binned[floor] == pytest.approx(exact[floor], rel=0.1, abs=0.1)

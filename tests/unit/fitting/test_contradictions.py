@@ -63,20 +63,6 @@ def test_planted_steps_are_found_and_only_they(truth: str, noise: float) -> None
     np.testing.assert_array_equal(found_in(trace), planted)
 
 
-def test_times_that_scatter_everywhere_contradict_nothing() -> None:
-    """A tenth, or ten times, of what is beside: where cells do that by themselves, none is an exception."""
-    for seed in range(5):
-        assert len(found_in(grid("saturating", 1.2, seed))) == 0
-
-
-def test_two_side_by_side_do_not_vouch_for_each_other() -> None:
-    clean = grid("saturating", 0.03)
-    B, S, T = (clean.floats(name) for name in ("B", "S", "T_ms"))
-    bad = (S == 128) & ((B == 22) | (B == 25))
-    assert bad.sum() == 2
-    np.testing.assert_array_equal(found_in(clean.with_columns(T_ms=T * np.where(bad, 30, 1))), np.flatnonzero(bad))
-
-
 def test_the_rest_is_fitted_as_without_them_and_they_are_named() -> None:
     clean = planted_trace(noise=0.03)
     trace, planted = with_planted(clean, [1 / 1000, 1 / 40, 1 / 15], seed=6)

@@ -12,7 +12,7 @@ from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.fitting.solver.solve import solved_once
-from latfit.model import FitResult, features_of, fit_from_json
+from latfit.model import FitResult, features_of
 from latfit.stats import FloatArray
 from latfit.trace import Trace
 
@@ -153,29 +153,3 @@ def test_latency_does_not_fall_as_work_grows_by_more_than_the_noise(seed: int) -
         columns = {"B": np.full(len(P), D + 1), "S": D + P, "prefill_requests": np.ones(len(P)), "prefill_tokens": P}
         T = problem.model.latency_ms(theta, columns) * np.exp(table.of_steps(columns))
         assert np.max(np.maximum.accumulate(T) / T - 1) < 1.1 * NOISE
-
-
-def test_is_stored_with_the_fit(corrected: FitResult) -> None:
-    again = fit_from_json(corrected.to_json(), "here")
-    columns = steps(100, np.random.default_rng(9))
-    assert again.latency_ms(**columns) == pytest.approx(corrected.latency_ms(**columns), rel=1e-4)
-    assert again.name == "linear+correction"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"nodes": {}, "log_factor": []},
-        {"nodes": {"prefill_tokens": [0.0, 1.0]}, "log_factor": [0.0]},
-        {"nodes": {"prefill_tokens": [1.0, 0.0]}, "log_factor": [0.0, 0.0]},
-        {"nodes": {"moon": [0.0, 1.0]}, "log_factor": [0.0, 0.0]},
-        {"nodes": {"prefill_tokens": [0.0, 1.0]}, "log_factor": [0.0, None]},
-        {"nodes": 3},
-        [1],
-    ],
-)
-def test_a_damaged_table_is_named(corrected: FitResult, damage: object) -> None:
-    from latfit.errors import BadInput
-
-    with pytest.raises(BadInput, match="correction"):
-        fit_from_json({**corrected.to_json(), "correction": damage}, "here")

@@ -1,15 +1,12 @@
 """The floor of the noise, and the error taken apart."""
 
-import warnings
-
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
 
 from latfit.fitting.checking.crossval import cross_validate
 from latfit.fitting.data import fit_data, rows_of
-from latfit.fitting.diagnostics.diagnose import diagnose, error_parts, lack_of_fit
-from latfit.fitting.problem import FitOptions, log_ratios, make_problem
+from latfit.fitting.diagnostics.diagnose import error_parts, lack_of_fit
+from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.trace.table import Trace
@@ -40,32 +37,3 @@ class TestErrorParts:
         names = ("measurement_noise", "model_structure", "parameter_uncertainty")
         assert sum(found[name] for name in names) == pytest.approx(1)
         assert found["measurement_noise"] > 0.9
-
-    def test_a_wrong_model_is_named(self) -> None:
-        found = self.parts(planted_trace(0.02, repeats=10, seed=2), "constant")
-        assert found["model_structure"] > 0.9
-
-    def test_without_repeats_two_parts_stay_together(self) -> None:
-        found = self.parts(planted_trace(0.05, repeats=1, seed=3), "saturation")
-        assert found["structure_and_noise"] + found["parameter_uncertainty"] == pytest.approx(1)
-
-
-class TestDegenerate:
-    @settings(max_examples=30)
-    @example([(3, 0, 0.25), (3, 4, 0.25), (4, 0, 4.0), (4, 0, 4.0)])  # the loss bounds every row
-    @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4), st.floats(0.1, 10)), min_size=4, max_size=30))
-    def test_any_rows_are_explained_without_a_warning(self, rows: list[tuple[int, int, float]]) -> None:
-        columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
-        trace = Trace(
-            {"B": columns[0], "S": columns[0] + columns[1], "T_ms": columns[2], "t_s": np.arange(float(len(rows)))}
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            problem = make_problem(rows_of(trace), FitOptions(model="linear"))
-            solution = solve(problem)
-            theta = problem.theta(solution.z)
-            scored = cross_validate(fit_data(trace), FitOptions(model="linear"), theta)
-            left_out, doubt = scored.held_out if scored else None, uncertainty(problem, solution)
-            log_ratio = log_ratios(problem, theta, fit_data(trace))
-            found = diagnose(problem, theta, doubt, fit_data(trace), log_ratio, left_out)
-        assert found.drift is not None

@@ -1,12 +1,10 @@
 """Parameter draws that stay with a fit: their spread is that of the fit's parameters and predictions."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from latfit.errors import WrongUsage
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
@@ -17,7 +15,6 @@ from latfit.fitting.uncertainty.intervals import DoubtOptions
 from latfit.model.fit_result import (
     STORED_DRAWS,
     FitResult,
-    fit_from_json,
     parameter_draws,
     read_fit,
     write_fit,
@@ -59,11 +56,6 @@ class TestKept:
         assert np.array_equal(np.array(again.draws["values"]), np.array(fit.draws["values"]))
         assert (tmp_path / "a.fit.json").stat().st_size < 60_000
 
-    def test_a_fit_without_them_says_none(self, fit: FitResult) -> None:
-        document = json.loads(json.dumps(fit.to_json(), default=float))
-        del document["draws"]
-        assert parameter_draws(fit_from_json(document, "old")) is None
-
 
 class TestMethods:
     """Intervals of one fit made in two ways: the data are many and the noise normal, so they agree."""
@@ -80,17 +72,3 @@ class TestMethods:
         assert fit.draws["source"] == "bootstrap, rows"
         assert len(fit.draws["values"]) == 60
         assert seen[-1] == (60, 60)
-
-    def test_a_log_in_time_order_is_resampled_in_blocks(self) -> None:
-        logged = TRACE.with_columns(t_s=np.arange(len(TRACE), dtype=float))
-        assert (
-            fit_trace(logged, FitOptions("saturation"), doubt=DoubtOptions(resamples=40)).bootstrap["scheme"] == "block"
-        )
-
-    @pytest.mark.parametrize(
-        "options",
-        [DoubtOptions("none"), DoubtOptions(scheme="none"), DoubtOptions(resamples=5), DoubtOptions(resamples=-1)],
-    )
-    def test_what_cannot_be_is_wrong_usage(self, options: DoubtOptions) -> None:
-        with pytest.raises(WrongUsage):
-            fit_trace(TRACE, FitOptions("saturation"), doubt=options)

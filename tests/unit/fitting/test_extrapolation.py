@@ -40,13 +40,6 @@ def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
     assert CANNOT_TELL in found.notes
 
 
-def test_the_interval_of_a_prediction_widens(line: FitResult) -> None:
-    fit = asked(line, 1000.0, 20.0)
-    inside, outside = (predict(fit, Trace({"B": np.ones(1), "S": np.array([S])})) for S in (4000.0, 16000.0))
-    assert outside.high[0] / outside.T_ms[0] == pytest.approx(1.44 * inside.high[0] / inside.T_ms[0])
-    assert outside.T_ms[0] / outside.low[0] == pytest.approx(1.44 * inside.T_ms[0] / inside.low[0])
-
-
 def test_a_wrong_form_is_covered_beyond_its_data() -> None:
     """A line through steps whose latency is quadratic in S: of those beyond, the widened interval holds all, the plain
     one none."""
@@ -78,15 +71,3 @@ def test_two_cells_tell_no_slope_and_a_step_far_outside_says_how_far() -> None:
     assert found.why_no_interval[0]
     assert found.why_outside[0] == "outside the measured range: S 1,000× above the measured 100"
     assert "The step lies outside the measured range: S 1,000× above the measured 100." in found.notes
-
-
-@pytest.mark.parametrize(
-    ("B", "S", "told"),
-    [
-        (1.0, 4096.0, ""),
-        (1.0, 8192.0, "S 2× above the measured 4,096"),
-        (2560.0, 8192.0, "B 10× above the measured 256"),
-    ],
-)
-def test_the_farthest_column_is_named(line: FitResult, B: float, S: float, told: str) -> None:
-    assert line.farthest(np.array([B]), np.array([S])) == told

@@ -8,7 +8,7 @@ import pytest
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.levenberg_marquardt import Objective
-from latfit.fitting.solver.objective import by_cell, remembered
+from latfit.fitting.solver.objective import by_cell
 from latfit.fitting.solver.solve import solve
 from latfit.model.registry import FAMILY
 from latfit.trace.read import ingest
@@ -34,7 +34,7 @@ def spoilt(noise: float, rows: int, seed: int) -> Trace:
 def worst_excess(trace: Trace, model: str, starts: int) -> float:
     """Share by which the solver's cost lies above the lowest of plain starts."""
     options = FitOptions(model=model, fixed={"p": 4.0, "Q": 0.0, "rho": 0.0} if "roofline" in model else {})
-    problem = remembered(make_problem(rows_of(trace), options))
+    problem = make_problem(rows_of(trace), options)
     found = solve(problem)
     objective = Objective(by_cell(problem), found.f_scale)
     assert objective.cost(found.z) == pytest.approx(found.cost, rel=1e-12)

@@ -37,11 +37,3 @@ def test_labels_that_say_nothing_are_left_alone() -> None:
         trace = planted({"a": 1.0}, rng, n=60, host=rng.choice(list("pqrs"), 60), tp_size=rng.choice([1, 2], 60))
         named += pooled_systems(trace, fit_data(trace)) is not None
     assert named <= 1
-
-
-def test_a_label_that_follows_the_size_is_no_system() -> None:
-    """`bucket` is a function of S: rows of equal size never differ in it, and half octaves hold one value mostly."""
-    rng = np.random.default_rng(2)
-    trace = planted({"a": 1.0}, rng)
-    labelled = trace.with_columns(bucket=np.where(trace["S"] > 16, "large", "small").astype(object))
-    assert pooled_systems(labelled, fit_data(labelled)) is None

@@ -54,10 +54,6 @@ def test_follows_how_many_requests_prefill_down_to_the_noise(fit: FitResult) -> 
     assert fit.correction.alone is not None
 
 
-def test_pays_nothing_where_there_is_nothing_to_learn() -> None:
-    assert fit_trace(measured(bump=0.0), FitOptions("auto", candidates=("linear", "+correction"))).correction is None
-
-
 def test_is_stored_with_the_fit(fit: FitResult) -> None:
     columns = steps(200, np.random.default_rng(9))
     again = fit_from_json(fit.to_json(), "here")

@@ -1,11 +1,8 @@
 """`--model auto`: the simplest model that predicts unseen steps as well as any."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from latfit.errors import WrongUsage
 from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import (
@@ -15,7 +12,6 @@ from latfit.fitting.model_selection import (
     simplest,
 )
 from latfit.fitting.problem import FitOptions
-from latfit.model.fit_result import read_fit, write_fit
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 from tests.unit.fitting.test_separable import TRUTH, serving_trace
@@ -56,12 +52,6 @@ def test_decoding_alone_puts_its_cost_on_requests() -> None:
     assert fit.latency_ms(np.array([8.0]), np.array([1000.0]))[0] == pytest.approx(5.96, rel=0.01)
 
 
-def test_experts_are_a_candidate_only_where_the_user_says_so() -> None:
-    trace = planted_trace(0.0)
-    assert not any(name.endswith("+moe") for name in candidates_for(rows_of(trace)))
-    assert any(name.endswith("+moe") for name in candidates_for(rows_of(trace), experts=True))
-
-
 def test_experts_are_added_where_they_pay() -> None:
     """Decode steps that read 128 experts, 8 a token: T rises steeply and then not at all, as no plain model does."""
     rng = np.random.default_rng(0)
@@ -71,32 +61,6 @@ def test_experts_are_added_where_they_pay() -> None:
     assert selection.name.endswith("+moe")
     assert selection.scores[selection.name].mape_pct < 2.5
     assert selection.name.removesuffix("+moe") in selection.scores
-
-
-def test_the_fit_says_why_and_survives_its_file(tmp_path: Path) -> None:
-    trace = serving_trace("context", TRUTH["context"], 0.03, 300)
-    fit = fit_trace(trace, AUTO)
-    selection = fit.cross_validation.selection or {}
-    assert selection["model"] == fit.model
-    assert fit.model in selection["reason"]
-    assert "saturation" in selection["candidates"]
-    assert "saturation" in fit.baselines
-    write_fit(tmp_path / "a.fit.json", fit)
-    columns = {name: trace.floats(name) for name in trace.columns if name not in ("B", "S", "T_ms")}
-    again = read_fit(tmp_path / "a.fit.json").latency_ms(trace["B"], trace["S"], **columns)
-    assert again == pytest.approx(fit.latency_ms(trace["B"], trace["S"], **columns))
-    assert np.median(np.abs(again / trace["T_ms"] - 1)) < 0.04
-
-
-def test_parameters_that_no_model_has_are_wrong_usage() -> None:
-    with pytest.raises(WrongUsage):
-        select_model(fit_data(planted_trace(0.0)), FitOptions(model="auto", fixed={"nonsense": 1.0}))
-
-
-def test_too_few_steps_fall_back_and_say_so() -> None:
-    selection = select_model(fit_data(Trace({"B": np.ones(3), "S": np.ones(3), "T_ms": np.arange(1.0, 4.0)})), AUTO)
-    assert selection.name == "linear"
-    assert "few" in selection.reason
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.stats import lognorm
 
-from latfit.errors import WrongUsage
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import settled
@@ -63,10 +62,6 @@ class TestPlantedTruth:
         assert options.fixed["Q"] == 128
         assert options.fixed["rho"] == 0
 
-    def test_no_tiles_are_found_where_there_are_none(self) -> None:
-        options = settled(rows_of(serving_trace("roofline", TRUTH["roofline"], 0.02)), FitOptions(model="roofline"))
-        assert options.fixed == {"p": 4.0, "p_A": 4.0, "Q": 0.0, "rho": 0.0, "V": 0.0}
-
 
 class TestOptions:
     def test_tukey_of_a_published_sample(self) -> None:
@@ -83,28 +78,3 @@ class TestOptions:
         assert problem.weights.sum() == pytest.approx(len(trace))
         fit = fit_trace(trace, FitOptions("saturation", weights=weights))
         assert fit.parameters["P_max"].value == pytest.approx(60, rel=0.1)
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            FitOptions("saturation", weights="none"),
-            FitOptions("saturation", priors={"none": (1.0, 1.0)}),
-            FitOptions("saturation", priors={"tau_S": (1.0, 0.0)}),
-        ],
-    )
-    def test_what_cannot_be_is_wrong_usage(self, options: FitOptions) -> None:
-        with pytest.raises(WrongUsage):
-            make_problem(rows_of(planted_trace(0.0)), options)
-
-
-def test_decode_only_steps_say_nothing_of_prefill() -> None:
-    B = np.repeat(np.arange(1.0, 65.0), 3)
-    context = B * np.tile([100.0, 200.0, 400.0], 64)
-    T = (8 + 0.05 * B + 1e-4 * context) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
-    trace = Trace({"B": B, "S": B, "T_ms": T, "context_tokens": context})
-    fit = fit_trace(trace, FitOptions(model="roofline"))
-    assert fit.parameters["tau_K"].value == pytest.approx(1e-4, rel=0.1)
-    for name in ("tau_A", "tau_M", "tau_N", "tau_Q", "c"):
-        assert fit.parameters[name].value == 0
-        assert not fit.parameters[name].identified
-    assert "decode_only" in [warning.code for warning in fit.warnings]

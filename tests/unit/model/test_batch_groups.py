@@ -1,7 +1,6 @@
 """A law by batch size: which batch has which points, its sums against the samples', what is drawn, stored and read."""
 
 import bisect
-import math
 
 import numpy as np
 import pytest
@@ -19,16 +18,6 @@ def law_of(*samples: np.ndarray) -> StepNoise:
 
 def group_of(law: StepNoise, batch: float) -> Ratios:
     return law.groups[int(law.group_of(np.array([batch]))[0])]
-
-
-def test_sums_are_those_of_each_groups_sample() -> None:
-    law = law_of(SMALL, MIDDLE, LARGE)
-    batches = np.array([1.0, 10.0, 64.0])
-    assert law.mean_ms(np.ones(1), batches) == pytest.approx([SMALL.mean(), MIDDLE.mean(), LARGE.mean()], rel=1e-12)
-    cvs = [each.std() / each.mean() for each in (SMALL, MIDDLE, LARGE)]
-    assert law.cv(np.ones(3), batches) == pytest.approx(cvs, rel=5e-3)
-    assert law.pooled.mean == pytest.approx(np.concatenate([SMALL, MIDDLE, LARGE]).mean(), rel=1e-12)
-    assert group_of(law, 20.0).steps == pytest.approx(900)
 
 
 @pytest.mark.parametrize("buckets", [[1, 2, 4, 8], [16, 64], [64], [3, 5, 48], [1, 40]])
@@ -53,23 +42,3 @@ def test_json_gives_the_same_law_and_its_points_are_those_of_all_steps() -> None
     assert everything is not None
     assert np.all(np.diff(everything.pooled.values) >= 0)
     assert everything.pooled.mean == pytest.approx(law.pooled.mean, rel=1e-7)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"low": [1.0]},
-        {"low": [5.0, 1.0], "high": [8.0, 4.0]},
-        {"group": [0, 0]},
-        {"group": [0, 2]},
-        {"group": [0]},
-        {"low": [math.nan, 5.0]},
-        {"low": [], "high": []},
-    ],
-)
-def test_what_are_no_groups_is_refused(broken: dict[str, list[float]]) -> None:
-    whole = {"values": [1.0, 2.0], "weights": [0.5, 0.5], "steps": 2.0, "independent": 2.0}
-    groups = {"low": [1.0, 5.0], "high": [4.0, 8.0], "group": [0, 1]}
-    assert noise_from_json({**whole, "by_batch": groups}) is not None
-    with pytest.raises(ValueError, match="groups of ratios"):
-        noise_from_json({**whole, "by_batch": {**groups, **broken}})

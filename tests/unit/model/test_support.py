@@ -15,17 +15,6 @@ def supported(support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.
     return outside_by(support, B, S, kinds) <= ROUNDING
 
 
-def test_every_step_of_a_grid_and_what_lies_between_is_measured() -> None:
-    B, S = rich_design()
-    prefill = np.where(S > 1.5 * B, "prefill", "decode")
-    support = support_of(B, S, prefill, np.ones(len(B)))
-    assert supported(support, B, S, prefill).all()
-    between = np.exp((np.log(B[:-1]) + np.log(B[1:])) / 2), np.exp((np.log(S[:-1]) + np.log(S[1:])) / 2)
-    kept = between[1] >= between[0]
-    alike = (prefill[:-1] == "prefill") & (prefill[1:] == "prefill") & kept
-    assert supported(support, between[0][alike], between[1][alike], prefill[1:][alike]).all()
-
-
 def test_one_odd_step_of_a_log_measures_nothing() -> None:
     rng = np.random.default_rng(0)
     B, S = rng.integers(7, 19, 200).astype(float), np.asarray(np.exp(rng.uniform(np.log(500), np.log(3000), 200)))
