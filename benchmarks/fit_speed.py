@@ -21,6 +21,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.loss import RHO
 from latfit.fitting.solver.solve import solve
+from latfit.model.features import StepTable
 from latfit.model.saturation import Saturation
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
@@ -58,7 +59,7 @@ def compare(rows: int, pairs: int) -> None:
     trace = synthetic(rows)
     problem = make_problem(rows_of(trace), FitOptions("saturation"))
     found = solve(problem)
-    steps = {name: trace.floats(name) for name in problem.steps}
+    steps = StepTable({name: trace.floats(name) for name in problem.steps})
     plain = replace(
         problem, steps=steps, observed=trace.floats("T_ms"), weights=np.ones(len(trace)), cells=np.arange(len(trace))
     )
