@@ -1,6 +1,6 @@
 """Compare runs: latency ratio per phase and per region of (B, S), with simultaneous confidence intervals.
 
-Common cells are compared step by step, runs without common cells by the predictions of both fits. The noise is that of
+Common cells are compared step by step, phases without common cells by the predictions of both fits. Noise is that of
 blocks: visits to a cell, stretches of time, or whole runs. Method: docs/theory/fitting.md#comparing-runs.
 """
 
@@ -167,18 +167,26 @@ def changes_between(pairs: Sequence[tuple[Measured, Measured]]) -> list[Change]:
 
 
 def _compare_pair(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]]:
-    """Return the phases, and the names of those not compared."""
+    """Return the phases, and the names of those in one run only."""
     _check_overlap(first.fit, other.fit)
+    common = _common_steps(first.fit, other.fit)
     names: set[str] = set()
-    if first.steps is not None and other.steps is not None:
-        runs = _align([first.steps, other.steps])
+    if first.steps is None or other.steps is None:
+        compared = [_compare_fits(first.fit, other.fit, *part) for part in common.items()]
+    else:
+        runs, compared = _align([first.steps, other.steps]), []
         named = [set(np.unique(run.phase).tolist()) for run in runs]
-        found = [_compare_cells(first.fit, runs, phase) for phase in sorted(set.intersection(*named))]
         names = set.union(*named)
-        if compared := [phase for phase in found if phase is not None]:
-            return compared, sorted(names - {phase.phase for phase in compared})
-    by_fits = [_compare_fits(first.fit, other.fit, *part) for part in _common_steps(first.fit, other.fit).items()]
-    return by_fits, sorted(names - {phase.phase for phase in by_fits})
+        for phase in sorted(set.intersection(*named)):
+            found = _compare_cells(first.fit, runs, phase)
+            if found is None and (steps := common.get(DECODE if phase == DECODE else UNKNOWN)) is not None:
+                found = _compare_fits(first.fit, other.fit, phase, steps)
+            compared += [] if found is None else [found]
+    if not compared:
+        raise BadInput(
+            "the runs have no common steps (phase, B, S)", remedy="Compare runs of steps that overlap in B and in S."
+        )
+    return compared, sorted(names - {phase.phase for phase in compared})
 
 
 def _check_overlap(first: FitResult, other: FitResult) -> None:
@@ -436,10 +444,7 @@ def _common_steps(first: FitResult, other: FitResult) -> dict[str, dict[str, Flo
     decode = axes[0][axes[0] >= axes[1][0] / 2]
     phases = {DECODE: (decode, decode), UNKNOWN: (B[prefill], S[prefill])}
     typical = first.typical or other.typical
-    found = {phase: dict(with_typical_context({"B": B, "S": S}, typical)) for phase, (B, S) in phases.items() if len(B)}
-    if not found:
-        raise BadInput("the fits have no common step (S >= B)", remedy="Compare fits of steps that overlap in B and S.")
-    return found
+    return {phase: dict(with_typical_context({"B": B, "S": S}, typical)) for phase, (B, S) in phases.items() if len(B)}
 
 
 def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mapping[str, FloatArray]) -> _Phase:
