@@ -68,20 +68,16 @@ def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_h
     """Plan a schedule with at most the fixed replica count of `best`."""
     settings, most = best.setup.settings, best.setup.replicas
     counts = evaluator.side_by_side(lambda k: _least(evaluator, settings, day, k, most), range(day.windows))
-
-    def simulated() -> Measured:
+    while True:
         schedule = day.asked(counts)
-        return evaluator.measure(Setup(settings, schedule.replicas[0], schedule, day.start_up_ms))
-
-    found = simulated()
-    while rising := [k for k in range(day.windows) if counts[k] < most]:
-        missed = [k for k in rising if not _is_window_met(evaluator, found, day, k)]
-        if found.met and not missed:
+        measured = evaluator.measure(Setup(settings, schedule.replicas[0], schedule, day.start_up_ms))
+        rising = [k for k in range(day.windows) if counts[k] < most]
+        missed = [k for k in rising if not _is_window_met(evaluator, measured, day, k)]
+        if not rising or (measured.met and not missed):
             break
         for k in missed or rising:
             counts[k] += 1
-        found = simulated()
-    found = evaluator.measure(found.setup, replications=VERIFIED)
+    final = evaluator.measure(measured.setup, replications=VERIFIED)
     spans_s, start = np.diff(day.edges) / 1e3, day.load.requests.arrival_ms[0]
     windows = [
         Window(float((day.edges[k] - start) / 1e3), float((day.rows[k + 1] - day.rows[k]) / spans_s[k]), counts[k])
@@ -95,14 +91,14 @@ def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_h
         return {"replica_hours": hours, "slo_attainment": attained, "price_per_million_tokens": price}
 
     return SchedulePlan(
-        feasible=found.met,
+        feasible=final.met,
         window_s=float(spans_s[0]),
         start_up_s=day.start_up_ms / 1e3,
         windows=windows,
-        replicas_at=day.asked(counts).steps_s,
-        targets=list(found.reached),
+        replicas_at=schedule.steps_s,
+        targets=list(final.reached),
         fixed=HoursOfReplicas(**paid(best)),
-        **paid(found),
+        **paid(final),
     )
 
 
