@@ -20,6 +20,7 @@ from latfit.planning.result import Interval, Kind, Strategy
 from latfit.planning.verdict import Verdict, probability_within, verdict_of
 from latfit.queueing import COARSE, FINE, QUICK, ResponseDistribution, bisect
 from latfit.stats import FloatArray
+from latfit.threads import map_on_threads
 from latfit.units import format_ms
 
 DRAWS = 100
@@ -109,7 +110,7 @@ def percentile_ratios(
         law = machine.drawn(seed).simulate(strategy, rate, QUICK)
         return math.inf if law is None else law.percentile(target.q) / base.percentile(target.q)
 
-    return np.array([ratio(seed) for seed in seeds])
+    return np.array(map_on_threads(ratio, seeds))
 
 
 def _join(value: float, end_ms: float, ratio: float) -> float | None:

@@ -7,12 +7,10 @@ configuration".
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 from msgspec import structs
@@ -34,7 +32,7 @@ from latfit.simulation import (
     replicate,
 )
 from latfit.stats import IntArray
-from latfit.threads import on_threads
+from latfit.threads import map_on_threads
 from latfit.workload import (
     ClosedLoad,
     Dealt,
@@ -124,10 +122,6 @@ class Measured:
         return self.tightest.ratio if self.carried else math.inf
 
 
-A = TypeVar("A")
-B = TypeVar("B")
-
-
 @dataclass(eq=False)
 class Evaluator:
     """Simulate setups under one load and cache the results.
@@ -175,9 +169,9 @@ class Evaluator:
         self, setups: Sequence[Setup], scale: float = 1.0, *, replications: int = MOST
     ) -> list[Measured]:
         """Simulate, in parallel, those setups that sustain the load."""
-        sustain = self.side_by_side(lambda setup: self.carries(setup, scale), setups)
+        sustain = map_on_threads(lambda setup: self.carries(setup, scale), setups)
         kept = [setup for setup, carried in zip(setups, sustain, strict=True) if carried]
-        return self.side_by_side(lambda setup: self.measure(setup, scale, replications=replications), kept)
+        return map_on_threads(lambda setup: self.measure(setup, scale, replications=replications), kept)
 
     def _decide(
         self, setup: Setup, load: Load, scale: float, slower: float, most: int
@@ -240,7 +234,7 @@ class Evaluator:
         def one(number: int) -> Replications:
             return replicate(load, self.costs, setup.settings, options, cluster, [number])
 
-        found = self.side_by_side(one, list(which))
+        found = map_on_threads(one, list(which))
         return replace(found[0], runs=[each.runs[0] for each in found])
 
     def _count_simulated(self, setup: Setup) -> int:
@@ -252,14 +246,6 @@ class Evaluator:
 
     def _cluster(self, routing: Routing, prefill: int = 1) -> Cluster:
         return Cluster(routing) if self.apart is None else Cluster(routing, *self.apart, prefill)
-
-    def side_by_side(self, work: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """Map `work` over the items on threads; the compiled simulators release the GIL."""
-        workers = min(len(items), os.cpu_count() or 1)
-        if workers < 2:
-            return [work(item) for item in items]
-        with on_threads(workers) as pool:
-            return list(pool.map(work, items))
 
     def alone(self, settings: EngineSettings) -> Measured:
         """Simulate requests without contention: a lower bound on every latency."""

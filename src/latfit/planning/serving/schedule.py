@@ -16,6 +16,7 @@ from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setu
 from latfit.planning.serving.result import HoursOfReplicas, SchedulePlan, Window
 from latfit.simulation import EngineSettings, Schedule
 from latfit.stats import FloatArray
+from latfit.threads import map_on_threads
 from latfit.workload import RecordedLoad
 
 LEAD = 5.0  # warm-up before a window, in latencies of a request without contention
@@ -67,7 +68,7 @@ def day_of(load: RecordedLoad, window_ms: float, start_up_ms: float) -> Day:
 def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_hour: float | None) -> SchedulePlan:
     """Plan a schedule with at most the fixed replica count of `best`."""
     settings, most = best.setup.settings, best.setup.replicas
-    counts = evaluator.side_by_side(lambda k: _least(evaluator, settings, day, k, most), range(day.windows))
+    counts = map_on_threads(lambda k: _least(evaluator, settings, day, k, most), range(day.windows))
     while True:
         schedule = day.asked(counts)
         measured = evaluator.measure(Setup(settings, schedule.replicas[0], schedule, day.start_up_ms))
