@@ -82,14 +82,15 @@ class _Engine:
         steps = {"B": D, "S": D, "prefill_requests": none, "prefill_tokens": none, **cached}
         return self.factors[DECODE] * self.path.fit.latency_ms(**steps)
 
-    def slowest_ms(self, D: int, budget: int) -> float:
-        """Return the slowest step of `budget` tokens that up to D - 1 requests decode in, the rest being prefill."""
-        decoding = np.unique(np.linspace(min(1, D - 1), D - 1, SAMPLED_BATCHES).round())
+    def slowest_ms(self, D: FloatArray, budget: int) -> FloatArray:
+        """Return the slowest step (n,) of `budget` tokens in which up to D - 1 (n,) requests decode beside prefill."""
+        decoding = np.linspace(np.minimum(1, D - 1), D - 1, SAMPLED_BATCHES).round().ravel()
         tokens = budget - decoding
         # Prompts follow each other, so at most one is continued: the last chunk of a long prompt, or the rest of one.
         prompts = np.where(tokens > self.prompt, np.ceil(tokens / self.prompt) + 1, 1.0)
         history = np.maximum(self.prompt - np.minimum(tokens, self.prompt - 1), 0.0)
-        return float(self._prefill_ms(decoding, tokens, history, prompts).max())
+        times = self._prefill_ms(decoding, tokens, history, prompts)
+        return np.asarray(times.reshape(SAMPLED_BATCHES, -1).max(axis=0))
 
     def first_token_ms(self, D: int, chunk: int) -> float:
         """Return the time of a whole prompt in chunks beside D - 1 decoding requests, without waiting."""
@@ -152,7 +153,7 @@ def engine_settings(
     if not choices:
         prompt = f" and a prompt of {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
         reason = f"no token budget up to {top:,} keeps a step within {format_ms(tpot)}{prompt}"
-        if (fastest := engine.slowest_ms(2, chunk + 1)) > tpot:
+        if (fastest := float(engine.slowest_ms(np.array([2.0]), chunk + 1)[0])) > tpot:
             reason = f"a step with {chunk} prefill tokens beside one decoding request takes {format_ms(fastest)}"
             reason += f" (decode alone: {most} requests within {format_ms(tpot)})"
         return Unknown(f"on {path.label} {reason}; relax the SLA, or serve prefill apart")
@@ -172,7 +173,7 @@ def engine_settings(
         chunk_tokens=best.chunk_tokens,
         prompt_tokens=serving.prompt_tokens,
         ttft_ms=best.ttft_ms,
-        tpot_ms=engine.slowest_ms(best.max_num_seqs, best.max_num_batched_tokens),
+        tpot_ms=float(engine.slowest_ms(np.array([float(best.max_num_seqs)]), best.max_num_batched_tokens)[0]),
         binding=KNEE if serving.ttft_ms is None else "the time to the first token",
         reason=f"every step in which requests decode within {format_ms(tpot)}{first}",
         choices=_shown(choices, best),
@@ -183,12 +184,10 @@ def _most_sequences(
     engine: _Engine, budget: int, most: int, tpot: float, serving: ServingTargets
 ) -> EngineChoice | None:
     """Return the choice with the most sequences, up to `most`, that keeps both targets; None if there is none."""
-
-    def keeps(D: int) -> bool:
-        within = engine.slowest_ms(D, budget) <= tpot
-        return within and (serving.ttft_ms is None or engine.first_token_ms(D, budget - D + 1) <= serving.ttft_ms)
-
-    D = next((D for D in _fewer(most) if keeps(D)), None)
+    tried = np.array([*_fewer(most)], dtype=np.float64)
+    within = tried[engine.slowest_ms(tried, budget) <= tpot].astype(int).tolist() if len(tried) else []
+    limit = serving.ttft_ms or np.inf
+    D = next((D for D in within if engine.first_token_ms(D, budget - D + 1) <= limit), None)
     if D is None:
         return None
     chunk = budget - D + 1
