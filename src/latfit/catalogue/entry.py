@@ -17,7 +17,6 @@ import msgspec
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import write_json
-from latfit.inputs import read_json
 from latfit.model import FitResult, fit_from_json
 from latfit.records import Record
 
@@ -85,23 +84,23 @@ def add_entry(entry: CatalogEntry, folder: Path | None = None) -> Path:
 
     Raises WrongUsage without a folder, TargetNotWritable.
     """
-    given = folder or _own_folder()
-    if given is None:
+    folder = folder or _own_folder()
+    if folder is None:
         raise WrongUsage("no folder for own entries", where=FOLDER, remedy=f"export {FOLDER}=~/latfit-catalog")
-    given.mkdir(parents=True, exist_ok=True)
-    file = given / f"{entry.name.replace('/', '--')}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{entry.name.replace('/', '--')}.json"
     write_json(file, entry.to_json())
     return file
 
 
 def read_entry(file: Path) -> CatalogEntry:
     """Return the entry in a file. Raises BadInput."""
-    if file.suffix != ".gz":
-        return CatalogEntry.from_json(read_json(file, what=CatalogEntry.what, made_by=CatalogEntry.made_by), str(file))
     try:
-        document = msgspec.json.decode(gzip.decompress(file.read_bytes()))
+        content = file.read_bytes()
+        document = msgspec.json.decode(gzip.decompress(content) if file.suffix == ".gz" else content)
     except (OSError, EOFError, zlib.error, msgspec.MsgspecError):
-        raise BadInput("is damaged", where=str(file), remedy="Install latfit again.") from None
+        remedy = "Add it again (latfit catalog add), or install latfit again."
+        raise BadInput("is damaged", where=str(file), remedy=remedy) from None
     return CatalogEntry.from_json(document, str(file))
 
 

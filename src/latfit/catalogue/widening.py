@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec import structs
 from scipy.special import ndtri
 
 from latfit.model import FitResult, HeldOutErrors
@@ -32,16 +32,11 @@ def widen(fit: FitResult, error: float) -> FitResult:
 
     Its baselines go: their errors are those of the machine that was measured.
     """
-    sd = MEAN_TO_SD * math.log1p(error)
-    errors = fit.cross_validation.errors
-    tested = (
-        fit.cross_validation
-        if errors is None
-        else msgspec.structs.replace(fit.cross_validation, errors=_add(errors, error))
-    )
-    return replace(
-        fit, intervals=_wider(fit.intervals, sd), draws=_scaled_draws(fit, sd), cross_validation=tested, baselines={}
-    )
+    sd, tested = MEAN_TO_SD * math.log1p(error), fit.cross_validation
+    if tested.errors is not None:
+        tested = structs.replace(tested, errors=_add(tested.errors, error))
+    wider, draws = _widen_limits(fit.intervals, sd), _scale_draws(fit, sd)
+    return replace(fit, intervals=wider, draws=draws, cross_validation=tested, baselines={})
 
 
 def scale_times(fit: FitResult, names: tuple[str, ...], values: FloatArray, factors: FloatArray) -> FloatArray:
@@ -51,7 +46,7 @@ def scale_times(fit: FitResult, names: tuple[str, ...], values: FloatArray, fact
     return np.asarray(values * factors[:, None] ** power)
 
 
-def _scaled_draws(fit: FitResult, sd: float) -> Mapping[str, Any]:
+def _scale_draws(fit: FitResult, sd: float) -> Mapping[str, Any]:
     if not fit.draws:
         return fit.draws
     names, values = tuple(fit.draws["parameters"]), np.asarray(fit.draws["values"], dtype=np.float64)
@@ -65,21 +60,20 @@ def _scaled_draws(fit: FitResult, sd: float) -> Mapping[str, Any]:
     return {**fit.draws, "parameters": list(names), "values": scale_times(fit, names, whole, factors).tolist()}
 
 
-def _wider(entry: Mapping[str, Any], sd: float) -> dict[str, Any]:
+def _widen_limits(entry: Mapping[str, Any], sd: float) -> dict[str, Any]:
     """Return limits of steps with the error in quadrature, of all steps and of each phase."""
-    found = dict(entry)
-    for side in ("ratio_quantiles", "lower_quantiles"):
-        if side in entry:
-            found[side] = {level: _limit(float(level), factor, sd) for level, factor in entry[side].items()}
-    if "by_phase" in entry:
-        found["by_phase"] = {phase: _wider(each, sd) for phase, each in entry["by_phase"].items()}
-    return found
 
+    def widen_limit(level: str, factor: float | None) -> float | None:
+        if factor is None:
+            return None
+        return math.exp(math.copysign(math.hypot(math.log(factor), sd * float(ndtri(float(level)))), math.log(factor)))
 
-def _limit(level: float, factor: float | None, sd: float) -> float | None:
-    if factor is None:
-        return None
-    return math.exp(math.copysign(math.hypot(math.log(factor), sd * float(ndtri(level))), math.log(factor)))
+    sides = {side: entry[side] for side in ("ratio_quantiles", "lower_quantiles") if side in entry}
+    wider = {
+        side: {level: widen_limit(level, each) for level, each in limits.items()} for side, limits in sides.items()
+    }
+    phases = {"by_phase": {phase: _widen_limits(each, sd) for phase, each in entry.get("by_phase", {}).items()}}
+    return {**entry, **wider, **(phases if "by_phase" in entry else {})}
 
 
 def _add(errors: HeldOutErrors, error: float) -> HeldOutErrors:
@@ -87,4 +81,4 @@ def _add(errors: HeldOutErrors, error: float) -> HeldOutErrors:
     pct = 100 * error
     by_phase = {phase: math.hypot(each, pct) for phase, each in (errors.by_phase or {}).items()}
     whole = {name: math.hypot(getattr(errors, name), pct) for name in ("mape_pct", "median_ape_pct", "mape_pct_mean")}
-    return msgspec.structs.replace(errors, by_phase=by_phase or None, **whole)
+    return structs.replace(errors, by_phase=by_phase or None, **whole)

@@ -6,8 +6,8 @@ meet the targets with it. Derivation: docs/theory/planning.md, "Searching replic
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from latfit.errors import WrongUsage
 from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setup
@@ -51,33 +51,29 @@ class SearchSpace:
 
     def alternatives(self, at: EngineSettings, axis: str) -> list[EngineSettings]:
         """Return the settings that differ from `at` along one axis."""
-        return [] if axis in self.fixed else [each for each in self._along(at, axis) if each != at]
-
-    def _along(self, at: EngineSettings, axis: str) -> Iterator[EngineSettings]:
-        chunks = at.batching == "chunked-prefill"
-        match axis:
-            case "max_num_seqs":
-                top = min(self.most_requests, at.max_num_batched_tokens)
-                yield from (replace(at, max_num_seqs=count) for count in SEQUENCES if count <= top)
-            case "max_num_batched_tokens":
-                for tokens in BUDGETS:
-                    if not at.max_num_seqs <= tokens <= max(self.most_tokens, at.max_num_seqs):
-                        continue
-                    if chunks or tokens >= self.longest_sequence:
-                        chunk = at.long_prefill_token_threshold
-                        # A chunk as large as the budget limits nothing.
-                        chunk = chunk if chunk < tokens or "long_prefill_token_threshold" in self.fixed else 0
-                        yield replace(at, max_num_batched_tokens=tokens, long_prefill_token_threshold=chunk)
-            case "long_prefill_token_threshold" if chunks:
-                top = min(at.max_num_batched_tokens, self.longest)
-                yield from (replace(at, long_prefill_token_threshold=tokens) for tokens in CHUNKS if tokens < top)
-            case "batching":
-                yield replace(at, batching="chunked-prefill")
-                # Without chunked prefill engines require that a whole sequence fits into a step.
-                if at.max_num_batched_tokens >= self.longest_sequence:
-                    yield replace(at, batching="continuous", long_prefill_token_threshold=0)
-            case "order" if self.classes:
-                yield from (replace(at, order=Order(name)) for name in ("fcfs", "priority"))
+        chunks, threshold = at.batching == "chunked-prefill", "long_prefill_token_threshold"
+        changes: list[dict[str, Any]] = []
+        if axis == "max_num_seqs":
+            top = min(self.most_requests, at.max_num_batched_tokens)
+            changes = [{axis: count} for count in SEQUENCES if count <= top]
+        elif axis == "max_num_batched_tokens":
+            low, high = at.max_num_seqs, max(self.most_tokens, at.max_num_seqs)
+            for tokens in BUDGETS:
+                if low <= tokens <= high and (chunks or tokens >= self.longest_sequence):
+                    # A chunk as large as the budget limits nothing.
+                    kept = at.long_prefill_token_threshold < tokens or threshold in self.fixed
+                    changes.append({axis: tokens} if kept else {axis: tokens, threshold: 0})
+        elif axis == threshold and chunks:
+            top = min(at.max_num_batched_tokens, self.longest)
+            changes = [{axis: tokens} for tokens in CHUNKS if tokens < top]
+        elif axis == "batching":
+            # Without chunked prefill engines require that a whole sequence fits into a step.
+            whole = [{axis: "continuous", threshold: 0}] if at.max_num_batched_tokens >= self.longest_sequence else []
+            changes = [{axis: "chunked-prefill"}, *whole]
+        elif axis == "order" and self.classes:
+            changes = [{axis: Order(name)} for name in ("fcfs", "priority")]
+        settings = [] if axis in self.fixed else [replace(at, **change) for change in changes]
+        return [each for each in settings if each != at]
 
 
 @dataclass(frozen=True, eq=False)
