@@ -28,7 +28,7 @@ from latfit.planning.result import (
 )
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
-from latfit.planning.support import above_cliffs, doubtful_steps, how_far, inherited, outside, unsupported
+from latfit.planning.support import above_cliffs, doubtful_steps, how_far, inherited, outside, why_unsupported
 from latfit.units import format_ms
 
 
@@ -55,9 +55,8 @@ def make_plan(
 
         plan, messages = plan_load(plan, profile, request, percentile)
     every = list(profile.paths.values())
-    reasons = unsupported(plan, every)
-    messages = [*_notes(profile), *reasons, *messages, *inherited(every)]
-    messages += _warnings(profile, levels, percentile, request)
+    reasons = [reason for path in every for reason in why_unsupported(plan, path)]
+    messages = [*reasons, *messages, *inherited(every), *_path_messages(profile, levels, percentile, request)]
     if plan.rate_per_s is not None:
         messages += outside(every, tokens_per_request, request.context)
     if plan.steps_in_doubt:
@@ -172,34 +171,28 @@ def _without_paths(profile: HardwareProfile, gpu: PathLatency | None) -> Thresho
     return Threshold(None, reason, reach=Reach.UNKNOWN)
 
 
-def _notes(profile: HardwareProfile) -> list[Message]:
-    """Return what the plan takes the paths for."""
-    found = [
-        message("nominal", path=name, numbers=path.nominal.text) for name, path in profile.paths.items() if path.nominal
-    ]
-    times = {name: str(path.fit.data.more.get("time")) for name, path in profile.paths.items()}
-    found += [message(time, path=name) for name, time in times.items() if time in ("period", "compute")]
-    if "amx" not in profile.paths and {"gpu", "cpu"} <= set(profile.paths):
-        found.append(message("cpu_for_amx"))
-    return found
-
-
-def _warnings(
+def _path_messages(
     profile: HardwareProfile, levels: Mapping[str, StepLevels], percentile: float, request: PlanRequest
 ) -> list[Message]:
-    """Return what the fits leave open about steps, and what to do about it."""
+    """Return what the plan takes the paths for, and what their fits leave open about steps."""
     found = []
-    for name, level in levels.items():
-        path = profile.paths[name]
-        if path.nominal is None and level.percentile is None:
+    for name, path in profile.paths.items():
+        level, time = levels[name], str(path.fit.data.more.get("time"))
+        if path.nominal:
+            found.append(message("nominal", path=name, numbers=path.nominal.text))
+        elif level.percentile is None:
             found.append(message("no_intervals", path=name))
-        elif path.nominal is None and level.measured is not None:
+        elif level.measured is not None:
             wanted, start = math.ceil(round(100 / (100 - percentile) - 1, 9)), f"p{level.measured:g}"
             found.append(message("too_few_samples", path=name, percentile=percentile, start=start, wanted=wanted))
+        if time in ("period", "compute"):
+            found.append(message(time, path=name))
         if request.context is None and path.fit.assumed_context:
             found.append(message("assumed_context", path=name, assumed=path.fit.assumed_context))
         if not path.fit.knows_prefill and not path.nominal:
             found.append(message("no_prefill", path=name))
+    if "amx" not in profile.paths and {"gpu", "cpu"} <= set(profile.paths):
+        found.append(message("cpu_for_amx"))
     return found
 
 

@@ -54,12 +54,8 @@ def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:
     return [*told, *(message("no_host_time", path=name) for name in kernels)]
 
 
-def unsupported(plan: Plan, paths: Sequence[ExecutionPath]) -> list[Message]:
-    """Return why the data of its paths do not support a plan's answer; empty if they do."""
-    return [reason for path in paths for reason in _reasons(plan, path)]
-
-
-def _reasons(plan: Plan, path: ExecutionPath) -> Iterator[Message]:
+def why_unsupported(plan: Plan, path: ExecutionPath) -> Iterator[Message]:
+    """Yield why the data of a path do not support a plan's answer; nothing if they do."""
     shift = drift_of(path)
     margin = plan.chosen.margin if plan.chosen else None
     if shift is not None and (margin is None or abs(shift) > margin):
