@@ -35,7 +35,7 @@ from latfit.simulation.engine.step_cost import scatter_from
 from latfit.simulation.policies.replication import draw, run
 from latfit.workload import ClosedLoad, Gamma, Load, OpenLoad, Poisson, PrefixBlocks, RecordedLoad, RequestClass
 from latfit.workload.lengths import Lognormal
-from latfit.workload.random_streams import Streams
+from latfit.workload.load import Streams
 from latfit.workload.requests import make_requests
 
 RNG = np.random.default_rng(5)

@@ -21,8 +21,7 @@ from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System, linear_path
 from latfit.stats import FloatArray
 from latfit.workload.arrivals import Poisson
-from latfit.workload.load import OpenLoad
-from latfit.workload.random_streams import Streams
+from latfit.workload.load import OpenLoad, Streams
 
 RATE, TAU, ALPHA, LARGEST = 4.0, 8.0, 0.05, 256
 SYSTEM = System(linear_path("gpu", TAU, ALPHA, LARGEST))

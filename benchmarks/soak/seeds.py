@@ -297,7 +297,7 @@ def make_seeds() -> list[Seed]:
     for name, content in BESIDE.items():
         Path(name).write_text(content)
     run_quietly(["fit", GOOD_TRACE, "--model", "saturation", "--quiet", "--out", GOOD_FIT, "--path", "cpu", "--force"])
-    write_trace(Path("cells.parquet"), compress(GOOD_TRACE).trace)
+    write_trace(Path("cells.parquet"), compress(GOOD_TRACE))
     nominal = ["hardware", "add", "gpu", "--nominal", "launch=8ms,slope=1ms,per_token=0.01ms,max_batch=32", "--quiet"]
     for profile in ("hardware.json", GOOD_PROFILE):
         run_quietly([*nominal, "--hardware", profile])

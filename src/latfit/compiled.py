@@ -14,6 +14,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -32,25 +33,7 @@ memory: Any = runtime
 
 PACKAGE = Path(__file__).parent
 
-MODULES = (
-    "compiled",
-    "histogram",
-    "model/noise/draws",
-    "policies/codes",
-    "policies/dispatch",
-    "policies/marginal_cost",
-    "queueing/sampled",
-    "simulation/engine/cluster/router",
-    "simulation/engine/loop",
-    "simulation/engine/prefix_cache",
-    "simulation/engine/scheduler",
-    "simulation/engine/state",
-    "simulation/engine/statistics",
-    "simulation/engine/step_cost",
-    "simulation/heap",
-    "simulation/policies/event_loop",
-    "simulation/policies/replication",
-)
+MODULES = (*("compiled.py", "model/noise/draws.py", "policies/*.py", "queueing/sampled.py", "simulation/**/*.py"),)
 """Modules with compiled functions, or with constants that these read."""
 
 ONCE = "Compiling once for this machine, which may take half a minute."
@@ -61,8 +44,8 @@ EVERY_TIME = "Compiling, for this command alone: no cache folder can be written;
 def sources() -> str:
     """Hash the sources of compiled code, and the versions of numba and Python."""
     found = sha256(f"{numba.__version__} {sys.version}".encode())
-    for module in MODULES:
-        found.update((PACKAGE / f"{module}.py").read_bytes())
+    for file in sorted({file for pattern in MODULES for file in PACKAGE.glob(pattern)}):
+        found.update(file.read_bytes())
     return found.hexdigest()
 
 
@@ -86,31 +69,18 @@ def _announce() -> None:
     tell(ONCE if folder() else EVERY_TIME)
 
 
-class _Place:
-    """numba's cache locator: file name, folder and source stamp of a function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.name = f"{function.__module__}-"
-
-    @classmethod
-    def from_function(cls, function: Callable[..., Any], _: str) -> "_Place":
-        return cls(function)
-
-    def ensure_cache_path(self) -> None:
-        os.makedirs(self.get_cache_path(), exist_ok=True)
-
-    def get_cache_path(self) -> str:
-        return str(folder())
-
-    def get_source_stamp(self) -> str:
-        return sources()
-
-    def get_disambiguator(self) -> str:
-        return self.name
+def _locate(function: Callable[..., Any], _: str) -> SimpleNamespace:
+    """Return numba's cache locator of a function: folder, file name and source stamp."""
+    return SimpleNamespace(
+        ensure_cache_path=lambda: os.makedirs(str(folder()), exist_ok=True),
+        get_cache_path=lambda: str(folder()),
+        get_source_stamp=sources,
+        get_disambiguator=lambda: f"{function.__module__}-",
+    )
 
 
 class _Implementation(parts.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = (_Place,)
+    _locator_classes = (SimpleNamespace(from_function=_locate),)
 
 
 class _Cache(parts.FunctionCache):  # type: ignore[misc]
@@ -153,17 +123,14 @@ _COMMON: Any = {"nogil": True, "error_model": "numpy"}
 _WITHOUT_ARRAYS: Any = {**_COMMON, "_nrt": False}
 _INNER: Any = {**_WITHOUT_ARRAYS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-compiled: Callable[..., Any] = cached(**_COMMON)
-"""For a self-contained loop that may allocate arrays."""
+compiled: Callable[..., Any] = cached(**_COMMON)  # for a self-contained loop that may allocate arrays
 
-entry: Callable[..., Any] = cached(**_WITHOUT_ARRAYS, forceinline=True)
-"""For a core's function that Python calls."""
+entry: Callable[..., Any] = cached(**_WITHOUT_ARRAYS, forceinline=True)  # for a core's function that Python calls
 
 shared: Callable[..., Any] = cached(**_WITHOUT_ARRAYS)
 """For a core's function that another core also calls: linked there, not copied."""
 
-inner: Callable[..., Any] = cached(**_INNER, forceinline=True)
-"""For functions that only a core calls: inlined."""
+inner: Callable[..., Any] = cached(**_INNER, forceinline=True)  # for functions that only a core calls: inlined
 
 rare: Callable[..., Any] = cached(**_INNER)
 """For inner functions that run seldom: a call costs less than compiling another copy."""
@@ -171,9 +138,7 @@ rare: Callable[..., Any] = cached(**_INNER)
 
 @inner
 def first_beyond(reached, low, high, u):  # type: ignore[no-untyped-def]
-    """Return the first index in low..high whose cumulative share exceeds u, else high: a draw from a discrete
-    distribution.
-    """
+    """Return the first index in low..high whose cumulative share exceeds u, else high: a discrete draw."""
     while low < high:
         middle = (low + high) // 2
         if reached[middle] > u:

@@ -5,16 +5,13 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from typing import ClassVar
 
-silent: ContextVar[bool] = ContextVar("silent", default=False)
-"""Whether only errors go to stderr."""
+silent: ContextVar[bool] = ContextVar("silent", default=False)  # whether only errors go to stderr
 
 
 def printable(text: str) -> str:
-    """Return the text with the escape (`\\x1b`) of every character that is not printable, but line breaks.
-
-    Names in files may hold control sequences of terminals, or characters that reverse or hide the text around them.
-    """
+    """Return the text with every character that is not printable escaped (`\\x1b`), but line breaks."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
@@ -32,7 +29,10 @@ def tell(text: str) -> None:
 class LatfitError(Exception):
     """Base of every error that latfit raises on purpose: what is wrong, where (file, option, row), and what to do."""
 
-    exit_code = 1
+    exit_code: ClassVar[int] = 1
+
+    def __init_subclass__(cls, exit_code: int = 1) -> None:
+        cls.exit_code = exit_code
 
     def __init__(self, found: str, *, remedy: str, where: str | None = None) -> None:
         super().__init__(found)
@@ -64,10 +64,8 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-class WrongUsage(LatfitError):
+class WrongUsage(LatfitError, exit_code=2):
     """Options that contradict each other or cannot be read."""
-
-    exit_code = 2
 
 
 def refuse(wrong: bool, found: str, where: str, remedy: str) -> None:
@@ -82,43 +80,29 @@ def refuse_taken(name: str, known: Collection[str], what: str) -> None:
         raise WrongUsage(f"there is a {what} called {name!r}", where=f"add_{what}", remedy="Give yours another name.")
 
 
-class BadInput(LatfitError):
+class BadInput(LatfitError, exit_code=3):
     """Data that is missing, broken, or not what it claims to be."""
 
-    exit_code = 3
 
-
-class FitNotUsable(LatfitError):
+class FitNotUsable(LatfitError, exit_code=4):
     """The data do not support the requested model."""
 
-    exit_code = 4
 
-
-class SlaOutOfReach(LatfitError):
+class SlaOutOfReach(LatfitError, exit_code=5):
     """No operating point meets the SLA."""
 
-    exit_code = 5
 
-
-class HardwareMissing(LatfitError):
+class HardwareMissing(LatfitError, exit_code=6):
     """The host lacks the requested device or instruction set."""
 
-    exit_code = 6
 
-
-class TargetNotWritable(LatfitError):
+class TargetNotWritable(LatfitError, exit_code=7):
     """A result could not be stored."""
 
-    exit_code = 7
 
-
-class Regression(LatfitError):
+class Regression(LatfitError, exit_code=8):
     """A comparison found a slowdown beyond the tolerance."""
 
-    exit_code = 8
 
-
-class Interrupted(LatfitError):
+class Interrupted(LatfitError, exit_code=130):
     """The user stopped the run; the message says where the measurements so far are."""
-
-    exit_code = 130

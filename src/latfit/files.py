@@ -28,8 +28,7 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 """Read once, while the program has one thread: reading it means setting it for an instant."""
 
-TEMPORARY = (".latfit-", ".part")
-"""Prefix and suffix of temporary files."""
+TEMPORARY = (".latfit-", ".part")  # prefix and suffix of temporary files
 STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 MAYBE_UNPRINTABLE = re.compile(r"[^ -~\n\w]")
 """Characters that may control a terminal: all but printable ASCII, letters and digits."""
@@ -107,10 +106,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def open_own(file: Path, flags: int) -> int:
-    """Open a journal that latfit keeps next to a user's file, and return its descriptor.
-
-    Raises TargetNotWritable unless it is a regular file with one link: another user may have placed a link or a pipe.
-    """
+    """Open a journal next to a user's file. Raises TargetNotWritable unless it is a regular file with one link."""
     try:
         descriptor = os.open(file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
         found = os.fstat(descriptor)

@@ -8,19 +8,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.compiled import compiled
 from latfit.stats import FloatArray
 
-SHIFT = 43
-"""Low bits of a float64 that a bin drops; nine bits of the fraction stay."""
+SHIFT = 43  # low bits of a float64 that a bin drops; nine bits of the fraction stay
 
-LEAST = 2.0**-30
-"""ms; shorter times go into the lowest bin."""
+LEAST = 2.0**-30  # ms; shorter times go into the lowest bin
 
 LEANS = 2.5
 """Significant offset of a bin's mean from its middle, times √(requests): four standard errors of a uniform spread."""
@@ -109,13 +105,15 @@ class Histogram:
 
 def histogram_of(times: FloatArray) -> Histogram:
     """Count times (n,) in ms; NaN stands for requests that were never served."""
-    times = np.ascontiguousarray(times)
-    bits = times.view(np.int64)
-    least, most = _span(times, bits)
-    bins = max(most - least + 1, 0)
-    by_bin = np.zeros(bins, np.int64), np.zeros(bins), np.zeros(bins), np.zeros(bins)
-    _count(times, bits, least, by_bin)
-    return Histogram(least, *by_bin)
+    times = times[times == times]
+    number = np.maximum(times, LEAST).view(np.int64) >> SHIFT
+    first = int(number.min()) if len(number) else 0
+    totals = np.bincount(number - first).astype(np.int64)
+    low, high = np.full(len(totals), np.inf), np.zeros(len(totals))
+    np.minimum.at(low, number - first, times)
+    np.maximum.at(high, number - first, times)
+    mass = np.asarray(np.bincount(number - first, times), dtype=np.float64)
+    return Histogram(first, totals, np.where(totals > 0, low, 0.0), high, mass)
 
 
 def pooled(histograms: Sequence[Histogram]) -> Histogram:
@@ -131,40 +129,3 @@ def pooled(histograms: Sequence[Histogram]) -> Histogram:
         high[own] = np.maximum(high[own], each.high)
         mass[own] += each.mass
     return Histogram(first, totals, low, high, mass)
-
-
-@compiled
-def _bin(took: float, bits: int) -> int:
-    return (bits if took > LEAST else LEAST_BITS) >> SHIFT
-
-
-@compiled
-def _span(times: Any, bits: Any) -> tuple[int, int]:
-    """Return the bins of the smallest and the largest time; (0, -1) without any."""
-    low, high = np.inf, -1.0
-    least, most = 0, -1
-    for i in range(len(times)):
-        took = times[i]
-        if took < low:
-            low, least = took, _bin(took, bits[i])
-        if took > high:
-            high, most = took, _bin(took, bits[i])
-    return least, most
-
-
-@compiled
-def _count(times: Any, bits: Any, first: int, by_bin: Any) -> None:
-    """Fill by_bin (totals, low, high, mass)."""
-    totals, low, high, mass = by_bin
-    for i in range(len(times)):
-        took = times[i]
-        if took == took:
-            place = _bin(took, bits[i]) - first
-            if totals[place] == 0:
-                low[place] = high[place] = took
-            elif took < low[place]:
-                low[place] = took
-            elif took > high[place]:
-                high[place] = took
-            totals[place] += 1
-            mass[place] += took

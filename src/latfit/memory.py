@@ -1,7 +1,5 @@
 """Free memory, and checks against it."""
 
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from latfit.errors import BadInput
@@ -21,26 +19,14 @@ def check_memory(needed: float, where: str, remedy: str) -> None:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory free without swapping, within the limits of container and process; None if unknown."""
-    return min(_free_memory(), default=None)
-
-
-def _free_memory() -> Iterator[int]:
-    proc, group = Path("/proc"), Path("/sys/fs/cgroup")
-    for line in _lines(proc / "meminfo"):
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            yield int(value.split()[0]) * 1024
+    """Return the memory free without swapping, within the limit of the container; None if unknown."""
+    group = Path("/sys/fs/cgroup")
+    available = (line.split() for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:"))
+    free = [1024 * int(words[1]) for words in available]
     limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
     if limit and limit[0].isdigit() and used and used[0].isdigit():
-        yield max(0, int(limit[0]) - int(used[0]))
-    with suppress(ImportError, OSError, ValueError, IndexError):
-        import resource
-
-        most, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if most != resource.RLIM_INFINITY:
-            pages = int(_lines(proc / "self" / "statm")[0].split()[0])
-            yield max(0, most - pages * resource.getpagesize())
+        free.append(max(0, int(limit[0]) - int(used[0])))
+    return min(free, default=None)
 
 
 def _lines(path: Path) -> list[str]:

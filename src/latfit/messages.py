@@ -168,8 +168,7 @@ TABLE: Mapping[str, Template] = {
         NOTE, "{widest} after {runs} runs: so near its limit the load varies from run to run by more than 10 %."
     ),
     "assumed": Template(NOTE, "{what}"),
-}
-"""Messages of plans by code."""
+}  # messages of plans by code
 
 
 class _Units(Formatter):

@@ -8,8 +8,7 @@ from typing import Any
 
 from latfit._version import __version__
 
-COMPUTE = ("numpy", "scipy", "pandas", "pyarrow", "numba")
-"""Libraries whose versions may change a number."""
+COMPUTE = ("numpy", "scipy", "pandas", "pyarrow", "numba")  # libraries whose versions may change a number
 
 
 def command_line() -> str:

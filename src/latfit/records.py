@@ -27,13 +27,11 @@ else:
         __slots__ = ()
 
 
-MAX_COUNT = 2**31 - 1
-"""The largest integer that serving engines accept."""
+MAX_COUNT = 2**31 - 1  # the largest integer that serving engines accept
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-"""A time, or hours."""
+Seconds = Annotated[float, msgspec.Meta(ge=0)]  # a time, or hours
 
 
 class Record(msgspec.Struct, frozen=True, dict=True):
@@ -94,10 +92,7 @@ def convert(document: Any, kind: type[T]) -> T:
 def decode(
     document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
 ) -> T:
-    """Check the schema, call `make`, and raise BadInput for whatever is not valid in the document.
-
-    schema: what the key `schema` holds, or (key, what it holds); None for no check.
-    """
+    """Check the schema ((key, value) or the value of `schema`), call `make`, and turn errors into BadInput."""
     try:
         if not isinstance(document, Mapping):
             raise ValueError(f"it is no object but {type(document).__name__}")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,7 @@ class MedianInterval:
 
 
 def median_interval(samples: FloatArray, level: float = 0.95) -> MedianInterval:
-    """Return the median of samples (n,) with its order-statistic interval of at least `level` coverage.
-
-    The number of samples below the true median is Binomial(n, 1/2) for any distribution (Hahn & Meeker 1991, section
-    5.2). n = 5 cannot reach 95 %.
-    """
+    """Return the median of samples (n,) with its order-statistic interval (Hahn & Meeker 1991, section 5.2)."""
     from scipy.special import bdtr
 
     ordered = np.sort(np.asarray(samples, dtype=np.float64))
@@ -81,41 +77,28 @@ def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     return found, number.ravel()
 
 
-@dataclass(frozen=True, eq=False)
-class Groups:
+class Groups(NamedTuple):
     """One-way analysis of variance: weight, mean, and weighted sum of squares about the mean of each group (m,)."""
 
     size: FloatArray
     mean: FloatArray
     squares: FloatArray
-
-    @property
-    def values(self) -> float:
-        return float(self.size.sum())
-
-    @property
-    def freedom(self) -> float:
-        """Degrees of freedom within groups."""
-        return self.values - len(self.size)
-
-    @property
-    def within(self) -> float:
-        """Variance within groups, for freedom above zero."""
-        return float(self.squares.sum()) / self.freedom
-
-    @property
-    def typical_size(self) -> float:
-        """Size of equal groups with the same variance of their means."""
-        n = self.values
-        return (n - float(self.size @ self.size) / n) / max(len(self.size) - 1, 1)
+    values: float  # weight of all
+    freedom: float  # degrees of freedom within groups
+    within: float  # variance within groups; NaN without freedom
+    typical_size: float  # of equal groups with the same variance of their means
 
 
 def by_group(values: FloatArray, group: NDArray[np.integer], weights: FloatArray) -> Groups:
     """Return the groups of values (n,) with weights (n,). group: number of each value's group (n,), without gaps."""
     size = np.asarray(np.bincount(group, weights=weights), dtype=np.float64)
     mean = np.bincount(group, weights=weights * values) / size
-    squares = np.bincount(group, weights=weights * (values - mean[group]) ** 2)
-    return Groups(size, mean, np.asarray(squares, dtype=np.float64))
+    squares = np.asarray(np.bincount(group, weights=weights * (values - mean[group]) ** 2), dtype=np.float64)
+    n = float(size.sum())
+    freedom = n - len(size)
+    within = float(squares.sum()) / freedom if freedom > 0 else math.nan
+    typical_size = (n - float(size @ size) / n) / max(len(size) - 1, 1) if n > 0 else math.nan
+    return Groups(size, mean, squares, n, freedom, within, typical_size)
 
 
 def error_metrics(

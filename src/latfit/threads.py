@@ -12,11 +12,7 @@ B = TypeVar("B")
 
 @contextmanager
 def on_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of `count` threads.
-
-    An error in the block cancels pending work and does not wait for running work: a compiled loop, which no signal
-    stops, may take minutes.
-    """
+    """Yield a pool of `count` threads; an error in the block does not wait for running work, which no signal stops."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool

@@ -17,15 +17,13 @@ MS_PER_UNIT: Mapping[str, float] = {
     "h": 3.6e6,
 }
 
-MOST_SEED = 2**32 - 1
-"""Largest seed of a random number generator."""
+MOST_SEED = 2**32 - 1  # largest seed of a random number generator
 
 BYTES_PER_UNIT: Mapping[str, int] = {
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
-}
-"""`GB` is 10⁹ bytes and `GiB` 2³⁰ (IEC 80000-13); nvidia-smi and engines print MiB and GiB."""
+}  # `GB` is 10⁹ bytes and `GiB` 2³⁰ (IEC 80000-13); nvidia-smi and engines print MiB and GiB
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(/?\s*[a-zA-Zµμ]+)\s*")

@@ -13,7 +13,7 @@ from latfit.policies.codes import MOST_AGED, T_CUT
 from latfit.policies.policy import Policy
 from latfit.simulation.policies.replication import Drawn
 from latfit.simulation.policies.service import ServicePath, System
-from latfit.workload.random_streams import SERVICE, Streams
+from latfit.workload.load import SERVICE, Streams
 from tests.unit.policies.asked import QueueView, decision
 
 

@@ -12,8 +12,7 @@ from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.workload.arrivals import Piecewise, Poisson
-from latfit.workload.load import ClosedLoad, Load, OpenLoad
-from latfit.workload.random_streams import Streams
+from latfit.workload.load import ClosedLoad, Load, OpenLoad, Streams
 
 OPTIONS = Options(requests=30_000, replications=30)
 ONE = Limits(1)

@@ -14,8 +14,7 @@ from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.service import ServicePath, System, bucketed, linear_path, table_path
 from latfit.workload.arrivals import Gamma, Modulated, Poisson
 from latfit.workload.lengths import Lognormal
-from latfit.workload.load import ClosedLoad, Load, OpenLoad, RequestClass
-from latfit.workload.random_streams import Streams
+from latfit.workload.load import ClosedLoad, Load, OpenLoad, RequestClass, Streams
 from tests.oracle.policies_reference import Reference
 
 N = 300

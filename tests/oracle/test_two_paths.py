@@ -20,8 +20,7 @@ from latfit.simulation.policies.service import System, linear_path, path_times, 
 from latfit.stats import FloatArray
 from latfit.workload import RecordedLoad, make_requests
 from latfit.workload.arrivals import Modulated, Poisson
-from latfit.workload.load import OpenLoad
-from latfit.workload.random_streams import Streams
+from latfit.workload.load import OpenLoad, Streams
 from tests.unit.live.test_as_simulated import served_live
 
 GPU_MS, CPU_MS = 1500.0, 6000.0

@@ -74,8 +74,8 @@ def _summarise(source: str, request: ReadRequest) -> trace.CleanTrace:
         progress=request.progress,
     )
     if target is None:
-        return trace.ingest_table(cells.trace)
-    trace.write_trace(target, cells.trace)
+        return trace.ingest_table(cells)
+    trace.write_trace(target, cells)
     return trace.ingest(target)
 
 

@@ -78,10 +78,7 @@ def diagnose(readings: Sequence[Reading], limits: Mapping[str, int] | None = Non
 
 
 def limit_shown(running: Sequence[float]) -> float | None:
-    """Infer the sequence limit from readings with waiting requests and free KV cache.
-
-    It is the largest running count, if nearly all readings are close to it; else None.
-    """
+    """Infer the sequence limit from running counts while requests wait: the largest, if nearly all are close to it."""
     most = max(running, default=0.0)
     return most if most > 0 and _reach(running, most, FLAT_SHARE) else None
 
@@ -145,53 +142,49 @@ class _Readings:
         return "unknown", f"{said}; {cache}. The counters do not prove which limit they wait for."
 
     def levers(self, binding: Binding) -> list[Lever]:
-        rules = {SEQUENCES: self._sequences, CACHE: self._cache, BUDGET: self._budget}
-        found = [Lever(setting, *rule(binding)) for setting, rule in rules.items()]
+        known, usage = self.known, self.most("kv_usage")
+        queue, ttft = self.seen.mean("queue"), self.seen.mean("ttft")
+        saved = " starts waiting requests"
+        waited = "no queueing was counted" if math.isnan(queue) else "requests did not queue"
+        if queue > SHORT_QUEUE_MS:
+            waited = f"mean queueing is {format_ms(queue)}"
+            saved = f" saves up to {format_ms(min(queue, ttft))} of {format_ms(ttft)} mean TTFT"
+        asked = "give --max-num-seqs as the engine has it."
+        if SEQUENCES in known:
+            asked = f"requests wait below its {known[SEQUENCES]:,}, so the queue has another cause."
+        sequences: dict[str, tuple[Effect, str]] = {
+            "sequences": ("helps", f"raising it{saved}; TPOT rises."),
+            "kv_cache": ("nothing", "no effect: more sequences would wait for KV blocks, or be preempted."),
+            "steps": ("nothing", f"no effect: {waited}."),
+        }
+        if queue > LONG_QUEUE_SHARE * ttft:
+            sequences["steps"] = "unknown", f"raising it possibly{saved}."
+        cache: tuple[Effect, str] = "nothing", f"no effect: at most {format_percent(100 * usage)} used, no preemptions."
+        if binding == "kv_cache":
+            ways = "gpu_memory_utilization, an fp8 cache, more GPUs"
+            cache = "helps", f"more of it ({ways}) starts waiting requests."
+        elif math.isnan(usage):
+            cache = "unknown", "the engine does not publish its use."
+        steps, budget = self.seen.histogram("step_tokens"), known.get(BUDGET)
+        largest = steps.bucket(1.0)[1] if steps is not None else math.nan
+        seen = "" if math.isnan(largest) else f"steps have up to {number(largest)} tokens; "
+        tokens: tuple[Effect, str] = "unknown", f"{seen}the effect of another budget needs --fit."
+        if binding == "token_budget":
+            tokens = "helps", "raising it starts more waiting prompts in a step; TPOT rises."
+        elif budget is not None and largest <= budget / 2:
+            tokens = "nothing", f"no effect: no step has more than {number(largest)} of {budget:,} tokens."
+        levers = [
+            Lever(SEQUENCES, *sequences.get(binding, ("unknown", asked))),
+            Lever(CACHE, *cache),
+            Lever(BUDGET, *tokens),
+        ]
         if self.growing():
             came, went = self.seen.arrived / self.seen.seconds, self.seen.finished / self.seen.seconds
             why = f"add some: {format_rate(came)} arrive, {format_rate(went)} are served; the queue grows."
             if not math.isfinite(came):
                 why = f"add some: the queue grows by {format_rate(self.growing())}."
-            found.append(Lever("replicas", "helps", why))
-        return found
-
-    def _sequences(self, binding: Binding) -> tuple[Effect, str]:
-        queue, ttft = self.seen.mean("queue"), self.seen.mean("ttft")
-        saved, waited = "", "no queueing was counted" if math.isnan(queue) else "requests did not queue"
-        if queue > SHORT_QUEUE_MS:
-            waited = f"mean queueing is {format_ms(queue)}"
-            saved = f" saves up to {format_ms(min(queue, ttft))} of {format_ms(ttft)} mean TTFT"
-        if binding == "sequences":
-            return "helps", f"raising it{saved or ' starts waiting requests'}; TPOT rises."
-        if binding == "kv_cache":
-            return "nothing", "no effect: more sequences would wait for KV blocks, or be preempted."
-        if binding == "steps" and queue > LONG_QUEUE_SHARE * ttft:
-            return "unknown", f"raising it possibly{saved or ' starts waiting requests'}."
-        if binding == "steps":
-            return "nothing", f"no effect: {waited}."
-        if SEQUENCES in self.known:
-            limit = self.known[SEQUENCES]
-            return "unknown", f"requests wait below its {limit:,}, so the queue has another cause."
-        return "unknown", "give --max-num-seqs as the engine has it."
-
-    def _cache(self, binding: Binding) -> tuple[Effect, str]:
-        usage = self.most("kv_usage")
-        if binding == "kv_cache":
-            ways = "gpu_memory_utilization, an fp8 cache, more GPUs"
-            return "helps", f"more of it ({ways}) starts waiting requests."
-        if math.isnan(usage):
-            return "unknown", "the engine does not publish its use."
-        return "nothing", f"no effect: at most {format_percent(100 * usage)} used, no preemptions."
-
-    def _budget(self, binding: Binding) -> tuple[Effect, str]:
-        steps, budget = self.seen.histogram("step_tokens"), self.known.get(BUDGET)
-        largest = steps.bucket(1.0)[1] if steps is not None else math.nan
-        if binding == "token_budget":
-            return "helps", "raising it starts more waiting prompts in a step; TPOT rises."
-        if budget is not None and largest <= budget / 2:
-            return "nothing", f"no effect: no step has more than {number(largest)} of {budget:,} tokens."
-        known = "" if math.isnan(largest) else f"steps have up to {number(largest)} tokens; "
-        return "unknown", f"{known}the effect of another budget needs --fit."
+            levers.append(Lever("replicas", "helps", why))
+        return levers
 
     def figures(self) -> dict[str, float]:
         seen, step = self.seen, self.seen.mean_step() or {}

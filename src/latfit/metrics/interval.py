@@ -50,10 +50,6 @@ class Interval:
         """Steps of all engines together; NaN if they are not counted."""
         return _first(self.seen("step_tokens"), self.count("steps"))
 
-    @property
-    def first_tokens(self) -> float:
-        return self.seen("ttft")
-
     @cached_property
     def prefill_tokens(self) -> float:
         """Computed prompt tokens, without those found in the prefix cache."""
@@ -62,11 +58,11 @@ class Interval:
     @cached_property
     def decode_tokens(self) -> float:
         """Decoded tokens, with accepted drafts."""
-        return _first(self.count("decode_tokens"), self.count("generation_tokens") - self.first_tokens)
+        return _first(self.count("decode_tokens"), self.count("generation_tokens") - self.seen("ttft"))
 
     @cached_property
     def generated_tokens(self) -> float:
-        return _first(self.count("decode_tokens") + _or_zero(self.first_tokens), self.count("generation_tokens"))
+        return _first(self.count("decode_tokens") + _or_zero(self.seen("ttft")), self.count("generation_tokens"))
 
     @cached_property
     def finished(self) -> float:
@@ -135,7 +131,7 @@ class Interval:
             S = B + self.prefill_tokens / N
         else:
             D = max(self.decode_tokens - accepted, 0.0) / N
-            B = D + self.first_tokens / N
+            B = D + self.seen("ttft") / N
             S = max(D + (drafted + self.prefill_tokens) / N, B)
         row |= {
             "B": B,
@@ -151,7 +147,7 @@ class Interval:
         capacity = self.last.facts.get("kv_capacity_tokens")
         return {
             **row,
-            "prefill_requests": self.first_tokens / N,
+            "prefill_requests": self.seen("ttft") / N,
             "kv_usage": usage,
             "context_tokens": usage * capacity if capacity else math.nan,
             "prefix_queries": _or_zero(self.count("prefix_queries")),

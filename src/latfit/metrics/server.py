@@ -21,8 +21,6 @@ BLOCK = 1 << 16
 PLACES = ("/metrics", "/prometheus/metrics")  # `trtllm-serve` has JSON of its own under the first
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 MAX_DEPTH = 6  # of a document in which settings are looked for
-
-
 LOCAL_PORTS = tuple(dict.fromkeys(engine.port for engine in ENGINES))
 LOCAL_TIMEOUT_S = 1.0
 
@@ -61,10 +59,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Server:
-    """A server by its address: `http://host:8000`, `host:8000`, or the whole address of its metrics.
-
-    Raises WrongUsage for an address that is not HTTP.
-    """
+    """A server by its address: `http://host:8000`, `host:8000`, or the address of its metrics. Raises WrongUsage."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -76,6 +71,7 @@ class Server:
             raise WrongUsage(f"{url!r} is no address of a server", where="URL", remedy="Write http://localhost:8000.")
         self.base = f"{parts.scheme}://{parts.netloc}"
         self.places = PLACES if parts.path in ("", "/") else (parts.path + (f"?{parts.query}" if parts.query else ""),)
+        self.place = self.places[0]
         self.timeout_s = timeout_s
         proxies = [urllib.request.ProxyHandler({})] if parts.hostname in LOCAL else []
         self._opener = urllib.request.build_opener(_NoRedirects, *proxies)
@@ -87,28 +83,27 @@ class Server:
         """Read for the first time, which shows where the metrics are. Raises BadInput if no engine answers."""
         reasons = []
         for place in self.places:
+            self.place = place
             try:
-                found = self._read(place)
+                return self.read()
             except Unanswered as error:
                 reasons.append(str(error))
-            else:
-                self.places = (place,)
-                return found
-        raise BadInput(
-            reasons[0],
-            where=f"{self.base}{self.places[0]}",
-            remedy=f"Give the address of a running {describe_engines()}: http://localhost:8000.",
-        )
+        remedy = f"Give the address of a running {describe_engines()}: http://localhost:8000."
+        raise BadInput(reasons[0], where=f"{self.base}{self.places[0]}", remedy=remedy)
 
     def read(self) -> Reading:
         """Read once more. Raises Unanswered."""
-        return self._read(self.places[0])
+        begun = monotonic()
+        text = self._get(self.place, self.timeout_s)
+        ended = monotonic()
+        try:
+            state = state_of(BytesIO(text), self.base)
+        except BadInput as error:
+            raise Unanswered(error.found) from None
+        return Reading((begun + ended) / 2, ended - begun, text, state)
 
     def readings(self, every_s: float, duration_s: float) -> "Iterator[Reading | Unanswered]":
-        """Yield readings at even distances, or the reason for a missing one. Raises BadInput if the first is missing.
-
-        A slow answer replaces those due meanwhile.
-        """
+        """Yield readings at even distances, or why one is missing. Raises BadInput if the first is missing."""
         begun = monotonic()
         yield self.first()
         due = 0
@@ -126,36 +121,25 @@ class Server:
             if (left_s := end - monotonic()) <= 0:
                 break
             try:
-                document = decode_json(b"".join(self._blocks(place, left_s)))
+                document = decode_json(self._get(place, left_s))
             except (Unanswered, ValueError):
                 continue
             if found := dict(_settings_in(document, names)):
                 return found
         return {}
 
-    def _read(self, place: str) -> Reading:
-        begun = monotonic()
-        text = b"".join(self._blocks(place))
-        ended = monotonic()
-        try:
-            state = state_of(BytesIO(text), self.base)
-        except BadInput as error:
-            raise Unanswered(error.found) from None
-        return Reading((begun + ended) / 2, ended - begun, text, state)
-
-    def _blocks(self, place: str, timeout_s: float | None = None) -> Iterator[bytes]:
-        """Yield the answer, as a whole within the time. Raises Unanswered."""
-        patience_s, size = self.timeout_s if timeout_s is None else timeout_s, 0
-        end = monotonic() + patience_s
+    def _get(self, place: str, patience_s: float) -> bytes:
+        """Return an answer that is whole within the time. Raises Unanswered."""
+        end, text = monotonic() + patience_s, bytearray()
         try:
             with self._opener.open(f"{self.base}{place}", timeout=patience_s) as answer:
                 while block := answer.read1(BLOCK):
-                    size += len(block)
-                    if size > MAX_BYTES:
+                    text += block
+                    if len(text) > MAX_BYTES:
                         raise Unanswered(f"answers with more than {MAX_BYTES >> 20} MiB")
                     if monotonic() > end:
                         raise TimeoutError
-                    yield block
+            return bytes(text)
         except urllib.error.HTTPError as error:
             raise Unanswered(f"answers {error.code} {error.reason}") from None
         except (OSError, ValueError, HTTPException) as error:

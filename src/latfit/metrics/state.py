@@ -5,7 +5,7 @@ Counts of data-parallel engines are summed, the use of their KV caches is averag
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,8 +23,7 @@ TOKENS = ("step_tokens", "prompt_lengths", "output_lengths")
 """Histograms of tokens; all others are of seconds, and in ms here."""
 RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Labels of processes that compute one engine's steps together and publish the same."""
-REPLICAS = ("engine", "dp_rank", "model_name")
-"""Labels of data-parallel engines, which add up."""
+REPLICAS = ("engine", "dp_rank", "model_name")  # labels of data-parallel engines, which add up
 
 # A line of Prometheus's text format: https://prometheus.io/docs/instrumenting/exposition_formats
 _SAMPLE = re.compile(
@@ -41,8 +40,7 @@ class Sample(NamedTuple):
     value: float
 
 
-Own = Mapping[str, Sequence[Sample]]
-"""Samples of one engine by name, without its prefix."""
+Own = Mapping[str, Sequence[Sample]]  # samples of one engine by name, without its prefix
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,7 @@ class Buckets:
         return below / self.count, above / self.count
 
     def drawn(self, n: int, rng: np.random.Generator) -> IntArray:
-        """Draw lengths (n,) of a token or more, uniform within each bucket, scaled to the mean.
-
-        The last bucket extends to twice its lower edge; without buckets all lengths are the mean.
-        """
+        """Draw lengths (n,) of a token or more, uniform within each bucket, scaled to the mean."""
         edges = np.array([0.0, *self.edges])
         counts = np.diff(np.array([0.0, *self.reached])).clip(0.0)
         top = edges[np.isfinite(edges)].max()
@@ -123,18 +118,6 @@ class ServerState:
         return any(value < then.get(name, 0.0) for name, value in now.items())
 
 
-def samples_in(lines: Iterable[bytes]) -> Iterator[Sample]:
-    """Yield the samples of a text, up to MAX_BYTES of it; a value that is not finite or too large counts as 0."""
-    size = 0
-    for line in lines:
-        size += len(line)
-        found = _SAMPLE.fullmatch(line.decode("utf-8", "replace").rstrip("\r\n")) if size <= MAX_BYTES else None
-        if found and not line.startswith(b"#"):
-            value = _number(found[3])
-            is_possible = abs(value) <= LARGEST_NUMBER  # false for NaN
-            yield Sample(found[1], dict(_LABEL.findall(found[2] or "")), value if is_possible else 0.0)
-
-
 def read_state(source: Source) -> ServerState:
     """Read a saved `/metrics` text. Raises BadInput."""
     with source.open() as stream:
@@ -144,9 +127,14 @@ def read_state(source: Source) -> ServerState:
 def state_of(lines: Iterable[bytes], name: str) -> ServerState:
     """Read the lines of a `/metrics` text. Raises BadInput (under `name`) if no known engine publishes such."""
     found: dict[str, list[Sample]] = {}
-    for sample in samples_in(lines):
-        if not sample.name.endswith("_created"):
-            found.setdefault(sample.name, []).append(sample)
+    size = 0
+    for line in lines:
+        size += len(line)
+        match = _SAMPLE.fullmatch(line.decode("utf-8", "replace").rstrip("\r\n")) if size <= MAX_BYTES else None
+        if match and not line.startswith(b"#") and not match[1].endswith("_created"):
+            value = _number(match[3])
+            value = value if abs(value) <= LARGEST_NUMBER else 0.0  # also for NaN
+            found.setdefault(match[1], []).append(Sample(match[1], dict(_LABEL.findall(match[2] or "")), value))
     for engine in ENGINES:
         for prefix in engine.prefixes:
             own = {

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.dask_cluster import run_on_dask
-from latfit.errors import BadInput, WrongUsage, first_line, located
+from latfit.errors import BadInput, first_line, located
 from latfit.stats import FloatArray, IntArray
 from latfit.trace.clean import (
     LOOKED_AT,
     MAX_MS,
     MIN_MS,
-    check_enough_left,
     check_reasons,
-    check_tokens,
+    check_usable,
     clean_part,
     count_short,
     shortest_plausible_ms,
 )
-from latfit.trace.columns import BY_NAME, IDENTITY
+from latfit.trace.columns import IDENTITY, KINDS
 from latfit.trace.filter import matching_rows
 from latfit.trace.parquet import columns_of, provenance_of
 from latfit.trace.read import Reading, check_unit_name
@@ -39,18 +37,8 @@ from latfit.trace.readers.source import HEAD_BYTES, Options
 from latfit.trace.readers.table import PARQUET_MAGIC, name_columns, steps_of
 from latfit.trace.readers.text import delimiter_of, header_of
 from latfit.trace.serving_engine import engine_facts, is_record
-from latfit.trace.step_records import (
-    COMPUTE,
-    MIN_PERIOD_SHARE,
-    NO_PERIOD,
-    PERIOD,
-    no_periods,
-    with_period,
-    with_recompute,
-)
+from latfit.trace.step_records import COMPUTE, MIN_PERIOD_SHARE, NO_PERIOD, PERIOD, no_periods, with_records
 from latfit.trace.table import WEIGHT, Trace, phases
-
-Progress = Callable[[int, int], None]
 
 LABELS = (*IDENTITY, "phase")
 MAX_LABELS = 256  # different values of such a column
@@ -65,14 +53,11 @@ MAX_BINS = 1 << 20  # a pass holds them in less than 1 GiB
 FRACTION_BITS, CONTEXT_FRACTION_BITS = 15, 3  # B and S are exact up to 65,536; 8 bins of the context per octave
 T_BITS, CONTEXT_BITS, S_BITS, B_BITS = 12, 9, 21, 20  # of a key
 T_MIDDLE, KNOWN_CONTEXT = 1 << (T_BITS - 1), 1 << (CONTEXT_BITS - 1)
-COARSER = (
-    *((0, 0), (5, 0), (7, 1), (8, 1), (9, 1), (9, 2), (10, 2)),
-    *((10, 3), (10, 4), (11, 4), (11, 5), (11, 8), (12, 8), (13, 8)),
-)
+COARSER = ((0, 0), *((size, size - 5) for size in range(5, 14)))
 """Bits cut off B and S, and off the context, at each level of resolution."""
 
 BATCH_ROWS = 1 << 18
-SAMPLED_FILES = 8
+SAMPLED_FILES = 8  # whose provenance is read
 NEEDED = {*LOOKED_AT, *LABELS, "period_ms", "draft_tokens"}
 ABOUT = re.compile(r"(^|/)(README|LICEN[SC]E|NOTICE)[^/]*$|\.(md|rst|html|pdf|png|svg|crc)$", re.IGNORECASE)
 """Files about a folder."""
@@ -152,9 +137,7 @@ def _add_up(parts: Sequence[Cells], level: int) -> Cells:
 
 def count_steps(trace: Trace, time: str | None = COMPUTE) -> Cells:
     """Return the bins of clean steps at the finest resolution. time: what T is, see `compress`."""
-    nothing = np.full(len(trace), np.nan)
-    names = ("B", "S", "T_ms", "context_tokens", "period_ms")
-    B, S, T, context, period = (trace.floats(name) if name in trace else nothing for name in names)
+    B, S, T, context, period = map(trace.floats_or_nan, ("B", "S", "T_ms", "context_tokens", "period_ms"))
     timed = (period >= MIN_MS) & (period <= MAX_MS)
     ln_T = np.log(period if time == PERIOD else T)
     t = np.rint(ln_T / BIN)
@@ -184,10 +167,7 @@ def _mean_ln_ms(bins: Trace) -> FloatArray:
 
 
 def weighted_rows(cells: Cells) -> Trace:
-    """Return rows with weights that represent all steps.
-
-    A bin is a row at its mean ln T. In cells with few bins of T it is two rows, with its mean and its variance.
-    """
+    """Return rows with weights: a bin is a row, or two with its variance in cells with few bins of T."""
     bins = cells.bins
     cell, steps = _cell_of(bins), bins["steps"]
     count = np.bincount(cell, steps)
@@ -213,14 +193,8 @@ def _cell_of(bins: Trace) -> IntArray:
     return np.cumsum((np.diff(bins["label"], prepend=-1) != 0) | (np.diff(key, prepend=-1) != 0)) - 1
 
 
-# ------------------------------------------------------------------------------------------------------------ files
-
-
 def find_fragments(source: str | Path, options: Options) -> tuple[list[Any], int, list[tuple[str, str]]]:
-    """Return the files of a folder (or one file) at a path or URI, as Arrow fragments, and the rows of Parquet files.
-
-    Also returns (file, reason) of unreadable ones. Raises BadInput if there is no such place or no file in it.
-    """
+    """Return the Arrow fragments of a folder or file, the rows of Parquet files, and (file, reason) of bad ones."""
     import pyarrow as pa
     import pyarrow.dataset as ds
 
@@ -256,34 +230,24 @@ def _text_fragment(fragment: Any, head: bytes, options: Options) -> Any:
     from pyarrow import csv
 
     theirs = name_columns(header_of(head), options)[0]
-    numbers = [theirs[name] for name in theirs if name in BY_NAME and BY_NAME[name].kind in ("int", "float")]
+    numbers = [theirs[name] for name in theirs if KINDS.get(name) in ("int", "float")]
     convert = csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.float64()))
     parse = csv.ParseOptions(delimiter=delimiter_of(head.partition(b"\n")[0].decode(errors="replace")))
     text = ds.CsvFileFormat(parse, default_fragment_scan_options=ds.CsvFragmentScanOptions(convert))
     return text.make_fragment(fragment.path, fragment.filesystem)
 
 
-@dataclass(frozen=True)
-class Scan:
-    """How the files of a trace are read into cells, as `compress` takes it."""
-
-    reading: Reading
-    time: str | None
-    limit: int
-    skip_unreadable: bool
-
-
-def read_batches(fragment: Any, scan: Scan) -> Iterator[Trace]:
+def read_batches(fragment: Any, reading: Reading) -> Iterator[Trace]:
     """Yield the steps of a file, some rows at a time, as they are read elsewhere. Raises BadInput."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    options, path = Options(scan.reading.column_map, scan.reading.unit), fragment.path
+    options, path = Options(reading.column_map, reading.unit), fragment.path
     schema = fragment.physical_schema
     origin = provenance_of(path, schema.metadata)
     columns_of(schema.empty_table(), path)  # refuses equal names
     theirs = name_columns(schema.names, options)[0]
-    wanted = {*NEEDED, *re.findall(r"[\w.]+", scan.reading.where or "")}
+    wanted = {*NEEDED, *re.findall(r"[\w.]+", reading.where or "")}
     columns = list(dict.fromkeys(theirs[name] for name in theirs if name in wanted))
     for batch in fragment.to_batches(columns=columns, batch_size=BATCH_ROWS, batch_readahead=1, use_threads=False):
         if not len(batch):
@@ -293,72 +257,48 @@ def read_batches(fragment: Any, scan: Scan) -> Iterator[Trace]:
         table = Trace(columns_of(pa.table(arrays, names=batch.schema.names), path), origin)
         with np.errstate(over="ignore", invalid="ignore"):
             trace = steps_of(table, options, in_ms=True)
-        yield with_period(with_recompute(trace)) if is_record(origin) else trace
+        yield with_records(trace)
 
 
-def summarise(fragment: Any, scan: Scan, progress: Callable[[int], None] | None = None) -> Cells:
+def summarise(fragment: Any, reading: Reading, time: str, limit: int = MAX_BINS, skip_bad: bool = False) -> Cells:
     """Return the cells of one file. Raises BadInput if it cannot be read, unless that is to be skipped."""
     import pyarrow as pa
 
-    def batches() -> Iterator[Cells]:
-        for trace in read_batches(fragment, scan):
-            yield _cells_of(trace, scan)
-            if progress:
-                progress(len(trace))
-
     try:
         with located(fragment.path):
-            return merge_all(batches(), scan.limit)
+            return merge_all((_cells_of(trace, reading, time) for trace in read_batches(fragment, reading)), limit)
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError, BadInput) as error:
         reason = error.found if isinstance(error, BadInput) else f"cannot be read ({first_line(error)})"
-        if scan.skip_unreadable:
+        if skip_bad:
             return replace(count_steps(Trace({})), unreadable=((fragment.path, reason),))
         raise error if isinstance(error, BadInput) else unreadable(fragment.path, reason) from None
 
 
 def unreadable(path: str, reason: str) -> BadInput:
     """Return the error for a file that is no part of a trace."""
-    return BadInput(
-        reason, where=path, remedy="Make it again or move it away, or leave it out: latfit ingest --skip-bad."
-    )
+    remedy = "Make it again or move it away, or leave it out: latfit ingest --skip-bad."
+    return BadInput(reason, where=path, remedy=remedy)
 
 
-def _cells_of(trace: Trace, scan: Scan) -> Cells:
+def _cells_of(trace: Trace, reading: Reading, time: str) -> Cells:
     """Filter, clean and count the steps of a batch. Raises BadInput if a label column has too many values."""
-    if scan.reading.where:
-        trace = trace.select(matching_rows(trace, scan.reading.where))
+    if reading.where:
+        trace = trace.select(matching_rows(trace, reading.where))
     if is_record(trace.provenance) and "phase" not in trace:
         trace = trace.with_columns(phase=phases(trace))
     for name in LABELS:
         if name in trace and (values := len(set(trace[name].tolist()))) > MAX_LABELS:
             remedy = f"It names systems or phases, {MAX_LABELS} at most; map another column: --map {name}=COLUMN."
             raise BadInput(f"column {name} has {values:,} different values", remedy=remedy)
-    used, dropped = clean_part(trace, scan.reading.cleaning)
-    if scan.time == PERIOD:
-        timed = trace.floats("period_ms") > 0 if "period_ms" in trace else np.zeros(len(trace), dtype=bool)
+    used, dropped = clean_part(trace, reading.cleaning)
+    if time == PERIOD:
+        timed = trace.floats_or_nan("period_ms") > 0
         dropped[NO_PERIOD] = int(np.count_nonzero(used & ~timed))
         used &= timed
-    cells = count_steps(trace.select(used), scan.time)
+    cells = count_steps(trace.select(used), time)
     return replace(cells, rows_read=len(trace), dropped=dropped, short=count_short(trace))
-
-
-# ------------------------------------------------------------------------------------------------------- whole pass
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """The cells of a source, the facts that a fit stores, and what records report about their engine."""
-
-    cells: Cells
-    facts: Mapping[str, Any]
-    engine: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def trace(self) -> Trace:
-        """Rows with weights that fit as the steps would, with the facts as provenance."""
-        return weighted_rows(self.cells).with_provenance(**self.engine, cells=dict(self.facts))
 
 
 def compress(
@@ -370,78 +310,57 @@ def compress(
     skip_unreadable: bool = False,
     backend: str = "local",
     scheduler: str | None = None,
-    progress: Progress | None = None,
-) -> Compressed:
-    """Summarise all files of a folder (or one file) into cells. Raises BadInput, WrongUsage, LatfitError.
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """Summarise all files of a folder (or one file) into rows with weights that fit as the steps would.
 
     time: what T is, compute or period; None: the period if most steps have one. limit: bins held at most.
     skip_unreadable: leave out and count files that cannot be read. scheduler: address of a Dask cluster; without it,
-    backend="dask" starts workers on this host.
+    backend="dask" starts workers on this host. Raises BadInput, WrongUsage, LatfitError.
     """
     check_reasons(reading.cleaning)
     check_unit_name(reading)
-    if backend not in ("local", "dask") or (scheduler is not None and backend != "dask"):
-        raise WrongUsage(
-            f"backend {backend!r} with scheduler {scheduler!r}",
-            where="--set backend",
-            remedy="Choose local, or dask with or without the address of a scheduler.",
-        )
     fragments, rows, bad = find_fragments(source, Options(reading.column_map, reading.unit))
     if bad and not skip_unreadable:
         raise unreadable(*bad[0])
+    time = time or _most_common_time(reading, fragments)
+    tasks: dict[int, tuple[Any, ...]] = {
+        i: (summarise, each, reading, time, limit, skip_unreadable) for i, each in enumerate(fragments)
+    }
+
+    def summaries() -> Iterator[Cells]:
+        done = 0
+        by_dask = (cells for _, cells in run_on_dask(tasks, scheduler))
+        for cells in by_dask if backend == "dask" else (task(*arguments) for task, *arguments in tasks.values()):
+            yield cells
+            done += cells.rows_read
+            if progress:
+                progress(done, max(rows, done))
+
+    cells = merge_all(summaries(), limit)
+    cells = replace(_drop_zero_times(cells, reading), unreadable=(*bad, *cells.unreadable))
     with located(str(source)):
-        scan = _with_time(Scan(reading, time, limit, skip_unreadable), fragments)
-    nothing = replace(count_steps(Trace({})), unreadable=tuple(bad))
-    done = 0
-
-    def report(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress:
-            progress(done, max(rows, done))
-
-    summaries = _summaries(fragments, scan, backend, scheduler, report)
-    cells = merge_all(chain(summaries, [nothing]), limit)
-    cells = _drop_zero_times(cells, reading)
-    if cells.rows_read == 0:
-        remedy = "Correct --where." if reading.where else "Check how it was made, and make it again."
-        raise BadInput("no row was found", where=str(source), remedy=remedy)
-    with located(str(source)):
-        check_tokens(cells.short, cells.rows_read, reading.cleaning)
-        check_enough_left(cells, reading.cleaning)
-    facts = _facts(cells, scan, str(source), len(fragments) + len(bad))
-    return Compressed(cells, facts, _engine_of(fragments) if "host" in facts else {})
+        if cells.rows_read == 0:
+            remedy = "Correct --where." if reading.where else "Check how it was made, and make it again."
+            raise BadInput("no row was found", remedy=remedy)
+        if not cells.rows_used and cells.dropped.get(NO_PERIOD):
+            raise no_periods()
+        check_usable(cells, reading.cleaning)
+    facts = _facts(cells, time, limit, str(source), len(fragments) + len(bad))
+    engine = _engine_of(fragments) if "host" in facts else {}
+    return weighted_rows(cells).with_provenance(**engine, cells=facts)
 
 
-def _with_time(scan: Scan, fragments: Sequence[Any]) -> Scan:
-    """Decide what T is by the first batches of some files. Raises BadInput if no step has a required period."""
+def _most_common_time(reading: Reading, fragments: Sequence[Any]) -> str:
+    """Return the period if most steps of the first batch of rows have one."""
     import pyarrow as pa
 
-    if scan.time == COMPUTE:
-        return scan
-    timed = used = 0.0
-    for fragment in fragments[:: max(len(fragments) // SAMPLED_FILES, 1)]:
+    for fragment in fragments:
         with suppress(pa.ArrowException, OSError, ValueError, BadInput):  # reported by the pass over all files
-            for batch in islice(read_batches(fragment, scan), 1):
-                bins = _cells_of(batch, replace(scan, time=COMPUTE)).bins
-                used, timed = used + bins["steps"].sum(), timed + bins["timed"].sum()
-    if scan.time == PERIOD and timed == 0:
-        raise no_periods()
-    is_period = scan.time == PERIOD or timed >= max(MIN_PERIOD_SHARE * used, 1)
-    return replace(scan, time=PERIOD if is_period else COMPUTE)
-
-
-def _summaries(
-    fragments: Sequence[Any], scan: Scan, backend: str, scheduler: str | None, report: Callable[[int], None]
-) -> Iterator[Cells]:
-    """Yield the cells of each file, summarised here or on a Dask cluster."""
-    if backend == "local":
-        yield from (summarise(fragment, scan, report) for fragment in fragments)
-        return
-    tasks = {i: (summarise, fragment, scan) for i, fragment in enumerate(fragments)}
-    for _, cells in run_on_dask(tasks, scheduler):
-        yield cells
-        report(cells.rows_read)
+            for batch in read_batches(fragment, reading):
+                bins = _cells_of(batch, reading, COMPUTE).bins
+                return PERIOD if bins["timed"].sum() >= max(MIN_PERIOD_SHARE * bins["steps"].sum(), 1) else COMPUTE
+    return COMPUTE
 
 
 def _drop_zero_times(cells: Cells, reading: Reading) -> Cells:
@@ -459,7 +378,7 @@ def _drop_zero_times(cells: Cells, reading: Reading) -> Cells:
     return replace(cells, bins=bins.select(slow), dropped=dict(dropped))
 
 
-def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
+def _facts(cells: Cells, time: str, limit: int, source: str, files: int) -> dict[str, Any]:
     bins = cells.bins
     size, context = np.subtract((FRACTION_BITS, CONTEXT_FRACTION_BITS), COARSER[cells.level]).tolist()
     context_bins = f"{2**context} bins per octave" if context >= 0 else f"a bin per {2**-context} octaves"
@@ -480,13 +399,13 @@ def _facts(cells: Cells, scan: Scan, source: str, files: int) -> dict[str, Any]:
         "unreadable": [{"file": file, "reason": reason} for file, reason in cells.unreadable],
     }
     if cells.level:
-        facts["coarser"] = f"Telling all cells apart would take more than {scan.limit:,} counters."
+        facts["coarser"] = f"Telling all cells apart would take more than {limit:,} counters."
     phase, host = cells.column("phase"), {}
     for name in sorted(set(phase[bins["timed"] > 0].tolist())):
         n, T, period = (float(bins[column][phase == name].sum()) for column in ("timed", "sum_T", "sum_period"))
         host[name] = {"T_ms": T / n, "period_ms": period / n}
     if host:
-        facts |= {"time": scan.time, "host": host}
+        facts |= {"time": time, "host": host}
     return facts
 
 

@@ -1,13 +1,14 @@
 """Which rows are no usable steps: a table of rules, each named, counted and, if possible, optional.
 
 Rules are tried in order; a row counts under the first that drops it. Slow steps stay, because a real prefill takes
-longer than any fixed limit; outliers are only marked. Rules that compare rows do so within each system.
+longer than any fixed limit; outliers are only marked. docs/formats.md describes each reason.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput, WrongUsage
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 from latfit.trace.columns import IDENTITY
-from latfit.trace.table import WEIGHT, Trace, step_count
+from latfit.trace.table import WEIGHT, Trace, row_weights, step_count
 
 Mask = NDArray[np.bool_]
 
@@ -36,7 +37,6 @@ Q10_TO_Q90 = 2.5631031310892007  # of a normal distribution, in standard deviati
 
 MAX_SHORT_ROWS, MAX_SHORT_SHARE = 2, 0.01  # rows with S < B, before S must be another quantity
 WINDOW_COLUMNS = ("window_ms", "window_steps", "B_sd", "S_sd")
-MERGED_REASONS = {"dummy": "idle"}  # rules of older fits and traces, by the rule that includes them
 LOOKED_AT = (
     *("B", "S", "T_ms", "t_s", "run", "replica", "step", "rep", "dummy", "idle", "warmup", "queued_requests"),
     *("prefill_requests", "prefill_tokens", "context_tokens", "prefill_context_tokens"),
@@ -55,14 +55,16 @@ class CleanOptions:
     most: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keep", tuple(MERGED_REASONS.get(reason, reason) for reason in self.keep))
+        renamed = tuple("idle" if reason == "dummy" else reason for reason in self.keep)  # as older fits store it
+        object.__setattr__(self, "keep", renamed)
 
 
 @dataclass(frozen=True, repr=False)
 class Cleaned:
     """The usable rows, and how many were read, dropped and marked, by reason.
 
-    fate: for each row read (n,), the number of the rule that dropped it, counted from 1; 0 if it is used.
+    fate: for each row read (n,), the number of the rule that dropped it, counted from 1; 0 if it is used. short: rows
+    with fewer tokens than requests.
     """
 
     trace: Trace
@@ -70,6 +72,7 @@ class Cleaned:
     dropped: Mapping[str, int]
     marked: Mapping[str, int] = field(default_factory=dict)
     fate: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+    short: int = 0
 
     @property
     def reasons(self) -> NDArray[np.object_]:
@@ -77,23 +80,21 @@ class Cleaned:
         return np.array(["", *(rule.reason for rule in RULES)], dtype=object)[self.fate]
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{n:,} {reason}" for reason, n in self.dropped.items())
-        return f"{self.trace!r}, of {self.rows_read:,} rows, dropped {counts or 'none'}"
+        return f"{self.trace!r}, of {self.rows_read:,} rows, dropped {list_counts(self.dropped) or 'none'}"
 
     @property
     def rows_used(self) -> int:
         return step_count(self.trace)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One reason to drop rows; several rules may share it.
+def list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n:,} {reason}" for reason, n in counts.items())
 
-    scope: rows that are compared; necessary: no fit could use the rows; marks: only mark them unless told to drop.
-    """
+
+class Rule(NamedTuple):
+    """One reason to drop rows; several rules may share it. necessary: no fit could use them; marks: only count them."""
 
     reason: str
-    meaning: str
     find: Callable[[Trace, CleanOptions], Mask]
     scope: Literal["row", "system", "trace"] = "row"
     necessary: bool = False
@@ -108,7 +109,7 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
     options = options or CleanOptions()
     check_reasons(options)
     if WEIGHT in trace:
-        return _check_cells(trace)
+        return _take_cells(trace)
     fate = np.zeros(len(trace), dtype=np.uint8)
     marked: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
@@ -116,7 +117,9 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
     for number, rule in enumerate(RULES, start=1):
         if not rule.applies(options):
             continue
-        found = _find(rule, rest, options)
+        found = np.zeros(len(rest), dtype=bool)
+        for part in rest.split(rest.identity() if rule.scope == "system" else ()):
+            found[part] = rule.find(rest.select(part) if len(part) < len(rest) else rest, options)
         if rule.marks and rule.reason not in options.drop:
             marked[rule.reason] += int(np.count_nonzero(found))
         elif found.any():
@@ -124,24 +127,11 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
             dropped[rule.reason] += int(np.count_nonzero(found))
             rest, rows = rest.select(~found), rows[~found]
     used = trace.select(rows) if dropped else trace
-    return Cleaned(used, len(trace), dict(dropped), +marked, fate)
-
-
-def _find(rule: Rule, trace: Trace, options: CleanOptions) -> Mask:
-    """Return the mask (n,) of the rows that a rule finds."""
-    if rule.scope != "system" or not trace.identity():
-        return rule.find(trace, options)
-    found = np.zeros(len(trace), dtype=bool)
-    for rows in trace.split(IDENTITY):
-        found[rows] = rule.find(trace.select(rows), options)
-    return found
+    return Cleaned(used, len(trace), dict(dropped), +marked, fate, count_short(trace))
 
 
 def clean_part(trace: Trace, options: CleanOptions) -> tuple[Mask, Counter[str]]:
-    """Return the mask of usable rows of a part of a trace, in any order, and how many each reason dropped.
-
-    Only rules that look at single rows apply.
-    """
+    """Return the mask of usable rows, and how many each reason dropped, by the rules on single rows."""
     used = np.ones(len(trace), dtype=bool)
     dropped: Counter[str] = Counter()
     for rule in RULES:
@@ -152,67 +142,52 @@ def clean_part(trace: Trace, options: CleanOptions) -> tuple[Mask, Counter[str]]
     return used, dropped
 
 
-def _check_cells(trace: Trace) -> Cleaned:
-    """Return rows of cells unchanged: their steps were cleaned when the cells were made.
-
-    Raises BadInput if a row is no step or represents no number of them, or all represent none.
-    """
-    weights = np.nan_to_num(trace.floats(WEIGHT), nan=1.0, posinf=np.inf)
+def _take_cells(trace: Trace) -> Cleaned:
+    """Return rows of cells unchanged: their steps were cleaned when the cells were made. Raises BadInput."""
+    weights = np.asarray(row_weights(trace))
     bad = ~((weights >= 0) & (weights <= MAX_EXACT)) | find_non_finite(trace) | find_bad_value(trace)
+    bad |= weights.sum() < 0.5
     if bad.any():
         raise BadInput(
             f"row {int(np.argmax(bad)) + 1} is no cell: its B, S, T_ms or {WEIGHT} is impossible ({bad.sum():,} such)",
             remedy=f"Make the cells again, or leave {WEIGHT} out where each row is one step.",
         )
-    if step_count(trace) == 0:
-        raise BadInput(f"{WEIGHT} is zero in every row", remedy=f"Leave {WEIGHT} out where each row is one step.")
     facts = trace.provenance.get("cells", {})
     read, dropped = facts.get("rows_read"), facts.get("dropped")
-    counts: Counter[str] = Counter()
-    for reason, rows in dropped.items() if isinstance(dropped, dict) else ():
-        counts[MERGED_REASONS.get(str(reason), str(reason))] += rows
     rows_read = read if isinstance(read, int) else step_count(trace)
-    return Cleaned(trace, rows_read, dict(counts), fate=np.zeros(len(trace), dtype=np.uint8))
+    counts = dict(dropped) if isinstance(dropped, dict) else {}
+    return Cleaned(trace, rows_read, counts, fate=np.zeros(len(trace), dtype=np.uint8))
 
 
 def check_reasons(options: CleanOptions) -> None:
     """Raise WrongUsage for a reason that no rule has, or that cannot be switched."""
     can_keep = list(dict.fromkeys(rule.reason for rule in RULES if not (rule.necessary or rule.marks)))
     can_drop = [rule.reason for rule in RULES if rule.marks]
-    for option, reasons, known in (("--keep", options.keep, can_keep), ("--drop", options.drop, can_drop)):
-        if wrong := next((reason for reason in reasons if reason not in known), None):
-            remedy = f"Choose from {', '.join(known)}."
+    for option, reasons, choices in (("--keep", options.keep, can_keep), ("--drop", options.drop, can_drop)):
+        if wrong := next((reason for reason in reasons if reason not in choices), None):
+            remedy = f"Choose from {', '.join(choices)}."
             raise WrongUsage(f"{wrong!r} cannot be chosen", where=option, remedy=remedy)
 
 
-def check_enough_left(cleaned: Any, options: CleanOptions) -> None:
-    """Raise BadInput if no row is left, or over half of them are dropped, those of idle and cold_start not counted."""
-    lost = cleaned.rows_read - cleaned.rows_used
-    counts = ", ".join(f"{n:,} {reason}" for reason, n in cleaned.dropped.items())
-    if not cleaned.rows_used:
+def check_usable(cleaned: Any, options: CleanOptions) -> None:
+    """Raise BadInput if S is another quantity, no row is left, or over half of the rows at work are dropped."""
+    rows, short = cleaned.rows_read, cleaned.short
+    if not options.most and short > max(MAX_SHORT_ROWS, MAX_SHORT_SHARE * rows):
         raise BadInput(
-            f"none of its {cleaned.rows_read:,} rows can be used (dropped: {counts})",
-            remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0), prefill and context tokens are 0 or"
-            " more (empty where unknown): check them, or --map and --unit.",
+            f"{short:,} of {rows:,} rows have fewer tokens than requests (S < B)",
+            remedy="S is all tokens of a step, at least one for each request: is it tokens per request? Multiply it by"
+            " B, or name the right column with --map S=COLUMN. --allow-drops drops these rows.",
         )
+    lost = rows - cleaned.rows_used
     expected = cleaned.dropped.get("cold_start", 0) + cleaned.dropped.get("idle", 0)
-    if options.most or 2 * (lost - expected) <= cleaned.rows_read - expected:
+    if cleaned.rows_used and (options.most or 2 * (lost - expected) <= rows - expected):
         return
+    verdict = "would be dropped" if cleaned.rows_used else "cannot be used"
     raise BadInput(
-        f"{lost:,} of {cleaned.rows_read:,} rows would be dropped ({counts})",
-        remedy="Check --map and --unit: B is requests (>= 1), S tokens (>= B), T_ms milliseconds. --keep REASON keeps a"
-        " rule's rows, --allow-drops accepts it (`latfit ingest --allow-drops --dropped FILE` shows them).",
-    )
-
-
-def check_tokens(short: int, rows: int, options: CleanOptions) -> None:
-    """Raise BadInput if more than a few rows have fewer tokens than requests: S is then another quantity."""
-    if options.most or short <= max(MAX_SHORT_ROWS, MAX_SHORT_SHARE * rows):
-        return
-    raise BadInput(
-        f"{short:,} of {rows:,} rows have fewer tokens than requests (S < B)",
-        remedy="S is all tokens of a step, at least one for each request: is it tokens per request? Multiply it by B,"
-        " or name the right column with --map S=COLUMN. --allow-drops drops these rows.",
+        f"{lost:,} of {rows:,} rows {verdict} ({list_counts(cleaned.dropped)})",
+        remedy="B is requests (>= 1), S tokens (>= B), T_ms milliseconds (> 0): check them, or --map and --unit."
+        " --keep REASON keeps a rule's rows, --allow-drops accepts it (`latfit ingest --allow-drops --dropped FILE`"
+        " shows them).",
     )
 
 
@@ -222,31 +197,25 @@ def count_short(trace: Trace) -> int:
     return int(np.count_nonzero((S < B) & (S > 0) & np.isfinite(B)))
 
 
-# ------------------------------------------------------------------------------------------------------------ rules
-
-
 def _flagged(trace: Trace, *names: str) -> Mask:
-    found = np.zeros(len(trace), dtype=bool)
-    for name in names:
-        if name in trace:
-            found |= trace[name].astype(bool)
-    return found
+    flags = [trace[name].astype(bool) for name in names if name in trace]
+    return np.logical_or.reduce(flags) if flags else np.zeros(len(trace), dtype=bool)
 
 
 def find_idle(trace: Trace, _: CleanOptions) -> Mask:
     B, S = trace.floats("B"), trace.floats("S")
     less_than_one = B < 1 if are_window_means(trace) else (B == 0) & (S == 0)
-    return _flagged(trace, "idle", "dummy") | less_than_one
+    return np.asarray(_flagged(trace, "idle", "dummy") | less_than_one)
 
 
 def are_window_means(trace: Trace) -> bool:
     """Return whether rows are means over a window's steps: a column says so, or most B are fractions."""
-    if WEIGHT in trace:
+    if WEIGHT in trace or not len(trace):
         return False
     if any(np.any(trace.floats(name) > 0) for name in WINDOW_COLUMNS if name in trace):
         return True
     B = trace.floats("B")
-    return bool(np.mean((np.rint(B) != B) & np.isfinite(B)) > 0.5) if len(B) else False
+    return bool(np.mean((np.rint(B) != B) & np.isfinite(B)) > 0.5)
 
 
 def find_non_finite(trace: Trace, _: CleanOptions | None = None) -> Mask:
@@ -283,9 +252,8 @@ def impossible_steps(trace: Trace) -> Mask:
     largest |= dict.fromkeys(("context_tokens", "prefill_context_tokens"), MAX_CACHED_TOKENS)
     for name in [name for name in largest if name in trace]:
         bad |= (trace.floats(name) > largest[name]) | (trace.floats(name) < 0)
-    for name in ("queued_requests", "step", "rep"):
-        if name in trace and trace[name].dtype.kind == "f":
-            bad |= np.abs(trace[name]) > MAX_EXACT
+    for name in [name for name in ("queued_requests", "step", "rep") if name in trace]:
+        bad |= np.abs(trace.floats(name)) > MAX_EXACT
     return np.asarray(bad)
 
 
@@ -329,11 +297,9 @@ def find_outlier(trace: Trace, _: CleanOptions) -> Mask:
     return np.abs(excess) > OUTLIER_SIGMA * sigma
 
 
+@lru_cache(maxsize=1)
 def excess_over_cell(trace: Trace) -> tuple[FloatArray, float]:
-    """Return ln T minus its cell's median (n,), and the robust spread of that over cells with repeats.
-
-    A cell is one B and S, and one bin of the context if known.
-    """
+    """Return ln T minus the median of its cell of B, S and context (n,), and the robust spread over repeats."""
     if "context_tokens" in trace:
         context = np.floor(np.log1p(np.nan_to_num(trace.floats("context_tokens"))) / np.log(CONTEXT_BIN))
         trace = trace.with_columns(context_bin=context)
@@ -355,6 +321,7 @@ def excess_over_cell(trace: Trace) -> tuple[FloatArray, float]:
     return excess, max(mad, float(q90 - q10) / Q10_TO_Q90, MIN_SPREAD)
 
 
+@lru_cache(maxsize=2)
 def runs_in_time(trace: Trace) -> list[NDArray[np.intp]]:
     """Return the rows of each run (and replica) by time, then by step counter, then as they stand."""
     run = trace.group(("run", "replica"))
@@ -362,28 +329,15 @@ def runs_in_time(trace: Trace) -> list[NDArray[np.intp]]:
     return np.split(order, np.cumsum(np.bincount(run))[:-1])
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "idle", "no request: an idle engine, a dummy step of data parallelism, a window with less than one", find_idle
-    ),
-    Rule("non_finite", "B, S or T missing, infinite or not a number", find_non_finite, necessary=True),
-    Rule("zero_time", "T = 0: asynchronous scheduling", lambda trace, _: trace.floats("T_ms") == 0),
-    Rule("zero_time", "T below 5 % of the shortest median over octaves of S", find_too_fast, "system"),
-    Rule(
-        "bad_value",
-        "T below 1e-9 or above 1e13 ms, B < 1, S < B or S of 2^31 or more, a part below zero, a prefill part larger"
-        " than the whole, 2^40 cached tokens or more, a counter of 2^53 or more",
-        find_bad_value,
-        necessary=True,
-    ),
-    Rule("duplicate", "the same step of the same run twice", find_duplicate, "trace"),
-    Rule("cold_start", "run to warm up", lambda trace, _: _flagged(trace, "warmup")),
-    Rule("cold_start", "the slow first steps of a run", find_slow_start, "system"),
-    Rule(
-        "max_t",
-        "slower than the requested limit",
-        lambda trace, options: trace.floats("T_ms") > (options.max_ms or np.inf),
-    ),
-    Rule("outlier", "far from the median of its (B, S) cell", find_outlier, "system", marks=True),
-)
-"""Every rule, in the order in which they are tried."""
+RULES = (
+    Rule("idle", find_idle),
+    Rule("non_finite", find_non_finite, necessary=True),
+    Rule("zero_time", lambda trace, _: trace.floats("T_ms") == 0),
+    Rule("zero_time", find_too_fast, "system"),
+    Rule("bad_value", find_bad_value, necessary=True),
+    Rule("duplicate", find_duplicate, "trace"),
+    Rule("cold_start", lambda trace, _: _flagged(trace, "warmup")),
+    Rule("cold_start", find_slow_start, "system"),
+    Rule("max_t", lambda trace, options: trace.floats("T_ms") > (options.max_ms or np.inf)),
+    Rule("outlier", find_outlier, "system", marks=True),
+)  # every rule, in the order in which they are tried

@@ -3,12 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.records import Record
 from latfit.stats import FloatArray
 from latfit.trace.clean import excess_over_cell, runs_in_time
 from latfit.trace.read import CleanTrace
@@ -21,8 +20,7 @@ MIN_DRIFT = 0.02  # relative
 MAX_ASYNC_SHARE = 0.01  # of steps with next to no time, before a note
 
 
-@dataclass(frozen=True)
-class Coverage:
+class Coverage(Record, frozen=True):
     """A clean trace described. spans: {column: (low, high)}; phases: rows by phase; drift: relative, by run."""
 
     rows: int
@@ -34,10 +32,6 @@ class Coverage:
     counter_gaps: int | None
     drift: Mapping[str, float]
     missing: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        spans = {name: list(span) for name, span in self.spans.items()}
-        return {**vars(self), "spans": spans, "missing": list(self.missing)}
 
 
 def coverage_of(trace: Trace) -> Coverage:
@@ -62,12 +56,9 @@ def count_gaps(trace: Trace) -> int | None:
     """Count the steps that the engine counted and the trace lacks; None without a step counter."""
     if "step" not in trace:
         return None
-    gaps = 0
-    for rows in runs_in_time(trace):
-        steps = trace.floats("step")[rows]
-        steps = np.sort(steps[np.isfinite(steps)])
-        gaps += int(np.sum(np.maximum(np.diff(steps) - 1, 0)))
-    return gaps
+    step = trace.floats("step")
+    by_run = [np.sort(step[rows[np.isfinite(step[rows])]]) for rows in runs_in_time(trace)]
+    return sum(int(np.maximum(np.diff(steps) - 1, 0).sum()) for steps in by_run)
 
 
 def reading_notes(steps: CleanTrace) -> list[str]:
@@ -98,16 +89,13 @@ def reading_notes(steps: CleanTrace) -> list[str]:
 
 def _find_drift(trace: Trace, runs: list[NDArray[np.intp]]) -> dict[str, float]:
     """Return the relative drift of the runs that drift, from their steps' excess over the cell's median."""
-    if not runs:
-        return {}
-    excess, _ = excess_over_cell(trace)
-    found = {}
+    drift = {}
+    excess = excess_over_cell(trace)[0] if runs else np.empty(0)
     for i, rows in enumerate(runs):
         change, error = _change(excess[rows])
         if abs(change) > max(T_QUANTILE * error, math.log1p(MIN_DRIFT)):
-            name = str(trace["run"][rows[0]]) if "run" in trace else f"run {i + 1}"
-            found[name] = math.expm1(change)
-    return found
+            drift[str(trace["run"][rows[0]]) if "run" in trace else f"run {i + 1}"] = math.expm1(change)
+    return drift
 
 
 def _change(series: FloatArray) -> tuple[float, float]:

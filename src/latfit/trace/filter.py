@@ -24,7 +24,7 @@ OPERATORS: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.In: np.isin,
     ast.NotIn: lambda column, values: ~np.isin(column, values),
 }
-MAX_SHOWN = 60  # characters of a long filter that an error repeats
+MAX_SHOWN = 200  # characters of a long filter that an error repeats
 
 _SQL_STYLE = re.compile(r"'[^']*'|\"[^\"]*\"|\b(?:and|or|not|in)\b|(?<![<>=!])=(?!=)", re.IGNORECASE)
 
@@ -41,9 +41,7 @@ def matching_rows(trace: Trace, expression: str) -> Mask:
 
 
 def _as_python(token: re.Match[str]) -> str:
-    if token[0] == "=":
-        return "=="
-    return repr(token[0][1:-1]) if token[0][0] in "'\"" else token[0].lower()
+    return repr(token[0][1:-1]) if token[0][0] in "'\"" else token[0].lower().replace("=", "==")
 
 
 def _evaluate(node: ast.expr, trace: Trace, expression: str) -> Mask:
@@ -61,11 +59,10 @@ def _evaluate(node: ast.expr, trace: Trace, expression: str) -> Mask:
             column = trace[name]
             listed = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
             values = [_literal(each, column, expression) for each in listed]
-            if isinstance(op, ast.In | ast.NotIn):
-                return np.asarray(OPERATORS[type(op)](column, values))
-            if listed == [right]:
-                return np.asarray(OPERATORS[type(op)](column, values[0]))
-            raise _mistake(expression, "a list needs the operator in", right.col_offset)
+            is_list = isinstance(op, ast.In | ast.NotIn)
+            if listed != [right] and not is_list:
+                raise _mistake(expression, "a list needs the operator in", right.col_offset)
+            return np.asarray(OPERATORS[type(op)](column, values if is_list else values[0]))
     raise _mistake(expression, "a comparison is missing", node.col_offset)
 
 
@@ -83,9 +80,8 @@ def _literal(node: ast.expr, column: NDArray[Any], expression: str) -> str | flo
 
 
 def _mistake(expression: str, reason: str, place: int) -> WrongUsage:
-    begin = max(0, min(place, len(expression)) - MAX_SHOWN // 2) * (len(expression) > MAX_SHOWN)
     return WrongUsage(
-        f"{reason}, at character {place + 1} of {'...' * (begin > 0)}{expression[begin : begin + MAX_SHOWN]!r}",
+        f"{reason}, at character {place + 1} of {expression[:MAX_SHOWN]!r}",
         where="--where",
         remedy="Write comparisons joined by and, or, not, such as: hardware == 'h100' and tp in (4, 8)",
     )

@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 import numpy as np
 
+from latfit.trace.serving_engine import parts_of
 from latfit.trace.table import Trace
 
 FACTS = (
     *("hardware", "model", "tp", "path", "dtype", "quantization", "device", "threads"),
     *("engine", "engine_version", "isa"),
-)
-"""Facts of a system, the most telling first."""
+)  # facts of a system, the most telling first
 
 UNKNOWN_VALUES = ("", "unknown", "auto", "nan")
 ENGINES = ("vllm", "sglang", "tensorrt_llm")
@@ -30,9 +30,6 @@ NUMBER_TYPES: Mapping[str, str] = {
 
 MAX_LABEL_BYTES = 120  # a file name, with the source's name and what is added to it, has 255
 DIGEST_DIGITS = 12
-UNNAMED = "unnamed"
-
-Agreement = Literal["same", "differs", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Fact:
     found: str
 
     @property
-    def agreement(self) -> Agreement:
+    def agreement(self) -> Literal["same", "differs", "unknown"]:
         if not self.fitted or not self.found:
             return "unknown"
         return "same" if _is_same(self.name, self.fitted, self.found) else "differs"
@@ -53,8 +50,7 @@ class Fact:
 def identity_of(trace: Trace) -> dict[str, str]:
     """Return the facts of a trace's system, by the names of `FACTS`."""
     path = _column_value(trace, "path")
-    parts = _mapping(trace.provenance, "parts").values()
-    origins = [part for part in (trace.provenance, *parts) if isinstance(part, Mapping)]
+    origins = [trace.provenance, *(origin for _, origin in parts_of("", trace.provenance))]
     # Facts of the path override those of the whole.
     facts = [_facts({**origin, **_mapping(_mapping(origin, "paths"), path)}) for origin in origins]
     found = {name: _column_value(trace, name) or _agreed(each.get(name) for each in facts) for name in FACTS}
@@ -104,12 +100,11 @@ def _mapping(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _is_same(name: str, one: str, other: str) -> bool:
-    """Return whether two values mean the same.
-
-    Case, punctuation and makers do not matter; of hardware and models, one may be whole words of the other.
-    """
-    short, long = sorted((MAKERS.sub(" ", text.lower()) for text in (one, other)), key=lambda text: len(_joined(text)))
-    plain, other_plain = _joined(short), _joined(long)
+    """Return whether two values mean the same; of hardware and models, one may be whole words of the other."""
+    short, long = sorted(
+        (MAKERS.sub(" ", text.lower()) for text in (one, other)), key=lambda t: len(t.replace(" ", ""))
+    )
+    plain, other_plain = short.replace(" ", ""), long.replace(" ", "")
     if name == "dtype":
         return NUMBER_TYPES.get(plain, plain) == NUMBER_TYPES.get(other_plain, other_plain)
     if name not in ("hardware", "model") or not plain:
@@ -118,35 +113,24 @@ def _is_same(name: str, one: str, other: str) -> bool:
     return re.search(rf"(?<![a-z0-9]){spaced}(?![a-z0-9])", long) is not None
 
 
-def _joined(text: str) -> str:
-    return text.replace(" ", "")
-
-
-# ----------------------------------------------------------------------------------------------------------- labels
-
-
 def system_label(system: Mapping[str, str]) -> str:
-    """Return a label of one system for file names: its values, percent-encoded; a long label ends in a digest.
-
-    The label of a system without varying columns is empty.
-    """
-    # `quote` keeps ~, which starts a digest here.
-    values = [quote(value, safe="", errors="surrogatepass").replace("~", "%7E") for value in system.values()]
-    if values == [UNNAMED]:  # an empty value has this label
-        values = [f"%{ord(UNNAMED[0]):02X}{UNNAMED[1:]}"]
-    label = ",".join(values) or UNNAMED * bool(system)
-    return label if len(label) <= MAX_LABEL_BYTES else _shorten(label)
+    """Return a label of one system for file names: its values, percent-encoded; empty without varying columns."""
+    label = ",".join(quote(value, safe="", errors="surrogatepass") for value in system.values())
+    label = label or "unnamed" * bool(system)
+    return label if len(label) <= MAX_LABEL_BYTES else _shorten(label, system)
 
 
 def system_labels(systems: Sequence[Mapping[str, str]]) -> list[str]:
     """Return labels of all systems of a source that differ on any file system, also one that ignores case."""
     labels = [system_label(system) for system in systems]
     count = Counter(label.lower() for label in labels)
-    return [_shorten(label) if count[label.lower()] > 1 else label for label in labels]
+    return [
+        _shorten(label, system) if count[label.lower()] > 1 else label
+        for label, system in zip(labels, systems, strict=True)
+    ]
 
 
-def _shorten(label: str) -> str:
-    digest = hashlib.sha256(label.encode()).hexdigest()[:DIGEST_DIGITS]
-    begin = label[: MAX_LABEL_BYTES - DIGEST_DIGITS - 1]
-    cut = begin.rfind("%", len(begin) - 2)  # never cut an escape
-    return f"{begin if cut < 0 else begin[:cut]}~{digest}"
+def _shorten(label: str, system: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(repr(tuple(system.values())).encode(errors="surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+    begin = re.sub("%.?$", "", label[: MAX_LABEL_BYTES - DIGEST_DIGITS - 1])  # never cut an escape
+    return f"{begin}~{digest}"

@@ -13,7 +13,7 @@ from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import dumps, write_whole
 from latfit.inputs import decode_json, unreadable
 from latfit.memory import check_memory
-from latfit.trace.columns import BY_NAME, SCHEMA
+from latfit.trace.columns import KINDS, SCHEMA
 from latfit.trace.table import Array, Coded, Trace
 
 METADATA_KEY = b"latfit"
@@ -27,9 +27,10 @@ OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 def write_trace(target: Path, trace: Trace) -> None:
     """Write a trace whole or not at all. Raises TargetNotWritable."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = arrow_table(trace)
+    table = pa.table({name: _to_arrow(name, trace) for name in trace.columns})
     metadata = {METADATA_KEY.decode(): dumps({"schema": SCHEMA, "provenance": dict(trace.provenance)})}
 
     def write(stream: BinaryIO) -> None:
@@ -132,22 +133,19 @@ def label(value: str) -> str:
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    return any(holds(kind) for holds in (types.is_string, types.is_large_string, types.is_binary))
-
-
-def arrow_table(trace: Trace) -> Any:
-    """Return a trace as an Arrow table: B as int32 and other counts as int64 if whole, texts as dictionaries."""
-    import pyarrow as pa
-
-    return pa.table({name: _to_arrow(name, trace) for name in trace.columns})
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind))
 
 
 def _to_arrow(name: str, trace: Trace) -> Any:
+    """Return a column as an Arrow array: B as int32 and other counts as int64 if whole, texts as a dictionary."""
     import pyarrow as pa
 
     column = trace[name]
-    is_count = name in BY_NAME and BY_NAME[name].kind == "int"
-    if is_count and column.dtype.kind == "f" and np.all((np.abs(column) < MAX_EXACT) & (column == np.rint(column))):
+    if (
+        KINDS.get(name) == "int"
+        and column.dtype.kind == "f"
+        and np.all((np.abs(column) < MAX_EXACT) & (column == np.rint(column)))
+    ):
         column = column.astype(np.int64)
     if name == "B" and column.dtype.kind == "i" and np.all(np.abs(column) <= MAX_INT32):
         column = column.astype(np.int32)

@@ -12,28 +12,18 @@ import numpy as np
 
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.records import convert
-from latfit.threads import on_threads
-from latfit.trace.clean import Cleaned, CleanOptions, check_enough_left, check_tokens, clean, count_short
-from latfit.trace.columns import BY_NAME, IDENTITY
+from latfit.trace.clean import Cleaned, CleanOptions, check_usable, clean
+from latfit.trace.columns import IDENTITY, KINDS
 from latfit.trace.filter import matching_rows
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.source import Options, Reader, Source, open_source
 from latfit.trace.readers.table import steps_of
 from latfit.trace.serving_engine import count_names, engine_counts, parts_of, path_on
-from latfit.trace.step_records import (
-    COMPUTE,
-    MIN_PERIOD_SHARE,
-    NO_PERIOD,
-    PERIOD,
-    no_periods,
-    with_period,
-    with_recompute,
-)
+from latfit.trace.step_records import COMPUTE, MIN_PERIOD_SHARE, NO_PERIOD, PERIOD, no_periods, with_records
 from latfit.trace.table import WEIGHT, Trace, concatenated, phases, step_count
 from latfit.units import MS_PER_UNIT
 
-IN_MEMORY = "a table in memory"
-"""The source of a fit that was made from no file."""
+IN_MEMORY = "a table in memory"  # the source of a fit that was made from no file
 
 
 @dataclass(frozen=True)
@@ -111,15 +101,11 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
     options = Options(reading.column_map, reading.unit)
     with np.errstate(over="ignore", invalid="ignore"):  # cleaning drops what no step can have
         parts = [reader.read(source, options) for reader, source in zip(readers, sources, strict=True)]
-    trace = with_period(with_recompute(concatenated(parts, [source.name for source in sources])))
+    trace = with_records(concatenated(parts, [source.name for source in sources]))
     paths = {_path_of(reader, part) for reader, part in zip(readers, parts, strict=True)}
     path = paths.pop() if len(paths) == 1 else None
-    where = sources[0].name if len(sources) == 1 else f"{len(sources)} files"
-    with on_threads(1) as beside, located(where):
-        digest = beside.submit(_sha256_of_files, sources)
-        selected, cleaned = _select_and_clean(trace, reading)
-    formats = [reader.name for reader in readers]
-    return CleanTrace(sources, digest.result(), reading, cleaned, formats, path, selected, _time_of_cells(trace))
+    with located(sources[0].name if len(sources) == 1 else f"{len(sources)} files"):
+        return _cleaned(trace, reading, sources, _sha256_of_files(sources), [reader.name for reader in readers], path)
 
 
 def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
@@ -128,8 +114,24 @@ def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the 
     check_unit_name(reading)
     with located(name):
         trace = steps_of(table, Options(reading.column_map, reading.unit))
-        selected, cleaned = _select_and_clean(trace, reading)
-    return CleanTrace((), _sha256_of(table), reading, cleaned, ["table"], None, selected, _time_of_cells(trace))
+        return _cleaned(trace, reading, (), _sha256_of(table), ["table"], None)
+
+
+def _cleaned(
+    trace: Trace, reading: Reading, sources: Sequence[Source], sha256: str, formats: Sequence[str], path: str | None
+) -> CleanTrace:
+    """Select the rows that match the filter and clean them. Raises BadInput if too little is left."""
+    if len(trace) == 0:
+        raise BadInput("the table has no rows", remedy="Check how it was made, and make it again.")
+    if reading.where:
+        trace = trace.select(matching_rows(trace, reading.where))
+        if len(trace) == 0:
+            raise BadInput(f"no row matches {reading.where!r}", remedy="Correct --where.")
+    cleaned = clean(trace, reading.cleaning)
+    check_usable(cleaned, reading.cleaning)
+    cells = trace.provenance.get("cells") if WEIGHT in trace else None
+    time = PERIOD if isinstance(cells, Mapping) and cells.get("time") == PERIOD else COMPUTE
+    return CleanTrace(sources, sha256, reading, cleaned, formats, path, trace, time)
 
 
 def _path_of(reader: Reader, part: Trace) -> str | None:
@@ -138,46 +140,24 @@ def _path_of(reader: Reader, part: Trace) -> str | None:
     return path_on(device) if reader.path is not None and isinstance(device, str) else reader.path
 
 
-def _time_of_cells(trace: Trace) -> str:
-    cells = trace.provenance.get("cells") if WEIGHT in trace else None
-    return PERIOD if isinstance(cells, Mapping) and cells.get("time") == PERIOD else COMPUTE
-
-
 def check_unit_name(reading: Reading) -> None:
     """Raise WrongUsage for a unit that latfit does not know."""
     if reading.unit is not None and reading.unit not in MS_PER_UNIT:
         raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
 
 
-def _select_and_clean(trace: Trace, reading: Reading) -> tuple[Trace, Cleaned]:
-    """Return the rows that match the filter, and what a fit may use of them. Raises BadInput if too little is left."""
-    if len(trace) == 0:
-        raise BadInput("the table has no rows", remedy="Check how it was made, and make it again.")
-    if reading.where:
-        trace = trace.select(matching_rows(trace, reading.where))
-        if len(trace) == 0:
-            raise BadInput(f"no row matches {reading.where!r}", remedy="Correct --where.")
-    cleaned = clean(trace, reading.cleaning)
-    if cleaned.dropped.get("bad_value"):
-        check_tokens(count_short(trace), len(trace), reading.cleaning)
-    check_enough_left(cleaned, reading.cleaning)
-    return trace, cleaned
-
-
 def _open_all(names: Sequence[str | Path]) -> list[Source]:
     """Open each name; a name with wildcards stands for the files that match it, in order."""
-    found: list[Source] = []
+    sources: list[Source] = []
     for text in map(str, names):
-        if any(mark in text for mark in "*?[") and not Path(text).exists():
-            matching = sorted(glob(text, recursive=True))
-            if not matching:
-                raise BadInput("no file matches", where=text, remedy="Check the pattern; quote it against the shell.")
-            found += map(open_source, matching)
-        else:
-            found.append(open_source(text))
-    if not found:
+        is_pattern = any(mark in text for mark in "*?[") and not Path(text).exists()
+        matching = sorted(glob(text, recursive=True)) if is_pattern else [text]
+        if not matching:
+            raise BadInput("no file matches", where=text, remedy="Check the pattern; quote it against the shell.")
+        sources += map(open_source, matching)
+    if not sources:
         raise WrongUsage("nothing to read", remedy="Name a trace, or - for standard input.")
-    return found
+    return sources
 
 
 def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
@@ -193,32 +173,33 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
         remedy = f"Make them again with --time {time}."
         raise BadInput(f"its cells were made of {made}", where=steps.name, remedy=remedy)
     if steps.time == PERIOD:
-        return timed(replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE), time)
-    trace = steps.trace
-    period = trace.floats("period_ms") if "period_ms" in trace else np.full(len(trace), np.nan)
-    known = (period > 0) & np.isfinite(period)
-    if time == COMPUTE or (time is None and known.mean() < MIN_PERIOD_SHARE):
+        return replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE)
+    trace, period = steps.trace, steps.trace.floats_or_nan("period_ms")
+    has_period = (period > 0) & np.isfinite(period)
+    if time is None and has_period.mean() < MIN_PERIOD_SHARE:
         return steps
-    if not known.any():
+    if not has_period.any():
         with located(steps.name):
             raise no_periods()
-    left_out = int(np.count_nonzero(~known))
+    left_out = int(np.count_nonzero(~has_period))
     dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
-    rows = trace.with_columns(T_ms=period).select(known)
+    rows = trace.with_columns(T_ms=period).select(has_period)
     return replace(steps, cleaned=replace(steps.cleaned, trace=rows, dropped=dropped), time=PERIOD)
 
 
 def parse_column_map(text: str | None) -> dict[str, str]:
     """Parse `B=batch,T_ms=latency` into {latfit's name: the file's name}. Raises WrongUsage."""
-    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
-    broken = [ours for ours, sign, theirs in pairs if not sign or ours.strip() not in BY_NAME or not theirs.strip()]
-    if broken:
-        raise WrongUsage(
-            f"{broken[0]!r} does not map a column of a trace",
-            where="--map",
-            remedy=f"Write NAME=COLUMN pairs such as B=batch,S=tokens,T_ms=latency; names are {', '.join(BY_NAME)}.",
-        )
-    return {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
+    columns: dict[str, str] = {}
+    for pair in (text or "").split(","):
+        ours, sign, theirs = map(str.strip, pair.partition("="))
+        if pair.strip() and (ours not in KINDS or not theirs):
+            raise WrongUsage(
+                f"{ours!r} does not map a column of a trace",
+                where="--map",
+                remedy=f"Write NAME=COLUMN pairs such as B=batch,S=tokens,T_ms=latency; names are {', '.join(KINDS)}.",
+            )
+        columns |= {ours: theirs} if sign else {}
+    return columns
 
 
 def check_one_machine(steps: CleanTrace) -> None:
@@ -230,22 +211,18 @@ def check_one_machine(steps: CleanTrace) -> None:
 def check_one_system(steps: CleanTrace, remedy: str = "Take the one that the fit is of with --where.") -> None:
     """Raise BadInput if the rows are of several systems or paths, so that one fit cannot be compared with them."""
     systems = steps.systems
-    if len(systems) < 2:
-        return
-    shown = "; ".join(f"{system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
-    more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
-    columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
-    raise BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=steps.name, remedy=remedy)
+    if len(systems) > 1:
+        shown = "; ".join(f"{_system_filter(key)} ({len(rows)} rows)" for key, rows in systems[:4])
+        more = f"; and {len(systems) - 4} more" if len(systems) > 4 else ""
+        columns = ", ".join(name for name in IDENTITY if name in systems[0][0])
+        raise BadInput(f"holds {len(systems)} systems (by {columns}): {shown}{more}", where=steps.name, remedy=remedy)
 
 
-def system_filter(key: Mapping[str, str]) -> str:
+def _system_filter(key: Mapping[str, str]) -> str:
     """Return the --where expression that selects a system."""
     return " and ".join(
         f"{name} == {value if value.isascii() and value.isdigit() else repr(value)}" for name, value in key.items()
     )
-
-
-# ------------------------------------------------------------------------------------------- data facts of a fit
 
 
 def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
@@ -283,10 +260,10 @@ def _host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[
     for name, value in system.items():
         used &= rows[name].astype(str) == value
     rows = rows.select(used)
-    phase = phases(rows).astype(str)
+    phase = phases(rows)
     return {
         name: {column: float(rows.floats(column)[phase == name].mean()) for column in ("T_ms", "period_ms")}
-        for name in np.unique(phase).tolist()
+        for name in sorted(set(phase.tolist()))
     }
 
 

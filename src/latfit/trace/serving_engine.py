@@ -3,6 +3,8 @@
 Settings are in the provenance, under the same names from latfit's recorder and from vLLM's logs; counts are columns.
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,8 +24,7 @@ NAMES = ("model", "vllm", "device_type")
 MAX_SETTING = 2**40
 GPU_DEVICES = ("cuda", "rocm", "xpu")
 ENGINE_FORMATS = ("vllm", "trtllm", "trtllm-log", "dynamo", "sglang", "sglang-log", "splitwise")
-WATCHED = "metrics"
-"""The source of windows taken from a running server."""
+WATCHED = "metrics"  # the source of windows taken from a running server
 LARGEST_REQUESTS, LARGEST_TOKENS = "largest_step_requests", "largest_step_tokens"
 """Facts of windows: the most requests seen in a step, tokens that no step exceeded."""
 GRAPHLESS_DEVICES = ("numpy", "openvino", "torch-cpu")  # of `latfit profile`; no engine captures graphs for them
@@ -34,6 +35,10 @@ HOST_BOUND = 0.2  # share of a step's time; an engine that waits less for its de
 
 SUMMED = ("preemptions", "recomputed_tokens", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
 """Columns whose sums show what an engine did besides computing steps."""
+
+REQUEST_TIMES = "request_times_so_far"
+"""Fact of a recorded file: counts by bin since its run began, by the names ttft_ms and tpot_ms."""
+BINS_PER_E = 100  # bins of ln ms: each is 1 % wide
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,10 @@ def engine_facts(
     parts = [part for origin in origins for part in parts_of(*origin)]
     found: dict[str, dict[Any, list[str]]] = {}
     for name, provenance in parts:
-        values = [*_settings(provenance).items(), *_differing(provenance)]
+        several = provenance.get("differing")  # among the starts in one source
+        lists = several.items() if isinstance(several, Mapping) else ()
+        values = [(setting, value) for setting, each in lists if isinstance(each, list) for value in each]
+        values = [*_settings(provenance).items(), *((key, value) for key, value in values if _is_setting(key, value))]
         for setting, value in values:
             found.setdefault(setting, {}).setdefault(value, []).append(Path(name).name or name)
     agreed = {setting: next(iter(values.items())) for setting, values in found.items() if len(values) == 1}
@@ -133,6 +141,7 @@ def engine_counts(trace: Trace) -> dict[str, float]:
 def engine_notes(trace: Trace) -> list[str]:
     """Return what users should know of what an engine did besides, and of what its record leaves out."""
     facts, did = engine_facts([("", trace.provenance)]), engine_counts(trace)
+    origins = [origin for _, origin in parts_of("", trace.provenance)]
     notes = []
     if k := facts.values.get("num_speculative_tokens", 0):
         accepted, drafted = did.get("accepted_tokens", 0.0), did.get("draft_tokens", 0.0)
@@ -152,12 +161,19 @@ def engine_notes(trace: Trace) -> list[str]:
     if did.get("prefix_hits") and did.get("prefix_queries"):
         share = format_percent(100 * did["prefix_hits"] / did["prefix_queries"])
         notes.append(f"{share} of the prompt tokens were found in the prefix cache and not computed.")
-    origins = [origin for _, origin in parts_of("", trace.provenance)]
-    notes += [note for origin in origins if (note := _note_on_windows(origin))]
-    servers = [origin["api_servers"] for origin in origins if _is_count(origin.get("api_servers"))]
-    if max(servers, default=1) > 1:
+    for origin in origins:
+        windows, unsteady = origin.get("windows"), origin.get("unsteady")
+        if origin.get("format") == "vllm" and _is_count(windows) and _is_count(unsteady):
+            left = f", and {unsteady:,} in which the load changed too much are left out" if unsteady else ""
+            notes.append(
+                f"The log has no line for each step. Read were its {windows:,} windows of about ten seconds, whose"
+                f" batch size is known at their ends only{left}: a coarse source. latfit record measures windows by the"
+                " server's counters; --enable-logging-iteration-details logs each step."
+            )
+    servers = max((origin["api_servers"] for origin in origins if _is_count(origin.get("api_servers"))), default=1)
+    if servers > 1:
         notes.append(
-            f"The engine's steps went to {max(servers)} API servers, each of which recorded a part of them: periods"
+            f"The engine's steps went to {servers} API servers, each of which recorded a part of them: periods"
             " from one step to the next are not known. Record with one API server."
         )
     if "wait_ms" in trace:
@@ -169,19 +185,6 @@ def engine_notes(trace: Trace) -> list[str]:
     if any(origin.get("host_time") == "none" for origin in origins):
         notes.append("The steps are sums of kernels and hold no host time, as scheduling and output handling take.")
     return notes
-
-
-def _note_on_windows(origin: Mapping[str, Any]) -> str:
-    """Return a note on a log whose lines of every ten seconds were read; empty for any other source."""
-    windows, unsteady = origin.get("windows"), origin.get("unsteady")
-    if origin.get("format") != "vllm" or not _is_count(windows) or not _is_count(unsteady):
-        return ""
-    left = f", and {unsteady:,} in which the load changed too much are left out" if unsteady else ""
-    return (
-        f"The log has no line for each step. Read were its {windows:,} windows of about ten seconds, whose batch size"
-        f" is known at their ends only{left}: a coarse source. latfit record measures windows by the server's counters;"
-        " --enable-logging-iteration-details logs each step."
-    )
 
 
 def draft_tokens(trace: Trace) -> int:
@@ -212,23 +215,13 @@ def _settings(provenance: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(capacity, Mapping):  # by engine; the smallest decides
         sizes = [size for size in capacity.values() if _is_count(size) and size > 0]
         provenance = {**provenance, "kv_capacity_tokens": min(sizes, default=None)}
-    counts = {name: provenance[name] for name in COUNTS if _is_count(provenance.get(name))}
-    found: dict[str, Any] = {n: value for n, value in counts.items() if value > 0 or n == "num_speculative_tokens"}
-    found |= {name: provenance[name] for name in FLAGS if isinstance(provenance.get(name), bool)}
-    found |= {name: provenance[name] for name in NAMES if isinstance(provenance.get(name), str) and provenance[name]}
-    return found
+    return {name: provenance[name] for name in (*COUNTS, *FLAGS, *NAMES) if _is_setting(name, provenance.get(name))}
 
 
-def _differing(provenance: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return (setting, value) for each value of the settings on which one source's starts differ."""
-    several = provenance.get("differing")
-    return [
-        (name, value)
-        for name, values in (several.items() if isinstance(several, Mapping) else ())
-        if name in (*COUNTS, *FLAGS, *NAMES) and isinstance(values, list)
-        for value in values
-        if isinstance(value, str | int)
-    ]
+def _is_setting(name: str, value: Any) -> bool:
+    if name in COUNTS:
+        return _is_count(value) and (value > 0 or name == "num_speculative_tokens")
+    return isinstance(value, bool) if name in FLAGS else name in NAMES and isinstance(value, str) and value != ""
 
 
 def _is_count(value: Any) -> bool:
@@ -239,3 +232,33 @@ def count_names(names: Sequence[str]) -> str:
     """Return the first of some names, and how many others there are."""
     different = list(dict.fromkeys(names))
     return f"{different[0]} and {len(different) - 1} more" if len(different) > 1 else "".join(different)
+
+
+def time_bin(ms: float) -> int:
+    """Return the bin of a time."""
+    return round(BINS_PER_E * math.log(ms))
+
+
+def request_times(provenance: Mapping[str, Any]) -> dict[str, Counter[int]]:
+    """Return the counts of all runs by name: of each run those of its last file, which hold all before."""
+    last: dict[tuple[str, str], Counter[int]] = {}
+    for _, origin in parts_of("", provenance):
+        known = origin.get(REQUEST_TIMES)
+        for name, counts in known.items() if isinstance(known, Mapping) else ():
+            found = Counter({int(place): int(n) for place, n in counts.items()})
+            key = str(origin.get("run")), str(name)
+            last[key] = max(last.get(key, found), found, key=Counter.total)
+    merged: dict[str, Counter[int]] = {}
+    for (_, name), counts in last.items():
+        merged.setdefault(name, Counter()).update(counts)
+    return merged
+
+
+def time_quantile(counts: Counter[int], q: float) -> float:
+    """Return a quantile in ms, within half a percent."""
+    reached, total = 0, counts.total()
+    for place in sorted(counts):
+        reached += counts[place]
+        if reached >= q * total:
+            return math.exp(place / BINS_PER_E)
+    return math.nan

@@ -18,10 +18,8 @@ from latfit.trace.table import MIXED, PREFILL, Trace
 
 Mask = NDArray[np.bool_]
 
-COMPUTE, PERIOD = "compute", "period"
-"""What T_ms may be."""
-NO_PERIOD = "no_period"
-"""Why a clean row is left out if periods are fitted."""
+COMPUTE, PERIOD = "compute", "period"  # what T_ms may be
+NO_PERIOD = "no_period"  # why a clean row is left out if periods are fitted
 MIN_PERIOD_SHARE = 0.5  # of the rows; from here on the period is the default
 
 GAP_QUANTILE, MIN_GAPS = 0.95, 20  # a longer gap than this quantile of sure ones may be a pause
@@ -37,11 +35,12 @@ def no_periods() -> BadInput:
     return BadInput("its steps do not say when the next one began", remedy=remedy)
 
 
-def with_period(trace: Trace) -> Trace:
-    """Add the column `period_ms` if the trace is an engine's record of consecutive steps."""
-    if "period_ms" in trace or not is_record(trace.provenance):
+def with_records(trace: Trace) -> Trace:
+    """Add what consecutive steps imply, if the trace is an engine's record of them."""
+    if not is_record(trace.provenance):
         return trace
-    if not all(name in trace for name in ("t_s", "step", "T_ms", "B", "S")):
+    trace = with_recompute(trace)
+    if "period_ms" in trace or not all(name in trace for name in ("t_s", "step", "T_ms", "B", "S")):
         return trace
     found = period_ms(trace)
     return trace.with_columns(period_ms=found) if np.isfinite(found).any() else trace
@@ -55,8 +54,12 @@ def period_ms(trace: Trace) -> FloatArray:
     time only if it is as short as 95 % of the sure ones. A gap counts to the step in front of it.
     """
     found = np.full(len(trace), np.nan)
-    decodes, real = _decoding_and_real(trace)
-    waiting = trace.floats("queued_requests") > 0 if "queued_requests" in trace else np.zeros(len(trace), dtype=bool)
+    B, S = trace.floats("B"), trace.floats("S")
+    real = B > 0
+    for name in [name for name in ("dummy", "idle") if name in trace]:
+        real &= ~np.asarray(trace[name], dtype=bool)
+    decodes = real & (trace.floats("prefill_requests") < B if "prefill_requests" in trace else S == B)
+    waiting = trace.floats_or_nan("queued_requests") > 0
     t, T = trace.floats("t_s"), trace.floats("T_ms")
     known = (np.abs(t) < MAX_MS) & (T >= 0) & (T < MAX_MS)
     whole_seconds = bool(np.all(t[known] == np.rint(t[known])))
@@ -79,23 +82,8 @@ def period_ms(trace: Trace) -> FloatArray:
     return found
 
 
-def _decoding_and_real(trace: Trace) -> tuple[Mask, Mask]:
-    """Return whether each row (n,) has requests that decode, and whether it has requests at all."""
-    B, S = trace.floats("B"), trace.floats("S")
-    decodes = trace.floats("prefill_requests") < B if "prefill_requests" in trace else S == B
-    real = B > 0
-    for name in ("dummy", "idle"):
-        if name in trace:
-            real &= ~np.asarray(trace[name], dtype=bool)
-    return decodes & real, real
-
-
 def _gaps(noticed: FloatArray, T: FloatArray, follows: Mask, sure: Mask) -> FloatArray:
-    """Return the gap in ms behind each step but the last (n-1,), NaN for a pause.
-
-    `noticed` are the moments at which ends were recorded, perhaps late. Steps do not overlap, so the latest possible
-    ends are e_i = C_i + min over j >= i of (noticed_j - C_j), with C the cumulative time of the steps.
-    """
+    """Return the gap in ms behind each step but the last (n-1,), NaN for a pause. noticed: ms of seen ends."""
     spent = np.cumsum(T)
     ends = spent + np.minimum.accumulate((noticed - spent)[::-1])[::-1]
     if np.median(noticed - ends) > np.median(T):  # steps overlap
@@ -108,10 +96,7 @@ def _gaps(noticed: FloatArray, T: FloatArray, follows: Mask, sure: Mask) -> Floa
 
 
 def _mean_gap(stamps: FloatArray, T: FloatArray, sure: Mask) -> float:
-    """Return the mean gap in ms from stamps in whole seconds; NaN if they are too coarse.
-
-    The length of a stretch has a rounding variance of 1/6 s^2.
-    """
+    """Return the mean gap in ms from stamps in whole seconds; NaN if they are too coarse."""
     together = sure & (np.diff(stamps) <= MAX_STAMP_STEP_S + 1e-3 * T[1:])
     n = int(np.count_nonzero(together))
     if n == 0:
@@ -123,9 +108,6 @@ def _mean_gap(stamps: FloatArray, T: FloatArray, sure: Mask) -> float:
     return max(gap, 0.0) if error < MAX_GAP_ERROR * busy_ms / n else float("nan")
 
 
-# ------------------------------------------------------------------------------------------------ recomputed tokens
-
-
 def with_recompute(trace: Trace) -> Trace:
     """Count tokens computed again after preemption as prefill, in a record of an engine's steps.
 
@@ -133,9 +115,8 @@ def with_recompute(trace: Trace) -> Trace:
     that computes G - (D - 1) - drafts of the others again; `recomputed_tokens` holds them.
     """
     needed = ("B", "S", "prefill_requests", "prefill_tokens")
-    if "recomputed_tokens" in trace or not len(trace) or not is_record(trace.provenance):
-        return trace
-    if not all(name in trace for name in (*needed, "step")):
+    lacks = not len(trace) or not all(name in trace for name in (*needed, "step"))
+    if lacks or "recomputed_tokens" in trace or not is_record(trace.provenance):
         return trace
     B, S, n, P = (trace.floats(name) for name in needed)
     D, G = B - n, S - P

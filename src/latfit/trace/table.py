@@ -9,26 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.stats import FloatArray, distinct
-from latfit.trace.columns import BY_NAME, IDENTITY
+from latfit.trace.columns import IDENTITY, KINDS
 from latfit.units import number
 
 Array = NDArray[Any]
 Coded = tuple[Array, list[str]]
 
-WEIGHT = "cell_rows"
-"""Column of a trace made of cells: how many measured steps a row represents."""
+WEIGHT = "cell_rows"  # column of a trace made of cells: how many measured steps a row represents
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Trace:
-    """Steps by column (each of length n, never changed in place), with the provenance they were stored with.
-
-    Columns without a declared meaning are labels from the source. codes is filled by `coded`.
-    """
+    """Steps by column (each of length n, never changed in place), with their provenance; codes: see `coded`."""
 
     columns: Mapping[str, Array]
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    codes: dict[str, Coded] = field(default_factory=dict, compare=False)
+    codes: dict[str, Coded] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns.items()}
@@ -58,6 +54,10 @@ class Trace:
     def floats(self, name: str) -> FloatArray:
         """Return a column as float64 (n,)."""
         return np.asarray(self.columns[name], dtype=np.float64)
+
+    def floats_or_nan(self, name: str) -> FloatArray:
+        """Return a column as float64 (n,); NaN without it."""
+        return self.floats(name) if name in self else np.full(len(self), np.nan)
 
     def coded(self, name: str) -> Coded:
         """Return (code of each row (n,), text of each code) of a column; computed once, kept for selected rows."""
@@ -90,7 +90,7 @@ class Trace:
 
     def labels(self) -> dict[str, Array]:
         """Return the columns without a declared meaning."""
-        return {name: self[name] for name in self.columns if name not in BY_NAME and name not in IDENTITY}
+        return {name: self[name] for name in self.columns if name not in KINDS and name not in IDENTITY}
 
     def group(self, names: Sequence[str]) -> NDArray[np.intp]:
         """Number the rows by their values in some columns (n,): 0, 1, ... in ascending order of the values."""
@@ -114,12 +114,10 @@ class Trace:
     def systems(self) -> Iterator[tuple[dict[str, str], "Trace"]]:
         """Yield ({varying identity column: value}, rows) of each system, in order of first appearance."""
         varying = self.identity()
+        for part in self.split(varying) if varying else []:
+            yield {name: str(self[name][part[0]]) for name in varying}, self.select(part)
         if not varying:
             yield {}, self
-            return
-        for part in self.split(varying):
-            rows = self.select(part)
-            yield {name: str(rows[name][0]) for name in varying}, rows
 
     def split(self, names: Sequence[str]) -> list[NDArray[np.intp]]:
         """Return the rows of each combination of values in some columns, in order of first appearance."""
@@ -149,8 +147,11 @@ def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
         return parts[0]
     columns = {}
     for column in dict.fromkeys(name for part in parts for name in part.columns):
-        dtype = next(part[column].dtype for part in parts if column in part)
-        columns[column] = np.concatenate([_column_or_missing(part, column, dtype) for part in parts])
+        kind = next(part[column].dtype.kind for part in parts if column in part)
+        missing: Any = {"b": np.False_, "O": np.array("", dtype=object)}.get(kind, np.nan)
+        columns[column] = np.concatenate(
+            [part[column] if column in part else np.repeat(missing, len(part)) for part in parts]
+        )
     runs = [list(map(str, part["run"].tolist())) if "run" in part else [""] * len(part) for part in parts]
     seen = Counter(run for part in runs for run in set(part))
     columns["run"] = np.array(
@@ -164,15 +165,8 @@ def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
     return Trace(columns, {"parts": {name: dict(part.provenance) for name, part in zip(names, parts, strict=True)}})
 
 
-def _column_or_missing(part: Trace, column: str, dtype: np.dtype[Any]) -> Array:
-    missing = {"b": False, "O": ""}.get(dtype.kind, np.nan)
-    kind = dtype if dtype.kind in "bO" else np.float64
-    return part[column] if column in part else np.full(len(part), missing, dtype=kind)
-
-
 DECODE, PREFILL, MIXED = "decode", "prefill", "mixed"
-UNKNOWN = "prefill or mixed"
-"""A step with more tokens than requests, if nothing shows whether some of them decode."""
+UNKNOWN = "prefill or mixed"  # a step with more tokens than requests, if nothing shows whether some of them decode
 
 
 def phases(trace: Trace) -> NDArray[np.object_]:

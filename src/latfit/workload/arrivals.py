@@ -1,7 +1,8 @@
-"""Arrival processes: sorted arrival times in ms, with a mean rate per ms."""
+"""Arrival processes: sorted arrival times in ms, with a mean rate per ms; `gamma:2` and the like from options."""
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -10,6 +11,7 @@ from numpy.random import Generator
 
 from latfit.errors import WrongUsage
 from latfit.stats import FloatArray
+from latfit.units import parse_duration_ms
 
 MAX_RATE = 1e100  # bounds rates per ms and times in ms, and their inverses
 
@@ -85,10 +87,10 @@ class Piecewise:
         t, load = self._curve()
         if t.ndim != 1 or t.shape != load.shape or len(t) < 2 or t[0] != 0 or not np.all(np.diff(t) > 0):
             raise WrongUsage("moments must start at 0 and rise, with one rate each", where="load", remedy="Sort them.")
-        if not np.all(np.isfinite(load) & (load >= 0)) or load.max() <= 0:
-            raise WrongUsage("rates must not be negative, nor all zero", where="load", remedy="Give rates per ms.")
-        if not (1 / MAX_RATE < load.max() < MAX_RATE and 1 / MAX_RATE < t[-1] < MAX_RATE and self.rate > 0):
-            raise WrongUsage("a time or a rate is next to nothing or endless", where="load", remedy="Correct it.")
+        is_bounded = 1 / MAX_RATE < load.max() < MAX_RATE and 1 / MAX_RATE < t[-1] < MAX_RATE
+        if not (is_bounded and np.all(load >= 0) and self.rate > 0):
+            found = "rates must not be negative, nor all zero, and rates and times not endless"
+            raise WrongUsage(found, where="load", remedy="Give rates per ms.")
 
     def _curve(self) -> tuple[FloatArray, FloatArray]:
         return np.asarray(self.moments_ms, dtype=float), np.asarray(self.rates, dtype=float)
@@ -124,19 +126,10 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class Modulated:
-    """Markov-modulated Poisson arrivals: rates[i] per ms for an exponential time of mean sojourns_ms[i].
-
-    Levels follow in order; the process starts in steady state.
-    """
+    """Markov-modulated Poisson arrivals: rates[i] per ms for an exponential time of mean sojourns_ms[i], in order."""
 
     rates: Sequence[float]
     sojourns_ms: Sequence[float]
-
-    def __post_init__(self) -> None:
-        if len(self.rates) != len(self.sojourns_ms) or len(self.rates) < 2:
-            raise WrongUsage("two or more rates, with a sojourn each", where="load", remedy="Give as many of each.")
-        if min(self.rates) < 0 or max(self.rates) <= 0 or min(self.sojourns_ms) <= 0:
-            raise WrongUsage("a rate is negative, or a sojourn not above zero", where="load", remedy="Correct it.")
 
     @property
     def rate(self) -> float:
@@ -164,10 +157,7 @@ class Modulated:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Arrivals that `kept` of `dealt` servers receive of a process, round robin (`in_turn`) or at random.
-
-    Sums of gamma gaps are gamma and a thinned Poisson process is Poisson, so those are drawn directly.
-    """
+    """Arrivals that `kept` of `dealt` servers receive of a process, round robin (`in_turn`) or at random."""
 
     whole: ArrivalProcess
     kept: int
@@ -203,6 +193,20 @@ def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulat
         raise WrongUsage(f"bursts of {times:g} times the rate for {share:g} of the time", where="bursts", remedy=remedy)
     calm = _positive(rate, "rate") * (1 - times * share) / (1 - share)
     return Modulated([calm, rate * times], [length_ms * (1 - share) / share, length_ms])
+
+
+def parse_arrival_process(text: str, rate: float) -> ArrivalProcess:
+    """Parse `poisson`, `gamma:CV` or `bursts:TIMES:SHARE:LENGTH`, with a mean rate per ms. Raises WrongUsage."""
+    with suppress(WrongUsage, ValueError):
+        match text.split(":"):
+            case ["poisson"]:
+                return Poisson(rate)
+            case ["gamma", cv]:
+                return Gamma(rate, float(cv))
+            case ["bursts", times, share, length]:
+                return bursts(rate, float(times), float(share), parse_duration_ms(length))
+    remedy = "Write poisson, gamma:2 or bursts:4:0.1:1s, with numbers above zero, and 4 x 0.1 of 1 at the most."
+    raise WrongUsage(f"{text!r} is not an arrival process", where="--arrival-process", remedy=remedy)
 
 
 def _positive(value: float, name: str) -> float:

@@ -1,5 +1,6 @@
 """Distributions of request lengths (prompt tokens, output tokens): given, or resampled from recorded requests."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,3 +68,21 @@ class Resampled:
 def fit_lengths(requests: Requests) -> Resampled:
     """Return the distribution of the lengths of recorded requests."""
     return Resampled(requests.prompt_tokens, requests.output_tokens)
+
+
+def parse_lengths(text: str) -> LengthDistribution:
+    """Parse `512:128` for all requests, or `512:128:0.8` (lognormal, sd 0.8 of the mean). Raises WrongUsage."""
+    prompt, output, *more = text.split(":") if text.count(":") in (1, 2) else ("", "")
+    try:
+        counts, variation = (int(prompt), int(output)), float(more[0]) if more else 0.0
+    except ValueError:
+        counts, variation = (0, 0), math.nan
+    if min(counts) < 1 or not 0 <= variation < math.inf or (more and not variation):
+        remedy = "Write 512:128, or 512:128:0.8."
+        raise WrongUsage(f"{text!r} is not a pair of lengths", where="--lengths", remedy=remedy)
+    if not variation:
+        return Constant(*counts)
+    # Of a lognormal variable, mean = exp(m + s^2/2) and (sd/mean)^2 = exp(s^2) - 1.
+    s = math.sqrt(math.log1p(variation**2))
+    m = [math.log(count) - s**2 / 2 for count in counts]
+    return Lognormal((m[0], m[1]), (s, s))

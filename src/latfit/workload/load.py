@@ -4,13 +4,32 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.random import PCG64, Generator, SeedSequence
+from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage
 from latfit.stats import FloatArray
+from latfit.units import parse_duration_ms
 from latfit.workload.arrivals import ArrivalProcess
 from latfit.workload.lengths import Constant, LengthDistribution
-from latfit.workload.random_streams import ARRIVALS, CLASSES, LENGTHS, THINKING, Streams
 from latfit.workload.requests import Requests, make_requests
+
+ARRIVALS, LENGTHS, CLASSES, THINKING, SERVICE = range(5)
+"""Uses of a stream. SERVICE is followed by the number of the execution path."""
+LIMITS = {"ttft": "ttft_slo_ms", "tpot": "tpot_slo_ms", "sla": "deadline_ms"}
+"""Limits of a request class, by the names of the options that set them for all requests."""
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Random streams of one replication: PCG64 with seeds spawned from (seed; replication, use)."""
+
+    seed: int
+    replication: int = 0
+
+    def generator(self, *use: int) -> Generator:
+        """Return a generator at the start of the stream of `use`, one or more whole numbers."""
+        return Generator(PCG64(SeedSequence(self.seed, spawn_key=(self.replication, *use))))
 
 
 @dataclass(frozen=True)
@@ -26,6 +45,24 @@ class RequestClass:
     def __post_init__(self) -> None:
         if not all(each > 0 for each in (self.share, self.deadline_ms, self.ttft_slo_ms, self.tpot_slo_ms)):
             raise WrongUsage("a class's share and limits must be above zero", where="--class", remedy="Correct them.")
+
+
+def parse_class(text: str) -> RequestClass:
+    """Parse `NAME:SHARE`, `NAME:SHARE:DEADLINE`, or `NAME:SHARE:ttft=300ms,tpot=50ms,sla=2s`. Raises WrongUsage."""
+    name, _, rest = text.partition(":")
+    share, limited, given = rest.partition(":")
+    remedy = "Write chat:0.3:50ms, or chat:0.3:ttft=300ms,tpot=50ms."
+    limits: dict[str, float] = {}
+    try:
+        for each in given.split(",") if limited else ():
+            option, named, value = each.rpartition("=")
+            limit = LIMITS[option.strip() if named else "sla"]
+            if limit in limits:
+                raise WrongUsage(f"{text!r} gives one limit twice", where="--class", remedy=remedy)
+            limits[limit] = parse_duration_ms(value, option="--class")
+        return RequestClass(float(share), name=name, **limits)
+    except (ValueError, KeyError):
+        raise WrongUsage(f"{text!r} is not a class", where="--class", remedy=remedy) from None
 
 
 @dataclass(frozen=True)
@@ -90,8 +127,7 @@ class ClosedLoad:
 
     def sample(self, count: int, streams: Streams) -> Requests:
         """Return `count` requests in the order sent. Arrivals are 0 here: they depend on the service."""
-        found = _drawn(self, np.zeros(count), streams)
-        return replace(found, user_id=np.arange(count, dtype=np.int32) % self.users)
+        return replace(_drawn(self, np.zeros(count), streams), user_id=np.arange(count, dtype=np.int32) % self.users)
 
     def thinking(self, count: int, streams: Streams) -> FloatArray:
         """Return think times before each request (count,) in ms."""
@@ -117,9 +153,7 @@ def _drawn(load: OpenLoad | ClosedLoad, arrival_ms: FloatArray, streams: Streams
     return replace(found, ttft_slo_ms=ttft, tpot_slo_ms=tpot)
 
 
-def draw_classes(
-    classes: tuple[RequestClass, ...], count: int, rng: np.random.Generator
-) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
+def draw_classes(classes: tuple[RequestClass, ...], count: int, rng: Generator) -> NDArray[np.int32]:
     """Return the class of each request (count,), drawn by the classes' shares."""
     edges = np.cumsum([each.share for each in classes])
     drawn = np.searchsorted(edges / edges[-1], rng.random(count), side="right")

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from latfit.errors import BadInput
 from latfit.trace import Source, Tally, member, number, records
 
-S, NS = 1e3, 1e-6
-"""Units of time in ms."""
+S, NS = 1e3, 1e-6  # units of time in ms
 
 MAX_CHUNKS = 1 << 20  # of one streamed response
 
@@ -32,10 +31,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Log:
-    """What a file says besides its requests: notes, the contents of prompts, and when a clock that starts at 0 began.
-
-    contents: ids of the blocks of each prompt; began_s: seconds since 1970.
-    """
+    """What a file says besides requests: notes, ids of the blocks of prompts, and when its clock began (seconds)."""
 
     tally: Tally = field(default_factory=Tally)
     notes: list[str] = field(default_factory=list)
@@ -85,11 +81,10 @@ def _vllm_bench(source: Source, log: Log) -> Rows:
     record = next(records(source, log.tally), {})
     starts = record.get("start_times")
     if not isinstance(starts, list):
-        raise BadInput(
-            "holds lengths but no start times, so when the requests came is not known",
-            remedy="Run `vllm bench serve --save-result --save-detailed` of a version that writes start_times, or"
-            " draw arrivals with --rate.",
+        remedy = (
+            "Run `vllm bench serve --save-result --save-detailed` of a newer version, or draw arrivals with --rate."
         )
+        raise BadInput("holds lengths but no start times, so when the requests came is not known", remedy=remedy)
     with suppress(KeyError, TypeError, ValueError, OverflowError, OSError):  # in the client's zone, taken for ours
         log.began_s = datetime.strptime(record["date"], "%Y%m%d-%H%M%S").timestamp() - float(record["duration"])
     columns: list[Any] = [record.get(name) for name in ("input_lens", "output_lens", "errors", "ttfts", "itls")]
@@ -124,7 +119,7 @@ def _genai_perf(source: Source, log: Log) -> Rows:
         with_text = []
         if isinstance(moments, list) and isinstance(outputs, list):
             for moment, output in zip(moments, outputs, strict=False):
-                chunks = _chunks(member(output, "response"))
+                chunks = list(_chunks(member(output, "response")))
                 usage = next((each["usage"] for each in chunks if isinstance(each.get("usage"), dict)), usage)
                 if any(map(_has_text, chunks)):
                     with_text.append(number(moment))
@@ -135,15 +130,13 @@ def _genai_perf(source: Source, log: Log) -> Rows:
             yield Row(sent * NS, prompt, output_tokens, (with_text[0] - sent) * NS, (with_text[-1] - sent) * NS)
 
 
-def _chunks(response: Any) -> list[dict[str, Any]]:
-    """Return the objects of a response: one, or events of a stream, `data: {...}`."""
-    found = []
+def _chunks(response: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a response: one, or events of a stream, `data: {...}`."""
     for line in response.splitlines()[:MAX_CHUNKS] if isinstance(response, str) else ():
-        try:
-            found.append(json.loads(line.removeprefix("data:")))
-        except (ValueError, RecursionError):
-            continue
-    return [chunk for chunk in found if isinstance(chunk, dict)]
+        with suppress(ValueError, RecursionError):
+            chunk = json.loads(line.removeprefix("data:"))
+            if isinstance(chunk, dict):
+                yield chunk
 
 
 def _has_text(chunk: Mapping[str, Any]) -> bool:
@@ -180,11 +173,8 @@ def _mooncake(source: Source, log: Log) -> Rows:
 
 
 def _summary(source: Source, _: Log) -> Rows:
-    raise BadInput(
-        "holds statistics of a run, not its requests",
-        remedy="Give the file beside it: profile_export.json (genai-perf), profile_export.jsonl (AIPerf) or"
-        " per_request_lifecycle_metrics.json (inference-perf).",
-    )
+    remedy = "Give the file beside it: profile_export.json(l), or per_request_lifecycle_metrics.json (inference-perf)."
+    raise BadInput("holds statistics of a run, not its requests", remedy=remedy)
 
 
 FORMATS: Mapping[str, Callable[[Source, Log], Rows]] = {
@@ -195,5 +185,4 @@ FORMATS: Mapping[str, Callable[[Source, Log], Rows]] = {
     "statistics": _summary,
     "vLLM bench": _vllm_bench,
     "Mooncake": _mooncake,
-}
-"""By the names of `latfit.trace.request_format`; a file of none of these is a table."""
+}  # by the names of `latfit.trace.request_format`; a file of none of these is a table

@@ -46,16 +46,14 @@ LEFT_OUT = {
     "no_output": "{:,} requests have no output",
     "no_usage": "{:,} requests have no lengths",
     "warmup": "{:,} requests were sent to warm up",
-}
-"""What of a file is left out, in words."""
+}  # what of a file is left out, in words
 
 OPTIONAL = ("class_id", "user_id", "deadline_ms")
 MOMENTS = ("first_token_s", "last_token_s")
 SPANS = (("ttft_s", "latency_s", S), ("ttft_ms", "latency_ms", 1.0))
 """Columns of tables: moments of the first and the last token, or how long after the arrival, with the unit."""
 
-Columns = Mapping[str, FloatArray]
-"""Unchecked requests: the fields of `Row`, and OPTIONAL ones."""
+Columns = Mapping[str, FloatArray]  # unchecked requests: the fields of `Row`, and OPTIONAL ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +90,8 @@ def _read_log(opened: Source, name: str) -> Recording:
     kept = [row for row in rows if isinstance(row, Row)]
     dropped = Counter(row for row in rows if isinstance(row, str))
     if 2 * dropped["no_usage"] > len(rows):
-        raise BadInput(
-            f"has no lengths of {dropped['no_usage']:,} of {len(rows):,} requests",
-            remedy="Let the server report them: genai-perf ... --extra-inputs"
-            ' \'{"stream_options": {"include_usage": true}}\', or measure with AIPerf.',
-        )
+        remedy = """Let the server report them: --extra-inputs '{"stream_options": {"include_usage": true}}'."""
+        raise BadInput(f"has no lengths of {dropped['no_usage']:,} of {len(rows):,} requests", remedy=remedy)
     found = np.array(kept, dtype=np.float64).reshape(-1, len(Row._fields))
     order = np.argsort(found[:, 0], kind="stable")
     columns = dict(zip(Row._fields, found[order].T, strict=True))
@@ -208,9 +203,8 @@ def moments_ms(table: Trace, name: str) -> FloatArray:
         clocks = np.array([_without_zone(text) for text in column.tolist()], dtype="datetime64[ns]")
         column = numbers(column) if np.isnat(clocks).all() else clocks
     if column.dtype.kind == "M":
-        known = column[~np.isnat(column)]
-        since = np.asarray((column - (known.min() if len(known) else column[:1])) / np.timedelta64(1, "ns"))
-        found = since * NS
+        first = np.fmin.reduce(column) if len(column) else column
+        found = np.asarray((column - first) / np.timedelta64(1, "ns")) * NS
     else:
         found = numbers(column) * S
     return np.where(np.isfinite(found), found, np.nan)

@@ -97,10 +97,7 @@ class Requests:
         return self.scaled(rate / self.rate)
 
     def repeated(self, times: float, rng: np.random.Generator) -> "Requests":
-        """Return `times` as many requests over the same time.
-
-        Copies arrive at random before the next request, from other users and with other contents.
-        """
+        """Return `times` as many requests over the same time, copies from other users and with other contents."""
         _check_factor(times)
         copies = math.floor(times) + (rng.random(len(self)) < times - math.floor(times))
         rows = np.repeat(np.arange(len(self)), copies)
@@ -137,21 +134,18 @@ def make_requests(
     columns |= {name: np.full(n, math.inf) for name in ("ttft_slo_ms", "tpot_slo_ms")}
     if n == 0:
         raise BadInput("there is no request", remedy="Give at least one.")
-    if not np.all(np.isfinite(arrivals)):
-        raise _bad_row(np.flatnonzero(~np.isfinite(arrivals))[0], "has no arrival time", "Correct or drop it.")
-    late = np.flatnonzero(np.diff(arrivals) < 0)
-    if len(late):
-        raise _bad_row(late[0] + 1, "arrives before the one above it", "Sort the requests by arrival.")
-    for name in ("prompt_tokens", "output_tokens"):
-        wrong = np.flatnonzero((columns[name] < 1) | (columns[name] > MAX_TOKENS))
-        if len(wrong):
-            value = int(columns[name][wrong[0]])
-            remedy = "A request has one or more of both, and fewer than 2^31: drop the row."
-            raise _bad_row(wrong[0], f"has {value} {name}", remedy)
-    if np.any(columns["class_id"] < 0):
-        raise BadInput("a class is below zero", remedy="Number classes 0, 1, ..., the most urgent first.")
-    if not np.all(columns["deadline_ms"] > 0):
-        raise BadInput("a deadline is not above zero", remedy="Give ms after the arrival, or inf.")
+    prompt, output = columns["prompt_tokens"], columns["output_tokens"]
+    checks = [
+        (~np.isfinite(arrivals), "has no arrival time", "Correct or drop it."),
+        (np.diff(arrivals, prepend=arrivals[:1]) < 0, "arrives before the one above it", "Sort them by arrival."),
+        ((prompt < 1) | (prompt > MAX_TOKENS), f"needs prompt_tokens from 1 to {MAX_TOKENS:,}", "Drop it."),
+        ((output < 1) | (output > MAX_TOKENS), f"needs output_tokens from 1 to {MAX_TOKENS:,}", "Drop it."),
+        (columns["class_id"] < 0, "has a class below zero", "Number classes 0, 1, ..., the most urgent first."),
+        (~(columns["deadline_ms"] > 0), "has no deadline above zero", "Give ms after the arrival, or inf."),
+    ]
+    for wrong, found, remedy in checks:
+        if wrong.any():
+            raise BadInput(f"request {int(np.argmax(wrong)) + 1} {found}", remedy=remedy)
     return Requests(arrivals, **columns)
 
 
@@ -162,18 +156,13 @@ def _column(values: Any, n: int, kind: Any, name: str) -> NDArray[Any]:
     if len(column) != n:
         raise BadInput(f"{name} has {len(column)} rows, arrivals have {n}", remedy="Give one of each per request.")
     if column.dtype.kind == "f" and np.dtype(kind).kind == "i":
-        most = np.iinfo(kind).max
-        if len(broken := np.flatnonzero(~(np.abs(column) < most))):
-            value = column[broken[0]]
-            what = f"has {value:.3g} as {name}" if np.isfinite(value) else f"has no number in {name}"
-            raise _bad_row(broken[0], what, f"Give less than {float(most):.3g}, or drop it.")
+        broken = ~(np.abs(column) < np.iinfo(kind).max)
+        if broken.any():
+            found = f"request {int(np.argmax(broken)) + 1} has {column[broken][0]:.3g} as {name}"
+            raise BadInput(found, remedy="Give a whole number, or drop it.")
     return np.ascontiguousarray(column, dtype=kind)
 
 
 def _check_factor(factor: float) -> None:
     if not math.isfinite(factor) or factor <= 0:
         raise WrongUsage(f"a rate cannot be scaled by {factor:g}", where="rate", remedy="Give a factor above zero.")
-
-
-def _bad_row(row: Any, what: str, remedy: str) -> BadInput:
-    return BadInput(f"request {int(row) + 1} {what}", remedy=remedy)

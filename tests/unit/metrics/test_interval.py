@@ -1,6 +1,5 @@
 """The mean step between two readings, beside sums over planted steps and over those that a real engine recorded."""
 
-import math
 import os
 from io import BytesIO
 from pathlib import Path
@@ -35,16 +34,6 @@ def test_the_mean_step_of_a_window() -> None:
     )  # fmt: skip
 
 
-def test_what_a_window_did_besides() -> None:
-    found = between(steady(20.0, 10, 0.02), 0.0, 10.0)
-    assert found.finished == 10 * 500 // 19
-    assert found.arrived == found.finished + 11  # 10 that run at its end, and the last step's prompt
-    assert found.count("generation_tokens") == 5050
-    assert found.mean("prompt_lengths") == 100
-    assert found.seen("ttft") == 50
-    assert math.isnan(found.count("no such counter"))
-
-
 def test_an_engine_that_pauses_is_told_from_one_that_works() -> None:
     """Steps of 20 ms one after another, or with as long a pause after each."""
     busy = steady(10.0, 5, 0.02)
@@ -54,22 +43,6 @@ def test_an_engine_that_pauses_is_told_from_one_that_works() -> None:
     assert between(busy, 1.0, 3.0).was_busy
     assert between(paused, 1.0, 3.0).worked == pytest.approx(0.5)
     assert not between(paused, 1.0, 3.0).was_busy
-
-
-def test_requests_that_wait_at_both_ends_prove_work() -> None:
-    queued = steady(10.0, 5, 0.02, waiting=2)
-    queued.end = queued.end * 2
-    assert between(queued, 1.0, 3.0).was_busy
-
-
-def test_a_window_that_begins_without_a_request_is_idle() -> None:
-    late = steady(5.0, 5, 0.02)
-    late.end = late.end + 2.0
-    assert not between(late, 1.0, 4.0).was_busy
-
-
-def test_no_step_has_no_mean() -> None:
-    assert between(steady(1.0, 5, 0.02), 2.0, 3.0).mean_step() is None
 
 
 def test_drafts_are_computed_and_accepted_ones_are_not_requests() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from latfit.record.recorder import Buffers, Step, StepRecorder
-from latfit.trace.columns import BY_NAME
+from latfit.trace.columns import KINDS
 from latfit.trace.parquet import read_parquet, write_trace
 from latfit.trace.table import Trace
 from tests.unit.record.engine import files, steps_in, until
@@ -70,8 +70,8 @@ class TestFiles:
         assert trace["run"].tolist() == [recorder.run] * 3
         assert (trace["replica"][0], trace["path"][0], trace["tp"][0]) == ("0", "gpu", 2)
         kinds = {"int": "i", "float": "f", "text": "O", "flag": "b"}
-        for name in set(BY_NAME) & set(trace.columns):
-            assert trace[name].dtype.kind == kinds[BY_NAME[name].kind], name
+        for name in set(KINDS) & set(trace.columns):
+            assert trace[name].dtype.kind == kinds[KINDS[name]], name
         assert trace.provenance["engine"] == "none"
         assert trace.provenance["kv_capacity_tokens"] == 1000
 

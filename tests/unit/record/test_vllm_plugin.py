@@ -14,8 +14,7 @@ import pytest
 from latfit.record.recorder import Buffers
 from latfit.record.vllm_plugin import FLAG, LatfitStatLogger, Settings, settings_from
 from latfit.trace.parquet import read_parquet
-from latfit.trace.recorded_times import request_times, time_quantile
-from latfit.trace.serving_engine import engine_notes
+from latfit.trace.serving_engine import engine_notes, request_times, time_quantile
 from latfit.trace.table import Trace
 from tests.conftest import ROOT
 from tests.unit.record.engine import (

@@ -17,8 +17,7 @@ from latfit.simulation.policies.result import p99_difference
 from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.workload.arrivals import Piecewise, Poisson
-from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass
-from latfit.workload.random_streams import Streams
+from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass, Streams
 from latfit.workload.requests import make_requests
 
 MM1 = System(table_path("cpu", [2.0], exponential=True))

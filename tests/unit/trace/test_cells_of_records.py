@@ -63,14 +63,6 @@ def test_the_period_is_that_of_the_files(folder: Path) -> None:
     assert phases["mixed"] == pytest.approx(np.count_nonzero(files.trace["phase"] == "mixed"), abs=FILES)
 
 
-def test_compute_takes_the_engines_own_time(folder: Path) -> None:
-    cells = read(folder)
-    assert cells.time == "compute"
-    own = read(f"{folder}/*.parquet").trace.floats("T_ms")
-    weights = cells.trace.floats("cell_rows")
-    assert np.average(cells.trace.floats("T_ms"), weights=weights) == pytest.approx(own.mean(), rel=2e-3)
-
-
 def test_a_fit_says_what_it_took(folder: Path) -> None:
     found = latfit.fit(folder, model="linear")
     assert found.time == "period"

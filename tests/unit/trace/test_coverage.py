@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latfit.trace.coverage import count_gaps, coverage_of
-from latfit.trace.table import Trace, phases
+from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 from tests.unit.trace.test_clean import serving_log
 
@@ -35,18 +35,6 @@ def test_drift_is_found_and_sized() -> None:
     assert found["a"] == pytest.approx(1.3 ** (2 / 3) - 1, abs=0.01)
 
 
-def test_drift_is_not_seen_where_only_the_load_changes() -> None:
-    trace = serving_log(4000)
-    order = np.argsort(trace["B"], kind="stable")
-    ramped = trace.select(order).with_columns(t_s=trace["t_s"], step=trace["step"])
-    assert coverage_of(ramped).drift == {}
-
-
-def test_false_alarms_are_rare() -> None:
-    """At 1 % and a floor of 2 % drift, 40 runs without drift give none or, with probability 0.06, one or more."""
-    assert sum(len(coverage_of(serving_log(1000, seed=seed)).drift) for seed in range(40)) <= 3
-
-
 @pytest.mark.parametrize(
     ("B", "S", "word"),
     [
@@ -59,11 +47,3 @@ def test_false_alarms_are_rare() -> None:
 def test_what_is_missing_is_said(B: list[int], S: list[int], word: str) -> None:
     trace = Trace({"B": np.array(B, float), "S": np.array(S, float), "T_ms": np.ones(len(B))})
     assert any(word in text for text in coverage_of(trace).missing)
-
-
-def test_phases_follow_from_the_columns() -> None:
-    B, S = np.array([2.0, 1.0, 3.0]), np.array([2.0, 64.0, 66.0])
-    bare = Trace({"B": B, "S": S, "T_ms": B})
-    assert phases(bare).tolist() == ["decode", "prefill or mixed", "prefill or mixed"]
-    split = bare.with_columns(prefill_tokens=np.array([0.0, 64.0, 64.0]))
-    assert phases(split).tolist() == ["decode", "prefill", "mixed"]

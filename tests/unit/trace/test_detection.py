@@ -8,12 +8,10 @@ import pytest
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.trace import readers
-from latfit.trace.parquet import write_trace
-from latfit.trace.read import Reading, ingest
+from latfit.trace.read import ingest
 from latfit.trace.readers import READERS, reader_for, table
 from latfit.trace.readers.engines import TRTLLM
 from latfit.trace.readers.source import HEAD_BYTES, Options, Reader, open_source
-from tests.conftest import planted_trace
 from tests.unit.trace.test_readers_engines import FPM, SGLANG, TRT
 from tests.unit.trace.test_readers_grids import ATTENTION, DENSE, PER_SEQUENCE, SPLITWISE, mlp
 
@@ -96,15 +94,6 @@ class TestRecognition:
         assert not source.head.endswith(b"\n") or HEAD_BYTES % len(line) == 0
         assert recognising(source.head) == [name]
 
-    def test_latfits_own_trace_is_a_table(self, tmp_path: Path) -> None:
-        write_trace(tmp_path / "t.parquet", planted_trace(0.1))
-        assert reader_for(open_source(tmp_path / "t.parquet")) is table.READER
-
-    def test_names_are_unique_and_tables_come_last(self) -> None:
-        names = [reader.name for reader in READERS]
-        assert len(set(names)) == len(names)
-        assert READERS[-1] is table.READER
-
     def test_several_formats_are_listed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         twin = Reader("twin", "the same again", TRTLLM.recognises, TRTLLM.read)
         monkeypatch.setattr(readers, "READERS", (TRTLLM, twin, table.READER))
@@ -134,22 +123,6 @@ class TestArrivals:
         with pytest.raises(BadInput, match="holds request arrivals, not steps") as caught:
             ingest(tmp_path / "arrivals")
         assert f"latfit simulate engine --arrivals {tmp_path / 'arrivals'}" in caught.value.remedy
-
-    def test_the_published_files(self, measured_steps: Path) -> None:
-        folder = measured_steps.parent
-        files = [
-            *folder.glob("arrivals/*"),
-            *folder.glob("requests/*"),
-            *folder.glob("raw/azure*"),
-            *folder.glob("raw/m*"),
-        ]
-        assert len(files) >= 3
-        for file in files:
-            assert reader_for(open_source(file)).name == "arrivals"
-
-    def test_a_table_with_steps_in_it_is_a_table(self, tmp_path: Path) -> None:
-        (tmp_path / "t").write_text("B,S,T_ms,t_s,prompt_tokens,output_tokens\n1,1,5,0,1,1\n")
-        assert len(ingest(tmp_path / "t", Reading(format="auto")).trace) == 1
 
 
 class TestSpecialReaders:

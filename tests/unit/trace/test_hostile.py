@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from latfit.errors import BadInput
-from latfit.trace.cells import compress
 from latfit.trace.clean import clean
-from latfit.trace.coverage import coverage_of, reading_notes
-from latfit.trace.parquet import MAX_LABEL_CHARS, columns_of, read_parquet, write_trace
+from latfit.trace.coverage import reading_notes
+from latfit.trace.parquet import read_parquet, write_trace
 from latfit.trace.read import CleanTrace, ingest
 from latfit.trace.table import Trace
 
@@ -42,11 +41,6 @@ class TestOneBadRow:
         if found.everything.provenance.get("bad_lines"):
             assert reading_notes(found) == ["1 line was unreadable and not read."]
 
-    def test_most_rows_are_too_many(self, tmp_path: Path) -> None:
-        (tmp_path / "t.csv").write_text("B,S,T_ms\n1,1,5\n" + "2,2,6,7\n" * 3)
-        with pytest.raises(BadInput, match="3 of 4 rows"):
-            ingest(tmp_path / "t.csv")
-
 
 class TestBounds:
     def test_a_table_without_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,27 +48,6 @@ class TestBounds:
         (tmp_path / "t.csv").write_text("B,S,T_ms\n" + "1,1,5\n" * 1000)
         with pytest.raises(BadInput, match="of memory to read"):
             ingest(tmp_path / "t.csv")
-
-    def test_a_parquet_file_without_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("latfit.memory.free_memory_bytes", lambda: 1000)
-        pq.write_table(pa.table({"B": [1] * 99, "S": [1] * 99, "T_ms": [5.0] * 99}), tmp_path / "t.parquet")
-        with pytest.raises(BadInput, match="of memory to read"):
-            read_parquet(tmp_path / "t.parquet")
-
-    def test_times_next_to_nothing_are_in_another_unit(self, tmp_path: Path) -> None:
-        (tmp_path / "t.csv").write_text("B,S,T_ms\n" + "1,1,1e-320\n" * 5)
-        with pytest.raises(BadInput, match="looks like s, not ms"):
-            ingest(tmp_path / "t.csv")
-
-    def test_damaged_pages_are_told_of_cells_too(self, tmp_path: Path) -> None:
-        rng = np.random.default_rng(0)
-        B = rng.integers(1, 100, 5000).astype(float)
-        write_trace(tmp_path / "t.parquet", Trace({"B": B, "S": B, "T_ms": rng.lognormal(2, 0.1, 5000)}))
-        content = bytearray((tmp_path / "t.parquet").read_bytes())
-        content[100 : len(content) // 2] = bytes(len(content) // 2 - 100)
-        (tmp_path / "t.parquet").write_bytes(content)
-        with pytest.raises(BadInput, match="cannot be read"):
-            compress(tmp_path / "t.parquet", time=None)
 
     def test_no_damaged_footer_ends_the_process(self, tmp_path: Path) -> None:
         """Some made Arrow abort it."""
@@ -91,22 +64,6 @@ class TestBounds:
         )
         ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "t.parquet")], capture_output=True)
         assert ended.returncode == 0, ended.stderr.decode()
-
-    def test_a_long_label_is_cut(self, tmp_path: Path) -> None:
-        n = 60
-        columns = {"B": [1, 2] * 30, "S": [1, 2] * 30, "T_ms": [5.0, 6.0] * 30}
-        labels = pa.array(["l" * (1 << 20)] * n).dictionary_encode()
-        for name in ("phase", "run", "note"):
-            pq.write_table(pa.table(columns | {name: labels}), tmp_path / "t.parquet")
-            found = ingest(tmp_path / "t.parquet").trace
-            assert {len(value) for value in found[name].tolist()} == {MAX_LABEL_CHARS}
-            assert coverage_of(found).rows == n
-
-    @pytest.mark.parametrize("places", [[0, 69], [0, -1], [1, -3, None]])
-    def test_labels_that_a_damaged_file_does_not_hold(self, places: list[int | None]) -> None:
-        labels = pa.DictionaryArray.from_arrays(pa.array(places, pa.int32()), pa.array(["a", "b"]), safe=False)
-        with pytest.raises(BadInput, match="not a whole table"):
-            columns_of(pa.table({"run": labels}), "t.parquet")
 
 
 HUGE = st.sampled_from([0.0, -1.0, 1.5, 2.0**31, 2.0**40, 2.0**53, 2.0**63, 1e300, -1e300, np.inf, -np.inf, np.nan])
@@ -130,25 +87,6 @@ class TestLimits:
         assert "bad_value" not in second.dropped
         assert "non_finite" not in second.dropped
 
-    @pytest.mark.parametrize("value", [1e300, np.inf, 2.0**41])
-    def test_no_cache_holds_so_much(self, value: float) -> None:
-        context = np.full(20, 100.0)
-        context[3] = value
-        found = clean(Trace({"B": np.ones(20), "S": np.ones(20), "T_ms": np.full(20, 5.0), "context_tokens": context}))
-        assert found.dropped == {"bad_value": 1}
-
-    @pytest.mark.parametrize("value", [1e300, 1e14])
-    def test_no_step_takes_so_long(self, value: float) -> None:
-        T = np.full(20, 5.0)
-        T[3] = value
-        assert clean(Trace({"B": np.ones(20), "S": np.ones(20), "T_ms": T})).dropped == {"bad_value": 1}
-
-    def test_a_number_that_int64_cannot_hold_stays_what_it_is(self, tmp_path: Path) -> None:
-        write_trace(tmp_path / "t.parquet", Trace({"B": np.array([1e11, 1.0]), "step": np.array([1e300, 1.0])}))
-        again = read_parquet(tmp_path / "t.parquet")
-        assert again["step"].tolist() == [1e300, 1.0]
-        assert again["B"].tolist() == [1e11, 1.0]
-
 
 class TestCells:
     @pytest.mark.parametrize(
@@ -159,12 +97,6 @@ class TestCells:
         columns[name][4] = value
         with pytest.raises(BadInput, match="row 5 is no cell"):
             clean(Trace(columns))
-
-    def test_a_doubled_column_is_named(self, tmp_path: Path) -> None:
-        table = pa.table({"B": [1, 2], "S": [1, 2], "T_ms": [5.0, 6.0], "phase": ["decode", "decode"]})
-        pq.write_table(table.append_column("phase", table["phase"]), tmp_path / "t.parquet")
-        with pytest.raises(BadInput, match="two columns are called"):
-            compress(tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize(
@@ -178,15 +110,3 @@ def test_a_provenance_of_anything_is_passed_over(provenance: object, tmp_path: P
     found = ingest(tmp_path / "t.parquet")
     assert reading_notes(found) == []
     assert found.rows_read == 5
-
-
-def test_a_flag_that_is_a_list_is_not_set(tmp_path: Path) -> None:
-    table = pa.table({"B": [1, 2], "S": [1, 2], "T_ms": [5.0, 6.0], "warmup": [[1], [1, 2]]})
-    pq.write_table(table, tmp_path / "t.parquet")
-    assert ingest(tmp_path / "t.parquet").trace["warmup"].tolist() == [False, False]
-
-
-def test_half_a_surrogate_pair_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text('{"B": 1, "S": 1, "T_ms": 5, "run": "\\ud800", "\\udfff": "\\ud800"}\n' * 2)
-    write_trace(tmp_path / "t.parquet", ingest(tmp_path / "t.jsonl").trace)
-    assert read_parquet(tmp_path / "t.parquet")["run"].tolist() == ["?", "?"]

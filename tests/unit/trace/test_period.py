@@ -11,7 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 from latfit.trace import Trace, ingest, period_ms, write_trace
-from latfit.trace.step_records import with_period
 from tests.conftest import ROOT
 
 MEASURED = Path(os.environ.get("LATFIT_DATA", ROOT.parent / "shared" / "data")) / "vllm_cpu"
@@ -94,33 +93,6 @@ class TestFromMoments:
         assert np.all(found[both] >= trace["T_ms"][both])
         assert found[both].mean() == pytest.approx(truth.truth[both].mean(), rel=0.01)
 
-    def test_a_step_that_is_missing_leaves_the_one_before_without_a_period(self, truth: Engine) -> None:
-        trace = truth.noticed(np.zeros(len(truth.ends_ms)))
-        kept = np.arange(len(trace)) % 100 != 50
-        found = period_ms(trace.select(kept))
-        assert np.all(np.isnan(found[np.arange(len(trace))[kept] % 100 == 49]))
-
-    def test_the_chunks_of_a_long_prompt_follow_one_another(self) -> None:
-        n = 200
-        B, prefill = np.ones(n, dtype=int), (np.arange(n) % 10 < 4).astype(int)
-        T = np.full(n, 20.0)
-        # Every tenth step begins a prompt after a pause of a second, three more chunks and decode follow at once.
-        gap = np.where(np.arange(n) % 10 == 9, 1000.0, 1.0 + 0.01 * (np.arange(n) % 7))
-        start = np.concatenate([[0], np.cumsum(T + gap)[:-1]])
-        columns = {"B": B, "S": np.where(prefill, 500, 1), "prefill_requests": prefill, "T_ms": T, "t_s": start / 1e3}
-        found = period_ms(Trace({**columns, "step": np.arange(n)}))
-        pause = np.arange(n) % 10 == 9
-        assert np.all(np.isnan(found[pause]))
-        assert np.mean(np.isfinite(found[~pause])) > 0.9
-        assert np.all(np.isfinite(found[~pause]) | (gap[~pause] > 1.05))
-
-    def test_requests_that_wait_keep_an_engine_going(self) -> None:
-        t_s = np.arange(40) * 0.05
-        columns = {"B": np.ones(40), "S": np.full(40, 64.0), "T_ms": np.full(40, 10.0), "t_s": t_s + 1e-6}
-        queued = np.tile([1, 0], 20)
-        found = period_ms(Trace({**columns, "prefill_requests": np.ones(40), "queued_requests": queued}))
-        assert found[queued == 1] == pytest.approx(50.0, abs=1e-6)
-
     def test_dummies_and_runs_end_a_stretch(self) -> None:
         n = 6
         columns = {"B": np.ones(n), "S": np.ones(n), "T_ms": np.full(n, 5.0), "t_s": 0.0061 * np.arange(n) + 0.001}
@@ -128,19 +100,6 @@ class TestFromMoments:
         run = np.array(["a"] * 4 + ["b"] * 2, dtype=object)
         found = period_ms(Trace({**columns, "dummy": dummy, "run": run}))
         assert np.isfinite(found).tolist() == [True, False, False, False, True, False]
-
-    def test_steps_that_overlap_have_none(self) -> None:
-        n = 100
-        columns = {"B": np.ones(n), "S": np.ones(n), "T_ms": np.full(n, 20.0), "t_s": 0.0101 * np.arange(n)}
-        assert np.all(np.isnan(period_ms(Trace(columns))))
-
-    def test_a_pause_between_decode_steps(self) -> None:
-        n = 1000
-        pause = np.arange(n) % 200 == 199
-        T = np.full(n, 10.0)
-        t = np.concatenate([[0.5], 0.5 + np.cumsum(T + np.where(pause, 5000.0, 1.3))[:-1]])
-        found = period_ms(Trace({"B": np.ones(n), "S": np.ones(n), "T_ms": T, "t_s": t / 1e3}))
-        assert np.array_equal(np.isnan(found[:-1]), pause[:-1])
 
 
 class TestFromWholeSeconds:
@@ -152,17 +111,8 @@ class TestFromWholeSeconds:
         error = 1e3 * np.sqrt(truth.paused.sum() / 6) / len(trace)
         assert abs(found[0] - truth.host_ms.mean()) < 4 * error
 
-    def test_few_steps_say_too_little(self) -> None:
-        assert np.all(np.isnan(period_ms(engine(steps=60).stamped())))
-
 
 class TestWhere:
-    def test_only_records_of_engines_have_one(self, truth: Engine) -> None:
-        trace = truth.noticed(np.zeros(len(truth.ends_ms)))
-        assert "period_ms" in with_period(trace)
-        assert "period_ms" not in with_period(Trace(trace.columns))
-        assert "period_ms" not in with_period(Trace(trace.columns, {"parts": {"a": {"run_started": "x"}, "b": {}}}))
-
     def test_it_is_found_when_files_are_read(self, truth: Engine, tmp_path: Path) -> None:
         trace = truth.noticed(np.zeros(len(truth.ends_ms)))
         write_trace(tmp_path / "t.parquet", trace)

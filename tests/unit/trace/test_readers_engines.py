@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfit.errors import BadInput, WrongUsage
-from latfit.trace.coverage import count_gaps
 from latfit.trace.readers import engines
 from latfit.trace.readers.source import Options, Reader, open_source
 from latfit.trace.table import Trace
@@ -77,24 +75,6 @@ class TestTensorRtLlm:
         assert trace.provenance["latency_field"] == "iterLatencyMS"
         assert engines.TRTLLM.path == "gpu"
 
-    @pytest.mark.parametrize("indent", [None, 2])
-    def test_a_list_is_the_same_as_lines(self, indent: int | None, tmp_path: Path) -> None:
-        steps = [changed(TRT, iter=i, numCtxTokens=i) for i in range(1, 6)]
-        lines = "\n".join(json.dumps(step) for step in steps)
-        polled = f"{json.dumps(steps[:2])}\n[]\n{json.dumps(steps[2:])}\n"
-        for content in (lines, polled, json.dumps(steps, indent=indent)):
-            trace = read(engines.TRTLLM, tmp_path, content)
-            assert trace["S"].tolist() == [1, 2, 3, 4, 5]
-            assert "bad_lines" not in trace.provenance
-
-    def test_speculative_tokens_count_where_they_are_said(self, tmp_path: Path) -> None:
-        steps = [
-            changed(TRT, numContextRequests=0, numCtxTokens=0, numGenRequests=4, avgNumDecodedTokensPerIter=2.5),
-            changed(TRT, numContextRequests=1, numCtxTokens=100, numGenRequests=4, avgNumDecodedTokensPerIter=0.0),
-        ]
-        trace = read(engines.TRTLLM, tmp_path, json.dumps(steps))
-        assert (trace["B"].tolist(), trace["S"].tolist()) == ([4, 5], [10, 104])
-
     def test_the_gpu_time_is_preferred_for_the_whole_file(self, tmp_path: Path) -> None:
         steps = [json.loads(TRT)] + [json.loads(TRT) | {"gpuForwardTimeMS": 7.5} for _ in range(3)]
         trace = read(engines.TRTLLM, tmp_path, json.dumps(steps))
@@ -108,13 +88,6 @@ class TestTensorRtLlm:
         trace = read(engines.TRTLLM, tmp_path, json.dumps(step | {"hostStepTimeMS": 26.0}))
         assert (trace.provenance["latency_field"], trace["T_ms"].tolist()) == ("hostStepTimeMS", [26.0])
 
-    def test_context_from_blocks_where_tokens_are_not_counted(self, tmp_path: Path) -> None:
-        step = json.loads(TRT)
-        del step["inflightBatchingStats"]["numCtxKvTokens"]
-        trace = read(engines.TRTLLM, tmp_path, json.dumps(step))
-        assert trace["context_tokens"].tolist() == [8 * 32]
-        assert "prefill_context_tokens" not in trace
-
     def test_idle_iterations_survive_with_a_flag(self, tmp_path: Path) -> None:
         idle = changed(TRT, numContextRequests=0, numCtxTokens=0, iter=2)
         trace = read(engines.TRTLLM, tmp_path, f"{TRT}\n{json.dumps(idle)}\n")
@@ -126,11 +99,6 @@ class TestTensorRtLlm:
         trace = read(engines.TRTLLM, tmp_path, "\n".join(lines))
         assert trace["run"].tolist() == ["0#1", "1#1", "0#1", "1#1", "0#2", "1#2"]
         assert trace["replica"].tolist() == ["0", "1", "0", "1", "0", "1"]
-
-    def test_statistics_without_batches_name_the_setting(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="no step") as caught:
-            read(engines.TRTLLM, tmp_path, '[{"iter": 3, "iterLatencyMS": 7.0, "kvCacheStats": {"maxNumBlocks": 9}}]')
-        assert "enable_iter_perf_stats" in caught.value.remedy
 
 
 class TestDynamo:
@@ -165,33 +133,6 @@ class TestDynamo:
         assert trace["prefill_attention"][1] == 256 * (64 + 128) / 2  # by averages
         assert trace.provenance["refused_lists"] == 1
 
-    def test_without_its_envelope(self, tmp_path: Path) -> None:
-        bare = json.dumps(json.loads(FPM)["event"])
-        assert read(engines.DYNAMO, tmp_path, bare)["S"].tolist() == [259]
-
-    def test_gaps_are_counted_within_each_rank(self, tmp_path: Path) -> None:
-        keys = [(0, 1), (1, 7), (0, 2), (0, 5), (1, 8), (0, 1), (0, 3)]
-        lines = [json.dumps(changed(FPM, dp_rank=rank, counter_id=i)) for rank, i in keys]
-        trace = read(engines.DYNAMO, tmp_path, "\n".join(lines))
-        assert count_gaps(trace) == 2 + 1
-        assert trace["run"].tolist()[-2:] == ["4192/0#2"] * 2
-
-    def test_sampled_capture_is_said_and_its_gaps_are_not(self, tmp_path: Path) -> None:
-        lines = [json.dumps(changed(FPM, counter_id=i, capture_mode="sampled")) for i in (1, 90, 181)]
-        trace = read(engines.DYNAMO, tmp_path, "\n".join(lines))
-        assert "DYN_FPM_MODE=full" in trace.provenance["note"]
-
-    def test_start_times_are_those_of_the_run(self, tmp_path: Path) -> None:
-        ends = [(1, 1000), (2, 1025), (3, 1075)]
-        lines = [json.dumps(changed(FPM, counter_id=i, observed_at_unix_ms=at)) for i, at in ends]
-        assert read(engines.DYNAMO, tmp_path, "\n".join(lines))["t_s"] == pytest.approx([0, 0.025, 0.075])
-
-    def test_heartbeats_survive_with_a_flag(self, tmp_path: Path) -> None:
-        nothing = {"num_prefill_requests": 0, "sum_prefill_tokens": 0, "num_decode_requests": 0}
-        heartbeat = changed(FPM, scheduled_requests=nothing, wall_time=0.0, counter_id=43)
-        trace = read(engines.DYNAMO, tmp_path, f"{FPM}\n{json.dumps(heartbeat)}\n")
-        assert (trace["idle"].tolist(), trace["B"].tolist()) == ([False, True], [5, 0])
-
     def test_flat_csv(self, tmp_path: Path) -> None:
         header = (
             "wall_time_s,prefill_tokens,prefill_kv_tokens,prefill_requests,decode_kv_tokens,decode_requests,"
@@ -218,10 +159,6 @@ class TestSglang:
             "run_name": ["default", "default"],
         }
 
-    def test_a_single_token_has_no_decode_step(self, tmp_path: Path) -> None:
-        record = {name: value for name, value in json.loads(SGLANG).items() if name != "median_decode_latency"}
-        assert read(engines.SGLANG, tmp_path, json.dumps(record))["phase"].tolist() == ["prefill"]
-
 
 class TestBrokenFiles:
     @pytest.mark.parametrize(
@@ -235,24 +172,3 @@ class TestBrokenFiles:
         assert broken["S"].tolist() == whole["S"].tolist()
         assert broken.provenance["bad_lines"] == len(foreign) + 1
         assert broken.provenance["cut_lines"] == 1
-
-    def test_a_list_cut_short_keeps_its_beginning(self, tmp_path: Path) -> None:
-        steps = [json.loads(TRT)] * 3
-        trace = read(engines.TRTLLM, tmp_path, json.dumps(steps, indent=1)[:-40])
-        assert (len(trace), trace.provenance["cut_lines"]) == (2, 1)
-
-    def test_a_log_that_lost_its_beginning(self, tmp_path: Path) -> None:
-        assert len(read(engines.TRTLLM, tmp_path, f"{TRT[50:]}\n{TRT}\n")) == 1
-
-    @pytest.mark.parametrize("value", [10**400, "many", None, [], True, {"deep": 1}])
-    def test_a_value_that_is_no_number_is_missing(self, value: Any, tmp_path: Path) -> None:
-        trace = read(engines.TRTLLM, tmp_path, json.dumps([changed(TRT, numCtxTokens=value, iterLatencyMS=value)] * 2))
-        assert np.isnan(trace["S"]).all()
-        assert np.isnan(trace["T_ms"]).all()
-
-    @pytest.mark.parametrize("reader", [engines.TRTLLM, engines.DYNAMO, engines.SGLANG])
-    def test_a_map_or_unit_is_refused(self, reader: Reader, tmp_path: Path) -> None:
-        line = {"trtllm": TRT, "dynamo": FPM, "sglang": SGLANG}[reader.name]
-        for options in (Options({"B": "x"}), Options(unit="us")):
-            with pytest.raises(WrongUsage, match="does not apply"):
-                read(reader, tmp_path, line, options)

@@ -68,12 +68,6 @@ def test_what_is_told_of_drafts() -> None:
     assert "up to 4 tokens a step" in silent
 
 
-def test_without_drafts_recorded_each_other_request_has_all_of_them() -> None:
-    trace, again = engine(3, 5)
-    bare = Trace({name: column for name, column in trace.columns.items() if name != "draft_tokens"}, RECORD)
-    assert with_recompute(bare)["recomputed_tokens"].tolist() == again.tolist()
-
-
 def test_a_log_from_a_real_preemption() -> None:
     """Eight requests and 404 tokens, all counted as generation: seven decode, one computes 397 tokens again."""
     columns = {"B": [8, 8], "S": [8, 404], "T_ms": [9.0, 143.0], "step": [4, 5]}
@@ -82,23 +76,3 @@ def test_a_log_from_a_real_preemption() -> None:
     found = with_recompute(trace)
     assert found["recomputed_tokens"].tolist() == [0, 397]
     assert found["phase"].tolist() == ["decode", "mixed"]
-
-
-def test_what_is_no_record_or_has_none_stays_as_it_is() -> None:
-    trace, _ = engine(0, 9)
-    table = Trace(trace.columns)
-    assert with_recompute(table) is table
-    without, _ = engine(2, 0)
-    assert with_recompute(without) is without
-    once = with_recompute(trace)
-    assert with_recompute(once) is once
-    empty = trace.select(np.zeros(len(trace), dtype=bool))
-    assert with_recompute(empty) is empty
-
-
-@pytest.mark.parametrize("value", [np.nan, -1.0, 1e18])
-def test_counts_that_are_none(value: float) -> None:
-    trace, _ = engine(0, 9)
-    broken = trace.with_columns(**{name: trace.floats(name) for name in ("S", "prefill_tokens", "prefill_requests")})
-    broken["prefill_tokens"][3] = value
-    assert len(with_recompute(broken)) == len(trace)

@@ -9,12 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions
-from latfit.model.features import step_features
 from latfit.trace.read import ingest
 from latfit.trace.readers.engines import request_terms
-from latfit.trace.table import Trace
 
 
 def test_a_step_by_hand() -> None:
@@ -74,21 +70,3 @@ def test_tables(tmp_path: Path, kind: str) -> None:
     assert np.delete(found, 7) == pytest.approx(np.delete(work, 7))
     assert read.trace.provenance["refused_lists"] == 1
     assert "extend_lengths" not in read.trace
-
-
-def test_models_take_what_is_known(tmp_path: Path) -> None:
-    """Averages of two unequal prefills are off by half; with the sums the model follows to the noise."""
-    columns, work = steps()
-    pq.write_table(pa.table(columns), tmp_path / "steps.parquet")
-    trace = ingest(tmp_path / "steps.parquet").trace
-    assert step_features({name: trace.floats(name) for name in ("B", "S", "prefill_attention")})["A"] == pytest.approx(
-        work
-    )
-    sums = ("prefill_attention", "longest_prefill")
-    bare = Trace({name: column for name, column in trace.columns.items() if name not in sums})
-    options = FitOptions(model="roofline")
-    with_sums, without = (fit_trace(each, options).cross_validation.mape_pct for each in (trace, bare))
-    assert with_sums is not None
-    assert without is not None
-    assert with_sums < 1.0
-    assert without > 3 * with_sums

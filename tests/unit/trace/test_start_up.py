@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from latfit.trace.read import ingest
-from latfit.trace.readers.vllm import agreed_settings, settings_in
-from latfit.trace.serving_engine import engine_counts, engine_facts
-from latfit.trace.table import Trace
+from latfit.trace.readers.vllm import settings_in
+from latfit.trace.serving_engine import engine_facts
 from tests.unit.trace.test_vllm import capacity, step
 
 INIT = (
@@ -49,13 +48,8 @@ class TestLines:
             "max_num_batched_tokens": 8192,
         }
 
-    def test_drafts(self) -> None:
-        drafts = "SpeculativeConfig(method='ngram', model=None, num_spec_tokens=3)"
-        assert settings_in(INIT.format(speculation=drafts).encode())["num_speculative_tokens"] == 3
-
     def test_arguments_and_older_lines(self) -> None:
         assert settings_in(ARGUMENTS.encode()) == {
-            "arguments_told": True,
             "max_num_seqs": 64,
             "block_size": 32,
             "async_scheduling": False,
@@ -64,23 +58,6 @@ class TestLines:
             "max_num_batched_tokens": 2048
         }
         assert settings_in(b"# GPU blocks: 2588, # CPU blocks: 0") == {"num_gpu_blocks": 2588}
-
-    @pytest.mark.parametrize(
-        "line",
-        [
-            b"Initializing a V1 LLM engine",
-            b"Initializing a V1 LLM engine (v) with config: model='', max_seq_len=99999999999999999999",
-            b"non-default args: {'max_num_seqs': 'many', 'block_size': -1}",
-            b"\xff\xfe GPU blocks: many",
-            b"Initializing a V1 LLM engine compile_ranges_endpoints': [, ,]",
-        ],
-    )
-    def test_torn_lines_say_nothing_wrong(self, line: bytes) -> None:
-        assert not set(settings_in(line)) - {"arguments_told"}
-
-    def test_starts_that_differ(self) -> None:
-        found = agreed_settings([{"max_num_seqs": 64, "tp": 1}, {"max_num_seqs": 128, "tp": 1}])
-        assert found == {"tp": 1, "differing": {"max_num_seqs": [64, 128]}}
 
 
 class TestOfTraces:
@@ -97,16 +74,6 @@ class TestOfTraces:
         start = INIT.format(speculation="None").replace("device_config=cuda", f"device_config={device}")
         assert ingest(log(tmp_path, start)).path == path
 
-    def test_a_log_of_windows(self, tmp_path: Path) -> None:
-        """Without iteration lines: the same start, and a row every ten seconds."""
-        line = "(APIServer pid=1) INFO 12-22 21:{m:02}:{s:02} [loggers.py:335] Engine 000: Avg prompt throughput: 9.0 "
-        line += "tokens/s, Avg generation throughput: 160.0 tokens/s, Running: 8 reqs, Waiting: 0 reqs, GPU KV cache\n"
-        path = tmp_path / "server.log"
-        windows = [line.format(m=40 + i // 6, s=10 * (i % 6)) for i in range(20)]
-        path.write_text("".join([ARGUMENTS, INIT.format(speculation="None"), capacity("41,408"), *windows]))
-        found = engine_facts([("server.log", ingest(path).trace.provenance)]).values
-        assert (found["kv_capacity_tokens"], found["max_num_seqs"], found["block_size"]) == (41_408, 64, 32)
-
     def test_two_starts_in_one_log(self, tmp_path: Path) -> None:
         other = ARGUMENTS.replace("64", "16")
         read = ingest(log(tmp_path, ARGUMENTS, INIT.format(speculation="None"), other, capacity("41,408")))
@@ -122,16 +89,3 @@ class TestOfTraces:
         assert found.files == ["a.parquet", "b.parquet"]
         parts["/x/b.parquet"]["max_num_seqs"] = 9
         assert engine_facts([("two files", {"parts": parts})]).differing == {"max_num_seqs": (8, 9)}
-
-    @pytest.mark.parametrize("value", [None, "None", -1, 0, True, 3.5, 2**60, [], {"a": "b"}])
-    def test_what_is_no_count_is_not_said(self, value: object) -> None:
-        assert engine_facts([("x", {"max_num_seqs": value, "kv_capacity_tokens": value})]).values == {}
-
-    def test_sums(self) -> None:
-        import numpy as np
-
-        columns = {"B": [4, 4], "S": [16, 9], "T_ms": [1.0, 1.0], "prefill_requests": [0, 1]}
-        steps = Trace({name: np.array(values) for name, values in columns.items()})
-        assert engine_counts(steps) == {}
-        drafted = steps.with_columns(draft_tokens=np.array([12.0, np.nan]), accepted_tokens=np.array([5, 3]))
-        assert engine_counts(drafted) == {"draft_tokens": 12.0, "accepted_tokens": 8.0, "decode_requests": 7.0}

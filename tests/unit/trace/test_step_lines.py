@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfit.errors import BadInput
-from latfit.trace import ingest
 from latfit.trace.readers import Options, open_source, reader_for
 from latfit.trace.table import Trace
 
@@ -52,21 +50,6 @@ class TestTensorRtLlm:
         assert ("context_tokens" in trace) == new
         assert trace.provenance["format"] == "trtllm-log"
 
-    def test_ranks_have_their_own_next_line(self, tmp_path: Path) -> None:
-        lines = [iteration(i, 1, 0, 1, f"{10 * (rank + 1) + i}ms", rank=rank) for i in range(1, 4) for rank in (0, 1)]
-        trace = read(tmp_path, "\n".join(lines))
-        assert trace["T_ms"][:4].tolist() == [12, 22, 13, 23]
-        assert trace["replica"].tolist() == ["0", "1"] * 3
-
-    def test_missing_lines_give_no_time(self, tmp_path: Path) -> None:
-        trace = read(tmp_path, "\n".join(iteration(i, 1, 0, 1, "7ms") for i in (1, 2, 4, 5)))
-        assert trace["T_ms"].tolist() == pytest.approx([7, np.nan, 7, np.nan], nan_ok=True)
-
-    def test_host_time_without_times_of_the_device(self, tmp_path: Path) -> None:
-        trace = read(tmp_path, "\n".join(iteration(i, 1, 0, 1, "N/A") for i in (1, 2)))
-        assert trace["T_ms"].tolist() == [4.08, 4.08]
-        assert trace.provenance["latency_field"] == "host_step_time"
-
 
 START = """\
 [2026-08-11 17:16:03] server_args=ServerArgs(model_path='m', chunked_prefill_size=8192, max_running_requests=None)
@@ -103,22 +86,9 @@ class TestSglang:
         expected = {"kv_capacity_tokens": 665690, "max_num_batched_tokens": 8192, "max_num_seqs": 4096, "unsteady": 2}
         assert trace.provenance == {"format": "sglang-log", **expected}
 
-    def test_windows_with_a_prefill_step_are_left_out(self, tmp_path: Path) -> None:
-        """The window behind the one with a prefill may hold it too: a line can be written a step early."""
-        log = "".join(decode(8, 12.5) for _ in range(3)) + prefill(300, 50) + decode(8, 40) + decode(8, 50)
-        assert read(tmp_path, log + decode(8, 12.5))["T_ms"] == pytest.approx([12.5, 12.5], rel=1e-4)
-
     def test_changing_load_is_left_out(self, tmp_path: Path) -> None:
         log = "".join(decode(B, 12.5) for B in (8, 8, 2, 2))
         assert read(tmp_path, log)["B"].tolist() == [2]
-
-    def test_accepted_drafts(self, tmp_path: Path) -> None:
-        """Steps of 4 requests that verify 5 tokens each and keep 2.5 of them, 20 ms each."""
-        start = START.replace("max_running_requests=None", "speculative_num_draft_tokens=5")
-        line = decode(4, 20, mean=4 * 2.5, more="accept len: 2.50, accept rate: 0.50, ")
-        trace = read(tmp_path, start + 3 * line)
-        assert (trace["B"].tolist(), trace["S"].tolist()) == ([4], [20])
-        assert trace["T_ms"] == pytest.approx([20], rel=1e-4)
 
     def test_single_steps(self, tmp_path: Path) -> None:
         start = START.replace("max_running_requests=None", "decode_log_interval=1")
@@ -139,17 +109,6 @@ class TestSglang:
         trace = read(tmp_path, 3 * "".join(decode(4, 10 * (i + 1), ranks=name) for i, name in enumerate(names)))
         assert trace["T_ms"] == pytest.approx([10, 20], rel=1e-4)
         assert trace["replica"].tolist() == ["DP0/0", "DP1/0"]
-
-    def test_older_and_newer_lines(self, tmp_path: Path) -> None:
-        old = decode(8, 10).replace("Decode batch,", "Decode batch.").replace("#token", "#full token")
-        new = decode(8, 10).replace("Decode batch,", "Decode batch [51341],").replace("token usage", "full token usage")
-        trace = read(tmp_path, old + new + "(SGLangEngine pid=35555) " + new)
-        assert trace["T_ms"] == pytest.approx([10], rel=1e-4)
-        assert trace["kv_usage"].tolist() == [0.25]
-
-    def test_only_changing_load(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="holds no step"):
-            read(tmp_path, START + decode(8, 9) + prefill(10, 9))
 
 
 # Rows that llama-batched-bench printed for a 4-bit model of 8 B on a GPU, published with its table.
@@ -200,10 +159,6 @@ class TestLlamaBench:
         assert trace["T_ms"] == pytest.approx([250, 20])
         assert set(trace["path"].tolist()) == {"cpu" if layers == 0 else "gpu"}
 
-    def test_broken_rows_are_counted(self, tmp_path: Path) -> None:
-        trace = read(tmp_path, TABLE + "|   512 |    128 |\n|   x |    128 |    1 |    640 | 1 | 1 | 1 | 1 | 1 | 1 |\n")
-        assert (len(trace), trace.provenance["bad_lines"]) == (4, 2)
-
 
 @pytest.mark.parametrize(
     ("content", "name"),
@@ -211,17 +166,3 @@ class TestLlamaBench:
 )
 def test_each_format_is_detected(content: str, name: str, tmp_path: Path) -> None:
     assert read(tmp_path, content).provenance["format"] == name
-
-
-@pytest.mark.parametrize("digits", [16, 5000])
-def test_absurd_numbers_are_no_steps(digits: int, tmp_path: Path) -> None:
-    line = iteration(1, 1, 0, 1, "7ms").replace(
-        "'num_generation_tokens': 1", f"'num_generation_tokens': {'1' * digits}"
-    )
-    with pytest.raises(BadInput, match="holds no step"):
-        read(tmp_path, 3 * line)
-
-
-def test_a_log_is_read_as_any_trace(tmp_path: Path) -> None:
-    (tmp_path / "server.log").write_text(START + "".join(decode(B, 10 + B / 10) for B in range(8, 16)))
-    assert len(ingest(tmp_path / "server.log").trace) == 6

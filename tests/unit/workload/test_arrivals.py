@@ -7,7 +7,7 @@ from scipy import stats
 from latfit.errors import WrongUsage
 from latfit.stats import FloatArray
 from latfit.workload.arrivals import ArrivalProcess, Gamma, Modulated, Piecewise, Poisson
-from latfit.workload.random_streams import ARRIVALS, LENGTHS, Streams
+from latfit.workload.load import ARRIVALS, LENGTHS, Streams
 
 LAWS = [
     Poisson(0.5),
@@ -39,11 +39,6 @@ class TestEveryLaw:
         ends = np.array([scaled.times_ms(4000, rng(seed))[-1] for seed in range(40)])
         assert abs(ends.mean() - 4000 / scaled.rate) < 4 * ends.std(ddof=1) / np.sqrt(40) + 300 / scaled.rate
 
-    def test_the_rates_of_the_laws(self) -> None:
-        # Trapezes: (100 * .55 + 300 * .6)/400; time in the levels 300:60.
-        assert Piecewise([0, 100, 400], [0.1, 1.0, 0.2]).rate == pytest.approx(235 / 400)
-        assert Modulated([0.1, 2.0], [300.0, 60.0]).rate == pytest.approx((0.1 * 300 + 2 * 60) / 360)
-
 
 class TestGaps:
     def test_poisson(self) -> None:
@@ -53,10 +48,6 @@ class TestGaps:
     def test_gamma(self, cv: float) -> None:
         gaps = np.diff(Gamma(0.5, cv).times_ms(20_000, rng()))
         assert stats.kstest(gaps, "gamma", args=(1 / cv**2, 0, 2 * cv**2)).pvalue > 1e-3
-
-    def test_one_level_twice_is_poisson(self) -> None:
-        gaps = np.diff(Modulated([0.5, 0.5], [10.0, 40.0]).times_ms(20_000, rng()))
-        assert stats.kstest(gaps, "expon", args=(0, 2)).pvalue > 1e-3
 
     def test_modulated_counts_vary_more(self) -> None:
         """Index of dispersion of a two-level process over long windows: 1 + 2 (a - b)^2 p q tau / mean rate, where
@@ -71,12 +62,6 @@ class TestGaps:
             counts.append(np.histogram(times, np.arange(0, times[-1], window))[0][:-1])
         found = np.array([c.var(ddof=1) / c.mean() for c in counts])
         assert abs(found.mean() - expected) < 4.5 * found.std(ddof=1) / np.sqrt(60) + 0.02 * expected
-
-    def test_a_silent_level(self) -> None:
-        times = Modulated([0.0, 2.0], [50.0, 50.0]).times_ms(20_000, rng())
-        assert np.all(np.isfinite(times))
-        # Gaps above 10 ms hardly come from rate 2: they are the silent level's.
-        assert stats.kstest(np.diff(times)[np.diff(times) > 10] - 10, "expon", args=(0, 50)).pvalue > 1e-3
 
 
 class TestVaryingRate:
@@ -105,24 +90,6 @@ class TestVaryingRate:
 
         assert stats.kstest(phase, share).pvalue > 1e-3
 
-    def test_it_ends(self) -> None:
-        assert len(Piecewise([0, 10], [1, 1]).times_ms(1000, rng())) < 40
-
-    @pytest.mark.parametrize("top", [2.0, 2**64 / 1e3, 1e99])
-    def test_a_peak_is_no_work(self, top: float) -> None:
-        """The accumulated rate 0.1 t + (top - 0.1) t^2 / 20000 between arrivals is exponential, also where candidates
-        at the highest rate would be 10^10 an arrival."""
-        times = Piecewise([0, 1e4, 2e4], [0.1, top, 0.05], repeats=True).times_ms(2000, rng())
-        rising = times[times < 1e4]
-        passed = 0.1 * rising + (top - 0.1) * rising * (rising / 2e4)
-        assert len(rising) > 900
-        assert stats.kstest(np.diff(passed), "expon").pvalue > 1e-3
-
-    def test_none_come_at_rate_zero(self) -> None:
-        times = Piecewise([0, 10, 20, 30], [0.0, 0.0, 3.0, 0.0], repeats=True).times_ms(3000, rng()) % 30
-        assert times.min() > 10
-        assert times.max() < 30
-
 
 class TestStreams:
     def test_uses_and_replications_are_apart(self) -> None:
@@ -133,9 +100,6 @@ class TestStreams:
             for use in ((ARRIVALS,), (LENGTHS,), (4, 0), (4, 1))
         ]
         assert len({tuple(row) for row in drawn}) == 16
-
-    def test_the_same_again(self) -> None:
-        assert Streams(5, 2).generator(ARRIVALS).random() == Streams(5, 2).generator(ARRIVALS).random()
 
 
 class TestRefused:
@@ -150,8 +114,6 @@ class TestRefused:
             lambda: Piecewise([0, 2], [1, -1]),
             lambda: Piecewise([0, 5e-324], [1, 0]),
             lambda: Piecewise([0, 2], [1, 1e300]),
-            lambda: Modulated([1], [1]),
-            lambda: Modulated([1, 2], [1, 0]),
         ],
     )
     def test_refused(self, make: object) -> None:

@@ -6,7 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from latfit.errors import WrongUsage
 from latfit.workload import PrefixBlocks, Requests, make_requests
 
 
@@ -51,8 +50,3 @@ def test_what_comes_again_shares_nothing_with_what_came() -> None:
     )
     # The first two share a user and a block, in each copy.
     assert len(set(more.user_id.tolist())) == 6
-
-
-def test_no_day_is_scaled_to_nothing() -> None:
-    with pytest.raises(WrongUsage, match="cannot be scaled"):
-        crest(10).repeated(0.0, np.random.default_rng(0))

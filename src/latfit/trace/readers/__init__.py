@@ -28,10 +28,7 @@ def add_reader(reader: Reader) -> None:
 
 
 def reader_for(source: Source, name: str = "auto") -> Reader:
-    """Return the reader called `name`, or the one that recognises the source's first bytes.
-
-    Raises WrongUsage for an unknown name, BadInput if no format fits, or several do.
-    """
+    """Return the reader called `name`, or the one that recognises the source. Raises WrongUsage, BadInput."""
     if name != "auto":
         wanted = table.READER.name if name in CONTAINERS else name
         named = next((reader for reader in READERS if reader.name == wanted), None)

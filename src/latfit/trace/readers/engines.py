@@ -31,30 +31,22 @@ Columns = Callable[[Source, Tally, dict[str, Any]], Mapping[str, Array]]
 
 
 def step_reader(
-    name: str,
-    describes: str,
-    recognises: Callable[[bytes], bool],
-    columns_of: Columns,
-    expected: str,
-    path: str | None = "gpu",
+    name: str, describes: str, recognises: Callable[[bytes], bool], columns_of: Columns, path: str | None = "gpu"
 ) -> Reader:
-    """Return the reader of a format whose columns and units are fixed. expected: what to give if there is no step."""
+    """Return the reader of a format whose columns and units are fixed."""
 
     def read(source: Source, options: Options) -> Trace:
-        given = [name for name, value in (("--map", options.column_map), ("--unit", options.unit)) if value]
-        if given:
-            raise WrongUsage(
-                f"does not apply to {name} files, whose columns and units are fixed",
-                where=f"{given[0]} for {source.name}",
-                remedy=f"Leave {given[0]} out, or read the file as a table with --format table.",
-            )
+        if option := "--map" if options.column_map else "--unit" if options.unit else "":
+            found = f"does not apply to {name} files, whose columns and units are fixed"
+            remedy = f"Leave {option} out, or read the file as a table with --format table."
+            raise WrongUsage(found, where=f"{option} for {source.name}", remedy=remedy)
         tally, facts = Tally(), dict[str, Any](format=name)
         with located(source.name):
             columns = columns_of(source, tally, facts)
             if not len(columns.get("B", ())):
                 unread = tally.bad + tally.cut
                 seen = f" ({unread} lines could not be read)" if unread else ""
-                raise BadInput(f"holds no step{seen}", remedy=f"Expected {expected}.")
+                raise BadInput(f"holds no step{seen}", remedy=f"Expected {describes}.")
         return Trace(columns, {**facts, **tally.facts()})
 
     return Reader(name, describes, recognises, read, path)
@@ -72,21 +64,23 @@ class Rows:
             self._values.setdefault(name, [] if isinstance(value, str) else array("d")).append(value)  # type: ignore[arg-type]
         self.count += 1
 
+    def change(self, name: str, row: int, value: float) -> None:
+        values: Any = self._values[name]
+        values[row] = value
+
     def numbers(self, name: str) -> FloatArray:
         return np.array(self._values.get(name, ()), dtype=np.float64)
 
     def columns(self) -> dict[str, Array]:
-        """Return all columns but optional ones without a value; `seconds` and `replica` give `t_s` and `run`.
-
-        A run ends where the step counter of its replica starts again.
-        """
+        """Return all columns but optional ones without a value; `seconds` and `replica` give `t_s` and `run`."""
         found: dict[str, Array] = {
             name: np.array(values, dtype=object if isinstance(values, list) else np.float64)
             for name, values in self._values.items()
         }
         if "seconds" in found:
             found |= _runs(found.pop("seconds"), found["replica"], found["step"])
-        return {name: column for name, column in found.items() if name in REQUIRED or _has_values(column)}
+        used = {name: any(each) if each.dtype == object else not np.isnan(each).all() for name, each in found.items()}
+        return {name: column for name, column in found.items() if name in REQUIRED or used[name]}
 
 
 def _runs(seconds: FloatArray, replica: Array, step: FloatArray) -> dict[str, Array]:
@@ -101,21 +95,12 @@ def _runs(seconds: FloatArray, replica: Array, step: FloatArray) -> dict[str, Ar
     return {"run": run, "t_s": t_s}
 
 
-def _has_values(column: Array) -> bool:
-    return any(column) if column.dtype == object else not np.isnan(column).all()
-
-
-# ---------------------------------------------------------------------------------------------------- request lists
-
 EXTEND, PAST = "extend_lengths", "past_kv_lengths"
 """Tokens that each request of a step computes, and tokens it has cached."""
 
 
 def request_terms(extend: Any, past: Any, B: float, S: float) -> tuple[float, float]:
-    """Return (sum of p (k + p/2), largest k + p) over the prefill chunks of p tokens behind k cached ones.
-
-    NaN if the lists are not those of a step of B requests and S tokens, as after merging records.
-    """
+    """Return (sum of p (k + p/2), largest k + p) over prefill chunks p behind k cached tokens; NaN for bad lists."""
     try:
         p, k = (np.asarray(each, dtype=np.float64).ravel() for each in (extend, past))
     except (TypeError, ValueError):
@@ -151,14 +136,8 @@ def fill_refused(columns: dict[str, Array]) -> tuple[dict[str, Array], dict[str,
     return columns, {"refused_lists": int(np.count_nonzero(refused))}
 
 
-# ----------------------------------------------------------------------------------------------------------- SGLang
-
-
 def sglang_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
-    """Return two steps per line: prefill and decode; prefill alone if the output is a single token.
-
-    The decode latency is the median over the output, so its context is that in the middle of the output.
-    """
+    """Return two steps per line, prefill and the median decode step; prefill alone for a single output token."""
     rows = Rows()
     facts["aggregated"] = "median decode step"
     for record in records(source, tally):
@@ -177,23 +156,17 @@ def sglang_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping
 
 SGLANG = step_reader(
     "sglang",
-    "results of SGLang's bench_one_batch",
+    "what python -m sglang.bench_one_batch --result-filename FILE writes",
     lambda head: has_keys(head, "batch_size", "input_len", "prefill_latency"),
     sglang_steps,
-    "what python -m sglang.bench_one_batch --result-filename FILE writes: batch_size, input_len, prefill_latency",
 )
 
-# ----------------------------------------------------------------------------------------------------- TensorRT-LLM
 
 STATS, CACHE = "inflightBatchingStats", "kvCacheStats"
 TIMES = ("gpuForwardTimeMS", "hostStepTimeMS", "iterLatencyMS")
 """The time of a step, by preference: of the forward pass; of the scheduler, where it overlaps steps; of the whole
 iteration, which under overlap spans about two steps."""
 MIN_KNOWN_SHARE = 0.5  # of the busy iterations; the first ones of a log may lack a field
-
-
-def recognises_trtllm(head: bytes) -> bool:
-    return any(has_keys(head, name, time) for name in (STATS, CACHE) for time in TIMES)
 
 
 def trtllm_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
@@ -254,13 +227,11 @@ def _parse_time(stamp: str) -> float:
 
 TRTLLM = step_reader(
     "trtllm",
-    "iteration statistics of TensorRT-LLM",
-    recognises_trtllm,
+    "iteration statistics of TensorRT-LLM (with enable_iter_perf_stats: true, what GET /metrics answers)",
+    lambda head: any(has_keys(head, name, time) for name in (STATS, CACHE) for time in TIMES),
     trtllm_steps,
-    "iteration statistics of TensorRT-LLM: set enable_iter_perf_stats: true and save what GET /metrics answers",
 )
 
-# ----------------------------------------------------------------------------------------------------------- Dynamo
 
 FLAT = ("wall_time_s", "prefill_tokens", "prefill_requests", "decode_requests")
 
@@ -343,8 +314,7 @@ def add_pass(rows: Rows, event: Mapping[str, Any]) -> bool:
 
 DYNAMO = step_reader(
     "dynamo",
-    "forward-pass metrics of NVIDIA Dynamo, vLLM or SGLang",
+    "forward-pass metrics of NVIDIA Dynamo (workers with --fpm-trace and DYN_FPM_MODE=full), vLLM or SGLang",
     lambda head: has_keys(head, "scheduled_requests", "wall_time") or has_columns(head, *FLAT),
     dynamo_steps,
-    "forward-pass metrics, such as Dynamo's: start the workers with --fpm-trace and DYN_FPM_MODE=full",
 )

@@ -15,8 +15,7 @@ OUTPUTS = ("output_tokens", "num_decode_tokens")
 TABLES = (
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("Timestamp", "Request tokens", "Response tokens"),
-)
-"""Azure (times are dates) and BurstGPT (seconds)."""
+)  # Azure (times are dates) and BurstGPT (seconds)
 
 FORMATS = (
     ("AIPerf", ("metadata", "metrics", "request_start_ns")),
@@ -29,8 +28,7 @@ FORMATS = (
     ("statistics", ("load_summary", "successes")),
     ("vLLM bench", ("input_lens", "output_lens")),
     ("Mooncake", ("timestamp", "input_length", "output_length")),
-)
-"""JSON of load generators and of recorded requests, by keys in its first bytes."""
+)  # JSON of load generators and of recorded requests, by keys in its first bytes
 
 
 def request_format(head: bytes) -> str | None:

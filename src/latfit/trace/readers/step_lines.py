@@ -40,8 +40,6 @@ def seconds_in(text: str) -> float:
         return math.nan
 
 
-# ----------------------------------------------------------------------------------------------------- TensorRT-LLM
-
 ITERATION = re.compile(r"\biter = \d+, global_rank = \d+, rank = (\d{1,9}), .*?host_step_time = ")
 STATES = ("num_ctx_requests", "num_ctx_tokens", "num_generation_tokens")
 
@@ -49,7 +47,6 @@ STATES = ("num_ctx_requests", "num_ctx_tokens", "num_generation_tokens")
 def trtllm_log_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return every iteration of `print_iter_log`. An iteration's time on the device is in the next line of its rank."""
     rows = Rows()
-    T: list[float] = []
     waiting: dict[str, tuple[int, float]] = {}
     for line in lines_of(source):
         if (found := ITERATION.search(line)) is None:
@@ -61,14 +58,14 @@ def trtllm_log_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Map
         step, rank, B = fields["iter"], found[1], fields["num_scheduled_requests"]
         row, before = waiting.get(rank, (0, math.nan))
         if before == step - 1 and "prev_device_step_time" in fields:
-            T[row] = fields["prev_device_step_time"]
+            rows.change("T_ms", row, fields["prev_device_step_time"])
         waiting[rank] = rows.count, step
-        T.append(math.nan)
         # Without a request, the states are those of the iteration before.
         requests, prompt, decode = (fields[name] if B else 0 for name in STATES)
         values = {
             "B": B,
             "S": prompt + decode,
+            "T_ms": math.nan,
             "prefill_requests": requests,
             "prefill_tokens": prompt,
             "context_tokens": fields.get("cached_kv_tokens", math.nan),
@@ -78,23 +75,19 @@ def trtllm_log_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Map
             "seconds": seconds_in(line[found.end() :]),
         }
         rows.add({**values, "replica": rank})
-    times = np.array(T)
-    facts["latency_field"] = "prev_device_step_time"
-    if not np.isfinite(times).any():
-        facts["latency_field"], times = "host_step_time", rows.numbers("host_step_ms")
-    columns = {name: each for name, each in rows.columns().items() if name != "host_step_ms"}
-    return {**columns, "T_ms": times, "idle": rows.numbers("B") == 0}
+    columns = {**rows.columns(), "idle": rows.numbers("B") == 0}
+    host_ms, has_times = columns.pop("host_step_ms", rows.numbers("")), bool(np.isfinite(rows.numbers("T_ms")).any())
+    facts["latency_field"] = "prev_device_step_time" if has_times else "host_step_time"
+    return columns if has_times else {**columns, "T_ms": host_ms}
 
 
 TRTLLM_LOG = step_reader(
     "trtllm-log",
-    "a TensorRT-LLM log with print_iter_log",
+    "a TensorRT-LLM log with print_iter_log: true",
     lambda head: b"[TRT-LLM] [" in head or ITERATION.search(head.decode("utf-8", "replace")) is not None,
     trtllm_log_steps,
-    "the log of TensorRT-LLM with print_iter_log: true",
 )
 
-# ----------------------------------------------------------------------------------------------------------- SGLang
 
 BATCH = re.compile(r"\b(Decode|Prefill) batch(?: \[\d+\])?[,.] (#.*)")
 RANKS = re.compile(r"\b(DP|PP)(\d+)\b")
@@ -173,13 +166,11 @@ def _row_of_sglang(lines: list[tuple[str, dict[str, float]]], settings: dict[str
 
 SGLANG_LOG = step_reader(
     "sglang-log",
-    "the log of an SGLang server",
+    "the log of an SGLang server with lines of steady decode batches",
     lambda head: b"server_args=ServerArgs(" in head or BATCH.search(head.decode("utf-8", "replace")) is not None,
     sglang_log_steps,
-    "lines of steady decode batches of SGLang's scheduler",
 )
 
-# ------------------------------------------------------------------------------------------------------- llama.cpp
 
 BENCH_NAMES = {"PP": "pp", "TG": "tg", "B": "pl", "T_PP s": "t_pp", "S_PP t/s": "speed_pp"}
 BENCH_NAMES |= {"T_TG s": "t_tg", "S_TG t/s": "speed_tg"}
@@ -188,10 +179,7 @@ USUAL_BATCH = 2048
 
 
 def llama_bench_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
-    """Return two steps per result, prefill and decode, each the mean of its calls of llama_decode.
-
-    A prompt is computed in calls of `n_batch` tokens. The decode step's context is that in the middle of the output.
-    """
+    """Return two steps per result, prefill and decode, each the mean of its calls of llama_decode."""
     rows = Rows()
     facts["aggregated"] = "mean step of a result"
     for result in _bench_results(source, tally):
@@ -249,11 +237,10 @@ def _bench_results(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
 
 LLAMA_BENCH = step_reader(
     "llama-bench",
-    "results of llama-batched-bench",
+    "the table of llama-batched-bench, or its lines with --output-format jsonl",
     lambda head: (
         has_keys(head, *BENCH_NAMES.values()) or BENCH_HEADER.search(head.decode("utf-8", "replace")) is not None
     ),
     llama_bench_steps,
-    "the table of llama-batched-bench, or its lines with --output-format jsonl",
     path=None,
 )

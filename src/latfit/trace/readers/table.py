@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, first_line, located
-from latfit.trace.columns import BY_NAME, REQUIRED
+from latfit.trace.columns import KINDS, REQUIRED
 from latfit.trace.parquet import COPY_AGAIN, columns_of, label, read_parquet
 from latfit.trace.readers.engines import EXTEND, PAST, with_request_terms
 from latfit.trace.readers.source import Options, Reader, Source
@@ -21,11 +21,10 @@ from latfit.trace.table import Array, Trace
 from latfit.units import MS_PER_UNIT, format_ms
 
 SYNONYMS = {
-    "B": ("b", "batch", "batch_size", "num_reqs"),
-    "S": ("s", "tokens", "num_tokens", "total_tokens"),
-    "T_ms": ("t_ms",),
-}
-TIME_NAME = re.compile(r"(?:latency|time|duration)(?:_(ns|us|µs|μs|ms|s))?")
+    "B": "b|batch|batch_size|num_reqs",
+    "S": "s|tokens|num_tokens|total_tokens",
+    "T_ms": "(?:t(?=_ms)|latency|time|duration)(?:_(ns|us|µs|μs|ms|s))?",
+}  # names by which a required column is guessed; that of T may end in its unit
 
 MIN_MEDIAN_MS, MAX_MEDIAN_MS = 0.005, 1e5  # outside, T is in another unit
 TYPICAL_MS = 20.0
@@ -36,60 +35,44 @@ ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
 MAX_COLUMNS = 4096
 
 
-def name_columns(names: Sequence[str], options: Options) -> tuple[dict[str, str], dict[str, str]]:
-    """Return {latfit's name: the table's name}, by the column map and by guesses, and the guessed ones alone.
-
-    Raises BadInput if a required column is missing or ambiguous.
-    """
+def name_columns(names: Sequence[str], options: Options) -> tuple[dict[str, str], dict[str, str], str]:
+    """Return {our name: the table's name}, by map and guesses, the guesses alone, and T's unit. Raises BadInput."""
     given = options.column_map
     example = "--map B=batch,S=tokens,T_ms=latency"
     if missing := [theirs for theirs in given.values() if theirs not in names]:
         raise _no_column(missing, names, f"Correct --map, for example {example}.")
-    guessed = {}
-    for ours in REQUIRED:
-        if ours in names or ours in given:
-            continue
-        candidates = [name for name in names if name not in given.values() and _fits(ours, name, options.unit)]
-        if len(candidates) > 1:
+    guessed: dict[str, str] = {}
+    unit = None
+    for ours in [ours for ours in REQUIRED if ours not in names and ours not in given]:
+        plain = {name: re.sub(r"[\s-]+", "_", name.strip().lower()) for name in names if name not in given.values()}
+        fitting = {name: match for name in plain if (match := re.fullmatch(SYNONYMS[ours], plain[name]))}
+        if ours == "T_ms":
+            fitting = {name: match for name, match in fitting.items() if match[1] or options.unit}
+        if len(fitting) > 1:
             raise BadInput(
-                f"{ours} may be any of the columns {', '.join(candidates)}",
-                remedy=f"Say which with --map, for example --map {ours}={candidates[0]}.",
+                f"{ours} may be any of the columns {', '.join(fitting)}",
+                remedy=f"Say which with --map, for example --map {ours}={next(iter(fitting))}.",
             )
-        if candidates:
-            guessed[ours] = candidates[0]
+        if fitting:
+            guessed[ours] = next(iter(fitting))
+            unit = fitting[guessed[ours]][1] if ours == "T_ms" else None
     mapping = {**given, **guessed}
     taken = {*mapping, *mapping.values()}
     mapping |= {name: name for name in names if name not in taken}
     if lacking := [name for name in REQUIRED if name not in mapping]:
         raise _no_column(lacking, names, f"Say which columns they are, for example {example}.")
-    unit = _unit_in(guessed.get("T_ms", ""))
     if unit and options.unit and MS_PER_UNIT[unit] != MS_PER_UNIT[options.unit]:
         raise BadInput(
             f"the column {guessed['T_ms']} is in {unit} by its name, but --unit says {options.unit}",
             remedy=f"Leave --unit out, or say that the name is wrong with --map T_ms={guessed['T_ms']}.",
         )
-    return mapping, guessed
+    return mapping, guessed, options.unit or unit or "ms"
 
 
 def _no_column(missing: Iterable[str], names: Sequence[str], remedy: str) -> BadInput:
     more = f", and {len(names) - 12} more" if len(names) > 12 else ""
     found = f"no column {', '.join(missing)} (there are {', '.join(names[:12])}{more})"
     return BadInput(found, remedy=remedy)
-
-
-def _fits(ours: str, name: str, unit: str | None) -> bool:
-    plain = _plain(name)
-    timed = TIME_NAME.fullmatch(plain) if ours == "T_ms" else None
-    return plain in SYNONYMS[ours] or (timed is not None and (timed.group(1) is not None or unit is not None))
-
-
-def _unit_in(name: str) -> str | None:
-    timed = TIME_NAME.fullmatch(_plain(name))
-    return timed.group(1) if timed else "ms" if _plain(name) in SYNONYMS["T_ms"] else None
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s-]+", "_", name.strip().lower())
 
 
 def check_unit(T_ms: Array, options: Options) -> None:
@@ -122,11 +105,11 @@ def read(source: Source, options: Options) -> Trace:
 
 def steps_of(table: Trace, options: Options, *, in_ms: bool = False) -> Trace:
     """Return a table under the names of its source as steps. in_ms: skip the check of the unit. Raises BadInput."""
-    mapping, guessed = name_columns(list(table.columns), options)
+    mapping, guessed, unit = name_columns(list(table.columns), options)
     listed, refused = with_request_terms({ours: table[theirs] for ours, theirs in mapping.items()})
     columns = {name: typed(name, column) for name, column in listed.items()}
     with np.errstate(over="ignore"):  # cleaning drops what is no time in any unit
-        columns["T_ms"] = columns["T_ms"] * MS_PER_UNIT[options.unit or _unit_in(guessed.get("T_ms", "")) or "ms"]
+        columns["T_ms"] = columns["T_ms"] * MS_PER_UNIT[unit]
     if not in_ms:
         check_unit(columns["T_ms"], options)
     return Trace(columns, {**table.provenance, **({"column_map": guessed} if guessed else {}), **refused})
@@ -228,23 +211,16 @@ def _as_array(values: list[Any]) -> Array:
 
 def typed(name: str, column: Array) -> Array:
     """Convert a column to its declared kind; an undeclared label keeps numbers and is text otherwise."""
-    kind = BY_NAME[name].kind if name in BY_NAME else None
+    kind = KINDS.get(name)
+    if kind in ("int", "float") and column.dtype.kind == "M":  # points in time: seconds from the first of them
+        first = np.fmin.reduce(column) if len(column) else column
+        return np.asarray((column - first) / np.timedelta64(1, "s"), dtype=np.float64)
     if kind in ("int", "float"):
-        return _seconds(column) if column.dtype.kind == "M" else numbers(column)
-    if kind == "flag":
-        return column if column.dtype.kind == "b" else np.array([_is_set(value) for value in column.tolist()], bool)
+        return numbers(column)
+    if kind == "flag" and column.dtype.kind != "b":
+        true = (True, "true", "True", "1")
+        return np.array([isinstance(each, int | float | str) and each in true for each in column.tolist()], bool)
     return texts(column) if kind == "text" or column.dtype.kind == "O" else column
-
-
-def _is_set(value: object) -> bool:
-    return isinstance(value, bool | int | float | str) and value in (True, "true", "True", "1")
-
-
-def _seconds(moments: Array) -> Array:
-    """Return points in time as seconds from the first of them."""
-    known = moments[~np.isnat(moments)]
-    first = known.min() if len(known) else moments[:1]
-    return np.asarray((moments - first) / np.timedelta64(1, "s"), dtype=np.float64)
 
 
 READER = Reader("table", "a table with columns B, S and T_ms, or others with --map", recognises, read)

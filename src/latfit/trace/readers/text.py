@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,6 @@ class Tally:
         """Return the nonzero counts for the provenance."""
         counts = {"bad_lines": self.bad, "cut_lines": self.cut}
         return {name: count for name, count in counts.items() if count}
-
-
-# ------------------------------------------------------------------------------------------------------------- JSON
 
 
 def starts_as_json(head: bytes) -> bool:
@@ -124,25 +122,18 @@ def _lines(source: Source, tally: Tally) -> Iterator[Any]:
         while line := stream.readline(MAX_LINE_BYTES):
             plain = _decode(line)
             try:
-                value = json.loads(plain) if plain else []
+                yield json.loads(plain) if plain else []
             except (ValueError, RecursionError):
                 ended = line.endswith(b"\n") or len(line) == MAX_LINE_BYTES
                 tally.bad += ended
                 tally.cut += not ended
-                continue
-            yield value
-
-
-# --------------------------------------------------------------------------------------------------- delimited text
 
 
 def header_of(head: bytes) -> list[str]:
     """Return the names in the first line; empty if it is not the header of a table."""
-    line = _first_line(head)
-    try:
+    line, names = _first_line(head), list[str]()
+    with suppress(csv.Error):
         names = next(csv.reader([line], delimiter=delimiter_of(line)), [])
-    except csv.Error:
-        return []
     return [name.strip() for name in names] if len(names) > 1 and not CONTROLS.search(line) else []
 
 
@@ -160,10 +151,7 @@ def delimiter_of(line: str) -> str:
 
 
 def read_delimited(source: Source, tally: Tally) -> dict[str, Array]:
-    """Return the columns of a table; bytes that are not text become U+FFFD.
-
-    Lines with an open quote or the wrong number of cells are left out and counted. Raises BadInput if most are.
-    """
+    """Return the columns of a table; bad lines are counted. Raises BadInput if most are bad."""
     import pyarrow as pa
 
     try:
@@ -203,12 +191,7 @@ def texts(column: Array) -> Array:
 def _as_utf8(content: bytes) -> bytes:
     if content.isascii():
         return content
-    is_utf16 = content.startswith(UTF16_MARKS)
-    return (
-        content[: len(content) - is_utf16 * (len(content) % 2)]
-        .decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
-        .encode()
-    )
+    return content.decode("utf-16" if content.startswith(UTF16_MARKS) else "utf-8-sig", "replace").encode()
 
 
 def _parse(content: bytes) -> tuple[Any, int]:
@@ -221,7 +204,7 @@ def _parse(content: bytes) -> tuple[Any, int]:
     if b'"' in content:  # an open quote would swallow all lines up to the next one
         every = content.split(b"\n")
         bad = [line for line in every[1:] if line.count(b'"') % 2]
-        content = b"\n".join([header, *(line for line in every[1:] if line.count(b'"') % 2 == 0)]) if bad else content
+        content = b"\n".join([header, *(line for line in every[1:] if line.count(b'"') % 2 == 0)])
 
     def skip(row: Any) -> str:
         bad.append(row)

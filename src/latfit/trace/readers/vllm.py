@@ -10,6 +10,7 @@ Without these lines, the statistics logged every ten seconds give one row per wi
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, BinaryIO, NamedTuple
@@ -26,7 +27,7 @@ MAX_RANK = 1024
 PREFIX_BYTES = 512  # of a line in front of its step, where engine and time are looked for
 LABEL_BYTES, NAME_BYTES = 64, 200
 
-DAY_S, YEAR_DAYS = 86_400, 365
+YEAR_S = 366 * 86_400  # times without a year are taken to be of a leap year
 MAX_REORDER_S = 60  # API servers write into one log slightly out of order; a clock set back falls further
 MAX_REORDER_STEPS = 16  # likewise of the step counter; a restarted engine falls further, or to 0
 
@@ -87,8 +88,7 @@ SETTINGS: Mapping[bytes, Mapping[str, bytes]] = {
     },
     b"Chunked prefill is enabled": {"max_num_batched_tokens": rb"max_num_batched_tokens=(\d{1,9})\b"},
     b" blocks: ": {"num_gpu_blocks": rb"# (?:GPU|CUDA|cuda) blocks: (\d{1,9})\b"},
-}
-"""Start-up lines by a text in them, and the engine settings they report, under the recorder's names."""
+}  # start-up lines by a text in them, and the engine settings they report, under the recorder's names
 MARKS = (*SETTINGS, b" KV cache size: ", b"Avg prompt throughput: ")
 
 WINDOW = re.compile(
@@ -122,7 +122,7 @@ class LogScan:
         """Add whole lines."""
         if b"\x1b" in text:
             text = ANSI.sub(b"", text)
-        self.lines += text.count(b"\n")
+        self.lines += text.count(b"\n") + (not text.endswith(b"\n"))
         *fields, rest = STEP.split(text)
         if fields:
             gaps, numbers, dummy, usage = (fields[i :: STEP.groups + 1] for i in range(STEP.groups + 1))
@@ -153,11 +153,7 @@ class LogScan:
                 self.starts.append(StartLine(row, rank_of(process[1] if process else b""), tokens))
 
     def place_of(self, gap: bytes) -> tuple[int, float]:
-        """Return (engine number, seconds of the year) of the line in front of a step.
-
-        Engines that write their own lines differ by process. Lines of API servers name the engine; the process of a
-        single server tells one start from the next.
-        """
+        """Return (engine number, seconds of the year) of the line in front of a step."""
         text = gap[max(gap.rfind(b"\n") + 1, len(gap) - PREFIX_BYTES) :]
         process, engine = PROCESS.match(text), ENGINE.search(text)
         name, pid = (process[1], int(process[2])) if process else (b"", -1)
@@ -168,59 +164,46 @@ class LogScan:
 
 def second_of_year(text: bytes) -> float:
     """Return the seconds from the start of a leap year to the last time in a text; NaN without one."""
-    clock = CLOCK.match(text)
-    try:
-        found = datetime.fromisoformat(f"2024-{clock[1].decode()}T{clock[2].decode()}") if clock else None
-    except ValueError:
-        found = None
-    return np.nan if found is None else (found - datetime(2024, 1, 1)).total_seconds()
+    with suppress(ValueError):
+        if clock := CLOCK.match(text):
+            moment = datetime.fromisoformat(f"2024-{clock[1].decode()}T{clock[2].decode()}")
+            return (moment - datetime(2024, 1, 1)).total_seconds()
+    return np.nan
 
 
 def seconds_since_start(seconds: FloatArray) -> FloatArray:
-    """Return seconds since the first of the times (n,) in a leap year, never decreasing; NaN where unknown.
-
-    A fall by more than half a year is a turn of the year, a smaller one a clock set back, or lines slightly out of
-    order. A year without a 29th of February has no such day.
-    """
-    found = np.full(len(seconds), np.nan)
-    known = np.isfinite(seconds)
-    clock = seconds[known]
-    day = clock // DAY_S
-    is_leap = bool(np.any(day == 59))
-    clock = clock - DAY_S * ((day > 59) & (not is_leap))
-    year_s = (YEAR_DAYS + is_leap) * DAY_S
-    change = (np.diff(clock, prepend=clock[:1]) + year_s // 2) % year_s - year_s // 2
+    """Return seconds since the first of the times (n,), never decreasing, over turns of the year; NaN where unknown."""
+    since = np.full(len(seconds), np.nan)
+    clock = seconds[np.isfinite(seconds)]
+    change = (np.diff(clock, prepend=clock[:1]) + YEAR_S // 2) % YEAR_S - YEAR_S // 2
     change[change < -MAX_REORDER_S] = 0
-    found[known] = np.maximum.accumulate(np.cumsum(change))
-    return found
+    since[np.isfinite(seconds)] = np.maximum.accumulate(np.cumsum(change))
+    return since
 
 
 def settings_in(line: bytes) -> dict[str, Any]:
     """Return the engine settings in a start-up line; empty for any other line."""
     mark = next((mark for mark in SETTINGS if mark in line), None)
-    if mark is None:
-        return {}
-    found: dict[str, Any] = {"arguments_told": True} if mark == ARGUMENTS else {}
+    settings: dict[str, Any] = {}
     if mark == START and b"speculative_config=None" in line:
-        found["num_speculative_tokens"] = 0
-    for name, pattern in SETTINGS[mark].items():
+        settings["num_speculative_tokens"] = 0
+    for name, pattern in SETTINGS[mark].items() if mark else ():
         match = re.search(pattern, line)
         if match and 0 < len(match[1]) <= NAME_BYTES:
             text = match[1].decode("utf-8", "replace")
-            found[name] = text == "True" if text in ("True", "False") else int(text) if text.isdecimal() else text
-    return found
+            settings[name] = text == "True" if text in ("True", "False") else int(text) if text.isdecimal() else text
+    return settings
 
 
 def agreed_settings(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings on which all starts agree, and the others with all their values under `differing`."""
     values: dict[str, list[Any]] = {}
-    for settings in starts:
-        for name, value in settings.items():
-            if value not in values.setdefault(name, []):
-                values[name].append(value)
-    found = {name: several[0] for name, several in values.items() if len(several) == 1}
+    for name, value in [item for settings in starts for item in settings.items()]:
+        if value not in values.setdefault(name, []):
+            values[name].append(value)
+    agreed: dict[str, Any] = {name: several[0] for name, several in values.items() if len(several) == 1}
     differing = {name: several for name, several in values.items() if len(several) > 1}
-    return {**found, "differing": differing} if differing else found
+    return agreed | ({"differing": differing} if differing else {})
 
 
 def rank_of(name: bytes) -> int:
@@ -241,16 +224,10 @@ def read(source: Source, options: Options) -> Trace:
 
 
 def scan_log(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> LogScan:
-    """Scan all lines of a log, in blocks that end with a newline."""
-    scan, rest = LogScan(), b""
+    """Scan all lines of a log, in blocks that end with a line."""
+    scan = LogScan()
     while block := stream.read(block_bytes):
-        block = rest + block
-        end = block.rfind(b"\n") + 1 or len(block) * (len(block) > BLOCK_BYTES)
-        rest = block[end:]
-        if end:
-            scan.add(block[:end])
-    if rest:
-        scan.add(rest + b"\n")
+        scan.add(block + stream.readline(BLOCK_BYTES))
     return scan
 
 
@@ -304,10 +281,7 @@ def trace_of(scan: LogScan, name: str) -> Trace:
 
 
 def _split_runs(scan: LogScan, engine: Array, step: Array) -> list[IntArray]:
-    """Return the rows of each run, in order of their first rows: one start of one engine.
-
-    A run ends where the step counter restarts or a start-up line says so.
-    """
+    """Return the rows of each run: a counter that restarts, or a start-up line, ends a run."""
     by_engine = np.split(np.argsort(engine, kind="stable"), np.cumsum(np.bincount(engine))[:-1])
     runs = []
     for (name, _), rows in zip(scan.engines, by_engine, strict=False):
@@ -321,10 +295,7 @@ def _split_runs(scan: LogScan, engine: Array, step: Array) -> list[IntArray]:
 
 
 def _capacity(starts: Sequence[StartLine], row: int, rank: int, before: int) -> int:
-    """Return the KV cache tokens of the run that begins at a row; 0 if unknown. before: where the last run began.
-
-    One line per worker reports them, of which the smallest counts. Lines without a rank apply to ranks without any.
-    """
+    """Return the KV cache tokens of the run that begins at a row: the least of its workers; 0 if unknown."""
     sizes = [line for line in starts if line.tokens and line.row <= row]
     of_rank = [line for line in sizes if line.rank == rank] or [line for line in sizes if line.rank == -1]
     recent = [line.tokens for line in of_rank if line.row > before] or [line.tokens for line in of_rank[-1:]]
@@ -334,9 +305,8 @@ def _capacity(starts: Sequence[StartLine], row: int, rank: int, before: int) -> 
 def _windows(scan: LogScan, name: str) -> Trace:
     """Return one row per window of about ten seconds. Raises BadInput if no line reports one.
 
-    Each running request gets one token per step: with B requests and g generated tokens/s a step takes B/g seconds.
-    B is the mean of both ends. Windows whose ends differ too much are counted as `unsteady` and left out; those that
-    begin or end without a request are `idle`.
+    With B requests, the mean of both ends, and g generated tokens/s a step takes B/g seconds. Windows whose ends differ
+    too much are counted as `unsteady` and left out; those that begin or end without a request are `idle`.
     """
     times = seconds_since_start(np.array([second for _, second, *_ in scan.windows])).tolist()
     last: dict[float, tuple[float, float]] = {}
@@ -369,9 +339,7 @@ def _windows(scan: LogScan, name: str) -> Trace:
     ranks = np.array([str(max(rank_of(process), 0)) for process, _ in scan.engines], dtype=object)
     columns["run"] = ranks[columns.pop("engine").astype(np.intp)]
     columns |= {"t_s": columns["t_s"] - columns["t_s"].min(), "idle": columns["idle"] > 0}
-    sizes: list[int] = []  # of the last start
-    for line in scan.starts:
-        sizes = [*sizes, line.tokens] if line.tokens else []
+    sizes = [line.tokens for line in scan.starts if line.tokens]
     capacity = {"kv_capacity_tokens": min(sizes)} if sizes else {}
     facts = {"format": "vllm", "windows": len(rows), "unsteady": unsteady, **agreed_settings(scan.settings), **capacity}
     return Trace(columns, facts)
