@@ -178,7 +178,8 @@ def fit_figure(name: str, fit: FitResult, trace: Trace | None) -> Figure:
     view = FitView(fit, trace)
     shown = [MAP] if view.agreement is None else [MAP, PREDICTED]
     figure = style.new_figure((6.0 * len(shown), 4.8), dpi=130)
-    figure.suptitle(drawable(f"{name}: {fit.name}"), x=0.012, ha="left", fontsize=13, color=style.INK)
+    title = ": ".join(dict.fromkeys((name, fit.name)))
+    figure.suptitle(drawable(title), x=0.012, ha="left", fontsize=13, color=style.INK)
     for axes, panel in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         PANELS[panel][0](axes, view)
     return figure
