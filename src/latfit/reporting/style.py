@@ -48,10 +48,10 @@ def new_figure(inches: tuple[float, float] = SINGLE_INCHES, dpi: int = DPI) -> F
     return figure
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, dpi: float | None = None) -> bytes:
     """The figure as PNG, the same bytes for the same figure: no date, no version inside."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", metadata={"Software": None})
+    figure.savefig(stream, format="png", dpi=dpi or figure.dpi, metadata={"Software": None})
     return stream.getvalue()
 
 

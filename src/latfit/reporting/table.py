@@ -20,6 +20,7 @@ Column = tuple[str, str | Callable[[Any], Any]] | tuple[str, str | Callable[[Any
 Bar = tuple[str, str, float]
 State = Literal["good", "doubt", "bad"]
 STATE_COLOURS = {"good": "#0a6a39", "doubt": "#b87a00", "bad": "#a5002f"}
+CARD_DPI = 110
 MAX_CARD_ROWS = 8  # a longer table hides the figure of a card
 BROAD = 4  # columns above which a table takes the page's whole width
 
@@ -154,10 +155,11 @@ def card_html(
     if figure is not None:
         from latfit.reporting import style
 
-        data = base64.b64encode(style.png(figure)).decode("ascii")
+        data = base64.b64encode(style.png(figure, CARD_DPI)).decode("ascii")
+        width = 0.8 * CARD_DPI * figure.get_figwidth()
         image = Markup(
-            '<img alt="" style="width:100%;max-width:560px;background:#fff" src="data:image/png;base64,{}">'
-        ).format(data)
+            '<img alt="" style="width:100%;max-width:{:.0f}px;background:#fff" src="data:image/png;base64,{}">'
+        ).format(width, data)
     folded = Markup("<details><summary>{}</summary>{}</details>").format
     grids = [
         table_html(each) if len(each.rows) <= MAX_CARD_ROWS else folded(each.caption, table_html(each))

@@ -5,7 +5,7 @@ import pytest
 
 import latfit
 from latfit.api.serving import EnginePlan
-from latfit.planning import Reached, Stall, Stalls
+from latfit.planning import Stall, Stalls
 from latfit.planning.serving.result import Effect
 from latfit.reporting.layout import Making
 from latfit.reporting.plan.figures import distribution_figure
@@ -39,13 +39,6 @@ def test_the_page_names_model_and_machine(plan: EnginePlan) -> None:
     page = serving_page(plan.result, Making(subject=plan.subject))
     assert "A plan of serving engines: tiny on " in Outline(page.html).text
     assert "distributions" in [each.stem for each in page.pictures]
-
-
-@pytest.mark.parametrize(
-    ("value", "said"), [(21.64, "21.6 ms of 22 ms"), (22.013, "22.013 ms of 22 ms"), (22.0, "22 ms of 22 ms")]
-)
-def test_a_figure_that_is_not_its_limit_does_not_look_like_it(value: float, said: str) -> None:
-    assert Reached(name="p99 TPOT", value_ms=value, limit_ms=22.0).outcome == f"p99 TPOT {said}"
 
 
 def test_bars_are_as_long_as_their_values() -> None:

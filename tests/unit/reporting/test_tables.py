@@ -9,7 +9,6 @@ from latfit.model.fit_parts import CrossValidation, Diagnostics
 from latfit.model.fit_result import FitResult
 from latfit.planning.plan import make_plan
 from latfit.planning.result import Plan
-from latfit.reporting import format
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.page import ReportInput, render
 from latfit.reporting.plan.tables import key_numbers, step_tables, thresholds_table
@@ -136,10 +135,3 @@ def test_provenance_is_flattened_and_cut() -> None:
     assert found["zero"] == "0"
     assert "none" not in found
     assert len(found["long"]) <= 600
-
-
-@pytest.mark.parametrize(
-    ("name", "stem"), [("cpu", "cpu"), ("../../etc/passwd", "etc-passwd"), ("", "path"), ("a b/ü", "a-b")]
-)
-def test_file_stems_stay_in_their_folder(name: str, stem: str) -> None:
-    assert format.file_stem(name) == stem
