@@ -94,8 +94,7 @@ def _prefill(columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]
 
 
 def decode_only(steps: Mapping[str, FloatArray], weights: FloatArray | None = None) -> bool:
-    """Return whether the steps hold no prefill worth fitting. True if under 3 % have more than 1.5 tokens per request
-    and none of those 64 tokens, or if `prefill_tokens` is zero throughout (further tokens are drafts)."""
+    """Return whether the steps hold no prefill worth fitting: under 3 % with over 1.5 tokens a request, all short."""
     B, S = steps["B"], steps["S"]
     if "prefill_tokens" in steps and not np.any(steps["prefill_tokens"]):
         return True

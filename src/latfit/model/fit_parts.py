@@ -60,8 +60,7 @@ class HeldOutErrors(Record, frozen=True, omit_defaults=True):
 
 
 class CrossValidation(Record, frozen=True, omit_defaults=True):
-    """Held-out errors of the default scheme and of harder ones; None where the rows do not suffice. selection: how
-    `--model auto` chose the model. In a file, `errors` stand beside the other keys."""
+    """Held-out errors of the default scheme and of harder ones; None where the rows do not suffice."""
 
     scheme: str | None = None
     errors: HeldOutErrors | None = None
@@ -134,8 +133,7 @@ class Cliffs(Record, frozen=True):
 
 
 class Diagnostics(Record, frozen=True, omit_defaults=True):
-    """Errors by phase (`regimes`), noise floor (`lack_of_fit`), impossible steps, drift, error parts and cliffs. What
-    could not be computed holds a `reason`; what was not looked for is None."""
+    """What residuals show; a part that could not be computed holds a `reason`, one not looked for is None."""
 
     regimes: Mapping[str, Errors] | None = None
     lack_of_fit: JsonObject | None = None
@@ -146,8 +144,7 @@ class Diagnostics(Record, frozen=True, omit_defaults=True):
 
 
 class DataFacts(Record, frozen=True, omit_defaults=True):
-    """Where the rows of a fit come from (see `trace.data_facts`). nominal: the numbers of a path that nobody measured.
-    more: further facts, which stand beside the others in a file."""
+    """Where the rows of a fit come from; `more` facts stand beside the others in a file."""
 
     source: str | None = None
     sources: Sequence[str] | None = None

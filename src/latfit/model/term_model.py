@@ -120,10 +120,7 @@ class Separable:
         return np.concatenate([front, coefficients[len(coefficients) - own :], outer[in_base:]])
 
     def held(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
-        """Return the parameters that these steps do not determine, with the values at which they are held. A term is
-        held at zero if its column is a combination of those before it in the table; a shape is held at its nominal
-        value if only such terms depend on it. NEVER_HELD stay free: zero for tau_S would be a claim where only tau_B +
-        tau_S is identifiable. given: parameters that a user fixed."""
+        """Return the values of parameters that these steps do not determine: dependent terms and their shapes."""
         seen = features_of(steps)
         shapes = self._nominal(seen, given)
         rows = np.sqrt(weights)[:, None]
@@ -180,7 +177,7 @@ def _used(coefficients: FloatArray) -> list[bool]:
     return [bool(used) for used in (coefficients != 0).reshape(len(coefficients), -1).any(axis=1)]
 
 
-NEVER_HELD = ("tau_0", "tau_B", "tau_S")
+NEVER_HELD = ("tau_0", "tau_B", "tau_S")  # zero for tau_S would be a claim where only tau_B + tau_S is identifiable
 
 MIN_NEW_SHARE = 1e-5  # of a column's length outside the span of those before it; less is rounding
 

@@ -3,12 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions
 from latfit.model.support import ROUNDING, Support, outside_by, support_of
 from latfit.stats import FloatArray
-from latfit.trace.table import Trace
-from tests.conftest import planted_trace, rich_design
 
 
 def supported(support: Support, B: FloatArray, S: FloatArray, kinds: NDArray[np.str_]) -> NDArray[np.bool_]:
@@ -28,16 +24,3 @@ def test_one_odd_step_of_a_log_measures_nothing() -> None:
     unknown = np.full(4, "prefill or mixed")
     assert supported(support, asked_B, asked_S, unknown).tolist() == [True, False, False, False]
     assert supported({}, asked_B, asked_S, all_prefill[:4]).all()
-
-
-def test_a_fit_says_so_of_steps_unlike_its_own() -> None:
-    rng = np.random.default_rng(2)
-    B, S = rng.integers(8, 17, 300).astype(float), np.round(np.exp(rng.uniform(6, 8, 300)))
-    B[0], S[0] = 1.0, 40.0
-    trace = Trace({"B": B, "S": S, "T_ms": (5 + 0.1 * B + 0.02 * S) * np.exp(rng.normal(0, 0.02, 300))})
-    fit = fit_trace(trace, FitOptions("linear"))
-    np.testing.assert_array_equal(
-        fit.outside_domain(np.array([10.0, 1.0, 10.0]), np.array([1000.0, 400.0, 5000.0])), [False, True, True]
-    )
-    grid = fit_trace(planted_trace(noise=0.03), FitOptions("linear"))
-    assert not grid.outside_domain(*rich_design()).any()

@@ -59,10 +59,6 @@ class Scores:
         """Number of independent samples."""
         return float(self.weight.sum())
 
-    @property
-    def independent_share(self) -> float:
-        return self.independent / max(self.steps, 1)
-
 
 def worth(score: FloatArray, weight: FloatArray, cell: NDArray[np.intp]) -> FloatArray:
     """Return the independent samples that a step of each row is worth (m,), by the intraclass correlation of cells."""
@@ -124,10 +120,10 @@ def prediction_intervals(
 
 def _limits(known: Sequence[Scores]) -> dict[str, Any]:
     """Return limits and independent shares of one phase, or of all steps. known: scores that the limits must cover."""
-    fewest = min(known, key=lambda scores: scores.independent_share)
+    share, fewest = min(((one.independent / max(one.steps, 1), one) for one in known), key=lambda each: each[0])
     found: dict[str, Any] = {
         **_factors(known),
-        "independent_share": fewest.independent_share,
+        "independent_share": share,
         "in_time_share": 1 / fewest.in_time.steps_for_one,
     }
     silent = [level for level in LEVELS if level > 0.5 and found["ratio_quantiles"][f"{level:g}"] is None]

@@ -27,9 +27,7 @@ MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any que
 
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Return the group number (n,), rising with batch size: sizes are cut where squared deviations differ most.
-
-    Under equal noise the cumulated deviations are a Brownian bridge. weights (n,): independent steps."""
+    """Return the group (n,) of each batch size: sizes are cut where squared deviations differ beyond chance."""
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
     square = (ratio - weighted_quantiles(ratio, (0.5,), weights)[0]) ** 2

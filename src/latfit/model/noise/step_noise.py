@@ -95,9 +95,7 @@ class Ratios:
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """F by groups of batch sizes, and pauses; without pauses F describes all steps. groups (k,) rise with batch size;
-    edges (k - 1,) are the batch sizes between them, each of the group below. F is the ratio to the fitted curve times
-    `levels`."""
+    """F, the ratio to the curve times `levels`, by groups of batch sizes with edges between them, and pauses."""
 
     groups: tuple[Ratios, ...]
     edges: FloatArray
