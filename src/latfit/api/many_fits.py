@@ -93,6 +93,8 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
     if workers < 2:
         yield from ((number, task(number).done()) for number in numbers)
         return
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    streams: Any = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL, "start_new_session": True}
     running: list[Popen[bytes]] = []
     free: SimpleQueue[Popen[bytes] | None] = SimpleQueue()
     for _ in range(workers):
@@ -101,7 +103,8 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
     def fit(number: int) -> tuple[int, Outcome]:
         process = free.get()
         if process is None:
-            running.append(process := _start())
+            process = Popen([sys.executable, "-P", "-c", SERVE], env=environment, **streams)
+            running.append(process)
         try:
             pickle.dump(task(number), process.stdin, protocol=5)  # type: ignore[arg-type]
             process.stdin.flush()  # type: ignore[union-attr]
@@ -120,12 +123,6 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
         for process in running:
             process.kill()
             process.wait()
-
-
-def _start() -> "Popen[bytes]":
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, "-P", "-c", SERVE]
-    return Popen(command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment, start_new_session=True)
 
 
 def serve() -> None:

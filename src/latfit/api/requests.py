@@ -117,9 +117,7 @@ class ReadOptions(Cluster):
     cells: bool = option("Summarise into weighted cells, in constant memory; always for folders.", False)
     cells_file: Path | None = setting("File in which cells are kept, so that a report finds them again.")
     skip_bad: bool = option("Skip and count unreadable files of a folder.", False)
-    cells_time: Literal["compute", "period", "auto"] = setting(
-        "What T is in cells; auto: the period where most steps know theirs.", "compute"
-    )
+    cells_time: Literal["compute", "period", "auto"] = setting("T of cells; auto: mostly the period.", "compute")
     progress: Listener = None
 
 
@@ -153,9 +151,7 @@ class ModelOptions(Request):
     loss: str | None = setting("Robust loss of the residuals: huber, soft_l1, tukey or linear.")
     residuals: str | None = setting("relative (log of predicted/observed) or absolute (ms).")
     bootstrap: int = option("Number of bootstrap resamples, such as 1000.", 0, min=0)
-    intervals: Literal["sandwich", "profile", "bootstrap"] | None = setting(
-        "Intervals of parameters: sandwich (covariance) or bootstrap (also profile)."
-    )
+    intervals: Literal["sandwich", "profile", "bootstrap"] | None = setting("Intervals of parameters.")
     resample: str | None = setting("What the bootstrap draws: auto, rows or block (of time).")
     seed: Seed = 0
     path: str | None = option(
@@ -291,9 +287,7 @@ class PlanRequest(StepPlanRequest):
     replicas: int = option(
         "Replicas that share the load. Default: 1; for serving engines the fewest that suffice.", 1, min=1
     )
-    objective: str | Mapping[str, float] | None = setting(
-        "Objective weights (minimised): p99=1,mean=0.5,throughput=0.1."
-    )
+    objective: str | Mapping[str, float] | None = setting("Minimised: p99=1,mean=0.5,throughput=0.1.")
     max_batch: int | None = setting("Largest batch of the main path.")
     transfer: TransferOf = None
     wait: Duration | None = setting("Expected wait for the GPU; without it what the rate makes it.")
@@ -455,9 +449,7 @@ class EnginePlanRequest(EngineSettings, Memory):
     hardware: Hardware = "hardware.json"
     replicas: int | None = option("Replicas that there are. Default: the fewest that do.", min=1)
     route: Route = "round-robin"
-    order: Literal["fcfs", "sjf", "slo", "priority"] | None = setting(
-        "Scheduling policy. Default: fcfs; with classes also priority."
-    )
+    order: Literal["fcfs", "sjf", "slo", "priority"] | None = setting("Default: fcfs; with classes also priority.")
     batching: Literal["chunked-prefill", "continuous"] | None = setting("Batching. Default: both are tried.")
     price_per_hour: float | None = setting("Price of a replica per hour.")
     watts: float | None = setting("Power of a replica.")
@@ -722,9 +714,7 @@ class ProfileRequest(Request):
     )
     context: str = option("Cached tokens of a decode request, one number or several: 128,512.", "256")
     layers: int | None = option("Number of the model's layers to measure.")
-    kernel: Literal["step", "gemm", "attention"] = setting(
-        "The whole step, products with weights, or attention.", "step"
-    )
+    kernel: Literal["step", "gemm", "attention"] = setting("The whole step or a part.", "step")
     history: str = setting("Cached tokens before a prefill chunk: 0,1024.", "0")
     design: Literal["auto", "adaptive", "grid"] = setting(
         "adaptive: a grid of five times the budget, the most informative cells first; grid: every cell three times.",
@@ -775,9 +765,7 @@ class TuneRequest(Request):
     dry_run: bool = option("Show what would be done.", False)
     token: str | None = setting("Bearer token of the engine.")
     seed: Seed = 0
-    restart: Callable[[str], None] | None = setting(
-        "Called with the options for an engine at url; returns when it is up."
-    )
+    restart: Callable[[str], None] | None = setting("Called with an engine's options; returns when it is up.")
     progress: Callable[[str], None] | None = setting("Called with each step, in words.")
 
 
