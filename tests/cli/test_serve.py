@@ -128,7 +128,7 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
                 serving.ask()
             code, _, err = serving.end(signal.SIGTERM)
     assert code == Interrupted.exit_code
-    assert "stopped before all that was taken had ended" in err
+    assert "stopped before all accepted requests had ended" in err
     assert "Traceback" not in err
 
 
@@ -143,7 +143,7 @@ def test_a_second_signal_cuts_off_what_runs() -> None:
         (["http://me:mine@x"], "is no address of an engine"),
         (["http://a b"], "is no address of an engine"),
         (["a=x", "a=y"], "is given twice"),
-        (["a=x", "b=y"], "the time of a reply, which is not known of a and b"),
+        (["a=x", "b=y"], "needs the time of a reply of a and b"),
         (["a=x", "b=y", "c=z"], "3 engines"),
         (["a\nb=x", "c=y", "--policy", "gpu-only"], "is not a name with its value"),
         (["a=x", "--times", "b=1s"], "there is no engine 'b'"),
