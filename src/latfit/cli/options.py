@@ -54,8 +54,8 @@ def verb(function: Verb) -> Verb:
     parameters.append(inspect.Parameter("parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
     @functools.wraps(function)
-    def flat(parser: typer.Context, **known: Any) -> None:
-        sources = {name: parser.get_parameter_source(name) for name in known}
+    def flat(parser: typer.Context | None = None, **known: Any) -> None:
+        sources = {name: parser and parser.get_parameter_source(name) for name in known}
         typed = {
             name: _as_texts(known[name])
             for name, source in sources.items()
