@@ -134,12 +134,12 @@ def _named_rows(profile: HardwareProfile, traces: Any) -> Rows:
             if not name and len(profile.paths) == 1:
                 name = known
             if name not in profile.paths or name in rows:
-                found = (
-                    f"path {name!r} has rows twice" if name in rows else f"path {name!r} is not one of the profile's"
-                )
+                wrong = "has rows from two systems or files" if name in rows else "is not one of the profile's"
                 remedy = f"Give each path one trace, with a column `path` that holds one of: {known}."
                 nameless = "it does not say which path it is of"
-                raise WrongUsage(found if name else nameless, where=f"--trace {label}", remedy=remedy)
+                raise WrongUsage(
+                    f"path {name!r} {wrong}" if name else nameless, where=f"--trace {label}", remedy=remedy
+                )
             rows[name] = part
             notes.append(f"{name}: figures show the {len(part):,} rows of {label}.")
     return rows, notes

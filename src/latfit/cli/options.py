@@ -55,7 +55,7 @@ def verb(function: Verb) -> Verb:
 
     @functools.wraps(function)
     def flat(parser: typer.Context | None = None, **known: Any) -> None:
-        sources = {name: parser and parser.get_parameter_source(name) for name in known}
+        sources = {name: None if parser is None else parser.get_parameter_source(name) for name in known}
         typed = {
             name: _as_texts(known[name])
             for name, source in sources.items()
