@@ -104,7 +104,7 @@ COMMANDS: dict[str, Sequence[Sequence[str]]] = {
         ["hardware", "show", "--hardware", "FILE"],
         ["hardware", "add", "x", "--nominal", "p50=2ms", "--hardware", "FILE"],
         ["plan", "--sla", "40ms", "--hardware", "FILE", "--rate", "5/s", "--laws-only"],
-        ["plan", "--sla", "40ms", "--hardware", "FILE"],
+        ["plan", "--sla", "12ms", "--hardware", "FILE"],  # reached by steps that the fit has seen
         ["simulate", "policies", "--policy", "gpu-only", *DRAWN, "--rate", "5/s", "--hardware", "FILE"],
     ),
     PLAN: (["export", "vllm", "FILE"], ["export", "kubernetes", "FILE", "--model", "m"], ["export", "sglang", "FILE"]),
