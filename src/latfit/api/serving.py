@@ -137,6 +137,8 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
         check_one_engine(fit, prefill_fit)
     costs, unmeasured, subject, measured = engine_costs(request, scatter=scatter)
     factor = 1.0 if request.steps_slower is None else 1 + percent(request.steps_slower, "--set steps_slower") / 100
+    if not 0 < factor < math.inf:
+        raise WrongUsage("no time is left for a step", where="--set steps_slower", remedy="Write 20%.")
     costs = scaled_costs(costs, factor, factor)
     load = _load(request)
     memory = _kv_cache(request)
