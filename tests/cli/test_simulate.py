@@ -80,7 +80,7 @@ def test_overload_is_told_and_ends_with_5(in_tmp: Path, capsys: pytest.CaptureFi
         (["--users", "0", *PATHS], 2, "--users"),
         (["--users", "3", "--sweep", "rate=5/s", *PATHS], 2, "has no rate"),
         (["--arrivals", "missing.csv", *PATHS], 3, "missing.csv"),
-        (["--arrivals", "zero.csv", *PATHS], 3, "0 output_tokens"),
+        (["--arrivals", "zero.csv", *PATHS], 3, "request 2 needs output_tokens"),
     ],
 )
 def test_errors(arguments: list[str], code: int, words: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:

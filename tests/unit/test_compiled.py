@@ -5,6 +5,7 @@ Programs of a few lines run in processes of their own, on a package of two modul
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,10 +44,9 @@ def package(tmp_path: Path) -> Path:
     (package / "__init__.py").touch()
     shutil.copy(SOURCES / "errors.py", package)
     text = (SOURCES / "compiled.py").read_text()
-    start, end = text.index("MODULES = ("), text.index("\n)", text.index("MODULES = (")) + 1
-    (package / "compiled.py").write_text(
-        text[:start] + 'MODULES = ("compiled.py", "outer.py", "inlined.py"' + text[end:]
-    )
+    text, replaced = re.subn(r"(?m)^MODULES = .*$", 'MODULES = ("compiled.py", "outer.py", "inlined.py")', text)
+    assert replaced == 1
+    (package / "compiled.py").write_text(text)
     (package / "outer.py").write_text(OUTER)
     (package / "inlined.py").write_text(INLINED)
     return package

@@ -6,6 +6,7 @@ from latfit.live import short_pauses
 
 
 def test_what_was_alive_is_looked_at_no_more_and_later_again() -> None:
+    gc.unfreeze()
     gc.collect()
     before = gc.get_freeze_count()
     with short_pauses():

@@ -158,7 +158,7 @@ def test_the_library_takes_pairs_and_says_what_was_there() -> None:
     assert [*map(list, run["settings"]["replicas_at"])] == [[0.0, 1], [20.0, 3], [40.0, 1]]
     fixed = latfit.simulate_engine(fit, "4/s", "100:20", kv_blocks=2000, requests=200, replications=2, replicas=3)
     assert run["replica_hours"] < fixed.to_json()["runs"][0]["replica_hours"]
-    with pytest.raises(WrongUsage, match="takes to start"):
+    with pytest.raises(WrongUsage, match="start_up"):
         latfit.simulate_engine(fit, "4/s", "100:20", kv_blocks=2000, autoscale="requests:20:1..8")
 
 
