@@ -136,12 +136,12 @@ def decode_line() -> tuple[float, float]:
     return float(launch_ms), float(slope_ms)
 
 
-def largest_proved_cutoff(gpu: ServiceTimes, cpu_rate: float, sla_ms: float) -> Any:
-    """Return the bound of the largest T_cut whose p99 is proved to meet the SLA."""
+def largest_proved_cutoff(gpu: ServiceTimes, cpu_rate: float, sla_ms: float) -> tuple[float, float] | None:
+    """Return the largest T_cut whose p99 is proved to meet the SLA, and the bound on that p99, in ms."""
     for cutoff_ms in np.linspace(sla_ms, 0, CUTOFFS, endpoint=False):
         bound = cutoff_bound(RATE_PER_MS, float(cutoff_ms), gpu, cpu_rate)
-        if bound is not None and bound.percentile(0.99) <= sla_ms:
-            return bound
+        if bound is not None and (p99_ms := bound.percentile(0.99)) <= sla_ms:
+            return float(cutoff_ms), p99_ms
     return None
 
 
@@ -162,8 +162,8 @@ def cutoff_table(models: Mapping[str, Mapping[int, float]]) -> str:
                 continue
             rate = 1 / times[1]
             row.append(crossing_batch(times, launch_ms, slope_ms))
-            bound = largest_proved_cutoff(gpu, rate, sla_ms)
-            row.append("none" if bound is None else f"{bound.cutoff_ms:.1f} ms, p99 ≤ {bound.percentile(0.99):.1f} ms")
+            proved = largest_proved_cutoff(gpu, rate, sla_ms)
+            row.append("none" if proved is None else f"{proved[0]:.1f} ms, p99 ≤ {proved[1]:.1f} ms")
         rows.append(tuple(row))
     columns = [text for name in models for text in (f"{name}: B1", "T_cut")]
     return table(("launch", "p99, GPU alone", "SLA", *columns), rows)

@@ -259,14 +259,14 @@ class Loop:
         has_host = not self.command or any(word.partition("=")[0] == "--host" for word in self.command)
         return with_flags([*self.command, *([] if has_host else ["--host", "127.0.0.1"])], self.settings)
 
-    def recorded(self) -> list[str]:
+    def with_recording(self) -> list[str]:
         """Return the command with the settings in use, and with the engine's option for recording steps."""
         words = self.with_settings()
         return words + ([self.steps_flag] if self.steps_flag and self.steps_flag not in words else [])
 
     def describe(self) -> list[str]:
         """Return what will happen."""
-        start = f"Start: {shlex.join(self.recorded())}" if self.command else f"Use the engine at {self.url}"
+        start = f"Start: {shlex.join(self.with_recording())}" if self.command else f"Use the engine at {self.url}"
         stages = ", ".join(format_rate(share * self.rate_per_s) for share in STAGES)
         again = "Start it again" if self.command else "Ask for a restart"
         return [
@@ -291,7 +291,7 @@ class Loop:
                 self.request.restart(shlex.join(self.with_settings()))
             yield until_answered(self.url, START_S, token=self.request.token)
             return
-        words = self.recorded()
+        words = self.with_recording()
         self.tell(f"Starting {shlex.join(words)}")
         environment = {TRACE_DIR: str(self._steps.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
         engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment, self.url)

@@ -221,7 +221,8 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
     concave = f"{name}{MOE}"
     if len(sample) >= ROWS_FOR_EXPERTS and concave in FAMILY and concave not in names and not wanted:
         more = _score_all(sample, [concave], options, folds)
-        if concave in more and _pays(more[concave], scores[name]):
+        gain = scores[name].mape_pct - more[concave].mape_pct if concave in more else 0.0
+        if gain > GIVEN_UP and gain > paired_error(scores[name], more[concave]):
             name, scores = concave, scores | more
     return Selection(name, _reason(name, scores), scores[name].options, scores)
 
@@ -234,10 +235,6 @@ def _score_all(data: FitData, names: Sequence[str], options: FitOptions, folds: 
         if score is not None:
             found[name] = score
     return found
-
-
-def _pays(concave: Score, plain: Score) -> bool:
-    return plain.mape_pct - concave.mape_pct > max(GIVEN_UP, paired_error(plain, concave))
 
 
 def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
@@ -260,9 +257,10 @@ def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
 
 
 def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) -> Score | None:
-    """Return the score of one model over the folds; None if a fold has too few training rows for its parameters."""
+    """Return the score of one model over the folds; None if a fold trains on fewer different steps than parameters."""
     whole, folds = make_problem(data, options), held.folds
-    if len(folds) < 2 or min(len(train) for train, _ in folds) <= len(whole.free):
+    free = len(whole.free)
+    if len(folds) < 2 or any(len(t) <= free or len(np.unique(data.known_cell[t])) < free for t, _ in folds):
         return None
     few, theta = _fewer_cells(data, options.seed), None
     if few is not data:

@@ -223,7 +223,7 @@ class _Worker:
         self._name, self._given = name, (make, cores)
         self.process: Any = None
         self._pipe: Any = None
-        self._renewing = threading.Lock()
+        self._changing = threading.RLock()  # held while the process is started or stopped
 
     @property
     def is_alive(self) -> bool:
@@ -245,7 +245,7 @@ class _Worker:
 
     def renew(self, hangs: bool = False) -> None:
         """Start a process unless there is one that works. Raises ExecutorFailed if it cannot make its function."""
-        with self._renewing:  # a second caller waits for the same process
+        with self._changing:  # a second caller waits for the same process
             if self.is_alive and not hangs:
                 return
             self.stop()
@@ -264,11 +264,12 @@ class _Worker:
                 raise ExecutorFailed(found, where=self._name, remedy="Mend what makes the function.")
 
     def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self._pipe.close()
-            self.process = None
+        with self._changing:
+            if self.process is not None:
+                self.process.kill()
+                self.process.join()
+                self._pipe.close()
+                self.process = None
 
 
 def _serve(pipe: Connection, make: Callable[[], Run], cores: Sequence[int]) -> None:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         noise_table as noise_table,
     )
     from latfit.model.noise.size_levels import (
+        MAX_RATIO as MAX_RATIO,
         by_size as by_size,
         size_levels as size_levels,
     )

@@ -51,3 +51,13 @@ def test_a_prediction_has_the_widest_level_that_its_phase_supports() -> None:
     found = latfit.fit(rows, model="linear").predict(B=[8, 8], S=[8, 264], level=0.9)
     assert found["level"].tolist() == [0.8, 0.9]
     assert (found["high_ms"] > found["low_ms"]).all()
+
+
+def test_no_model_has_more_parameters_than_the_sizes_that_a_fold_trains_on() -> None:
+    """A curve through three of four sizes predicts the fourth well by luck, and through two of them it falls to zero."""
+    rng = np.random.default_rng(1)
+    B = np.tile([1.0, 2.0, 3.0, 4.0], 55)
+    T = np.tile([4.9, 7.9, 11.5, 11.3], 55) * np.exp(rng.normal(0, 0.15, len(B)))
+    fit = latfit.fit(Trace({"B": B, "S": B, "T_ms": T}))
+    assert sum(each["fixed"] is False for each in fit.to_json()["parameters"].values()) <= 3
+    assert latfit.Fit.from_json(fit.to_json()).result.model == fit.result.model

@@ -17,7 +17,7 @@ from latfit.simulation.policies.result import p99_difference
 from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.workload.arrivals import Piecewise, Poisson
-from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass, Streams
+from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, Streams
 from latfit.workload.requests import make_requests
 
 MM1 = System(table_path("cpu", [2.0], exponential=True))
@@ -98,10 +98,6 @@ class TestInvariants:
         result = simulate(GREEDY, MM1, LOAD, Options(200_000, sla_ms=10.0))
         assert result.slo_attainment == pytest.approx(1 - math.exp(-2), abs=0.01)
         assert simulate(GREEDY, MM1, LOAD, Options(1000)).slo_attainment is None
-
-
-class TestClasses:
-    CLASSES = (RequestClass(0.25, 10.0, "chat"), RequestClass(0.75, 100.0, "batch"))
 
 
 class TestOverload:

@@ -19,7 +19,6 @@ from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
 from latfit.policies import PathTimes, Policy, Settings, named_policy
-from latfit.simulation import System
 from latfit.units import count_text, format_ms, parse_bytes
 from latfit.workload import parse_lengths
 
@@ -107,7 +106,7 @@ def serve(request: ServeRequest) -> PlainAnswer:
     )
     front = live.Front(Router(executors, [[each] for each in t_ms.values()], rule, limits), options)
     if request.learn:
-        learner = live.Learner(front.router, thresholds=None if request.t_cut is None else _keep)
+        learner = live.Learner(front.router, thresholds=None if request.t_cut is None else lambda policy, *_: policy)
         front.registry.register(live.LearnerMetrics(learner))
     with suppress(ImportError):  # where OpenTelemetry is, whatever its own settings make of spans
         live.RequestSpans(front.router)
@@ -175,11 +174,6 @@ def _make_policy(name: str, names: list[str], times_ms: Mapping[str, float], set
         raise WrongUsage(f"{name} needs the time of a reply of {' and '.join(lacking)}", where="--times", remedy=remedy)
     main, *side = (np.array([times_ms.get(each, UNKNOWN_MS)]) for each in names)
     return named_policy(name, 1.0, PathTimes(main, side[0]) if side else PathTimes(main), settings)
-
-
-def _keep(policy: Policy, rate: float, system: System) -> Policy:
-    """Keep a T_cut that was given, whatever times are learned."""
-    return policy
 
 
 def _check_token(text: str) -> str:

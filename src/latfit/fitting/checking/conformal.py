@@ -17,6 +17,7 @@ from latfit.fitting.checking.crossval import HeldOut, expanding_in_runs, held_ou
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import CERTAIN, LEAST_SHIFT, change_point
 from latfit.fitting.problem import FitOptions
+from latfit.model import MAX_RATIO
 from latfit.stats import FloatArray, by_group, distinct
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
@@ -146,7 +147,7 @@ def _factors(known: Sequence[Scores]) -> dict[str, dict[str, float | None]]:
         found[kind] = {}
         for level in LEVELS:
             ends = [upper_limit(side * scores.score, level, scores.weight) for scores in known]
-            stated = [end for end in ends if end is not None]
+            stated = [end for end in ends if end is not None and abs(end) < math.log(MAX_RATIO)]
             found[kind][f"{level:g}"] = math.exp(side * (max(stated) + ROUNDING)) if len(stated) == len(ends) else None
     return found
 

@@ -99,11 +99,12 @@ class MachineCheck:
         moved = [phase.sentence for phase in self.phases if phase.residuals not in ("too few", "as fitted")]
         within = [f"{', '.join(moved)}, within the fit's intervals" if moved else "they take as long as the fit says"]
         few = f"{self.measured:,} of {self.steps:,} steps lie inside the fit's measured range, too few independent ones"
+        but = f" ({'; '.join(apart)})" if apart else ""
         verdicts = {
             "other": f"These steps are not of the fitted machine: {'; '.join([*moved, *apart])}.",
             "unknown": f"Whether these steps are of the fitted machine cannot be told: {few}.",
             "shifted": f"These steps may be of the fitted machine: {'; '.join([*within, *apart])}.",
-            "same": f"These steps are of the fitted machine, as far as the data tell{_in_brackets(apart)}.",
+            "same": f"These steps are of the fitted machine, as far as the data tell{but}.",
         }
         return verdicts[self.state]
 
@@ -211,10 +212,6 @@ def _context_reach(fit: FitResult, steps: StepTable) -> tuple[float, float]:
     ends = (fit.latency_ms(**steps, context_tokens=np.full(n, float(end))) for end in (0.0, fit.domain[CONTEXT][1]))
     low, high = (float(np.median(np.log(end / T))) for end in ends)
     return min(low, 0.0), max(high, 0.0)
-
-
-def _in_brackets(texts: Sequence[str]) -> str:
-    return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _name(fact: str) -> str:

@@ -77,12 +77,12 @@ def _measured_sizes(data: FitData, fit: FitResult) -> Iterator[MeasuredSizes]:
             continue
         steps = {name: data.steps[name][rows] for name in data.steps}
         size, observed = steps[axis], data.observed[rows]
-        same = _alike(steps, axis, fit)
+        same = _alike(steps, axis)
         log_ms = np.log(observed) - np.log(fit.latency_ms(**steps)) + np.log(fit.latency_ms(**same))
         yield measured_sizes(axis, size, log_ms, data.cell[rows])
 
 
-def _alike(steps: dict[str, FloatArray], axis: str, fit: FitResult) -> dict[str, FloatArray]:
+def _alike(steps: dict[str, FloatArray], axis: str) -> dict[str, FloatArray]:
     """Return steps of the same size that are typical in all else."""
     size = steps[axis]
     if axis == "B":

@@ -64,7 +64,3 @@ def score_slope(loss: str, residuals: FloatArray, f_scale: float) -> FloatArray:
     z = (residuals / f_scale) ** 2
     _, first, second = RHO[loss](z)
     return np.asarray(first + 2 * z * second)
-
-
-def total_cost(loss: str, residuals: FloatArray, f_scale: float, weights: FloatArray) -> float:
-    return 0.5 * f_scale**2 * float(weights @ RHO[loss]((residuals / f_scale) ** 2)[0])

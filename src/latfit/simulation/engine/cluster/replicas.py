@@ -22,8 +22,13 @@ from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 from latfit.workload import Requests
 
-ROUTES = {"round-robin": core.ROUND_ROBIN, "least-loaded": core.LEAST_LOADED, "shortest-queue": core.SHORTEST_QUEUE}
-ROUTES |= {"prefix": core.PREFIX, "predicted-latency": core.PREDICTED}
+ROUTES = {
+    "round-robin": core.ROUND_ROBIN,
+    "least-loaded": core.LEAST_LOADED,
+    "shortest-queue": core.SHORTEST_QUEUE,
+    "prefix": core.PREFIX,
+    "predicted-latency": core.PREDICTED,
+}
 METRICS = {"requests": 0, "waiting": 1, "kv": 2}
 
 
