@@ -54,7 +54,7 @@ def test_a_prediction_has_the_widest_level_that_its_phase_supports() -> None:
 
 
 def test_no_model_has_more_parameters_than_the_sizes_that_a_fold_trains_on() -> None:
-    """A curve through three of four sizes predicts the fourth well by luck, and through two of them it falls to zero."""
+    """A curve through three of four sizes predicts the fourth by luck, and through two of them it falls to zero."""
     rng = np.random.default_rng(1)
     B = np.tile([1.0, 2.0, 3.0, 4.0], 55)
     T = np.tile([4.9, 7.9, 11.5, 11.3], 55) * np.exp(rng.normal(0, 0.15, len(B)))
