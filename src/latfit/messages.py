@@ -144,17 +144,6 @@ TABLE: Mapping[str, Template] = {
         " what is worse for each step.",
         "Measure more steps, at sizes that differ more.",
     ),
-    "slow_start": Template(
-        WARNING,
-        "{strategy}: metastable after a restart. From empty it takes {time} until the queue is as planned: steps that"
-        " with few requests are slow, and requests that arrive meanwhile wait.",
-        "Start with little load, or full batches.",
-    ),
-    "two_states": Template(
-        WARNING,
-        "Two states at one load: {fast}, but after a burst {slow}, in a simulation for good. From {rate} on.",
-        "--max-num-seqs {limit} removes the slow state.",
-    ),
     "above_cliff": Template(
         WARNING,
         "{setting} {value:,} is just above a cliff: {steps} take {longer:percent} longer beyond {size:,}.",

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from latfit.policies.policy import Limits, cutoff
-from latfit.queueing.bound import cutoff_bound
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import System, linear_path, table_path
 from tests.oracle.checked import check
+from tests.oracle.cutoff_bound import cutoff_bound
 
 LARGEST = 256
 SURE = 2.5  # half widths of the 95 % interval; among so many machines one is expected beyond a single one

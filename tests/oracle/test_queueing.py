@@ -10,7 +10,7 @@ from scipy import optimize
 from latfit.errors import SlaOutOfReach
 from latfit.model.noise.step_noise import StepNoise, noise_of
 from latfit.queueing.arrivals import Arrivals
-from latfit.queueing.sampled import Effort, settling_ms, simulate_batches
+from latfit.queueing.sampled import Effort, simulate_batches
 from latfit.queueing.service import ServiceTimes, exponential_noise, linear_times, measured_times
 from tests.oracle.queueing_reference import MD1, AllActions
 
@@ -132,10 +132,3 @@ def test_too_much_load_is_refused() -> None:
 def test_a_load_at_its_limit_says_that_it_has_not_settled() -> None:
     assert simulate_batches(0.5, alone(None)).settled
     assert not simulate_batches(0.995, alone(exponential_noise())).settled
-
-
-def test_a_queue_of_falling_times_settles_late_and_one_of_rising_times_at_once() -> None:
-    """T(1) = 400 ms, T(b) = 8 ms from 2 on: whoever comes first holds up 1,200 others at 3 per ms."""
-    falling = measured_times(np.append(400.0, np.full(63, 8.0)))
-    assert 400.0 <= settling_ms(3.0, falling) <= 4000.0
-    assert settling_ms(3.0, linear_times(4, 0.1, 64)) == 0.0

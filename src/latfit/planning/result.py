@@ -236,19 +236,6 @@ class Doubt(Record, frozen=True):
     high_ms: float
 
 
-class FrontierPoint(Record, frozen=True):
-    """An operating point. best: no other has a lower percentile and mean. cost: the objective's, None without one."""
-
-    name: str
-    rate_per_s: float
-    T_cut_ms: float | None
-    percentile_ms: float
-    mean_ms: float
-    goodput_per_s: float
-    cost: float | None
-    best: bool
-
-
 class Inverse(Record, frozen=True):
     """Tokens that fit into a step by requests, and requests by tokens."""
 
@@ -287,7 +274,7 @@ class Plan(Record, frozen=True, kw_only=True):
     interval_ms: Interval | None = None
     strategies: Sequence[Alternative] = ()
     capacity: Capacity | None = None
-    checked: Mapping[str, Any] | None = None
+    checked: Any = None  # of earlier versions
     T_cut: Cutoff | None = msgspec.field(name="T_cut_ms", default=None)
     B1_idle: Threshold = msgspec.field(name="B1")
     B1_at_rate: Threshold | None = None
@@ -296,7 +283,7 @@ class Plan(Record, frozen=True, kw_only=True):
     knee: Threshold
     rules: Sequence[Any] = ()  # of earlier versions
     sensitivity: Sequence[Change] = ()
-    frontier: Sequence[FrontierPoint] = ()
+    frontier: Sequence[Any] = ()  # of earlier versions
     fastest_ms: float
     inverse: Inverse
     steps_in_doubt: Sequence[Doubt] = ()

@@ -1,4 +1,4 @@
-"""Response times under load: queues by simulation, a proved bound for T_cut, the optimal batching rule."""
+"""Response times under load: queues by simulation, the optimal batching rule."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,6 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.queueing.arrivals import POISSON as POISSON, Arrivals as Arrivals, dispersions as dispersions
-    from latfit.queueing.bound import cutoff_bound as cutoff_bound
     from latfit.queueing.capacity import (
         bisect as bisect,
         feasible_ranges as feasible_ranges,
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
         Effort as Effort,
         arrival_moments as arrival_moments,
         run_length as run_length,
-        settling_ms as settling_ms,
         simulate_batches as simulate_batches,
     )
     from latfit.queueing.service import (

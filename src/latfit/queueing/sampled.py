@@ -20,8 +20,6 @@ from latfit.stats import FloatArray
 
 CACHED_ARRAYS = 44  # of random numbers: those of two efforts
 WARMUP, LENGTH = 12, 40  # relaxation times that a run leaves out, and counts
-SETTLING_BLOCKS = 64
-SETTLED_SHARE = 1.5  # of the mean response in the long run
 
 
 @dataclass(frozen=True)
@@ -84,19 +82,6 @@ def simulate_batches(
         served += serve_batches(arrive, server, threshold, _uniform(n, effort.seed, run), response)
         runs.append(histogram_of(response[start:]))
     return ResponseDistribution(tuple(runs), rate / limit, limit, settled, effort.runs * n / served)
-
-
-def settling_ms(rate: float, times: ServiceTimes, effort: Effort = USUAL) -> float:
-    """Return the ms from empty until the mean response is near that of the long run, 0 if it is from the start."""
-    require_stable(rate, times.rate_limit(), "the batch queue")
-    n = effort.shortest
-    block, server, response, mean = n // SETTLING_BLOCKS, _server(times), np.empty(n), np.zeros(SETTLING_BLOCKS)
-    for run in range(effort.runs):
-        arrive = arrival_moments(POISSON, rate, n, effort.seed, run)
-        serve_batches(arrive, server, 1, _uniform(n, effort.seed, run), response)
-        mean += response[: block * SETTLING_BLOCKS].reshape(-1, block).mean(axis=1) / effort.runs
-    slow = np.flatnonzero(mean > SETTLED_SHARE * float(np.median(mean[SETTLING_BLOCKS // 2 :])))
-    return float(slow[-1] + 1) * block / rate if len(slow) else 0.0
 
 
 def run_length(

@@ -58,10 +58,6 @@ class ServiceTimes:
         step = self.noise.mean_ms(T, b)
         return np.asarray(self.noise.cv(T, b) * step / (step + self.fixed_ms))
 
-    def steady(self) -> "ServiceTimes":
-        """Return the same mean times without noise."""
-        return ServiceTimes(self._means, self.max_batch)
-
     def alone(self) -> "ServiceTimes":
         """Return the service of one request at a time, exponential where its noise is not known."""
         return replace(self, max_batch=1, noise=self.noise or exponential_noise())

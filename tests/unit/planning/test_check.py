@@ -34,9 +34,9 @@ def planned(profile: HardwareProfile, sla: float, rate: float) -> Plan:
 
 
 def told(plan: Plan) -> tuple[float, float]:
-    found = plan.checked
-    assert found is not None
-    low, high = found["ci"]
+    low, high = plan.interval_ms or (None, None)
+    assert low is not None
+    assert high is not None
     return low, high
 
 

@@ -175,12 +175,6 @@ class TestFallingTimes:
             assert (batch_queue(rate / 1e3, times).percentile(0.99) <= 60.0) is meets
         assert "the SLA is missed below" in plan.binding
 
-    def test_a_slow_start_is_told(self) -> None:
-        """Its first step alone lasts 377 ms, and it takes seconds until the queue is as planned; T = 4 + 0.1 b not."""
-        plan = falling()
-        assert any("metastable after a restart" in found.message for found in plan.warnings)
-        assert not any(found.code == "slow_start" for found in two_a_ms().warnings)
-
     def test_too_little_load_is_refused_as_well(self) -> None:
         plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=0.05))
         assert not plan.feasible

@@ -30,16 +30,15 @@ def test_published_ranges(light: tuple[Plan, Cutoff]) -> None:
     assert len(found.ranges["simulated"]) == 1
     assert (found.value, found.bound) == (largest["simulated"], "simulated")
     assert plan.feasible
-    assert set(found.holds) == {"simulated", "rigorous"}
+    assert set(found.holds) == {"simulated"}
     assert "gpu" in found.binding
     assert plan.engines["triton"]["default_timeout_microseconds"] == pytest.approx(8056, rel=0.01)
 
 
 def test_an_objective_chooses_among_those_that_meet_the_sla() -> None:
     """The mean rises with T_cut: the least that is tried."""
-    plan, found = planned(0.1, objective=Objective(p99=0.0, mean=1.0))
+    _, found = planned(0.1, objective=Objective(p99=0.0, mean=1.0))
     assert found.value == pytest.approx(0.02)
-    assert any(point.cost is not None for point in plan.frontier)
 
 
 def test_too_much_load_has_no_cutoff_and_says_what_is_the_least() -> None:

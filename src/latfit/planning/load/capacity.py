@@ -24,7 +24,6 @@ from latfit.queueing import (
     Effort,
     ResponseDistribution,
     bisect,
-    cutoff_bound,
     feasible_ranges,
 )
 from latfit.units import format_ms, format_percent
@@ -165,10 +164,8 @@ def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | 
     )
 
 
-def plan_cutoff(
-    machine: Machine, rate: float, target: Target, objective: Objective | None = None
-) -> tuple[Cutoff | None, dict[float, ResponseDistribution]]:
-    """Return how long a request may wait for the GPU at a rate per ms, and the distributions by T_cut.
+def plan_cutoff(machine: Machine, rate: float, target: Target, objective: Objective | None = None) -> Cutoff | None:
+    """Return how long a request may wait for the GPU at a rate per ms.
 
     T_cut is the largest that a long run confirms, or the best for an objective. None where all are unstable.
     """
@@ -182,7 +179,7 @@ def plan_cutoff(
     grid |= {cutoff for cutoff in likely_cutoffs(machine, rate, target) if cutoff < target.sla_ms}
     laws = {cutoff: law for cutoff in sorted(grid) if (law := law_at(cutoff)) is not None}
     if not laws:
-        return None, {}
+        return None
     ranges = feasible_ranges(
         np.array(sorted(grid)),
         lambda cutoff: target.is_met(law_at(cutoff)),
@@ -211,15 +208,14 @@ def plan_cutoff(
     late = f"the queue of {cpu.label}: overflow keeps it {format_percent(100 * law.utilisation)} busy"
     if law.overflow_share < 1 - target.q or law.utilisation < 0.5:
         late = f"requests that {gpu.label} serves: they wait up to T_cut, then for their batch"
-    bounds = bounds_ms(machine, rate, shown, target.q, law)
-    plan = Cutoff(
+    return Cutoff(
         value=value,
         bound=None if value is None else "simulated",
         reason=reason,
         binding=late,
         percentile=target.percentile,
-        bounds_ms=bounds,
-        holds=tuple(bounds),
+        bounds_ms={"simulated": law.percentile(target.q)},
+        holds=("simulated",),
         ranges={"simulated": ranges},
         safest_ms=safest,
         overflow_share=law.overflow_share,
@@ -227,19 +223,6 @@ def plan_cutoff(
         cpu_rate_per_s=1e3 / cpu.mean_ms,
         service=describe_service(cpu),
     )
-    return plan, laws
-
-
-def bounds_ms(
-    machine: Machine, rate: float, cutoff_ms: float, q: float, law: ResponseDistribution
-) -> dict[str, float | None]:
-    """Return the percentile at a T_cut by method: simulated, and the proved bound where it holds."""
-    gpu, cpu = machine.parts
-    bounds: dict[str, float | None] = {"simulated": law.percentile(q)}
-    if gpu.times.noise is None and cpu.times.noise is None and machine.arrivals.poisson:
-        bound = cutoff_bound(rate, cutoff_ms, gpu.times, 1 / cpu.mean_ms)
-        bounds |= {} if bound is None else {"rigorous": bound.percentile(q)}
-    return bounds
 
 
 def describe_service(cpu: Part) -> dict[str, Any]:

@@ -5,7 +5,7 @@ All strategies are simulated on the same random numbers. Of those that meet the 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,7 +34,6 @@ from latfit.planning.result import (
     Alternative,
     Change,
     Cutoff,
-    FrontierPoint,
     Kind,
     Plan,
     Strategy,
@@ -42,13 +41,12 @@ from latfit.planning.result import (
 )
 from latfit.planning.steps.thresholds import gpu_threshold
 from latfit.planning.verdict import Verdict
-from latfit.queueing import COARSE, FINE, ResponseDistribution, settling_ms, simulate_batches
+from latfit.queueing import COARSE, FINE, ResponseDistribution, simulate_batches
 from latfit.stats import FloatArray
 from latfit.units import format_ms
 
 TIE, CAPACITY_TIE = 1e-3, 0.01  # relative; within it the first strategy listed is taken
 FASTER = 0.9  # of a path's time: the improvement that sensitivity shows
-MIN_SETTLING_RESPONSES = 20.0  # mean responses from empty to the stationary state, above which it is a warning
 
 
 @dataclass(eq=False)
@@ -71,9 +69,9 @@ class LoadPlanner:
 
     def plan(self, plan: Plan) -> tuple[Plan, list[Message]]:
         """Return the plan of steps with how to serve the rate, and messages about it."""
-        two_paths, cutoff, laws = len(self.machine.parts) == 2, None, dict[float, ResponseDistribution]()
+        two_paths, cutoff = len(self.machine.parts) == 2, None
         if two_paths:
-            cutoff, laws = plan_cutoff(self.machine, self.rate, self.target, self.request.objective)
+            cutoff = plan_cutoff(self.machine, self.rate, self.target, self.request.objective)
         candidates = self.simulate_strategies(cutoff)
         best = self.choose(candidates)
         most, at_most = self.confirm_capacity(candidates, best)
@@ -108,16 +106,14 @@ class LoadPlanner:
             interval_ms=None if estimate is None else estimate.interval,
             strategies=rows,
             capacity=capacity,
-            checked=None if best is None or best.law is None else self.summarise(best.strategy, best.law),
             T_cut=cutoff,
             B1_at_rate=threshold,
             sensitivity=self.sensitivity(shown),
-            frontier=self.frontier(candidates, laws),
             unknown={name: reason for name, reason in reasons.items() if values[name] is None},
         )
         answer = wording.load_answer(plan, self.request.replicas, laws_only=self.request.laws_only)
         messages = [*self.why_in_doubt(estimate, promise), *tail_warnings(self.machine)]
-        messages += [*self.warn_of_slow_start(shown), *self.notes(cutoff)]
+        messages += self.notes(cutoff)
         return structs.replace(plan, answer=answer), messages
 
     def capacity(self, candidate: Candidate) -> float:
@@ -247,44 +243,6 @@ class LoadPlanner:
         wins = np.flatnonzero(fast + self.extra_ms(gpu, rate) <= slow)
         return int(B[wins[0]]) if len(wins) else None
 
-    def frontier(
-        self, candidates: Sequence[Candidate], laws: Mapping[float, ResponseDistribution]
-    ) -> list[FrontierPoint]:
-        """Return every strategy, and GPU + CPU over T_cut, those marked that nothing beats in percentile and mean."""
-        rows = [(each.strategy, each.law) for each in candidates if each.strategy.kind is not Kind.CUTOFF]
-        rows += [(cutoff_strategy(self.machine, cutoff), law) for cutoff, law in sorted(laws.items())]
-        stable = [(strategy, law) for strategy, law in rows if law is not None]
-        times = [(law.percentile(self.target.q), law.mean_ms) for _, law in stable]
-        return [
-            FrontierPoint(
-                name=" + ".join(strategy.paths) if strategy.kind is Kind.CUTOFF else strategy.name,
-                rate_per_s=self.rate * 1e3,
-                T_cut_ms=strategy.T_cut_ms,
-                percentile_ms=late,
-                mean_ms=mean,
-                goodput_per_s=self.rate * (1 - law.tail(self.target.sla_ms)) * 1e3,
-                cost=None if self.request.objective is None else self.cost(law),
-                best=not any(a <= late and b <= mean and (a, b) != (late, mean) for a, b in times),
-            )
-            for (strategy, law), (late, mean) in zip(stable, times, strict=True)
-        ]
-
-    def summarise(self, strategy: Strategy, law: ResponseDistribution) -> dict[str, object]:
-        """Return the long run that the decision rests on."""
-        low, high = law.percentile_interval(self.target.q)
-        return {
-            "strategy": strategy.name,
-            "percentile_ms": law.percentile(self.target.q),
-            "ci": [low, high if math.isfinite(high) else None],
-            "level": 0.95,
-            "sla_ms": self.target.sla_ms,
-            "holds": True if high <= self.target.sla_ms else None,
-            "stable": True,
-            "requests": law.pool.size,
-            "seed": self.request.seed,
-            "notes": [],
-        }
-
     def notes(self, cutoff: Cutoff | None) -> list[Message]:
         """Return what the answer assumes."""
         machine = self.machine
@@ -325,18 +283,6 @@ class LoadPlanner:
         T, fast, slow = part.latency.range_ms(B)
         batch = int(B[int(np.argmax((slow - fast) / T))])
         return f"B={batch} S={batch * self.target.tokens:,} on {part.label}"
-
-    def warn_of_slow_start(self, shown: Candidate) -> list[Message]:
-        """Warn where a queue whose steps are quicker the more they hold takes long from empty."""
-        part = self.machine.parts_of(shown.strategy)[0]
-        times = part.best_times.steady()
-        falls = bool(np.any(np.diff(times.table(1, times.max_batch)) < 0))
-        if shown.strategy.kind is not Kind.GREEDY or not falls or shown.law is None:
-            return []
-        settled_ms = settling_ms(self.rate, times)
-        if settled_ms <= MIN_SETTLING_RESPONSES * shown.law.mean_ms:
-            return []
-        return [message("slow_start", strategy=shown.strategy.name, time=f"about {format_ms(settled_ms, 2)}")]
 
 
 def plan_load(

@@ -86,10 +86,7 @@ def _load_numbers(plan: Plan) -> list[KeyNumber]:
     """Return the response, the capacity, T_cut."""
     numbers = []
     if (chosen := plan.chosen) is not None and chosen.percentile_ms is not None:
-        detail = chosen.name
-        if plan.checked is not None:
-            detail += "; event simulation {} to {}".format(*(format_ms(each, 4) for each in plan.checked["ci"]))
-        numbers.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), detail))
+        numbers.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), chosen.name))
     if (capacity := plan.capacity) is not None:
         needed = "no number of replicas serves this load"
         if capacity.replicas is not None:
