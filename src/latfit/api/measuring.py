@@ -169,7 +169,7 @@ def _path_json(outcome: profiling.PathOutcome) -> dict[str, Any]:
         "cells": sum(result.measured),
         "cells_within_precision": sum(result.within_precision),
         "elapsed_s": round(result.elapsed_s, 3),
-        "between_processes": between.as_json() if between else None,
+        "between_processes": between._asdict() if between else None,
         "prediction_error_pct": None,  # of older versions; `latfit fit` states the held-out error
         "warnings": [warning.to_json() for warning in result.warnings],
         "limits": [limit.as_json() for limit in result.limits],

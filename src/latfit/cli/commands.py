@@ -15,7 +15,7 @@ from latfit.api.request import given_in, option, option_of
 from latfit.cli.options import OutputOptions, answer, group_of_verbs, read_sources, subverb, verb
 from latfit.cli.output import COLOURS, echo, note, print_answer, print_json, progress_bar, styled
 from latfit.errors import FitNotUsable, Interrupted, LatfitError, SlaOutOfReach, WrongUsage
-from latfit.units import format_ms, format_rate, number, parse_duration_ms
+from latfit.units import count_text, format_ms, format_rate, number, parse_duration_ms
 
 if TYPE_CHECKING:
     from latfit.api import Snapshot
@@ -480,7 +480,7 @@ def profile(
     from latfit.api import profile as measure
 
     def announce(what: "Announcement") -> None:
-        threads = f" with {what.threads} threads" if what.threads else ""
+        threads = f" with {count_text(what.threads, 'thread')}" if what.threads else ""
         turns = f" in {what.processes} processes" if what.processes > 1 else ""
         cells, time = f"{what.cells} cells of {what.model}", format_ms(what.budget_s * 1e3)
         text = f"Measuring {cells} on {what.device}{threads}{turns}, {time}."

@@ -1,6 +1,6 @@
 """Which cells to measure: the default grid for a budget, and the grid that a user writes down.
 
-Two pilot steps tell what a cell costs: time = floor + flops / rate. The default is the richest of LEVELS whose
+Two pilot steps give the cost of a cell: time = floor + flops / rate. The default is the richest of LEVELS whose
 cells can all be visited three times within the budget.
 """
 
@@ -96,7 +96,7 @@ def parse_grid(
 ) -> list[StepShape]:
     """Return the cells of a grid such as `B=1,2,4,8;S=1,16,64,256`: every pair with S >= B. Raises WrongUsage.
 
-    S = B is a decode step; otherwise one request prefills S - B + 1 tokens beside B - 1 that decode.
+    S = B is a decode step; otherwise one request prefills S - B + 1 tokens while B - 1 decode.
     """
     remedy = "Write it like 'B=1,2,4,8;S=1,16,64,256'; pairs with S < B are left out."
     parts = re.fullmatch(r"([BS])=([\d,]+);([BS])=([\d,]+);*", text.replace(" ", ""), re.ASCII)

@@ -1,6 +1,6 @@
 """The journal of a run: what was measured, on disk as it comes, so that an end at any moment loses one visit at most.
 
-JSON lines beside the trace: the request, the cells of each path, the samples of every visit. A torn line is skipped. A
+JSON lines next to the trace: the request, the cells of each path, the samples of every visit. A torn line is skipped. A
 finished run removes its journal; an interrupted one leaves it. A journal is locked while its run lives.
 """
 
@@ -70,7 +70,7 @@ class Journal:
             self._write({})  # ends a torn line
             return
         if not resume and not self._stored and self.steps:
-            found = f"holds {self.steps} steps of a run that was cut off"
+            found = f"has {self.steps} steps of a run that was cut off"
             remedy = "Continue that run with --resume, or delete the file."
             raise WrongUsage(found, where=str(self.file), remedy=remedy)
         self.paths = {}
@@ -97,7 +97,7 @@ class Journal:
         return write
 
     def close(self, *, finished: bool, stored: bool = True) -> None:
-        """Remove the journal of a finished run, leave another to be continued. `stored`: the trace holds the same."""
+        """Remove the journal of a finished run, leave another to be continued. stored: the trace has the same steps."""
         if stored and not finished:
             with suppress(TargetNotWritable):  # without that line the journal counts as the only copy
                 self._write({"stored": True})

@@ -1,11 +1,10 @@
 """What a run leaves: every raw sample, why it stopped, its warnings; and the trace made of it."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +13,9 @@ from latfit.messages import Message
 from latfit.profiling.shapes import StepShape
 from latfit.stats import FloatArray, MedianInterval, median_interval
 from latfit.trace import Trace
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 OUTLIER_FACTOR = 1.5  # a step that takes more than so many times its cell's median was disturbed
 
@@ -58,22 +60,7 @@ class BetweenProcesses(NamedTuple):
     """Relative standard deviation of a cell's median over the processes that measured the cell."""
 
     processes: int
-    sd: float
-
-    def as_json(self) -> dict[str, float]:
-        return {"processes": self.processes, "sd_pct": 100 * self.sd}
-
-
-def between_processes(log_medians: Sequence[Sequence[float]]) -> BetweenProcesses | None:
-    """Estimate the spread from the logarithms of each cell's medians, one a process; None if no cell has two."""
-    from scipy.stats import chi2
-
-    several = [np.array(logs) for logs in log_medians if len(logs) > 1]
-    if not several:
-        return None
-    freedom = np.array([len(logs) - 1 for logs in several])
-    variances = np.array([logs.var(ddof=1) for logs in several]) * freedom / chi2.median(freedom)
-    return BetweenProcesses(1 + int(np.median(freedom)), math.sqrt(float(np.median(variances))))
+    sd_pct: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,11 +85,6 @@ class ProfileResult:
         return self.stop == "interrupted"
 
     @property
-    def steps(self) -> int:
-        """Measured steps, without those of the warm-up."""
-        return sum(not sample.warmup for sample in self.samples)
-
-    @property
     def step_s(self) -> float:
         return sum(sample.T_ms for sample in self.samples) / 1e3
 
@@ -111,13 +93,29 @@ class ProfileResult:
         return sum(sample.T_ms for sample in self.samples if sample.warmup) / 1e3
 
     @cached_property
+    def frame(self) -> "DataFrame":
+        """The samples without warm-up steps, in the order measured: a row each, columns as in `Sample`."""
+        import pandas as pd
+
+        kept = [sample for sample in self.samples if not sample.warmup]
+        kinds = {"cell": np.int64, "visit": np.int64, "t_s": float, "T_ms": float, "process": np.int64}
+        return pd.DataFrame(kept, columns=list(Sample._fields)).astype(kinds)
+
+    @property
+    def steps(self) -> int:
+        """Measured steps, without those of the warm-up."""
+        return len(self.frame)
+
+    @cached_property
+    def relative(self) -> "Series[float]":
+        """The times in `frame` over the medians of their cells."""
+        return self.frame.T_ms / self.frame.groupby("cell").T_ms.transform("median")
+
+    @cached_property
     def times_ms(self) -> tuple[FloatArray, ...]:
-        """The samples of each cell without its warm-up steps, in the order measured."""
-        found: list[list[float]] = [[] for _ in self.cells]
-        for sample in self.samples:
-            if not sample.warmup:
-                found[sample.cell].append(sample.T_ms)
-        return tuple(np.array(times, dtype=np.float64) for times in found)
+        """The samples of each cell, in the order measured."""
+        by_cell = {cell: times.to_numpy() for cell, times in self.frame.groupby("cell").T_ms}
+        return tuple(by_cell.get(index, np.empty(0)) for index in range(len(self.cells)))
 
     @cached_property
     def intervals(self) -> tuple[MedianInterval, ...]:
@@ -126,11 +124,16 @@ class ProfileResult:
 
     @cached_property
     def between_processes(self) -> BetweenProcesses | None:
-        times: dict[int, dict[int, list[float]]] = {}
-        for sample in self.samples:
-            if not sample.warmup:
-                times.setdefault(sample.cell, {}).setdefault(sample.process, []).append(sample.T_ms)
-        return between_processes([[math.log(np.median(each)) for each in cell.values()] for cell in times.values()])
+        """The typical spread of a cell's medians; None if no cell was measured in two processes."""
+        from scipy.stats import chi2
+
+        medians = np.log(self.frame.groupby(["cell", "process"]).T_ms.median())
+        cells = medians.groupby("cell").agg(["var", "count"]).query("count > 1")
+        if cells.empty:
+            return None
+        freedom = cells["count"] - 1
+        variance = (cells["var"] * freedom / chi2.median(freedom)).median()
+        return BetweenProcesses(1 + int(freedom.median()), 100 * math.sqrt(variance))
 
     @property
     def measured(self) -> tuple[bool, ...]:
@@ -145,25 +148,17 @@ def to_trace(
     result: ProfileResult, path: str, hardware: str, model: str, runs: Sequence[str], provenance: dict[str, Any]
 ) -> Trace:
     """Return all samples but warm-up steps as a trace in the order measured. runs: a name for each process."""
-    samples = [sample for sample in result.samples if not sample.warmup]
-    cells = np.array([sample.cell for sample in samples], dtype=np.int64)
-    T_ms = np.array([sample.T_ms for sample in samples], dtype=np.float64)
-    medians = np.array([interval.median for interval in result.intervals])
-    seen: Counter[int] = Counter()
-    repetitions = []
-    for cell in cells.tolist():
-        repetitions.append(seen[cell])
-        seen[cell] += 1
+    frame = result.frame
     text = {"path": path, "hardware": hardware, "model": model}
     return Trace(
         {
-            **cell_columns(result.cells).select(cells).columns,
-            "T_ms": T_ms,
-            "t_s": np.array([sample.t_s for sample in samples], dtype=np.float64),
-            "run": np.array([runs[sample.process] for sample in samples], dtype=object),
-            "rep": np.array(repetitions, dtype=np.int64),
-            "outlier": T_ms > OUTLIER_FACTOR * medians[cells],
-            **{name: np.full(len(samples), value, dtype=object) for name, value in text.items()},
+            **cell_columns(result.cells).select(frame.cell.to_numpy()).columns,
+            "T_ms": frame.T_ms.to_numpy(),
+            "t_s": frame.t_s.to_numpy(),
+            "run": np.array(runs, dtype=object)[frame.process],
+            "rep": frame.groupby("cell").cumcount().to_numpy(),
+            "outlier": (result.relative > OUTLIER_FACTOR).to_numpy(),
+            **{name: np.full(len(frame), value, dtype=object) for name, value in text.items()},
         },
         provenance,
     )

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -100,24 +99,16 @@ def measure(
     whole = concatenated(parts, [outcome.path for outcome in outcomes])
     units = dict.fromkeys(str(part["hardware"][0]) for part in parts if len(part))
     hardware = np.full(len(whole), " + ".join(units), dtype=object)  # the paths of a trace are one machine's
-    facts = _provenance(run, machine, outcomes, parts)
-    return whole.with_columns(hardware=hardware).with_provenance(**facts), tuple(outcomes)
-
-
-def _provenance(
-    run: _Run, machine: dict[str, Any], outcomes: Sequence[PathOutcome], parts: Sequence[Trace]
-) -> dict[str, Any]:
-    """Return the facts of the whole run; what belongs to one path is under its name in `paths`."""
     named = [(outcome.result, {"path": outcome.path} if len(outcomes) > 1 else {}) for outcome in outcomes]
-    return {
+    facts = {
         "made_by": "latfit profile",
         "latfit": __version__,
         "command": command_line(),
         "started": run.started,
-        "seed": run.request.seed,
+        "seed": request.seed,
         "machine": machine,
-        "budget_s": run.request.budget_ms / 1e3,
-        "precision": run.request.precision,
+        "budget_s": request.budget_ms / 1e3,
+        "precision": request.precision,
         "elapsed_s": round(sum(result.elapsed_s for result, _ in named), 3),
         "stop": outcomes[-1].result.stop,
         "warnings": [{**warning.to_json(), **path} for result, path in named for warning in result.warnings],
@@ -125,64 +116,32 @@ def _provenance(
         "model": parts[0].provenance["model"],
         "paths": {outcome.path: dict(part.provenance) for outcome, part in zip(outcomes, parts, strict=True)},
     }
+    return whole.with_columns(hardware=hardware).with_provenance(**facts), tuple(outcomes)
 
 
 def _measure_path(
     run: _Run, shape: ModelShape, devices: Sequence[Device], number: int, budget_s: float
 ) -> tuple[Trace, PathOutcome]:
-    """Measure the path of this number, on devices that take turns."""
-    request, first = run.request, devices[0]
-    before = read_sensors(gpu=first.path == "gpu")
-    result, grid = _run_cells(run, shape, devices, number, budget_s)
-    after = read_sensors(gpu=first.path == "gpu")
-    device = {**first.facts(), "pinned": list(request.pin), "threads_idle": request.threads is None}
-    result = replace(
-        result, warnings=(*result.warnings, *find_sensor_warnings(before, after), *find_device_warnings(device))
-    )
-    moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
-    transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
-    between = result.between_processes
-    processes = max((sample.process for sample in result.samples), default=0) + 1
-    stamp = run.started.replace(":", "").replace("-", "").replace("+0000", "Z")
-    provenance = {
-        "model": {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes},
-        "processes": processes,
-        "stop": result.stop,
-        "device": device,
-        "grid": grid,
-        "between_processes": between.as_json() if between else None,
-        "design": request.design,
-        "sensors": compare_sensors(before, after),
-        "warmup_steps": len(result.samples) - result.steps,
-        **{name: round(getattr(result, name), 3) for name in ("elapsed_s", "step_s", "prepare_s", "warmup_s")},
-        **({"kv_transfer": transfer} if transfer else {}),
-    }
-    runs = [f"{stamp}-{run.process}-{first.path}-{process}" for process in range(processes)]
-    trace = to_trace(result, first.path, device.get("gpu") or cpu_model(), shape.name, runs, provenance)
-    return trace, PathOutcome(first.path, first.name, result)
-
-
-def _run_cells(
-    run: _Run, shape: ModelShape, devices: Sequence[Device], number: int, budget_s: float
-) -> tuple[ProfileResult, dict[str, Any]]:
-    """Choose the cells and measure them; the pilot's time counts. Returns the grid's facts too."""
-    request, device, journal = run.request, devices[0], run.journal
-    start_s = device.now_s()
+    """Measure the path of this number, on devices that take turns; the time of choosing the cells counts."""
+    request, first, journal = run.request, devices[0], run.journal
+    before, start_s = read_sensors(gpu=first.path == "gpu"), first.now_s()
     record = journal.paths.get(number) if journal else None
     if record is None:
-        record = _choose_cells(request, shape, device, budget_s)
+        record = _choose_cells(request, shape, first, budget_s)
         if journal:
             journal.plan(number, record)
-    threads = device.facts().get("threads")
+    device = {**first.facts(), "pinned": list(request.pin), "threads_idle": request.threads is None}
+    threads = device.get("threads")
     if run.announce:
-        run.announce(Announcement(len(record.cells), shape.name, device.name, threads, len(devices), budget_s))
-    first: list[int] = []
+        run.announce(Announcement(len(record.cells), shape.name, first.name, threads, len(devices), budget_s))
+    order: list[int] = []
     if request.design == "adaptive":
         cost = StepCost(*record.grid["pilot"])
-        first = order_by_information(record.cells, [cost.step_ms(shape, cell) for cell in record.cells])
+        order = order_by_information(record.cells, [cost.step_ms(shape, cell) for cell in record.cells])
     load = LoadWatch(threads or sensible_threads())
     warnings: list[Message] = []
-    record.elapsed_s += device.now_s() - start_s
+    record.elapsed_s += first.now_s() - start_s
+    keep = journal.keep(number) if journal else None
     try:
         result = run_profile(
             devices,
@@ -190,16 +149,39 @@ def _run_cells(
             budget_s=budget_s,
             precision=request.precision,
             seed=request.seed,
-            first=first,
-            keep=journal.keep(number) if journal else None,
+            first=order,
+            keep=keep,
             progress=run.progress,
         )
     except DeviceFailed as error:
         if error.partial is None or not error.partial.samples:
             raise
         result, warnings = error.partial, [warn("device_failed", found=error.found, remedy=error.remedy)]
+    sensors = compare_sensors(before, read_sensors(gpu=first.path == "gpu"))
     warnings += find_warnings(result, load(), request.design)
-    return replace(result, warnings=tuple(warnings)), record.grid
+    warnings += [*find_sensor_warnings(sensors), *find_device_warnings(device)]
+    result = replace(result, warnings=tuple(warnings))
+    moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
+    transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
+    between = result.between_processes
+    processes = max((sample.process for sample in result.samples), default=0) + 1
+    provenance = {
+        "model": {**asdict(shape), "parameters": shape.parameters, "weight_bytes": shape.weight_bytes},
+        "processes": processes,
+        "stop": result.stop,
+        "device": device,
+        "grid": record.grid,
+        "between_processes": between._asdict() if between else None,
+        "design": request.design,
+        "sensors": sensors,
+        "warmup_steps": len(result.samples) - result.steps,
+        **{name: round(getattr(result, name), 3) for name in ("elapsed_s", "step_s", "prepare_s", "warmup_s")},
+        **({"kv_transfer": transfer} if transfer else {}),
+    }
+    stamp = run.started.replace(":", "").replace("-", "").replace("+0000", "Z")
+    runs = [f"{stamp}-{run.process}-{first.path}-{process}" for process in range(processes)]
+    trace = to_trace(result, first.path, device.get("gpu") or cpu_model(), shape.name, runs, provenance)
+    return trace, PathOutcome(first.path, first.name, result)
 
 
 def _choose_cells(request: ProfileRequest, shape: ModelShape, device: Device, budget_s: float) -> PathRecord:

@@ -41,8 +41,17 @@ Keep = Callable[[Sequence[Sample], Sequence[tuple[int, str]], float], None]
 """Called with a visit's samples, (cell, message) if the cell was too large, and the seconds used so far."""
 
 
+def count_warmup(times_ms: Sequence[float]) -> int:
+    """Return how many of a visit's first steps warm up: those before one as fast as the CONFIRMING_STEPS after it."""
+    for first in range(min(len(times_ms), MAX_WARMUP_STEPS) - CONFIRMING_STEPS):
+        candidate, *later = times_ms[first : first + CONFIRMING_STEPS + 1]
+        if candidate <= max((1 + WARMUP_TOLERANCE) * sum(later) / len(later), later[-1]):
+            return first
+    return min(len(times_ms), MAX_WARMUP_STEPS)
+
+
 class Sampler:
-    """A run on `devices`, which take turns, over the cells of `record`, which holds what an interrupted run measured.
+    """A run on `devices`, which take turns, over the cells of `record`; continues from the samples in it.
 
     Times are on the first device's clock.
     """
@@ -69,8 +78,10 @@ class Sampler:
     def elapsed_s(self) -> float:
         return self.devices[0].now_s() - self._start_s
 
-    def left_ms(self) -> float:
-        return (self.budget_s - self.elapsed_s()) * 1e3
+    def has_time(self, index: int, steps: int) -> bool:
+        """Return whether so many steps of a cell fit in the time left; of an unknown cell, whether any is left."""
+        quickest_ms = self.quickest_ms[index] if self.quickest_ms[index] < math.inf else 0.0
+        return (self.budget_s - self.elapsed_s()) * 1e3 > steps * quickest_ms
 
     @property
     def is_complete(self) -> bool:
@@ -98,33 +109,55 @@ class Sampler:
 
     def _visit_if_open(self, index: int, anchor: int) -> None:
         """Visit a cell that is not done, or the anchor, if a warm-up step and a sample fit in the time left."""
-        quickest_ms = self.quickest_ms[index] if self.quickest_ms[index] < math.inf else 0.0
         is_open = index not in self.limits and (index not in self.done or index == anchor)
-        if is_open and self.left_ms() > 2 * quickest_ms:
+        if is_open and self.has_time(index, 2):
             self.visit(index)
 
     def visit(self, index: int) -> None:
-        """Visit a cell once, on the device whose turn it is."""
+        """Visit a cell once, on the device whose turn it is; what was measured is kept whatever ends the visit."""
         self.current = index
-        process = (self.visits[index] + index) % len(self.devices)
-        first, started_s, too_large = len(self.samples), self.elapsed_s(), []
+        turn = (self.visits[index] + index) % len(self.devices)
+        started_s = self.elapsed_s()
+        starts_s: list[float] = []
+        times_ms: list[float] = []
+        too_large: list[tuple[int, str]] = []
         try:
-            self.devices[process].prepare(self.cells[index])
+            self.devices[turn].prepare(self.cells[index])
             prepare_s = self.elapsed_s() - started_s
             self.prepare_s += prepare_s
-            self._take_samples(index, process, prepare_s * 1e3)
+            wanted = SAMPLES_PER_VISIT
+            while len(times_ms) < (warmup := count_warmup(times_ms)) + wanted:
+                if not self.has_time(index, int(len(times_ms) > warmup)):
+                    break
+                starts_s.append(self.elapsed_s())
+                T_ms = float(self.devices[turn].step_ms())
+                if not 0 < T_ms < math.inf:
+                    raise ValueError(f"it timed a step at {T_ms} ms")
+                times_ms.append(T_ms)
+                self.quickest_ms[index] = min(T_ms, self.quickest_ms[index])
+                if self.visits[index]:  # every cell once, first
+                    worth = math.ceil(prepare_s * 1e3 / self.quickest_ms[index])
+                    wanted = min(max(SAMPLES_PER_VISIT, worth), MAX_SAMPLES_PER_VISIT)
         except DeviceOutOfMemory as error:
             self.limits[index] = Limit(self.cells[index], str(error))
             too_large.append((index, str(error)))
-        else:
-            self.visits[index] += 1
-            if self.visits[index] >= max(VISITS_AT_LEAST, len(self.devices)):
-                interval = median_interval(np.array(self._times[index], dtype=np.float64))
-                if interval.relative_half_width <= self.precision:
-                    self.done.add(index)
         finally:
+            warmup = min(count_warmup(times_ms), max(len(times_ms) - 1, 1))  # the last of several counts in any case
+            process = self._processes_before + turn
+            rows = [
+                Sample(index, self.visits[index], t_s, T_ms, number < warmup, process)
+                for number, (t_s, T_ms) in enumerate(zip(starts_s, times_ms, strict=False))
+            ]
+            self.samples += rows
+            for row in rows:
+                self._count(row)
             if self.keep:
-                self.keep(self.samples[first:], too_large, self.elapsed_s())
+                self.keep(rows, too_large, self.elapsed_s())
+        self.visits[index] += 1
+        if self.visits[index] >= max(VISITS_AT_LEAST, len(self.devices)) and index not in self.limits:
+            interval = median_interval(np.array(self._times[index], dtype=np.float64))
+            if interval.relative_half_width <= self.precision:
+                self.done.add(index)
         if self.progress:
             left, counts = len(self.cells) - len(self.limits), (len(self.done), len(self.samples))
             self.progress(Progress(self.elapsed_s(), self.budget_s, left, *counts, self.cells[index]))
@@ -136,43 +169,6 @@ class Sampler:
             *(self.cells, samples, limits, stop, self.elapsed_s(), self.budget_s, self.precision),
             prepare_s=self.prepare_s,
         )
-
-    def _take_samples(self, index: int, process: int, prepare_ms: float) -> None:
-        """Warm up until a step is as fast as the CONFIRMING_STEPS after it, which are samples; then take more."""
-        times: list[float] = []
-        taken = 0
-        while len(times) < MAX_WARMUP_STEPS and not taken:
-            if self.left_ms() <= 0:
-                self._accept_last(1 if len(times) > 1 else 0)
-                return
-            times.append(self.step(index, process, warmup=True))
-            if len(times) > CONFIRMING_STEPS:
-                candidate, *later = times[-CONFIRMING_STEPS - 1 :]
-                if candidate <= max((1 + WARMUP_TOLERANCE) * sum(later) / len(later), later[-1]):
-                    taken = 1 + CONFIRMING_STEPS
-        self._accept_last(taken)
-        worth = math.ceil(prepare_ms / self.quickest_ms[index]) if self.visits[index] else 0  # every cell once, first
-        wanted = min(max(SAMPLES_PER_VISIT, worth), MAX_SAMPLES_PER_VISIT)
-        while taken < wanted and self.left_ms() > self.quickest_ms[index]:
-            self.step(index, process, warmup=False)
-            taken += 1
-
-    def _accept_last(self, count: int) -> None:
-        """Turn the last `count` warm-up steps into samples."""
-        for at in range(len(self.samples) - count, len(self.samples)):
-            self.samples[at] = self.samples[at]._replace(warmup=False)
-            self._count(self.samples[at])
-
-    def step(self, index: int, process: int, *, warmup: bool) -> float:
-        """Run one step of the prepared cell and return its time in ms."""
-        started_s = self.elapsed_s()
-        elapsed_ms = float(self.devices[process].step_ms())
-        if not (math.isfinite(elapsed_ms) and elapsed_ms > 0):
-            raise ValueError(f"it timed a step at {elapsed_ms} ms")
-        number = self._processes_before + process
-        self.samples.append(Sample(index, self.visits[index], started_s, elapsed_ms, warmup, number))
-        self._count(self.samples[-1])
-        return elapsed_ms
 
     def _count(self, sample: Sample) -> None:
         self.quickest_ms[sample.cell] = min(sample.T_ms, self.quickest_ms[sample.cell])

@@ -148,7 +148,7 @@ def step_flops(shape: ModelShape, cell: StepShape) -> float:
 
 
 def step_bytes(shape: ModelShape, cell: StepShape) -> int:
-    """Return the memory that a step needs beside the weights: cache, and activations of the widest layer."""
+    """Return the memory that a step needs in addition to the weights: cache, and activations of the widest layer."""
     widths = 3 * shape.hidden + 2 * shape.qkv_width + shape.query_width + 3 * shape.intermediate
     activations = (cell.S * widths + cell.B * shape.vocab) * shape.activation_bytes
     return shape.cache_bytes(cell.cache_tokens) + activations

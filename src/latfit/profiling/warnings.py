@@ -14,16 +14,12 @@ SEVERAL = "Take more processes (--processes 6), or pin them (--pin)."
 WARNINGS: Mapping[str, tuple[str, str]] = {
     "unstable_timing": ("Timing is unstable: {symptoms}.", "{remedy}"),
     "other_load": (
-        "Other programs kept {others:.1f} CPUs busy on average, and {spare:.0f} were left to them.{unstable}",
+        "Other programs kept {others:.1f} CPUs busy on average, and {spare:.0f} were left to them.",
         "Stop them and measure again, or leave them a core with --threads.",
     ),
     "too_few_repeats": (
         "In {missed} of {measured} cells the median is not known within ±{precision:.3g} %.",
-        "Measure longer: about --budget {budget_s}s would do on a machine this steady.",
-    ),
-    "too_few_repeats_in_a_day": (
-        "In {missed} of {measured} cells the median is not known within ±{precision:.3g} %.",
-        "A day of measuring would not do: accept a wider --precision, or find out what disturbs the machine.",
+        "Measure longer (about --budget {budget_s}s on a machine this steady), or accept a wider --precision.",
     ),
     "not_measured": (
         "{missing} of {cells} cells were not measured, up to {largest}.",
@@ -35,24 +31,14 @@ WARNINGS: Mapping[str, tuple[str, str]] = {
         "Stop them and measure again, or say how many you want with --threads.",
     ),
     "throttled": (
-        "The CPU was throttled for heat {events} times during the run.",
-        "Improve its cooling, or measure with fewer --threads.",
-    ),
-    "throttled_gpu": (
-        "The driver held the GPU's clock down, for power or heat, when the run ended.",
-        "Measure on a cooler machine; under such load in use, these times are the honest ones.",
-    ),
-    "slower_clock": (
-        "The {what} ended at {now:.0f} MHz and had begun at {before:.0f} MHz.",
-        "Let it warm up with a first run, fix its clock if you may, and measure again.",
+        "The {what} was throttled during the run, for power or heat.",
+        "Cool it better, or measure with fewer --threads; in use under such load, these times are the honest ones.",
     ),
 }
-"""Message and remedy by code; a code with two causes has a line for each."""
-
-_CODES = {"too_few_repeats_in_a_day": "too_few_repeats", "throttled_gpu": "throttled"}
+"""Message and remedy by code."""
 
 
-def warn(kind: str, **facts: object) -> Message:
+def warn(code: str, **facts: object) -> Message:
     """Return a warning of the table with its facts filled in."""
-    message, remedy = WARNINGS[kind]
-    return Message(_CODES.get(kind, kind), message.format(**facts), remedy.format(**facts))
+    message, remedy = WARNINGS[code]
+    return Message(code, message.format(**facts), remedy.format(**facts))

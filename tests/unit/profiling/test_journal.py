@@ -103,7 +103,7 @@ def test_a_torn_last_line_is_passed_over(file: Path) -> None:
 def test_a_run_that_nothing_else_holds_is_not_overwritten(file: Path) -> None:
     steps = interrupted(file)
     file.write_text(file.read_text().removesuffix('{"stored":true}\n'))
-    with pytest.raises(WrongUsage, match=f"holds {steps} steps") as caught:
+    with pytest.raises(WrongUsage, match=f"has {steps} steps") as caught:
         Journal(file, REQUEST, resume=False)
     assert "--resume" in caught.value.remedy
 

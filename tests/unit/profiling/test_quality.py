@@ -24,7 +24,7 @@ class TestDrift:
     def test_without_drift_its_score_is_standard_normal(self) -> None:
         """So |z| > 3 has probability 0.0027: alarms stay within the 99.9 % quantile of that rate."""
         results = [run_fake(fake(noise=0.1, seed=seed), CELLS[:8], seed=seed, budget_s=1.5) for seed in range(RUNS)]
-        assert kstest([compute_drift(result.samples).z for result in results], "norm").pvalue > 0.001
+        assert kstest([compute_drift(result).z for result in results], "norm").pvalue > 0.001
         drifts = sum("from start to end" in str(find_symptoms(result)) for result in results)
         assert drifts <= binom.ppf(0.999, RUNS, 0.0027)
 
@@ -35,7 +35,7 @@ class TestDrift:
         planted = drift_per_s * result.elapsed_s
         assert "from start to end" in only(result).message
         # log(1 + x) is not quite straight: a fifth covers the planted 16-32 %
-        assert compute_drift(result.samples).change == pytest.approx(planted, rel=0.2)
+        assert compute_drift(result).change == pytest.approx(planted, rel=0.2)
 
 
 class TestUnstable:
@@ -72,17 +72,13 @@ class TestLoad:
         assert self.run(None) == set()
 
 
-def test_a_precision_out_of_reach_is_not_answered_with_a_budget() -> None:
-    (warning,) = (d for d in run_fake(fake(), budget_s=5.0, precision=1e-6).warnings if d.code == "too_few_repeats")
-    assert "wider --precision" in warning.remedy
-
-
-def test_all_symptoms_are_one_warning_with_a_remedy() -> None:
+def test_all_symptoms_are_one_warning_with_a_remedy_and_other_load_explains_them() -> None:
     faults = FakeFaults(hiccup_rate=0.05, drift_per_s=0.2)
     result = run_fake(fake(noise=0.1, faults=faults), budget_s=8.0, precision=0.001)
     warnings = find_warnings(result, LoadReading(1.0, 0.0))
     assert [warning.code for warning in warnings] == ["other_load", "too_few_repeats"]
-    assert all(words in warnings[0].message for words in ("CPUs busy", "from start to end", "scatter", "1.5 times"))
+    unstable = only(result).message
+    assert all(words in unstable for words in ("from start to end", "scatter", "1.5 times"))
     assert all(warning.message.endswith(".") and warning.remedy.endswith(".") for warning in warnings)
 
 

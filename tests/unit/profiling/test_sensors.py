@@ -1,11 +1,12 @@
 """Sensors as Linux and the driver offer them, written into an empty folder, and a stand-in for nvidia-smi."""
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from latfit.profiling.host import machine
-from latfit.profiling.host.sensors import GpuReading, Reading, find_sensor_warnings, read_gpu, read_sensors
+from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings, read_gpu, read_sensors
 
 
 def system(root: Path, files: dict[str, str]) -> Path:
@@ -39,41 +40,41 @@ def plant_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str)
 class TestCpu:
     def test_files_are_read_in_their_units(self, tmp_path: Path) -> None:
         found = read_sensors(system(tmp_path, FILES))
-        assert (found.cpu_mhz, found.cpu_celsius, found.throttled) == (3000.0, 61.5, 5)
+        assert found == {"cpu_mhz": 3000.0, "cpu_celsius": 61.5, "cpu_throttle_events": 5, "gpu": None}
+
+
+def gpu(*values: Any) -> dict[str, Any]:
+    return dict(zip(("mhz", "celsius", "watts", "slowed"), values, strict=True))
 
 
 class TestGpu:
     @pytest.mark.parametrize(
         ("line", "found"),
         [
-            ("1755, 47, 251.50, 0x0000000000000001", GpuReading(1755, 47, 251.5, False)),
-            ("1755, 47, [N/A], 0x0000000000000040", GpuReading(1755, 47, None, True)),
-            ("1755, 47, 251.50, [Not Supported]", GpuReading(1755, 47, 251.5, None)),
+            ("1755, 47, 251.50, 0x0000000000000001", gpu(1755, 47, 251.5, False)),
+            ("1755, 47, [N/A], 0x0000000000000040", gpu(1755, 47, None, True)),
+            ("1755, 47, 251.50, [Not Supported]", gpu(1755, 47, 251.5, None)),
             ("No devices were found", None),
         ],
     )
     def test_what_nvidia_smi_says(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: GpuReading | None
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, found: dict[str, Any] | None
     ) -> None:
         plant_nvidia_smi(tmp_path, monkeypatch, line)
         assert read_gpu() == found
 
 
 class TestWarnings:
-    @pytest.mark.parametrize(
-        ("last", "code"),
-        [
-            (Reading(throttled=7), "throttled"),
-            (Reading(cpu_mhz=2000.0), "slower_clock"),
-            (Reading(gpu=GpuReading(1200, 80, 300.0, False)), "slower_clock"),
-            (Reading(gpu=GpuReading(1755, 80, 300.0, True)), "throttled"),
-        ],
-    )
-    def test_each_cause_is_a_warning_with_a_remedy(self, last: Reading, code: str) -> None:
-        first = Reading(cpu_mhz=3000.0, throttled=5, gpu=GpuReading(1755, 40, 250.0, False))
-        (warning,) = find_sensor_warnings(first, last)
-        assert warning.code == code
+    FIRST: ClassVar[dict[str, Any]] = {
+        "cpu_mhz": 3000.0, "cpu_celsius": None, "cpu_throttle_events": 5, "gpu": gpu(1755, 40, 250.0, False)
+    }  # fmt: skip
+
+    @pytest.mark.parametrize("last", [{"cpu_throttle_events": 7}, {"gpu": gpu(1755, 80, 300.0, True)}])
+    def test_each_cause_is_a_warning_with_a_remedy(self, last: dict[str, Any]) -> None:
+        (warning,) = find_sensor_warnings(compare_sensors(self.FIRST, {**self.FIRST, **last}))
+        assert warning.code == "throttled"
         assert warning.remedy.endswith(".")
+        assert find_sensor_warnings(compare_sensors(self.FIRST, {**self.FIRST, "cpu_mhz": None})) == []
 
 
 class TestIdleThreads:

@@ -247,9 +247,6 @@ def examine_machine() -> PlainAnswer:
         f"{machine['os']}, Python {machine['python']}; {', '.join(versions) or 'no extras installed'}.",
         f"  ready: {'; '.join(ready)}.",
     ]
-    for each in found.features:
-        if not each.ready:
-            why = "" if each.is_extra else f" {each.missing}."  # an extra says enough by its name
-            lines.append(f"  missing: {each.name}:{why} {each.remedy}")
+    lines += [f"  missing: {each.name}: {each.missing}. {each.remedy}" for each in found.features if not each.ready]
     verdict = f"{len(ready)} of {len(found.features)} features are ready on this machine."
     return PlainAnswer(found, verdict, lines=lines)

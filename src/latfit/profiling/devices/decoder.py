@@ -24,7 +24,7 @@ Matrix = Any  # weights (in, out) in the form that the back-end multiplies by
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer. `mlps` holds gate_up and down of each expert, or of the one dense MLP (router None)."""
+    """Weights of one layer. mlps: gate_up and down of each expert, or of the one dense MLP (router None)."""
 
     attention_norm: Array
     qkv: Matrix
@@ -174,6 +174,15 @@ class EagerStep(DecoderStep):
     sine: Array
     cache: KvCache
 
+    def __init__(self, weights: Weights, cell: StepShape) -> None:
+        super().__init__(weights, cell)
+        self._filled: dict[str, Array] = {}
+
+    def filled(self, name: str, width: int) -> Array:
+        if name not in self._filled:
+            self._filled[name] = self.random(width)
+        return self._filled[name]
+
     def attend(self, layer: int, heads: Array) -> Array:
         shape, turning = self.shape, self.shape.heads + self.shape.kv_heads  # values are not rotated
         split = heads.reshape(len(heads), turning + shape.kv_heads, shape.head_dim)
@@ -200,6 +209,10 @@ class EagerStep(DecoderStep):
             rows, slot = self.xp.where(chosen == expert)
             out[rows] += self.gated(x[rows], *layer.mlps[expert]) * shares[rows, slot][:, None]
         return out
+
+    @abstractmethod
+    def random(self, width: int) -> Array:
+        """Return random numbers (S, width)."""
 
     @abstractmethod
     def route(self, scores: Array) -> tuple[Array, Array]:

@@ -1,7 +1,6 @@
-"""What the profiler asks of a device: prepare a cell, run its step, tell the time.
+"""Interface of a device: prepare a cell, run its step, read the clock.
 
-The sampler knows nothing else of a device, so a GPU, a CPU library and a fake with a virtual clock are measured by the
-same code.
+The sampler uses nothing else, so the same code measures a GPU, a CPU library and a fake with a virtual clock.
 """
 
 import time
@@ -78,7 +77,7 @@ class DeviceOutOfMemory(Exception):
 
 
 class DeviceFailed(LatfitError):
-    """A device broke during a run. `partial` holds what was measured before, if anything."""
+    """A device broke during a run. partial: what was measured before, if anything."""
 
     partial: "ProfileResult | None" = None
 
@@ -96,7 +95,9 @@ class LocalDevice:
         """Raise DeviceOutOfMemory if a step of `cell` needs more than the free memory."""
         needed, free = step_bytes(shape, cell), self.free_bytes()
         if free is not None and needed > free:
-            raise DeviceOutOfMemory(f"needs {needed / GIB:.2f} GiB beside the weights, {free / GIB:.2f} GiB are free")
+            raise DeviceOutOfMemory(
+                f"needs {needed / GIB:.2f} GiB for cache and activations, {free / GIB:.2f} GiB are free"
+            )
 
 
 def time_ms(run: Callable[[], object]) -> float:
@@ -114,7 +115,7 @@ def cpu_facts(name: str, settings: DeviceSettings, threads: int) -> dict[str, An
 
 @contextmanager
 def memory_errors(release: Callable[[], None] | None = None) -> Iterator[None]:
-    """Raise DeviceOutOfMemory for a failed allocation: MemoryError, or a RuntimeError whose text says so."""
+    """Raise DeviceOutOfMemory for a failed allocation: MemoryError, or a RuntimeError that mentions it."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -137,7 +138,3 @@ def loading(shape: ModelShape) -> Iterator[None]:
         found = f"there is no memory for its weights ({shape.weight_bytes / GIB:.1f} GiB)"
         remedy = "Choose a smaller --model, or fewer --layers."
         raise WrongUsage(found, where=f"model {shape.name}", remedy=remedy) from None
-
-
-def no_cell() -> RuntimeError:
-    return RuntimeError("no cell is prepared")

@@ -18,8 +18,8 @@ from latfit.profiling.devices.decoder import (
     make_cache,
     rotation,
 )
-from latfit.profiling.devices.device import INPUT_SETS, LocalDevice, loading, memory_errors, no_cell, time_ms
-from latfit.profiling.host.blas import blas_facts, find_openblas
+from latfit.profiling.devices.device import INPUT_SETS, LocalDevice, loading, memory_errors, time_ms
+from latfit.profiling.host.blas import blas_facts, blas_threads, set_blas_threads
 from latfit.profiling.host.machine import sensible_threads
 from latfit.profiling.shapes import ModelShape, Part, StepShape, check_fits
 
@@ -43,12 +43,9 @@ class NumpyStep(EagerStep):
         self.cosine, self.sine = rotation(cell, self.shape.head_dim)
         self._last = last_rows(cell)
         self._mask = np.triu(np.full((QUERY_ROWS, QUERY_ROWS), -np.inf, np.float32), 1)
-        self._filled: dict[str, Float32] = {}
 
-    def filled(self, name: str, width: int) -> Float32:
-        if name not in self._filled:
-            self._filled[name] = np.random.default_rng(0).standard_normal((self.cell.S, width), np.float32)
-        return self._filled[name]
+    def random(self, width: int) -> Float32:
+        return np.random.default_rng(0).standard_normal((self.cell.S, width), np.float32)
 
     def embed(self, tokens: Any) -> Float32:
         return np.asarray(self.weights.embedding[tokens])
@@ -134,10 +131,8 @@ class NumpyDevice(LocalDevice):
     def __init__(self, shape: ModelShape, *, threads: int | None = None, seed: int = 0, part: Part = "step") -> None:
         check_fits(shape, free_memory_bytes())
         self._shape, self._part = shape, part
-        self._blas = find_openblas()
-        self._threads_before = self._blas.threads if self._blas else None
-        set_ = self._blas is not None and self._blas.set_threads(threads or sensible_threads())
-        if threads is not None and not set_:
+        self._threads_before = blas_threads()
+        if not set_blas_threads(threads or sensible_threads()) and threads is not None:
             remedy = "Set it in the environment instead, such as OMP_NUM_THREADS or MKL_NUM_THREADS."
             raise WrongUsage("this NumPy's BLAS takes no number of threads", where="--threads", remedy=remedy)
         with loading(shape):
@@ -147,17 +142,12 @@ class NumpyDevice(LocalDevice):
         self._inputs: list[NDArray[np.int64]] = []
         self._step: NumpyStep | None = None
 
-    @property
-    def threads(self) -> int | None:
-        """BLAS threads in use; None if unknown."""
-        return self._blas.threads if self._blas else None
-
     def facts(self) -> dict[str, Any]:
         blas = blas_facts()
         return {
             "device": self.name,
             "dtype": "float32",
-            "threads": self.threads,
+            "threads": blas["threads"],
             "isa": blas["isa"],
             "blas": blas,
             "numpy": np.__version__,
@@ -176,8 +166,7 @@ class NumpyDevice(LocalDevice):
 
     def bind_step(self) -> Callable[[], None]:
         """Return a function that runs the prepared step, also after another cell is prepared."""
-        if self._step is None:
-            raise no_cell()
+        assert self._step is not None
         self._inputs.append(self._inputs.pop(0))
         step, tokens, part = self._step, self._inputs[0], self._part
 
@@ -194,8 +183,8 @@ class NumpyDevice(LocalDevice):
 
     def close(self) -> None:
         self._step, self._pool = None, self._pool[:0]
-        if self._blas and self._threads_before:
-            self._blas.set_threads(self._threads_before)
+        if self._threads_before:
+            set_blas_threads(self._threads_before)
 
     def _cache(self, cell: StepShape) -> KvCache:
         """Cut the cell's cache from the pool, which grows if it is too small."""

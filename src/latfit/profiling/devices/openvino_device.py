@@ -20,7 +20,6 @@ from latfit.profiling.devices.device import (
     LocalDevice,
     cpu_facts,
     memory_errors,
-    no_cell,
     time_ms,
 )
 from latfit.profiling.devices.numpy_device import random_weights, repeat_block
@@ -29,7 +28,7 @@ from latfit.profiling.shapes import ModelShape, Part, StepShape, check_fits
 
 Node = Any
 
-INT8_GROUP = 32  # activations are quantised in groups of so many beside 8-bit weights; else weights are only stored so
+INT8_GROUP = 32  # with 8-bit weights, activations are quantised in groups of so many
 CACHE_TYPE = {"bf16": "bf16", "fp32": "f32", "int8": "bf16"}  # of products, too
 BUILD_BYTES = {"bf16": 8, "fp32": 12, "int8": 7}
 """Peak bytes per weight: as generated, as a constant, and packed for the kernels."""
@@ -256,8 +255,6 @@ class OpenVinoDevice(LocalDevice):
         self._request = request
 
     def step_ms(self) -> float:
-        if self._request is None:
-            raise no_cell()
         if self._inputs:
             self._inputs.append(self._inputs.pop(0))
             self._request.set_tensor("tokens", self._inputs[0])

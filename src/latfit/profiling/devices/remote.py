@@ -5,8 +5,8 @@ out-of-memory kill becomes a limit of its cell. A waiting child is stopped: spin
 would slow the next child's first steps up to three times.
 """
 
-import contextlib
 import ctypes
+import multiprocessing
 import os
 import pickle
 import signal
@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, ClassVar
 
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
@@ -35,6 +37,7 @@ class RemoteDevice:
     ) -> None:
         self._opener, self._arguments, self._environment = opener, arguments, dict(environment or {})
         self._child: subprocess.Popen[bytes] | None = None
+        self._pipe: Any = None
         self._resting = False
         self._about: dict[str, Any] = {}
         self._asked = 0
@@ -58,7 +61,7 @@ class RemoteDevice:
         if holder is not None and holder is not self:
             holder.rest()
         if self._child is not None and self._child.poll() is not None:
-            self.close()  # ended while it rested, which says nothing of this cell
+            self.close()  # it ended while it rested, not because of this cell
         if self._child is None:
             self._open()
         self._ask("prepare", cell)
@@ -66,7 +69,7 @@ class RemoteDevice:
     def rest(self) -> None:
         """Stop the child until its next call, unless it would then outlive this process."""
         if self._child is not None and self._about.get("ends_with_parent"):
-            self._resting = True  # first: after Ctrl-C between the two a spare SIGCONT harms nobody
+            self._resting = True  # first: after Ctrl-C between the two a spare SIGCONT is harmless
             self._child.send_signal(signal.SIGSTOP)
 
     def _wake(self, child: subprocess.Popen[bytes]) -> None:
@@ -82,10 +85,7 @@ class RemoteDevice:
         if child is None:
             return
         self._wake(child)
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # a question that nobody reads any more
-                    pipe.close()
+        self._pipe.close()
         try:
             child.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -93,13 +93,17 @@ class RemoteDevice:
             child.wait()
 
     def _open(self) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        command = f"from latfit.profiling.devices.remote import serve; serve({theirs.fileno()})"
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from latfit.profiling.devices.remote import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-c", command],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what libraries print is no answer
             start_new_session=True,  # Ctrl-C is this process's to decide on
             env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
+        theirs.close()
         try:
             self._about = self._ask("open", self._opener, self._arguments)
         except DeviceOutOfMemory as error:
@@ -112,17 +116,16 @@ class RemoteDevice:
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Return the child's answer. Raises the child's error; DeviceOutOfMemory if the child is gone."""
         child = self._child
-        if child is None or child.stdin is None or child.stdout is None:
+        if child is None:
             raise DeviceOutOfMemory("its process is gone")
         self._wake(child)
         try:
             self._asked += 1
-            pickle.dump((self._asked, method, arguments), child.stdin)
-            child.stdin.flush()
+            self._pipe.send((self._asked, method, arguments))
             answered = 0
             while answered != self._asked:  # Ctrl-C may have left the answer to an earlier question unread
-                answered, failed, answer = pickle.load(child.stdout)
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+                answered, failed, answer = self._pipe.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
             code = child.wait()
             self.close()
             why = "killed, most likely for memory" if code == -signal.SIGKILL else f"ended with exit code {code}"
@@ -132,36 +135,26 @@ class RemoteDevice:
         return answer
 
 
-def serve() -> None:
-    """Run the child: answer calls until the input ends."""
+def serve(pipe: int) -> None:
+    """Run the child: answer calls until the parent closes the pipe, a file descriptor."""
     ends_with_parent = False
     if sys.platform.startswith("linux"):  # the kernel kills this process when its parent ends, even while stopped
         ends_with_parent = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    questions = Connection(pipe)
     device: Device | None = None
-    questions = sys.stdin.buffer
-    while True:
-        try:
-            number, method, arguments = pickle.load(questions)
-        except EOFError:
-            break
-        try:
-            if method == "open":
-                device = arguments[0](*arguments[1])
-                about = {"name": device.name, "path": device.path, "ends_with_parent": ends_with_parent}
-                reply: tuple[int, bool, Any] = (number, False, about)
-            else:
-                reply = (number, False, getattr(device, method, list)(*arguments))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent decides
-            reply = (number, True, _portable(error))
-        try:
-            pickle.dump(reply, answers)
-            answers.flush()
-        except BrokenPipeError:  # nobody waits for it any more: Ctrl-C came while it was made
-            with contextlib.suppress(BrokenPipeError):
-                answers.close()
-            break
+    with suppress(EOFError, OSError):
+        while True:
+            number, method, arguments = questions.recv()
+            try:
+                if method == "open":
+                    device = arguments[0](*arguments[1])
+                    answer: Any = {"name": device.name, "path": device.path, "ends_with_parent": ends_with_parent}
+                else:
+                    answer = getattr(device, method, list)(*arguments)
+                failed = False
+            except Exception as error:  # noqa: BLE001 - whatever it is, the parent decides
+                failed, answer = True, _portable(error)
+            questions.send((number, failed, answer))
     if device is not None:
         device.close()
 

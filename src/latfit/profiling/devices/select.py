@@ -14,7 +14,7 @@ from latfit.errors import HardwareMissing, WrongUsage
 from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.device import PRECISIONS, Device, DeviceSettings
 from latfit.profiling.devices.remote import RemoteDevice
-from latfit.profiling.host.blas import find_openblas
+from latfit.profiling.host.blas import blas_threads
 from latfit.profiling.host.executed_isa import probe, satisfies
 from latfit.profiling.host.isa import cpu_flags, environment_for
 from latfit.profiling.host.machine import idle_threads, sensible_threads, usable_cpus
@@ -114,7 +114,7 @@ def _path(kind: str, request: ProfileRequest, shape: ModelShape) -> PathSpec:
 @cache
 def _idle_threads(kind: str) -> int | None:
     """Return fewer threads than could run if others keep CPUs busy; None for as many as can run."""
-    if kind == "torch-cuda" or (kind == "numpy" and find_openblas() is None):
+    if kind == "torch-cuda" or (kind == "numpy" and blas_threads() is None):
         return None
     idle = idle_threads()
     return idle if idle < sensible_threads() else None

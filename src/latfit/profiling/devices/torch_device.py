@@ -27,7 +27,6 @@ from latfit.profiling.devices.device import (
     cpu_facts,
     loading,
     memory_errors,
-    no_cell,
     time_ms,
 )
 from latfit.profiling.host.machine import sensible_threads
@@ -57,12 +56,9 @@ class TorchStep(EagerStep):
         )
         self._last = torch.from_numpy(last_rows(cell)).to(self._place["device"])
         self._masks = [_causal_mask(tokens, cached, self._place["device"]) for _, tokens, cached in self.groups]
-        self._filled: dict[str, Tensor] = {}
 
-    def filled(self, name: str, width: int) -> Tensor:
-        if name not in self._filled:
-            self._filled[name] = self.xp.randn(self.cell.S, width, **self._place)
-        return self._filled[name]
+    def random(self, width: int) -> Tensor:
+        return self.xp.randn(self.cell.S, width, **self._place)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.xp.nn.functional.embedding(tokens, self.weights.embedding)
@@ -238,8 +234,7 @@ class TorchDevice(LocalDevice):
     def step_ms(self) -> float:
         import torch
 
-        if self._current is None:
-            raise no_cell()
+        assert self._current is not None
         run, tokens, inputs, _ = self._current
         inputs.append(inputs.pop(0))
         with memory_errors(self._give_back), torch.inference_mode():

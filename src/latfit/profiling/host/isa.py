@@ -44,7 +44,7 @@ _SIMD = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "f
 
 @cache
 def cpu_flags() -> tuple[str, ...]:
-    """Return the CPU's flags of vector and matrix arithmetic, sorted; empty if the system does not tell."""
+    """Return the CPU's flags of vector and matrix arithmetic, sorted; empty if unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

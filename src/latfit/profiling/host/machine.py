@@ -1,4 +1,4 @@
-"""The machine a trace comes from, and how busy others kept it during the run. What the system does not tell is None."""
+"""The machine of a trace, and the load of other processes on it during the run. What is unknown is None."""
 
 import math
 import os
@@ -43,15 +43,9 @@ def usable_cpus() -> list[int]:
 
 
 def cpu_quota() -> float | None:
-    """Return how many CPUs a container may use at a time (cgroup v2 or v1); None without a limit."""
-    fields = (_first_line(Path("/sys/fs/cgroup/cpu.max")) or "").split()
-    if not fields:
-        fields = [_first_line(Path(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us")) or "" for name in ("quota", "period")]
-    try:
-        quota, period = (float(field) for field in fields)
-    except ValueError:
-        return None
-    return quota / period if quota > 0 and period > 0 else None
+    """Return how many CPUs a container may use at a time (cgroup v2); None without a limit."""
+    quota, _, period = (_first_line(Path("/sys/fs/cgroup/cpu.max")) or "").partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() else None
 
 
 def sensible_threads() -> int:
@@ -62,8 +56,8 @@ def sensible_threads() -> int:
 
 
 def idle_threads(seconds: float = 0.3) -> int:
-    """Return how many threads find a CPU of their own now; at least 1. Two threads beside one busy neighbour on two
-    CPUs ran 20 times slower than one: threads that share a CPU wait for each other at every barrier."""
+    """Return how many threads find an idle CPU now; at least 1. On two CPUs, one of them busy, two threads ran 20 times
+    slower than one: threads that share a CPU wait for each other at every barrier."""
     watch = LoadWatch(0)
     time.sleep(seconds)
     reading, most = watch(), sensible_threads()
