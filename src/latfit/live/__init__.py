@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from latfit.live.pauses import short_pauses as short_pauses
     from latfit.live.promise import Promise as Promise, PromiseMonitor as PromiseMonitor
     from latfit.live.replay import (
+        MAX_OTHERS as MAX_OTHERS,
         STATISTICS as STATISTICS,
         Compared as Compared,
         Driven as Driven,

@@ -16,7 +16,7 @@ from latfit.live.executor import Run
 Array = NDArray[Any]
 
 UNNAMED = ""
-"""The name of an engine's only input, or output, where nobody needs one."""
+"""The name of an only input or output that was given none."""
 
 
 class RowStack:

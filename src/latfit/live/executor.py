@@ -118,15 +118,16 @@ class ThreadExecutor(Executor):
 
     def _serve(self, server: int) -> None:
         while (work := self._work.get()) is not None:
-            inputs, self._serving[server] = work
-            answer = work[1]
+            inputs, answer = work
+            self._serving[server] = answer
             outputs: list[Any] = []
             error = None
             try:
-                outputs = list(self._runs[server](padded(inputs, self.buckets)))[: len(inputs)]
-            except BaseException as raised:  # noqa: BLE001 (the sender is told whatever a function raises)
+                if not answer.cancelled():  # while it waited for a server
+                    outputs = list(self._runs[server](padded(inputs, self.buckets)))[: len(inputs)]
+            except BaseException as raised:  # noqa: BLE001 (sent on to the request, whatever a function raises)
                 error = failure(raised, self.name)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 answer.get_loop().call_soon_threadsafe(self._settle, answer, outputs, error)
 
     def _settle(

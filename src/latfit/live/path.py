@@ -96,7 +96,7 @@ class LivePath:
     def record_failure(self, now: float, *, is_lost: bool) -> None:
         """Note a batch that failed; is_lost: it timed out or lost its worker, so the next one would wait in vain."""
         self.failed_batches += 1
-        if now < self.open_until_ms:  # it ran beside the one that opened the breaker
+        if now < self.open_until_ms:  # it ran while another one opened the breaker
             return
         self._is_tried = False
         self._failures += 1

@@ -14,7 +14,7 @@ def short_pauses(*, none: bool = False) -> Iterator[None]:
     enabled, before = gc.isenabled(), gc.get_freeze_count()
     gc.unfreeze()
     gc.collect()
-    immortal = gc.get_freeze_count()  # Python 3.12 counts what never dies as frozen, whoever freezes
+    immortal = gc.get_freeze_count()  # Python 3.12 counts immortal objects as frozen
     gc.freeze()
     if none:
         gc.disable()

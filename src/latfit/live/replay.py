@@ -146,16 +146,6 @@ class Driven:
     late_ms: float  # 99th percentile of how late requests were sent
     failed: int  # requests that ended with an error
     batches: Batches
-    levels: FloatArray  # T over the fitted T (4, paths), in either half of the probes before and after the run
-
-    @property
-    def is_disturbed(self) -> bool:
-        return self.others > MAX_OTHERS
-
-    @property
-    def speed(self) -> FloatArray:
-        """T over the fitted T (paths,) of the probes."""
-        return np.asarray(self.levels.mean(axis=0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,15 +206,23 @@ class Compared:
 
 
 def compare_run(
-    driven: Driven, predicted: SimResult, load: float, system: System, drawn: Sequence[SimResult]
+    driven: Driven,
+    levels: FloatArray,
+    predicted: SimResult,
+    load: float,
+    system: System,
+    drawn: Sequence[SimResult],
 ) -> Compared:
-    """Compare a run with simulations of its arrivals, at the speed of the probes and at speeds that it may have."""
+    """Compare a run with simulations of its arrivals, at the speed of the probes and at speeds that it may have.
+
+    levels: T over the fitted T (4, paths), in either half of the probes before and after the run.
+    """
     result = driven.result
     names = [path.name for path in system.paths]
-    low, high = np.quantile([each.whole for said in drawn for each in said.summaries], RANGE, axis=0)
+    low, high = np.quantile([each.whole for result in drawn for each in result.summaries], RANGE, axis=0)
     statistics = [name for name, _ in result.latency.items()]
     ranges = {name: (float(low[k]), float(high[k])) for k, name in enumerate(statistics) if name in STATISTICS}
-    before_and_after = driven.levels.reshape(2, 2, -1).mean(axis=1).T.tolist()
+    before_and_after = levels.reshape(2, 2, -1).mean(axis=1).T.tolist()
     return Compared(
         result.policy,
         load,
@@ -236,7 +234,7 @@ def compare_run(
         driven.late_ms,
         driven.failed,
         {name: (before, after) for name, (before, after) in zip(names, before_and_after, strict=True)},
-        _slowdown(driven.batches, at_speed(system, driven.speed)),
+        _slowdown(driven.batches, at_speed(system, levels.mean(axis=0))),
         lowest_p99_ms=float(result.latency["p99"].low),
     )
 
@@ -322,8 +320,7 @@ async def drive(
     }
     result = measured_result(policy, system, measured_run(columns, system, warm))
     batches = [_batches(served[warm:], name) for name in names]
-    unchanged = np.ones((4, len(names)))
-    return Driven(result, others, 1000 * float(np.quantile(late_s, 0.99)), router.failed, batches, unchanged)
+    return Driven(result, others, 1000 * float(np.quantile(late_s, 0.99)), router.failed, batches)
 
 
 def _batches(served: Sequence[Request], path: str) -> tuple[FloatArray, FloatArray]:

@@ -1,7 +1,8 @@
 """The router: requests come one by one, a policy forms batches of them, one or two executors run the batches.
 
 Every decision is that of `latfit.policies.decide`, the compiled function that the simulator calls. A policy that waits
-says until when, and how many waiting requests end the wait. If a path is down (`LivePath`), the other one serves.
+gives the moment, and the number of waiting requests, that end the wait. If a path is down (`LivePath`), the other one
+serves.
 """
 
 import asyncio
@@ -63,30 +64,16 @@ class RouterOptions:
     probe_ms: float = 2000.0  # between probes of an executor that can be probed
 
 
-class _Timer:
-    """Call a function at a moment of the event loop's clock, s; setting it again replaces the moment."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call, self.at_s = call, math.inf
-        self._handle: asyncio.TimerHandle | None = None
-
-    def set(self, at_s: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self.at_s = at_s
-        self._handle = None if at_s == math.inf else asyncio.get_running_loop().call_at(at_s, self._call)
-
-
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A batch that runs. late_s: moment of its time limit.  work: its outcome, or its executor's recovery."""
+    """A batch that runs. work: its outcome, or its executor's recovery.  limit: calls at its time limit."""
 
     path: LivePath
     server: Server
     requests: list[Request]
     began_ms: float
-    late_s: float = math.inf
     work: Any = None
+    limit: asyncio.TimerHandle | None = None
 
 
 class Router:
@@ -131,8 +118,7 @@ class Router:
         self._clock = clock
         self._is_open = self._is_draining = False
         self._ask_at = 1  # waiting requests from which on the policy is asked
-        self._wake = _Timer(lambda: self._dispatch(self._now_ms()))
-        self._watch = _Timer(self._find_late)  # for all batches: one timer each would cost more than a hand-over
+        self._wake: asyncio.TimerHandle | None = None  # asks the policy again
         self._running: set[_Batch] = set()
         self._idle = asyncio.Event()
         self._failing_since = math.inf
@@ -219,14 +205,14 @@ class Router:
             if request.state is not State.ENDED:
                 self.cancelled += 1
                 self._queue.give_up(request)
-                self._dispatch(self._now_ms())  # the policy was asked of a longer queue
+                self._dispatch()  # the policy was asked of a longer queue
             raise
 
     def adopt(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
         """Use these times and this policy from now on; requests keep their places. Raises WrongUsage."""
         _check([path.executor for path in self.paths], times_ms, policy, self.options)
         self._use(times_ms, policy)
-        self._dispatch(self._now_ms())
+        self._dispatch()
 
     def _use(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
         for path, times in zip(self.paths, times_ms, strict=True):
@@ -238,7 +224,7 @@ class Router:
     async def drain(self, within_s: float = math.inf) -> bool:
         """Take no more requests and serve those that wait; return whether all ended in time, else end them."""
         self._is_open, self._is_draining = False, True
-        self._dispatch(self._now_ms())
+        self._dispatch()
         try:
             async with asyncio.timeout(within_s if math.isfinite(within_s) else None):
                 if self.waiting or self._running:
@@ -251,8 +237,7 @@ class Router:
     async def close(self, within_s: float = 30.0) -> None:
         """Drain, then close the executors."""
         await self.drain(within_s)
-        for timer in (self._wake, self._watch):
-            timer.set(math.inf)
+        self._wake_in(math.inf)
         for probe in self._probes:
             probe.cancel()
         self._probes = []
@@ -264,6 +249,7 @@ class Router:
         for batch in running:
             work, batch.work = batch.work, None
             work.cancel()
+            _cancel(batch.limit)
             for request in batch.requests:
                 self._end(request, _closed(), self._now_ms())
 
@@ -295,20 +281,28 @@ class Router:
             self._failing_since = math.inf
         self._dispatch(now)
 
-    def _dispatch(self, now: float) -> None:
-        """Ask the policy, and do what it says, until it waits."""
+    def _dispatch(self, now: float | None = None) -> None:
+        """Ask the policy and carry out its decisions until it waits."""
+        now = self._now_ms() if now is None else now
         while self.waiting:
             action, take, until, skip = self._decide(now)
             if action == WAIT:
                 self._ask_at = skip
-                self._wake.set(asyncio.get_running_loop().time() + max(until - now, 0.0) / 1000)
+                self._wake_in(until - now)
                 return
             path = self.paths[MAIN if action == SERVE_MAIN else SIDE]
             self._begin(path, self._queue.take(take, now, skip), now)
         self._ask_at = 1
-        self._wake.set(math.inf)
+        self._wake_in(math.inf)
         if not self._running:
             self._idle.set()
+
+    def _wake_in(self, wait_ms: float) -> None:
+        """Ask the policy again after so long, in place of any earlier moment; never if infinite."""
+        _cancel(self._wake)
+        self._wake = None
+        if wait_ms < math.inf:
+            self._wake = asyncio.get_running_loop().call_later(max(wait_ms, 0.0) / 1000, self._dispatch)
 
     def _decide(self, now: float) -> tuple[int, int, float, int]:
         """Return action, batch size, moment to ask again, and requests to skip (if waiting: the number to ask at).
@@ -350,24 +344,19 @@ class Router:
         self._running.add(batch)
         try:
             batch.work = asyncio.ensure_future(path.executor.execute([request.input for request in requests]))
-        except Exception as raised:  # noqa: BLE001 (the senders are told whatever an executor raises)
+        except Exception as raised:  # noqa: BLE001 (sent on to the requests, whatever an executor raises)
             batch.work = loop.create_future()
             batch.work.set_exception(raised)
         batch.work.add_done_callback(partial(self._returned, batch))
-        batch.late_s = loop.time() + path.timeout_ms(len(requests)) / 1000
-        if batch.late_s < self._watch.at_s:
-            self._watch.set(batch.late_s)
+        if (timeout_ms := path.timeout_ms(len(requests))) < math.inf:
+            batch.limit = loop.call_later(timeout_ms / 1000, self._end_late, batch, timeout_ms)
 
-    def _find_late(self) -> None:
-        moment_s = self._watch.at_s
-        for batch in [each for each in self._running if each.late_s <= moment_s]:
-            if not batch.work.done():
-                batch.work.cancel()
-                count = len(batch.requests)
-                found = f"a batch of {count} took longer than {batch.path.timeout_ms(count):,.0f} ms"
-                remedy = "What it was doing is dropped; raise timeout_ms if it may take that long."
-                self._finish(batch, (), ExecutorTimedOut(found, where=batch.path.name, remedy=remedy))
-        self._watch.set(min((each.late_s for each in self._running if each.late_s > moment_s), default=math.inf))
+    def _end_late(self, batch: _Batch, timeout_ms: float) -> None:
+        if not batch.work.done():
+            batch.work.cancel()
+            found = f"a batch of {len(batch.requests)} took longer than {timeout_ms:,.0f} ms"
+            remedy = "What it was doing is dropped; raise timeout_ms if it may take that long."
+            self._finish(batch, (), ExecutorTimedOut(found, where=batch.path.name, remedy=remedy))
 
     def _returned(self, batch: _Batch, work: "asyncio.Future[Sequence[Any]]") -> None:
         """Take the outcome of a batch; one that comes too late is dropped."""
@@ -380,13 +369,14 @@ class Router:
             if len(outputs) != len(batch.requests):
                 found = f"{len(outputs)} outputs for {len(batch.requests)} inputs"
                 raise ExecutorFailed(found, where=path.name, remedy="Give one output for each input.")
-        except BaseException as raised:  # noqa: BLE001 (the senders are told whatever an executor raises)
+        except BaseException as raised:  # noqa: BLE001 (sent on to the requests, whatever an executor raises)
             error = failure(raised, path.name)
         self._finish(batch, outputs, error)
 
     def _finish(self, batch: _Batch, outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
         """End the requests of a batch, note its outcome at the path, and free or recover its server."""
         path, now = batch.path, self._now_ms()
+        _cancel(batch.limit)
         path.busy_ms += now - batch.began_ms
         for place, request in enumerate(batch.requests):
             is_given_up = request.state is State.ENDED
@@ -405,7 +395,6 @@ class Router:
             self._failing_since = min(self._failing_since, now)
         _call(self.batch_listeners, path, len(batch.requests), batch.began_ms, now, error is None)
         if is_lost:
-            batch.late_s = math.inf  # a recovery may take as long as it takes
             batch.server.free_ms = math.inf  # until its executor has recovered
             batch.work = asyncio.ensure_future(self._recover(batch, batch.work))
             self._dispatch(now)  # the other path goes on meanwhile
@@ -437,6 +426,11 @@ class Router:
         if not request.future.done():
             request.future.set_exception(outcome) if is_error else request.future.set_result(outcome)
         _call(self.listeners, request)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 def _call(listeners: Sequence[Callable[..., None]], *arguments: Any) -> None:

@@ -1,6 +1,6 @@
-"""A span for each request, for OpenTelemetry (`opentelemetry-api`; an SDK beside it decides what becomes of spans).
+"""A span for each request, for OpenTelemetry (`opentelemetry-api`; an SDK exports the spans).
 
-A span holds the path, the batch, the waiting time and how the request ended, and nothing of what was sent. It is made
+A span has the path, the batch, the waiting time and how the request ended, nothing of its contents. It is made
 when the request has ended, so that no response waits for it.
 """
 
@@ -43,11 +43,11 @@ class RequestSpans:
     def _ended(self, request: Request, began_ns: int, future: "Future[Any]") -> None:
         error = None if future.cancelled() else future.exception()
         outcome = "cancelled" if future.cancelled() else "served" if error is None else type(error).__name__
-        told: dict[str, Any] = {"latfit.outcome": outcome, "latfit.class": request.class_id}
+        facts: dict[str, Any] = {"latfit.outcome": outcome, "latfit.class": request.class_id}
         if math.isfinite(request.started_ms):
             waited = request.started_ms - request.arrived_ms
-            told |= {"latfit.path": request.path, "latfit.batch": request.batch, "latfit.waited_ms": waited}
-        span = self._tracer.start_span(SPAN, start_time=began_ns, attributes=told)
+            facts |= {"latfit.path": request.path, "latfit.batch": request.batch, "latfit.waited_ms": waited}
+        span = self._tracer.start_span(SPAN, start_time=began_ns, attributes=facts)
         if error is not None:
             span.set_status(self._error, outcome)
         span.end()

@@ -88,7 +88,7 @@ class Exchange:
         try:
             await writing
         except (ConnectionError, aiohttp.ClientError) as error:
-            raise Abandoned("the caller left", remedy="Nothing: the engine was told to stop.") from error
+            raise Abandoned("the caller left", remedy="Nothing: the engine was stopped.") from error
 
 
 def forwarded_headers(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -273,7 +273,7 @@ class HttpExecutor(Executor):
         """Return the error to raise if the caller left or takes nothing, or the engine hangs."""
         is_hung = not exchange.first_byte_s and waited_s >= self._overdue_s
         if (exchange.has_left or exchange.is_sending) and not is_hung:
-            return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was told to stop.")
+            return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was stopped.")
         found = f"nothing came for {min(waited_s, self.timeouts.first_byte_s):,.0f} s"
         remedy = "Its connection was closed; raise the timeout if it may take that long."
         return ExecutorTimedOut(found, where=self.name, remedy=remedy)

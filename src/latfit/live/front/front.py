@@ -143,7 +143,7 @@ class Front:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), self.options.token.encode())
         if kind.lower() != "bearer" or not same:
-            raise Refused(401, "a token is needed that this server knows", www_authenticate="Bearer")
+            raise Refused(401, "a valid token is needed", www_authenticate="Bearer")
 
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.draining:

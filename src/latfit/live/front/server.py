@@ -1,4 +1,4 @@
-"""Listen for a front until told to stop, then until what it has taken has ended."""
+"""Listen for a front until a signal or `stop`, then finish the requests that were accepted."""
 
 import asyncio
 import logging
@@ -82,7 +82,7 @@ def _split_descriptors(engine_connections: int) -> tuple[int, int]:
 class FrontServer:
     """Listen within `async with FrontServer(front, host, port) as server`; start the router before, close it after.
 
-    head_s: time for the head of a request.  drain_s: time for what runs to end once told to stop.
+    head_s: time for the head of a request.  drain_s: time to finish after `stop`.
     """
 
     def __init__(
