@@ -22,9 +22,9 @@ from latfit.api.request import verb
 from latfit.api.requests import TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
-from latfit.engines import ENGINES, Engine
+from latfit.engines import BY_KEY, ENGINES, Engine, engine_key
 from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
-from latfit.exporting import REQUEST_LIMIT, TITLES, engine_key, with_flags
+from latfit.exporting import with_flags
 from latfit.files import write_json, write_text
 from latfit.messages import Message
 from latfit.metrics import limit_shown
@@ -421,7 +421,7 @@ class Loop:
         plan = None if self.plan is None else self.plan.result
         command = shlex.join(self.with_settings()) if self.settings else ""
         return Tuning(
-            engine=TITLES.get(self.engine, self.engine),
+            engine=BY_KEY[self.engine].name if self.engine in BY_KEY else self.engine,
             rate_per_s=self.rate_per_s,
             settings=self.settings,
             command=command,
@@ -453,7 +453,7 @@ def tune(request: TuneRequest) -> Tuned:
         stages = [share * loop.rate_per_s for share in STAGES]
         loop.measure(["", "as started", ""], stages)
         if not loop.plan_settings() and loop.limit and loop.may_restart:
-            loop.settings = {REQUEST_LIMIT[loop.engine]: WIDER * loop.limit}
+            loop.settings = {BY_KEY[loop.engine].options[0].name: WIDER * loop.limit}
             loop.measure(["", "", ""], stages)
             loop.plan_settings()
         while loop.settings and loop.may_restart:

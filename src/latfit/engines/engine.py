@@ -1,5 +1,4 @@
-"""What latfit knows of a serving engine. For each quantity: the names that its versions have, the first that is found
-counts."""
+"""What latfit knows of a serving engine: its metrics, its settings and its command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ class Name:
 
 
 Names = Mapping[str, tuple[Name, ...]]
+"""By quantity: the names that versions of the engine have; the first that is found counts."""
 
 
 def named(**names: Name | str | tuple[Name | str, ...]) -> Names:
@@ -41,9 +41,27 @@ SLOT_STEPS = "slot_steps"
 """A counter: requests of all steps so far, each in every step that it took part in."""
 
 
+FIRST_COME = "fcfs"
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting of a plan by the engine's name. role: what it sets.  value: the only one, None for a number."""
+
+    role: str
+    name: str
+    value: bool | int | str | None = None
+
+    def takes(self, value: object) -> bool:
+        """Return whether a plan may give it this value."""
+        if self.value is None:
+            return type(value) is int and value >= 1
+        return type(value) is type(self.value) and value == self.value
+
+
 @dataclass(frozen=True)
 class Engine:
-    """A serving engine: its metrics by our names (`latfit.metrics.state`) and what it calls its settings."""
+    """A serving engine: its metrics by our names (`latfit.metrics.state`), its settings, its command line."""
 
     name: str
     prefixes: tuple[str, ...]  # of the names of its metrics
@@ -62,6 +80,27 @@ class Engine:
     steps_flag: str = ""  # its option without which latfit's plug-in sees no steps
     port: int = 8000  # of its metrics, by default
     graph_sizes: str = ""  # its option for the batch sizes of captured graphs
+    passes_flag: str = ""  # its option that publishes every step by ZeroMQ
+    key: str = ""  # what plans and exports call it
+    options: tuple[Option, ...] = ()  # the limit of requests first
+    orders: tuple[str, ...] = (FIRST_COME,)  # its scheduling policies
+    program: tuple[str, ...] = ()  # words that start a server, before the model
+    model_option: tuple[str, ...] = ()
+    negatable: bool = False  # whether switches have `--no-NAME`
+    cache_help: str = ""  # where it reports the size of its KV cache
+
+    def has(self, role: str) -> bool:
+        """Return whether it has a setting with this role."""
+        return any(each.role == role for each in self.options)
+
+    def named_settings(self, values: Mapping[str, int | None]) -> dict[str, bool | int | str]:
+        """Return values by role under the engine's names; roles that it lacks are left out."""
+        found: dict[str, bool | int | str] = {}
+        for each in self.options:
+            value = values.get(each.role) if each.value is None else each.value
+            if each.role in values and value is not None:
+                found[each.name] = value
+        return found
 
     def metric_names(self) -> set[str]:
         """Return the names that its text has, without prefixes."""

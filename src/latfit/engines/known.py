@@ -1,5 +1,7 @@
 """All engines. A new one is a module of this package and a place in this list."""
 
+from collections.abc import Iterable, Mapping
+
 from latfit.engines.engine import Engine
 from latfit.engines.llama_cpp import LLAMA_CPP
 from latfit.engines.sglang import SGLANG
@@ -14,6 +16,20 @@ ENGINES = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP, TGI, TRITON)
 def engine_named(name: str) -> Engine:
     """Return the engine of that name."""
     return next(engine for engine in ENGINES if engine.name == name)
+
+
+BY_KEY = {engine.key: engine for engine in ENGINES if engine.key}
+"""Engines that plans have settings for."""
+
+
+def engine_key(systems: Iterable[Mapping[str, str]]) -> str:
+    """Return the key of the engine that traces name; vLLM's, which most use, if they name none that is known."""
+    for system in systems:
+        plain = "".join(letter for letter in system.get("engine", "").lower() if letter.isalnum())
+        for engine in BY_KEY.values():
+            if plain in (engine.key, "".join(filter(str.isalnum, engine.name.lower()))):
+                return engine.key
+    return VLLM.key
 
 
 def graph_sizes_option(engine: str) -> str:

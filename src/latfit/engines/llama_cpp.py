@@ -2,7 +2,7 @@
 computed, generated ones when requests end; calls of llama_decode, and the mean of busy slots since the start (six
 digits), as they are made."""
 
-from latfit.engines.engine import SLOT_STEPS, Engine, Name, named
+from latfit.engines.engine import SLOT_STEPS, Engine, Name, Option, named
 
 LLAMA_CPP = Engine(
     "llama.cpp",
@@ -18,4 +18,14 @@ LLAMA_CPP = Engine(
     metrics_help="--metrics",
     steps_help="Start a llama.cpp that publishes n_busy_slots_per_decode.",
     port=8080,
+    key="llamacpp",
+    options=(
+        Option("requests", "parallel"),
+        Option("tokens", "batch_size"),
+        Option("cache", "ctx_size"),
+        Option("shared", "kv_unified", True),
+    ),
+    program=("llama-server",),
+    model_option=("--model",),
+    cache_help="--ctx-size is shared out among the slots: each part has to hold the longest prompt with its output.",
 )

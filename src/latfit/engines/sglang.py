@@ -1,7 +1,7 @@
 """SGLang: https://docs.sglang.io/docs/references/production_metrics. Its plain token counters rise when requests end,
 `realtime_tokens_total` as steps are made; forward passes are counted by CUDA graph."""
 
-from latfit.engines.engine import REQUEST_TIMES, Engine, labelled, named
+from latfit.engines.engine import FIRST_COME, REQUEST_TIMES, Engine, Option, labelled, named
 
 SGLANG = Engine(
     "SGLang",
@@ -33,4 +33,22 @@ SGLANG = Engine(
     steps_help="Start SGLang of a version that publishes cuda_graph_passes_total and realtime_tokens_total.",
     port=30000,
     graph_sizes="cuda_graph_bs",
+    passes_flag="--enable-forward-pass-metrics",
+    key="sglang",
+    options=(
+        Option("requests", "max_running_requests"),
+        Option("tokens", "chunked_prefill_size"),
+        Option("chunked", "enable_mixed_chunk", True),
+        Option("whole", "chunked_prefill_size", -1),
+        Option("whole", "max_prefill_tokens"),
+        Option("length", "context_length"),
+        Option("priority", "enable_priority_scheduling", True),
+        Option("in_turn", "disable_overlap_schedule", True),
+        Option("gpu_prompts", "kt_gpu_prefill_token_threshold"),  # of KTransformers' build
+        Option("parallel", "tensor_parallel_size"),
+    ),
+    orders=(FIRST_COME, "priority"),
+    program=("python3", "-m", "sglang.launch_server"),
+    model_option=("--model-path",),
+    cache_help="SGLang says at its start how many it has (`max_total_num_tokens`); --mem-fraction-static is unchanged.",
 )

@@ -1,7 +1,7 @@
 """TensorRT-LLM: `trtllm-serve` with return_perf_metrics, `/prometheus/metrics`. Tokens are counted when requests
 end."""
 
-from latfit.engines.engine import REQUEST_TIMES, Engine, named
+from latfit.engines.engine import REQUEST_TIMES, Engine, Option, named
 
 TENSORRT_LLM = Engine(
     "TensorRT-LLM",
@@ -24,5 +24,17 @@ TENSORRT_LLM = Engine(
         block_size="kv_cache_tokens_per_block",
     ),
     live=False,
+    key="trtllm",
+    options=(
+        Option("requests", "max_batch_size"),
+        Option("tokens", "max_num_tokens"),
+        Option("chunked", "enable_chunked_prefill", True),
+        Option("whole", "enable_chunked_prefill", False),
+        Option("length", "max_seq_len"),
+        Option("in_turn", "disable_overlap_scheduler", True),
+        Option("parallel", "tensor_parallel_size"),
+        Option("admission", "capacity_scheduler_policy", "MAX_UTILIZATION"),
+    ),
+    cache_help="TensorRT-LLM says at its start how many it has; kv_cache_config is left as it is.",
     steps_help="Record its iterations instead: latfit ingest reads what enable_iter_perf_stats publishes.",
 )

@@ -1,6 +1,6 @@
 """Triton: requests and executions of any model, and the gauges of its TensorRT-LLM backend."""
 
-from latfit.engines.engine import Engine, Name, labelled, named
+from latfit.engines.engine import Engine, Name, Option, labelled, named
 
 CACHE = "trt_llm_kv_cache_block_metrics"
 REQUESTS = "trt_llm_request_metrics"
@@ -29,4 +29,6 @@ TRITON = Engine(
     busiest_by="inference_compute_infer_duration_us",
     metrics_help="its metrics' port, 8002",
     port=8002,
+    key="triton",
+    options=(Option("requests", "max_batch_size"),),
 )

@@ -1,7 +1,7 @@
 """vLLM: https://docs.vllm.ai/en/stable/usage/metrics. Before 0.9 the KV and the prefix cache are called gpu_..., and
 time_per_output_token_seconds are distances of tokens."""
 
-from latfit.engines.engine import REQUEST_TIMES, Engine, labelled, named
+from latfit.engines.engine import FIRST_COME, REQUEST_TIMES, Engine, Option, labelled, named
 
 VLLM = Engine(
     "vLLM",
@@ -37,6 +37,24 @@ VLLM = Engine(
     },
     steps_flag="--enable-logging-iteration-details",  # vLLM 0.27 or newer
     graph_sizes="cudagraph_capture_sizes",
+    passes_flag="--forward-pass-metrics-port",
+    key="vllm",
+    options=(
+        Option("requests", "max_num_seqs"),
+        Option("tokens", "max_num_batched_tokens"),
+        Option("chunk", "long_prefill_token_threshold"),
+        Option("chunked", "enable_chunked_prefill", True),
+        Option("whole", "enable_chunked_prefill", False),
+        Option("length", "max_model_len"),
+        Option("priority", "scheduling_policy", "priority"),
+        Option("in_turn", "async_scheduling", False),
+        Option("parallel", "tensor_parallel_size"),
+        Option("prefix", "enable_prefix_caching", True),
+    ),
+    orders=(FIRST_COME, "priority"),
+    program=("vllm", "serve"),
+    negatable=True,
+    cache_help="vLLM says at its start how many it has (`KV cache size`); --gpu-memory-utilization is left as it is.",
     settings_places=("/server_info?config_format=json",),  # with VLLM_SERVER_DEV_MODE=1
     info=(
         "cache_config_info",

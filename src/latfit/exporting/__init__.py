@@ -6,9 +6,6 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.exporting.engines import (
-        REQUEST_LIMIT as REQUEST_LIMIT,
-        TITLES as TITLES,
-        engine_key as engine_key,
         start_line as start_line,
         vllm_flags as vllm_flags,
         with_flags as with_flags,

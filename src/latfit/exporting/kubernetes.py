@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from zoneinfo import available_timezones
 
+from latfit.engines import BY_KEY
 from latfit.errors import WrongUsage
-from latfit.exporting.engines import VLLM, model_of
+from latfit.exporting.engines import model_of, settings_of
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Wanted
 from latfit.exporting.render import folder_name, render
@@ -50,11 +51,11 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
             "vllm-kubernetes.yaml.jinja",
             plan,
             title,
-            engine=VLLM,
+            engine=BY_KEY["vllm"],
             model=model,
             name=folder_name(model),
             object_name=name,
-            settings=VLLM.settings_of(plan),
+            settings=settings_of("vllm", plan),
             groups=groups,  # role, or empty for both; replicas of it; replicas of the other role
             on_cpu=plan.path in CPU_PATHS,
             version=version if is_recorded else "",
@@ -64,7 +65,7 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
 
     title = f"Replicas of vLLM on Kubernetes: kubectl apply -f {TOGETHER}"
     files = {TOGETHER: deployments(plan, title, [("", count, 0)])}
-    values: dict[str, Any] = {"replicas": count, **{each.name: each.value for each in VLLM.settings_of(plan)}}
+    values: dict[str, Any] = {"replicas": count, **{each.name: each.value for each in settings_of("vllm", plan)}}
     if is_scheduled and day is not None:
         files[SCHEDULE] = render(
             "vllm-schedule.yaml.jinja",

@@ -5,6 +5,7 @@ filter of this module: a value is quoted whole, a comment stays on its line.
 """
 
 import functools
+import json
 import re
 import shlex
 import textwrap
@@ -83,22 +84,8 @@ def yaml_flag(name: str, value: Any) -> str:
 
 
 def yaml_value(value: Any) -> str:
-    """A value of YAML 1.1 and 1.2. Strings are double-quoted, so that `no` and `1e3` stay strings."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str):
-        return str(value)
-    return '"' + re.sub(r'["\\]|[^ -~]', _escaped, value) + '"'
-
-
-def _escaped(match: re.Match[str]) -> str:
-    """JSON would split a code point above 0xffff into two halves, which YAML does not join."""
-    letter, code = match[0], ord(match[0])
-    if letter in '\\"':
-        return "\\" + letter
-    if letter.isprintable():
-        return letter
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    """A value of YAML 1.1 and 1.2. Strings are quoted as in JSON, so that `no` and `1e3` stay strings."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def yaml_argument(text: str) -> str:

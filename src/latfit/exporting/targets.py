@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ class Target:
 OPTIONS = {"model": "--model", "shapes": "--shape", "begins": "--begins"}
 ENGINES = "latfit.exporting.engines"
 TARGETS: dict[str, Target] = {
-    "vllm": Target("vLLM: YAML for --config, and the command line", ENGINES, function="VLLM.export"),
-    "sglang": Target("SGLang: the command line", ENGINES, function="SGLANG.export"),
-    "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", ENGINES, function="TRTLLM.export"),
-    "llamacpp": Target("llama.cpp: the command line of llama-server", ENGINES, function="LLAMACPP.export"),
+    "vllm": Target("vLLM: YAML for --config, and the command line", ENGINES, function="vllm"),
+    "sglang": Target("SGLang: the command line", ENGINES, function="sglang"),
+    "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", ENGINES, function="trtllm"),
+    "llamacpp": Target("llama.cpp: the command line of llama-server", ENGINES, function="llamacpp"),
     "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", "latfit.exporting.triton"),
     "tensorrt": Target(
         "TensorRT: optimisation profile, trtexec, warm-up shapes", "latfit.exporting.tensorrt", ("shapes",)
@@ -57,5 +56,5 @@ def export_plan(plan: str | Path | Mapping[str, Any], target: str, wanted: Wante
     for name, there in given.items():
         if there and name not in found.takes:
             raise WrongUsage(f"has no effect on {target}", where=OPTIONS[name], remedy="Leave it out.")
-    export: Callable[[PlanFacts, Wanted], Exported] = attrgetter(found.function)(import_module(found.module))
+    export: Callable[[PlanFacts, Wanted], Exported] = getattr(import_module(found.module), found.function)
     return export(read_plan(plan), wanted)

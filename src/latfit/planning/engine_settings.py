@@ -12,7 +12,7 @@ import numpy as np
 
 from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
-from latfit.planning.engine_names import Flags, chunked_flags
+from latfit.planning.engine_names import Flags, named_flags
 from latfit.planning.request import ServingTargets
 from latfit.planning.result import EngineChoice, Kind, Plan, Settings, Unknown
 from latfit.planning.steps.limits import level_for
@@ -27,9 +27,12 @@ def engine_flags(plan: Plan, largest: int | None) -> dict[str, Flags]:
     """Return settings under the names of each engine. largest: the largest whole batch within the SLA."""
     found: dict[str, Flags] = {}
     if plan.settings is not None:
-        found = chunked_flags(plan.settings.max_num_seqs, plan.settings.max_num_batched_tokens)
+        values: dict[str, int | None] = {"requests": plan.settings.max_num_seqs}
+        if plan.settings.max_num_batched_tokens is not None:
+            values |= {"tokens": plan.settings.max_num_batched_tokens, "chunked": None}
         if plan.B1_tokens.value is not None and plan.B1_tokens.value > 1:
-            found["sglang"]["kt_gpu_prefill_token_threshold"] = plan.B1_tokens.value
+            values["gpu_prompts"] = plan.B1_tokens.value
+        found = named_flags(**values)
     return {**found, **_flags_by_batch(plan, largest)}
 
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
+from latfit.engines import ENGINES
 from latfit.errors import BadInput, HardwareMissing, WrongUsage
 from latfit.trace import Rows, Trace, add_pass, trace_of_passes
 
@@ -75,7 +76,7 @@ class PassRecorder:
     def trace(self, labels: Mapping[str, str]) -> Trace:
         """Return the steps with these labels. Raises BadInput if none came."""
         if not (self.rows.numbers("B") > 0).any():
-            options = "vLLM with --forward-pass-metrics-port, SGLang with --enable-forward-pass-metrics"
+            options = ", ".join(f"{each.name} with {each.passes_flag}" for each in ENGINES if each.passes_flag)
             remedy = f"See whether the engine serves requests and publishes there: {options}."
             found = f"no step came in {self.rows.count + self.unread} messages"
             raise BadInput(found, where=self.address, remedy=remedy)

@@ -16,12 +16,12 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from latfit.engines import engine_named
 from latfit.errors import WrongUsage
 from latfit.record.recorder import BY_REQUEST, Buffers, Step, StepRecorder
 from latfit.trace import path_on
 from latfit.units import parse_bytes
 
-FLAG = "--enable-logging-iteration-details"
 SCHEDULERS = "latfit.record.vllm_scheduler."  # they record steps with their requests, and then it is not done here
 FACTS = (
     (
@@ -188,7 +188,7 @@ class LatfitStatLogger(StatLoggerBase):
 
     def _say_flag(self) -> None:
         self._flag = False
-        log.warning("latfit sees no steps: start vLLM (0.27 or newer) with %s", FLAG)
+        log.warning("latfit sees no steps: start vLLM (0.27 or newer) with %s", engine_named("vLLM").steps_flag)
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings | None:

@@ -93,12 +93,12 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
     return ServerRun(times, counts, last.facts, Path(after).name, _started_s(after))
 
 
-_CREATED = re.compile(rb"vllm:\w{1,100}_created(?:\{[^}]{0,20000}\})?\s+(\d{1,12}(?:\.\d{1,20})?(?:e\+\d\d)?)\s*")
+_CREATED = re.compile(rb"\w{1,20}:\w{1,100}_created(?:\{[^}]{0,20000}\})?\s+(\d{1,12}(?:\.\d{1,20})?(?:e\+\d\d)?)\s*")
 MOST_LINES = 1_000_000
 
 
 def _started_s(source: str | Path) -> float | None:
-    """Return the earliest creation time of vLLM's counters."""
+    """Return the earliest creation time of an engine's counters."""
     with open_source(source).open() as stream:
         found = [float(told[1]) for line in islice(stream, MOST_LINES) if (told := _CREATED.fullmatch(line))]
     return min(found, default=None)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import latfit
+from latfit.engines import engine_key
 from latfit.errors import BadInput, FitNotUsable, LatfitError, SlaOutOfReach, WrongUsage
-from latfit.exporting import TARGETS, Exported, engine_key, start_line
+from latfit.exporting import TARGETS, Exported, start_line
 from tests.unit.exporting.parsers import commented, options, program, read_pbtxt, read_yaml
 from tests.unit.exporting.plans import VLLM, of_batches, of_requests, of_steps
 

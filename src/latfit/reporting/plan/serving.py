@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from latfit.exporting import engine_key, start_line, vllm_flags
+from latfit.engines import engine_key
+from latfit.exporting import start_line, vllm_flags
 from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
 from latfit.reporting.format import count
 from latfit.reporting.plan.summary import STATES, PlanSummary, probability_text
@@ -189,10 +190,8 @@ def _prefill_apart(plan: ServingPlan) -> list[str]:
 def engine_command(plan: ServingPlan) -> str:
     """Return the command line that starts the engine whose steps were measured."""
     assert plan.engine is not None
-    key, engines = engine_key(each.system for each in plan.fits), plan.engines
-    if key == "llamacpp" and key in engines and plan.kv_cache:
-        engines = {key: {**engines[key], "ctx_size": plan.engine.cache_tokens, "kv_unified": True}}
-    return start_line(key, engines, plan.engine.order, "MODEL")
+    key, kv_tokens = engine_key(each.system for each in plan.fits), plan.engine.cache_tokens if plan.kv_cache else None
+    return start_line(key, plan.engines, plan.engine.order, "MODEL", kv_tokens)
 
 
 def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:

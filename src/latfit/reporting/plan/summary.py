@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from latfit.exporting import TITLES, engine_key, start_line
+from latfit.engines import BY_KEY, engine_key
+from latfit.exporting import start_line
 from latfit.planning import Plan, Reach, Threshold, capacity_line
 from latfit.reporting.format import count
 from latfit.reporting.plan.tables import choices_table, interval_text
@@ -41,7 +42,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
     if plan.capacity is not None:
         lines.append(capacity_line(plan.capacity))
     if command := engine_line(plan):
-        lines.append(f"{TITLES[_engine_key(plan)]} on {plan.engines_path}: {command}")
+        lines.append(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}: {command}")
     elif _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
     others = [each for each in plan.warnings if plan.rate_per_s is not None and each.code in OF_STEPS]
