@@ -1,8 +1,8 @@
 """StepRecorder: steps of a running engine into trace files, at a cost that the engine does not notice.
 
-The engine's thread packs each step with one call into C into a preallocated block, and never waits: full blocks go to a
-writer thread, which makes columns and files. If the disk is too slow for a free block, rows are dropped and counted. No
-error reaches the engine. docs/how-to/record.md has the memory and disk that it takes.
+The engine's thread packs each step with one call into C, appends it to a queue, and never waits; a writer thread makes
+columns and files. If the disk is too slow and the queue is full, rows are dropped and counted. No error reaches the
+engine. docs/how-to/record.md has the memory and disk that it takes.
 """
 
 import logging
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing.util import Finalize
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, get_type_hints
 
@@ -83,18 +82,6 @@ ROW_TYPE = np.dtype([(name, f"<{code}") for name, code in _FIELDS])
 """The same bytes seen by `struct` and by NumPy: the start of a step, then its fields."""
 
 
-class Block:
-    """Memory for a file's rows. The engine's thread moves `used`, the writer's `written` (bytes): no lock."""
-
-    __slots__ = ("memory", "used", "written")
-
-    def __init__(self, rows: int) -> None:
-        # np.zeros asks the system for pages that cost nothing until the first row touches them.
-        self.memory = np.zeros(rows * ROW.size, dtype=np.uint8).data
-        self.used = 0
-        self.written = 0
-
-
 def columns(
     rows: NDArray[Any], labels: Mapping[str, str | int], kv_capacity_tokens: int | None, by_request: bool = False
 ) -> dict[str, Array]:
@@ -130,19 +117,19 @@ class Buffers:
     """How much a recorder holds, and when it writes a file: after so many rows or seconds."""
 
     rows_per_file: int = 65_536
-    max_pending: int = 4  # full blocks that may wait for the disk
+    max_pending: int = 4  # files' worth of rows that may wait for the disk
     flush_s: float = 300.0
     first_s: float = 10.0  # of the first file, so that errors show soon
     keep_bytes: float | None = None  # size of recorders' files beyond which the oldest are deleted
 
 
 CLOSE_S = 10.0
+POLL_S = 0.1  # of the writer
 MAX_TIMES = 1_000_000  # times of requests that may wait for the writer, some 100 bytes each
 OURS = re.compile(r"trace-\d{8}T\d{6}Z-[0-9a-f]{6}-.*-\d{6,}\.parquet")
 """What recorders call their files; no other is ever deleted."""
 
-_pack_into = ROW.pack_into
-_ROW_BYTES = ROW.size
+_pack = ROW.pack
 
 
 class StepRecorder:
@@ -151,8 +138,6 @@ class StepRecorder:
     `add` is for one thread; `close` and the end of the process write what is pending. A forked child gets its own
     `run`. labels and facts: columns of every row, and provenance of every file.
     """
-
-    _block: Block | None
 
     def __init__(
         self,
@@ -171,8 +156,6 @@ class StepRecorder:
         self.kv_capacity_tokens: int | None = None
         self.by_request = False
         self._rows_per_file = max(1, buffers.rows_per_file)
-        self._blocks = max(0, buffers.max_pending) + 2
-        self._block_bytes = self._rows_per_file * _ROW_BYTES
         self._buffers = buffers
         self.advice = ""  # logged with a problem of the folder
         self._log = log or logging.getLogger(__name__)
@@ -193,18 +176,13 @@ class StepRecorder:
     def add(self, step: Row, ended_s: float | None = None) -> None:
         """Take a step that has just ended, or at a moment of `time.monotonic`. Never blocks, never raises."""
         try:
-            block = self._block or self._next_block()
-            if block is None:
+            if len(self._rows) >= self._capacity:
                 self._drop()
                 return
-            used = block.used
             end_s = monotonic() if ended_s is None else ended_s
-            _pack_into(block.memory, used, end_s - self._origin - step[1] * 1e-3, *step)
-            # Only now, so that the writer never sees half a row and a step that was refused leaves no trace.
-            block.used = used = used + _ROW_BYTES
-            if used == self._block_bytes:
-                self._block = None
-                self._full.put(block)
+            self._rows.append(_pack(end_s - self._origin - step[1] * 1e-3, *step))
+            if self._thread is None:
+                self._start()
         except Exception as error:  # noqa: BLE001  the engine must outlive whatever its numbers are
             self.refuse(error)
 
@@ -215,7 +193,7 @@ class StepRecorder:
 
     @property
     def rows_dropped(self) -> int:
-        """Rows lost so far: no block was free, or the disk refused their file."""
+        """Rows lost so far: the queue was full, or the disk refused their file."""
         return self._dropped + self._lost
 
     def refuse(self, error: BaseException) -> None:
@@ -245,13 +223,10 @@ class StepRecorder:
             self._say_once("close", text, type(error).__name__, error, advice=False)
 
     def _close(self, timeout_s: float) -> None:
-        self._closed = True
-        last, self._block = self._block, None
+        self._capacity = 0
         if self._thread is None:
             return
-        if last is not None:
-            self._full.put(last)
-        self._full.put(None)
+        self._stop.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._say_once("close", "latfit's trace is incomplete: %s does not answer", self.folder)
@@ -272,63 +247,50 @@ class StepRecorder:
         self._times: deque[tuple[str, int]] = deque(maxlen=MAX_TIMES)
         self._counted: dict[str, Counter[int]] = {}
         self._number = 0
-        self._closed = False
         self._said: set[str] = set()
-        self._block = None
-        self._free: deque[Block] = deque()
-        self._made = 0
-        self._full: SimpleQueue[Block | None] = SimpleQueue()
+        self._rows: deque[bytes] = deque()
+        self._capacity = self._rows_per_file * (max(0, self._buffers.max_pending) + 1)
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._at_exit: Finalize | None = None
 
-    def _next_block(self) -> Block | None:
-        """Return an empty block, or None if all wait for the disk. The first starts the writer's thread."""
-        if self._closed:
-            return None
-        if self._thread is None:
-            name = f"latfit-trace-{self.replica}"
-            thread = threading.Thread(target=self._write_until_closed, args=(self._full,), name=name, daemon=True)
-            thread.start()
-            self._thread = thread
-            # Not an atexit function: those don't run in the processes that `multiprocessing` forks, finalizers do.
-            self._at_exit = Finalize(None, self.close, exitpriority=10)
-        if self._free:
-            self._block = self._free.popleft()
-        elif self._made < self._blocks:
-            self._block = Block(self._rows_per_file)
-            self._made += 1
-        return self._block
+    def _start(self) -> None:
+        """Start the writer's thread."""
+        self._thread = threading.Thread(
+            target=self._write_until_closed, name=f"latfit-trace-{self.replica}", daemon=True
+        )
+        self._thread.start()
+        # Not an atexit function: those don't run in the processes that `multiprocessing` forks, finalizers do.
+        self._at_exit = Finalize(None, self.close, exitpriority=10)
 
     def _drop(self) -> None:
         self._dropped += 1
-        if not self._closed:
+        if self._capacity:
             text = "latfit drops steps of its trace: %s is slower than the engine, or stands still"
             self._say_once("drop", text, self.folder)
 
-    def _write_until_closed(self, full: "SimpleQueue[Block | None]") -> None:
-        wait_s = min(self._buffers.first_s, self._buffers.flush_s)
-        while True:
-            try:
-                block = full.get(timeout=wait_s)
-            except Empty:
-                wait_s = self._buffers.flush_s
-                if (filling := self._block) is not None:
-                    self._write_rows(filling)
-                continue
-            if block is None:
-                return
-            if not self._write_rows(block):
-                self._lost += (block.used - block.written) // _ROW_BYTES
-            block.used = block.written = 0
-            self._free.append(block)
+    def _write_until_closed(self) -> None:
+        size, pending, stopping = self._rows_per_file * ROW.size, bytearray(), False
+        left_s = min(self._buffers.first_s, self._buffers.flush_s)  # until the next file
+        while not stopping:
+            # The queue is emptied often: a long pass would hold the interpreter's lock, which the engine needs.
+            stopping = self._stop.wait(POLL_S)
+            left_s -= POLL_S
+            while self._rows:
+                pending += self._rows.popleft()
+                if len(pending) == size:
+                    self._lost += 0 if self._write_rows(pending) else self._rows_per_file
+                    pending = bytearray()
+            if pending and (stopping or left_s <= 0):
+                if self._write_rows(pending):
+                    pending = bytearray()
+                left_s = self._buffers.flush_s
+        self._lost += len(pending) // ROW.size
 
-    def _write_rows(self, block: Block) -> bool:
-        """Write what is new in a block as a file; False if that fails. A block that still fills is tried again."""
-        until = block.used
-        if until == block.written:
-            return True
+    def _write_rows(self, packed: bytearray) -> bool:
+        """Write packed rows as a file; return whether that succeeded."""
         try:
-            rows = np.frombuffer(block.memory[block.written : until], dtype=ROW_TYPE)
+            rows = np.frombuffer(packed, dtype=ROW_TYPE)
             labels = {**self.labels, "run": self.run, "replica": self.replica}
             trace = Trace(columns(rows, labels, self.kv_capacity_tokens, self.by_request), self._provenance())
             make_folder(self.folder)
@@ -338,7 +300,6 @@ class StepRecorder:
             return False
         self._number += 1
         self.rows_written += len(rows)
-        block.written = until
         self._delete_oldest()
         return True
 
