@@ -4,7 +4,6 @@ A scheduler that does not answer, or has no workers, ends the work after PATIENC
 client, which cancels its tasks and ends the workers that it started.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from importlib import import_module
@@ -12,7 +11,6 @@ from typing import Any
 
 from latfit.errors import LatfitError, WrongUsage, first_line
 
-POLL_S = 0.1
 PATIENCE_S = 20.0  # for an answer of the scheduler, and without any worker
 
 
@@ -43,25 +41,21 @@ def run_on_dask(
                 remedy="Start one with `dask scheduler`, and give its address: --scheduler tcp://host:8786.",
             ) from None
         opened.callback(_close, client)
-        left = {number: client.submit(*task, pure=False) for number, task in tasks.items()}
-        alive = checked = time.monotonic()
+        left = {client.submit(*task, pure=False): number for number, task in tasks.items()}
         while left:
-            done = [number for number, future in left.items() if future.done()]
-            yield from ((number, _result_of(left.pop(number))) for number in done)
-            if done:
+            try:
+                with client.as_current():
+                    done = distributed.wait(list(left), timeout=PATIENCE_S, return_when="FIRST_COMPLETED").done
+            except TimeoutError:
+                if not _count_workers(client):
+                    raise _lost(f"no worker for {PATIENCE_S:.0f} s") from None
                 continue
-            time.sleep(POLL_S)
-            now = time.monotonic()
-            if now - checked > PATIENCE_S / 10:
-                checked = now
-                alive = now if _count_workers(client) else alive
-            if now - alive > PATIENCE_S:
-                raise _lost(f"no worker for {PATIENCE_S:.0f} s")
+            except distributed.CancelledError as error:
+                raise _lost(first_line(error)) from None
+            yield from ((left.pop(future), _result_of(future)) for future in done)
 
 
 def _result_of(future: Any) -> Any:
-    from concurrent.futures import CancelledError
-
     try:
         return future.result(timeout=PATIENCE_S)
     except LatfitError:
@@ -69,7 +63,7 @@ def _result_of(future: Any) -> Any:
     except ImportError as error:
         remedy = "Install the same version of latfit, and of what it needs, on every worker."
         raise LatfitError(f"a worker cannot run its task ({error})", where="--scheduler", remedy=remedy) from None
-    except (CancelledError, Exception) as error:  # noqa: BLE001 - whatever Dask calls the loss of workers or of itself
+    except Exception as error:  # noqa: BLE001 - whatever Dask calls the loss of workers or of itself
         raise _lost(f"{type(error).__name__}: {first_line(error)}") from None
 
 
