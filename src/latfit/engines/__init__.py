@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from latfit.engines.known import (
         BY_KEY as BY_KEY,
         ENGINES as ENGINES,
+        RECORDED as RECORDED,
         describe_engines as describe_engines,
         engine_key as engine_key,
         engine_named as engine_named,

@@ -18,6 +18,8 @@ def engine_named(name: str) -> Engine:
     return next(engine for engine in ENGINES if engine.name == name)
 
 
+RECORDED = ("vllm", "sglang", "tensorrt_llm")  # names in provenances whose model is that of the server
+
 BY_KEY = {engine.key: engine for engine in ENGINES if engine.key}
 """Engines that plans have settings for."""
 

@@ -35,6 +35,6 @@ TENSORRT_LLM = Engine(
         Option("parallel", "tensor_parallel_size"),
         Option("admission", "capacity_scheduler_policy", "MAX_UTILIZATION"),
     ),
-    cache_help="TensorRT-LLM says at its start how many it has; kv_cache_config is left as it is.",
+    cache_help="TensorRT-LLM says at its start how many it has; kv_cache_config is unchanged.",
     steps_help="Record its iterations instead: latfit ingest reads what enable_iter_perf_stats publishes.",
 )

@@ -54,7 +54,7 @@ VLLM = Engine(
     orders=(FIRST_COME, "priority"),
     program=("vllm", "serve"),
     negatable=True,
-    cache_help="vLLM says at its start how many it has (`KV cache size`); --gpu-memory-utilization is left as it is.",
+    cache_help="vLLM says at its start how many it has (`KV cache size`); --gpu-memory-utilization is unchanged.",
     settings_places=("/server_info?config_format=json",),  # with VLLM_SERVER_DEV_MODE=1
     info=(
         "cache_config_info",

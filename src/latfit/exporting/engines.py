@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from latfit.engines import BY_KEY, FIRST_COME
+from latfit.engines import BY_KEY, FIRST_COME, RECORDED
 from latfit.errors import BadInput, WrongUsage
 from latfit.exporting.facts import MADE_BY, PlanFacts
 from latfit.exporting.files import Exported, Wanted
 from latfit.exporting.render import ASK_MODEL, flag_words, render, yaml_value
 
 ELSEWHERE = ("gpu_prompts", "admission")  # roles of settings with a place of their own in the templates
-RECORDED = ("vllm", "sglang", "tensorrt_llm")  # engines that record the model as it is served
 
 BEST = (
     "the setting with the highest capacity in simulation",

@@ -95,9 +95,8 @@ class PlanFacts:
 
     @property
     def errors(self) -> str:
-        known = [(each, "error not known" if each.error_pct is None else each.error) for each in self.fits]
-        errors = "; ".join(f"{each.name}, {each.model}, {error}" for each, error in known)
-        return errors or "nominal numbers, nothing measured"
+        fits = "; ".join(f"{each.name}, {each.model}, {each.error}" for each in self.fits)
+        return fits or "nominal numbers, nothing measured"
 
     @property
     def remarks(self) -> list[str]:

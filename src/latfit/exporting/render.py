@@ -25,7 +25,7 @@ ASK_MODEL = '"${MODEL:?Set MODEL to the name or the folder of the model.}"'
 
 
 def render(template: str, plan: PlanFacts, title: str, **values: Any) -> str:
-    """Return a file. Its template takes `header`, the filter `why` for the comment above a setting, and `values`."""
+    """Return a file. Its template takes `header`, on the plan and what it holds for, and `values`."""
     header = (
         f"{title}, exported by latfit {__version__} from {plan.name}.",
         f"Plan: {plan.answer}",
@@ -33,13 +33,7 @@ def render(template: str, plan: PlanFacts, title: str, **values: Any) -> str:
         f"Rests on {plan.errors}.",
         *plan.remarks,
     )
-    origin = f"Of {plan.name}: holds for {plan.condition}; rests on {plan.errors}."
-    environment = _environment().overlay()
-    environment.filters = {
-        **environment.filters,
-        "why": lambda reason, indent="": comment(f"{reason} {origin}", indent),
-    }
-    return environment.get_template(template).render(header="\n".join(map(comment, header)), plan=plan, **values)
+    return _environment().get_template(template).render(header="\n".join(map(comment, header)), plan=plan, **values)
 
 
 @functools.cache

@@ -52,9 +52,8 @@ def export_plan(plan: str | Path | Mapping[str, Any], target: str, wanted: Wante
     if target not in TARGETS:
         raise WrongUsage(f"{target!r} is not known", where="TARGET", remedy=f"Take one of {', '.join(TARGETS)}.")
     found = TARGETS[target]
-    given = {"model": wanted.model is not None, "shapes": bool(wanted.shapes), "begins": wanted.begins is not None}
-    for name, there in given.items():
-        if there and name not in found.takes:
-            raise WrongUsage(f"has no effect on {target}", where=OPTIONS[name], remedy="Leave it out.")
+    for name, option in OPTIONS.items():
+        if getattr(wanted, name) and name not in found.takes:
+            raise WrongUsage(f"has no effect on {target}", where=option, remedy="Leave it out.")
     export: Callable[[PlanFacts, Wanted], Exported] = getattr(import_module(found.module), found.function)
     return export(read_plan(plan), wanted)

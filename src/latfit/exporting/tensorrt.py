@@ -1,6 +1,6 @@
 """TensorRT: an optimisation profile (smallest, best, largest batch), `trtexec` with it, and the shapes to warm up."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from latfit.errors import WrongUsage
 from latfit.exporting.facts import PlanFacts
@@ -26,16 +26,14 @@ class Profile(BatchSettings, frozen=True):
     max_batch: Count
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """An input of the model. sizes: numbers, B for the batch and S for the tokens of a request."""
 
     name: str
     sizes: tuple[str, ...]
 
     def at(self, batch: int, tokens: int) -> list[int]:
-        values = {BATCH: batch, TOKENS: tokens}
-        return [values[each] if each in values else int(each) for each in self.sizes]
+        return [int({BATCH: batch, TOKENS: tokens}.get(each, each)) for each in self.sizes]
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:

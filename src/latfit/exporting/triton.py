@@ -34,8 +34,6 @@ class Batcher(BatchSettings, frozen=True):
 
 
 ONE_AT_A_TIME = Batcher(1, 0)
-
-
 S = TypeVar("S", bound=BatchSettings)
 
 
@@ -67,11 +65,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
             batcher=settings,
             on_cpu=path in CPU_PATHS,
         )
-        values[folder] = (
-            {"max_batch_size": settings.max_batch_size}
-            if settings.max_batch_size == 1
-            else {key: value for key, value in settings.to_json().items() if value is not None}
-        )
+        values[folder] = {key: value for key, value in settings.to_json().items() if value is not None}
         return name
 
     chosen = plan.chosen

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from latfit.engines import RECORDED
 from latfit.trace.serving_engine import parts_of
 from latfit.trace.table import Trace
 
@@ -22,7 +23,6 @@ FACTS = (
 )  # facts of a system, the most telling first
 
 UNKNOWN_VALUES = ("", "unknown", "auto", "nan")
-ENGINES = ("vllm", "sglang", "tensorrt_llm")
 MAKERS = re.compile(r"nvidia|geforce|amd|intel|tesla|torch\.|[^a-z0-9]")
 NUMBER_TYPES: Mapping[str, str] = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32",
@@ -79,7 +79,7 @@ def _agreed(values: Iterable[Any]) -> str:
 def _facts(origin: Mapping[str, Any]) -> dict[str, Any]:
     device, model = _mapping(origin, "device"), origin.get("model")
     kind = str(device.get("device", ""))
-    engine = origin.get("engine") or next((name for name in ENGINES if name in origin), None)
+    engine = origin.get("engine") or next((name for name in RECORDED if name in origin), None)
     return {
         "hardware": origin.get("hardware") or device.get("gpu") or _mapping(origin, "machine").get("cpu"),
         "model": model.get("name") if isinstance(model, Mapping) else model,
