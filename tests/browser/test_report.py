@@ -17,13 +17,13 @@ from matplotlib.image import imread
 
 import latfit
 from latfit.api import serving
+from latfit.api.simulations import PolicySimulation
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.reporting.fit.figures import draw_map
 from latfit.reporting.fit.page import LOAD_SLA_FACTORS, RATE_FACTORS, SLA_FACTORS, ReportInput, render
 from latfit.reporting.fit.plot_data import FitView
 from latfit.reporting.layout import Making
-from latfit.reporting.simulation.page import policies_page
 from latfit.reporting.style import new_figure, png
 from latfit.units import format_ms, format_rate
 from tests.unit.reporting.conftest import fit_of, machine, planted_ms, planted_rows, two_paths
@@ -137,10 +137,10 @@ def test_pictures_load_and_nothing_runs_off_the_side(
     chromium: Chromium, page_html: str, tmp_path: Path, width: int, kind: str
 ) -> None:
     runs = [made_result("three-stage", 12.0, settings={"B1": 29, "t_cut_ms": 8.25}), made_result("fixed", 40.0)]
-    html = page_html if kind == "report" else policies_page(runs, SYSTEM, Making()).html
+    html = page_html if kind == "report" else PolicySimulation(runs, SYSTEM).page(Making()).html
     found = run_in_page(chromium, html, tmp_path, MEASURE, width)
     assert found["width"] == width
-    assert found["images"] == found["loaded"] == {"report": 7, "simulation": 1}[kind]
+    assert found["images"] == found["loaded"] == {"report": 5, "simulation": 1}[kind]
     assert found["content"] <= width
     assert found["answerTop"] < 300
     assert found["narrowestImage"] > 300
@@ -177,9 +177,11 @@ def test_the_sla_slider_moves_the_answer_to_that_of_a_plan_at_its_sla(
     assert at == f"{sla_ms:g} ms"
     assert plan["answer"] in text
     largest = max(row["S_max"] for row in plan["inverse"]["S_at_B"])
-    assert re.search(rf"Largest step\s+{largest:,}\b", text)
-    if plan["settings"] is not None:
-        assert re.search(rf"Requests at once\s+{plan['settings']['max_num_seqs']:,}\b", text)
+    assert re.search(rf"Prefill alone\s+{largest:,}\b", text)
+    assert re.search(rf"Decode alone\s+{plan['engines']['tensorrt']['max_batch']:,}\b", text)
+    if plan["settings"] is not None and plan["settings"]["chunk_tokens"]:
+        mixed = f"{plan['settings']['max_num_seqs']:,} + {plan['settings']['chunk_tokens']:,}"
+        assert re.search(rf"Decode with prefill\s+{re.escape(mixed)}\b", text)
     for threshold in ("B1", "B2"):
         assert re.search(rf"{threshold}\s+{plan[threshold]['value']:,}\b", text)
 

@@ -42,7 +42,7 @@ def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Cap
     assert len(text.splitlines()) <= 16
     told = " ".join(text.split())
     assert told.startswith("Serve 100 req/s of 1 token each with amx, greedy batches: p99 response ")
-    thresholds = r"B1 = \d+ with the wait at this rate; B2 = \d+; T_cut = 8\.\d+ ms \(by simulation\)"
+    thresholds = r"B1 \d+ requests .* B2 \d+ requests .* T_cut 8\.\d+ ms wait .*"
     assert re.search(thresholds + r" 1 replica needed. Capacity [\d.]+ req/s", told)
     assert re.search(r"vLLM on amx: vllm serve --max-num-seqs \d+", told)  # the path that serves the load
     assert "Next: latfit report --sla 20ms --rate 100/s" in told

@@ -86,6 +86,23 @@ class Answer:
         return reporting.card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
 
 
+class WithPage(Answer):
+    """Base of answers with a page. title: of the page.  subject: model and machine, if known."""
+
+    title = ""
+    subject = ""
+
+    @property
+    def numbers(self) -> "Sequence[reporting.KeyNumber]":
+        """The key numbers of its page."""
+        return []
+
+    def page(self, made: "reporting.Making") -> "reporting.Rendered":
+        """The answer as a page of HTML that needs nothing else."""
+        card = reporting.Card(self.subject, "", self.verdict, self.state, self.lines, self.numbers)
+        return reporting.answer_page(self.title, card, made, self.tables(), self.plot(), self.messages)
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class PlainAnswer(Answer):
     """An answer without views of its own. result: the record, or the document of `--json`."""

@@ -8,6 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from latfit import reporting, simulation
+from latfit.api.answer import WithPage
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
@@ -32,13 +33,14 @@ Q = TypeVar("Q")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class EngineSimulation(Simulation):
+class EngineSimulation(Simulation, WithPage):
     """Serving engines, each at a load. subject: model and machine of the steps.  setup_line: settings, their origin."""
 
     runs: Sequence[simulation.EngineResult]
     sla_ms: float = math.inf
     subject: str = ""
     setup_line: str = ""
+    title = "Simulated serving engines"
 
     @cached_property
     def answer(self) -> "reporting.Verdict":
@@ -67,8 +69,9 @@ class EngineSimulation(Simulation):
         needed = math.floor(best.rate_per_s / each) + 1
         return f"--replicas {needed} would carry it, at {format_rate(each, down=True)} each. {more}"
 
-    def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        return reporting.engines_page(self.runs, replace(made, sla_ms=self.sla_ms, subject=self.subject))
+    @property
+    def numbers(self) -> "Sequence[reporting.KeyNumber]":
+        return reporting.engine_numbers(self.runs)
 
 
 AXES = (

@@ -114,7 +114,7 @@ class Plan(Planned):
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         if not brief:
             return list(reporting.plan_tables(self.result))
-        return [] if self._summary.choices is None else [self._summary.choices]
+        return list(self._summary.tables)
 
     def plot(self) -> "Figure":
         return reporting.plan_figure(self.result, self.hardware, self.request)

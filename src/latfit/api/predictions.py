@@ -81,7 +81,7 @@ class Predicted(Answer):
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         rows = self.to_json()["rows"]
-        table = reporting.prediction_table(rows[:MAX_ROWS] if brief else rows, self.level)
+        table = reporting.prediction_table(rows[:MAX_ROWS] if brief else rows)
         more = len(rows) - len(table.rows)
         return [replace(table, note=f"... and {more:,} more: --verbose shows them.") if more else table]
 

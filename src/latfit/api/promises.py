@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from latfit import reporting, validation
-from latfit.api.answer import Answer, State
+from latfit.api.answer import State, WithPage
 from latfit.api.loads import recording_of
 from latfit.api.request import verb
 from latfit.api.requests import LedgerAddRequest, LedgerRequest
@@ -23,10 +23,11 @@ NOMINAL_PCT = 95.0  # coverage that the intervals state
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class LedgerAnswer(Answer):
+class LedgerAnswer(WithPage):
     """Promises with what was measured. result: the record."""
 
     result: validation.Ledger
+    title = "Ledger of promises"
 
     @property
     def verdict(self) -> str:
@@ -57,9 +58,6 @@ class LedgerAnswer(Answer):
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         return [reporting.ledger_table(self.result, brief=brief)] if self.result.entries else []
-
-    def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        return reporting.ledger_page(self.result, self.verdict, self.state, self.lines, made)
 
     def to_json(self) -> dict[str, Any]:
         kept, all_ = self.result.kept

@@ -87,7 +87,7 @@ class EnginePlan(Planned):
         return data_frame(structs.asdict(each) for each in self.result.pareto)
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return reporting.serving_tables(self.result, brief=brief)
+        return list(self._summary.tables) if brief else reporting.serving_tables(self.result)
 
     def plot(self) -> "Figure":
         if not self.feasible:
@@ -95,7 +95,7 @@ class EnginePlan(Planned):
         return reporting.serving_figure(self.result)
 
     def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        return reporting.serving_page(self.result, replace(made, subject=self.subject), nearby=self.nearby())
+        return reporting.serving_page(self.result, made, nearby=self.nearby(), subject=self.subject)
 
     def nearby(self) -> dict[str, dict[str, planning.ServingPlan]]:
         """Plan again at rates, and at limits of TPOT, around this plan's, by slider and place; empty without a rate."""

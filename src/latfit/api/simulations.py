@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from latfit import reporting, simulation
-from latfit.api.answer import Answer, State, data_frame
+from latfit.api.answer import Answer, State, WithPage, data_frame
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
 from latfit.api.quantities import by_name, count, duration, limit, rates, several, values_of
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from latfit.stats import FloatArray
 
 LOGGED = 1000  # requests of an event log
-MAX_ROWS = 24  # runs shown one a row; of more, p99 by rate and policy
 
 
 class Simulation(Answer):
@@ -71,7 +70,7 @@ class Simulation(Answer):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class PolicySimulation(Simulation):
+class PolicySimulation(Simulation, WithPage):
     """Batching policies on a machine.
 
     skipped: why points were left out.  findings: claims of a study and what came out.  subject: model and machine.
@@ -83,33 +82,28 @@ class PolicySimulation(Simulation):
     skipped: Sequence[str] = ()
     findings: Sequence[tuple[str, str]] = ()
     subject: str = ""
+    title = "Simulated batching policies"
 
     @cached_property
     def answer(self) -> "reporting.Verdict":
         return reporting.policies_verdict(self.runs, self.sla_ms)
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        if brief and self.findings:
-            columns = ("claim", "on this machine")
-            return [reporting.Table("Claims of the literature", columns, self.findings, words=columns[1:])]
-        many = len(self.runs) > MAX_ROWS and not brief
-        return [reporting.rates_table(self.runs) if many else reporting.runs_table(self.runs, brief=brief)]
+        columns = ("claim", "on this machine")
+        claims = reporting.Table("Claims of the literature", columns, self.findings, words=columns[1:])
+        runs = [] if brief and self.findings else reporting.policy_tables(self.runs, brief=brief)
+        return [claims, *runs] if self.findings else runs
 
     @property
     def messages(self) -> list[str]:
         return [] if self.findings else super().messages  # a study overloads paths on purpose
 
-    @property
-    def details(self) -> list[str]:
-        """A study's findings."""
-        return [f"{claim}: {found}" for claim, found in self.findings]
-
     def plot(self) -> "Figure":
         return reporting.runs_figure(self.runs)
 
-    def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        made = replace(made, sla_ms=self.sla_ms, subject=self.subject)
-        return reporting.policies_page(self.runs, self.system, made, self.findings)
+    @property
+    def numbers(self) -> "Sequence[reporting.KeyNumber]":
+        return reporting.policy_numbers(self.runs, self.sla_ms)
 
     def to_json(self) -> dict[str, Any]:
         found = [{"claim": claim, "found": found} for claim, found in self.findings]

@@ -200,7 +200,7 @@ class Tuned(Answer):
     def page(self, made: "reporting.Making") -> "reporting.Rendered":
         assert self.plan is not None
         figure = None if self.validation is None else self.validation.plot()
-        return reporting.serving_page(self.plan.result, made, self.tables(), figure)
+        return reporting.serving_page(self.plan.result, made, self.tables(), figure, subject=self.result.engine)
 
     def to_json(self) -> dict[str, Any]:
         return self.result.to_json() | {
@@ -471,7 +471,7 @@ def tune(request: TuneRequest) -> Tuned:
     found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())
     write_json(loop.out / "tune.json", found.to_json())
     if found.plan is not None:
-        reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now(), subject=found.result.engine)))
+        reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now())))
     return found
 
 

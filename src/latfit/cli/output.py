@@ -121,7 +121,7 @@ def print_table(table: "Table") -> None:
     from rich.measure import Measurement
     from rich.table import Table as RichTable
 
-    shown = RichTable(box=None, pad_edge=False)
+    shown = RichTable(box=None, pad_edge=False, show_header=any(map(str.strip, table.columns)))
     for i, column in enumerate(table.columns):
         widest = max(len(column), *(len(row[i]) for row in table.rows), 0)
         left = i == 0 or column in table.words
@@ -136,7 +136,8 @@ def print_table(table: "Table") -> None:
     if needed > console.width:
         console = Console(width=needed)
     with console.capture() as captured:
-        console.print(styled(table.caption, "bold"))
+        if table.caption:
+            console.print(styled(table.caption, "bold"))
         console.print(shown)
         if table.note:
             console.print(styled(table.note, "dim"))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         PAGE_NAME as PAGE_NAME,
         Making as Making,
         Rendered as Rendered,
+        answer_page as answer_page,
         write_page as write_page,
     )
     from latfit.reporting.plan.figures import plan_figure as plan_figure, serving_figure as serving_figure
@@ -26,15 +27,17 @@ if TYPE_CHECKING:
         serving_page as serving_page,
         serving_summary as serving_summary,
         serving_tables as serving_tables,
-        stall_lines as stall_lines,
+        stall_text as stall_text,
     )
     from latfit.reporting.plan.summary import PlanSummary as PlanSummary, plan_summary as plan_summary
     from latfit.reporting.plan.tables import plan_tables as plan_tables
     from latfit.reporting.simulation.brief import (
         Verdict as Verdict,
         distinct as distinct,
+        engine_numbers as engine_numbers,
         engines_verdict as engines_verdict,
         policies_verdict as policies_verdict,
+        policy_numbers as policy_numbers,
         replay_table as replay_table,
     )
     from latfit.reporting.simulation.figures import (
@@ -43,17 +46,14 @@ if TYPE_CHECKING:
         validation_figure as validation_figure,
     )
     from latfit.reporting.simulation.ledger import (
-        ledger_page as ledger_page,
         ledger_table as ledger_table,
         with_interval as with_interval,
     )
-    from latfit.reporting.simulation.page import engines_page as engines_page, policies_page as policies_page
     from latfit.reporting.simulation.tables import (
         brief_validation_table as brief_validation_table,
         clocks_table as clocks_table,
         engine_tables as engine_tables,
-        rates_table as rates_table,
-        runs_table as runs_table,
+        policy_tables as policy_tables,
         validation_table as validation_table,
     )
     from latfit.reporting.steps import (
@@ -67,7 +67,13 @@ if TYPE_CHECKING:
         regions_table as regions_table,
         sensitivity_table as sensitivity_table,
     )
-    from latfit.reporting.table import Table as Table, card_html as card_html, table_text as table_text
+    from latfit.reporting.table import (
+        Card as Card,
+        KeyNumber as KeyNumber,
+        Table as Table,
+        card_html as card_html,
+        table_text as table_text,
+    )
     from latfit.reporting.trace import write_coverage as write_coverage
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

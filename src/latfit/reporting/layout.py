@@ -2,8 +2,6 @@
 
 import base64
 import hashlib
-import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,9 @@ from matplotlib.figure import Figure
 
 from latfit._version import __version__
 from latfit.files import make_folder, write_bytes, write_text
+from latfit.messages import Message
 from latfit.reporting import style
 from latfit.reporting.table import Bar, Card, Table, prose, table_html
-from latfit.units import format_ms
 
 PAGE_NAME = "simulation.html"
 
@@ -28,24 +26,19 @@ Plan = TypeVar("Plan")
 class Picture:
     """A drawn figure: file name without its ending, a text alternative, PNG bytes.
 
-    readings: JSON that the page's script shows under the pointer.
+    readings: JSON that the page's script shows under the pointer.  broad: whether it takes the whole width of the page.
     """
 
     stem: str
     alt: str
     png: bytes
     readings: str = ""
+    broad: bool = False
 
     @property
     def source(self) -> str:
         """The PNG as a data URL."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
-
-    @property
-    def broad(self) -> bool:
-        """Whether the picture takes the whole width of the page."""
-        width, height = struct.unpack(">II", self.png[16:24])  # of the PNG's header
-        return bool(width > 2 * height)
 
 
 @dataclass(frozen=True)
@@ -74,20 +67,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Making:
-    """How a page was made, and what it is about."""
+    """How a page was made."""
 
     command: str = ""
     made_at: str = ""
-    sla_ms: float = math.inf  # the limit that attainment was counted against; infinite for none
-    subject: str = ""  # model and machine, where they are known
-
-    @property
-    def sla(self) -> str:
-        """The SLA in words; empty without one."""
-        return format_ms(self.sla_ms) if math.isfinite(self.sla_ms) else ""
-
-    def titled(self, kind: str) -> str:
-        return f"{kind}: {self.subject}" if self.subject else kind
 
 
 @dataclass(frozen=True)
@@ -148,6 +131,21 @@ def render_page(page: Page) -> Rendered:
     return Rendered(html, [*page.pictures, *(each for section in page.sections for each in section.pictures)])
 
 
+def answer_page(
+    title: str,
+    answer: Card,
+    made: Making,
+    tables: Sequence[Table],
+    figure: Figure | None,
+    messages: Sequence[Message | str],
+) -> Rendered:
+    """Return the page of an answer: the verdict, its picture, what limits it, its tables."""
+    pictures = [] if figure is None else [draw_picture(Path(PAGE_NAME).stem, answer.sentence, figure)]
+    sections = [Section("Tables", "tables", tables, open=True)] if tables else []
+    warnings = [(each, "") if isinstance(each, str) else (each.message, each.remedy) for each in messages]
+    return render_page(Page(title, made, answer, pictures=pictures, warnings=warnings, sections=sections))
+
+
 def make_slider(label: str, plans: Mapping[str, Plan], requested: Plan, card: Callable[[Plan, str], Card]) -> Slider:
     """The cards of plans by their place, one of which is the requested plan."""
     at = [each is requested for each in plans.values()].index(True)
@@ -156,7 +154,8 @@ def make_slider(label: str, plans: Mapping[str, Plan], requested: Plan, card: Ca
 
 def draw_picture(stem: str, alt: str, figure: Figure) -> Picture:
     """A figure as PNG; its title ends the text alternative."""
-    return Picture(stem, f"{alt} {style.title_of(figure)}.", style.png(figure))
+    width, height = figure.get_size_inches()
+    return Picture(stem, f"{alt} {style.title_of(figure)}.", style.png(figure), broad=bool(width > 2 * height))
 
 
 def write_page(folder: Path, rendered: Rendered, name: str = PAGE_NAME) -> Written:

@@ -29,7 +29,7 @@ def coverage_table(found: Coverage) -> Table:
     )
 
 
-def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
+def prediction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Steps with their typical latency, the interval, and whether they lie outside what was measured."""
     return make_table(
         "Latency of a step",
@@ -37,9 +37,9 @@ def prediction_table(rows: Sequence[Mapping[str, Any]], level: float) -> Table:
         ("requests B", lambda row: row["B"], number),
         ("tokens S", lambda row: row["S"], count),
         ("typical", lambda row: row["T_ms"], _precise_ms),
-        (f"{100 * level:g} % from", lambda row: row["low"], _precise_ms),
+        ("from", lambda row: row["low"], _precise_ms),
         ("to", lambda row: row["high"], _precise_ms),
-        ("but at", lambda row: None if row["level"] == level else row["level"], lambda own: f"{100 * own:g} %"),
+        ("interval", lambda row: row["level"], lambda own: f"{100 * own:g} %"),
         ("note", lambda row: row["why_outside"]),
         words=("note",),
     )

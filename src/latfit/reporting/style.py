@@ -5,7 +5,7 @@ Only matplotlib's object interface and the Agg canvas: nothing global changes, n
 
 import io
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -36,9 +36,9 @@ LINE_MARKERS = ("o", "^", "s", "D", "v", "P")
 
 SINGLE_INCHES = (6.0, 4.4)
 DPI = 160
+MAX_TICKS = 8
 
 Place = Literal["best", "upper left", "upper right", "lower right"]
-Ticks = Callable[[float, float], list[float]]
 
 
 def new_figure(inches: tuple[float, float] = SINGLE_INCHES, dpi: int = DPI) -> Figure:
@@ -74,47 +74,39 @@ def dress(axes: Axes, title: str, x: str, y: str) -> None:
         axes.spines[side].set_color(FAINT)
 
 
-def log_x(axes: Axes, low: float, high: float, ticks: Ticks) -> None:
-    """A logarithmic x axis whose ticks are few and written out."""
+def log_x(axes: Axes, low: float, high: float, base: int = 10) -> None:
+    """Make the x axis logarithmic, with few ticks that are written out; base 2 for requests and tokens."""
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    plain_ticks(axes.xaxis, ticks(low, high))
+    plain_ticks(axes.xaxis, log_ticks(low, high, base))
 
 
-def log_y(axes: Axes, low: float, high: float, ticks: Ticks) -> None:
-    """A logarithmic y axis whose ticks are few and written out."""
+def log_y(axes: Axes, low: float, high: float, base: int = 10) -> None:
+    """Make the y axis logarithmic, with few ticks that are written out."""
     axes.set_yscale("log")
     axes.set_ylim(low, high)
-    plain_ticks(axes.yaxis, ticks(low, high))
+    plain_ticks(axes.yaxis, log_ticks(low, high, base))
 
 
 def plain_ticks(axis: Axis, ticks: list[float]) -> None:
-    """Exactly these ticks, as numbers people write."""
+    """Set exactly these ticks, as numbers people write."""
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: shorthand(value)))
 
 
-def decimal_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """1, 2, 5, 10, ... in [low, high]."""
-    decades = 10.0 ** np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-    every = [np.sort(np.outer(decades, steps).ravel()) for steps in ((1, 2, 5), (1, 3), (1,))]
-    few = [ticks for ticks in every if np.sum((ticks >= low) & (ticks <= high)) <= most]
-    return _ticks_within([*few, every[-1]][0], low, high, most)
-
-
-def binary_ticks(low: float, high: float, most: int = 8) -> list[float]:
-    """Powers of two in [low, high]."""
-    return _ticks_within(2.0 ** np.arange(np.ceil(np.log2(low)), np.floor(np.log2(high)) + 1), low, high, most)
-
-
-def _ticks_within(ticks: FloatArray, low: float, high: float, most: int) -> list[float]:
-    """Every n-th if there are many; evenly spaced ones if there are under 3."""
-    inside = ticks[(ticks >= low) & (ticks <= high)]
-    if len(inside) < 3:
-        even = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
-        return [float(tick) for tick in even if low <= tick <= high]
-    return [float(tick) for tick in inside[:: -(-len(inside) // most)]]
+def log_ticks(low: float, high: float, base: int = 10) -> list[float]:
+    """Return powers of the base in [low, high], of ten with 2 and 5 times them if these are few; else even ticks."""
+    first, last = np.floor(np.log([low, high]) / np.log(base))
+    powers = float(base) ** np.arange(first, last + 2)
+    steps = ((1, 2, 5), (1, 3), (1,)) if base == 10 else ((1,),)
+    every = [np.sort(np.outer(powers, each).ravel()) for each in steps]
+    inside = [ticks[(ticks >= low) & (ticks <= high)] for ticks in every]
+    ticks = next((each for each in inside if len(each) <= MAX_TICKS), inside[-1])
+    if len(ticks) < 3:
+        ticks = np.asarray(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
+        ticks = ticks[(ticks >= low) & (ticks <= high)]
+    return [float(tick) for tick in ticks[:: -(-len(ticks) // MAX_TICKS)]]
 
 
 def padded_span(values: FloatArray, factor: float = 1.15) -> tuple[float, float]:

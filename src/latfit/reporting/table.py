@@ -62,7 +62,7 @@ class KeyNumber:
 class Card:
     """An answer: the question, the verdict, sentences, key numbers, a command.
 
-    at: the limit or the load that a slider shows for this answer.
+    at: the limit or the load that a slider shows for this answer.  facts: what decides about it, by name.
     """
 
     asked: str
@@ -73,6 +73,7 @@ class Card:
     numbers: Sequence[KeyNumber] = ()
     command: str = ""
     at: str = ""
+    facts: Sequence[tuple[str, str]] = ()
 
 
 def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float], str] = format_ms) -> list[Bar]:
@@ -101,6 +102,11 @@ def facts_table(caption: str, *facts: tuple[str, Any, Callable[[Any], str]], not
     return Table(caption, ("", "value"), rows, note=note)
 
 
+def named_facts(facts: Sequence[tuple[str, str]]) -> Table:
+    """Return a table of sentences by name."""
+    return Table("", ("", " "), facts, words=(" ",))
+
+
 def table_text(table: Table) -> str:
     """Return the table in lines, its caption first if it has one."""
     cells = [list(table.columns), *map(list, table.rows)]
@@ -112,7 +118,7 @@ def table_text(table: Table) -> str:
         ).rstrip()
         for row in cells
     ]
-    return "\n".join(filter(None, [table.caption, *lines, table.note]))
+    return "\n".join(filter(str.strip, [table.caption, *lines, table.note]))
 
 
 def table_html(table: Table) -> Markup:

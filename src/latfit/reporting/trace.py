@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from latfit.files import write_bytes
 from latfit.reporting import style
-from latfit.reporting.fit.plot_data import gather_cells, thin_rows
+from latfit.reporting.fit.plot_data import gather_cells
 from latfit.reporting.format import drawable
 from latfit.trace import Coverage, Trace, coverage_of, phases
 from latfit.units import count_text, format_ms
@@ -55,8 +55,8 @@ def _draw_plane(axes: Axes, trace: Trace, coverage: Coverage) -> None:
     edge = np.geomspace(low_B, high_B, 50)
     below: dict[str, Any] = {"color": style.GRID, "zorder": 0, "label": "S < B: no such step"}
     axes.fill_between(edge, low_S, np.clip(edge, low_S, high_S), **below)
-    style.log_x(axes, low_B, high_B, style.binary_ticks)
-    style.log_y(axes, low_S, high_S, style.binary_ticks)
+    style.log_x(axes, low_B, high_B, 2)
+    style.log_y(axes, low_S, high_S, 2)
     style.legend(axes)
 
 
@@ -68,7 +68,6 @@ def _draw_time(axes: Axes, trace: Trace, coverage: Coverage) -> None:
     style.dress(axes, title, "time in the run [s]", "latency of a step [ms]")
     seconds, T_ms = trace.floats("t_s"), trace.floats("T_ms")
     for rows, look in _rows_by_phase(trace):
-        shown = rows[thin_rows(seconds[rows], np.log(T_ms[rows]))]
-        axes.scatter(seconds[shown], T_ms[shown], s=6, linewidth=0, **look)
-    style.log_y(axes, *style.padded_span(T_ms), style.decimal_ticks)
+        axes.plot(seconds[rows], T_ms[rows], "o", markersize=2.5, markeredgewidth=0, **look)
+    style.log_y(axes, *style.padded_span(T_ms))
     style.legend(axes)

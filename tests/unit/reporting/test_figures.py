@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from msgspec import structs
 
@@ -29,8 +28,8 @@ def drawn(panel: str, fit: FitResult, rows: Trace | None = None, *lines: SlaLine
 
 def dots(figure: Figure) -> int:
     """Markers on the first axes."""
-    clouds = [found for found in figure.axes[0].collections if isinstance(found, PathCollection)]
-    return sum(len(np.asarray(cloud.get_offsets())) for cloud in clouds)
+    lines = [line for line in figure.axes[0].get_lines() if line.get_marker() not in ("None", "")]
+    return sum(len(np.asarray(line.get_xdata())) for line in lines)
 
 
 def legend(figure: Figure) -> set[str]:
@@ -50,15 +49,13 @@ class TestPredicted:
         T = planted_ms(B, S) / np.where(S > 8, 1.3, 1.0)
         phase = np.where(S > 8, "prefill", "decode").astype(object)
         figure = drawn("measured-vs-predicted", fit, Trace({"B": B, "S": S, "T_ms": T, "phase": phase}))
-        assert style.title_of(figure).endswith(", p90 30 % (n = 80)")
+        assert style.title_of(figure).endswith(", p90 30 %")
         assert {"decode (40), bias 0 %", "prefill (40), bias +30 %"} <= legend(figure)
 
-    def test_many_rows_are_drawn_as_fewer_dots(self, fit: FitResult) -> None:
+    def test_the_picture_of_many_rows_stays_small(self, fit: FitResult) -> None:
         many = planted_rows(repeats=1300, noise=0.3)
         assert len(many) > 50_000
-        figure = drawn("measured-vs-predicted", fit, many)
-        assert dots(figure) < 20_000
-        assert len(style.png(figure)) < 400_000
+        assert len(style.png(drawn("measured-vs-predicted", fit, many))) < 400_000
 
 
 class TestMap:
@@ -90,13 +87,6 @@ class TestMap:
             assert planted_ms(row.B, row.S_max) <= line.typical_ms < planted_ms(row.B, row.S_max + 1)
 
 
-def test_throughput_title_is_the_best_rate_in_tokens_a_second(fit: FitResult) -> None:
-    best, decode = 2048 / planted_ms(64, 2048) * 1000, 64 / planted_ms(64, 64) * 1000
-    assert best == pytest.approx(46_500, rel=2e-3)
-    assert decode == pytest.approx(7_340, rel=2e-3)
-    assert style.title_of(drawn("throughput", fit)) == "Up to 46.5k tokens/s (B=64); decode 7,340"
-
-
 @pytest.mark.parametrize("panel", PANELS)
 def test_every_axis_has_a_unit_or_counts_something(panel: str, fit: FitResult, rows: Trace) -> None:
     axes = drawn(panel, fit, rows).axes[0]
@@ -109,7 +99,7 @@ def test_same_input_same_pictures_and_one_less_without_rows(fit: FitResult, rows
     first, second = (fit_pictures(FitView(fit, rows)) for _ in range(2))
     assert [picture.png for picture in first] == [picture.png for picture in second]
     assert [each.stem for each in first] == list(PANELS)
-    assert [each.stem for each in fit_pictures(FitView(fit))] == ["latency-map", "throughput"]
+    assert [each.stem for each in fit_pictures(FitView(fit))] == ["latency-map"]
     for trace, panels in ((rows, 2), (None, 1)):
         figure = fit_figure("cpu", fit, trace)
         assert sum(bool(axes.get_title(loc="left")) for axes in figure.axes) == panels
@@ -160,7 +150,7 @@ class TestPaths:
 
 @pytest.mark.parametrize(("low", "high"), [(9.1, 9.8), (1.0, 3.0), (0.2, 40.0), (1e-3, 1e6), (7.0, 4000.0)])
 def test_some_but_not_many_ticks_inside_the_range(low: float, high: float) -> None:
-    for ticks in (style.decimal_ticks(low, high), style.binary_ticks(low, high)):
+    for ticks in (style.log_ticks(low, high), style.log_ticks(low, high, 2)):
         assert 2 <= len(ticks) <= 10
         assert all(low <= tick <= high for tick in ticks)
         assert ticks == sorted(ticks)

@@ -64,7 +64,7 @@ def test_the_page_stands_alone(html: str) -> None:
     assert outline.open == []
     for source in outline.attributes("src"):
         assert base64.b64decode(source.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG\r\n")
-    assert len(outline.attributes("src")) == 3
+    assert len(outline.attributes("src")) == 2
     places = outline.attributes("id")
     assert set(outline.attributes("href")) <= {f"#{place}" for place in places}
     assert len(set(places)) == len(places)
@@ -135,7 +135,7 @@ class TestHostile:
         fit = fit_of(rows)
         profile = machine(**{"../../up": fit, "..-..-up": fit, "a/b": fit})
         written = write_report(tmp_path / "out", ReportInput(profile))
-        assert len({figure.resolve() for figure in written.figures}) == len(written.figures) == 7
+        assert len({figure.resolve() for figure in written.figures}) == len(written.figures) == 4
         assert {path.parent for path in written.figures} == {tmp_path / "out"}
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -143,10 +143,10 @@ class TestHostile:
 class TestMissing:
     def test_without_rows_a_sentence_in_their_place(self, fit: FitResult, rows: Trace) -> None:
         outline = Outline(render(ReportInput(machine(cpu=fit))).html)
-        assert outline.count("img") == 2
+        assert outline.count("img") == 1
         assert "add the steps with --trace" in outline.text
         nothing = rows.select(rows["B"] < 0)
-        assert Outline(render(ReportInput(machine(cpu=fit), {"cpu": nothing})).html).count("img") == 2
+        assert Outline(render(ReportInput(machine(cpu=fit), {"cpu": nothing})).html).count("img") == 1
 
     def test_fits_that_cannot_be_drawn_say_why(self, fit: FitResult, rows: Trace) -> None:
         bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters)
@@ -163,7 +163,7 @@ def test_two_paths_have_a_section_each_and_one_comparison(html: str) -> None:
     assert {"path-amx", "path-gpu", "limits"} <= set(Outline(rendered.html).attributes("id"))
     stems = [picture.stem for picture in rendered.pictures]
     assert stems[:2] == ["amx-latency-map", "amx-measured-vs-predicted"]
-    assert len(stems) == len(set(stems)) == 7
+    assert len(stems) == len(set(stems)) == 5
     assert "Not identified by these steps: tau_S." in html
 
 
@@ -205,7 +205,6 @@ class TestWriting:
         assert [figure.name for figure in written.figures] == [
             "latency-map.png",
             "measured-vs-predicted.png",
-            "throughput.png",
         ]
         assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in written.figures)
 

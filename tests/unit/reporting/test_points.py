@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.model.fit_result import FitResult
-from latfit.reporting.fit.plot_data import Agreement, FitView, gather_cells, thin_rows
+from latfit.reporting.fit.plot_data import Agreement, FitView, gather_cells
 from latfit.trace.table import Trace
 from tests.unit.reporting.conftest import planted_ms
 
@@ -42,15 +42,6 @@ def test_medians_by_cell_as_a_loop_finds_them(rows: Trace) -> None:
     assert cells.rows.sum() == len(rows)
 
 
-def test_outliers_stay_where_rows_are_thinned() -> None:
-    random = np.random.default_rng(0)
-    x, y = random.normal(0, 1, 60_000), random.normal(0, 1, 60_000)
-    x[17], y[17] = 9.0, -9.0
-    kept = thin_rows(x, y)
-    assert len(kept) < 10_000
-    assert 17 in kept
-
-
 def test_the_surface_is_the_formula_where_a_step_is_possible_and_nowhere_else(fit: FitResult) -> None:
     view = FitView(fit)
     area = view.surface
@@ -63,13 +54,3 @@ def test_the_surface_is_the_formula_where_a_step_is_possible_and_nowhere_else(fi
     times = planted_ms(grid_B, grid_S)[grid_S >= grid_B]
     assert view.span_ms == pytest.approx((times.min(), times.max()), rel=0.02)
     assert np.isfinite(FitView(replace(fit, domain={"B": [1.0, 1.0], "S": [1.0, 64.0]})).span_ms).all()
-
-
-def test_throughput_is_tokens_over_latency_within_what_was_measured(fit: FitResult) -> None:
-    curves = FitView(fit).curves
-    assert {1, 64, None} <= set(curves)
-    for B, (S, rate) in curves.items():
-        requests = S if B is None else np.full_like(S, B)
-        assert np.allclose(rate, 1e3 * S / planted_ms(requests, S))
-        assert S.max() <= (64 if B is None else 2048) * (1 + 1e-12)
-        assert np.all(requests * (1 - 1e-12) <= S)

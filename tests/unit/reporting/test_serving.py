@@ -9,7 +9,7 @@ from latfit.planning import Stall, Stalls
 from latfit.planning.serving.result import Effect
 from latfit.reporting.layout import Making
 from latfit.reporting.plan.figures import distribution_figure
-from latfit.reporting.plan.serving import effect_bars, serving_page, stall_lines, stalls_table
+from latfit.reporting.plan.serving import effect_bars, serving_page, stall_text, stalls_table
 from tests.conftest import ROOT
 from tests.unit.reporting.test_page import Outline
 
@@ -36,7 +36,7 @@ def test_curves_are_those_of_the_simulated_requests(plan: EnginePlan) -> None:
 
 
 def test_the_page_names_model_and_machine(plan: EnginePlan) -> None:
-    page = serving_page(plan.result, Making(subject=plan.subject))
+    page = serving_page(plan.result, Making(), subject=plan.subject)
     assert "A plan of serving engines: tiny on " in Outline(page.html).text
     assert "distributions" in [each.stem for each in page.pictures]
 
@@ -60,9 +60,8 @@ def test_the_knee_is_named_where_the_plan_has_another_budget() -> None:
         Stall(8192, "chunked-prefill", 4000, 95.0, None, 1000.0, planned=True),
     ]
     found = Stalls(4000, 12, rows)
-    assert stall_lines(found) == [
-        "Stall: a prompt of 4,000 tokens (p99) leaves 12 decoding requests without a token for up to 95 ms;"
-        " 12 ms (90 %: 11 to 13.5 ms) with --max-num-batched-tokens 512, throughput -2 %."
-    ]
+    assert stall_text(found) == (
+        "95 ms without a token for 12 decoding requests during a prompt of 4,000 tokens (p99);"
+        " 12 ms (90 %: 11 to 13.5 ms) with --max-num-batched-tokens 512, throughput -2 %"
+    )
     assert [row[0] for row in stalls_table(found).rows] == ["512", "8,192"]
-    assert stall_lines(None) == []

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from latfit.api.simulations import PolicySimulation
 from latfit.cli.app import run
 from latfit.errors import TargetNotWritable
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import add_path, nominal_path
 from latfit.reporting.layout import Making
 from latfit.reporting.simulation.brief import policies_verdict
-from latfit.reporting.simulation.page import policies_page
 from latfit.simulation.policies.result import ClassTimes, SimResult
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.units import format_ms
@@ -26,8 +26,8 @@ SMALL = ["--requests", "3000", "--replications", "2"]
 SYSTEM = System(linear_path("gpu", 8, 0.05, 256), table_path("amx", [2.0], exponential=True, nominal=True))
 
 
-def page(runs: list[SimResult], **made: Any) -> Outline:
-    return Outline(policies_page(runs, SYSTEM, Making(**made)).html)
+def page(runs: list[SimResult], sla_ms: float = math.inf, **made: Any) -> Outline:
+    return Outline(PolicySimulation(runs, SYSTEM, sla_ms).page(Making(**made)).html)
 
 
 @pytest.fixture
@@ -47,18 +47,17 @@ class TestAnswer:
         assert outline.text.index("three-stage is best: p99 12 ms") < outline.text.index("11 ms to 13 ms (95 %)")
 
     @pytest.mark.parametrize(
-        ("sla_ms", "says", "looks"),
+        ("sla_ms", "looks"),
         [
-            (20.0, "SLA met\n", "card answer good"),
-            (12.5, "SLA likely met\n", "card answer doubt"),
-            (10.0, "SLA missed\n", "card answer bad"),
-            (math.inf, "stable\n", "card answer good"),
+            (20.0, "card answer good"),
+            (12.5, "card answer doubt"),
+            (10.0, "card answer bad"),
+            (math.inf, "card answer good"),
         ],
     )
-    def test_a_verdict_has_three_states(self, sla_ms: float, says: str, looks: str) -> None:
+    def test_a_verdict_has_three_states(self, sla_ms: float, looks: str) -> None:
         """A p99 of 12 ms, 95 % between 11 and 13 ms."""
         outline = page([made_result("fixed", 12.0)], sla_ms=sla_ms)
-        assert f": {says}" in outline.text
         assert looks in outline.attributes("class")
 
     def test_what_nothing_carries(self) -> None:
@@ -84,7 +83,7 @@ def test_stands_alone_and_escapes() -> None:
     assert all(source.startswith("data:image/png;base64,") for source in outline.attributes("src"))
     assert {target[1:] for target in outline.attributes("href")} <= set(outline.attributes("id"))
     assert outline.count("img") == 1
-    assert outline.count("caption") == outline.count("table") == 3
+    assert outline.count("caption") == outline.count("table") == 2
 
 
 class TestCommand:
@@ -98,7 +97,6 @@ class TestCommand:
         for each in runs:
             assert format_ms(each["latency_ms"]["p99"]) in outline.text
             assert all(name in outline.text for name in ("B1", "T_cut") if name in each["settings"])
-        assert "as its measured steps" in outline.text
         assert (sample / "out" / "simulation.png").read_bytes().startswith(b"\x89PNG")
 
     def test_an_engine(self, sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +109,6 @@ class TestCommand:
         best = min(runs, key=lambda each: float(each["latency_ms"]["p99"]))
         assert f"{best['engine']} has the lowest p99 latency" in outline.text
         assert f"p99 TTFT {format_ms(best['ttft_ms']['p99'])}" in outline.text
-        assert "2,588" in outline.text
 
     def test_a_study_has_its_findings(self, in_tmp: Path) -> None:
         small = ["--requests", "2000", "--replications", "2", "--report", "out", "-q"]

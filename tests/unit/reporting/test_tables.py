@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from latfit.model.fit_parts import CrossValidation, Diagnostics
+from latfit.model.fit_parts import CrossValidation
 from latfit.model.fit_result import FitResult
 from latfit.planning.plan import make_plan
 from latfit.planning.result import Plan
 from latfit.reporting.fit import tables
-from latfit.reporting.fit.page import ReportInput, render
+from latfit.reporting.fit.page import ReportInput
 from latfit.reporting.plan.tables import key_numbers, step_tables, thresholds_table
 from latfit.reporting.table import Table, make_table, table_html
 from tests.unit.reporting.conftest import held_out, machine, two_paths
@@ -77,9 +77,14 @@ class TestPlanTables:
         assert "path" not in table.columns
         assert table.caption.endswith("on cpu")
 
-    def test_what_is_not_known_comes_with_its_reason(self, plan: Plan) -> None:
+    def test_what_two_paths_decide_is_left_out_for_one(self, plan: Plan) -> None:
+        assert [row[0] for row in thresholds_table(plan).rows] == ["knee"]
+
+    def test_every_threshold_comes_with_its_reason(self) -> None:
+        plan = two_paths().plan
+        assert plan is not None
         table = thresholds_table(plan)
-        assert {name for name, value in column(table, "value").items() if value != "not known"} == {"knee"}
+        assert [*column(table, "value")][:2] == ["B1", "B1 in tokens"]
         assert all(column(table, "why").values())
 
     def test_key_numbers_are_thresholds_the_largest_step_and_the_setting_for_requests(self) -> None:
@@ -89,9 +94,9 @@ class TestPlanTables:
         found = {item.label: item.value for item in key_numbers(plan)}
         assert found["B1"] == str(plan.B1_idle.value)
         assert found["B2"] == str(plan.B2.value)
-        assert found["Largest step"] == f"{max(row.S_max or 0 for row in plan.S_at_B):,}"
+        assert found["Prefill alone"] == f"{max(row.S_max or 0 for row in plan.S_at_B):,}"
         assert plan.settings is not None
-        assert found["Requests at once"] == f"{plan.settings.max_num_seqs:,}"
+        assert found["Decode with prefill"].startswith(f"{plan.settings.max_num_seqs:,} + ")
 
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:
         plan = make_plan(machine(cpu=fit), 1.0)
@@ -102,10 +107,8 @@ class TestPlanTables:
 class TestChecks:
     @pytest.fixture
     def tested(self, fit: FitResult) -> FitResult:
-        shares = {"rms_pct": 14.5, "parameter_uncertainty": 0.01, "measurement_noise": 0.05, "model_structure": 0.94}
         return replace(
             fit,
-            diagnostics=Diagnostics(error_parts=shares),
             cross_validation=CrossValidation("cells", held_out(4.4, 3.1), by_region=held_out(53.0, 5.0)),
         )
 
@@ -116,10 +119,6 @@ class TestChecks:
         dropped = {"dropped: cold_start": "10", "dropped: zero_time": "2"}
         assert column(used, "number") == {"read": str(n + 12), **dropped, "used": str(n)}
         assert used.rows[-1][2] == "B 1 to 64, S 1 to 2,048"
-
-    def test_the_page_says_where_the_error_comes_from(self, tested: FitResult) -> None:
-        html = render(ReportInput(machine(cpu=tested))).html.replace("\u00a0", " ")
-        assert "94 % of the squared error is lack of fit (model misspecification)" in html
 
 
 def test_a_table_escapes_its_cells_and_drops_empty_columns() -> None:

@@ -117,7 +117,7 @@ class Examination(Answer):
         lines = [
             f"Simulated at this load and speed (ranges: {level} of {REPLICATIONS} runs):",
             *_changes(what_if),
-            *reporting.stall_lines(what_if.stalls),
+            *([] if what_if.stalls is None else [f"Stall: {reporting.stall_text(what_if.stalls)}."]),
             f"The simulation matches the server within {tolerance}: {agreed}.",
         ]
         if unknown:

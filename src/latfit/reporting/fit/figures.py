@@ -1,4 +1,4 @@
-"""Figures of a fit: T(B, S) as a map with its SLA, measured against predicted latency, and throughput.
+"""Figures of a fit: T(B, S) as a map with its SLA, measured against predicted latency.
 
 Each `draw_...` fills given axes, so that the overview and the single pictures are the same.
 """
@@ -17,8 +17,8 @@ from matplotlib.patheffects import withStroke
 
 from latfit.model import FitResult
 from latfit.reporting import style
-from latfit.reporting.fit.plot_data import FitView, SlaLine, Surface, thin_rows
-from latfit.reporting.format import count, drawable, shorthand
+from latfit.reporting.fit.plot_data import FitView, SlaLine, Surface
+from latfit.reporting.format import count, drawable
 from latfit.reporting.layout import Picture, draw_picture
 from latfit.stats import error_metrics
 from latfit.trace import Trace
@@ -27,7 +27,7 @@ from latfit.units import format_ms, format_percent
 _MAP_COLOURS = LinearSegmentedColormap.from_list("latency", ["#f3f8fc", "#b9d6ea", "#6aa6cf", "#2f6ea3", "#173f66"])
 _HATCHING = "#8fa0b2"
 _MANY_CELLS = 400
-_MANY_ROWS = 5_000  # above, overlapping rows are drawn once
+_MANY_ROWS = 5_000  # above, dots are smaller
 _BAND = "#dfe5ec"
 BAND_PCT = 10.0
 
@@ -42,19 +42,16 @@ def draw_map(axes: Axes, view: FitView) -> None:
     _draw_colours(axes, area)
     _fade_unmeasured(axes, view)
     if (cells := view.cells) is not None:
-        many = len(cells.B) > _MANY_CELLS
-        rows = thin_rows(np.log(cells.B), np.log(cells.S)) if many else slice(None)
-        dots: dict[str, Any] = {"s": 5.0 if many else 14.0, "color": "#10202f", "edgecolors": "white"}
-        axes.scatter(
-            cells.B[rows], cells.S[rows], linewidths=0.4, label="measured", zorder=3, clip_on=False, **dots
-        )  # fmt: skip
+        size = 2.2 if len(cells.B) > _MANY_CELLS else 3.8
+        dots: dict[str, Any] = {"color": "#10202f", "markeredgecolor": "white", "markeredgewidth": 0.4}
+        axes.plot(cells.B, cells.S, "o", markersize=size, label="measured", zorder=3, clip_on=False, **dots)
     for line, dash in zip(view.lines, cycle(("-", "--", ":")), strict=False):
         _draw_sla(axes, area, line, dash)
     impossible: dict[str, Any] = {"facecolor": "#e9ebee", "edgecolor": style.FAINT, "linewidth": 0.8, "zorder": 2.5}
     floor = np.maximum(area.B, area.S[0])
     axes.fill_between(area.B, area.S[0], floor, label="S < B: no such step", **impossible)
-    style.log_x(axes, float(area.B[0]), float(area.B[-1]), style.binary_ticks)
-    style.log_y(axes, float(area.S[0]), float(area.S[-1]), style.binary_ticks)
+    style.log_x(axes, float(area.B[0]), float(area.B[-1]), 2)
+    style.log_y(axes, float(area.S[0]), float(area.S[-1]), 2)
     style.legend(axes, place="lower right")
 
 
@@ -66,12 +63,12 @@ def _draw_colours(axes: Axes, area: Surface) -> None:
     high = max(float(np.quantile(values, 0.995)), low * 1.01)
     shades, norm = np.geomspace(low, high, 33), LogNorm(low, high)
     mesh = axes.contourf(area.B, area.S, area.T_ms, levels=shades, norm=norm, cmap=_MAP_COLOURS, extend="both")
-    levels = [level for level in style.decimal_ticks(low, high, most=7) if low < level < high]
+    levels = [level for level in style.log_ticks(low, high) if low < level < high]
     if levels:
         axes.contour(area.B, area.S, area.T_ms, levels=levels, colors="#ffffff", linewidths=0.8, alpha=0.8)
     bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02, aspect=28)
     bar.set_label("latency of a step [ms]", fontsize=9.5, color=style.INK)
-    style.plain_ticks(bar.ax.yaxis, style.decimal_ticks(low, high))
+    style.plain_ticks(bar.ax.yaxis, style.log_ticks(low, high))
     bar.ax.tick_params(labelsize=9)
     bar.outline.set_visible(False)
 
@@ -96,6 +93,11 @@ def _draw_sla(axes: Axes, area: Surface, line: SlaLine, dash: str) -> None:
     else:
         label += ": all of this" if line.typical_ms >= np.nanmax(area.T_ms) else ": nowhere here"
     axes.plot([], [], color=style.SLA, linewidth=2.6, linestyle=dash, label=label)
+    if line.decode is not None:
+        look = {"color": style.SLA, "markeredgecolor": "white", "markersize": 8, "zorder": 5}
+        axes.plot(
+            [line.decode], [line.decode], "D", linestyle="none", label=f"decode alone: B = {line.decode:,}", **look
+        )
 
 
 def draw_predicted(axes: Axes, view: FitView) -> None:
@@ -104,52 +106,29 @@ def draw_predicted(axes: Axes, view: FitView) -> None:
     assert rows is not None
     errors = error_metrics(rows.measured_ms, rows.predicted_ms)
     median, p90 = (format_percent(errors[name]) for name in ("median_ape_pct", "p90_ape_pct"))
-    title = f"Median error {median}, p90 {p90} (n = {count(len(rows.measured_ms))})"
+    title = f"Fitted steps ({count(len(rows.measured_ms))}): median error {median}, p90 {p90}"
     style.dress(axes, title, "predicted latency of a step [ms]", "measured latency [ms]")
     low, high = style.padded_span(np.concatenate([rows.predicted_ms, rows.measured_ms]))
     line, band = np.array([low, high]), BAND_PCT / 100
     axes.fill_between(line, line * (1 - band), line * (1 + band), color=_BAND, linewidth=0, label=f"±{BAND_PCT:g} %")
     axes.plot(line, line, color=style.INK, linewidth=1.2, label="measured = predicted")
-    for phase, at in rows.by_phase.items():
-        many = len(at) > _MANY_ROWS
-        shown = at[thin_rows(np.log(rows.predicted_ms[at]), np.log(rows.measured_ms[at]))] if many else at
+    names, counts = np.unique(rows.phase, return_counts=True)
+    for n, phase in sorted(zip(counts, names, strict=True), reverse=True):
+        at, many = rows.phase == phase, n > _MANY_ROWS
         bias = format_percent(float(np.median(rows.error_pct[at])), signed=True)
-        axes.scatter(
-            rows.predicted_ms[shown],
-            rows.measured_ms[shown],
-            s=9.0 if many else 16.0,
-            color=style.PHASE_COLOURS[phase],
-            marker=style.PHASE_MARKERS[phase],
-            alpha=0.5,
-            linewidths=0.3,
-            edgecolors="none" if many else "white",
-            label=f"{phase or 'step'} ({count(len(at))}), bias {bias}",
-        )
-    style.log_x(axes, low, high, style.decimal_ticks)
-    style.log_y(axes, low, high, style.decimal_ticks)
+        look: dict[str, Any] = {"color": style.PHASE_COLOURS[phase], "marker": style.PHASE_MARKERS[phase]}
+        look |= {"markersize": 3.0 if many else 4.0, "markeredgewidth": 0 if many else 0.3, "markeredgecolor": "white"}
+        label = f"{phase or 'step'} ({count(n)}), bias {bias}"
+        axes.plot(rows.predicted_ms[at], rows.measured_ms[at], linestyle="none", alpha=0.5, label=label, **look)
+    style.log_x(axes, low, high)
+    style.log_y(axes, low, high)
     style.legend(axes, place="upper left")
-
-
-def draw_throughput(axes: Axes, view: FitView) -> None:
-    """Tokens per second of the fit inside the measured range, for several batches and for decode."""
-    peaks = {B: float(f"{float(rate.max()):.3g}") for B, (_, rate) in view.curves.items()}
-    best = max((B for B in peaks if B is not None), key=lambda B: peaks[B])
-    title = f"Up to {shorthand(peaks[best])} tokens/s (B={best}); decode {shorthand(peaks[None])}"
-    style.dress(axes, title, "tokens in the step, S", "throughput [tokens/s]")
-    for (B, (S, rate)), colour in zip(view.curves.items(), style.LINE_COLOURS, strict=False):
-        name, dash = ("decode, S = B", "--") if B is None else (f"B = {B}", "-")
-        axes.plot(S, rate, color=colour, linewidth=2, label=name, linestyle=dash)
-    tokens, rates = (np.concatenate(each) for each in zip(*view.curves.values(), strict=True))
-    style.log_x(axes, *style.padded_span(tokens), style.binary_ticks)
-    style.log_y(axes, *style.padded_span(rates, 1.3), style.decimal_ticks)
-    style.legend(axes, place="lower right")
 
 
 MAP, PREDICTED = "latency-map", "measured-vs-predicted"
 PANELS: Mapping[str, tuple[Callable[[Axes, FitView], None], str]] = {
     MAP: (draw_map, "Map of the latency of a step over requests B and tokens S."),
     PREDICTED: (draw_predicted, "Measured against predicted latency of the fitted steps, by phase."),
-    "throughput": (draw_throughput, "Tokens per second over the tokens of a step, for several batches and for decode."),
 }
 
 

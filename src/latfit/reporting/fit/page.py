@@ -124,7 +124,8 @@ def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
     """Return the typical latency at which the percentile of steps on this path just meets the SLA."""
     level = levels_for(path, percentile).prefill
     share = "typical step" if level.percentile is None else f"{level.percentile:g} % of steps"
-    return SlaLine(f"{format_ms(plan.sla_ms)} for {share}", plan.sla_ms / level.factor)
+    decode = plan_tables.decode_limit(plan) if path.name == plan.engines_path else None
+    return SlaLine(f"{format_ms(plan.sla_ms)} for {share}", plan.sla_ms / level.factor, decode)
 
 
 def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictures: Sequence[Picture]) -> Section:
@@ -192,7 +193,7 @@ def how_sure(report: ReportInput) -> list[str]:
         if any(row.extrapolated for row in plan.S_at_B):
             found.append("Limits marked extrapolated lie beyond the measured steps.")
     for name, path in report.profile.paths.items():
-        found.append(f"{name}: {tables.trust_sentence(path.fit)} {tables.error_sentence(path.fit)}".strip())
+        found.append(f"{name}: {tables.trust_sentence(path.fit)}")
         if path.nominal is None and name not in report.traces:
             found.append(f"{name}: pictures of the measured steps are missing: add the steps with --trace.")
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +16,21 @@ from latfit.trace import PHASES, Trace, phases
 SURFACE_SIDE = 220
 READINGS_SIDE = 24
 MAX_READINGS = 600
-PIXELS = 160
-MAX_CURVES = 4
 
 
-@dataclass(frozen=True)
-class SlaLine:
-    """An SLA on the map: its words, and the typical latency in ms at which it is just met."""
+class SlaLine(NamedTuple):
+    """An SLA on the map: its words, and the typical latency in ms at which it is just met.
+
+    decode: the largest decode batch within it, whose noise is another than that of the line.
+    """
 
     label: str
     typical_ms: float
+    decode: int | None = None
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Rows (n,) with their prediction and phase; the phase is '' where it is not known."""
+class Agreement(NamedTuple):
+    """Rows (n,) with their prediction and phase; the phase is '' if it is not known."""
 
     measured_ms: FloatArray
     predicted_ms: FloatArray
@@ -40,15 +41,8 @@ class Agreement:
         """Prediction minus measurement, in percent of the measurement."""
         return (self.predicted_ms - self.measured_ms) / self.measured_ms * 100
 
-    @property
-    def by_phase(self) -> dict[str, NDArray[np.int64]]:
-        """The rows of each phase, the most frequent phase first."""
-        rows = {name: np.flatnonzero(self.phase == name) for name in (*PHASES, "")}
-        return dict(sorted(((name, at) for name, at in rows.items() if len(at)), key=lambda each: -len(each[1])))
 
-
-@dataclass(frozen=True)
-class Cells:
+class Cells(NamedTuple):
     """Each (B, S) that was measured (m,): how often, and the median of its latencies."""
 
     B: FloatArray
@@ -57,8 +51,7 @@ class Cells:
     rows: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Surface:
+class Surface(NamedTuple):
     """Predicted latency T_ms (j, i) over axes B (i,) and S (j,), NaN where S < B."""
 
     B: FloatArray
@@ -114,18 +107,6 @@ class FitView:
         known = np.where(np.isin(phase, PHASES), phase, "")
         return Agreement(trace.floats("T_ms"), predicted, known) if np.all(predicted > 0) else None
 
-    @cached_property
-    def curves(self) -> dict[int | None, tuple[FloatArray, FloatArray]]:
-        """Tokens of a step and tokens/s for a few batches and for decode (None: S = B), inside the measured range."""
-        B_low, B_high, S_low, S_high = self.box
-        batches = {round(B) for B in np.geomspace(max(B_low, 1), max(B_high, 1), MAX_CURVES)}
-        curves: dict[int | None, tuple[FloatArray, FloatArray]] = {}
-        for B in (*sorted(batches), None):
-            low, high = (max(B_low, 1), max(B_high, 1)) if B is None else (max(B, S_low), max(B, S_high))
-            S = np.geomspace(low, high, 200)
-            curves[B] = S, 1e3 * S / self.fit.latency_ms(S if B is None else np.full_like(S, B), S)
-        return curves
-
     def readings(self) -> list[list[float | None]]:
         """Rows (B, S, predicted ms, low, high, level in percent, measured median ms, rows) of steps on the map.
 
@@ -135,10 +116,7 @@ class FitView:
             np.unique(np.round(np.geomspace(axis[0], axis[-1], READINGS_SIDE)))
             for axis in (self.surface.B, self.surface.S)
         )
-        measured: dict[tuple[float, float], tuple[float, float]] = {}
-        if (cells := self.cells) is not None:
-            columns = zip(cells.B, cells.S, cells.median_ms, cells.rows, strict=True)
-            measured = {(b, s): (median, rows) for b, s, median, rows in columns}
+        measured = {} if self.cells is None else {(b, s): own for b, s, *own in zip(*self.cells, strict=True)}
         wanted = sorted({(b, s) for b in B for s in S if s >= b} | set(list(measured)[:MAX_READINGS]))
         steps = Trace({name: np.array([step[i] for step in wanted]) for i, name in enumerate(("B", "S"))})
         found = predict(self.fit, steps)
@@ -154,18 +132,7 @@ def _rounded(value: float) -> float | None:
 
 
 def gather_cells(B: FloatArray, S: FloatArray, T_ms: FloatArray) -> Cells:
-    """Rows (n,) with equal (B, S) gathered under the median of their latency."""
+    """Gather rows (n,) with equal (B, S) under the median of their latency."""
     cells, cell, rows = np.unique(np.column_stack([B, S]), axis=0, return_inverse=True, return_counts=True)
     parts = np.split(T_ms[np.argsort(cell, kind="stable")], np.cumsum(rows)[:-1])
     return Cells(cells[:, 0], cells[:, 1], np.array([np.median(part) for part in parts]), rows)
-
-
-def thin_rows(x: FloatArray, y: FloatArray) -> NDArray[np.int64]:
-    """One row for each occupied pixel of a square grid over (x, y): unlike a random sample, outliers stay."""
-
-    def pixel(values: FloatArray) -> NDArray[np.int64]:
-        low, high = float(values.min()), float(values.max())
-        return np.minimum(((values - low) / ((high - low) or 1.0) * PIXELS).astype(np.int64), PIXELS - 1)
-
-    rows: NDArray[np.int64] = np.unique(pixel(x) * PIXELS + pixel(y), return_index=True)[1]
-    return rows

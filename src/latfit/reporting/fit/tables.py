@@ -6,7 +6,7 @@ from typing import Any
 
 from latfit.hardware import ExecutionPath
 from latfit.model import Baseline, Estimate, FitResult
-from latfit.reporting.format import count, of_share, span
+from latfit.reporting.format import count, span
 from latfit.reporting.table import KeyNumber, Table, make_table
 from latfit.units import format_ms, format_percent, number
 
@@ -15,12 +15,6 @@ LINEAR = Baseline()  # of a fit without a linear baseline
 MAX_FACT = 600  # letters
 
 _BASELINE_NAMES: Mapping[str, str] = {"linear": "linear baseline", "constant": "constant"}
-_ERROR_PARTS = {
-    "model_structure": "lack of fit (model misspecification): another model or another column reduces it",
-    "measurement_noise": "noise of the measurement: no model removes it",
-    "parameter_uncertainty": "uncertainty of the parameters: more measurements reduce it",
-    "structure_and_noise": "lack of fit and noise together: measuring cells more than once tells them apart",
-}
 
 
 def held_out_number(path: ExecutionPath) -> KeyNumber | None:
@@ -66,15 +60,6 @@ def trust_sentence(fit: FitResult) -> str:
     lost = lost_phases(fit)
     worse = f" Worse than the linear baseline for {' and '.join(lost)} steps." if lost else ""
     return f"Held-out error {format_percent(held_out)} ({count(fit.metrics.n)} steps){against}.{worse}"
-
-
-def error_sentence(fit: FitResult) -> str:
-    """Return what most of the squared held-out error comes from, and its remedy; empty if that is not known."""
-    shares = {name: share for name, share in (fit.diagnostics.error_parts or {}).items() if name in _ERROR_PARTS}
-    if not shares:
-        return ""
-    largest = max(shares, key=lambda name: shares[name])
-    return f"{of_share(shares[largest])} of the squared error is {_ERROR_PARTS[largest]}."
 
 
 def phases(fit: FitResult) -> Table:

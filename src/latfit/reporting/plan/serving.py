@@ -10,9 +10,9 @@ from latfit.exporting import start_line, vllm_flags
 from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
 from latfit.reporting.format import count
 from latfit.reporting.plan.summary import STATES, PlanSummary, probability_text
-from latfit.reporting.simulation.tables import half_width, times_table
-from latfit.reporting.table import Bar, Card, KeyNumber, Table, facts_table, make_bars, make_table
-from latfit.simulation import EngineSummary, Interval
+from latfit.reporting.simulation.tables import STATISTICS, times_table
+from latfit.reporting.table import Bar, Card, KeyNumber, Table, make_bars, make_table, named_facts
+from latfit.simulation import EngineSummary
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
 if TYPE_CHECKING:
@@ -28,15 +28,25 @@ VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "b
 
 def serving_summary(plan: ServingPlan) -> PlanSummary:
     """The plan as a command prints it by default."""
-    lines = [_step_costs(plan)]
-    if plan.outcome is not None:
-        lines.append(_load_of_replica(plan, plan.outcome))
+    tables = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
+    lines = [f"Start each: {engine_command(plan)}"] if plan.feasible else []
+    warnings = [*plan.unsupported, *(each.text for each in plan.warnings)]
+    return PlanSummary(verdict(plan), STATES[plan.promise], lines, warnings, plan.notes, tables)
+
+
+def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:
+    """Return what decides about the plan: capacity, margin, bottleneck, cost, the fits behind it."""
+    facts: dict[str, str] = {}
     if plan.feasible:
-        lines += [_margin(plan), *_bottleneck(plan), *stall_lines(plan.stalls), *_cost(plan), *_schedule(plan)]
-        lines.append(f"Start each: {engine_command(plan)}")
-    lines += _prefill_apart(plan)
-    warnings = [each.text for each in plan.warnings]
-    return PlanSummary(verdict(plan), STATES[plan.promise], lines, [*plan.unsupported, *warnings], plan.notes)
+        facts = {"capacity": capacity_text(plan), "margin": _margin(plan), **_one_fewer(plan)}
+    if plan.outcome is not None:
+        facts["each replica"] = _load_of_replica(plan, plan.outcome)
+    if plan.feasible:
+        stall = "" if plan.stalls is None else stall_text(plan.stalls)
+        facts |= {"bottleneck": _bottleneck(plan), "stall": stall, "cost": _cost(plan), "schedule": _schedule(plan)}
+    fits = "; ".join(f"{each.name}, {each.model}, {each.error}" for each in plan.fits)
+    facts |= {"prefill apart": _prefill_apart(plan), "step costs": fits or "nominal numbers, not measured"}
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def verdict(plan: ServingPlan) -> str:
@@ -55,39 +65,37 @@ def verdict(plan: ServingPlan) -> str:
     return f"Not supported by these data: {text}" if plan.unsupported else text
 
 
-def _step_costs(plan: ServingPlan) -> str:
-    fits = "; ".join(f"{each.name}, {each.model}, {each.error}" for each in plan.fits)
-    return f"Step costs: {fits or 'nominal numbers, not measured'}."
-
-
 def _load_of_replica(plan: ServingPlan, outcome: EngineSummary) -> str:
     """Return what one replica serves: the offered load, not that of a finite run."""
     cache = f", KV cache {format_percent(100 * outcome.kv_usage)} used" if plan.kv_cache else ""
     rate = plan.rate_per_s / (plan.replicas.tried or 1)
+    tokens_per_s = rate * outcome.output_tokens_per_s / outcome.throughput_per_s
     return (
-        f"Each replica: {format_rate(rate)},"
-        f" {number(rate * outcome.output_tokens_per_s / outcome.throughput_per_s, 3)} output tokens/s,"
+        f"{format_rate(rate)}, {number(tokens_per_s, 3)} output tokens/s,"
         f" {format_percent(100 * (plan.share_of_throughput_used or 0.0))} of its throughput{cache},"
-        f" median batch {number(outcome.batch_size['p50'])}."
+        f" median batch {number(outcome.batch_size['p50'])}"
     )
 
 
 def _margin(plan: ServingPlan) -> str:
-    """Return the capacity, by how much steps may be slower, and what one replica less would do."""
+    """Return by how much steps may be slower, next to the error of the fit."""
     slower_pct = plan.steps_may_be_slower_pct or 0.0
     slower = "no slower steps meet the targets"
     if slower_pct > 100 * (MOST_SLOWER - 1):
         slower = f"steps may take {MOST_SLOWER:g} times as long"
     elif slower_pct >= NOTHING_PCT:
         slower = f"steps may be {format_percent(slower_pct)} slower"
-    if plan.fits:
-        slower += f" (fit error {format_percent(plan.fit_error_pct)})"
-    text, fewer = f"Capacity {capacity_text(plan)}; {slower}.", plan.replicas
+    return f"{slower}; fit error {format_percent(plan.fit_error_pct)}" if plan.fits else slower
+
+
+def _one_fewer(plan: ServingPlan) -> dict[str, str]:
+    """Return what one replica less would do."""
+    fewer = plan.replicas
     if not fewer.one_fewer:
-        return text
+        return {}
     worst = max(fewer.one_fewer, key=lambda each: each.ratio)
     outcome = "overloaded" if fewer.one_fewer_overloaded else f"{'would do, ' * worst.met}{worst.outcome}"
-    return f"{text} With {count_text((fewer.value or 1) - 1, 'replica')}: {outcome}."
+    return {count_text((fewer.value or 1) - 1, "replica"): outcome}
 
 
 def capacity_text(plan: ServingPlan) -> str:
@@ -105,34 +113,30 @@ def _capacity_rate(plan: PlannedEngines) -> str:
     return f"{capacity} (95 %: {least.removesuffix(' req/s')} to {number(high, 3)})"
 
 
-def _bottleneck(plan: ServingPlan) -> list[str]:
+def _bottleneck(plan: ServingPlan) -> str:
     """Return the tightest target, and the changes that relieve it most."""
     helpful = [each for each in plan.effects if each.after < HELPS * each.before][:MAX_CHANGES]
     if not helpful:
-        return []
+        return ""
     first, unit = helpful[0], helpful[0].unit
-    changes = ", ".join(f"{each.change} {_value(unit, each.after)}" for each in helpful)
-    limit = next((f" of {_value(unit, each.limit)}" for each in plan.targets if each.name == first.target), "")
-    return [f"Bottleneck: {first.target} ({_value(unit, first.before)}{limit}). With {changes}."]
+    changes = ", ".join(f"{each.change}: {_value(unit, each.after)}" for each in helpful)
+    return f"{first.target} {_value(unit, first.before)}; {changes}"
 
 
 def _value(unit: str, value: float) -> str:
     return format_percent(value) if unit == "pct" else format_ms(value)
 
 
-def stall_lines(stalls: Stalls | None) -> list[str]:
+def stall_text(stalls: Stalls) -> str:
     """Return what a long prompt does to requests that decode, and the knee if it is another token budget."""
-    if stalls is None:
-        return []
     planned, knee = stalls.planned, stalls.knee
     decoding = count_text(stalls.decoding, "decoding request")
-    prompt = f"a prompt of {stalls.prompt_tokens:,} tokens (p99)"
-    text = f"Stall: {prompt} leaves {decoding} without a token for up to {_gap(planned)}"
+    text = f"{_gap(planned)} without a token for {decoding} during a prompt of {stalls.prompt_tokens:,} tokens (p99)"
     if knee is planned:
-        return [f"{text}."]
+        return text
     less = 100 * (knee.output_tokens_per_s / planned.output_tokens_per_s - 1)
     budget = f"--max-num-batched-tokens {knee.max_num_batched_tokens}"
-    return [f"{text}; {_gap(knee)} with {budget}, throughput {format_percent(less, signed=True)}."]
+    return f"{text}; {_gap(knee)} with {budget}, throughput {format_percent(less, signed=True)}"
 
 
 def _gap(stall: Stall) -> str:
@@ -142,49 +146,46 @@ def _gap(stall: Stall) -> str:
     return f"{format_ms(stall.gap_ms)} (90 %: {low.removesuffix(' ms') if high.endswith(' ms') else low} to {high})"
 
 
-def _cost(plan: ServingPlan) -> list[str]:
+def _cost(plan: ServingPlan) -> str:
     cost, parts = plan.cost, []
     if cost.price_per_hour is not None:
         of_tokens = number(cost.price_per_million_tokens, 3)
         parts.append(f"{number(cost.price_per_hour)} an hour, {of_tokens} a million output tokens")
     if cost.kwh_per_million_tokens is not None:
         parts.append(f"{number(cost.kwh_per_million_tokens, 3)} kWh a million output tokens")
-    return [f"Cost: {'; '.join(parts)}."] if parts else []
+    return "; ".join(parts)
 
 
-def _schedule(plan: ServingPlan) -> list[str]:
+def _schedule(plan: ServingPlan) -> str:
     """Return replicas that come and go, compared with a constant number."""
     schedule = plan.schedule
     if schedule is None:
-        return []
+        return ""
     counts = [each.replicas for each in schedule.windows]
     by = f"windows of {format_ms(1e3 * schedule.window_s)}, asked for {format_ms(1e3 * schedule.start_up_s)} ahead"
     hours = f"{number(schedule.replica_hours, 3)} replica-hours instead of {number(schedule.fixed.replica_hours, 3)}"
     saved = f" ({format_percent(100 * schedule.saved)} less)" if schedule.saved > 0 else ""
     outcomes = ", ".join(each.outcome for each in schedule.targets)
-    most = count_text(max(counts), "replica")
-    return [f"A schedule of {min(counts)} to {most} ({by}): {hours}{saved}; {outcomes}."]
+    return f"{min(counts)} to {count_text(max(counts), 'replica')} ({by}): {hours}{saved}; {outcomes}"
 
 
-def _prefill_apart(plan: ServingPlan) -> list[str]:
+def _prefill_apart(plan: ServingPlan) -> str:
     """Return replicas that prefill for others, compared with those that do both."""
     apart, together = plan.prefill_apart, plan.replicas.value
     if apart is None:
-        return []
+        return ""
     if not apart.total:
-        return ["Prefill apart: no number of replicas meets the targets."]
+        return "no number of replicas meets the targets"
     total = count_text(apart.total, "replica")
     pair = f"{count(apart.prefill_replicas)} to prefill, {count(apart.replicas)} to decode"
     if not apart.feasible:
-        return [f"Prefill apart takes {total} or more ({pair})."]
+        return f"{total} or more ({pair})"
     instead = "" if together is None else f" instead of {count(together)}"
     fixed_ms, token_ms = map(format_ms, apart.transfer_ms)
     outcomes = ", ".join(each.outcome for each in apart.targets)
-    settings = "" if apart.engine == plan.engine else f" Each with {shlex.join(vllm_flags(apart.engines['vllm']))}."
-    return [
-        f"Prefill apart: {total}{instead}, {pair}, at {fixed_ms} and {token_ms} a token for the KV"
-        f" transfer: {outcomes}; capacity {_capacity_rate(apart)}.{settings}"
-    ]
+    settings = "" if apart.engine == plan.engine else f"; each with {shlex.join(vllm_flags(apart.engines['vllm']))}"
+    transfer = f"at {fixed_ms} and {token_ms} a token for the KV transfer"
+    return f"{total}{instead}, {pair}, {transfer}: {outcomes}; capacity {_capacity_rate(apart)}{settings}"
 
 
 def engine_command(plan: ServingPlan) -> str:
@@ -195,20 +196,13 @@ def engine_command(plan: ServingPlan) -> str:
 
 
 def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
-    """Latencies of requests; in full the stalls as well."""
+    """Latencies of requests, brief: with intervals of p99 alone; in full the stalls as well."""
     caption = f"Requests at {format_rate(plan.rate_per_s)}"
-    found = [] if plan.outcome is None else [times_table(caption, plan.outcome, _with_interval)]
+    wide = ("p99",) if brief else STATISTICS
+    found = [] if plan.outcome is None else [times_table(caption, plan.outcome, wide)]
     if not brief and plan.stalls is not None:
         found.append(stalls_table(plan.stalls))
     return [table for table in found if table.rows]
-
-
-def _with_interval(time: Interval) -> str:
-    """A time with how far its interval reaches down and up, in whole percent; one number where both are the same."""
-    sides = [100 * abs(end / time.value - 1) if time.value else math.nan for end in (time.low, time.high)]
-    if math.isnan(sum(sides)) or round(sides[0]) == round(sides[1]):
-        return f"{format_ms(time.value)}{half_width(time)}"
-    return f"{format_ms(time.value)} −{sides[0]:.0f}/+{format_percent(round(sides[1]))}"
 
 
 def stalls_table(stalls: Stalls) -> Table:
@@ -235,19 +229,20 @@ def serving_page(
     measured: Sequence[Table] = (),
     figure: "Figure | None" = None,
     nearby: Mapping[str, Mapping[str, ServingPlan]] = {},
+    subject: str = "",
 ) -> "Rendered":
     """Return the plan as a page.
 
     measured, figure: what an engine with its settings was measured to do, shown first.  nearby: plans at other loads
-    or limits, this one among them, by slider and place.
+    or limits, this one among them, by slider and place.  subject: model and machine.
     """
-    from latfit.reporting import layout, style
+    from latfit.reporting import layout
     from latfit.reporting.plan.figures import distribution_figure, serving_figure
 
     pictures = []
     if figure is not None:
         alt = "Distributions of TTFT, TPOT and latency, measured and simulated."
-        pictures.append(layout.Picture("measured", alt, style.png(figure)))
+        pictures.append(layout.draw_picture("measured", alt, figure))
     if plan.distributions_ms:
         alt = "Share of requests within a TTFT and a TPOT, simulated, with the limits."
         pictures.append(layout.draw_picture("distributions", alt, distribution_figure(plan)))
@@ -257,7 +252,7 @@ def serving_page(
     summary = serving_summary(plan)
     others = [_nearby_table(label, plans) for label, plans in nearby.items()]
     page = layout.Page(
-        made.titled("A plan of serving engines"),
+        f"A plan of serving engines{subject and ': '}{subject}",
         made,
         _card(plan),
         [layout.make_slider(label, plans, plan, _card) for label, plans in nearby.items()],
@@ -266,10 +261,7 @@ def serving_page(
         pictures,
         _how_sure(plan),
         [(text, "") for text in (*summary.warnings, *summary.others)],
-        [
-            layout.Section("Requests", "requests", [*measured, *others, *serving_tables(plan)], open=True),
-            layout.Section("Settings", "settings", [_settings(plan)]),
-        ],
+        [layout.Section("Requests", "requests", [*measured, *others, *serving_tables(plan)], open=True)],
     )
     return layout.render_page(page)
 
@@ -295,15 +287,9 @@ def _nearby_table(label: str, plans: Mapping[str, ServingPlan]) -> Table:
     )
 
 
-def _settings(plan: ServingPlan) -> Table:
-    settings = {} if plan.engine is None else plan.engine.to_json()
-    return facts_table("Settings of a replica", *((name, each, str) for name, each in settings.items()))
-
-
 def _card(plan: ServingPlan, at: str = "") -> Card:
     """The answer of one plan."""
     state, numbers, command = STATES[plan.promise], [], ""
-    beside = [] if plan.outcome is None else [_load_of_replica(plan, plan.outcome)]
     if plan.feasible:
         capacity, _, interval = capacity_text(plan).partition(" (")
         numbers = [
@@ -315,11 +301,9 @@ def _card(plan: ServingPlan, at: str = "") -> Card:
             ),
             KeyNumber("Capacity", capacity, f"within the targets; {interval.rstrip(')')}"),
         ]
-        beside += [*stall_lines(plan.stalls), *_cost(plan), *_schedule(plan)]
         command = engine_command(plan) if plan.engine is not None else ""
-    beside += _prefill_apart(plan)
     asked = f"{plan.load}, {plan.request}"
-    return Card(asked, VERDICTS[state], verdict(plan), state, beside, numbers, command, at)
+    return Card(asked, VERDICTS[state], verdict(plan), state, [], numbers, command, at, plan_facts(plan))
 
 
 def _how_sure(plan: ServingPlan) -> list[str]:
@@ -327,9 +311,6 @@ def _how_sure(plan: ServingPlan) -> list[str]:
     found = []
     if plan.probability is not None:
         found.append(f"The targets are met with a probability of {probability_text(plan.probability)}.")
-    if plan.feasible:
-        found.append(_margin(plan))
-    found.append(_step_costs(plan))
     if plan.outcome is not None:
         runs = f"{plan.outcome.requests:,} requests in {count_text(plan.outcome.replications, 'replication')}"
         found.append(f"Times are those of {runs} of a simulation, with 95 % intervals; no request was measured.")

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from latfit.engines import BY_KEY, engine_key
 from latfit.exporting import start_line
-from latfit.planning import Plan, Reach, Threshold, capacity_line
-from latfit.reporting.format import count
-from latfit.reporting.plan.tables import choices_table, interval_text
+from latfit.planning import Plan, capacity_line
+from latfit.reporting.plan.tables import choices_table, thresholds_table
 from latfit.reporting.table import State, Table
-from latfit.units import format_ms, format_percent
+from latfit.units import format_percent
 
 STATES: dict[str, State] = {"meets": "good", "likely": "doubt", "misses": "bad"}
 OF_STEPS = ("too_few_samples", "steps_in_doubt", "no_prefill")  # warnings about limits of single steps
@@ -20,7 +19,7 @@ class PlanSummary:
     """The verdict with its state, and the lines below it.
 
     warnings: what to do about the answer, the most important first.  others: warnings about limits of steps where the
-    answer is of a load.  choices: engine settings to choose from where the answer is of steps.
+    answer is of a load.  tables: thresholds of two paths, and engine settings to choose from.
     """
 
     verdict: str
@@ -28,7 +27,7 @@ class PlanSummary:
     lines: Sequence[str]
     warnings: Sequence[str]
     others: Sequence[str]
-    choices: Table | None = None
+    tables: Sequence[Table] = ()
 
 
 def probability_text(probability: float) -> str:
@@ -38,13 +37,14 @@ def probability_text(probability: float) -> str:
 
 def plan_summary(plan: Plan) -> PlanSummary:
     """The plan as a command prints it by default."""
-    lines = [_thresholds(plan)] if plan.both_paths else []
-    if plan.capacity is not None:
-        lines.append(capacity_line(plan.capacity))
+    lines = [] if plan.capacity is None else [capacity_line(plan.capacity)]
     if command := engine_line(plan):
         lines.append(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}: {command}")
     elif _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
+    tables = [thresholds_table(plan, brief=True)] if plan.both_paths else []
+    if plan.rate_per_s is None and plan.settings is not None and _is_usable(plan):
+        tables.append(choices_table(plan.settings))
     others = [each for each in plan.warnings if plan.rate_per_s is not None and each.code in OF_STEPS]
     doubts = plan.doubts if plan.promise == "likely" else ()
     return PlanSummary(
@@ -53,25 +53,8 @@ def plan_summary(plan: Plan) -> PlanSummary:
         lines,
         [*doubts, *(each.text for each in plan.warnings if each not in others)],
         [each.text for each in others],
-        choices_table(plan.settings) if plan.rate_per_s is None and plan.settings and _is_usable(plan) else None,
+        tables,
     )
-
-
-def _thresholds(plan: Plan) -> str:
-    waits = " with the wait at this rate" if plan.rate_per_s is not None and plan.B1.value is not None else ""
-    cutoff = "T_cut: no value lets GPU and CPU together meet the SLA"
-    if plan.T_cut is None:
-        cutoff = f"T_cut: {plan.unknown['T_cut_ms']}"
-    elif plan.T_cut.value is not None:
-        cutoff = f"T_cut = {format_ms(plan.T_cut.value)} (by simulation)"
-    return f"{_threshold('B1', plan.B1)}{waits}; {_threshold('B2', plan.B2)}; {cutoff}"
-
-
-def _threshold(name: str, threshold: Threshold) -> str:
-    if threshold.value is None:
-        return f"{name}: {threshold.reason}"
-    always = " (always the GPU)" if threshold.reach is Reach.ALWAYS else ""
-    return f"{name} = {count(threshold.value)}{always or interval_text(threshold)}"
 
 
 def engine_line(plan: Plan) -> str:

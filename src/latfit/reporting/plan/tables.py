@@ -9,13 +9,15 @@ from latfit.reporting.table import KeyNumber, Table, facts_table, make_table
 from latfit.units import count_text, format_ms, format_rate, number
 
 NOT_KNOWN = "not known"
+UNKNOWN = (NOT_KNOWN, "never", "none")
+BRIEF = ("B1", "B2", "T_cut")
 MEANINGS = {
-    "B1": "batch from which the GPU is at least as fast as the CPU, without a wait",
-    "B1 at this rate": "batch from which the GPU is at least as fast as the CPU, its wait at this rate included",
-    "B1 in tokens": "prompt length from which the GPU is at least as fast, for one request",
-    "B2": "batch that reaches half of the path's best throughput",
-    "knee": "batch with the best throughput per latency, B/T²",
-    "T_cut": "queueing timeout: who has waited this long for the GPU goes to the CPU",
+    "B1": "requests from which the GPU is as fast as the CPU, without a wait",
+    "B1 at this rate": "requests from which the GPU is as fast, its wait included",
+    "B1 in tokens": "tokens of one prompt from which the GPU is as fast",
+    "B2": "requests that reach half of the best throughput",
+    "knee": "requests with the best throughput per latency, B/T²",
+    "T_cut": "wait for the GPU after which a request goes to the CPU",
 }
 VERDICTS = {"meets": "SLA met", "likely": "SLA likely met", "misses": "SLA missed"}
 
@@ -70,16 +72,24 @@ def key_numbers(plan: Plan) -> list[KeyNumber]:
 
 
 def _step_numbers(plan: Plan) -> list[KeyNumber]:
-    """Return the largest step, and how many requests an engine decodes at once."""
+    """Return the largest steps: of decode alone, of prefill alone, of both."""
     numbers = []
+    if (decode := decode_limit(plan)) is not None:
+        numbers.append(KeyNumber("Decode alone", count(decode), f"requests, on {plan.engines_path}"))
     step = max(plan.S_at_B, key=lambda row: row.S_max or 0, default=None)
     if step is not None and step.S_max is not None:
         detail = f"tokens, at B = {count(step.B)} on {step.path}" + " (extrapolated)" * step.extrapolated
-        numbers.append(KeyNumber("Largest step", count(step.S_max), detail))
-    if (settings := plan.settings) is not None:
-        chunk = f", beside {count(settings.chunk_tokens)} tokens of prefill" if settings.chunk_tokens else ""
-        numbers.append(KeyNumber("Requests at once", count(settings.max_num_seqs), f"decode on {settings.path}{chunk}"))
+        numbers.append(KeyNumber("Prefill alone", count(step.S_max), detail))
+    if (settings := plan.settings) is not None and settings.chunk_tokens:
+        both = f"{count(settings.max_num_seqs)} + {count(settings.chunk_tokens)}"
+        numbers.append(KeyNumber("Decode with prefill", both, f"requests + prefill tokens, on {settings.path}"))
     return numbers
+
+
+def decode_limit(plan: Plan) -> int | None:
+    """Return the largest batch whose steps meet the SLA; None if the plan is for a load or has none."""
+    largest = plan.engines.get("tensorrt", {}).get("max_batch") if plan.rate_per_s is None else None
+    return largest if isinstance(largest, int) else None
 
 
 def _load_numbers(plan: Plan) -> list[KeyNumber]:
@@ -107,9 +117,10 @@ def other_plans_table(caption: str, plans: Mapping[str, Plan]) -> Table:
         ("strategy", lambda each: each[1].chosen and each[1].chosen.name),
         ("replicas", lambda each: each[1].capacity and each[1].capacity.replicas, count),
         ("capacity per replica", lambda each: each[1].capacity and each[1].capacity.sustainable_per_s, _rate_down),
-        ("largest step, tokens", lambda each: max((row.S_max or 0 for row in each[1].S_at_B), default=None), count),
-        ("requests at once", lambda each: each[1].settings and each[1].settings.max_num_seqs, count),
-        ("tokens per step", lambda each: each[1].settings and each[1].settings.max_num_batched_tokens, count),
+        ("decode alone", lambda each: decode_limit(each[1]), count),
+        ("prefill alone", lambda each: max((row.S_max or 0 for row in each[1].S_at_B), default=None), count),
+        ("max_num_seqs", lambda each: each[1].settings and each[1].settings.max_num_seqs, count),
+        ("max_num_batched_tokens", lambda each: each[1].settings and each[1].settings.max_num_batched_tokens, count),
         words=("verdict", "strategy"),
     )
 
@@ -133,8 +144,8 @@ def _strategies(plan: Plan) -> Table:
     )
 
 
-def thresholds_table(plan: Plan) -> Table:
-    """The thresholds with their meaning and reason."""
+def thresholds_table(plan: Plan, *, brief: bool = False) -> Table:
+    """The thresholds with their meaning and reason; brief: B1, B2 and T_cut, unknown ones with the reason alone."""
     at_rate = plan.B1_at_rate is not None
     every: list[tuple[str, str, Threshold | Cutoff | Unknown | None]] = [
         ("B1", "B1 at this rate" if at_rate else "B1", plan.B1),
@@ -145,6 +156,12 @@ def thresholds_table(plan: Plan) -> Table:
         ("T_cut", "T_cut", plan.T_cut or Unknown(plan.unknown["T_cut_ms"])),
     ]
     rows = [(name, _threshold(found), MEANINGS[key], found.reason) for name, key, found in every if found is not None]
+    if not plan.both_paths:
+        rows = [row for row in rows if row[1] not in UNKNOWN]
+    if brief:
+        shown = [row for row in rows if row[0] in BRIEF]
+        brief_rows = [(name, value, why if value in UNKNOWN else meaning) for name, value, meaning, why in shown]
+        return Table("Thresholds for a scheduler", ("name", "value", "meaning"), brief_rows, words=("meaning",))
     columns = ("name", "value", "meaning", "why")
     return Table("Thresholds for a scheduler", columns, rows, words=("meaning", "why"))
 

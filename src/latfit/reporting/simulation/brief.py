@@ -9,11 +9,12 @@ from latfit.live import Compared
 from latfit.reporting.format import of_share
 from latfit.reporting.simulation import tables
 from latfit.reporting.simulation.tables import half_width, measured_times, named, rate_text
-from latfit.reporting.table import State, Table, make_table
-from latfit.simulation import EngineResult, SimResult, p99_difference
+from latfit.reporting.table import KeyNumber, State, Table, make_table
+from latfit.simulation import EngineResult, SimResult, Times, p99_difference
 from latfit.units import format_ms, format_rate, number
 
 ATTAINED = 0.99  # share of requests that has to meet the SLOs for a run to be good
+SERVED = 0.97  # share of the rate that a run which settled serves at least
 _NUMBERS = re.compile(r"\d[\d,.]*")
 
 
@@ -30,38 +31,31 @@ def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Ver
     Of several rates the highest that any policy carries counts.
     """
     ranked = tables.best_policies(runs, sla_ms)
-    several = len({str(run.rate_per_s) for run in runs}) > 1
     if not ranked:
         slowest = min(runs, key=lambda run: run.rate_per_s)
-        return Verdict(f"Unstable: no policy carries {'even ' if several else ''}{rate_text(slowest)}.", "bad")
+        return Verdict(f"Unstable: no policy carries {rate_text(slowest)}.", "bad")
     best, p99 = ranked[0], ranked[0].latency["p99"]
-    within, limited = p99.value <= sla_ms, math.isfinite(sla_ms)
+    within = p99.value <= sla_ms
     sure = best.trusted["p99"] and math.isfinite(p99.high) and p99.high <= sla_ms
-    limit = f" within the {format_ms(sla_ms)} SLA" if within and limited else ""
-    start = f"At {rate_text(best)}, the highest rate{limit} carried here: " if several else ""
-    text = f"p99 {format_ms(p99.value)}{half_width(p99)}{'' if several else f' at {rate_text(best)}'}"
+    text = f"p99 {format_ms(p99.value)}{half_width(p99)} at {rate_text(best)}"
+    if len({str(run.rate_per_s) for run in runs}) > 1:
+        text += ", the highest rate carried"
     others = [run for run in runs if run is not best and run.stable and str(run.rate_per_s) == str(best.rate_per_s)]
-    second = ranked[1] if len(ranked) > 1 else min(others, key=lambda run: run.latency.p99, default=None)
-    if second is None:
-        text = f"{start}{named(best)} has {text}"
-    else:
-        gap, significant = _gap(best, second)
-        text = f"{start}{named(best)} is best: {text}, {gap}"
-        sure = sure and significant
-    if limited and best.slo_attainment is not None:
+    rival = ranked[1] if len(ranked) > 1 else min(others, key=lambda run: run.latency.p99, default=None)
+    if rival is not None:
+        gap, name = p99_difference(best, rival), rival.policy if rival.policy != best.policy else named(rival)
+        known = gap is not None and not math.isnan(gap.low)
+        if gap is None or not known:
+            text += f", {name} {format_ms(rival.latency.p99)}"
+        else:
+            text += f", {format_ms(gap.value)} ± {format_ms((gap.high - gap.low) / 2)} below {name}"
+            text += " (not significant)" * (gap.low <= 0)
+        sure = sure and known and gap is not None and gap.low > 0
+    if math.isfinite(sla_ms) and best.slo_attainment is not None:
         met = of_share(best.slo_attainment)
         text += f"; {'within' if within else 'above'} the {format_ms(sla_ms)} SLA, which {met} of responses meet"
-    return Verdict(f"{text}.", "bad" if not within else "good" if sure else "doubt")
-
-
-def _gap(best: SimResult, second: SimResult) -> tuple[str, bool]:
-    """Return by how much the best is better, and whether that is significant."""
-    gap = p99_difference(best, second)
-    name = second.policy if second.policy != best.policy else named(second)
-    if gap is None or math.isnan(gap.low):
-        return f"{name} {format_ms(second.latency.p99)}", False
-    text = f"{format_ms(gap.value)} ± {format_ms((gap.high - gap.low) / 2)} below {name}"
-    return (text, True) if gap.low > 0 else (f"{text} (not significant)", False)
+    start = named(best) if rival is None else f"{named(best)} is best"
+    return Verdict(f"{start}: {text}.", "bad" if not within else "good" if sure else "doubt")
 
 
 def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
@@ -78,6 +72,8 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
     who = f"{label} has the lowest p99 latency; " if rivals > 1 else ""
     load = f" at {rate}" if math.isfinite(best.rate_per_s) else ""
     start = f"{best.users:,} users are served {rate}" if best.users else f"Stable{load}"
+    if summary.throughput_per_s < SERVED * best.rate_per_s < math.inf:
+        start = f"Not settled{load}, {format_rate(summary.throughput_per_s)} served: simulate more --requests"
     text = f"{start}: {who}p99 {tails}. {_limited(best)}"
     if math.isnan(summary.slo_attainment):
         return Verdict(text, "good")
@@ -85,13 +81,31 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
     return Verdict(text + met, "good" if summary.slo_attainment >= ATTAINED else "doubt")
 
 
+def engine_numbers(runs: Sequence[EngineResult]) -> list[KeyNumber]:
+    """Return the p99 of each time of the best engine."""
+    best = tables.best_engine(runs)[0]
+    return [] if best is None else [_p99_number(title, times) for title, times in measured_times(best.summary)]
+
+
+def policy_numbers(runs: Sequence[SimResult], sla_ms: float) -> list[KeyNumber]:
+    """Return the p99 of the response of the best policy."""
+    return [_p99_number("Response", run.latency) for run in tables.best_policies(runs, sla_ms)[:1]]
+
+
+def _p99_number(title: str, times: Times) -> KeyNumber:
+    p99, detail = times["p99"], f"mean {format_ms(times.mean)}"
+    if not math.isnan(p99.high - p99.low):
+        detail = f"{format_ms(p99.low, 4)} to {format_ms(p99.high, 4)} (95 %); {detail}"
+    return KeyNumber(f"{title} p99", format_ms(p99.value), detail)
+
+
 def _limited(run: EngineResult) -> str:
     summary = run.summary
     busy = of_share(summary.utilisation)
     if run.bottleneck is None:
-        batch = f" (batches of {number(summary.batch_size['p50'])}, {run.settings.max_num_seqs:,} at most)"
-        return f"No limit reached: engine {busy} busy{batch}, KV cache {of_share(summary.kv_usage)} used."
-    return f"Limited by {run.bottleneck} (engine {busy} busy)."
+        batch = f"median batch {number(summary.batch_size['p50'])} of {run.settings.max_num_seqs:,}"
+        return f"No limit reached: engine {busy} busy, {batch}, KV cache {of_share(summary.kv_usage)} used."
+    return f"Limited by {run.bottleneck}; engine {busy} busy."
 
 
 def replay_table(runs: Sequence[Compared], *, brief: bool = False) -> Table:

@@ -86,56 +86,39 @@ def _draw_shares(axes: Axes, values: FloatArray, label: str, colour: str, line: 
 
 
 def runs_figure(runs: Sequence[SimResult]) -> Figure:
-    """p99 over the rate, a line a policy (with its best setting at each rate) where there are several rates; else each
-    run's median and p99."""
+    """p99 over the rate, a line a policy (with its best setting at each rate); of one rate the p99 of each run."""
     rates = sorted({run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)})
-    inches = style.SINGLE_INCHES if len(rates) > 1 else (8.0, 1.5 + 0.5 * min(len(runs), MOST_LABELLED))
-    figure = style.new_figure(inches)
+    if len(rates) < 2:
+        return _draw_percentiles(list(runs)[:MOST_LABELLED])
+    figure, shown = style.new_figure(), frontier(runs)
     axes = figure.subplots()
-    if len(rates) > 1:
-        _draw_over_rates(axes, runs, rates)
-    else:
-        _draw_percentiles(axes, list(runs)[:MOST_LABELLED])
+    for i, policy in enumerate(dict.fromkeys(run.policy for run in runs)):
+        line = [run for run in shown if run.policy == policy]
+        which, p99 = i % len(style.LINE_COLOURS), [run.latency["p99"] for run in line]
+        reach = np.array([(each.value - each.low, each.high - each.value) for each in p99]).reshape(-1, 2).T
+        look: dict[str, Any] = {"color": style.LINE_COLOURS[which], "marker": style.LINE_MARKERS[which]}
+        look |= {"linestyle": "-" if i < len(style.LINE_COLOURS) else "--", "markersize": 4, "label": drawable(policy)}
+        axes.errorbar([run.rate_per_s for run in line], [each.value for each in p99], np.nan_to_num(reach), **look)
+    if shown:
+        style.log_y(axes, *style.padded_span(np.array([run.latency.p99 for run in shown])))
+    if rates[-1] > WIDE * rates[0]:
+        style.log_x(axes, *style.padded_span(np.array(rates)))
+    style.dress(axes, "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
+    style.legend(axes)
     return figure
 
 
-def _draw_over_rates(axes: Axes, runs: Sequence[SimResult], rates: Sequence[float]) -> None:
-    shown = frontier(runs)
-    for i, policy in enumerate(dict.fromkeys(run.policy for run in runs)):
-        line = [run for run in shown if run.policy == policy]
-        which = i % len(style.LINE_COLOURS)
-        look: dict[str, Any] = {"color": style.LINE_COLOURS[which], "marker": style.LINE_MARKERS[which]}
-        dashes = "-" if i < len(style.LINE_COLOURS) else "--"
-        x, y = [run.rate_per_s for run in line], [run.latency.p99 for run in line]
-        axes.plot(x, y, dashes, markersize=4, linewidth=1.6, label=drawable(policy), **look)
-        for run in line:
-            p99 = run.latency["p99"]
-            if math.isfinite(p99.high - p99.low):
-                axes.plot([run.rate_per_s] * 2, [p99.low, p99.high], color=style.LINE_COLOURS[which], linewidth=1.0)
-    if shown:
-        style.log_y(axes, *style.padded_span(np.array([run.latency.p99 for run in shown])), style.decimal_ticks)
-    if rates[-1] > WIDE * rates[0]:
-        style.log_x(axes, *style.padded_span(np.array(rates)), style.decimal_ticks)
-    style.dress(axes, "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
-    style.legend(axes)
-
-
-def _draw_percentiles(axes: Axes, runs: Sequence[SimResult]) -> None:
-    labels = []
-    for i, run in enumerate(runs):
-        p50, p90, p99 = (float(np.nan_to_num(time)) for time in (run.latency.p50, run.latency.p90, run.latency.p99))
-        colour = style.LINE_COLOURS[0] if run.stable else style.SLA
-        axes.plot([p50, p99], [i, i], color=colour, linewidth=2)
-        axes.plot([p50], [i], "o", color=colour, markersize=6)
-        axes.plot([p90], [i], "|", color=colour, markersize=9, markeredgewidth=2)
-        axes.plot([p99], [i], "|", color=colour, markersize=16, markeredgewidth=2.5)
-        axes.annotate(
-            format_ms(run.latency.p99), (p99, i), (6, 4), textcoords="offset points", fontsize=9, color=style.INK
-        )
-        policy, settings = drawable(run.policy), drawable(settings_text(run))
-        name = ("\n" if len(policy) + len(settings) > 20 else " ").join(filter(None, (policy, settings)))
-        labels.append(name + ("" if run.stable else " (unstable)"))
-    axes.set_yticks(range(len(runs)), labels)
-    axes.set_xlim(0, 1.15 * max(float(np.nan_to_num(run.latency.p99)) or 1.0 for run in runs))
-    axes.set_ylim(len(runs) - 0.5, -0.5)
-    style.dress(axes, "Median (dot), 90th and 99th percentile (bars)", "response time [ms]", "")
+def _draw_percentiles(runs: Sequence[SimResult]) -> Figure:
+    """A bar from the median to the 99th percentile of each run."""
+    figure = style.new_figure((8.0, 1.5 + 0.5 * len(runs)))
+    axes = figure.subplots()
+    names = [f"{run.policy} {settings_text(run)}".strip() + " (unstable)" * (not run.stable) for run in runs]
+    p50, p99 = (np.nan_to_num([getattr(run.latency, name) for run in runs]) for name in ("p50", "p99"))
+    colours = [style.LINE_COLOURS[0] if run.stable else style.SLA for run in runs]
+    bars = axes.barh(range(len(runs)), p99 - p50, 0.4, p50, color=colours)
+    axes.bar_label(bars, [format_ms(run.latency.p99) for run in runs], padding=4, fontsize=9)
+    axes.set_yticks(range(len(runs)), [drawable(name, 60) for name in names])
+    axes.set_xlim(0, 1.15 * (p99.max() or 1.0))
+    axes.invert_yaxis()
+    style.dress(axes, "Median to 99th percentile", "response time [ms]", "")
+    return figure

@@ -1,16 +1,13 @@
-"""A ledger of promises as a table and a page."""
+"""A ledger of promises as a table."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
-from latfit.reporting.layout import Making, Page, Rendered, Section, render_page
-from latfit.reporting.table import Card, KeyNumber, State, Table, make_table
+from latfit.reporting.table import Table, make_table
 from latfit.units import format_ms, format_percent
 from latfit.validation import Ledger
 
 SHOWN_ENTRIES = 8  # newest runs on a terminal
-VERDICTS = {"good": "all kept", "doubt": "nothing to compare", "bad": "some broken"}
 
 
 def with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
@@ -38,17 +35,3 @@ def ledger_table(ledger: Ledger, *, brief: bool = False) -> Table:
         ("verdict", lambda row: "another load" if not row[0].comparable else "kept" if row[1].kept else "broken"),
         words=("run", "promise", "verdict"),
     )
-
-
-def ledger_page(ledger: Ledger, verdict: str, state: State, lines: Sequence[str], made: Making) -> Rendered:
-    """Return the ledger as a page: the verdict, the coverage, every promise."""
-    kept, promised = ledger.kept
-    numbers = [KeyNumber("Kept", f"{kept} of {promised}", "promised percentiles")]
-    if ledger.coverage_pct is not None:
-        share, (low, high) = ledger.coverage_pct
-        ends = f"95 %: {format_percent(low)} to {format_percent(high)}"
-        numbers.append(KeyNumber("Intervals cover", format_percent(share), ends))
-    numbers.append(KeyNumber("Runs", str(len(ledger.counted)), "with the planned load"))
-    card = Card("Promises of plans", VERDICTS[state], verdict, state, lines, numbers)
-    sections = [Section("Promises and measurements", "runs", [ledger_table(ledger)], open=True)]
-    return render_page(Page(made.titled("Ledger of promises"), made, card, sections=sections))

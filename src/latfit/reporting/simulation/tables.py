@@ -1,7 +1,7 @@
 """Simulations as tables: policies, serving engines, and measured runs compared with simulated ones."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,25 +12,28 @@ from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import JUDGED, Validation
 
 FEW, FEW_CLASSES = 8, 4  # rows of a brief table, and runs of which it shows every class
+MAX_RUNS = 24  # one a row
+STATISTICS = ("mean", "p50", "p90", "p99")
 
 TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_with_first_ms": "TPOT with first"}
 
 
 def _run_caption(found: Validation) -> str:
-    counters = found.run.counters
-    return f"{len(found.measured):,} requests, {counters.steps:,} steps, {counters.preemptions:,} preemptions"
+    return f"{len(found.measured):,} requests, {found.run.counters.steps:,} steps"
 
 
 def validation_table(found: Validation) -> Table:
     """Show a row a figure: measured, simulated, how far off, and how far it may be."""
-    rows = []
-    for each in found.figures:
-        error = "" if math.isnan(each.error_pct) else signed_percent(each.error_pct)
-        verdict = "" if each.limit_pct is None else f"{'within' if each.holds else 'NOT within'} {each.limit_pct:g} %"
-        times = (format_ms(time, 4) for time in (each.measured, each.simulated))
-        rows.append((f"{TITLES[each.metric]} {each.statistic}", *times, error, verdict))
-    columns = ("", "measured", "simulated", "error", "verdict")
-    return Table(_run_caption(found), columns, rows, words=("verdict",))
+    return make_table(
+        _run_caption(found),
+        found.figures,
+        ("", lambda each: f"{TITLES[each.metric]} {each.statistic}"),
+        ("measured", lambda each: format_ms(each.measured, 4)),
+        ("simulated", lambda each: format_ms(each.simulated, 4)),
+        ("error", lambda each: "" if math.isnan(each.error_pct) else signed_percent(each.error_pct)),
+        ("verdict", lambda each: each.limit_pct and f"{'within' if each.holds else 'NOT within'} {each.limit_pct:g} %"),
+        words=("verdict",),
+    )
 
 
 def brief_validation_table(found: Validation) -> Table:
@@ -43,7 +46,7 @@ def brief_validation_table(found: Validation) -> Table:
         verdict = "ok" if all(each.holds for each in figures.values()) else "differs"
         rows.append((TITLES[metric], *means, *errors, verdict))
     columns = ("", "measured mean", "simulated mean", "error: mean", "p90", "p99", "verdict")
-    return Table(_run_caption(found).rpartition(", ")[0], columns, rows, words=("verdict",))
+    return Table(_run_caption(found), columns, rows, words=("verdict",))
 
 
 def clocks_table(found: Validation) -> Table:
@@ -51,22 +54,27 @@ def clocks_table(found: Validation) -> Table:
 
     A watched server has no client, but the bucket of its p99.
     """
-    rows = []
-    for each in found.clocks:
-        error = signed_percent(each.error_pct)
-        if found.watched:
-            (low, high), p99 = each.quantiles["p99"]
-            bucket = f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}"
-            times, last = [each.server, each.measured, each.simulated], [bucket, format_ms(p99)]
-        else:
-            times = [each.client, each.server, each.measured, each.simulated]
-            last = ["ok" if each.holds else "differs"]
-        rows.append((TITLES[each.metric], *map(format_ms, times), error, *last))
-    if not found.watched:
-        columns = ("mean", "client", "server", "engine", "simulated", "error", "verdict")
-        return Table(_run_caption(found), columns, rows, words=("verdict",))
-    caption = f"Of {found.server.requests if found.server else 0:,} requests that ended while it was watched"
-    return Table(caption, ("mean", "server", "engine", "simulated", "error", "p99, server", "simulated p99"), rows)
+    watched, caption = found.watched, _run_caption(found)
+    if watched:
+        caption = f"Of {found.server.requests if found.server else 0:,} requests that ended while it was watched"
+
+    def bucket(low: float, high: float) -> str:
+        return f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}"
+
+    return make_table(
+        caption,
+        found.clocks,
+        ("mean", lambda each: TITLES[each.metric]),
+        ("client", lambda each: None if watched else each.client, format_ms),
+        ("server", "server", format_ms),
+        ("engine", "measured", format_ms),
+        ("simulated", "simulated", format_ms),
+        ("error", "error_pct", signed_percent),
+        ("p99, server", lambda each: bucket(*each.quantiles["p99"][0]) if watched else None),
+        ("simulated p99", lambda each: each.quantiles["p99"][1] if watched else None, format_ms),
+        ("verdict", lambda each: None if watched else "ok" if each.holds else "differs"),
+        words=("verdict",),
+    )
 
 
 def _share(value: float) -> str:
@@ -135,17 +143,16 @@ def engine_tables(runs: Sequence[EngineResult], *, brief: bool = False) -> list[
 
 
 def _one_engine(run: EngineResult) -> Table:
-    summary, first, cached = run.summary, run.first, run.summary.prefix_hit_rate
-    caption = (
-        f"{run.engine}, {run.order}: {format_rate(summary.throughput_per_s)} served,"
-        f" {number(summary.output_tokens_per_s)} output tokens/s"
-        f"{f', {of_share(cached)} of prompts cached' if cached > 0 else ''}"
-    )
+    summary, first = run.summary, run.first
+    caption = f"{run.engine}, {run.order}: {format_rate(summary.throughput_per_s)} served"
+    caption += f", {number(summary.output_tokens_per_s)} output tokens/s"
+    if summary.prefix_hit_rate > 0:
+        caption += f", {of_share(summary.prefix_hit_rate)} of prompts cached"
     if first is not None and first.scaled is not None:
-        serving, hours = first.scaled[1], f"{number(summary.replica_hours, 3)} replica-hours"
-        mean = f"{number(first.replicas, 3)} in the mean"
-        caption += f", {serving.min():.0f} to {serving.max():.0f} replicas, {mean}, {hours}"
-    return times_table(caption, summary, lambda time: format_ms(time.value))
+        serving, hours = first.scaled[1], number(summary.replica_hours, 3)
+        replicas = f"{serving.min():.0f} to {serving.max():.0f} replicas, {number(first.replicas, 3)} on average"
+        caption += f", {replicas}, {hours} replica-hours"
+    return times_table(caption, summary)
 
 
 def measured_times(summary: EngineSummary) -> list[tuple[str, Times]]:
@@ -154,11 +161,13 @@ def measured_times(summary: EngineSummary) -> list[tuple[str, Times]]:
     return [(title, each) for title, each in times if not math.isnan(each.p99)]
 
 
-def times_table(caption: str, summary: EngineSummary, write: Callable[[Interval], str]) -> Table:
-    """Show mean and percentiles of TTFT, TPOT and latency."""
-    statistics = ("mean", "p50", "p90", "p99")
-    rows = [(title, *(write(times[name]) for name in statistics)) for title, times in measured_times(summary)]
-    return Table(caption, ("", *statistics), rows)
+def times_table(caption: str, summary: EngineSummary, wide: Sequence[str] = ()) -> Table:
+    """Show mean and percentiles of TTFT, TPOT and latency, those in `wide` with half the width of their interval."""
+    rows = [
+        (title, *(format_ms(times[name].value) + half_width(times[name]) * (name in wide) for name in STATISTICS))
+        for title, times in measured_times(summary)
+    ]
+    return Table(caption, ("", *STATISTICS), rows)
 
 
 def _thin_rows(table: Table) -> Table:
@@ -179,6 +188,15 @@ def classes_table(classes: Sequence[tuple[str, Any]]) -> Table:
         rows.append((label, each.name, *cells, _share(getattr(each, "slo_attainment", math.nan))))
     seen = ("TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "latency p50", "latency p99")
     return Table("By class", ("run", "class", *seen, "in SLO"), rows, words=("class",)).without_empty()
+
+
+def policy_tables(runs: Sequence[SimResult], *, brief: bool = False) -> list[Table]:
+    """Show one row a run, many runs as p99 by rate and policy; then requests by class."""
+    if brief:
+        return [runs_table(runs, brief=True)]
+    classes = [(f"{named(run)}, {rate_text(run)}", each) for run in runs for each in run.by_class]
+    shown = rates_table(runs) if len(runs) > MAX_RUNS else runs_table(runs)
+    return [table for table in (shown, classes_table(classes)) if table.rows]
 
 
 def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
@@ -205,7 +223,6 @@ def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
         ("mean", lambda run: None if brief else run.latency.mean, format_ms),
         ("p50", "latency.p50", format_ms),
         ("p99", lambda run: f"{format_ms(run.latency.p99)}{half_width(run.latency['p99'])}"),
-        ("p99 vs first", lambda run: None if brief else _gap(run)),
         (f"on {side}", lambda run: list(run.share.values())[1] if len(run.share) > 1 else None, of_share),
         ("batch", lambda run: None if brief else number(run.batch_size["p50"], 3)),
         ("in SLA", "slo_attainment", of_share),
@@ -213,15 +230,6 @@ def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
         words=("settings", "note"),
         note=note,
     )
-
-
-def _gap(run: SimResult) -> str:
-    """Return by how much p99 exceeds that of the first policy at the same rate."""
-    gap = run.vs_baseline
-    if not gap or math.isnan(gap.ci[0]):
-        return ""
-    low, high = gap.ci
-    return f"{'+' * (gap.p99_ms > 0)}{format_ms(gap.p99_ms)} ± {format_ms((high - low) / 2)}"
 
 
 def rates_table(runs: Sequence[SimResult]) -> Table:
