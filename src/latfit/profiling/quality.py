@@ -30,11 +30,16 @@ class DriftTest(NamedTuple):
     change: float
 
 
-def find_warnings(result: ProfileResult, load: LoadReading | None = None, design: str = "grid") -> list[Message]:
-    """Return every warning; the adaptive design leaves cells out and measures others once on purpose."""
+def find_warnings(
+    result: ProfileResult, load: LoadReading | None, device: Mapping[str, Any], design: str = "grid"
+) -> list[Message]:
+    """Return every warning. device: its facts. The adaptive design leaves cells out, and measures others once."""
     found = []
+    threads, most = device.get("threads"), sensible_threads()
     if load is not None and load.other_cpus > load.spare_cpus + MAX_OTHER_CPUS:
         found.append(warn("other_load", others=load.other_cpus, spare=load.spare_cpus))
+    elif device.get("threads_idle") and threads and threads < most:
+        found.append(warn("busy_cpus", threads=threads, most=most))
     elif symptoms := find_symptoms(result):
         text = "; ".join(text for text, _ in symptoms)
         found.append(warn("unstable_timing", symptoms=text, remedy=symptoms[0][1]))
@@ -99,10 +104,3 @@ def warn_of_unmeasured(result: ProfileResult) -> list[Message]:
         return []
     largest, budget = max(missing, key=lambda cell: cell.S), format_ms(result.budget_s * 1e3)
     return [warn("not_measured", missing=len(missing), cells=len(result.cells), largest=largest, budget=budget)]
-
-
-def find_device_warnings(facts: Mapping[str, Any]) -> list[Message]:
-    """Warn if fewer threads than CPUs ran because others keep CPUs busy."""
-    threads, most = facts.get("threads"), sensible_threads()
-    is_fewer = facts["threads_idle"] and threads and threads < most
-    return [warn("busy_cpus", threads=threads, most=most)] if is_fewer else []

@@ -16,7 +16,7 @@ from latfit.profiling.grid import StepCost, grid_for_budget, parse_grid, time_pi
 from latfit.profiling.host.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
 from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings, read_sensors
 from latfit.profiling.journal import Journal
-from latfit.profiling.quality import find_device_warnings, find_warnings
+from latfit.profiling.quality import find_warnings
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import PathRecord, ProfileResult, to_trace
 from latfit.profiling.sampler import Progress, run_profile
@@ -158,8 +158,7 @@ def _measure_path(
             raise
         result, warnings = error.partial, [warn("device_failed", found=error.found, remedy=error.remedy)]
     sensors = compare_sensors(before, read_sensors(gpu=first.path == "gpu"))
-    warnings += find_warnings(result, load(), request.design)
-    warnings += [*find_sensor_warnings(sensors), *find_device_warnings(device)]
+    warnings += [*find_warnings(result, load(), device, request.design), *find_sensor_warnings(sensors)]
     result = replace(result, warnings=tuple(warnings))
     moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
     transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []

@@ -36,7 +36,7 @@ def run_fake(
 ) -> ProfileResult:
     """The result of a run, with its warnings."""
     result = run_profile(device, cells, budget_s=budget_s, precision=precision, seed=seed)
-    return replace(result, warnings=tuple(find_warnings(result, load)))
+    return replace(result, warnings=tuple(find_warnings(result, load, {})))
 
 
 def codes(result: ProfileResult) -> set[str]:

@@ -66,6 +66,13 @@ class TestLoad:
     def test_others_on_our_cores_are_flagged(self) -> None:
         assert self.run(LoadReading(other_cpus=0.8, spare_cpus=0)) == {"other_load"}
 
+    def test_fewer_threads_than_cpus_are_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("latfit.profiling.quality.sensible_threads", lambda: 8)
+        result = run_fake(fake())
+        for threads, chosen, found in ((5, True, ["busy_cpus"]), (8, True, []), (5, False, [])):
+            device = {"threads": threads, "threads_idle": chosen}
+            assert [each.code for each in find_warnings(result, None, device)] == found
+
     def test_others_on_spare_cores_are_not(self) -> None:
         assert self.run(LoadReading(other_cpus=0.8, spare_cpus=1)) == set()
         assert self.run(LoadReading(other_cpus=0.02, spare_cpus=0)) == set()
@@ -75,7 +82,7 @@ class TestLoad:
 def test_all_symptoms_are_one_warning_with_a_remedy_and_other_load_explains_them() -> None:
     faults = FakeFaults(hiccup_rate=0.05, drift_per_s=0.2)
     result = run_fake(fake(noise=0.1, faults=faults), budget_s=8.0, precision=0.001)
-    warnings = find_warnings(result, LoadReading(1.0, 0.0))
+    warnings = find_warnings(result, LoadReading(1.0, 0.0), {})
     assert [warning.code for warning in warnings] == ["other_load", "too_few_repeats"]
     unstable = only(result).message
     assert all(words in unstable for words in ("from start to end", "scatter", "1.5 times"))
