@@ -230,7 +230,7 @@ class Router:
                 if self.waiting or self._running:
                     await self._idle.wait()
         except TimeoutError:
-            self._drop_all()
+            self.drop_all()
             return False
         return True
 
@@ -243,7 +243,8 @@ class Router:
         self._probes = []
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
-    def _drop_all(self) -> None:
+    def drop_all(self) -> None:
+        """End all requests, those that run too."""
         self._drop_waiting(_closed())
         running, self._running = self._running, set()
         for batch in running:
@@ -252,6 +253,7 @@ class Router:
             _cancel(batch.limit)
             for request in batch.requests:
                 self._end(request, _closed(), self._now_ms())
+        self._idle.set()
 
     def _drop_waiting(self, error: LatfitError) -> None:
         now = self._now_ms()

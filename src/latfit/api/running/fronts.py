@@ -149,7 +149,7 @@ async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float,
     batches = {path.name: path.batches for path in router.paths}
     by = ", ".join(f"{count:,} to {name}" for name, count in batches.items())
     others = "; ".join(f"{counts[name]:,} {name}" for name in ("failed", "refused", "cancelled") if counts[name])
-    verdict = f"Served {counts['done']:,} requests ({by}){'; ' if others else ''}{others}."
+    verdict = f"Served {count_text(counts['done'], 'request')} ({by}){'; ' if others else ''}{others}."
     state: State = "doubt" if counts["failed"] or counts["refused"] else "good"
     return PlainAnswer({"url": url, "requests": counts, "batches": batches}, verdict, state)
 

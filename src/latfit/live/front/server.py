@@ -90,7 +90,7 @@ class FrontServer:
     ) -> None:
         self.front, self._host, self.port = front, host, port
         self._head_s, self._drain_s = head_s, drain_s
-        self._stopping, self._killed = asyncio.Event(), asyncio.Event()
+        self._stopping, self._is_killed = asyncio.Event(), False
 
     @property
     def url(self) -> str:
@@ -130,7 +130,11 @@ class FrontServer:
     def stop(self, *_: object) -> None:
         """Drain; called again, end at once."""
         self.front.draining = True
-        (self._killed if self._stopping.is_set() else self._stopping).set()
+        router = self.front.router
+        if self._stopping.is_set():
+            self._is_killed |= bool(router.waiting or router.running)
+            router.drop_all()
+        self._stopping.set()
 
     async def run(self, ready: Callable[["FrontServer"], None] = lambda _: None) -> bool:
         """Serve until SIGTERM, SIGINT or `stop`, then drain. Return whether all that was taken has ended by itself."""
@@ -142,15 +146,9 @@ class FrontServer:
                     handlers.callback(loop.remove_signal_handler, number)
             ready(self)
             await self._stopping.wait()
-            drain = self.front.router.drain
-            draining, killed = asyncio.ensure_future(drain(self._drain_s)), asyncio.ensure_future(self._killed.wait())
-            await asyncio.wait((draining, killed), return_when=asyncio.FIRST_COMPLETED)
-            for each in (draining, killed):
-                each.cancel()
-            await asyncio.wait((draining, killed))
-            return await drain(0.0) if draining.cancelled() else draining.result()
+            return await self.front.router.drain(self._drain_s) and not self._is_killed
 
     async def _stop(self) -> None:
         self.front.draining = True
-        await self.front.router.close(0.0 if self._killed.is_set() else self._drain_s)
+        await self.front.router.close(0.0 if self._is_killed else self._drain_s)
         await self._runner.cleanup()

@@ -346,12 +346,17 @@ async def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-async def test_where_nothing_may_go_on_only_what_ran_is_cut_off(busy: bool) -> None:
-    async with engine(hangs) as gpu, running([gpu], overdue_s=9.0, server={"drain_s": 0.0}) as server:
+@pytest.mark.parametrize("stops", [1, 2])
+async def test_where_nothing_may_go_on_only_what_ran_is_cut_off(busy: bool, stops: int) -> None:
+    """No time to drain, or a second signal while it drains."""
+    slow = {"drain_s": 0.0 if stops == 1 else 60.0}
+    async with engine(hangs) as gpu, running([gpu], overdue_s=9.0, server=slow) as server:
         serving = asyncio.ensure_future(server.run())
         taken = [asyncio.ensure_future(say(server, HELLO)) for _ in range(int(busy))]
         await until(lambda: len(gpu.asked) == len(taken))
-        server.stop()
+        for _ in range(stops):
+            server.stop()
+            await asyncio.sleep(0)
         assert await serving is not busy
         assert [(await each).status for each in taken] == [503] * len(taken)
 
