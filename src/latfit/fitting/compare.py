@@ -6,8 +6,8 @@ blocks: visits to a cell, stretches of time, or whole runs. Method: docs/theory/
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ CELL_COLUMNS = ("B", "S", "prefill_tokens", "context_tokens")
 CELLS_PER_OCTAVE = 4
 MIN_MATCHED_STEPS = 8  # of each run; with fewer a phase is not compared by steps
 MIN_REGION_CELLS, MIN_REGION_STEPS = 5, 40
-LOG_BLOCKS = 12  # stretches of time per log: longer than the noise stays, enough for Student's t
-MAX_BLOCK_CORRELATION = 0.8
-CLIP, CLIP_ROUNDS = 3.0, 3  # robust standard deviations up to which a visit counts
+LOG_BLOCKS = 12  # stretches of time per log: longer than the noise stays, enough for a test
+CLIP, CLIP_ROUNDS = 3.0, 6  # robust standard deviations up to which a block counts
+MIN_FREEDOM = 1.0  # degrees of freedom of an interval
 MAX_LOG_RATIO = 700.0  # beyond it exp overflows
 GRID_SIDE = 25  # points of an axis on which fits are compared
 
@@ -132,8 +132,8 @@ class _Estimate:
 
     region: RegionChange
     ratio: float
-    error: float = math.inf
-    freedom: float = 1.0
+    error: float
+    freedom: float = math.inf
 
     def with_interval(self, alpha: float) -> RegionChange:
         """Return the region with ends that each fail with probability alpha, by Student's t."""
@@ -174,13 +174,15 @@ def _compare_pair(first: Measured, other: Measured) -> tuple[list[_Phase], list[
     if first.steps is None or other.steps is None:
         compared = [_compare_fits(first.fit, other.fit, *part) for part in common.items()]
     else:
-        runs, compared = _align([first.steps, other.steps]), []
-        named = [set(np.unique(run.phase).tolist()) for run in runs]
+        runs, compared = [first.steps, other.steps], []
+        log = any(data.in_time for data in runs)
+        steps = _pool_steps(first.fit, runs, log)
+        named = [set(np.unique(steps.phase[steps.run == number]).tolist()) for number in (0, 1)]
         names = set.union(*named)
         for phase in sorted(set.intersection(*named)):
-            found = _compare_cells(first.fit, runs, phase)
-            if found is None and (steps := common.get(DECODE if phase == DECODE else UNKNOWN)) is not None:
-                found = _compare_fits(first.fit, other.fit, phase, steps)
+            found = _compare_cells(steps, phase, log)
+            if found is None and (grid := common.get(DECODE if phase == DECODE else UNKNOWN)) is not None:
+                found = _compare_fits(first.fit, other.fit, phase, grid)
             compared += [] if found is None else [found]
     if not compared:
         raise BadInput(
@@ -204,173 +206,111 @@ def _check_overlap(first: FitResult, other: FitResult) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
-    """Steps of a run by the columns and phase names that all compared runs know."""
+class _Steps:
+    """Steps of all runs, (n,) each."""
 
-    data: FitData
-    columns: Mapping[str, FloatArray]
+    run: Rows  # number of the run
     phase: NDArray[np.str_]
-
-
-def _align(steps: Sequence[FitData]) -> list[_Run]:
-    """Keep the columns that all runs have; where one names no phase, all but decode steps are one phase."""
-    names = [name for name in steps[0].steps if all(name in data.steps for data in steps)]
-    blind = any(np.any(data.phase == UNKNOWN) for data in steps)
-    return [
-        _Run(
-            data,
-            {name: data.steps[name] for name in names},
-            np.where((data.phase == DECODE) | (not blind), data.phase, UNKNOWN).astype(str),
-        )
-        for data in steps
-    ]
-
-
-@dataclass(frozen=True, eq=False)
-class _Cells:
-    """Steps of one run in the cells that all runs measured, (n,) each."""
-
-    run: _Run
-    rows: Rows  # row numbers
-    cell: Rows  # 0 to m - 1
+    cell: Rows  # number of the cell: phase, B, S, prefill and cached tokens to a quarter of an octave
+    block: Rows  # number of the block of steps that share their noise
     y: FloatArray  # ln T less the baseline fit's
     weights: FloatArray  # steps that each row stands for
-    block: Rows  # number of the block of steps that share their noise
+    B: FloatArray
+    S: FloatArray
 
-    @property
-    def sizes(self) -> FloatArray:
-        """Steps by cell (m,)."""
-        return np.asarray(np.bincount(self.cell, self.weights), dtype=np.float64)
+    def at(self, rows: NDArray[Any]) -> "_Steps":
+        """Return some of the rows, with cells numbered anew."""
+        found = _Steps(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
+        return replace(found, cell=distinct(found.cell)[1])
 
-    @property
-    def means(self) -> FloatArray:
-        """Mean of y by cell (m,)."""
-        return np.asarray(np.bincount(self.cell, self.weights * self.y) / self.sizes)
+    def of_phase(self, phase: str, runs: int) -> "_Steps | None":
+        """Return the steps of a phase in cells that all runs measured; None where too few steps lie in them."""
+        some = self.at(self.phase == phase)
+        some = some.at(np.all(some.by_cell(some.weights, runs) > 0, axis=0)[some.cell])
+        return some if np.all(np.bincount(some.run, some.weights, runs) >= MIN_MATCHED_STEPS) else None
 
-    def among(self, cells: Rows) -> "_Cells":
-        """Return the steps in some cells, numbered by their place among them."""
-        place = np.full(int(self.cell.max()) + 1, -1)
-        place[cells] = np.arange(len(cells))
-        some = place[self.cell] >= 0
-        columns = {name: getattr(self, name)[some] for name in ("rows", "y", "weights", "block")}
-        return replace(self, cell=place[self.cell[some]], **columns)
+    def by_cell(self, values: FloatArray, runs: int = 2) -> FloatArray:
+        """Return sums of values (n,) by run and cell (runs, m)."""
+        cells = int(self.cell.max()) + 1
+        return np.bincount(self.run * cells + self.cell, values, runs * cells).reshape(runs, cells).astype(np.float64)
 
-    def in_visits(self) -> "_Cells":
-        """Return one step for each visit, with the median of its steps; a row of several steps is a visit."""
-        if not self.run.data.single:
-            return replace(self, weights=np.ones(len(self.y)), block=np.arange(len(self.y)))
-        first = np.unique(self.block, return_index=True)[1]
-        y, count = medians(self.y, distinct(self.block)[1]), len(first)
-        return _Cells(self.run, self.rows[first], self.cell[first], y, np.ones(count), np.arange(count))
+    def region(self, first: int = 1) -> RegionChange:
+        """Describe the steps of runs, of which the first are the baseline's, without their change."""
+        B, S = ((float(values.min()), float(values.max())) for values in (self.B, self.S))
+        counts = (round(float(self.weights[side].sum())) for side in (self.run < first, self.run >= first))
+        return RegionChange(B, S, int(self.cell.max()) + 1, *counts)
 
 
-def _visits(data: FitData, rows: Rows, cell: Rows) -> Rows:
-    """Return the number of the unbroken series of steps in one cell that each of some rows belongs to."""
-    of_row, visit, count = np.full(len(data), -1), np.zeros(len(data), dtype=np.intp), 0
-    of_row[rows] = cell
-    for run in data.runs:
-        visit[run] = count + np.cumsum(np.diff(of_row[run], prepend=-2) != 0)
-        count = int(visit[run[-1]]) + 1
-    return visit[rows]
+def _pool_steps(fit: FitResult, runs: Sequence[FitData], log: bool) -> _Steps:
+    """Return the steps of runs by the columns that all have; where one names no phase, all but decode are one phase."""
+    names = [name for name in runs[0].steps if all(name in data.steps for data in runs)]
+    columns = {name: np.concatenate([data.steps[name] for data in runs]) for name in names}
+    phase, T, weights = (
+        np.concatenate([getattr(data, name) for data in runs]) for name in ("phase", "observed", "weights")
+    )
+    if np.any(phase == UNKNOWN):
+        phase = np.where(phase == DECODE, phase, UNKNOWN)
+    octaves = [np.round(CELLS_PER_OCTAVE * np.log2(1 + columns[name])) for name in CELL_COLUMNS if name in columns]
+    cell = numbered([np.unique(phase, return_inverse=True)[1].astype(np.float64), *octaves])
+    block, start, count = np.arange(len(T)), 0, len(T)
+    for data in runs:
+        for rows in (start + own for own in data.runs):
+            if log:
+                parts = max(1, round(LOG_BLOCKS * len(rows) / len(data)))
+                block[rows] = count + np.arange(len(rows)) * parts // len(rows)
+            elif data.single:  # else each row is a visit
+                block[rows] = count + np.cumsum(np.diff(cell[rows], prepend=-1) != 0)
+            count += len(rows) + 1
+        start += len(data)
+    run = np.repeat(np.arange(len(runs)), [len(data) for data in runs])
+    y = np.log(T / typical_ms(fit, Trace(columns)))
+    return _Steps(run, phase, cell, block, y, weights, columns["B"], columns["S"])
 
 
-def _stretches(data: FitData, rows: Rows) -> Rows:
-    """Return the stretch of time that each of some rows lies in, about LOG_BLOCKS over all runs of the trace."""
-    stretch, start = np.empty(len(data), dtype=np.intp), 0
-    for run in data.runs:
-        parts = max(1, round(LOG_BLOCKS * len(run) / len(data)))
-        stretch[run] = start + np.arange(len(run)) * parts // len(run)
-        start += parts
-    return stretch[rows]
-
-
-def _match(fit: FitResult, runs: Sequence[_Run], phase: str, log: bool) -> list[_Cells]:
-    """Return the steps of a phase that lie in cells of all runs; none where no cell is common."""
-    rows = [np.flatnonzero(run.phase == phase) for run in runs]
-    bins = [
-        np.concatenate(
-            [
-                np.round(CELLS_PER_OCTAVE * np.log2(1 + run.columns[name][row]))
-                for run, row in zip(runs, rows, strict=True)
-            ]
-        )
-        for name in CELL_COLUMNS
-        if name in runs[0].columns
-    ]
-    cells = np.split(numbered(bins), np.cumsum([len(row) for row in rows])[:-1])
-    common = np.unique(cells[0])
-    for other in cells[1:]:
-        common = np.intersect1d(common, other)
-    matched = []
-    for run, row, cell in zip(runs, rows, cells, strict=True):
-        inside = np.isin(cell, common)
-        row, cell = row[inside], np.searchsorted(common, cell[inside])
-        T = typical_ms(fit, Trace({name: column[row] for name, column in run.columns.items()}))
-        block = _stretches(run.data, row) if log else _visits(run.data, row, cell)
-        matched.append(_Cells(run, row, cell, np.log(run.data.observed[row] / T), run.data.weights[row], block))
-    return matched if len(common) else []
-
-
-def _compare_cells(fit: FitResult, runs: Sequence[_Run], phase: str) -> _Phase | None:
+def _compare_cells(steps: _Steps, phase: str, log: bool) -> _Phase | None:
     """Compare a phase by common cells; None where too few steps lie in them."""
-    log = any(run.data.in_time for run in runs)
-    parts = _match(fit, runs, phase, log)
-    if not parts or min(part.weights.sum() for part in parts) < MIN_MATCHED_STEPS:
+    common = steps.of_phase(phase, 2)
+    if common is None:
         return None
-    cell = np.concatenate([part.cell for part in parts])
-    sizes = [np.concatenate([part.run.columns[name][part.rows] for part in parts]) for name in ("B", "S")]
-    place = np.stack([by_group(np.log(size), cell, np.ones(len(cell))).mean for size in sizes])
-    blocks, found = parts if log else [part.in_visits() for part in parts], []
-    for cells in _split_regions(place, np.min([part.sizes for part in parts], axis=0)):
-        region = _region([part.among(cells) for part in parts])
-        found.append(_estimate([part.among(cells) for part in blocks], region, log))
-    return _Phase(phase, "steps", found)
+    place = np.stack([by_group(np.log(x), common.cell, np.ones(len(x))).mean for x in (common.B, common.S)])
+    regions = _split_regions(place, common.by_cell(common.weights).min(axis=0))
+    return _Phase(phase, "steps", [_estimate_region(common.at(np.isin(common.cell, cells)), log) for cells in regions])
 
 
-def _estimate(parts: Sequence[_Cells], region: RegionChange, log: bool) -> _Estimate:
-    """Estimate the change of a region, its standard error from sums over blocks; visits of a grid are clipped."""
-    sizes = np.stack([part.sizes for part in parts])
-    w = 1 / (1 / sizes).sum(axis=0)
-    w /= w.sum()
-    n = sizes.sum(axis=0)
-    for _ in range(1 if log else CLIP_ROUNDS):
-        means = np.stack([part.means for part in parts])
-        ratio = float(w @ (means[1] - means[0]))
-        level = (sizes[0] * means[0] + sizes[1] * (means[1] - ratio)) / n
-        residuals = [part.y - side * ratio - level[part.cell] for side, part in enumerate(parts)]
-        if not log and (limit := CLIP * mad_sigma(np.concatenate(residuals))) > 0:
-            parts = [
-                replace(part, y=part.y - r + np.clip(r, -limit, limit))
-                for part, r in zip(parts, residuals, strict=True)
-            ]
-    lost = np.sqrt(n / np.maximum(n - 1, 1))  # what residuals about a cell's own mean lack
-    free = 1 - len(n) / float(n.sum())  # share of the degrees of freedom that these means leave
-    variances, freedoms = [], []
-    for side, (part, residual) in enumerate(zip(parts, residuals, strict=True)):
-        weight = (w / sizes[side])[part.cell] * part.weights
-        sums, shares = (np.bincount(part.block, values) for values in (weight * residual * lost[part.cell], weight))
-        blocks = 1 / float(shares @ shares)
-        if blocks * free <= 2:
-            return _Estimate(region, ratio)
-        squares, r = float(sums @ sums), 0.0
-        if log:
-            r = float(sums[1:] @ sums[:-1]) / max(squares, 1e-300) + 1 / blocks
-            r = min(max(r, 0.0), MAX_BLOCK_CORRELATION)
-        variances.append(squares * (1 + r) / (1 - r) * (blocks / (blocks - 1) if log else 1.0))
-        freedoms.append(blocks * free - 1)
-    total = sum(variances)
-    below = sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
-    return _Estimate(region, ratio, math.sqrt(total), total**2 / below if below > 0 else sum(freedoms))
+def _estimate_region(steps: _Steps, log: bool) -> _Estimate:
+    """Estimate the change of a region from the medians of visits, or from the means of stretches of a log."""
+    first, block = np.unique(steps.block, return_index=True, return_inverse=True)[1:]
+    if not log:
+        return _estimate(steps.region(), steps.cell[first], steps.run[first], medians(steps.y, block))
+    # Remove the level that the runs share in each cell, at the change that their means show.
+    sizes, sums = steps.by_cell(steps.weights), steps.by_cell(steps.weights * steps.y)
+    shift = np.average(sums[1] / sizes[1] - sums[0] / sizes[0], weights=1 / (1 / sizes).sum(axis=0))
+    level = (sums.sum(axis=0) - shift * sizes[1]) / sizes.sum(axis=0)
+    means = by_group(steps.y - level[steps.cell], block, steps.weights).mean
+    return _estimate(steps.region(), np.zeros(len(first), dtype=np.intp), steps.run[first], means)
 
 
-def _region(parts: Sequence[_Cells], first: int = 1) -> RegionChange:
-    """Describe the steps of runs, of which the first are the baseline's, without their change."""
-    ends = []
-    for name in ("B", "S"):
-        values = np.concatenate([part.run.columns[name][part.rows] for part in parts])
-        ends.append((float(values.min()), float(values.max())))
-    counts = (round(sum(float(part.weights.sum()) for part in side)) for side in (parts[:first], parts[first:]))
-    return RegionChange(ends[0], ends[1], len(parts[0].sizes), *counts)
+def _estimate(region: RegionChange, cell: Rows, side: Rows, y: FloatArray) -> _Estimate:
+    """Estimate the change from blocks (n,): side 1 less side 0 within cells, with the variance of both sides pooled."""
+    n, n1 = np.bincount(cell), np.bincount(cell, side)
+    n0 = n - n1
+    weight, spread = n0 * n1 / n, n0 * n1 / n / np.maximum(n - 1, 1)
+    ratio, limit = 0.0, math.inf
+    for _ in range(CLIP_ROUNDS):
+        r = y - ratio * side
+        r = r - (np.bincount(cell, r) / n)[cell]
+        r = np.clip(r, -limit, limit)
+        r = r - (np.bincount(cell, r) / n)[cell]
+        ratio += float(side @ r) / float(weight.sum())
+        limit = CLIP * mad_sigma(r * np.sqrt(n / (n - 1))[cell]) or math.inf
+    variances = spread * np.bincount(cell, r**2)
+    total = float(variances.sum())
+    left = 1 - 1 / (n.sum() - len(n))  # share of the degrees of freedom within cells that the change leaves
+    # Satterthwaite; E v^2 of a variance with n - 1 degrees of freedom is (n + 1) / (n - 1) of its squared mean.
+    freedom = left * total**2 / max(float(np.sum(variances**2 / (n + 1))), 1e-300)
+    if freedom < MIN_FREEDOM:
+        return _Estimate(region, ratio, 0.0 if not np.any(r) else math.inf)
+    return _Estimate(region, ratio, math.sqrt(total / left) / float(weight.sum()), freedom)
 
 
 def _split_regions(place: FloatArray, weight: FloatArray) -> list[Rows]:
@@ -407,22 +347,21 @@ def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> 
     known = [each.steps for each in (*first, *other) if each.steps is not None]
     if len(known) < len(first) + len(other):
         raise BadInput("a fit without its trace is no run", where="--alternate", remedy="Give traces in place of fits.")
-    runs = _align(known)
-    named = [set(np.unique(run.phase).tolist()) for run in runs]
+    every, runs = _pool_steps(first[0].fit, known, log=False), len(known)
+    named = [set(np.unique(every.phase[every.run == number]).tolist()) for number in range(runs)]
     found = []
     for phase in sorted(set.intersection(*named)):
-        parts = _match(first[0].fit, runs, phase, log=False)
-        if not parts or min(part.weights.sum() for part in parts) < MIN_MATCHED_STEPS:
+        steps = every.of_phase(phase, runs)
+        if steps is None:
             continue
-        weights = np.min([part.sizes for part in parts], axis=0)
-        levels = np.average([part.means for part in parts], axis=1, weights=weights)
+        sizes, sums = (steps.by_cell(values, runs) for values in (steps.weights, steps.weights * steps.y))
+        levels = np.average(sums / sizes, axis=1, weights=sizes.min(axis=0))
         sides = levels[: len(first)], levels[len(first) :]
-        freedom = len(runs) - 2
+        freedom = runs - 2
         sd = math.sqrt(sum(float(np.sum((side - side.mean()) ** 2)) for side in sides) / freedom)
-        region = _region(parts, len(first))
         error = sd * math.sqrt(1 / len(first) + 1 / len(other))
         ratio = float(sides[1].mean() - sides[0].mean())
-        found.append((_Phase(phase, "steps", [_Estimate(region, ratio, error, freedom)]), sd))
+        found.append((_Phase(phase, "steps", [_Estimate(steps.region(len(first)), ratio, error, freedom)]), sd))
     if not found:
         raise BadInput("the runs have no common steps", remedy="Compare runs of one load, so that B and S overlap.")
     phases = [phase.with_intervals((1 - LEVEL) / len(found)) for phase, _ in found]
@@ -453,9 +392,7 @@ def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mappi
     variance = sum(_mean_variance(fit, columns) + model_error_sd(fit, phase) ** 2 for fit in (first, other))
     B, S = ((float(columns[name].min()), float(columns[name].max())) for name in ("B", "S"))
     error = math.sqrt(variance) if np.any(ratio) else 0.0
-    return _Phase(
-        phase, "fits", [_Estimate(RegionChange(B, S, len(ratio), 0, 0), float(ratio.mean()), error, math.inf)]
-    )
+    return _Phase(phase, "fits", [_Estimate(RegionChange(B, S, len(ratio), 0, 0), float(ratio.mean()), error)])
 
 
 def _mean_variance(fit: FitResult, columns: Mapping[str, FloatArray]) -> float:
