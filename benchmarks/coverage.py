@@ -82,13 +82,11 @@ def steps_below(logs: int, drift: float) -> tuple[dict[tuple[str, str], list[flo
             trace, new = log_of_steps(3000, seed, drift), log_of_steps(3000, 10_000 + seed, drift)
         problem = make_problem(rows_of(trace), FitOptions("saturation"))
         theta = problem.theta(solve(problem).z)
-        left_out, scored = (
-            later_rows(fit_data(trace), FitOptions("saturation"), theta),
-            cross_validate(fit_data(trace), FitOptions("saturation"), theta),
-        )
+        left_out = later_rows(fit_data(trace), FitOptions("saturation"), theta)
+        blocks = cross_validate(fit_data(trace), FitOptions("saturation"), theta)[1]
         assert left_out is not None
-        assert scored is not None
-        found = prediction_intervals(fit_data(trace), left_out, ordered=True, blocks=scored.held_out)["by_phase"]
+        assert blocks is not None
+        found = prediction_intervals(fit_data(trace), left_out, ordered=True, blocks=blocks)["by_phase"]
         decode = new["S"] == new["B"]
         ratio = new["T_ms"] / problem.model.latency_ms(theta, {"B": new["B"], "S": new["S"]})
         for phase, rows in (("decode", decode), ("prefill or mixed", ~decode)):
@@ -156,12 +154,12 @@ def held_in_fresh_runs(fits: int, noise: Noise, times: bool, prefill: float) -> 
         trace = run_of(rng, 2000, noise, times, prefill)
         problem = make_problem(rows_of(trace), options)
         theta = problem.theta(solve(problem).z)
-        scored, later = cross_validate(fit_data(trace), options, theta), later_rows(fit_data(trace), options, theta)
-        assert scored is not None
+        blocks, later = cross_validate(fit_data(trace), options, theta)[1], later_rows(fit_data(trace), options, theta)
+        assert blocks is not None
         if later is None:
-            found = prediction_intervals(fit_data(trace), scored.held_out, ordered=False)
+            found = prediction_intervals(fit_data(trace), blocks, ordered=False)
         else:
-            found = prediction_intervals(fit_data(trace), later, ordered=True, blocks=scored.held_out)
+            found = prediction_intervals(fit_data(trace), later, ordered=True, blocks=blocks)
         fresh = [run_of(rng, 2000, noise, times, prefill) for _ in range(20)]
         B, S, T = (np.concatenate([run[name] for run in fresh]) for name in ("B", "S", "T_ms"))
         ratio = T / problem.model.latency_ms(theta, {"B": B, "S": S})

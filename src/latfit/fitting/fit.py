@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from latfit.errors import WrongUsage
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
-from latfit.fitting.checking.crossval import HeldOut, Validated, cross_validate, further_validation
+from latfit.fitting.checking.crossval import HeldOut, cross_validate, further_validation
 from latfit.fitting.checking.step_noise import with_noise
 from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data
@@ -24,15 +23,14 @@ from latfit.fitting.diagnostics.messages import (
     missing_intervals,
 )
 from latfit.fitting.diagnostics.pooled import pooled_systems
-from latfit.fitting.model_selection import corrected, is_auto, resolved
+from latfit.fitting.model_selection import corrected, resolved
 from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solved_once
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import line_as_good, without_bends
-from latfit.fitting.windows import LINEAR, is_spread_known, largest_batch, window_warning
+from latfit.fitting.windows import is_spread_known, largest_batch, options_of_windows, window_warning
 from latfit.messages import Message as LatfitWarning
 from latfit.model import (
-    CORRECTION,
     Baseline,
     Correction,
     CrossValidation,
@@ -54,18 +52,15 @@ BASELINES = ("constant", "linear", "saturation")
 
 @dataclass(frozen=True)
 class _Scored:
-    """A solved problem with its errors, in sample and on rows left out."""
+    """A solved problem with its correction, and its errors in sample and on held-out rows."""
 
     problem: FitProblem
     solution: Solution
     correction: Correction | None
-    log_ratio: FloatArray
+    log_ratio: FloatArray  # ln(observed/predicted) of all rows (n,)
     metrics: Errors
-    validated: Validated | None
-
-    @property
-    def scores(self) -> CrossValidation:
-        return self.validated.scores if self.validated else CrossValidation()
+    scores: CrossValidation
+    held_out: HeldOut | None
 
 
 def fit_trace(
@@ -81,84 +76,61 @@ def fit_trace(
     doubt: how the intervals of parameters are made. data, provenance: facts that are stored with the result. Raises
     WrongUsage for options that cannot be met, BadInput for weights below zero.
     """
-    intervals, options = doubt or DoubtOptions(), options or FitOptions()
-    check(intervals)
+    doubt, wanted = doubt or DoubtOptions(), options or FitOptions()
+    check(doubt)
     every = fit_data(trace)
     odd = contradictions(every)
-    used = np.arange(len(every)) if odd is None else np.delete(np.arange(len(every)), odd.left_out)
-    rows = every if len(used) == len(every) else every.sample(used)
-    if options.window_means or are_window_means(trace):
-        fit = _fit_windows(rows, trace, options, intervals)
-    else:
-        fit = _fit_rows(rows, options, intervals)
-    provenance = {**(provenance or {}), "identity": identity_of(trace), **fit.provenance}
-    fit = replace(fit, data=DataFacts.from_json(data or {}), provenance=provenance)
-    if not fit.status.ok:
-        return fit
-    messages = fit.warnings
+    rows = every if odd is None else every.sample(np.delete(np.arange(len(every)), odd.left_out))
+    windows = wanted.window_means or are_window_means(trace)
+    if windows:
+        wanted = options_of_windows(trace, wanted)
+    chosen, selection = resolved(rows, wanted)
+    chosen, notes = _supported(rows, chosen)
+    facts: dict[str, Any] = {
+        "domain": _domain(rows, largest_batch(trace) if windows else 0.0),
+        "support": rows.support(),
+        "data": DataFacts.from_json(data or {}),
+        "provenance": {
+            **(provenance or {}),
+            "identity": identity_of(trace),
+            "fit_options": {**_stated(chosen), "intervals": doubt.intervals},
+        },
+    }
+    problem = make_problem(rows, chosen)
+    if status := _unusable(problem):
+        empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
+        return FitResult(chosen.model, status, empty, Errors(problem.rows), **facts)
+    if not windows:
+        problem, solution = solved_once(rows, chosen)
+        chosen, correction = corrected(rows, chosen, wanted.model, problem.theta(solution.z))
+        if correction and selection:
+            selection["reason"] = f"{selection['reason']} A table learnt from its residuals corrects what it misses."
+    best = _score(rows, chosen, correction.held_out if not windows and correction else None)
+    fit = replace(_describe(rows, chosen, best, doubt), typical=typical_context(rows.steps, rows.weights), **facts)
+    if not windows:
+        fit = replace(fit, diagnostics=structs.replace(fit.diagnostics, cliffs=find_cliffs(rows, fit)))
     if odd:
-        messages = [*odd.warnings(every), *messages]
         fit = replace(fit, diagnostics=structs.replace(fit.diagnostics, contradictions=odd.to_json(every)))
+    messages = [
+        *(odd.warnings(every) if odd else []),
+        *([window_warning(fit.model, is_spread_known(trace))] if windows else []),
+        *notes,
+        *fit.warnings,
+        *(cliff_notes(fit.diagnostics.cliffs.found) if fit.diagnostics.cliffs else []),
+    ]
     if pooled := pooled_systems(trace, every):
         # what differs between systems is neither noise nor the model's
         messages = [pooled, *(each for each in messages if each.code not in EXPLAINED_BY_POOLING)]
-    return replace(fit, warnings=messages)
+    tested = structs.replace(fit.cross_validation, selection=selection or None)
+    return replace(fit, warnings=messages, cross_validation=tested)
 
 
-def _fit_windows(rows: FitData, trace: Trace, options: FitOptions, intervals: DoubtOptions) -> FitResult:
-    """Fit rows that are means over windows (see `windows`). Raises WrongUsage for a correction of them."""
-    if options.model.endswith(CORRECTION):
-        raise WrongUsage(
-            f"the rows are means over windows, which do not know enough for {CORRECTION}",
-            where="--model",
-            remedy=f"Leave {CORRECTION} out, or record single steps.",
-        )
-    spread_known = is_spread_known(trace)
-    if is_auto(options.model) and not spread_known:
-        options = replace(options, model="auto", candidates=LINEAR)
-    fit = _fit_rows(rows, options, intervals, single=False)
-    domain = dict(fit.domain)
-    domain["B"] = [domain["B"][0], max(domain["B"][1], largest_batch(trace))]
-    return replace(fit, domain=domain, warnings=[window_warning(fit.model, spread_known), *fit.warnings])
-
-
-def _fit_rows(rows: FitData, wanted: FitOptions, intervals: DoubtOptions, *, single: bool = True) -> FitResult:
-    """Fit the model that is wanted, or one that takes its place. single: the rows are steps, which may be corrected."""
-    options, selection = resolved(rows, wanted)
-    options, notes = _supported(rows, options)
-    problem = make_problem(rows, options)
+def _domain(rows: FitData, largest: float) -> dict[str, list[float]]:
+    """Return the least and the largest value of every column; B up to at least `largest`."""
     columns = {"T_ms": rows.observed, **rows.steps}
-    facts: dict[str, Any] = {
-        "domain": {name: [float(column.min()), float(column.max())] for name, column in columns.items()},
-        "support": rows.support(),
-        "provenance": {"fit_options": {**_stated(options), "intervals": intervals.intervals}},
-    }
-    if status := _unusable(problem):
-        empty = {p.name: Estimate(math.nan, None, None, None, p.unit, False) for p in problem.model.parameters}
-        return FitResult(options.model, status, empty, Errors(problem.rows), **facts)
-    held_out = None
-    if single:
-        problem, solution = solved_once(rows, options)
-        options, chosen = corrected(rows, options, wanted.model, problem.theta(solution.z))
-        if chosen:
-            held_out = chosen.held_out
-            if selection:
-                selection["reason"] = (
-                    f"{selection['reason']} A table learnt from its residuals corrects what it misses."
-                )
-    fit = _describe(rows, options, intervals, held_out)
-    fit = replace(
-        fit,
-        warnings=[*notes, *fit.warnings],
-        cross_validation=structs.replace(fit.cross_validation, selection=selection or None),
-        typical=typical_context(rows.steps, rows.weights),
-        **facts,
-    )
-    if not single:
-        return fit
-    cliffs = find_cliffs(rows, fit)
-    diagnostics = structs.replace(fit.diagnostics, cliffs=cliffs)
-    return replace(fit, diagnostics=diagnostics, warnings=[*fit.warnings, *cliff_notes(cliffs.found)])
+    found = {name: [float(column.min()), float(column.max())] for name, column in columns.items()}
+    found["B"][1] = max(found["B"][1], largest)
+    return found
 
 
 def _supported(data: FitData, options: FitOptions) -> tuple[FitOptions, list[LatfitWarning]]:
@@ -181,12 +153,11 @@ def _plain(options: FitOptions, model: str) -> FitOptions:
     return replace(options, model=model, fixed={}, bounds={}, priors={}, correction=None)
 
 
-def _describe(data: FitData, options: FitOptions, intervals: DoubtOptions, held_out: HeldOut | None) -> FitResult:
-    """Solve, score and describe a model that the rows suffice for. held_out: rows as predicted while left out."""
-    best = _score(data, options, held_out)
+def _describe(data: FitData, options: FitOptions, best: _Scored, doubt: DoubtOptions) -> FitResult:
+    """Return the record of a scored model: parameters, noise, intervals, diagnostics, and messages about them."""
     problem, scores = best.problem, best.scores
     theta = problem.theta(best.solution.z)
-    uncertainty, resampled, draws = doubts(problem, best.solution, data, intervals)
+    uncertainty, resampled, draws = doubts(problem, best.solution, data, doubt)
     baselines = {}
     for name in (each for each in BASELINES if each != options.model):
         plain = _score(data, _plain(options, name))
@@ -200,9 +171,7 @@ def _describe(data: FitData, options: FitOptions, intervals: DoubtOptions, held_
         singular_values=None if uncertainty.directions is None else uncertainty.directions.singular.tolist(),
         line_as_good=as_good,
     )
-    values = {name: estimate.value for name, estimate in uncertainty.estimates.items()}
-    error = scores.mape_pct or best.metrics.mape_pct or 0.0
-    left_out, later = best.validated.held_out if best.validated else None, later_rows(data, options, theta)
+    left_out, later = best.held_out, later_rows(data, options, theta)
     limits: dict[str, Any] = {}
     if later is not None:
         limits = prediction_intervals(data, later, ordered=True, blocks=left_out)
@@ -210,10 +179,9 @@ def _describe(data: FitData, options: FitOptions, intervals: DoubtOptions, held_
         limits = prediction_intervals(data, left_out, ordered=False)
     noisy = with_noise(limits, data, best.log_ratio)
     diagnostics = diagnose(problem, theta, uncertainty, data, best.log_ratio, later or left_out)
-    messages = [
-        *cautions(problem, data, values, report, error, baselines, diagnostics),
-        *missing_intervals(noisy),
-    ]
+    values = {name: estimate.value for name, estimate in uncertainty.estimates.items()}
+    error = scores.mape_pct or best.metrics.mape_pct or 0.0
+    messages = [*cautions(problem, data, values, report, error, baselines, diagnostics), *missing_intervals(noisy)]
     status = FitStatus.PARTLY_IDENTIFIED if uncertainty.unidentified else FitStatus.CONVERGED
     if not best.solution.converged:
         status = FitStatus.NOT_CONVERGED
@@ -244,8 +212,8 @@ def _score(data: FitData, options: FitOptions, held_out: HeldOut | None = None) 
         correction = fit_correction(data, log_ratio, options.correction, formula_of(problem, theta))
         log_ratio = log_ratio - correction.of_steps(data.steps)
     metrics = error_metrics(data.observed, data.observed * np.exp(-log_ratio), data.weights)
-    validated = cross_validate(data, options, theta, held_out)
-    return _Scored(problem, solution, correction, log_ratio, Errors.from_json(metrics), validated)
+    scores, held_out = cross_validate(data, options, theta, held_out)
+    return _Scored(problem, solution, correction, log_ratio, Errors.from_json(metrics), scores, held_out)
 
 
 def _unusable(problem: FitProblem) -> FitStatus | None:

@@ -220,10 +220,10 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
     name = simplest(_without_constant(scores, len(sample)), len(sample))
     concave = f"{name}{MOE}"
     if len(sample) >= ROWS_FOR_EXPERTS and concave in FAMILY and concave not in names and not wanted:
-        more = _score_all(sample, [concave], options, folds)
-        gain = scores[name].mape_pct - more[concave].mape_pct if concave in more else 0.0
-        if gain > GIVEN_UP and gain > paired_error(scores[name], more[concave]):
-            name, scores = concave, scores | more
+        more = cross_validated(sample, replace(scores[name].options, model=concave), folds)
+        gain = scores[name].mape_pct - more.mape_pct if more else 0.0
+        if more and gain > GIVEN_UP and gain > paired_error(scores[name], more):
+            name, scores = concave, {**scores, concave: more}
     return Selection(name, _reason(name, scores), scores[name].options, scores)
 
 

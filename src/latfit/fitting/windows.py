@@ -6,10 +6,15 @@ B varies within a window, other models are fitted to mean steps too: docs/theory
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from latfit.errors import WrongUsage
+from latfit.fitting.model_selection import is_auto
+from latfit.fitting.problem import FitOptions
 from latfit.messages import Message as LatfitWarning
+from latfit.model import CORRECTION
 from latfit.trace import LARGEST_REQUESTS, Trace
 
 LINEAR = ("constant", "linear")  # models whose mean over a window equals the latency of its mean step
@@ -18,6 +23,19 @@ LINEAR = ("constant", "linear")  # models whose mean over a window equals the la
 def is_spread_known(trace: Trace) -> bool:
     """Return whether the trace states how much B varies within its windows."""
     return "B_sd" in trace and bool(np.any(trace.floats("B_sd") > 0))
+
+
+def options_of_windows(trace: Trace, options: FitOptions) -> FitOptions:
+    """Return options for rows that are means over windows. Raises WrongUsage for a correction of them."""
+    if options.model.endswith(CORRECTION):
+        raise WrongUsage(
+            f"the rows are means over windows, which do not know enough for {CORRECTION}",
+            where="--model",
+            remedy=f"Leave {CORRECTION} out, or record single steps.",
+        )
+    if is_auto(options.model) and not is_spread_known(trace):
+        return replace(options, model="auto", candidates=LINEAR)
+    return options
 
 
 def window_warning(model: str, spread_known: bool) -> LatfitWarning:

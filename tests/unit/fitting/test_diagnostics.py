@@ -28,9 +28,9 @@ class TestErrorParts:
         problem = make_problem(rows_of(trace), options)
         solution = solve(problem)
         theta = problem.theta(solution.z)
-        scored = cross_validate(fit_data(trace), options, theta)
-        assert scored is not None
-        return error_parts(problem, theta, uncertainty(problem, solution), fit_data(trace), scored.held_out)
+        held = cross_validate(fit_data(trace), options, theta)[1]
+        assert held is not None
+        return error_parts(problem, theta, uncertainty(problem, solution), fit_data(trace), held)
 
     def test_shares_add_up_and_name_the_noise(self) -> None:
         found = self.parts(planted_trace(0.05, repeats=20, seed=1), "saturation")

@@ -41,12 +41,12 @@ def limits_of(trace: Trace) -> tuple[dict[str, dict[str, dict[str, float | None]
     """(intervals by phase, ln(observed/typical) of other steps) of a straight line fitted to a run."""
     problem = make_problem(rows_of(trace), LINE)
     theta = problem.theta(solve(problem).z)
-    scored, later = cross_validate(fit_data(trace), LINE, theta), later_rows(fit_data(trace), LINE, theta)
-    assert scored is not None
+    held, later = cross_validate(fit_data(trace), LINE, theta)[1], later_rows(fit_data(trace), LINE, theta)
+    assert held is not None
     found = (
-        prediction_intervals(fit_data(trace), scored.held_out, ordered=False)
+        prediction_intervals(fit_data(trace), held, ordered=False)
         if later is None
-        else prediction_intervals(fit_data(trace), later, ordered=True, blocks=scored.held_out)
+        else prediction_intervals(fit_data(trace), later, ordered=True, blocks=held)
     )
 
     def ratio(other: Trace) -> FloatArray:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from latfit.fitting.correction import Smoothing, smooth_residuals
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
-from latfit.fitting.solver.solve import refitted_all, solve
+from latfit.fitting.solver.solve import refitted_all
 from latfit.model import CONTEXT, CrossValidation, HeldOutErrors, Separable
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
 
@@ -29,9 +29,9 @@ CUTS = (0.4, 0.55, 0.7, 0.85)  # shares of the rows, lowest values of a column f
 COLUMN_NAMES = {"S": "S", "B": "B", CONTEXT: "context"}
 FEWEST_OUTSIDE = 10  # fewest steps outside the training region for which an error is reported
 FEWEST_VALUES = 3  # fewest distinct values in training: two determine a slope, a third checks it
-MOST_ROWS, PIECE = 60_000, 1000
-"""Rows that are split into folds, at most: their uncertainty is far below the error of a fold. Of more rows evenly
-spread pieces are kept, which preserve autocorrelation."""
+MOST_ROWS, PIECE, RARE_ROWS = 60_000, 1000, 5_000
+"""Rows that are split into folds: their uncertainty is far below the error of a fold. Of more rows evenly spread pieces
+are kept, which preserve autocorrelation, and phases of up to RARE_ROWS in full."""
 
 BY_CELL = "K-fold over (B,S) cells"
 BY_TIME = "K-fold over contiguous blocks of time"
@@ -119,27 +119,19 @@ class HeldOut:
         return HeldOut(self.rows[rows], self.fold[rows], self.log_ratio[rows], self.weights[rows])
 
 
-@dataclass(frozen=True)
-class Validated:
-    """Errors of the default scheme, and the held-out predictions."""
-
-    scores: CrossValidation
-    held_out: HeldOut
-
-
 def cross_validate(
     data: FitData, options: FitOptions, theta: FloatArray, left_out: HeldOut | None = None
-) -> Validated | None:
-    """Cross-validate in K folds from the full fit's theta, or score rows that were left out; None with too few rows."""
+) -> tuple[CrossValidation, HeldOut | None]:
+    """Cross-validate in K folds from the full fit's theta, or score rows that were left out; empty with too few."""
     scheme, fold = assign_folds(data, options.seed)
     if left_out is None and int(fold.max()) > 0:
         left_out = held_out(data, options, theta, by_fold(fold))
     if left_out is None or len(np.unique(left_out.fold)) <= int(fold.max()):
-        return None
-    return Validated(CrossValidation(scheme, scores_of(data, left_out)), left_out)
+        return CrossValidation(), None
+    return CrossValidation(scheme, scores_of(data, left_out)), left_out
 
 
-def held_out(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
+def held_out(data: FitData, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> HeldOut | None:
     """Fit each fold with enough training rows from theta and predict its test rows; None if no fold is left."""
     parts = left_out_parts(data, options.of_formula, theta, folds)
     if options.correction is not None:
@@ -180,72 +172,48 @@ class LeftOut:
         return replace(self, log_ratio=log_ratio)
 
 
-def left_out_parts(data: Rows, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
-    """Fit every fold that has enough training rows."""
-    whole, numbered_folds = make_problem(data, options), [(number, *fold) for number, fold in enumerate(folds)]
-    if len(data) > MOST_ROWS:
-        kept = np.zeros(len(data) // PIECE + 1, dtype=bool)
-        kept[np.linspace(0, len(kept) - 1, MOST_ROWS // PIECE).astype(np.intp)] = True
-        numbered_folds = [(i, a[kept[a // PIECE]], b[kept[b // PIECE]]) for i, a, b in numbered_folds]
-    if len(whole.free) == 0:
-        parts = [_alone(data, options, theta, fold) for fold in numbered_folds]
-    else:
-        parts = _together(data, whole, theta, numbered_folds)
-    return [part for part in parts if part is not None]
-
-
-_Numbered = tuple[int, NDArray[np.intp], NDArray[np.intp]]
-
-
-def _alone(data: Rows, options: FitOptions, theta: FloatArray, fold: _Numbered) -> LeftOut | None:
-    """Fit one fold as a problem of its own."""
-    number, train, test = fold
-    problem = make_problem(data.at(train), options)
-    if problem.rows <= len(problem.free) or len(test) == 0:
-        return None
-    found = problem.theta(solve(problem, warm=problem.coordinates(theta)).z)
-    return LeftOut(number, train, test, log_ratios(problem, found, data.at(test)), problem, found)
-
-
-def _together(data: Rows, whole: FitProblem, theta: FloatArray, folds: Sequence[_Numbered]) -> list[LeftOut | None]:
-    """Fit several folds together, in the coordinates and search ranges of the full problem."""
-    rows, parts = collapsed(data, whole.model), dict[int, LeftOut | None]()
-    weights, upper, kept = [], [], []
-    for fold in folds:
-        number, train, test = fold
+def left_out_parts(data: FitData, options: FitOptions, theta: FloatArray, folds: Iterable[Fold]) -> list[LeftOut]:
+    """Fit every fold that has enough training rows, all together in the coordinates of the full problem."""
+    whole, kept = make_problem(data, options), _kept_rows(data)
+    rows, fitted = collapsed(data, whole.model), []
+    weights, upper = [], []
+    for number, (train, test) in enumerate((train[kept[train]], test[kept[test]]) for train, test in folds):
         held = _held(data, whole, train)
-        if held is None:
-            parts[number] = _alone(data, whole.options, theta, fold)
-            continue
         counts = np.asarray(np.bincount(rows.row_of[train], data.weights[train], len(rows.counts)), dtype=np.float64)
-        if round(float(counts.sum())) <= len(whole.free) - len(held) or len(test) == 0:
-            continue
-        ends = whole.upper.copy()
-        ends[[i for i, p in enumerate(whole.free_parameters) if p.name in held]] = 0.0
-        weights.append(whole.weights * counts / rows.counts)
-        upper.append(ends)
-        kept.append(fold)
-    if kept:
+        if round(float(counts.sum())) > len(whole.free) - len(held) and len(test):
+            weights.append(whole.weights * counts / rows.counts)
+            upper.append(np.where([p.name in held for p in whole.free_parameters], 0.0, whole.upper))
+            fitted.append((number, train, test))
+    thetas = np.tile(theta, (len(fitted), 1))
+    if fitted and whole.free:
         used = np.flatnonzero(np.any(weights, axis=0))
         start, part = whole.coordinates(theta), whole.rows_at(used)
         thetas = whole.theta(refitted_all(part, start, np.array(weights)[:, used], np.array(upper)))
-        for own, (number, train, test) in zip(thetas, kept, strict=True):
-            parts[number] = LeftOut(number, train, test, log_ratios(whole, own, data.at(test)), whole, own)
-    return [parts.get(number) for number, _, _ in folds]
+    return [
+        LeftOut(number, train, test, log_ratios(whole, own, data.at(test)), whole, own)
+        for own, (number, train, test) in zip(thetas, fitted, strict=True)
+    ]
 
 
-def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str] | None:
-    """Return the costs identified by all rows but not by the training rows; None if training rows identify others."""
+def _kept_rows(data: FitData) -> NDArray[np.bool_]:
+    """Return which rows (n,) are split into folds: evenly spread pieces of a long trace, and all of its rare phases."""
+    kept = np.ones(len(data), dtype=bool)
+    if len(data) > MOST_ROWS:
+        pieces = np.linspace(0, len(data) // PIECE, MOST_ROWS // PIECE).astype(np.intp)
+        kept = np.isin(np.arange(len(data)) // PIECE, pieces)
+        for rows in data.by_phase.values():
+            kept |= rows & (rows.sum() <= RARE_ROWS)
+    return kept
+
+
+def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str]:
+    """Return the costs that all rows identify, but not the training rows."""
     if not isinstance(whole.model, Separable):
         return set()
-    options = whole.options
-    part = data.at(train)
+    options, part = whole.options, data.at(train)
     held = whole.model.held(part.steps, part.weights / part.observed**2, options.fixed)
-    own = {name for name in held if name not in options.bounds and name not in options.priors}
     costs = {term.parameter.name for term in whole.model.terms}
-    if {name for name in whole.fixed if name in costs and name not in options.fixed} - own:
-        return None
-    return (own & costs) - set(whole.fixed)
+    return (held.keys() & costs) - {*whole.fixed, *options.bounds, *options.priors}
 
 
 PHASE_ROWS = 30  # fewest steps of a phase that is judged separately
