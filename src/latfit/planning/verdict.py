@@ -8,8 +8,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from scipy.special import ndtr
-
 Verdict = Literal["meets", "likely", "misses"]
 
 CONFIRMED = 0.975  # probability from which a plan meets its limits; below it, and above one half, it likely does
@@ -17,6 +15,11 @@ CONFIRMED = 0.975  # probability from which a plan meets its limits; below it, a
 Z = 1.959964  # of 97.5 %
 
 OLD_NAMES = {"yes": "meets", "in doubt": "likely", "no": "misses"}
+
+
+def normal_share(z: float) -> float:
+    """Return the share of a standard normal distribution up to z; SciPy's `ndtr` without its import."""
+    return math.erfc(-z / math.sqrt(2)) / 2
 
 
 def probability_within(value: float, low: float | None, high: float | None, limit: float) -> float | None:
@@ -30,7 +33,7 @@ def probability_within(value: float, low: float | None, high: float | None, limi
     distance = math.log(limit / value)
     if reach == 0:
         return 1.0 if distance >= 0 else 0.0
-    return float(ndtr(Z * distance / reach))
+    return normal_share(Z * distance / reach)
 
 
 def verdict_of(*, met: bool, probability: float | None, doubted: bool) -> Verdict:

@@ -31,7 +31,7 @@ from latfit.units import format_ms, format_percent
 RateRange = tuple[float, float]
 
 LIGHTEST, LIGHT, HEAVIEST = 1e-5, 0.05, 0.97  # of the stability limit: the rates that are simulated
-GRID = 6  # rates in each of three parts: next to idle, light, heavy
+GRID = 4  # rates in each of three parts: next to idle, light, heavy
 PRECISION = 1e-3
 GROWTH, CUTOFF_PRECISION = 1.3, 0.01  # of rates with a T_cut, each of which takes a search
 BACKOFF_STEP = 0.005  # of a rate that a long run rejects; doubled each time

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from latfit.planning.serving.evaluate import Evaluator, Measured, Setup, with_lengths
+from latfit.planning.serving.evaluate import FIRST, Evaluator, Measured, Setup, with_lengths
 from latfit.planning.serving.result import Effect, Trade
 from latfit.planning.serving.search import SearchSpace
 from latfit.simulation import EngineSettings, scaled_costs
@@ -47,7 +47,7 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
     tightest = best.tightest
     found = []
     for change, by, to in changed:
-        after = next(each for each in by.measure(to).reached if each.name == tightest.name)
+        after = next(each for each in by.measure(to, replications=FIRST).reached if each.name == tightest.name)
         values = {f"before_{tightest.unit}": tightest.value, f"after_{tightest.unit}": after.value}
         found.append(Effect(change, tightest.name, **values))
     return sorted(found, key=lambda each: each.after)

@@ -178,7 +178,7 @@ class Evaluator:
     ) -> tuple[Measured, Replications]:
         # Replications of a recording differ only by the noise of many steps, so one is enough. An unstable load is
         # missed without simulation; one run is made for the report.
-        once = isinstance(load, RecordedLoad) and most == MOST
+        once = isinstance(load, RecordedLoad) and most <= MOST
         if once or not self.carries(setup, scale * slower):
             most = 1
         count = min(FIRST, most)

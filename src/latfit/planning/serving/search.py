@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from latfit.errors import WrongUsage
-from latfit.planning.serving.evaluate import VERIFIED, Evaluator, Measured, Setup
+from latfit.planning.serving.evaluate import FIRST, MOST, VERIFIED, Evaluator, Measured, Setup
 from latfit.simulation import EngineSettings, Order
 from latfit.units import format_rate
 from latfit.workload import RecordedLoad
@@ -110,7 +110,7 @@ class Search:
         settings = alone.setup.settings
         usual = self.least(settings) if self.replicas is None else self._at(settings, self.replicas)
         begun = usual if usual is not None else self._at(settings, self._guess(settings))
-        settings, carried = self.ascend(begun.setup, 1.0 if begun.met else self.bracket(begun.setup, 1.0)[0])
+        settings, carried = self.ascend(begun.setup, 1.0)
         if self.replicas is not None:
             given = self.evaluator.measure(Setup(settings, self.replicas), replications=VERIFIED)
             best: Measured | None = given if given.met else self.settle(self.replicas, settings) or given
@@ -209,25 +209,26 @@ class Search:
             high *= PRECISION
         return low, high
 
-    def bracket(self, setup: Setup, known: float) -> tuple[float, float]:
+    def bracket(self, setup: Setup, known: float, replications: int = MOST) -> tuple[float, float]:
         """Return a feasible and an infeasible load, PRECISION apart, as ratios; `known` is tried first."""
         low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
             if not LEAST_SCALE < at < 1 / LEAST_SCALE:
                 return low, at
-            if self.evaluator.measure(setup, at).met:
+            if self.evaluator.measure(setup, at, replications=replications).met:
                 low, at = at, at * factor
             else:
                 high, at = at, at / factor
             factor = factor**1.5
         while high / low > PRECISION:
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if self.evaluator.measure(setup, middle).met else (low, middle)
+            met = self.evaluator.measure(setup, middle, replications=replications).met
+            low, high = (middle, high) if met else (low, middle)
         return low, high
 
     def ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
         """Return the settings with the highest feasible load at this replica count, and that load."""
-        at, load = begun.settings, self.bracket(begun, carried)[0]
+        at, load = begun.settings, self.bracket(begun, carried, FIRST)[0]
         for _ in range(ROUNDS):
             before = at
             for axis in AXES:
@@ -241,12 +242,12 @@ class Search:
         left = [replace(begun, settings=each) for each in self.space.alternatives(at, axis)]
         while left:
             scale = load * PRECISION * GAIN
-            met = [each for each in self.evaluator.measure_sustained(left, scale) if each.met]
-            if not met:
+            found = self.evaluator.measure_sustained(left, scale, replications=FIRST)
+            if not (met := [each for each in found if each.met]):
                 break
             # Continue with the candidate of most slack; retry the others at its feasible load.
             best = min(met, key=lambda each: each.ratio)
-            at, load = best.setup.settings, self.bracket(best.setup, scale)[0]
+            at, load = best.setup.settings, self.bracket(best.setup, scale, FIRST)[0]
             left = [each.setup for each in met if each is not best]
         return at, load
 
