@@ -60,6 +60,7 @@ def _flags_by_batch(plan: Plan, largest: int | None) -> dict[str, Flags]:
     return found
 
 
+MEASURED = "the measured range"
 KNEE = "the trade-off between sequences and prefill: most decoding requests times prefill tokens of a step"
 
 MIN_CHUNK = 128  # prefill tokens beside decoding requests; with fewer a prompt takes too many steps
@@ -119,20 +120,27 @@ def prices_tokens(path: ExecutionPath) -> bool:
 
 
 def engine_settings(
-    path: ExecutionPath, sla_ms: float, percentile: float, serving: ServingTargets, context: float | None = None
+    path: ExecutionPath,
+    sla_ms: float,
+    percentile: float,
+    serving: ServingTargets,
+    context: float | None = None,
+    max_batch: int | None = None,
 ) -> Settings | Unknown:
     """Choose the sequences and the token budget of an engine that keep TPOT and TTFT at a percentile of steps.
 
-    The SLA stands for a missing TPOT. Of the choices the one with the most sequences is taken where a TTFT is given,
-    else the knee: the largest product of decoding requests and prefill tokens of a step. Returns Unknown with the
-    reason if no settings keep the targets, and no token budget for a fit without steps of that size.
+    The SLA stands for a missing TPOT, the largest measured batch for a missing max_batch. Of the choices the one with
+    the most sequences is taken where a TTFT is given, else the knee: the largest product of decoding requests and
+    prefill tokens of a step. Returns Unknown with the reason if no settings keep the targets, and no token budget for a
+    fit without steps of that size.
     """
     if not prices_tokens(path):
         return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
     factors = {phase: level_for(path, percentile, phase).factor for phase in (DECODE, PREFILL, MIXED)}
     engine = _Engine(path, factors, context, float(serving.prompt_tokens))
     tpot, ttft = serving.tpot_ms or sla_ms, serving.ttft_ms and format_ms(serving.ttft_ms)
-    times = engine.decode_ms(np.arange(1.0, path.fit.largest_batch + 1))
+    largest = min(path.fit.largest_batch, max_batch or path.fit.largest_batch)
+    times = engine.decode_ms(np.arange(1.0, largest + 1))
     within = np.flatnonzero(times <= tpot)
     if not len(within):
         least = format_ms(float(times.min()))
@@ -146,7 +154,7 @@ def engine_settings(
             max_num_seqs=most,
             prompt_tokens=serving.prompt_tokens,
             tpot_ms=float(times[most - 1]),
-            binding="the measured range" if most == path.fit.largest_batch else "the time between tokens",
+            binding=MEASURED if most == path.fit.largest_batch else "the time between tokens",
             reason=f"decode steps within {format_ms(tpot)}; the fit contains no prefill, so there is no token budget",
         )
     # Token budgets that people type (160, 192, 224, 256, 320, ...), above one chunk and within the data.
@@ -167,6 +175,7 @@ def engine_settings(
         return (choice.max_num_seqs, product) if ttft else (product, choice.max_num_seqs)
 
     best = max(choices, key=rank)
+    at_edge = best.max_num_seqs == path.fit.largest_batch or best.max_num_batched_tokens == budgets[-1]
     fewest = [each.max_num_batched_tokens for each in choices if each.max_num_seqs >= best.max_num_seqs]
     return Settings(
         path=path.label,
@@ -177,7 +186,7 @@ def engine_settings(
         prompt_tokens=serving.prompt_tokens,
         ttft_ms=best.ttft_ms,
         tpot_ms=float(engine.slowest_ms(np.array([float(best.max_num_seqs)]), best.max_num_batched_tokens)[0]),
-        binding=KNEE if serving.ttft_ms is None else "the time to the first token",
+        binding=MEASURED if at_edge else KNEE if serving.ttft_ms is None else "the time to the first token",
         reason=f"every step in which requests decode within {format_ms(tpot)}{first}",
         choices=_shown(choices, best),
     )

@@ -64,7 +64,8 @@ def make_plan(
         messages.append(message("steps_in_doubt", sla=sla_ms, points=points))
     messages += [message("assumed", what=each) for each in (request.load.notes if request.load else ())]
     serving = PathLatency(_serving_path(profile, plan), tokens_per_request, request.context)
-    settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context)
+    max_batch = None if serving.path.name in CPU_PATHS else request.max_batch
+    settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context, max_batch)
     unknown = dict(plan.unknown)
     if isinstance(settings, Settings):
         limits = settings.max_num_seqs, settings.max_num_batched_tokens
@@ -89,7 +90,8 @@ def make_plan(
         },
         unknown=unknown,
     )
-    return structs.replace(plan, engines=engine_flags(plan, serving.largest_within(sla_ms, factor)))
+    largest = serving.largest_within(sla_ms, factor)
+    return structs.replace(plan, engines=engine_flags(plan, largest and min(largest, max_batch or largest)))
 
 
 def _plan_steps(

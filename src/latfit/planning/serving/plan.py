@@ -299,7 +299,10 @@ def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measu
     if math.isfinite(space.most_requests):
         steps = "nominal" if request.nominal else "measured"
         most = f"{space.most_requests:,.0f} requests, {space.most_tokens:,.0f} tokens"
-        found.append(f"Settings up to the {steps} steps were tried: {most}.")
+        limits = {"max_num_seqs": space.most_requests, "max_num_batched_tokens": space.most_tokens}
+        edge = [name for name, top in limits.items() if 2 * getattr(shown.setup.settings, name) > top]
+        at_edge = f" {' and '.join(edge)} {'are' if len(edge) > 1 else 'is'} the largest of them." if edge else ""
+        found.append(f"Settings up to the {steps} steps were tried: {most}.{at_edge}")
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
         if load.requests.prefix is not None and request.start.prefix_cache:

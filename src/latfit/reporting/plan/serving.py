@@ -51,7 +51,8 @@ def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:
 
 def verdict(plan: ServingPlan) -> str:
     """The plan in a sentence."""
-    load, tried = f"{plan.load} ({plan.request})", plan.replicas.tried
+    cache = "" if plan.kv_cache else ", with an unlimited KV cache"
+    load, tried = f"{plan.load} ({plan.request}){cache}", plan.replicas.tried
     if tried is None:
         return f"Cannot be met at any number of replicas: {load}; {plan.binding}."
     replicas = count_text(tried, "replica")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from latfit.engines import BY_KEY, engine_key
 from latfit.exporting import start_line
-from latfit.planning import Plan, capacity_line
+from latfit.planning import MEASURED, Plan, capacity_line
 from latfit.reporting.plan.tables import choices_table, thresholds_table
 from latfit.reporting.table import State, Table
 from latfit.units import format_percent
@@ -39,7 +39,8 @@ def plan_summary(plan: Plan) -> PlanSummary:
     """The plan as a command prints it by default."""
     lines = [] if plan.capacity is None else [capacity_line(plan.capacity)]
     if command := engine_line(plan):
-        lines.append(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}: {command}")
+        edge = " (limited by the measured range)" if plan.settings and plan.settings.binding == MEASURED else ""
+        lines.append(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}: {command}{edge}")
     elif _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
     tables = [thresholds_table(plan, brief=True)] if plan.both_paths else []

@@ -25,7 +25,8 @@ VERDICTS = {"meets": "SLA met", "likely": "SLA likely met", "misses": "SLA misse
 def plan_tables(plan: Plan) -> list[Table]:
     """Every table of the plan that has rows."""
     engine = [] if plan.settings is None else [settings_table(plan.settings), choices_table(plan.settings)]
-    tables = (thresholds_table(plan), _strategies(plan), _sensitivity(plan), *engine, *step_tables(plan))
+    thresholds = [thresholds_table(plan)] if plan.both_paths else []
+    tables = (*thresholds, _strategies(plan), _sensitivity(plan), *engine, *step_tables(plan))
     return [table for table in tables if table.rows]
 
 
