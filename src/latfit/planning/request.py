@@ -45,10 +45,6 @@ class Load:
     def peak(self) -> float:
         return float(self.rates.max())
 
-    @property
-    def mean(self) -> float:
-        return float(self.rates.mean())
-
 
 @dataclass(frozen=True)
 class ServingTargets:

@@ -164,7 +164,7 @@ class Capacity(Record, frozen=True):
     """Load of the strategy that carries most on one replica, in requests/s.
 
     sustainable: meets the SLA by the fit; promised: also at the slow end of what the data leave open. replicas: for the
-    whole rate. load: schedule of a load that varies.
+    whole rate.
     """
 
     system: str
@@ -178,7 +178,7 @@ class Capacity(Record, frozen=True):
     price_per_hour: float | None = None
     price_per_million: float | None = None
     promised_per_s: float | None = None
-    load: Mapping[str, Any] | None = None
+    load: Any = None  # of earlier versions
 
 
 class Change(Record, frozen=True):

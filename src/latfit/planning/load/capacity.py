@@ -13,7 +13,7 @@ import numpy as np
 
 from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy
-from latfit.planning.load.varying import replicas_for, schedule
+from latfit.planning.load.varying import replicas_for
 from latfit.planning.request import Objective, PlanRequest
 from latfit.planning.result import Alternative, Capacity, Cutoff, Kind, Strategy
 from latfit.queueing import (
@@ -160,7 +160,6 @@ def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | 
         price_per_hour=hourly,
         price_per_million=None if hourly is None else hourly / (whole_s * HOUR_S) * 1e6,
         promised_per_s=promised_per_s,
-        load=None if request.load is None else schedule(request.load, row.sustainable_per_s / 1e3, price),
     )
 
 

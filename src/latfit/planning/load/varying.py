@@ -1,13 +1,11 @@
-"""A load that varies, from recorded arrivals or a rate over time, cut into windows; its replicas, and backlog.
+"""A load that varies, from recorded arrivals or a rate over time, cut into windows. It is sized for its peak.
 
-Arrivals of a window are a Poisson stream of its rate, or in bursts as recorded, where they come more unevenly. A load
-is sized for its peak: with fewer replicas the fluid backlog shows how far the queue grows.
+Arrivals of a window are a Poisson stream of its rate, or in bursts as recorded, where they come more unevenly.
 """
 
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,7 @@ from latfit.workload import moments_ms, read_requests
 
 WINDOWS = 60
 LEAST_A_WINDOW = 30  # arrivals below which a window's rate is mostly chance
-MINUTE_MS, HOUR_MS = 6e4, 3.6e6
+MINUTE_MS = 6e4
 CERTAIN, LEAST_BURST = 3.0, 0.1  # standard errors, and a share of a Poisson stream's dispersion, that bursts exceed
 RATE = "rate_per_s"
 MS_PER_S = 1e3
@@ -66,34 +64,6 @@ def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArra
         if m < gaps.sum() / len(counts)
     )
     return Arrivals(gaps / gaps.mean(), label="arrivals as recorded, in bursts") if bursts else POISSON
-
-
-def schedule(load: Load, each: float, price_per_hour: float | None = None) -> dict[str, Any]:
-    """Return replicas by window at a capacity `each` per ms, compared with the peak's throughout."""
-    needed = [replicas_for(rate, each) for rate in load.rates.tolist()]
-    hours = load.window_ms / HOUR_MS
-    following, held = sum(needed) * hours, max(needed) * len(needed) * hours
-    mean_sized, peak, backlog = replicas_for(load.mean, each), 0.0, 0.0
-    for rate in load.rates.tolist():
-        backlog = max(0.0, backlog + (rate - mean_sized * each) * load.window_ms)
-        peak = max(peak, backlog)
-    return {
-        "source": load.source,
-        "window_s": load.window_ms / 1e3,
-        "mean_per_s": load.mean * 1e3,
-        "peak_per_s": load.peak * 1e3,
-        "replicas_peak": max(needed),
-        "replicas_mean_rate": mean_sized,
-        "replica_hours_held": held,
-        "replica_hours_following": following,
-        "price_held": None if price_per_hour is None else held * price_per_hour,
-        "price_following": None if price_per_hour is None else following * price_per_hour,
-        "backlog_if_sized_for_the_mean": {"peak": peak, "extra_wait_s": peak / (mean_sized * each) / 1e3},
-        "schedule": [
-            {"start_s": i * load.window_ms / 1e3, "rate_per_s": rate * 1e3, "replicas": count}
-            for i, (rate, count) in enumerate(zip(load.rates.tolist(), needed, strict=True))
-        ],
-    }
 
 
 def replicas_for(rate: float, each: float) -> int:
