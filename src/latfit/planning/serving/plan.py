@@ -300,7 +300,8 @@ def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measu
         steps = "nominal" if request.nominal else "measured"
         most = f"{space.most_requests:,.0f} requests, {space.most_tokens:,.0f} tokens"
         limits = {"max_num_seqs": space.most_requests, "max_num_batched_tokens": space.most_tokens}
-        edge = [name for name, top in limits.items() if 2 * getattr(shown.setup.settings, name) > top]
+        settings = shown.setup.settings
+        edge = [name for name, top in limits.items() if 2 * getattr(settings, name) > top and name not in space.fixed]
         at_edge = f" {' and '.join(edge)} {'are' if len(edge) > 1 else 'is'} the largest of them." if edge else ""
         found.append(f"Settings up to the {steps} steps were tried: {most}.{at_edge}")
     if isinstance(load, RecordedLoad):

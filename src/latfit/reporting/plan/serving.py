@@ -29,7 +29,7 @@ VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "b
 def serving_summary(plan: ServingPlan) -> PlanSummary:
     """The plan as a command prints it by default."""
     tables = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
-    lines = [f"Start each: {engine_command(plan)}"] if plan.feasible else []
+    lines = [f"Start each: {engine_command(plan)}"] if plan.feasible and not plan.unsupported else []
     warnings = [*plan.unsupported, *(each.text for each in plan.warnings)]
     return PlanSummary(verdict(plan), STATES[plan.promise], lines, warnings, plan.notes, tables)
 
