@@ -19,8 +19,7 @@ GAIN = 1.03  # feasible load of an accepted setting over a load that the current
 PRECISION = 1.03  # ratio between the ends of the bracket of the highest feasible load
 GALLOP = 1.15  # first step of an exponential search
 LEAST_SCALE = 1e-6  # smallest load searched, relative to the planned one; its inverse is the largest
-# Replicas tried at most: in any plan; beyond four times the number that sustains the load; times that number.
-MOST_REPLICAS, USUAL_MOST, IDLE = 4096, 256, 64
+MOST_REPLICAS, IDLE = 4096, 64  # replicas tried at most: in all, and over the number that sustains the load
 FINE = 256  # verification adds replicas in steps of 1/FINE of them, at least one
 ROUNDS = 3
 POINTS = 6  # batch limits compared at a time when the best one is narrowed down
@@ -171,18 +170,18 @@ class Search:
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """Return the fewest engines that meet the targets with these settings; None if more do not help."""
         at = guess or self._guess(settings)
-        most = min(MOST_REPLICAS, max(USUAL_MOST, 4 * at), IDLE * at)
-        found, step, low = self._at(settings, at), max(1, round(at * (GALLOP - 1))), 0
+        most = min(MOST_REPLICAS, IDLE * at)
+        found, step, low = self._at(settings, at, FIRST), max(1, round(at * (GALLOP - 1))), 0
         while not found.met:
             low = at
             if at >= most:
                 return None
             at, step = min(at + step, most), 2 * step
-            found = self._at(settings, at)
+            found = self._at(settings, at, FIRST)
         while at - low > 1:
             # Galloping downwards ends at the first miss; then the bracket is halved.
             middle = max(at - step, 1) if low == 0 else (at + low) // 2
-            tried = self._at(settings, middle)
+            tried = self._at(settings, middle, FIRST)
             at, found, low = (middle, tried, low) if tried.met else (at, found, middle)
             step = 2 * step
         return found
@@ -285,8 +284,8 @@ class Search:
             )
         return found
 
-    def _at(self, settings: EngineSettings, replicas: int) -> Measured:
-        return self.evaluator.measure(Setup(settings, replicas))
+    def _at(self, settings: EngineSettings, replicas: int, replications: int = MOST) -> Measured:
+        return self.evaluator.measure(Setup(settings, replicas), replications=replications)
 
 
 def _geometric(low: int, high: int) -> list[int]:
