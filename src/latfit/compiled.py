@@ -33,7 +33,7 @@ memory: Any = runtime
 
 PACKAGE = Path(__file__).parent
 
-MODULES = ("compiled.py", "model/noise/draws.py", "policies/*.py", "queueing/sampled.py", "simulation/**/*.py")
+MODULES = ("compiled.py", "model/**/*.py", "policies/*.py", "queueing/sampled.py", "simulation/**/*.py")
 """Modules with compiled functions, or with constants that these read."""
 
 ONCE = "Compiling once for this machine, which may take half a minute."
@@ -131,6 +131,8 @@ shared: Callable[..., Any] = cached(**_WITHOUT_ARRAYS)
 """For a core's function that another core also calls: linked there, not copied."""
 
 inner: Callable[..., Any] = cached(**_INNER, forceinline=True)  # for functions that only a core calls: inlined
+
+uncached: Callable[..., Any] = njit(**_INNER, forceinline=True)  # for inner functions made at import
 
 rare: Callable[..., Any] = cached(**_INNER)
 """For inner functions that run seldom: a call costs less than compiling another copy."""

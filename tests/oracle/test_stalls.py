@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from latfit.model.baselines import TAU_A
 from latfit.planning.serving.result import Stalls
 from latfit.planning.serving.stalls import longest_gap, stalls_of
 from latfit.simulation import EngineSettings, StepCosts, linear_costs, serve
-from latfit.simulation.engine.step_cost import TAU_A
+from latfit.simulation.engine.step_cost import PLACES
 from latfit.workload import make_requests
 from tests.oracle.engine_reference import Engine, One
 from tests.oracle.test_engine_reference import COSTS, slow_cost
@@ -20,7 +21,7 @@ LATE_MS = 50.0
 
 def with_attention(costs: StepCosts) -> StepCosts:
     typical = costs.typical.copy()
-    typical[:, TAU_A] = ATTENTION
+    typical[:, PLACES[TAU_A.column]] = ATTENTION
     return costs._replace(typical=typical)
 
 

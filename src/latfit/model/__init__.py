@@ -6,6 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.model.base import LatencyModel as LatencyModel, Parameter as Parameter, Steps as Steps
+    from latfit.model.baselines import CONSTANT as CONSTANT, LINEAR as LINEAR
     from latfit.model.correction import (
         CORRECTION as CORRECTION,
         OF_PREFILL_ALONE as OF_PREFILL_ALONE,
@@ -67,12 +68,19 @@ if TYPE_CHECKING:
         tail_points as tail_points,
     )
     from latfit.model.registry import (
+        BUILT_IN as BUILT_IN,
         FAMILY as FAMILY,
         MOE as MOE,
         add_model as add_model,
         model_named as model_named,
     )
     from latfit.model.support import outside_by as outside_by, read_by as read_by, support_of as support_of
-    from latfit.model.term_model import Choice as Choice, Separable as Separable, Shape as Shape, Term as Term
+    from latfit.model.term_model import (
+        Choice as Choice,
+        Expression as Expression,
+        Separable as Separable,
+        Shape as Shape,
+        Term as Term,
+    )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -4,15 +4,20 @@ import numpy as np
 
 from latfit.model.base import Parameter
 from latfit.model.features import SOURCES, Features, decode_only
-from latfit.model.term_model import Separable, Shape, Term
+from latfit.model.term_model import Separable, Shape, term
 
-TAU_0 = Term(Parameter("tau_0", "ms", "fixed cost of a step"), lambda f, _: np.ones_like(f["S"]))
-TAU_B = Term(Parameter("tau_B", "ms/request", "cost of a request"), lambda f, _: f["B"])
-TAU_S = Term(Parameter("tau_S", "ms/token", "cost of a token"), lambda f, _: f["S"])
-TAU_A = Term(
-    Parameter("tau_A", "ms/token^2", "attention work of prefill, a pair of tokens"),
-    lambda f, _: f["A"],
-    when=lambda f: not decode_only(f),
+TAU_0 = term("tau_0", "ms", "fixed cost of a step", lambda S: S**0)
+TAU_B = term("tau_B", "ms/request", "cost of a request", lambda B: B)
+TAU_S = term("tau_S", "ms/token", "cost of a token", lambda S: S)
+TAU_A = term(
+    "tau_A", "ms/token^2", "attention work of prefill, a pair of tokens", lambda A: A, lambda f: not decode_only(f)
+)
+KINK = term(
+    "b",
+    "ms/token",
+    "cost of a token above S_0, in addition to tau_S",
+    lambda S, S_0: np.maximum(S - S_0, 0.0),
+    S_0=lambda S, S_0: -np.asarray(S > S_0, dtype=np.float64),
 )
 
 
@@ -36,16 +41,7 @@ QUADRATIC = Separable(
 HINGE = Separable(
     "hinge",
     "T = tau_0 + tau_B*B + tau_S*S + b*max(S - S_0, 0)",
-    (
-        TAU_0,
-        TAU_B,
-        TAU_S,
-        Term(
-            Parameter("b", "ms/token", "cost of a token above S_0, in addition to tau_S"),
-            lambda f, s: np.maximum(f["S"] - s["S_0"], 0.0),
-            {"S_0": lambda f, s: -(f["S"] > s["S_0"]).astype(np.float64)},
-        ),
-    ),
+    (TAU_0, TAU_B, TAU_S, KINK),
     (
         Shape(
             Parameter("S_0", "tokens", "tokens that saturate the hardware", positive=True),

@@ -9,7 +9,7 @@ from latfit.model.base import Parameter
 from latfit.model.baselines import TAU_A
 from latfit.model.features import SOURCES, Features, decode_only
 from latfit.model.saturation import Saturation
-from latfit.model.term_model import Separable, Shape, Term
+from latfit.model.term_model import Separable, Shape, term
 
 
 def with_prefill(f: Features) -> bool:
@@ -17,25 +17,23 @@ def with_prefill(f: Features) -> bool:
     return not decode_only(f)
 
 
-TAU_K = Term(
-    Parameter("tau_K", "ms/token", "cached token that decoding attends to, in a step without prefill"),
-    lambda f, _: (1 - f["m"]) * f["KD"],
+TAU_K = term(
+    "tau_K",
+    "ms/token",
+    "cached token that decoding attends to, in a step without prefill",
+    lambda m, KD: (1 - m) * KD,
 )
-TAU_L = Term(
-    Parameter("tau_L", "ms/token", "cached token that decoding attends to, in a step with prefill"),
-    lambda f, _: f["m"] * f["KD"],
-    when=with_prefill,
+TAU_L = term(
+    "tau_L",
+    "ms/token",
+    "cached token that decoding attends to, in a step with prefill",
+    lambda m, KD: m * KD,
+    with_prefill,
 )
-TAU_R = Term(
-    Parameter("tau_R", "ms/token", "cached token that prefill attends to"), lambda f, _: f["KP"], when=with_prefill
-)
-TAU_N = Term(Parameter("tau_N", "ms/request", "cost of a request in prefill"), lambda f, _: f["n"], when=with_prefill)
-TAU_M = Term(Parameter("tau_M", "ms", "cost of a step that contains prefill"), lambda f, _: f["m"], when=with_prefill)
-TAU_Y = Term(
-    Parameter("tau_Y", "ms/request", "decoding request in a step with prefill"),
-    lambda f, _: f["m"] * f["D"],
-    when=with_prefill,
-)
+TAU_R = term("tau_R", "ms/token", "cached token that prefill attends to", lambda KP: KP, with_prefill)
+TAU_N = term("tau_N", "ms/request", "cost of a request in prefill", lambda n: n, with_prefill)
+TAU_M = term("tau_M", "ms", "cost of a step that contains prefill", lambda m: m, with_prefill)
+TAU_Y = term("tau_Y", "ms/request", "decoding request in a step with prefill", lambda m, D: m * D, with_prefill)
 
 CONTEXT = Separable(
     "context",
@@ -45,10 +43,12 @@ CONTEXT = Separable(
     columns=SOURCES,
 )
 
-TAU_E = Term(
-    Parameter("tau_E", "ms", "weights read: grows with S up to this value"),
-    lambda f, s: -np.expm1(-s["k_E"] * f["S"]),
-    {"k_E": lambda f, s: f["S"] * np.exp(-s["k_E"] * f["S"])},
+TAU_E = term(
+    "tau_E",
+    "ms",
+    "weights read: grows with S up to this value",
+    lambda S, k_E: -np.expm1(-k_E * S),
+    k_E=lambda S, k_E: S * np.exp(-k_E * S),
 )
 K_E = Shape(
     Parameter("k_E", "1/token", "how fast the weights read saturate with S", positive=True),

@@ -38,6 +38,8 @@ def _with_experts(model: LatencyModel) -> Separable:
     return Separable(name, formula, (TAU_E,), (K_E,), base=model, columns=model.columns)
 
 
+BUILT_IN: tuple[LatencyModel, ...] = (*_PLAIN, _with_experts(CONSTANT))  # whose terms the engine simulator compiles
+
 FAMILY: dict[str, LatencyModel] = {model.name: model for model in _PLAIN} | {
     f"{model.name}{MOE}": _with_experts(model) for model in _PLAIN
 }

@@ -12,67 +12,79 @@ from latfit.model.base import Parameter
 from latfit.model.baselines import TAU_0, TAU_A, TAU_B, TAU_S
 from latfit.model.context import TAU_K, TAU_L, TAU_M, TAU_N, TAU_Y, with_prefill
 from latfit.model.features import SOURCES, Features, decode_only
-from latfit.model.term_model import Choice, Separable, Shape, Shapes, Term
+from latfit.model.term_model import Choice, Separable, Shape, Term, term
 from latfit.stats import FloatArray
 
 
-def pmax(x: FloatArray | float, y: FloatArray, p: float) -> FloatArray:
+def pmax(x: FloatArray, y: FloatArray, p: float) -> FloatArray:
     """Return the smooth maximum (n,)."""
     top = np.maximum(x, y)
-    safe = np.where(top > 0, top, 1.0)
-    return np.asarray(top * _root(1.0 + _power(np.minimum(x, y) / safe, p), p))
+    return top * _root(1.0 + _power(np.minimum(x, y) / (top + (top <= 0)), p), p)
 
 
-def pmax_slope(x: FloatArray | float, whole: FloatArray, p: float) -> FloatArray:
+def pmax_slope(x: FloatArray, whole: FloatArray, p: float) -> FloatArray:
     """Return d pmax / dx (n,), where `whole` is pmax."""
-    return _power(x / np.where(whole > 0, whole, 1.0), p - 1.0)
+    return _power(x / (whole + (whole <= 0)), p - 1.0)
 
 
 def _power(x: FloatArray, p: float) -> FloatArray:
-    """Return x^p, by products if p is a small whole number: a tenth of the time."""
-    if p not in range(1, 9):
-        return np.asarray(x**p)
-    found = x
-    for bit in bin(int(p))[3:]:
-        found = found * found * x if bit == "1" else found * found
-    return np.asarray(found)
+    """Return x^p, of the offered sharpnesses by products: a tenth of the time."""
+    square = x * x
+    if p == 2.0:
+        return square
+    if p == 4.0:
+        return square * square
+    if p == 8.0:
+        return square * square * square * square
+    if p == 1.0:
+        return x
+    if p == 3.0:
+        return square * x
+    if p == 7.0:
+        return square * square * square * x
+    return x**p
 
 
 def _root(x: FloatArray, p: float) -> FloatArray:
-    """Return x^(1/p), by square roots if p is 2, 4 or 8."""
-    if p not in (2.0, 4.0, 8.0):
-        return np.asarray(x ** (1.0 / p))
-    for _ in range(int(p).bit_length() - 1):
-        x = np.sqrt(x)
-    return x
+    """Return x^(1/p), of the offered sharpnesses by square roots."""
+    if p == 2.0:
+        return np.sqrt(x)
+    if p == 4.0:
+        return np.sqrt(np.sqrt(x))
+    if p == 8.0:
+        return np.sqrt(np.sqrt(np.sqrt(x)))
+    return x ** (1.0 / p)
 
 
 def tiles(S: FloatArray, Q: float, rho: float) -> FloatArray:
     """Return tokens rounded up to tiles of Q, with a riser of rho Q; zero if Q is zero (no tiles)."""
-    if Q <= 0:
-        return np.zeros_like(S)
-    if rho <= 0:
-        return np.asarray(Q * np.ceil(S / Q))
+    if Q <= 0.0:
+        return 0.0 * S
+    if rho <= 0.0:
+        return Q * np.ceil(S / Q)
     k = np.floor(S / Q)
-    return np.asarray(np.maximum(Q, Q * (k + np.minimum((S / Q - k) / rho, 1.0))))
+    return np.maximum(Q, Q * (k + np.minimum((S / Q - k) / rho, 1.0)))
 
 
-def _longest(f: Features) -> FloatArray:
-    """Return the tokens of the longest sequence in a step with prefill, decoding ones by their mean; else zero."""
-    return np.asarray(f["m"] * np.maximum(f["L"], f["KD"] / np.maximum(f["D"], 1.0)))
+def attention_work(A: FloatArray, m: FloatArray, KD: FloatArray, P_0: FloatArray, Q_s: FloatArray) -> FloatArray:
+    return A / P_0 + m * KD / Q_s
 
 
-def _work(f: Features, s: Shapes) -> FloatArray:
-    return np.asarray(f["A"] / s["P_0"] + f["m"] * f["KD"] / s["Q_s"])
+def attention(
+    A: FloatArray, m: FloatArray, KD: FloatArray, L: FloatArray, D: FloatArray, P_0: FloatArray, Q_s: FloatArray,
+    p_A: float,
+) -> FloatArray:  # fmt: skip
+    """Return the smooth maximum of the work and of the longest sequence, of decoding requests their mean."""
+    longest = m * np.maximum(L, KD / np.maximum(D, 1.0))
+    return pmax(longest, attention_work(A, m, KD, P_0, Q_s), p_A)
 
 
-def _attention(f: Features, s: Shapes) -> FloatArray:
-    return pmax(_longest(f), _work(f, s), s["p_A"])
-
-
-def _attention_slope(f: Features, s: Shapes) -> FloatArray:
+def _attention_slope(
+    A: FloatArray, m: FloatArray, KD: FloatArray, L: FloatArray, D: FloatArray, P_0: FloatArray, Q_s: FloatArray,
+    p_A: float,
+) -> FloatArray:  # fmt: skip
     """Return d pmax(L, W) / dW."""
-    return pmax_slope(_work(f, s), _attention(f, s), s["p_A"])
+    return pmax_slope(attention_work(A, m, KD, P_0, Q_s), attention(A, m, KD, L, D, P_0, Q_s, p_A), p_A)
 
 
 def _reads_cache(f: Features) -> bool:
@@ -86,53 +98,55 @@ def _plainly(term: Term) -> Term:
     return replace(term, when=lambda f: term.when(f) and not _reads_cache(f))
 
 
-GEMM = Term(
-    Parameter("b", "ms/token", "cost of a token where computing is the limit"),
-    lambda f, s: pmax(s["S_0"], f["S"], s["p"]),
-    {"S_0": lambda f, s: pmax_slope(s["S_0"], pmax(s["S_0"], f["S"], s["p"]), s["p"])},
-    when=with_prefill,
+GEMM = term(
+    "b",
+    "ms/token",
+    "cost of a token where computing is the limit",
+    lambda S, S_0, p: pmax(S_0, S, p),
+    with_prefill,
+    S_0=lambda S, S_0, p: pmax_slope(S_0, pmax(S_0, S, p), p),
 )
-GEMM_OF_DECODE = Term(
-    Parameter("b_B", "ms/request", "cost of a request where computing is the limit, in steps that only decode"),
-    lambda f, s: pmax(s["S_0"], f["B"], s["p"]),
-    {"S_0": lambda f, s: pmax_slope(s["S_0"], pmax(s["S_0"], f["B"], s["p"]), s["p"])},
-    when=decode_only,
+GEMM_OF_DECODE = term(
+    "b_B",
+    "ms/request",
+    "cost of a request where computing is the limit, in steps that only decode",
+    lambda B, S_0, p: pmax(S_0, B, p),
+    decode_only,
+    S_0=lambda B, S_0, p: pmax_slope(S_0, pmax(S_0, B, p), p),
 )
-LONG = Term(
-    Parameter("tau_H", "ms/token", "additional cost of a token beyond S_1"),
-    lambda f, s: np.maximum(f["S"] - s["S_1"], 0.0),
-    {"S_1": lambda f, s: -(f["S"] > s["S_1"]).astype(np.float64)},
-    when=with_prefill,
+LONG = term(
+    "tau_H",
+    "ms/token",
+    "additional cost of a token beyond S_1",
+    lambda S, S_1: np.maximum(S - S_1, 0.0),
+    with_prefill,
+    S_1=lambda S, S_1: -np.asarray(S > S_1, dtype=np.float64),
 )
-TILES = Term(
-    Parameter("tau_Q", "ms/token", "cost of a token of a whole tile"),
-    lambda f, s: tiles(f["S"], s["Q"], s["rho"]),
-    when=with_prefill,
+TILES = term("tau_Q", "ms/token", "cost of a token of a whole tile", lambda S, Q, rho: tiles(S, Q, rho), with_prefill)
+WAVES = term("tau_V", "ms/token", "cost of a token of a whole longer tile", lambda S, V: tiles(S, V, 0.0), with_prefill)
+LARGE = term(
+    "tau_C",
+    "ms/request",
+    "additional cost of a decoding request beyond B_1",
+    lambda m, B, B_1: (1 - m) * np.maximum(B - B_1, 0.0),
+    B_1=lambda m, B, B_1: -(1 - m) * (B > B_1),
 )
-WAVES = Term(
-    Parameter("tau_V", "ms/token", "cost of a token of a whole longer tile"),
-    lambda f, s: tiles(f["S"], s["V"], 0.0),
-    when=with_prefill,
+ATTENTION = term(
+    "c",
+    "ms/token",
+    "attention of a step with prefill, a token of its longest sequence",
+    attention,
+    _reads_cache,
+    P_0=lambda A, m, KD, L, D, P_0, Q_s, p_A: -_attention_slope(A, m, KD, L, D, P_0, Q_s, p_A) * A / P_0**2,
+    Q_s=lambda A, m, KD, L, D, P_0, Q_s, p_A: -_attention_slope(A, m, KD, L, D, P_0, Q_s, p_A) * m * KD / Q_s**2,
 )
-LARGE = Term(
-    Parameter("tau_C", "ms/request", "additional cost of a decoding request beyond B_1"),
-    lambda f, s: (1 - f["m"]) * np.maximum(f["B"] - s["B_1"], 0.0),
-    {"B_1": lambda f, s: -(1 - f["m"]) * (f["B"] > s["B_1"])},
-)
-ATTENTION = Term(
-    Parameter("c", "ms/token", "attention of a step with prefill, a token of its longest sequence"),
-    _attention,
-    {
-        "P_0": lambda f, s: -_attention_slope(f, s) * f["A"] / s["P_0"] ** 2,
-        "Q_s": lambda f, s: -_attention_slope(f, s) * f["m"] * f["KD"] / s["Q_s"] ** 2,
-    },
-    when=_reads_cache,
-)
-CLIFF = Term(
-    Parameter("tau_X", "ms/(request token)", "cached token beyond K_0, read again for every decoding request"),
-    lambda f, s: f["m"] * f["D"] * np.maximum(f["KD"] - s["K_0"], 0.0),
-    {"K_0": lambda f, s: -f["m"] * f["D"] * (f["KD"] > s["K_0"])},
-    when=_reads_cache,
+CLIFF = term(
+    "tau_X",
+    "ms/(request token)",
+    "cached token beyond K_0, read again for every decoding request",
+    lambda m, D, KD, K_0: m * D * np.maximum(KD - K_0, 0.0),
+    _reads_cache,
+    K_0=lambda m, D, KD, K_0: -m * D * (KD > K_0),
 )
 
 

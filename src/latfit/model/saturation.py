@@ -11,6 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from latfit.model.base import Parameter, Steps
+from latfit.model.baselines import TAU_0, TAU_B, TAU_S
+from latfit.model.term_model import Expression, Term
 from latfit.stats import FloatArray
 
 PARAMETERS = (
@@ -32,7 +34,21 @@ FORMULA = "T = tau_0 + (w_0 + w_1*S){growth} / (P_max*(1 - exp(-k_B*B))*(1 - exp
 
 def saturation_factor(k: float, x: FloatArray) -> FloatArray:
     """Return g_k(x) = 1 / (1 - e^(-k x)) for k > 0, x > 0."""
-    return np.asarray(-1.0 / np.expm1(-k * x), dtype=np.float64)
+    return -1.0 / np.expm1(-k * x)
+
+
+def growing_work(B: FloatArray, S: FloatArray, k_B: float, k_S: float, gamma_B: float, gamma_S: float) -> FloatArray:
+    """Return v over the two saturations."""
+    return saturation_factor(k_B, B) * saturation_factor(k_S, S) * (1.0 + gamma_B * B + gamma_S * S)
+
+
+WORK = Term(PARAMETERS[1], Expression(growing_work))
+WORK_OF_TOKENS = Term(
+    PARAMETERS[2],
+    Expression(
+        lambda B, S, k_B, k_S, gamma_B, gamma_S: S * growing_work(B, S, k_B, k_S, gamma_B, gamma_S),
+    ),
+)
 
 
 def saturation_curvature(k: float, x: FloatArray, g: FloatArray) -> FloatArray:
@@ -47,6 +63,7 @@ class Saturation:
     grows: bool = False
     columns: tuple[str, ...] = ("B", "S")
     rates: tuple[tuple[str, str], ...] = (("k_B", "B"), ("k_S", "S"))
+    terms: tuple[Term, ...] = (TAU_0, TAU_B, TAU_S, WORK, WORK_OF_TOKENS)  # with w_0 and w_1 over P_max
 
     @property
     def name(self) -> str:
@@ -111,7 +128,8 @@ class Saturation:
 
 
 def _work_factor(k_b: float, k_s: float, gamma: Sequence[float], steps: Steps) -> FloatArray:
-    """Return v over the two saturations."""
+    """Return v over the two saturations; without gammas v = 1."""
     B, S = steps["B"], steps["S"]
-    g = saturation_factor(k_b, B) * saturation_factor(k_s, S)
-    return g * (1 + gamma[0] * B + gamma[1] * S) if gamma else g
+    if gamma:
+        return growing_work(B, S, k_b, k_s, *gamma)
+    return saturation_factor(k_b, B) * saturation_factor(k_s, S)

@@ -1,7 +1,7 @@
 """Models as tables of terms: T = [base model] + sum_j c_j X_j(step; shapes), with c_j >= 0.
 
 A term is a coefficient and a column, which may depend on shapes (a corner, a rate). Choices (a tile length, sharpness)
-are parameters with a few values; they are stored as fixed.
+are parameters with a few values; they are stored as fixed. The engine simulator compiles the columns of built-in terms.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,6 +28,40 @@ class Term:
     column: Column
     slopes: Mapping[str, Column] = field(default_factory=dict)  # d column / d shape, by the shape's name
     when: Callable[[Features], bool] = lambda f: True  # whether steps determine the term; otherwise it is zero
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A column as a function of the features and shapes that its parameters name.
+
+    The engine simulator compiles it, too: it works on arrays and on single numbers."""
+
+    function: Callable[..., FloatArray]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        code = self.function.__code__
+        return code.co_varnames[: code.co_argcount]
+
+    def __call__(self, features: Features, shapes: Shapes) -> FloatArray:
+        return self.function(*[features[name] if name in features else shapes[name] for name in self.names])
+
+
+def term(
+    name: str,
+    unit: str,
+    meaning: str,
+    column: Callable[..., FloatArray],
+    when: Callable[[Features], bool] = lambda f: True,
+    **slopes: Callable[..., FloatArray],
+) -> Term:
+    """Return a term of expressions: its column, and the slope of the column by each shape."""
+    return Term(
+        Parameter(name, unit, meaning),
+        Expression(column),
+        {shape: Expression(slope) for shape, slope in slopes.items()},
+        when,
+    )
 
 
 @dataclass(frozen=True)

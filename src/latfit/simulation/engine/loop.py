@@ -14,7 +14,6 @@ from latfit.simulation.engine.state import Limits, Load, State, send_all, take
 from latfit.simulation.engine.statistics import count_gaps, note_step
 from latfit.simulation.engine.step_cost import (
     OF_DECODE,
-    TAU_K,
     StepCosts,
     Work,
     accepted,
@@ -22,6 +21,7 @@ from latfit.simulation.engine.step_cost import (
     level_of,
     noise_group,
     noisy_ms,
+    of_context,
     of_decode,
     of_decoding,
     phase_row,
@@ -209,7 +209,8 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     steps, stops, cached, until = bounds
     B = float(s.i[st.COUNT])
     computed = captured(B) if o.graphs == 1 else B
-    base, of_cached = of_decode(costs.typical[0], computed, computed), costs.typical[0, TAU_K]
+    c = costs.typical[0]
+    base = of_decode(c, Work(computed, computed, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     level, group = level_of(costs.scatter, OF_DECODE, computed), noise_group(costs.scatter, OF_DECODE, computed)
     work, host = Work(B, B, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), costs.host_ms[OF_DECODE]
     at, made = 0, 0
@@ -224,7 +225,8 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
             take(s, s.crossing[at])
         at = at + 1 if at + 1 < o.block_size else 0
         begin = max(s.f[st.NOW], s.f[st.BUSY_UNTIL])
-        typical = (base + of_cached * cached) * of_decoding(costs.table, computed, cached)
+        held = Work(computed, computed, 0.0, 0.0, 0.0, cached, 0.0, 0.0)
+        typical = (base + of_context(c, held)) * of_decoding(costs.table, computed, cached)
         duration = noisy_ms(costs.scatter, s, group, typical * level) + 0.0
         end = begin + duration
         out = end - min(host, duration)

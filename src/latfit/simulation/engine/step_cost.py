@@ -1,23 +1,35 @@
 """Compute the cost of an engine step in compiled code, for every model family, with the noise of single steps.
 
-All families are sums of the same terms (`latfit.model`), so one vector of coefficients covers them. A step lasts
-typical cost × level of its size × noise of its phase and batch. Theory: docs/theory/simulation.md, "Step cost".
+The cost is generated from the terms of the built-in models (`latfit.model`): one vector of coefficients covers them. A
+step lasts typical cost × level of its size × noise of its phase and batch. Theory: docs/theory/simulation.md, "Step
+cost".
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from inspect import isfunction
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.compiled import entry, inner, mixed, rare
+from latfit.compiled import entry, inner, mixed, rare, uncached
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model import (
+    BUILT_IN,
+    CONSTANT,
+    CORRECTION,
+    LINEAR,
     OF_PREFILL_ALONE,
     OF_STEPS,
+    Expression,
     FitResult,
+    LatencyModel,
     NoiseTable,
     StepNoise,
+    Term,
     drawn_step_ms,
+    model_named,
     noise_table,
 )
 from latfit.simulation.engine.state import State
@@ -111,24 +123,6 @@ def noisy_ms(c: Scatter, s: State, group: int, T: float) -> float:
     return float(drawn_step_ms(c.noise, group, T, sequence(s.stream))) if c.on else T
 
 
-COEFFICIENTS = (
-    "tau_0", "tau_B", "tau_S", "tau_Q", "Q", "rho", "tau_K", "tau_L", "tau_R", "tau_A", "tau_N", "tau_M", "tau_Y",
-    "c", "P_0", "Q_s", "tau_X", "K_0", "tau_E", "k_E", "p", "b", "S_0", "b_hinge", "S_0_hinge",
-    "w_0", "w_1", "k_B", "k_S", "gamma_B", "gamma_S",
-    "tau_H", "S_1", "tau_V", "V", "tau_C", "B_1", "b_B", "p_A",
-)  # fmt: skip
-"""Parameters of all models (`latfit.model`) in the order of the coefficients; w_0 and w_1 are over P_max."""
-
-TAU_0, TAU_B, TAU_S, TAU_Q, Q, RHO, TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y = range(13)
-ATTENTION, P_0, Q_S, TAU_X, K_0, TAU_E, K_E, P_NORM, GEMM, GEMM_S0, HINGE, HINGE_S0 = range(13, 25)
-SAT_W0, SAT_W1, SAT_KB, SAT_KS, GAMMA_B, GAMMA_S = range(25, 31)
-TAU_H, S_1, TAU_V, V, TAU_C, B_1, GEMM_B, P_ATTENTION = range(31, 39)
-WIDTH = 39  # number of coefficients
-
-LINEAR = [i for i, name in enumerate(COEFFICIENTS) if name.startswith(("tau_", "w_", "b")) or name == "c"]
-"""Coefficients that the cost is linear in."""
-
-
 class Work(NamedTuple):
     """Features of a step; p tokens of a chunk are computed behind k cached ones."""
 
@@ -141,6 +135,52 @@ class Work(NamedTuple):
     A: float  # attention work of prefill, Σ p(k + p/2) over chunks
     L: float  # longest sequence, max(k + p) over chunks
 
+
+def terms_of(model: LatencyModel | None) -> tuple[Term, ...]:
+    """Return the terms that a model adds up; none for a model that is no table of terms."""
+    if model is None:
+        return ()
+    return (*terms_of(getattr(model, "base", None)), *getattr(model, "terms", ()))
+
+
+COLUMNS: Any = tuple(dict.fromkeys(term.column for model in BUILT_IN for term in terms_of(model)))
+"""Columns of all terms of the built-in models, each an `Expression`."""
+
+PLACES = {column: place for place, column in enumerate(COLUMNS)}
+SHAPES = sorted({name for column in COLUMNS for name in column.names} - {*Work._fields, "m", "D"})
+SHAPE_PLACES = {name: len(COLUMNS) + place for place, name in enumerate(SHAPES)}
+WIDTH = len(COLUMNS) + len(SHAPES)
+"""A vector of coefficients has the coefficient of each column, then the value of each shape."""
+
+DECODE_STEP = {**dict.fromkeys((*Work._fields, "m"), 0.0), "B": 3.0, "S": 3.0, "D": 3.0, "KD": 7.0}
+OF_DECODING = [column for column in COLUMNS if column(DECODE_STEP, dict.fromkeys(SHAPES, 1.0)) != 0.0]
+
+
+def compiled_sum(name: str, columns: Sequence[Expression]) -> Any:
+    """Compile a function of (coefficients, work) that adds up the terms with these columns."""
+    read = {name: f"c[{place}]" for name, place in SHAPE_PLACES.items()} | {name: f"w.{name}" for name in Work._fields}
+    lines = [f"def {name}(c, w):", "    T, m, D = 0.0, 1.0 if w.P > 0.0 else 0.0, max(w.B - w.n, 0.0)"]
+    names: dict[str, Any] = {}
+    for column in columns:
+        place, values = PLACES[column], [read.get(each, each) for each in column.names]
+        lines.append(f"    if c[{place}] > 0.0:")
+        lines.append(f"        T += c[{place}] * column_{place}({', '.join(values)})")
+        names[f"column_{place}"] = _compiled(column.function)
+    exec("\n".join([*lines, "    return T"]), names)
+    return uncached(names[name])
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Compile a function and the functions of its module that it calls."""
+    found = function.__globals__
+    called = {name: _compiled(found[name]) for name in function.__code__.co_names if isfunction(found.get(name))}
+    return uncached(FunctionType(function.__code__, {**found, **called}, function.__name__, function.__defaults__))
+
+
+of_decode = compiled_sum("of_decode", [column for column in OF_DECODING if "KD" not in column.names])
+of_context = compiled_sum("of_context", [column for column in OF_DECODING if "KD" in column.names])
+of_prefill = compiled_sum("of_prefill", COLUMNS)
+"""Cost of a decode step by its B and S, and by its cached tokens; cost of a step with prefill."""
 
 PREFILL_ALONE = 2  # row of the correction table for steps with prefill only
 
@@ -209,15 +249,15 @@ def _table(decode: FitResult, with_prefill: FitResult) -> Table:
 def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
     """Make costs T = tau_0 + tau_B B + tau_S S for every step, in ms."""
     c = np.zeros((2, WIDTH))
-    c[:, TAU_0], c[:, TAU_B], c[:, TAU_S] = tau_0, tau_B, tau_S
+    c[:, [PLACES[term.column] for term in LINEAR.terms]] = tau_0, tau_B, tau_S
     return StepCosts(c)
 
 
 def scaled_costs(costs: StepCosts, decode: float, with_prefill: float, host_ms: float = 0.0) -> StepCosts:
     """Scale the costs of decode steps and of steps with prefill, then add `host_ms` to every step."""
     changed = costs.typical.copy()
-    changed[np.ix_([0, 1], LINEAR)] *= np.array([[decode], [with_prefill]])
-    changed[:, TAU_0] += host_ms
+    changed[:, : len(COLUMNS)] *= np.array([[decode], [with_prefill]])
+    changed[:, PLACES[CONSTANT.terms[0].column]] += host_ms
     return costs._replace(typical=changed)
 
 
@@ -225,77 +265,19 @@ def _coefficients(fit: FitResult) -> FloatArray:
     if not fit.status.ok:
         raise FitNotUsable(fit.status.sentence, where=fit.model, remedy=fit.status.remedy)
     values = {name: estimate.value for name, estimate in fit.parameters.items()}
-    peak = values.pop("P_max", 1.0)
-    if unknown := [name for name in values if name not in COEFFICIENTS]:
+    terms = terms_of(model_named(fit.model.removesuffix(CORRECTION)))
+    known = {"P_max", *SHAPES, *(term.parameter.name for term in terms if term.column in PLACES)}
+    if unknown := [name for name in values if name not in known]:
         found = f"the engine has no step cost for the model {fit.model!r} ({', '.join(unknown)})"
         raise WrongUsage(found, remedy="Fit one of the families that `latfit fit --model` names.")
-    if "b" in values and "Q_s" not in values:  # the hinge model
-        values |= {"b_hinge": values.pop("b"), "S_0_hinge": values.pop("S_0")}
     values.setdefault("p_A", values.get("p", 0.0))
-    c = np.array([values.get(name, 0.0) for name in COEFFICIENTS])
-    c[[SAT_W0, SAT_W1]] /= peak
+    for name in ("w_0", "w_1"):
+        values[name] = values.get(name, 0.0) / values.get("P_max", 1.0)
+    c = np.zeros(WIDTH)
+    c[list(SHAPE_PLACES.values())] = [values.get(name, 0.0) for name in SHAPE_PLACES]
+    for term in terms:
+        c[PLACES[term.column]] = values.get(term.parameter.name, 0.0)
     return c
-
-
-@inner
-def _pmax(x: float, y: float, p: float) -> float:
-    """Return the smooth maximum."""
-    top = max(x, y)
-    if min(x, y) <= 0.0:
-        return top
-    low = min(x, y) / top
-    if p == 2.0:
-        return float(top * np.sqrt(1.0 + low * low))
-    if p == 4.0:
-        return float(top * np.sqrt(np.sqrt(1.0 + low * low * low * low)))
-    return float(top * (1.0 + low**p) ** (1.0 / p))
-
-
-@inner
-def _tiles(S: float, tile: float, rho: float) -> float:
-    if tile <= 0.0:
-        return 0.0
-    if rho <= 0.0:
-        return float(tile * np.ceil(S / tile))
-    k = np.floor(S / tile)
-    return float(max(tile, tile * (k + min((S / tile - k) / rho, 1.0))))
-
-
-@inner
-def of_tokens(c: FloatArray, B: float, S: float) -> float:
-    """Return the part of a step's cost that depends on B and S."""
-    T = c[TAU_0] + c[TAU_B] * B + c[TAU_S] * S
-    if c[SAT_W1] > 0.0 or c[SAT_W0] > 0.0:
-        g = 1.0 / (np.expm1(-c[SAT_KB] * B) * np.expm1(-c[SAT_KS] * S))
-        T += (c[SAT_W0] + c[SAT_W1] * S) * g * (1.0 + c[GAMMA_B] * B + c[GAMMA_S] * S)
-    if c[HINGE] > 0.0:
-        T += c[HINGE] * max(S - c[HINGE_S0], 0.0)
-    if c[GEMM] > 0.0:
-        T += c[GEMM] * _pmax(c[GEMM_S0], S, c[P_NORM])
-    if c[GEMM_B] > 0.0:
-        T += c[GEMM_B] * _pmax(c[GEMM_S0], B, c[P_NORM])
-    if c[TAU_H] > 0.0:
-        T += c[TAU_H] * max(S - c[S_1], 0.0)
-    if c[TAU_Q] > 0.0:
-        T += c[TAU_Q] * _tiles(S, c[Q], c[RHO])
-    if c[TAU_V] > 0.0:
-        T += c[TAU_V] * _tiles(S, c[V], 0.0)
-    if c[TAU_E] > 0.0:
-        T -= c[TAU_E] * np.expm1(-c[K_E] * S)
-    return float(T)
-
-
-@inner
-def _of_prefill(c: FloatArray, w: Work) -> float:
-    """Return the extra cost of a step with prefill: attention over mixed lengths, and fixed costs of prefill."""
-    D = max(w.B - w.n, 0.0)
-    T = c[TAU_L] * w.KD + c[TAU_R] * w.KP + c[TAU_A] * w.A + c[TAU_N] * w.n + c[TAU_M] + c[TAU_Y] * D
-    if c[ATTENTION] > 0.0:
-        longest = max(w.L, w.KD / max(D, 1.0))
-        T += c[ATTENTION] * _pmax(longest, w.A / c[P_0] + w.KD / c[Q_S], c[P_ATTENTION])
-    if c[TAU_X] > 0.0:
-        T += c[TAU_X] * D * max(w.KD - c[K_0], 0.0)
-    return float(T)
 
 
 @inner
@@ -347,13 +329,12 @@ def of_decoding(t: Table, B: float, cached: float) -> float:
 @entry
 def step_ms(costs: StepCosts, w: Work) -> float:
     """Return the typical latency of a step in ms."""
-    c, t = costs.typical, costs.table
+    t, D = costs.table, max(w.B - w.n, 0.0)
     if w.P <= 0.0:
-        D = max(w.B - w.n, 0.0)
-        return float((of_decode(c[0], w.B, w.S) + c[0, TAU_K] * w.KD) * of_decoding(t, D, w.KD))
-    T = of_tokens(c[1], w.B, w.S) + _of_prefill(c[1], w)
+        return float((of_decode(costs.typical[0], w) + of_context(costs.typical[0], w)) * of_decoding(t, D, w.KD))
+    T = of_prefill(costs.typical[1], w)
     if t.values.shape[1] > 0:
-        D, length = max(w.B - w.n, 0.0), (w.KP + w.P) / max(w.n, 1.0)
+        length = (w.KP + w.P) / max(w.n, 1.0)
         if D == 0.0 and t.counts[PREFILL_ALONE, 0] > 0:
             T *= correction(t, PREFILL_ALONE, w.n, w.P, (0.0, length))
         else:
@@ -367,9 +348,3 @@ def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
     phase = phase_row(w.P, w.S)
     T = step_ms(costs, w) * level_of(costs.scatter, phase, w.S)
     return float(noisy_ms(costs.scatter, s, noise_group(costs.scatter, phase, w.B), T))
-
-
-@inner
-def of_decode(c: FloatArray, B: float, S: float) -> float:
-    """Return the part of a decode step's cost that depends on B and S."""
-    return float(of_tokens(c, B, S) + c[TAU_C] * max(B - c[B_1], 0.0))
