@@ -6,6 +6,7 @@ stands between a plan and the truth. Loops draw theirs at random.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,12 +15,13 @@ from latfit.fitting.checking.step_noise import Steps, noise_of_steps
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.hardware import ExecutionPath, HardwareProfile
-from latfit.model import FitResult, Pauses
+from latfit.model import FitResult, Pauses, noise_of
 from latfit.planning.load.capacity import feasible_rates, range_of
 from latfit.planning.load.strategies import Machine, Target, machine_of
-from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile
+from latfit.planning.load.uncertainty import DRAWS, PercentileEstimate, estimate_percentile, robust_rate
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Kind, Strategy
+from latfit.queueing import measured_times
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import step_costs
@@ -142,6 +144,17 @@ def test_pauses_that_are_ratios() -> None:
     assert late == pytest.approx(0.01, abs=4.5 * error + 2e-4)
 
 
+def test_pauses_of_both_kinds_count_at_their_worse() -> None:
+    """0.5 % of the steps take 400 ms more and 0.5 % 40 times as long: neither kind is certain."""
+    rng = np.random.default_rng(4)
+    T = np.resize(np.geomspace(2.5, 80, 18), 9000)
+    observed, place = T * np.exp(0.03 * rng.standard_normal(9000)), np.arange(9000)
+    observed += np.where(place % 199 == 0, 400.0, 0.0) + np.where(place % 211 == 0, 40 * T, 0.0)
+    pauses = noise_of_steps(np.ones(9000), np.ones(9000), Steps(T, observed, np.ones(9000)), 1.0).pauses
+    assert pauses is not None
+    assert not pauses.length_is_known
+
+
 @pytest.mark.parametrize("of_step", [0.0, 40.0])
 def test_the_kind_that_the_data_reject_less_counts(of_step: float) -> None:
     """1 % of the steps take 950 ms more, or 40 times as long. A curve that misses sizes by 10 %, and noise of 3 %,
@@ -173,6 +186,28 @@ def test_what_few_pauses_do_not_show_counts_at_its_worse() -> None:
     T = np.array([0.1, 17.5])
     assert np.all(pauses.expected(T, 1) / pauses.expected(T) >= [99.0, 99.0])
     assert any("3 measured pauses of cpu" in doubt.message for doubt in estimate(fit, 0.05).doubts)
+
+
+class TwoKinds(Machine):
+    """A tenth of the machines that the data allow pause long and seldom, the others take 60 % longer for each step."""
+
+    def drawn(self, seed: int) -> Machine:
+        steps = typical_ms(SIZES)
+        rare = Pauses(np.array([300.0]), np.zeros(1), np.ones(1), 0.004, 0.0, 30.0)
+        noise = replace(noise_of(np.ones(1), np.ones(1)), pauses=rare if seed < DRAWS // 10 else None)
+        times = measured_times(steps if seed < DRAWS // 10 else 1.6 * steps, noise)
+        return Machine(None, replace(self.main, times=times))
+
+
+def test_the_promised_rate_is_below_the_saturation_of_slow_machines() -> None:
+    """At 0.2 per ms the machines that pause have the highest p99; near saturation those with slow steps do."""
+    fit = measured(np.full(32, SHARE), lambda _, share: 80 + 40 * share)
+    drawn = TwoKinds(None, machine(fit, 0.2).main)
+    target = Target(2000.0, 0.99, 1)
+    carried = 32 / (1.6 * float(typical_ms(np.array([32.0]))[0]))
+    found = robust_rate(drawn, GREEDY, target, range(DRAWS), 1.5 * carried)
+    assert found is not None
+    assert 0.9 * carried < found < carried
 
 
 class TestRequests:

@@ -23,6 +23,7 @@ PAUSE_SIGMA = 5.0  # of log ratios; of log-normal noise one step in 3 million li
 MIN_PAUSE_RATIO = 2.0  # of observed over typical; below, a curve that misses a size or a busy stretch look alike
 MAX_PAUSED_SHARE = 0.05  # of all steps; more of them are no rare event
 REJECTED_Z = 2.6  # one-sided; a true hypothesis is rejected once in 200 times
+HINT_Z, HINT_SLOPE = 1.0, 0.2  # against a kind of length: z, and slope of ln length by ln T off 0 or 1
 MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any question
 
 
@@ -74,12 +75,13 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     at, length, count = T[paused], (observed - calm * T)[paused], weights[paused]
     order = np.argsort(length, kind="stable")
     at, length, count = at[order], length[order], count[order]
-    # Of two kinds that the data reject the less rejected one counts: lengths of a fixed time grow a little with noise.
+    # A kind is certain if the other is rejected and nothing hints at pauses of both.
     against_fixed = _growth(length, hidden * at, at, share * count)
     against_ratios = -_growth(length / at, np.full(len(at), hidden), at, share * count)
-    if against_fixed > max(REJECTED_Z, against_ratios):
+    slope = _slope(np.log(at), np.log(length), count)
+    if against_fixed > REJECTED_Z and not (against_ratios > HINT_Z and slope < 1 - HINT_SLOPE):
         return none, None
-    fixed = against_ratios > max(REJECTED_Z, against_fixed)
+    fixed = against_ratios > REJECTED_Z and not (against_fixed > HINT_Z and slope > HINT_SLOPE)
     exposure = [_exposure(length, steps, hidden, power) for power in (0, 1)]
     # Pauses per step do not prefer longer steps; pauses per ms do, in proportion.
     trends = [_score(np.log(at), share * count, sums) for sums in exposure]
@@ -109,6 +111,12 @@ def _growth(length: FloatArray, shortest: FloatArray, at: FloatArray, weights: F
     # At risk at a length: pauses at least as long that would have been seen there.
     risk = (shortest[None, :] < length[:, None]) & (length[None, :] >= length[:, None])
     return -_score(x, w, risk @ np.stack([w, w * x, w * x**2], axis=1))
+
+
+def _slope(x: FloatArray, y: FloatArray, weights: FloatArray) -> float:
+    """Return the slope of y (k,) by x (k,); 0 if all x are equal."""
+    off = x - np.average(x, weights=weights)
+    return float(weights @ (off * y)) / max(float(weights @ off**2), 1e-12)
 
 
 def _exposure(length: FloatArray, steps: Steps, hidden: float, power: int) -> FloatArray:

@@ -79,16 +79,18 @@ def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower:
 def robust_rate(
     machine: Machine, strategy: Strategy, target: Target, slowest: Sequence[int], most: float
 ) -> float | None:
-    """Return the rate per ms up to `most` at which the 97.5 % slowest drawn machine meets the target, too.
+    """Return the rate per ms up to `most` at which the 97.5 % slowest drawn machines meet the target, too.
 
-    slowest: seeds of drawn machines, the slowest first. None if the rate is below MIN_SHARE of `most`.
+    slowest: seeds of drawn machines, the slowest at the planned rate first. Near saturation that with the lowest limit
+    of stability is the slowest. None if the rate is below MIN_SHARE of `most`.
     """
     if not slowest:
         return most
-    slow = machine.drawn(slowest[MISSED_DRAWS])
+    drawn = [machine.drawn(seed) for seed in slowest]
+    slow = {drawn[MISSED_DRAWS], sorted(drawn, key=lambda each: each.rate_limit(strategy))[MISSED_DRAWS]}
 
     def met(rate: float) -> bool:
-        return target.is_met(slow.simulate(strategy, rate, COARSE))
+        return all(target.is_met(each.simulate(strategy, rate, COARSE)) for each in slow)
 
     if met(most):
         return most
