@@ -1,28 +1,28 @@
-"""Whether what is promised of waiting holds: random systems, measured, fitted, promised, and held against the truth.
+"""Whether what is promised of waiting holds: random systems, measured, fitted, promised, and compared with the truth.
 
 A system is drawn (`promises_truth.random_systems`): step times that grow, jump or fall, noise from 1 % to pauses of 60
 times or of a time of their own, per step or per second, arrivals from regular to bursts, loads of .1 to .97 of the
 limit. A trace of its steps is measured, and where its arrivals are no Poisson stream they are recorded: 20,000 of them.
 From these alone come a fit, the 99th percentile of the response with its 95 % interval, and the highest rate that is
-promised to keep a limit. The truth is simulated by a program that shares no code with the package, until it is known to
-half a percent or so.
+promised to meet a limit. The truth is simulated by a program that shares no code with the package.
 
-Of so many systems one gets a second engine and bursts, in which no policy may be slower than the first engine alone.
-Policies of two paths are held against a plain simulation, request by request, in `tests/oracle/test_two_paths.py`.
-
-Printed: how many were promised and how many were declined, with why; the share of promises whose truth lies above the
-interval (the harmful side, aim 2.5 %) and below it; the worst, in half widths; promised over true; and the share of
-rates at which the limit was missed. `python -m benchmarks.promises [--smoke] [--systems N] [--seed N]`.
+Printed by family of noise: promises, how many are broken (the truth lies beyond the harmful end by more than twice its
+own standard error; aim 2.5 %), and over-provisioning: the rate that is truly carried over the promised one, or planned
+over needed replicas. `python -m benchmarks.promises [--smoke] [--systems N] [--seed N] [--pauses] [--only KIND]`.
+Policies of two paths are compared with a plain simulation in `tests/oracle/test_two_paths.py`.
 """
 
 import argparse
 import json
 import math
 import os
+import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -39,16 +39,10 @@ ENGINE_ROWS = 10_000
 TRUTH = truth_of.Effort(tolerance=0.008, budget=10_000_000)
 COARSE = truth_of.Effort(tolerance=0.03, budget=1_500_000)
 BISECTIONS = 5
-RATES = int(os.environ.get("PROMISES_RATES", 3))
-"""Of so many systems one is asked for the rate it carries, and one is met by
-bursts and served by engines; with PROMISES_RATES=1 all are asked for it, and
-none is met by bursts or served by engines."""
-
-ONLY = os.environ.get("PROMISES_ONLY", "")
-"""`one path` or `requests`: a part of the run."""
-
 SLACK = 2.0
 """Standard errors of the truth that count for the promise."""
+
+KINDS = ("one path", "oracle", "requests", "bursts")
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,6 @@ class Outcome:
     true: float
     error: float
     declined: str = ""
-    seconds: float = 0.0
     seed: int = 0
     provision: float = math.nan
     """What is truly carried over what is promised, or replicas planned over those needed; of rates and requests."""
@@ -71,25 +64,16 @@ class Outcome:
     """Of rates: the same of a promise that knows all but how often pauses come and how long they are."""
 
     @property
-    def harmful(self) -> bool:
-        """The truth is worse than the interval's bad end."""
+    def broken(self) -> bool:
         return self.true - SLACK * self.error > self.high
 
     @property
     def cautious(self) -> bool:
         return self.true + SLACK * self.error < self.low
 
-    @property
-    def half_widths(self) -> float:
-        """How far the truth lies above the promise, in half widths of the interval towards it; of a rate's limit as a
-        share of it."""
-        above = max(self.true - SLACK * self.error - self.promised, 0.0)
-        # A rate promises a limit: what it is missed by, as a share of it.
-        return above / (self.promised if self.kind == "rate" else max(self.high - self.promised, 1e-12))
 
-
-def outcomes(planted: Planted, seed: int) -> list[Outcome]:
-    """What is promised of a system with one path, and the truth."""
+def outcomes(planted: Planted, seed: int, *, oracle: bool = False) -> list[Outcome]:
+    """What is promised of a system with one path, and the truth. oracle: whether to compare rates with the oracle's."""
     from latfit.fitting.fit import fit_trace
     from latfit.fitting.problem import FitOptions
     from latfit.hardware.profile import ExecutionPath, HardwareProfile
@@ -101,11 +85,9 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
     from latfit.planning.result import Kind
     from latfit.trace.table import Trace
 
-    began = time.process_time()
     trace = Trace(truth_of.measure(planted, planted.rows, seed))
     model = "linear" if planted.shape == "linear" else "auto"
     fit = fit_trace(trace, FitOptions(model))
-    fitted = time.process_time() - began
     group = f"{planted.shape}, {planted.noise}, {planted.load}"
     if not fit.status.ok:
         return [Outcome("percentile", group, math.nan, math.nan, math.nan, math.nan, 0.0, fit.status.code)]
@@ -116,9 +98,7 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
         moments = np.cumsum(recording(planted.system, seed))
         load = load_from_arrivals(moments, "recording", float(moments[-1] - moments[0]))
         request = PlanRequest(load=replace(load, rates=np.array([rate])), max_batch=planted.system.cap)
-    at = time.process_time()
     exact = truth_of.truth(planted.system, TRUTH, seed=seed).quantile(Q)
-    exact_s = time.process_time() - at
     sla = exact.value * float(np.random.default_rng([seed, 7]).uniform(1.2, 3))
     machine, target, strategy = machine_of(profile, 1, request), Target(sla, Q, 1), Strategy(Kind.GREEDY, ("gpu",))
     found = estimate_percentile(machine, strategy, target, rate)
@@ -126,23 +106,18 @@ def outcomes(planted: Planted, seed: int) -> list[Outcome]:
         return [Outcome("percentile", group, math.nan, 0, math.inf, exact.value, exact.error, "overloaded by the fit")]
     low, high = found.interval
     why = "; ".join(each.message for each in found.doubts) or ("no upper end" if high is None else "")
-    spent = time.process_time() - began - exact_s
-    if os.environ.get("PROMISES_TIMES"):
-        print(group, f"fit {fitted:.1f}, promise {spent - fitted:.1f}, truth {exact_s:.1f} s", flush=True)
-    first = Outcome(
-        "percentile", group, found.percentile_ms, low or 0.0, math.inf if high is None else high, exact.value,
-        exact.error, why, spent,
-    )  # fmt: skip
-    sure, asked_for = None, not why and seed % RATES == 0
-    if asked_for and (most := range_of(feasible_rates(machine, strategy, target), rate)[1]) > 0:
+    high = math.inf if high is None else high
+    first = Outcome("percentile", group, found.percentile_ms, low or 0.0, high, exact.value, exact.error, why)
+    sure = None
+    if not why and (most := range_of(feasible_rates(machine, strategy, target), rate)[1]) > 0:
         sure = robust_rate(machine, strategy, target, found.slowest, most)
     if sure is None:
         return [first]
-    found_rate = _rate_outcome(planted.system, sure, sla, group, seed)
-    if planted.system.main.stalls is None:
-        return [first, found_rate]
-    carried = oracle_rate(planted, seed, machine, strategy, target)
-    return [first, replace(found_rate, oracle=found_rate.provision * sure / carried if carried else math.inf)]
+    rated = _rate_outcome(planted.system, sure, sla, group, seed)
+    if oracle and planted.system.main.stalls is not None:
+        carried = oracle_rate(planted, seed, machine, strategy, target)
+        rated = replace(rated, oracle=rated.provision * sure / carried if carried else math.inf)
+    return [first, rated]
 
 
 def oracle_rate(planted: Planted, seed: int, machine: Machine, strategy: Strategy, target: Target) -> float:
@@ -221,7 +196,6 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     evaluator.alone_ms = evaluator.alone(settings).summary.latency["mean"].value
     evaluator.requests = requests_for(load, evaluator.alone_ms)
     fixed = {"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order"}
-    began = time.process_time()
     found = Search(evaluator, settings, SearchSpace(frozenset(fixed))).run()
     group = f"requests, {noise}, {engines} engines"
     if found.best is None:
@@ -234,10 +208,8 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
         needed -= 1
     while needed == planned and engine.ttft(rate, needed, seed + 2).value > limit:
         needed += 1
-    spent = time.process_time() - began
-    provision = planned / needed
     why = "" if sure else "decided by chance, or not kept with steps longer by the fit's error"
-    return [Outcome("requests", group, limit, 0.0, limit, tail.value, tail.error, why, spent, provision=provision)]
+    return [Outcome("requests", group, limit, 0.0, limit, tail.value, tail.error, why, provision=planned / needed)]
 
 
 def burst_outcomes(seed: int) -> list[Outcome]:
@@ -263,7 +235,7 @@ def burst_outcomes(seed: int) -> list[Outcome]:
         options = Options(len(arrive), replications=1, warmup=0.0)
         late = simulate(policy, system, load, options).latency[f"p{100 * Q:g}"].value
         group = f"{name}, {slots} slots, {at_once} at once"
-        found.append(Outcome("burst", group, alone_ms, 0.0, alone_ms * (1 + 1e-9), late, 0.0, seed=seed))
+        found.append(Outcome("burst", group, alone_ms, 0.0, alone_ms * (1 + 1e-9), late, 0.0))
     return found
 
 
@@ -271,131 +243,98 @@ def _rate_outcome(system: System, carried: float, sla: float, group: str, seed: 
     """The limit at the promised rate: a promise of a percentile at most `sla`."""
     if carried >= system.limit:
         return Outcome("rate", group, sla, 0.0, sla, math.inf, 0.0)
-    late = truth_of.truth(faster(system, carried), TRUTH, seed=seed + 1).quantile(Q)
+    late = truth_of.truth(_at_rate(system, carried), TRUTH, seed=seed + 1).quantile(Q)
     low, high = carried, system.limit
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
         # Nearer to the limit of stability no rate is worth the time that it takes to tell.
         kept = middle < 0.97 * system.limit and (
-            truth_of.truth(faster(system, middle), COARSE, seed=seed + 2).quantile(Q).value <= sla
+            truth_of.truth(_at_rate(system, middle), COARSE, seed=seed + 2).quantile(Q).value <= sla
         )
         low, high = (middle, high) if kept else (low, middle)
     return Outcome("rate", group, sla, 0.0, sla, late.value, late.error, provision=low / carried)
 
 
+def _at_rate(system: System, rate: float) -> System:
+    return replace(system, arrivals=system.arrivals.at_rate(rate))
+
+
 def recording(system: System, seed: int) -> np.ndarray:
     """Gaps in ms of RECORDED arrivals; of a recording its own."""
-    if system.arrivals.gaps_ms:
-        return np.asarray(system.arrivals.gaps_ms)
-    blocks = system.arrivals.source(np.random.default_rng([seed, 3]))
-    gaps = [next(blocks)]
-    while sum(map(len, gaps)) < RECORDED:
-        gaps.append(next(blocks))
-    return np.concatenate(gaps)[:RECORDED]
+    count = len(system.arrivals.gaps_ms) or RECORDED
+    return system.arrivals.gaps(count, np.random.default_rng([seed, 3]))
 
 
-def faster(system: System, rate: float) -> System:
-    """The same arrivals in time that runs faster or slower, bursts and all."""
-    arrivals = system.arrivals.at_rate(rate)
-    if system.arrivals.kind == truth_of.BURSTS:
-        factor, p = rate / system.arrivals.rate, system.arrivals.p
-        arrivals = replace(system.arrivals, rate=rate, p=(p[0] * factor, p[1] * factor, p[2] / factor, p[3] / factor))
-    return replace(system, arrivals=arrivals)
-
-
-def _one(job: tuple[Planted, int]) -> list[Outcome]:
+def _one(job: tuple[Planted, int], kinds: Sequence[str]) -> list[Outcome]:
     planted, seed = job
-    found = outcomes(planted, seed) if ONLY in ("", "one path") else []
-    engines = planted.noise in ("narrow", "pauses", *truth_of.STALLS) and seed % RATES == 2 and ONLY in ("", "requests")
-    found += requests_outcome(planted.noise, seed) if engines else []
-    found += burst_outcomes(seed) if seed % RATES == 2 and ONLY == "" else []
+    found = outcomes(planted, seed, oracle="oracle" in kinds) if {"one path", "oracle"} & set(kinds) else []
+    if "requests" in kinds and planted.noise in ("narrow", "pauses", *truth_of.STALLS):
+        found += requests_outcome(planted.noise, seed)
+    if "bursts" in kinds:
+        found += burst_outcomes(seed)
     return [replace(row, seed=seed) for row in found]
 
 
 def report(found: Sequence[Outcome]) -> None:
-    """The table."""
-    for kind in ("percentile", "rate", "requests", "burst"):
+    """Print the table by kind of promise and family of noise, the policies of bursts, and broken promises."""
+    for kind in dict.fromkeys(row.kind for row in found):
         rows = [row for row in found if row.kind == kind]
-        made = [row for row in rows if not row.declined]
-        declined: dict[str, int] = {}
-        for row in rows:
-            if row.declined:
-                what = row.declined.split(" (")[0].split(" on ")[0]
-                declined[what] = declined.get(what, 0) + 1
-        if not made:
-            continue
-        harmful = [row for row in made if row.harmful]
-        print(f"{kind}: {len(made)} promised, {len(rows) - len(made)} declined {declined or ''}")
-        print(
-            f"  truth above the interval {len(harmful) / len(made):.1%}, below it"
-            f" {sum(row.cautious for row in made) / len(made):.1%}; beyond twice the half width"
-            f" {sum(row.half_widths > 2 for row in made)}, the worst {max(row.half_widths for row in made):.2f}"
-        )
-        if kind in ("rate", "requests"):
-            known = [row.provision for row in rows if not math.isnan(row.provision)]
-            print(f"  over-provisioning {np.median(known):.2f} in the median, of those in doubt, too")
-            oracles = [row.oracle for row in rows if not math.isnan(row.oracle)]
-            if oracles:
-                print(f"  of an oracle that estimates only rate and lengths of pauses: {np.median(oracles):.2f}")
-        elif kind != "burst":
-            ratio = np.array([row.promised / row.true for row in made])
-            off = np.abs(np.log(ratio))
-            width = np.array([row.high / row.low for row in made])
-            print(
-                f"  promised over true: median {np.median(ratio):.3f}, off by {math.expm1(np.median(off)):.1%} in the"
-                f" median, {math.expm1(np.quantile(off, 0.9)):.1%} at the 90th percentile; high over low: median"
-                f" {np.median(width):.2f}, 90th percentile {np.quantile(width, 0.9):.2f};"
-                f" {np.median([row.seconds for row in made]):.1f} s of processor time each"
-            )
-        for part in range(3):
-            by: dict[str, list[Outcome]] = {}
-            for row in made:
-                by.setdefault(row.group.split(", ")[part], []).append(row)
-            for name, some in sorted(by.items()):
-                share = sum(row.harmful for row in some) / len(some)
-                worst = max(row.half_widths for row in some)
-                more = ""
-                if kind in ("rate", "requests"):
-                    more = f", over-provisioning {np.median([row.provision for row in some]):.2f}"
-                if kind == "rate" and not math.isnan(some[0].oracle):
-                    more += f", of the oracle {np.nanmedian([row.oracle for row in some]):.2f}"
-                print(f"    {name:20} {len(some):5} promised, above {share:5.1%}, worst {worst:.2f}{more}")
+        print(f"{kind}:\n    {'':24} drawn promised  broken  below  over-provisioned  oracle")
+        families = dict.fromkeys(row.group.split(", ")[1 if kind != "burst" else 0] for row in rows)
+        for family in (*sorted(families), "all"):
+            some = [row for row in rows if family in ("all", *row.group.split(", "))]
+            made = [row for row in some if not row.declined]
+            provision, oracle = (_median([getattr(row, name) for row in made]) for name in ("provision", "oracle"))
+            broken, below = sum(row.broken for row in made), sum(row.cautious for row in made)
+            print(f"    {family:24} {len(some):5} {len(made):8} {broken:7} {below:6} {provision:17.2f} {oracle:7.2f}")
+        declined = Counter(row.declined.split(" (")[0].split(":")[0] for row in rows if row.declined)
+        print("".join(f"    declined, {why}: {count}\n" for why, count in declined.most_common()), end="")
+    for row in found:
+        if row.broken and not row.declined:
+            print("  broken:", row)
 
 
-def run(systems: int, seed: int, log: str = "", families: Sequence[str] = ()) -> list[Outcome]:
-    """All outcomes, on all cores. log: a file that takes each as it comes.  families: of noise; empty for all."""
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.median(known)) if known else math.nan
+
+
+def run(systems: int, seed: int, kinds: Sequence[str], log: str, families: Sequence[str], rows: int) -> list[Outcome]:
+    """All outcomes, on all cores. log: a file that takes each as it comes. families: of noise; empty for all. rows: how
+    many times as many steps are measured."""
     drawn = enumerate(truth_of.random_systems(systems, seed))
-    jobs = [(planted, 1000 * seed + i) for i, planted in drawn if not families or planted.noise in families]
+    jobs = [(replace(each, rows=rows * each.rows), 1000 * seed + i) for i, each in drawn]
+    jobs = [job for job in jobs if not families or job[0].noise in families]
     found: list[Outcome] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for rows in pool.map(_one, jobs, chunksize=1):
-            found += rows
+        for outcome in pool.map(partial(_one, kinds=kinds), jobs, chunksize=1):
+            found += outcome
             if log:
                 with open(log, "a") as stream:
-                    stream.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
+                    stream.writelines(f"{json.dumps(asdict(row))}\n" for row in outcome)
     return found
 
 
-def main(smoke: bool = False, systems: int = 1000, seed: int = 1, log: str = "", families: Sequence[str] = ()) -> None:
-    began = time.perf_counter()
-    if smoke:
-        systems = 2
-        found = [row for i, planted in enumerate(truth_of.random_systems(systems, 1)) for row in _one((planted, i))]
-    else:
-        found = run(systems, seed, log, families)
-    print(f"promises: {systems} random systems, {time.perf_counter() - began:.0f} s")
-    report(found)
-    for row in found:
-        if row.half_widths > 1 and not row.declined:
-            print("  above:", row)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--smoke", action="store_true")
+def main(smoke: bool = False, arguments: Sequence[str] = ()) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.promises")
     parser.add_argument("--systems", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", default="", help="file that takes each outcome as it comes")
     parser.add_argument("--pauses", action="store_true", help="only systems whose pauses add to steps")
-    typed = parser.parse_args()
-    main(typed.smoke, typed.systems, typed.seed, typed.log, truth_of.STALLS if typed.pauses else ())
+    parser.add_argument("--family", action="append", default=[], help="only systems with this noise")
+    parser.add_argument("--only", action="append", choices=KINDS, help="of the promises")
+    parser.add_argument("--rows", type=int, default=1, help="how many times as many steps are measured")
+    asked = parser.parse_args(arguments)
+    began = time.perf_counter()
+    kinds = asked.only or [kind for kind in KINDS if kind != "oracle"]
+    systems, families = (2 if smoke else asked.systems), truth_of.STALLS if asked.pauses else asked.family
+    if smoke:
+        found = [row for i, each in enumerate(truth_of.random_systems(systems, 1)) for row in _one((each, i), kinds)]
+    else:
+        found = run(systems, asked.seed, kinds, asked.log, families, asked.rows)
+    print(f"promises: {systems} random systems, {time.perf_counter() - began:.0f} s")
+    report(found)
+
+
+if __name__ == "__main__":
+    main("--smoke" in sys.argv[1:], [each for each in sys.argv[1:] if each != "--smoke"])

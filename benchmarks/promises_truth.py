@@ -1,19 +1,18 @@
-"""The truth that promises about waiting are held to: a compiled simulator that shares nothing with the package, and
-random systems whose step times can be measured as a trace before anything is promised about them.
+"""The truth that promises about waiting are compared with: a compiled simulator that shares nothing with the package,
+and random systems whose step times can be measured as a trace before anything is promised about them.
 
 A server takes all requests that wait, up to `cap`, the oldest first. A batch of b lasts T(b) F, F drawn anew for each
-batch, and pauses add to it: a Poisson process per batch or per ms of T(b) F. The loop goes from batch to batch.
+batch, and pauses add to it: a Poisson process per batch or per ms of T(b) F.
 
-Response times are counted in bins of a 1024th of an octave. R replications with streams of their own start empty; what
-the queue needs to forget that is dropped, and then all go on until the pooled quantile is known well enough: its
-standard error is half the distance of the pooled quantiles at q - s and q + s, s the standard error of the share below
-it (Woodruff 1952). Means are ratios of sums, with the linearised error. Times in ms, rates per ms.
+R replications with streams of their own start empty and drop what the queue needs to forget; more replications follow
+until the pooled quantile is known well enough. Its standard error is half the distance of the pooled quantiles at q - s
+and q + s, s the standard error of the share below it (Woodruff 1952). Times in ms, rates per ms.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ POISSON, RENEWAL, BURSTS, REPEATED = range(4)
 
 @dataclass(frozen=True)
 class Law:
-    """Law of the factor F of a step's time; made by the functions below. p: its parameters."""
+    """Distribution of the factor F of a step's time; made by the functions below. p: its parameters."""
 
     kind: int
     p: tuple[float, ...] = ()
@@ -61,18 +60,31 @@ class Law:
 
     def draw(self, count: int, rng: np.random.Generator) -> FloatArray:
         """`count` independent factors."""
-        p = self.p
-        if self.kind == CONSTANT:
-            return np.full(count, p[0])
-        if self.kind == EXPONENTIAL:
-            return rng.exponential(p[0], count)
-        if self.kind == UNIFORM:
-            return rng.uniform(p[0], p[1], count)
-        if self.kind == LOGNORMAL:
-            return np.asarray(p[0] * np.exp(rng.normal(0, p[1], count)))
-        s, share, low, high = p
-        calm = np.exp(rng.normal(0, s, count))
-        return np.where(rng.random(count) < share, rng.uniform(low, high, count), calm)
+        found = np.empty(count)
+        _fill(self.kind, np.array(self.p), rng, found)
+        return found
+
+
+@njit(cache=True, nogil=True)
+def _draw(kind, p, rng):  # type: ignore[no-untyped-def]
+    """One number of a law."""
+    if kind == CONSTANT:
+        return p[0]
+    if kind == EXPONENTIAL:
+        return p[0] * rng.standard_exponential()
+    if kind == LOGNORMAL:
+        return p[0] * math.exp(p[1] * rng.standard_normal())
+    if kind == PAUSES:
+        if rng.random() < p[1]:
+            return p[2] + (p[3] - p[2]) * rng.random()
+        return math.exp(p[0] * rng.standard_normal())
+    return p[0] + (p[1] - p[0]) * rng.random()
+
+
+@njit(cache=True, nogil=True)
+def _fill(kind, p, rng, found):  # type: ignore[no-untyped-def]
+    for i in range(len(found)):
+        found[i] = _draw(kind, p, rng)
 
 
 def constant(value: float = 1.0) -> Law:
@@ -169,32 +181,23 @@ class Arrivals:
     gaps_ms: tuple[float, ...] = ()
 
     def at_rate(self, rate: float) -> "Arrivals":
-        """The same pattern at another mean rate; bursts last as long as before, with more or fewer arrivals in each,
-        and a recording runs faster or slower."""
-        factor = rate / self.rate
-        p = (self.p[0] * factor, self.p[1] * factor, *self.p[2:]) if self.kind == BURSTS else self.p
+        """The same arrivals in time that runs faster or slower, bursts and all."""
+        factor, p = rate / self.rate, self.p
+        if self.kind == BURSTS:
+            p = (p[0] * factor, p[1] * factor, p[2] / factor, p[3] / factor)
         return replace(self, rate=rate, p=p, gaps_ms=tuple(gap / factor for gap in self.gaps_ms))
 
-    def source(self, rng: np.random.Generator) -> Iterator[FloatArray]:
-        """Gaps, block after block; bursts and recordings start at a random moment of their course."""
+    def gaps(self, n: int, rng: np.random.Generator) -> FloatArray:
+        """Gaps (n,); bursts and recordings start at a random moment of their course."""
         if self.kind == REPEATED:
-            gaps = np.roll(np.asarray(self.gaps_ms), -int(rng.integers(len(self.gaps_ms))))
-            gaps = np.tile(gaps, -(-BLOCK // len(gaps)))
-            while True:
-                yield gaps
-        elif self.kind == BURSTS:
-            p = np.asarray(self.p)
-            state = int(rng.random() < p[3] / (p[2] + p[3]))
-            left = rng.exponential(p[2 + state])
-            while True:
-                gaps = np.empty(BLOCK)
-                state, left = _burst_gaps(rng, p, state, left, gaps)
-                yield gaps
-        shape = self.p[0] if self.kind == RENEWAL else 1.0
-        while self.kind in (POISSON, RENEWAL):
-            gaps = rng.standard_exponential(BLOCK) if self.kind == POISSON else rng.standard_gamma(shape, BLOCK)
-            gaps *= 1 / (shape * self.rate)
-            yield gaps
+            return np.resize(np.roll(np.asarray(self.gaps_ms), -int(rng.integers(len(self.gaps_ms)))), n)
+        if self.kind == BURSTS:
+            found = np.empty(n)
+            _burst_gaps(rng, np.asarray(self.p), found)
+            return found
+        if self.kind == RENEWAL:
+            return rng.standard_gamma(self.p[0], n) / (self.p[0] * self.rate)
+        return rng.standard_exponential(n) / self.rate
 
     @cached_property
     def dispersion(self) -> float:
@@ -216,24 +219,25 @@ def gamma_arrivals(rate: float, shape: float) -> Arrivals:
     return Arrivals(RENEWAL, rate, (shape,))
 
 
-def bursts(rate_1: float, rate_2: float, mean_1_ms: float, mean_2_ms: float) -> Arrivals:
-    """Poisson arrivals at rate_1 for an exponential time of mean mean_1_ms, then rate_2 for one of mean_2_ms, and so
-    on (a Markov-modulated Poisson process of two states). Its mean rate follows; see `at_rate`."""
-    rate = (rate_1 * mean_1_ms + rate_2 * mean_2_ms) / (mean_1_ms + mean_2_ms)
-    return Arrivals(BURSTS, rate, (rate_1, rate_2, mean_1_ms, mean_2_ms))
+def bursts(rate: float, faster: float, mean_1_ms: float, mean_2_ms: float) -> Arrivals:
+    """Poisson arrivals, for an exponential time of mean mean_1_ms `faster` times as fast as for one of mean_2_ms, and
+    so on (a Markov-modulated Poisson process of two states)."""
+    slow = rate * (mean_1_ms + mean_2_ms) / (faster * mean_1_ms + mean_2_ms)
+    return Arrivals(BURSTS, rate, (faster * slow, slow, mean_1_ms, mean_2_ms))
 
 
 def recorded(times_ms: Sequence[float] | FloatArray, rate: float) -> Arrivals:
-    """Arrivals at given moments, faster or slower, over and over, a mean gap between; each replication from a place of
-    its own."""
+    """Arrivals at given moments, faster or slower, over and over, a mean gap between."""
     gaps = np.diff(np.asarray(times_ms, dtype=np.float64))
     mean = float(gaps.mean())
     return Arrivals(REPEATED, 1 / mean, (), (mean, *gaps.tolist())).at_rate(rate)
 
 
 @njit(cache=True, nogil=True)
-def _burst_gaps(rng, p, state, left, gaps):  # type: ignore[no-untyped-def]
-    """Fill `gaps`; returns the state and how long it still lasts. An arrival takes Exp(1) of accumulated rate."""
+def _burst_gaps(rng, p, gaps):  # type: ignore[no-untyped-def]
+    """Fill `gaps`. An arrival takes Exp(1) of accumulated rate."""
+    state = int(rng.random() < p[3] / (p[2] + p[3]))
+    left = rng.standard_exponential() * p[2 + state]
     for i in range(len(gaps)):
         passed, work = 0.0, rng.standard_exponential()
         while work > p[state] * left:
@@ -243,7 +247,6 @@ def _burst_gaps(rng, p, state, left, gaps):  # type: ignore[no-untyped-def]
             left = rng.standard_exponential() * p[2 + state]
         gaps[i] = passed + work / p[state]
         left -= work / p[state]
-    return state, left
 
 
 def _recorded_dispersion(gaps: FloatArray) -> float:
@@ -276,179 +279,64 @@ class System:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The loop
+# The simulation
 # ---------------------------------------------------------------------------------------------------------------------
-
-OCTAVE_BITS = 10
-_SHIFT = 52 - OCTAVE_BITS
-_LOWEST = (1023 - 20) << OCTAVE_BITS
-BINS = 60 << OCTAVE_BITS
-"""Bins of responses from 2^-20 to 2^40 ms."""
-
-BLOCK = 2**14
-"""Random numbers drawn at a time."""
-
-MOST_WAITING = 2**22
-
-NEXT, FREE, STALL = range(3)
-MOST_STALLS = 256
-"""Pauses of one batch for which random numbers are at hand."""
-HEAD, COUNT = range(2)
-SERVED, BATCHES = range(2)
 
 
 class _Plant(NamedTuple):
-    """T[b] and law_of[b] of the server, the largest batch, and pauses: 0 none, 1 per batch, 2 per ms."""
+    """T[b] and law_of[b] of the server; kinds (k,) and parameters (k, 4) of the laws, the last that of pauses' lengths;
+    pauses per batch or per ms, 0 for none."""
 
     T: FloatArray
     law_of: IntArray
-    cap: int
-    stalls: int
+    kinds: IntArray
+    p: FloatArray
+    per_batch: float
+    per_ms: float
 
 
-class _Record(NamedTuple):
-    """Where a replication is, and what it has counted. total: sum of the responses (1,)."""
-
-    clocks: FloatArray
-    places: IntArray
-    total: FloatArray
-    counts: IntArray
-    histogram: IntArray
-
-
-class _Drawn(NamedTuple):
-    """Random numbers drawn beforehand: gaps between arrivals, and a row of factors a law, then gaps between pauses and
-    their lengths. used: how many of the gaps, then of each row, are spent."""
-
-    gaps: FloatArray
-    factors: FloatArray
-    used: IntArray
+def _plant(main: Steps) -> _Plant:
+    stalls = main.stalls or Stalls(0.0, False, constant(0.0))
+    laws = [*main.laws, stalls.lengths_ms]
+    return _Plant(
+        np.array([0.0, *main.times_ms]),
+        np.array([0, *(main.law_of or (0,) * len(main.times_ms))], dtype=np.int64),
+        np.array([law.kind for law in laws]),
+        np.array([[*law.p, *[0.0] * (4 - len(law.p))] for law in laws]),
+        0.0 if stalls.per_ms else stalls.rate,
+        stalls.rate if stalls.per_ms else 0.0,
+    )
 
 
 @njit(cache=True, nogil=True)
-def _serve(plant, record, drawn, queue, goal):  # type: ignore[no-untyped-def]
-    """Serve `goal` more requests; ends early where random numbers, the ring's places or arrivals run out."""
-    T, law_of, cap, stalls = plant
-    clocks, places, total, counts, histogram = record
-    gaps, factors, used = drawn
-    coming, free, stall = clocks[NEXT], clocks[FREE], clocks[STALL]
-    head, count, ring, spent = places[HEAD], places[COUNT], len(queue) - 1, used[0]
-    last = len(factors) - 1  # rows of gaps between pauses and of their lengths: the last two
-    served, batches = 0, 0
-    while served < goal:
-        # Everybody who comes before the next batch starts, and with him who starts it.
-        while count < 1 or coming <= max(free, queue[head & ring]):
-            if count > ring or spent == len(gaps) or coming == np.inf:
-                break
-            queue[(head + count) & ring] = coming
-            count += 1
-            coming += gaps[spent]
-            spent += 1
-        if count > ring or (spent == len(gaps) and coming < np.inf) or count == 0:
-            break
-        start, b = max(free, queue[head & ring]), min(count, cap)
-        law = law_of[b]
-        if used[law + 1] == factors.shape[1] or used[-1] > factors.shape[1] - MOST_STALLS:
-            break
-        lasts = T[b] * factors[law, used[law + 1]]
-        used[law + 1] += 1
-        if stalls > 0:
-            # `stall` is how far the next pause lies ahead, in batches or in ms of work.
-            stall -= 1.0 if stalls == 1 else lasts
-            while stall < 0.0:
-                lasts += factors[last, used[-1]]
-                stall += factors[last - 1, used[-1]]
-                used[-1] += 1
+def _serve(plant, cap, arrive, warm, rng, response):  # type: ignore[no-untyped-def]
+    """Write the response of each arrival (n,) in ms; return how many batches began with arrival `warm` or later."""
+    T, law_of, kinds, p, per_batch, per_ms = plant
+    n, i, batches, free, ahead = len(arrive), 0, 0, 0.0, rng.standard_exponential()
+    while i < n:
+        start, end = max(free, arrive[i]), i + 1
+        while end < n and end - i < cap and arrive[end] <= start:
+            end += 1
+        law = law_of[end - i]
+        lasts = T[end - i] * _draw(kinds[law], p[law], rng)
+        # The next pause lies `ahead`, in expected pauses.
+        ahead -= per_batch + per_ms * lasts
+        while ahead < 0.0:
+            lasts += _draw(kinds[-1], p[-1], rng)
+            ahead += rng.standard_exponential()
         free = start + lasts
-        batches += 1
-        for i in range(head, head + b):
-            response = free - queue[i & ring]
-            place = (np.float64(response).view(np.int64) >> _SHIFT) - _LOWEST
-            histogram[min(max(place, 0), BINS - 1)] += 1
-            total[0] += response
-        head, count, served = (head + b) & ring, count - b, served + b
-    clocks[NEXT], clocks[FREE], clocks[STALL] = coming, free, stall
-    places[HEAD], places[COUNT], used[0] = head, count, spent
-    counts[SERVED] += served
-    counts[BATCHES] += batches
+        for k in range(i, end):
+            response[k] = free - arrive[k]
+        batches += i >= warm
+        i = end
+    return batches
 
 
-@njit(cache=True, nogil=True)
-def _set_back(clocks, places, queue):  # type: ignore[no-untyped-def]
-    """Count time from the moment at which the server becomes free: clocks of long runs stay exact."""
-    zero = clocks[FREE]
-    clocks[NEXT] -= zero
-    clocks[FREE] = 0.0
-    for i in range(places[COUNT]):
-        queue[(places[HEAD] + i) & (len(queue) - 1)] -= zero
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Replications
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class Replication:
-    """One run with its own stream of random numbers, from empty."""
-
-    def __init__(self, system: System, seed: Sequence[int]) -> None:
-        main = system.main
-        self._laws, self._stalls = main.laws, main.stalls
-        self._plant = _Plant(
-            np.array([0.0, *main.times_ms]),
-            np.array([0, *(main.law_of or (0,) * len(main.times_ms))], dtype=np.int64),
-            system.cap,
-            0 if main.stalls is None else 2 if main.stalls.per_ms else 1,
-        )
-        self._rng = np.random.default_rng(list(seed))
-        self._factors = np.zeros((len(self._laws) + 2, BLOCK))
-        self._used = np.full(2 + len(self._laws), BLOCK)
-        self._places, self._queue = np.zeros(2, np.int64), np.empty(1024)
-        self.arrive(system.arrivals.source(self._rng))
-        self.drop()
-
-    def arrive(self, source: Iterator[FloatArray]) -> None:
-        """Start with gaps between arrivals, block after block."""
-        self._source, self._clocks = source, np.zeros(3)
-        self._gaps = next(source)
-        self._clocks[NEXT], self._used[0] = self._gaps[0], 1
-
-    def drop(self) -> None:
-        """Forget what was counted, not where the run is."""
-        self.total, self.counts, self.histogram = np.zeros(1), np.zeros(2, np.int64), np.zeros(BINS, np.int64)
-
-    def advance(self, requests: int) -> None:
-        """Serve at least so many more. Raises ArithmeticError when four million wait."""
-        goal = int(self.counts[SERVED]) + requests
-        while self.counts[SERVED] < goal:
-            self._refill()
-            record = _Record(self._clocks, self._places, self.total, self.counts, self.histogram)
-            drawn = _Drawn(self._gaps, self._factors, self._used)
-            _serve(self._plant, record, drawn, self._queue, goal - int(self.counts[SERVED]))
-            _set_back(self._clocks, self._places, self._queue)
-
-    def _refill(self) -> None:
-        """Draw what is spent; copy a full ring to one of twice its size."""
-        if self._used[0] == len(self._gaps) and self._clocks[NEXT] < math.inf:
-            self._gaps, self._used[0] = next(self._source), 0
-        for row, law in enumerate(self._laws):
-            if self._used[row + 1] == BLOCK:
-                self._factors[row], self._used[row + 1] = law.draw(BLOCK, self._rng), 0
-        if self._used[-1] > BLOCK - MOST_STALLS:
-            self._used[-1] = 0
-            if self._stalls is not None:
-                self._factors[-2] = self._rng.exponential(1 / self._stalls.rate, BLOCK)
-                self._factors[-1] = self._stalls.lengths_ms.draw(BLOCK, self._rng)
-        if self._places[COUNT] == len(self._queue):
-            if self._places[COUNT] >= MOST_WAITING:
-                raise ArithmeticError("the queue grows without end")
-            waiting = np.roll(self._queue, -self._places[HEAD])
-            self._queue, self._places[HEAD] = np.concatenate([waiting, np.empty(len(waiting))]), 0
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Estimates
-# ---------------------------------------------------------------------------------------------------------------------
+def serve(system: System, arrive: FloatArray, warm: int, rng: np.random.Generator) -> tuple[FloatArray, int]:
+    """Responses (n - warm,) in ms of requests that come at `arrive` (n,), and the batches they were served in."""
+    response = np.empty(len(arrive))
+    batches = _serve(_plant(system.main), system.cap, arrive, warm, rng, response)
+    return response[warm:], batches
 
 
 class Value(NamedTuple):
@@ -468,8 +356,8 @@ class Effort:
     """How long to simulate: until the standard error of quantile `q` is at most `tolerance` times it (inf: one round),
     or `budget` requests are served in all.
 
-    requests: a replication's first round; 0 goes by the load. warm: what is dropped of each replication; None goes by
-    the load.
+    replications: of a round. requests: of a replication; 0 goes by the load. warm: what is dropped of each; None goes
+    by the load.
     """
 
     tolerance: float = 0.01
@@ -477,73 +365,40 @@ class Effort:
     replications: int = 16
     requests: int = 0
     warm: int | None = None
-    budget: int = 400_000_000
+    budget: int = 20_000_000
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What R replications counted: histograms (R, BINS), sums of responses (R,) and counts (R, 2)."""
+    """Responses (R, n) of R replications, in ms, and the batches (R,) that served them."""
 
-    histograms: IntArray
-    totals: FloatArray
-    counts: IntArray
-
-    @property
-    def requests(self) -> int:
-        """Counted in all."""
-        return int(self.counts[:, SERVED].sum())
+    responses: FloatArray
+    batches: IntArray
 
     @property
     def mean(self) -> Value:
         """Mean response in ms."""
-        return self._ratio(self.totals, self.counts[:, SERVED])
+        return _mean_of(self.responses.mean(axis=1))
 
     @property
-    def mean_batch(self) -> Value:
+    def mean_batch(self) -> float:
         """Requests in a batch."""
-        return self._ratio(self.counts[:, SERVED], self.counts[:, BATCHES])
+        return self.responses.size / int(self.batches.sum())
 
     def quantile(self, q: float) -> Value:
-        """Response in ms that a share q of the requests meets; known to a 1024th."""
-        x = float(self._at(np.array([q]))[0])
+        """Response in ms that a share q of the requests meets."""
+        x = float(np.quantile(self.responses, q))
         error = self.share_within(x).error
-        low, high = self._at(np.array([max(q - error, 0.0), min(q + error, 1.0)]))
+        low, high = np.quantile(self.responses, [max(q - error, 0.0), min(q + error, 1.0)])
         return Value(x, float(high - low) / 2)
 
     def share_within(self, limit_ms: float) -> Value:
-        """Share of requests with a response up to the limit, within its bin in proportion."""
-        place = int(np.searchsorted(_edges(), limit_ms, side="right")) - 1
-        if not 0 <= place < BINS:
-            return Value(float(place >= BINS), 0.0)
-        low, high = _edges()[place : place + 2]
-        met = self.histograms[:, :place].sum(axis=1) + self.histograms[:, place] * ((limit_ms - low) / (high - low))
-        return self._ratio(met, self.counts[:, SERVED])
-
-    def _at(self, shares: FloatArray) -> FloatArray:
-        """Pooled quantiles, within a bin in proportion."""
-        pooled = self.histograms.sum(axis=0)
-        used = np.flatnonzero(pooled)
-        reached = np.cumsum(pooled[used])
-        wanted = shares * reached[-1]
-        i = np.minimum(np.searchsorted(reached, wanted, side="left"), len(used) - 1)
-        part = (wanted - (reached[i] - pooled[used[i]])) / pooled[used[i]]
-        low, high = _edges()[used[i]], _edges()[used[i] + 1]
-        return np.asarray(low + part * (high - low))
-
-    def _ratio(self, above: FloatArray | IntArray, below: FloatArray | IntArray) -> Value:
-        total = float(below.sum())
-        if total == 0:
-            return Value(math.nan, math.nan)
-        ratio = float(above.sum()) / total
-        R = len(below)
-        off = above - ratio * below
-        return Value(ratio, math.sqrt(R / (R - 1) * float(off @ off)) / total if R > 1 else math.nan)
+        """Share of requests with a response up to the limit."""
+        return _mean_of((self.responses <= limit_ms).mean(axis=1))
 
 
-@cache
-def _edges() -> FloatArray:
-    """Where the bins begin, and the last one ends."""
-    return ((np.arange(BINS + 1) + _LOWEST) << _SHIFT).view(np.float64)
+def _mean_of(runs: FloatArray) -> Value:
+    return Value(float(runs.mean()), float(runs.std(ddof=1)) / math.sqrt(len(runs)))
 
 
 def remembers(system: System) -> float:
@@ -567,24 +422,16 @@ def truth(system: System, effort: Effort | None = None, seed: int = 0) -> Truth:
     effort = effort or Effort()
     warm = effort.warm if effort.warm is not None else math.ceil(max(20_000.0, 5 * remembers(system)))
     warm = min(warm, effort.budget // (2 * effort.replications))
-    runs = [Replication(system, (seed, i)) for i in range(effort.replications)]
-    for run in runs:
-        run.advance(warm)
-        run.drop()
-    more = effort.requests or max(50_000, warm)
+    count, responses, batches = warm + (effort.requests or max(50_000, warm)), list[FloatArray](), list[int]()
     while True:
-        for run in runs:
-            run.advance(more)
-        found = Truth(
-            np.array([run.histogram for run in runs]),
-            np.array([run.total[0] for run in runs]),
-            np.array([run.counts for run in runs]),
-        )
-        each, off = found.requests // len(runs), found.quantile(effort.q).relative
-        left = effort.budget // len(runs) - warm - each
-        if off <= effort.tolerance or left <= 0:
+        for _ in range(effort.replications):
+            rng = np.random.default_rng((seed, len(responses)))
+            response, served = serve(system, np.cumsum(system.arrivals.gaps(count, rng)), warm, rng)
+            responses.append(response)
+            batches.append(served)
+        found = Truth(np.array(responses), np.array(batches))
+        if found.quantile(effort.q).relative <= effort.tolerance or len(responses) * count >= effort.budget:
             return found
-        more = min(left, math.ceil(each * min(max(1.1 * (off / effort.tolerance) ** 2 - 1, 0.25), 3.0)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -748,7 +595,7 @@ def _random_arrivals(load: str, rate: float, batch_ms: float, rng: np.random.Gen
         return gamma_arrivals(rate, _log_uniform(rng, 0.3, 3))
     if load == "bursts":
         lasts, share = batch_ms * _log_uniform(rng, 1, 20), rng.uniform(0.05, 0.4)
-        return bursts(rng.uniform(1.5, 5), 1.0, lasts, lasts * (1 - share) / share).at_rate(rate)
+        return bursts(rate, rng.uniform(1.5, 5), lasts, lasts * (1 - share) / share)
     if load == "recorded":
         count, waves = int(_log_uniform(rng, 2_000, 20_000)), rng.integers(1, 6)
         speed = 1 + rng.uniform(0, 0.4) * np.sin(2 * np.pi * waves * np.arange(count) / count)
@@ -780,19 +627,16 @@ def _size_chances(design: str, largest: int) -> FloatArray:
 # ---------------------------------------------------------------------------------------------------------------------
 
 MOST_RUNNING, STEP_TOKENS = 32, 1024
-DRAWN = 2**16
-"""Random factors and pauses of an engine, used over and over."""
 
 
 @njit(cache=True, nogil=True)
-def _first_tokens(arrival, prompt, output, costs, noise, first):  # type: ignore[no-untyped-def]
+def _first_tokens(arrival, prompt, output, costs, plant, rng, first):  # type: ignore[no-untyped-def]
     """When the first token of each request (n,) comes from an engine that prefills in chunks beside decoding. costs: ms
-    a step, a request, a token; noise: factors, gaps between pauses and lengths (DRAWN,), and what gaps count: 0
-    nothing, 1 steps, 2 ms."""
-    factors, gaps, lengths, counts = noise
-    n, running, come, now, step, stalls = len(arrival), 0, 0, 0.0, 0, 0
+    a step, a request, a token."""
+    _, _, kinds, p, per_batch, per_ms = plant
+    n, running, come, now, ahead = len(arrival), 0, 0, 0.0, rng.standard_exponential()
     who, left, more = np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64)
-    chunk, ahead = np.zeros(64, np.int64), gaps[0]
+    chunk = np.zeros(64, np.int64)
     while come < n or running > 0:
         budget, tokens = STEP_TOKENS, 0
         for i in range(running):
@@ -811,14 +655,11 @@ def _first_tokens(arrival, prompt, output, costs, noise, first):  # type: ignore
         for i in range(running):
             tokens += chunk[i]
             batch += chunk[i] > 0
-        lasts = (costs[0] + costs[1] * batch + costs[2] * tokens) * factors[step % DRAWN]
-        step += 1
-        if counts > 0:
-            ahead -= 1.0 if counts == 1 else lasts
-            while ahead < 0.0:
-                lasts += lengths[stalls % DRAWN]
-                stalls += 1
-                ahead += gaps[stalls % DRAWN]
+        lasts = (costs[0] + costs[1] * batch + costs[2] * tokens) * _draw(kinds[0], p[0], rng)
+        ahead -= per_batch + per_ms * lasts
+        while ahead < 0.0:
+            lasts += _draw(kinds[-1], p[-1], rng)
+            ahead += rng.standard_exponential()
         now += lasts
         kept = 0
         for i in range(running):
@@ -861,12 +702,8 @@ class Engine:
     def first_ms(self, arrival: FloatArray, rng: np.random.Generator) -> FloatArray:
         """When the first tokens of requests with random lengths come from one engine."""
         drawn, first = rng.integers(0, len(self.prompt), len(arrival)), np.zeros(len(arrival))
-        gaps, lengths, counts = np.ones(DRAWN), np.zeros(DRAWN), 0
-        if self.stalls is not None:
-            gaps, counts = rng.exponential(1 / self.stalls.rate, DRAWN), 2 if self.stalls.per_ms else 1
-            lengths = self.stalls.lengths_ms.draw(DRAWN, rng)
-        noise = (self.law.draw(DRAWN, rng), gaps, lengths, counts)
-        _first_tokens(arrival, self.prompt[drawn], self.output[drawn], np.array(self.costs), noise, first)
+        plant = _plant(Steps((), (self.law,), stalls=self.stalls))
+        _first_tokens(arrival, self.prompt[drawn], self.output[drawn], np.array(self.costs), plant, rng, first)
         return first
 
     def most_per_ms(self) -> float:
