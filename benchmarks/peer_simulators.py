@@ -7,8 +7,8 @@ BLIS (inference-sim) and what `go build -o blis .` made of it, with `benchmarks/
 
 A step takes 8 + 0.05 tokens + 0.02 B ms, everywhere; at most 256 requests and 2048 tokens a step, blocks of 16 tokens.
 Each load is the recording, played faster. Prints, for each load and simulator, TTFT and latency, and of how many
-requests both are those of latfit to 0.1 ms, so that what differs is a rule and no cost; and the
-processor time, of latfit's loop and of the peers' whole commands.
+requests both are those of latfit to 0.1 ms, so that what differs is a rule and no cost; and the processor time, of
+latfit's and Vidur's loop and of BLIS's whole command.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -53,7 +53,6 @@ class Case:
 CASES = (Case(1), Case(2), Case(2.5), Case(8, replicas=4), Case(1, blocks=2_500), Case(1, blocks=2_000))
 Times = tuple[FloatArray, FloatArray]
 """TTFT and latency of each request, ms, in the order of arrival."""
-Peer = Callable[[Requests, Case, argparse.Namespace, Path], Times]
 
 
 def ours(requests: Requests, case: Case, settings: EngineSettings = SETTINGS) -> Times:
@@ -62,30 +61,28 @@ def ours(requests: Requests, case: Case, settings: EngineSettings = SETTINGS) ->
     return run.ttft_ms, run.latency_ms
 
 
-def command_of(command: list[str], environment: dict[str, str]) -> None:
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+def command_of(command: Sequence[object], environment: dict[str, str]) -> tuple[str, float]:
+    """What a command prints, and its processor seconds."""
+    began = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([*map(str, command)], env={**os.environ, **environment}, capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"peer simulators: {' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        sys.exit(f"peer simulators: {command[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
 
 
-def vidur(requests: Requests, case: Case, asked: argparse.Namespace, folder: Path, *rules: str) -> Times:
+def vidur(requests: Requests, case: Case, asked: argparse.Namespace, folder: Path) -> tuple[Times, float]:
     arrivals, times = folder / "arrivals.csv", folder / "times.csv"
     columns = {"t_s": requests.arrival_ms / 1000, "prompt_tokens": requests.prompt_tokens}
     write(arrivals, columns | {"output_tokens": requests.output_tokens})
-    peer = str(Path(__file__).with_name("vidur_peer.py"))
-    command = [asked.vidur_python, peer, arrivals, len(requests), case.replicas, case.blocks, times, *rules]
-    environment = {**os.environ, "PYTHONPATH": asked.vidur, "WANDB_MODE": "disabled"}
-    command_of([*map(str, command)], environment)
+    peer = Path(__file__).with_name("vidur_peer.py")
+    command = [asked.vidur_python, peer, arrivals, len(requests), case.replicas, case.blocks, times]
+    printed, _ = command_of(command, {"PYTHONPATH": asked.vidur, "WANDB_MODE": "disabled"})
     ttft, latency = np.loadtxt(times, delimiter=",", skiprows=1).T
-    return ttft, latency
+    return (ttft, latency), json.loads(printed.strip().splitlines()[-1])["loop_cpu_s"]
 
 
-def vidur_like_vllm(requests: Requests, case: Case, asked: argparse.Namespace, folder: Path) -> Times:
-    """With vLLM's rules for a cache that is full."""
-    return vidur(requests, case, asked, folder, "vllm")
-
-
-def blis(requests: Requests, case: Case, asked: argparse.Namespace, folder: Path) -> Times:
+def blis(requests: Requests, case: Case, asked: argparse.Namespace, folder: Path) -> tuple[Times, float]:
     folder_of_blis = Path(asked.blis)
     header, data, results = folder / "trace.yaml", folder / "trace.csv", folder / "results.json"
     header.write_text("trace_version: 2\ntime_unit: us\nmode: generated\nwarm_up_requests: 0\n")
@@ -116,11 +113,11 @@ def blis(requests: Requests, case: Case, asked: argparse.Namespace, folder: Path
     }
     command = [f"{folder_of_blis}/blis", "replay", *(f"--{name}={value}" for name, value in options.items())]
     cost = ",".join(f"{each * 1000:g}" for each in (STEP_MS, REQUEST_MS, TOKEN_MS))
-    command_of(command, {**os.environ, "LINEAR_COST_US": cost})
+    _, spent = command_of(command, {"LINEAR_COST_US": cost})
     ttft, latency = np.full(len(requests), np.nan), np.full(len(requests), np.nan)
     for each in json.loads(results.read_text()):
         ttft[each["request_id"]], latency[each["request_id"]] = each["ttft_us"] / 1000, each["e2e_us"] / 1000
-    return ttft, latency
+    return (ttft, latency), spent
 
 
 BLIS_COLUMNS: dict[str, object] = {
@@ -133,12 +130,7 @@ BLIS_COLUMNS: dict[str, object] = {
     "prefix_group": "",
     "prefix_length": 0,
     "streaming": "true",
-    "input_tokens": 0,
-    "output_tokens": 0,
-    "text_tokens": 0,
-    "image_tokens": 0,
-    "audio_tokens": 0,
-    "video_tokens": 0,
+    **dict.fromkeys((f"{kind}_tokens" for kind in ("input", "output", "text", "image", "audio", "video")), 0),
     "reason_ratio": 0,
     "model": "",
     "deadline_us": 0,
@@ -160,11 +152,6 @@ def write(path: Path, columns: Mapping[str, Iterable[object]]) -> None:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
-
-
-def spent_by_children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def line(name: str, times: Times, reference: Times, spent: float) -> str:
@@ -190,8 +177,8 @@ def main(smoke: bool = False, arguments: list[str] | None = None) -> None:
         rng = np.random.default_rng(0)
         count = 200 if smoke else asked.requests
         recorded = make_requests(np.cumsum(rng.exponential(180, count)), *rng.integers(1, [[2300], [420]], (2, count)))
-    for name, needed in (("Vidur", "--vidur and --vidur-python"), ("BLIS", "--blis")):
-        if not has(asked, name):
+    for name, needed in (("vidur", "--vidur and --vidur-python"), ("blis", "--blis")):
+        if getattr(asked, name) is None:
             print(f"peer simulators: {name} skipped, give {needed}")
     ours(recorded, CASES[0])  # compiles
     print(f"{'':20} {'TTFT mean':>11}{'p50':>11}{'p99':>11}{'latency mean':>14}{'p99':>8}   as latfit  processor")
@@ -200,30 +187,17 @@ def main(smoke: bool = False, arguments: list[str] | None = None) -> None:
         compare(replace(recorded, arrival_ms=recorded.arrival_ms / case.faster), case, asked)
 
 
-def has(asked: argparse.Namespace, name: str) -> bool:
-    return bool(asked.blis if name == "BLIS" else asked.vidur and asked.vidur_python)
-
-
 def compare(requests: Requests, case: Case, asked: argparse.Namespace) -> None:
     """Print a line each. BLIS finds freed blocks again as vLLM does, Vidur does not: each beside latfit set like it."""
-    full = case.blocks < Case.blocks
     began = time.process_time()
     plain = ours(requests, case)
     print(line("latfit", plain, plain, time.process_time() - began))
-    peers: list[tuple[str, Peer, Times]] = [("Vidur", vidur, plain)]
-    if full:
-        peers.append(("Vidur, rules of vLLM", vidur_like_vllm, plain))
     kept = ours(requests, case, replace(SETTINGS, reuse_freed=True))
-    peers.append(("BLIS", blis, kept))
-    for name, peer, reference in peers:
-        if not has(asked, name):
-            continue
-        if full and name == "BLIS":
-            print(line("latfit, blocks kept", kept, kept, 0.0))
-        with tempfile.TemporaryDirectory() as folder:
-            began = spent_by_children_s()
-            times = peer(requests, case, asked, Path(folder))
-            print(line(name, times, reference, spent_by_children_s() - began))
+    for name, peer, reference in (("Vidur", vidur, plain), ("BLIS", blis, kept)):
+        if getattr(asked, name.lower()) is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                times, spent = peer(requests, case, asked, Path(folder))
+            print(line(name, times, reference, spent))
 
 
 if __name__ == "__main__":

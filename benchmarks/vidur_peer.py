@@ -1,11 +1,10 @@
 """Vidur's simulator on recorded arrivals, with its Sarathi policy and a cost that needs no profile.
 
 Run by the Python that has Vidur's requirements, with Vidur's source on its path:
-`PYTHONPATH=VIDUR python benchmarks/vidur_peer.py ARRIVALS.csv REQUESTS [REPLICAS BLOCKS CSV [vllm]]`. ARRIVALS has
-`t_s, prompt_tokens, output_tokens`. Prints one JSON object: requests, steps, makespan_s, loop_s (the event loop alone,
-wall clock), loop_cpu_s (processor time). CSV: a file for each request's `ttft_ms, latency_ms`, in the order of arrival.
-vllm: with vLLM's rules where the cache is full (`like_vllm`). A step takes 8 + 0.05 tokens + 0.02 B ms; chunk 2048, at
-most 256 requests, 40,000 blocks of 16 tokens, one replica.
+`PYTHONPATH=VIDUR python benchmarks/vidur_peer.py ARRIVALS.csv REQUESTS REPLICAS BLOCKS OUT.csv`. ARRIVALS has `t_s,
+prompt_tokens, output_tokens`, OUT gets `ttft_ms, latency_ms` of each request in the order of arrival. Prints one JSON
+object: steps, makespan_s, loop_cpu_s (processor time of the event loop alone). A step takes 8 + 0.05 tokens + 0.02 B
+ms; chunk 2048, at most 256 requests, blocks of 16 tokens.
 """
 
 import json
@@ -16,12 +15,17 @@ from typing import Any
 
 import pandas as pd
 
+NOT_STORED = (
+    "write_json_trace", "enable_chrome_trace", "store_plots", "store_operation_metrics",
+    "store_token_completion_metrics", "store_request_metrics", "store_batch_metrics", "store_utilization_metrics",
+)  # fmt: skip
+
 
 def step_ms(tokens: int, requests: int) -> float:
     return 8 + 0.05 * tokens + 0.02 * requests
 
 
-def build(arrivals: str, count: int, out: str, replicas: int = 1, blocks: int = 40_000) -> tuple[Any, dict[str, int]]:
+def build(arrivals: str, count: int, out: str, replicas: int, blocks: int) -> tuple[Any, dict[str, int]]:
     """(Vidur's simulator, a counter of its steps)."""
     import vidur.config as config
     from vidur.entities import ExecutionTime
@@ -56,69 +60,26 @@ def build(arrivals: str, count: int, out: str, replicas: int = 1, blocks: int = 
         metrics_config=config.MetricsConfig(
             output_dir=out,
             write_metrics=False,
-            write_json_trace=False,
-            enable_chrome_trace=False,
-            store_plots=False,
-            store_operation_metrics=False,
-            store_token_completion_metrics=False,
-            store_request_metrics=False,
-            store_batch_metrics=False,
-            store_utilization_metrics=False,
+            **dict.fromkeys(NOT_STORED, False),
             wandb_project=None,
         ),
     )
     return Simulator(made), steps
 
 
-def like_vllm() -> None:
-    """A request that decodes needs a free block only where its last one is full, and none is admitted in a step that
-    preempted another. (What stays: the whole prompt's blocks are taken at admission, not chunk by chunk.)"""
-    from vidur.entities import Request
-    from vidur.scheduler.replica_scheduler.sarathi_replica_scheduler import SarathiReplicaScheduler as Scheduler
-
-    restart, can_allocate, next_batch = Request.restart, Scheduler._can_allocate_request, Scheduler._get_next_batch
-    step = {"preempted": False}
-
-    def restarted(request: Any) -> None:
-        step["preempted"] = True
-        restart(request)
-
-    def allowed(scheduler: Any, request: Any) -> bool:
-        held = scheduler._allocation_map.get(request.id)
-        if held is None:
-            return not step["preempted"] and bool(can_allocate(scheduler, request))
-        room = held * scheduler._config.block_size
-        return bool(request.num_processed_tokens <= room or can_allocate(scheduler, request))
-
-    def planned(scheduler: Any) -> Any:
-        step["preempted"] = False
-        return next_batch(scheduler)
-
-    Request.restart, Scheduler._can_allocate_request, Scheduler._get_next_batch = restarted, allowed, planned
-
-
 def main() -> None:
-    given = sys.argv[3:]
-    if "vllm" in given:
-        like_vllm()
-    with tempfile.TemporaryDirectory() as out:
-        simulator, steps = build(sys.argv[1], int(sys.argv[2]), out, *(int(each) for each in given[:2]))
+    """Serve the arrivals; write the times of requests."""
+    arrivals, count, replicas, blocks, out = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        simulator, steps = build(arrivals, int(count), folder, int(replicas), int(blocks))
         requests = sorted((event._request for _, event in simulator._event_queue), key=lambda each: each.id)
-        started, spent = time.perf_counter(), time.process_time()
+        spent = time.process_time()
         simulator.run()
-        loop_s, loop_cpu_s = time.perf_counter() - started, time.process_time() - spent
-        answer = {
-            "requests": int(sys.argv[2]),
-            "steps": steps["count"],
-            "makespan_s": simulator._time,
-            "loop_s": loop_s,
-            "loop_cpu_s": loop_cpu_s,
-        }
-    if len(given) > 2:
-        ends = [(each.prefill_completed_at, each.completed_at, each.arrived_at) for each in requests]
-        times = pd.DataFrame([((first - came) * 1000, (last - came) * 1000) for first, last, came in ends])
-        times.to_csv(given[2], index=False, header=["ttft_ms", "latency_ms"])
-    print(json.dumps(answer))
+        spent = time.process_time() - spent
+    ends = [(each.prefill_completed_at, each.completed_at, each.arrived_at) for each in requests]
+    times = pd.DataFrame([((first - came) * 1000, (last - came) * 1000) for first, last, came in ends])
+    times.to_csv(out, index=False, header=["ttft_ms", "latency_ms"])
+    print(json.dumps({"steps": steps["count"], "makespan_s": simulator._time, "loop_cpu_s": spent}))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """The promise kept by a second engine: llama.cpp's server recorded by its counters, planned for, and started anew.
 
-`python -m benchmarks.engine_loop.llama --engine PYTHON [--seconds 60] [--limits 2s:40ms] [--rate 0.8] [--keep FOLDER]`.
+`python -m benchmarks.engine_loop.llama --engine PYTHON [--seconds 60] [--limits 2s:40ms] [--rate 0.8]`.
 PYTHON: of an environment with `xllamacpp` and `gguf`, whose server is llama.cpp's (`benchmarks/llama_engine.py`); the
 model has random weights and is made here. The server has one core, the load and the recorder another one.
 
 A server with 16 slots is loaded by so many requests at once as `RECORDED` says while `latfit record` reads its
 counters; its windows are fitted, a plan for two limits is made at `rate` times what it carried and exported for
-llama.cpp; a new server with these settings then serves the planned arrivals, and one with 16 slots. TPOT is the
-server's own (`timings` of each reply), TTFT the reply's time at the client less the server's time of decoding.
+llama.cpp; a new server with these settings then serves the planned arrivals. TPOT is the server's own (`timings` of
+each reply), TTFT the reply's time at the client less the server's time of decoding.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,7 @@ import numpy as np
 from benchmarks.engine_loop.server import free_port, model_cores, other_cores
 from benchmarks.front_overhead import wait_for
 from benchmarks.llama_engine import CONTEXT
-from latfit.api import EnginePlan, Fit, Recorded, export, fit, plan_engine, read, record_server, simulate_engine
-from latfit.fitting.prediction import typical_ms
+from latfit.api import EnginePlan, Fit, export, fit, plan_engine, record_server, simulate_engine
 from latfit.stats import FloatArray, IntArray
 from latfit.units import format_ms, format_percent
 
@@ -97,29 +96,27 @@ def main(arguments: Sequence[str]) -> None:
         "--limits", help="of the p99 of TTFT and TPOT: 2s:40ms; default: 10 s, three quarters of 16 slots"
     )
     parser.add_argument("--rate", type=float, default=0.5, help="of what the first server carries, that is planned for")
-    parser.add_argument("--keep", type=Path, help="folder for everything that is made; default: a temporary one")
     asked = parser.parse_args(arguments)
     there = [asked.engine, "-c", "import xllamacpp, gguf"]
     if asked.engine is None or subprocess.run(there, capture_output=True, check=False).returncode:
         print("llama loop: skipped, name the Python of an environment with xllamacpp and gguf by --engine")
         return
     os.sched_setaffinity(0, other_cores())
-    with nullcontext(asked.keep) if asked.keep else tempfile.TemporaryDirectory() as place:
-        Path(place).mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
         _run(asked, Path(place))
 
 
 def _run(asked: argparse.Namespace, place: Path) -> None:
     with serving(asked.engine, place, SLOTS) as url:
         carried = asyncio.run(closed(url, SLOTS, asked.seconds / 2))
-        print(f"llama loop: {SLOTS} slots carry {carried:.2f} req/s; {_others()}", flush=True)
+        print(f"llama loop: {SLOTS} slots carry {carried:.2f} req/s", flush=True)
         asyncio.run(recorded(url, place / "steps.parquet", asked.seconds))
     steps = fit(place / "steps.parquet", path="cpu")
     print(steps.summary(), flush=True)
     rate = asked.rate * carried
     load = poisson(rate, max(round(rate * asked.seconds * 2), 50), seed=9)
     load.save(place / "load.csv")
-    ttft, tpot = asked.limits.split(":") if asked.limits else _limits(place)
+    ttft, tpot = asked.limits.split(":") if asked.limits else _limits(steps, place)
     print(f"llama loop: {rate:.2f} req/s, limits {ttft} and {tpot} at the p99", flush=True)
     plan = plan_engine(
         steps,
@@ -137,23 +134,20 @@ def _run(asked: argparse.Namespace, place: Path) -> None:
     found = export(plan, "llamacpp", model=str(place / "model.gguf"))
     found.save(place / "exported")
     planned = [int(found.settings[name]) for name in SETTINGS]
-    for name, settings in (("as planned", planned), ("as it was", [SLOTS])):
-        out = place / f"{name.replace(' ', '-')}.parquet"
-        with serving(asked.engine, place, *settings) as url:
-            asyncio.run(closed(url, settings[0], 5.0))
-            replies = asyncio.run(_watched(url, load, out))
-        print(f"llama loop: {name} ({', '.join(map(str, settings))}), {_others()}")
-        show(replies, simulated(place, speed(steps, out), settings), plan if name == "as planned" else None)
+    with serving(asked.engine, place, *planned) as url:
+        asyncio.run(closed(url, planned[0], 5.0))
+        replies = asyncio.run(driven(url, load))
+    print(f"llama loop: as planned ({', '.join(map(str, planned))})")
+    show(replies, plan)
 
 
-def _limits(place: Path) -> tuple[str, str]:
+def _limits(steps: Fit, place: Path) -> tuple[str, str]:
     """TTFT and TPOT that as many slots as were recorded do not keep: the sequence limit has to bind."""
-    tpot_ms = simulated(place, 1.0, [SLOTS])["TPOT"]["p99"]
-    return "10s", f"{0.75 * tpot_ms:.3g}ms"
-
-
-def _others() -> str:
-    return f"load average {os.getloadavg()[0]:.1f}"
+    engine = {"max_num_seqs": SLOTS, "max_num_batched_tokens": BATCH, "synchronous": True}
+    arrivals, blocks = str(place / "load.csv"), SLOTS * CONTEXT // 16
+    found = simulate_engine(steps, arrivals=arrivals, engine=engine, kv_blocks=blocks, force=True)
+    (run,) = found.to_json()["runs"]
+    return "10s", f"{0.75 * run['tpot_ms']['p99']:.3g}ms"
 
 
 @contextmanager
@@ -223,7 +217,9 @@ def _session() -> aiohttp.ClientSession:
 
 async def recorded(url: str, out: Path, seconds: float) -> None:
     """The server's windows under each of `RECORDED`."""
-    recording = asyncio.create_task(_recording(url, out, seconds * len(RECORDED)))
+    lasts = f"{seconds * len(RECORDED):.1f}s"
+    asked = asyncio.to_thread(record_server, url, duration=lasts, every="500ms", out=out, path="cpu")
+    recording = asyncio.create_task(asked)
     for at_once, output in RECORDED * ROUNDS:
         await closed(url, at_once, seconds / ROUNDS, output)
     found = await recording
@@ -232,59 +228,14 @@ async def recorded(url: str, out: Path, seconds: float) -> None:
         print(f"  ! {warning.message}. {warning.remedy}")
 
 
-async def _watched(url: str, load: Load, out: Path) -> FloatArray:
-    """A load driven while it is recorded."""
-    recording = asyncio.create_task(_recording(url, out, float(load.at_s[-1])))
-    replies = await driven(url, load)
-    await recording
-    return replies
-
-
-async def _recording(url: str, out: Path, seconds: float) -> Recorded:
-    return await asyncio.to_thread(record_server, url, duration=f"{seconds:.1f}s", every="500ms", out=out, path="cpu")
-
-
-def speed(steps: Fit, out: Path) -> float:
-    """How long the steps of a load took beside what the fit says of the same: what the machine did otherwise."""
-    trace = read(out).trace
-    trace = trace.select(~trace["idle"].astype(bool))
-    weight = trace.floats("window_steps")
-    ratio = float(np.sum(weight * trace.floats("T_ms")) / np.sum(weight * typical_ms(steps.result, trace)))
-    print(
-        f"  {weight.sum():,.0f} steps of {trace.floats('B').max():.1f} requests at most took"
-        f" {format_percent(100 * (ratio - 1), signed=True)} beside the fit's of the same size"
-    )
-    return ratio
-
-
-def simulated(place: Path, ratio: float, settings: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
-    """The load with steps so many times as long as they were recorded, by TTFT and TPOT and by statistic."""
-    frame = read(place / "steps.parquet").frame
-    frame["T_ms"] *= ratio
-    slots, batch = [*settings, BATCH][:2]
-    engine = {"max_num_seqs": slots, "max_num_batched_tokens": batch, "synchronous": True}
-    blocks = slots * CONTEXT // 16
-    found = simulate_engine(
-        fit(frame, path="cpu"), arrivals=str(place / "load.csv"), engine=engine, kv_blocks=blocks, force=True
-    )
-    (run,) = found.to_json()["runs"]
-    return {name.upper(): run[f"{name}_ms"] for name in ("ttft", "tpot")}
-
-
-def show(replies: FloatArray, own: Mapping[str, Mapping[str, float]], plan: EnginePlan | None) -> None:
-    """TTFT and TPOT beside what was planned, and what is simulated with steps as long as in this run."""
+def show(replies: FloatArray, plan: EnginePlan) -> None:
+    """TTFT and TPOT beside what was planned."""
+    assert plan.result.outcome is not None
     for name, times in zip(("TTFT", "TPOT"), replies.T, strict=True):
         for which, statistic in STATISTICS.items():
-            value = statistic(times)
-            beside = f"at this speed {_beside(own[name][which], value)}"
-            if plan is not None and plan.result.outcome is not None:
-                said = getattr(plan.result.outcome, name.lower())[which].value
-                beside = f"planned {_beside(said, value)}; {beside}"
-            print(f"  {name} {which:<5}{format_ms(value):>10}  {beside}", flush=True)
-
-
-def _beside(said: float, value: float) -> str:
-    return f"{format_ms(said)}, {format_percent(100 * (said / value - 1), signed=True)}"
+            value, said = statistic(times), getattr(plan.result.outcome, name.lower())[which].value
+            off = format_percent(100 * (said / value - 1), signed=True)
+            print(f"  {name} {which:<5}{format_ms(value):>10}  planned {format_ms(said)}, {off}", flush=True)
 
 
 if __name__ == "__main__":
