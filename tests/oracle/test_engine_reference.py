@@ -122,8 +122,6 @@ def test_requests_tokens_and_blocks_are_conserved(options: EngineSettings) -> No
     assert run.counters.free_blocks == options.kv_blocks - options.null_blocks
     assert run.busy_ms <= run.makespan_ms * (1 + 1e-12)
     assert int(run.batch_sizes.sum()) == run.counters.steps
-    tokens = sum(float(np.sum(each.tokens_per_ms) * each.slice_ms) for each in run.timelines)
-    assert tokens == pytest.approx(int(requests.output_tokens.sum()))
     if options.speculation.draft_tokens == 0 and options.batching != "static":
         again = run.counters.preemptions > 0
         needed = int((requests.prompt_tokens + requests.output_tokens - 1).sum())

@@ -18,10 +18,7 @@ def with_prefill(f: Features) -> bool:
 
 
 TAU_K = term(
-    "tau_K",
-    "ms/token",
-    "cached token that decoding attends to, in a step without prefill",
-    lambda m, KD: (1 - m) * KD,
+    "tau_K", "ms/token", "cached token that decoding attends to, in a step without prefill", lambda m, KD: (1 - m) * KD
 )
 TAU_L = term(
     "tau_L",

@@ -5,6 +5,7 @@ The terms and their meaning: docs/theory/fitting.md#models.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ def pmax(x: FloatArray, y: FloatArray, p: float) -> FloatArray:
 
 def pmax_slope(x: FloatArray, whole: FloatArray, p: float) -> FloatArray:
     """Return d pmax / dx (n,), where `whole` is pmax."""
-    return _power(x / (whole + (whole <= 0)), p - 1.0)
+    ratio = x / (whole + (whole <= 0))
+    return _power(ratio, p) / (ratio + (ratio <= 0))
 
 
 def _power(x: FloatArray, p: float) -> FloatArray:
@@ -36,12 +38,6 @@ def _power(x: FloatArray, p: float) -> FloatArray:
         return square * square
     if p == 8.0:
         return square * square * square * square
-    if p == 1.0:
-        return x
-    if p == 3.0:
-        return square * x
-    if p == 7.0:
-        return square * square * square * x
     return x**p
 
 
@@ -79,12 +75,10 @@ def attention(
     return pmax(longest, attention_work(A, m, KD, P_0, Q_s), p_A)
 
 
-def _attention_slope(
-    A: FloatArray, m: FloatArray, KD: FloatArray, L: FloatArray, D: FloatArray, P_0: FloatArray, Q_s: FloatArray,
-    p_A: float,
-) -> FloatArray:  # fmt: skip
+def _attention_slope(*columns: Any) -> FloatArray:
     """Return d pmax(L, W) / dW."""
-    return pmax_slope(attention_work(A, m, KD, P_0, Q_s), attention(A, m, KD, L, D, P_0, Q_s, p_A), p_A)
+    A, m, KD, _, _, P_0, Q_s, p_A = columns
+    return pmax_slope(attention_work(A, m, KD, P_0, Q_s), attention(*columns), p_A)
 
 
 def _reads_cache(f: Features) -> bool:

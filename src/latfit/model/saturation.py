@@ -45,9 +45,7 @@ def growing_work(B: FloatArray, S: FloatArray, k_B: float, k_S: float, gamma_B: 
 WORK = Term(PARAMETERS[1], Expression(growing_work))
 WORK_OF_TOKENS = Term(
     PARAMETERS[2],
-    Expression(
-        lambda B, S, k_B, k_S, gamma_B, gamma_S: S * growing_work(B, S, k_B, k_S, gamma_B, gamma_S),
-    ),
+    Expression(lambda B, S, k_B, k_S, gamma_B, gamma_S: S * growing_work(B, S, k_B, k_S, gamma_B, gamma_S)),
 )
 
 

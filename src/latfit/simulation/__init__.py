@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         parse_autoscaler as parse_autoscaler,
         serve_replicas as serve_replicas,
     )
-    from latfit.simulation.engine.loop import captured as captured
     from latfit.simulation.engine.real_engine import (
         SettingNote as SettingNote,
         known_settings as known_settings,
@@ -82,7 +81,6 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.studies import findings as findings, study_points as study_points
     from latfit.simulation.summary import (
-        ClassOutcome as ClassOutcome,
         EngineSummary as EngineSummary,
         Interval as Interval,
         Times as Times,

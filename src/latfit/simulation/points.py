@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,19 +34,12 @@ Progress = Callable[[float, int], None]
 Row = dict[str, Any]
 
 
-class SweepPoint(Protocol):
-    """One simulation of a sweep. labels: the varied settings. key: a digest of what the result depends on.
+SweepPoint = Any
+"""One simulation of a sweep. labels: the varied settings. key: a digest of what the result depends on.
 
-    `run` takes the threads for its replications and a function to call with the share of them that is done. Its result
-    has `notes`, a `row()` for the sweep's file, and the `document()` from which `restored` makes it again.
-    """
-
-    @property
-    def labels(self) -> Mapping[str, Any]: ...
-    @property
-    def key(self) -> str: ...
-    def run(self, threads: int, begun: Callable[[float], None] | None) -> Any: ...
-    def restored(self, document: Any) -> Any: ...
+`run(threads, begun)` calls `begun` with the share that is done. Its result has `notes`, a `row()` for the sweep's file,
+and the `document()` from which `restored(document)` of the point makes it again.
+"""
 
 
 @dataclass(frozen=True)

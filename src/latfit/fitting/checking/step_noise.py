@@ -78,7 +78,8 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     # A kind is certain if the other is rejected and nothing hints at pauses of both.
     against_fixed = _growth(length, hidden * at, at, share * count)
     against_ratios = -_growth(length / at, np.full(len(at), hidden), at, share * count)
-    slope = _slope(np.log(at), np.log(length), count)
+    off = np.log(at) - np.average(np.log(at), weights=count)
+    slope = float(count @ (off * np.log(length))) / max(float(count @ off**2), 1e-12)
     if against_fixed > REJECTED_Z and not (against_ratios > HINT_Z and slope < 1 - HINT_SLOPE):
         return none, None
     fixed = against_ratios > REJECTED_Z and not (against_fixed > HINT_Z and slope > HINT_SLOPE)
@@ -111,12 +112,6 @@ def _growth(length: FloatArray, shortest: FloatArray, at: FloatArray, weights: F
     # At risk at a length: pauses at least as long that would have been seen there.
     risk = (shortest[None, :] < length[:, None]) & (length[None, :] >= length[:, None])
     return -_score(x, w, risk @ np.stack([w, w * x, w * x**2], axis=1))
-
-
-def _slope(x: FloatArray, y: FloatArray, weights: FloatArray) -> float:
-    """Return the slope of y (k,) by x (k,); 0 if all x are equal."""
-    off = x - np.average(x, weights=weights)
-    return float(weights @ (off * y)) / max(float(weights @ off**2), 1e-12)
 
 
 def _exposure(length: FloatArray, steps: Steps, hidden: float, power: int) -> FloatArray:

@@ -81,15 +81,11 @@ class Replications:
 
     def distributions_ms(self) -> dict[str, list[float]]:
         """Return the TTFT and TPOT within which 0, 1, ..., 100 % of the requests are, over all replications."""
-        rows = [counted_in(run, self.warmup) for run in self.runs]
         found = {}
         for name in ("ttft", "tpot"):
-            times = np.concatenate(
-                [getattr(run, f"{name}_ms")[each] for run, each in zip(self.runs, rows, strict=True)]
-            )
-            if np.isfinite(times).any():
-                quantiles = np.quantile(times[np.isfinite(times)], np.linspace(0, 1, 101))
-                found[name] = [float(f"{value:.6g}") for value in quantiles]
+            times = np.concatenate([getattr(run, f"{name}_ms")[counted_in(run, self.warmup)] for run in self.runs])
+            if len(times := times[np.isfinite(times)]):
+                found[name] = [float(f"{value:.6g}") for value in np.quantile(times, np.linspace(0, 1, 101))]
         return found
 
     @property

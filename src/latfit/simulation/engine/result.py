@@ -24,7 +24,6 @@ from latfit.simulation.summary import (
     ClassOutcome,
     EngineSummary,
     Interval,
-    Times,
     times_of,
 )
 from latfit.stats import FloatArray
@@ -54,10 +53,6 @@ class Promise:
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
     latency_ms: float = math.inf
-
-    @property
-    def given(self) -> bool:
-        return any(math.isfinite(each) for each in (self.ttft_ms, self.tpot_ms, self.latency_ms))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,7 +104,11 @@ class EngineResult:
     def row(self) -> dict[str, Any]:
         """Return the run as a flat row: times in ms, rates per second, shares from 0 to 1."""
         found = self.summary
-        row: dict[str, Any] = {"engine": self.engine, "order": self.order, "rate_per_s": self.rate_per_s}
+        row: dict[str, Any] = {
+            "engine": self.engine,
+            "order": self.order,
+            "rate_per_s": self.rate_per_s,
+        }
         for metric in ("ttft", "tpot", "latency"):
             row |= {f"{metric}_{name}_ms": each.value for name, each in getattr(found, metric).items()}
         row |= {f"itl_{name}_ms": value for name, value in found.itl.items()}
@@ -153,19 +152,22 @@ def summarise(
     counted = [(run, counted_in(run, warmup)) for run in runs]
     times = {name: [getattr(run, f"{name}_ms")[rows] for run, rows in counted] for name in ("ttft", "tpot", "latency")}
     together = {name: np.concatenate(parts) for name, parts in times.items()}
-    met = np.concatenate([_attained(run, promise)[rows] for run, rows in counted])
+    met = np.concatenate([np.where(limited(run, promise), meets(run, promise), np.nan)[rows] for run, rows in counted])
     class_id = np.concatenate([run.requests.class_id[rows] for run, rows in counted])
     several = np.unique(class_id)
     by_class: list[ClassOutcome] = []
     for each in several if len(several) > 1 else ():
         rows = class_id == each
-        found: dict[str, Any] = {name: statistics(column[rows]) for name, column in together.items()}
+        found: dict[str, Any] = {
+            metric: {name: each.value for name, each in statistics([column[rows]]).items()}
+            for metric, column in together.items()
+        }
         name = (classes[each] if each < len(classes) else "") or f"class {each}"
         by_class.append(ClassOutcome(name, int(rows.sum()), **found, slo_attainment=float(met[rows].mean())))
     singles = [_numbers_of(run, rows, promise) for run, rows in counted]
     means: dict[str, Any] = {name: float(np.mean([each[name] for each in singles])) for name in MEANS}
     counts: dict[str, Any] = {name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS}
-    pooled: dict[str, Any] = {name: _pooled(parts) for name, parts in times.items()}
+    pooled: dict[str, Any] = {name: times_of(statistics(parts), only_known=True) for name, parts in times.items()}
     reached = np.cumsum(np.sum([run.batch_sizes for run in runs], axis=0))
     sizes = {name: np.searchsorted(reached, math.ceil(p * reached[-1] - 1e-9)) for name, p in PERCENTILES.items()}
     return EngineSummary(
@@ -205,12 +207,11 @@ def _numbers_of(run: EngineRun, counted: slice, promise: Promise) -> dict[str, f
         ended = (run.last_ms > start) & (run.last_ms <= end)
         span_s = (end - start) / 1e3
     met = meets(run, promise)
-    promised = promise.given or bool(np.isfinite(_tightest(run)).any())
     return {
         "throughput_per_s": float(ended.sum()) / span_s,
         "output_tokens_per_s": float(asked.output_tokens[ended].sum()) / span_s,
         "goodput_per_s": float(met[ended].sum()) / span_s,
-        "slo_attainment": float(met[counted].mean()) if promised else math.nan,
+        "slo_attainment": float(met[counted].mean()) if limited(run, promise).any() else math.nan,
         "fairness": jain(run),
         "useful_share": float((asked.prompt_tokens + asked.output_tokens - 1).sum()) / run.counters.computed_tokens,
         "utilisation": run.busy_ms / run.replica_ms,
@@ -221,23 +222,21 @@ def _numbers_of(run: EngineRun, counted: slice, promise: Promise) -> dict[str, f
     }
 
 
-def _tightest(run: EngineRun) -> FloatArray:
-    """Return the tightest limit of each request (n,), in ms."""
-    own = run.requests
-    return np.asarray(np.minimum(np.minimum(own.deadline_ms, own.ttft_slo_ms), own.tpot_slo_ms))
+def _limits_of(run: EngineRun, promise: Promise) -> list[FloatArray]:
+    """Return the limits of requests (n,) on TTFT, TPOT and latency in ms, those of their class included."""
+    own = (run.requests.ttft_slo_ms, run.requests.tpot_slo_ms, run.requests.deadline_ms)
+    return [np.minimum(each, limit) for each, limit in zip(own, vars(promise).values(), strict=True)]
 
 
-def _attained(run: EngineRun, promise: Promise) -> FloatArray:
-    """Return 1 for the requests (n,) that met their limits, 0 for others, NaN for those without a limit."""
-    return np.where(promise.given | np.isfinite(_tightest(run)), meets(run, promise), math.nan)
+def limited(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
+    """Mark the requests (n,) that have a limit."""
+    return np.asarray(np.isfinite(np.min(_limits_of(run, promise), axis=0)))
 
 
 def meets(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
-    """Mark the requests (n,) that met the limits, those of their class included."""
-    asked = run.requests
-    on_time = run.latency_ms <= np.minimum(asked.deadline_ms, promise.latency_ms)
-    paced = ~(run.tpot_ms > np.minimum(asked.tpot_slo_ms, promise.tpot_ms))
-    return np.asarray(on_time & paced & (run.ttft_ms <= np.minimum(asked.ttft_slo_ms, promise.ttft_ms)))
+    """Mark the requests (n,) that met all their limits."""
+    ttft, tpot, latency = _limits_of(run, promise)
+    return (run.ttft_ms <= ttft) & ~(run.tpot_ms > tpot) & (run.latency_ms <= latency)
 
 
 def jain(run: EngineRun) -> float:
@@ -272,16 +271,10 @@ def backlogged(runs: Sequence[EngineRun]) -> bool:
     return bool(shares) and sum(shares) / len(shares) > BACKLOG
 
 
-def statistics(values: FloatArray) -> dict[str, float]:
-    """Return mean and percentiles of the finite values; NaN without any."""
-    finite = [values[np.isfinite(values)]]
-    return {name: interval_of(finite, PERCENTILES.get(name)).value for name in STATISTICS}
-
-
-def _pooled(times: Sequence[FloatArray]) -> Times:
-    """Return statistics of the pooled times of all replications, with intervals."""
-    kept = [each[np.isfinite(each)] for each in times]
-    return times_of({name: interval_of(kept, PERCENTILES.get(name)) for name in STATISTICS}, only_known=True)
+def statistics(times: Sequence[FloatArray]) -> dict[str, Interval]:
+    """Return mean and percentiles of the finite pooled times of replications, with intervals; NaN without any."""
+    finite = [each[np.isfinite(each)] for each in times]
+    return {name: interval_of(finite, PERCENTILES.get(name)) for name in STATISTICS}
 
 
 def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:

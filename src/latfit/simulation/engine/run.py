@@ -26,7 +26,6 @@ class Counters(NamedTuple):
     """Counts over a run, in the order of `State.i`."""
 
     steps: int
-    prefill_steps: int
     preemptions: int
     generated_tokens: int
     prefill_tokens: int  # with those computed again after preemption

@@ -44,11 +44,6 @@ class Order:
         wrong = not self.length_error >= 0 or not self.ageing_ms > 0 or self.switch_at < 1
         refuse(wrong, "a length error, an ageing or a switch below zero", "--order", "Correct the number.")
 
-    @property
-    def timed(self) -> bool:
-        """Whether the keys count from the arrival."""
-        return self.name in ("slo", "priority", "switch")
-
     def keys(self, requests: Requests, seed: int, span_ms: float) -> tuple[FloatArray, FloatArray]:
         """Return keys of the requests (n,), lower first; the second is for many waiting (`switch`) or late (`slo`)."""
         arrival, output = requests.arrival_ms, requests.output_tokens
@@ -152,7 +147,7 @@ class EngineSettings:
             seed=seed,
             fast=int(self.fast),
             graphs=int(self.padded_graphs),
-            timed=int(self.order.timed),
+            timed=int(self.order.name in ("slo", "priority", "switch")),
             accept=self.speculation.acceptance,
             draft_ms=self.speculation.draft_ms,
             swap_ms=self.swap_ms_per_token or 0.0,

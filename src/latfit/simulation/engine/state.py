@@ -18,11 +18,11 @@ CHUNKED, SELECTIVE, CONTINUOUS, STATIC = range(4)
 FCFS, KEYED, FAIR, SWITCH, DEADLINE = range(5)
 
 (
-    STEPS, PREFILL_STEPS, PREEMPTIONS, TOKENS, PREFILL_TOKENS, REUSED, DRAFTED, ACCEPTED, COMPUTED, CACHED, FREE,
+    STEPS, PREEMPTIONS, TOKENS, PREFILL_TOKENS, REUSED, DRAFTED, ACCEPTED, COMPUTED, CACHED, FREE,
     COUNT, PUSHED, SEEN, HEAD, STACK, HEAP, HEAP_2, WAITING, OLDEST, NEWEST, FINISHED, STEADY, QUEUED, ISSUED, STRIDE,
     SHARED, COUNTERS,
-) = range(28)  # fmt: skip
-"""Counters in `State.i`; the first eleven in the order of `run.Counters`.
+) = range(27)  # fmt: skip
+"""Counters in `State.i`; the first ten in the order of `run.Counters`.
 
 CACHED: prompt tokens found in the cache at first admission. FREE: blocks. PUSHED, SEEN, HEAD: requests of the inbox
 that were sent, have arrived, were taken (FCFS). QUEUED: tokens waiting, kept by a router. Source: ISSUED is the next
@@ -39,8 +39,8 @@ GAP_LOWEST = (1023 - 14) << (52 - GAP_SHIFT)
 GAP_BINS = (1023 + 30 << (52 - GAP_SHIFT)) - GAP_LOWEST
 
 SLICES = 512
-SPENT, RUN, WAIT, USED, MADE = range(5)
-"""Rows of the timeline, weighted by the time of steps that begin in a slice; MADE counts generated tokens."""
+SPENT, RUN, WAIT, USED = range(4)
+"""Rows of the timeline, weighted by the time of steps that begin in a slice."""
 
 STUCK, ENDED = 2, 3  # status of the core: a waiting request can never run; a step ended in which a user got an answer
 
@@ -176,7 +176,7 @@ def _of_engine(limits: Limits, load: Load) -> dict[str, Any]:
         "crossing": _ints(limits.block_size),
         "gaps": _ints(GAP_BINS),
         "batch": _ints(slots + 1),
-        "timeline": np.zeros((5, SLICES)),
+        "timeline": np.zeros((4, SLICES)),
         "unit_at": np.full(units, -1, dtype=np.int32),
         "unit_uses": np.zeros(units, dtype=np.int32),
     }

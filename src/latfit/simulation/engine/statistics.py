@@ -25,7 +25,6 @@ class Timeline:
     running: FloatArray  # mean requests
     waiting: FloatArray  # mean requests
     kv_usage: FloatArray  # mean share of KV blocks in use
-    tokens_per_ms: FloatArray
     busy: FloatArray  # share of time in steps
 
 
@@ -41,7 +40,6 @@ def timeline_of(limits: Limits, state: State) -> Timeline:
         rows[st.RUN] / spent,
         rows[st.WAIT] / spent,
         rows[st.USED] / spent / limits.blocks,
-        rows[st.MADE] / slice_ms,
         rows[st.SPENT] / slice_ms,
     )
 
@@ -80,7 +78,6 @@ def note_step(o: Limits, s: State, work: Work, made: int, times: tuple[float, fl
     """
     begin, duration, out = times
     s.i[st.STEPS] += 1
-    s.i[st.PREFILL_STEPS] += work.P > 0
     s.i[st.PREFILL_TOKENS] += int(work.P)
     s.i[st.TOKENS] += made
     s.i[st.COMPUTED] += int(work.S)
@@ -96,7 +93,6 @@ def note_step(o: Limits, s: State, work: Work, made: int, times: tuple[float, fl
     s.timeline[st.RUN, at] += duration * s.i[st.COUNT]
     s.timeline[st.WAIT, at] += duration * s.i[st.WAITING]
     s.timeline[st.USED, at] += duration * (o.blocks - s.i[st.FREE])
-    s.timeline[st.MADE, at] += made
 
 
 @rare

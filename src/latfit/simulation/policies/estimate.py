@@ -68,15 +68,10 @@ class Summary:
     def counted(self) -> int:
         return sum(each.size for each in self.batches)
 
-    @property
-    def whole(self) -> FloatArray:
-        """Mean and percentiles (4,) of all requests, ms."""
-        return describe(self.batches)
-
 
 def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: str = STEADY) -> Summary:
     """Summarise a run without the warm-up and requests that were never served."""
-    warm = min(run.drawn.warm, len(run.response_ms))
+    warm = min(run.drawn.load.warm, len(run.response_ms))
     times, path = run.response_ms[warm:], run.path[warm:]
     ids = run.drawn.load.class_id[warm : warm + len(times)]
     count = 1 if load == VARYING else BATCHES if load == RECORDED else math.ceil(BATCHES / length.replications)
@@ -92,7 +87,7 @@ def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: 
         sizes=run.sizes,
         busy=run.busy,
         served=np.array([np.count_nonzero(path == p) for p in range(2)]),
-        unserved=run.unserved,
+        unserved=int(np.count_nonzero(run.path < 0)),
         throughput=run.throughput,
         mean_in_system=run.mean_in_system,
         most_waiting=run.most_waiting,
@@ -107,7 +102,7 @@ def _met(run: Replication, times: FloatArray, sla_ms: float) -> int | None:
         return int(np.count_nonzero(times <= sla_ms)) if math.isfinite(sla_ms) else None
     if not run.drawn.by_request:
         deadlines = deadlines[ids] if len(ids) else np.broadcast_to(deadlines, len(run.drawn.load.arrive))
-    mine = deadlines[run.drawn.warm : run.drawn.warm + len(times)]
+    mine = deadlines[run.drawn.load.warm : run.drawn.load.warm + len(times)]
     return int(np.count_nonzero(times <= np.minimum(mine, sla_ms)))
 
 

@@ -62,10 +62,6 @@ class Drawn:
     classes: int
     by_request: bool = False
 
-    @property
-    def warm(self) -> int:
-        return int(self.load.warm)
-
 
 @dataclass(frozen=True, eq=False)
 class Replication:
@@ -81,10 +77,6 @@ class Replication:
     most_waiting: int
     mean_in_system: float
     out: Out | None = None  # arrays of the core; None for a run of a real system
-
-    @property
-    def unserved(self) -> int:
-        return int(np.count_nonzero(self.path < 0))
 
 
 def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: Streams) -> Drawn:

@@ -40,11 +40,6 @@ class ServicePath:
         remedy = "Give T(b) in ms for each batch, or limit the batch to where the fit holds."
         refuse(wrong, found, self.name, remedy)
 
-    def __repr__(self) -> str:
-        kind = "nominal" if self.nominal else "measured"
-        first, last = self.typical_ms[1], self.typical_ms[-1]
-        return f"ServicePath({self.name}, {kind}, T(1) = {first:.4g} ms, T({self.largest}) = {last:.4g} ms)"
-
     @property
     def largest(self) -> int:
         return len(self.times_ms) - 1
