@@ -71,11 +71,6 @@ class OnCpu(CudaDevice):
 
         return replay
 
-    def pinned(self, size: int) -> Any:
-        import torch
-
-        return torch.empty(size, dtype=torch.uint8)
-
     def release(self) -> None:
         self.released += 1
 

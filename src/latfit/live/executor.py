@@ -171,12 +171,6 @@ def failure(raised: BaseException, name: str) -> ExecutorFailed:
     return error
 
 
-def seen(done: "asyncio.Future[Any]") -> None:
-    """Mark the exception of a future as retrieved, so that asyncio does not report it."""
-    if not done.cancelled():
-        done.exception()
-
-
 class ProcessExecutor(ThreadExecutor):
     """Run a function in worker processes, one a server; a process that hangs or dies is replaced.
 

@@ -81,8 +81,6 @@ class Learner:
     ----------
     thresholds
         How thresholds are chosen; `BestForTail` by default. What it raises for the planned times is raised.
-    rate_per_s
-        Arrivals that thresholds are chosen for; those of the last 30 s by default.
     """
 
     def __init__(
@@ -91,12 +89,10 @@ class Learner:
         promise: Promise | None = None,
         *,
         thresholds: Thresholds | None = None,
-        rate_per_s: float | None = None,
     ) -> None:
         self.router = router
         self.monitor = None if promise is None else PromiseMonitor(promise)
         self._thresholds = thresholds or BestForTail(promise.share if promise else 0.99)
-        self._rate = rate_per_s
         self.times = {path.name: LearnedTimes(path.times_ms[1:]) for path in router.paths}
         self.switches: deque[Switch] = deque(maxlen=20)
         self.switched, self.problem = 0, ""  # how many switches; why thresholds could not be chosen the last time
@@ -109,9 +105,7 @@ class Learner:
 
     @property
     def rate_per_s(self) -> float:
-        """Return the arrival rate; half the main path's capacity before any arrival was counted."""
-        if self._rate is not None:
-            return self._rate
+        """Return the arrival rate of the last 30 s; half the main path's capacity before any was counted."""
         if len(self._counts) > 1 and self._counts[-1][1] > self._counts[0][1]:
             (first_ms, first), (last_ms, last) = self._counts[0], self._counts[-1]
             return 1000 * (last - first) / (last_ms - first_ms)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import LatfitError, WrongUsage
-from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure, seen
+from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure
 from latfit.live.path import LivePath, Server, times_table
 from latfit.live.waiting import Request, RequestQueue, State
 from latfit.policies import (
@@ -363,7 +363,7 @@ class Router:
     def _returned(self, batch: _Batch, work: "asyncio.Future[Sequence[Any]]") -> None:
         """Take the outcome of a batch; one that comes too late is dropped."""
         if batch.work is not work:
-            seen(work)
+            _ = work.cancelled() or work.exception()  # retrieved, so that asyncio does not report it
             return
         path, outputs, error = batch.path, [], None
         try:

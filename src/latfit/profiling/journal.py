@@ -4,11 +4,9 @@ JSON lines next to the trace: the request, the cells of each path, the samples o
 finished run removes its journal; an interrupted one leaves it. A journal is locked while its run lives.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +61,8 @@ class Journal:
         if lock(self._stream.fileno()) is False:
             remedy = "Wait for its end, or write another trace with --out."
             raise WrongUsage("belongs to a run that goes on", where=str(self.file), remedy=remedy)
-        asked = {key: value for key, value in asdict(request).items() if key not in _MAY_CHANGE}
-        asked = json.loads(json.dumps(asked))
+        fields = msgspec.json.decode(msgspec.json.encode(request))  # as it is read back: lists for tuples
+        asked = {key: value for key, value in fields.items() if key not in _MAY_CHANGE}
         self._read(asked if resume else None)
         if resume and self.paths:
             self._write({})  # ends a torn line

@@ -316,12 +316,6 @@ class CudaDevice(TorchDevice):
         replay: Callable[[], object] = graph.replay
         return replay
 
-    def pinned(self, size: int) -> Tensor:
-        """Return a buffer of `size` bytes in host memory that the GPU reads by itself."""
-        import torch
-
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
     def release(self) -> None:
         from torch import cuda
 
@@ -354,7 +348,8 @@ class CudaDevice(TorchDevice):
             size = self._shape.cache_bytes(tokens)
             if 2 * size > (self.free_bytes() or 0):
                 break
-            host, target = self.pinned(size), torch.empty(size, dtype=torch.uint8, device=self.place)
+            host = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())  # the GPU reads it itself
+            target = torch.empty(size, dtype=torch.uint8, device=self.place)
             copy = partial(target.copy_, host, non_blocking=True)
             T_ms = statistics.median(self.time_ms(copy) for _ in range(TRANSFER_REPEATS))
             found.append({"tokens": float(tokens), "bytes": float(size), "T_ms": T_ms})
