@@ -141,7 +141,7 @@ def print_table(table: "Table") -> None:
         console.print(shown)
         if table.note:
             console.print(styled(table.note, "dim"))
-    _print(captured.get().rstrip("\n"))
+    _print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True, kind: str = "warning") -> None:
