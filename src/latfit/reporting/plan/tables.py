@@ -12,12 +12,12 @@ NOT_KNOWN = "not known"
 UNKNOWN = (NOT_KNOWN, "never", "none")
 BRIEF = ("B1", "B2", "T_cut")
 MEANINGS = {
-    "B1": "requests from which the GPU is as fast as the CPU, without a wait",
-    "B1 at this rate": "requests from which the GPU is as fast, its wait included",
+    "B1": "requests from which the GPU is as fast, idle",
+    "B1 at this rate": "requests from which the GPU is as fast, with wait",
     "B1 in tokens": "tokens of one prompt from which the GPU is as fast",
     "B2": "requests that reach half of the best throughput",
     "knee": "requests with the best throughput per latency, B/T²",
-    "T_cut": "wait for the GPU after which a request goes to the CPU",
+    "T_cut": "wait for the GPU before a request goes to the CPU",
 }
 VERDICTS = {"meets": "SLA met", "likely": "SLA likely met", "misses": "SLA missed"}
 
