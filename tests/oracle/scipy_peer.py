@@ -4,7 +4,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from latfit.fitting.problem import FitProblem
-from latfit.fitting.solver.levenberg_marquardt import Minimum, Objective
+from latfit.fitting.solver.levenberg_marquardt import Descents, Minimum
 from latfit.fitting.solver.loss import RHO
 from latfit.stats import FloatArray, weighted_quantile
 
@@ -43,9 +43,9 @@ def textbook_start(problem: FitProblem) -> FloatArray:
     return theta
 
 
-def trust_region(objective: Objective, start: FloatArray) -> Minimum:
+def trust_region(descent: Descents, start: FloatArray) -> Minimum:
     """Minimise by SciPy's trust-region reflective algorithm on all rows, without priors."""
-    problem, rows = objective.problem, objective.rows
+    problem, rows = descent.problem, descent.rows
     rho, sizes = RHO[problem.options.loss], rows.sizes
     with np.errstate(all="ignore"):  # aliased columns cause division by zero in SciPy's subproblem
         result = least_squares(
@@ -56,10 +56,10 @@ def trust_region(objective: Objective, start: FloatArray) -> Minimum:
             method="trf",
             x_scale="jac",
             loss=lambda z: np.asarray(rho(z) * rows.weights),
-            f_scale=objective.f_scale,
+            f_scale=float(descent.f_scale[0]),
             ftol=1e-11,
             xtol=1e-11,
             gtol=1e-11,
             max_nfev=400,
         )
-    return Minimum(result.x, objective.cost(result.x), bool(result.status > 0))
+    return Minimum(result.x, descent.cost(result.x), bool(result.status > 0))

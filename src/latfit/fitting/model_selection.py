@@ -30,7 +30,7 @@ from latfit.fitting.checking.crossval import (
 )
 from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.levenberg_marquardt import Objective, minimise
+from latfit.fitting.solver.levenberg_marquardt import Descents, minimise_all
 from latfit.fitting.solver.objective import by_cell
 from latfit.fitting.solver.solve import solve, solved_once
 from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only, model_named
@@ -100,7 +100,8 @@ def _tried(data: Rows, f_scale: float, state: _State, setting: Mapping[str, floa
     problem = make_problem(data, options)
     names = [p.name for p in problem.model.parameters]
     start = np.array([problem.fixed.get(name, x) for name, x in zip(names, state.theta, strict=True)])
-    end = minimise(Objective(by_cell(problem), f_scale), problem.coordinates(start), steps=STEPS, gain=1e-6)
+    descent = Descents.alike(by_cell(problem), f_scale)
+    (end,) = minimise_all(descent, problem.coordinates(start)[None], steps=STEPS, gain=1e-6)
     return _State(options, problem.theta(end.z), end.cost)
 
 
@@ -128,7 +129,6 @@ NEGLIGIBLE = 0.01  # share of the best error below which a difference is no reas
 WORSE_IN_PHASE = 1.25
 """Largest ratio of a candidate's error in a phase to that of the line, if others are as good on the whole."""
 
-NOT_WORSE = 0.05  # percentage points within which an error counts as no worse than that of a reference model
 OUTSIDE_SHARES = (0.4, 0.7)  # shares of the rows, lowest S, B or context first, on which extrapolation folds train
 FEW_CELLS = 16  # up to this many cells, each one is a fold of its own
 ROWS = 2000  # rows drawn for model selection; more would not change the choice
@@ -323,13 +323,11 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
         least = min(even.values(), key=lambda score: score.mape_pct)
         if least.mape_pct <= WORSE_BEYOND * best.mape_pct:
             scores, best = even, least
-    ceiling = min([scores[name].mape_pct + NOT_WORSE for name in REFERENCE_MODELS if name in scores], default=np.inf)
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
 
     def is_good(score: Score) -> bool:
         tolerance = max(min(_luck(rows) * paired_error(score, best), most), NEGLIGIBLE * best.mape_pct)
-        is_close = score.mape_pct - best.mape_pct <= tolerance and score.mape_pct <= ceiling
-        return is_close and _is_within(WORSE_BEYOND, score.beyond, best.beyond)
+        return score.mape_pct - best.mape_pct <= tolerance and _is_within(WORSE_BEYOND, score.beyond, best.beyond)
 
     names = [name for name, score in scores.items() if score is best or is_good(score)]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))

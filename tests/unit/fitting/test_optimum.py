@@ -7,7 +7,7 @@ import pytest
 
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
-from latfit.fitting.solver.levenberg_marquardt import Objective
+from latfit.fitting.solver.levenberg_marquardt import Descents
 from latfit.fitting.solver.objective import by_cell
 from latfit.fitting.solver.solve import solve
 from latfit.model.registry import FAMILY
@@ -36,9 +36,9 @@ def worst_excess(trace: Trace, model: str, starts: int) -> float:
     options = FitOptions(model=model, fixed={"p": 4.0, "Q": 0.0, "rho": 0.0} if "roofline" in model else {})
     problem = make_problem(rows_of(trace), options)
     found = solve(problem)
-    objective = Objective(by_cell(problem), found.f_scale)
-    assert objective.cost(found.z) == pytest.approx(found.cost, rel=1e-12)
-    return found.cost / min(trust_region(objective, z).cost for z in naive_points(problem, starts)) - 1
+    descent = Descents.alike(by_cell(problem), found.f_scale)
+    assert descent.cost(found.z) == pytest.approx(found.cost, rel=1e-12)
+    return found.cost / min(trust_region(descent, z).cost for z in naive_points(problem, starts)) - 1
 
 
 @pytest.mark.parametrize("model", [name for name in FAMILY if name != "constant"])

@@ -52,6 +52,10 @@ class Descents:
     def problem(self) -> FitProblem:
         return self.rows.cells
 
+    def cost(self, z: FloatArray) -> float:
+        """Return the cost of the first descent at z (free,)."""
+        return float(self.at(np.arange(1)).costs(z[None])[0][0])
+
     def at(self, which: NDArray[np.intp]) -> "Descents":
         """Return some of the descents."""
         weights, y = (each if len(each) == 1 else each[which] for each in (self.weights, self.y))
@@ -106,30 +110,9 @@ class Descents:
         return [prior_rows(self.problem, each, float(s)) for each, s in zip(z, self.f_scale, strict=True)]
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The cost to minimise, at one scale of the loss."""
-
-    rows: CellProblem
-    f_scale: float
-
-    @property
-    def problem(self) -> FitProblem:
-        return self.rows.cells
-
-    def cost(self, z: FloatArray) -> float:
-        return float(Descents.alike(self.rows, self.f_scale).costs(z[None])[0][0])
-
-
 def thetas(problem: FitProblem, z: FloatArray) -> FloatArray:
     """Return all parameters (p, k, 1) of k vectors of free coordinates (k, free), shaped for models."""
     return problem.theta(z).T[:, :, None]
-
-
-def minimise(objective: Objective, start: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> Minimum:
-    """Minimise one cost from a start (free,)."""
-    with np.errstate(all="ignore"):
-        return _together(Descents.alike(objective.rows, objective.f_scale), start[None], steps, gain)[0]
 
 
 def minimise_all(descents: Descents, starts: FloatArray, steps: int = MAX_STEPS, gain: float = GAIN) -> list[Minimum]:

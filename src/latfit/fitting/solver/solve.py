@@ -15,8 +15,6 @@ from latfit.fitting.solver.levenberg_marquardt import (
     MAX_STEPS,
     Descents,
     Minimum,
-    Objective,
-    minimise,
     minimise_all,
 )
 from latfit.fitting.solver.loss import TUNING
@@ -68,7 +66,7 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
     rows = by_cell(problem)
     if len(problem.free) == 0:
         f_scale = _scale(rows, np.empty(0))
-        return Solution(np.empty(0), Objective(rows, f_scale).cost(np.empty(0)), f_scale, True)
+        return Solution(np.empty(0), Descents.alike(rows, f_scale).cost(np.empty(0)), f_scale, True)
     if warm is not None and _predicts(rows, warm):
         return _refitted(rows, warm)
     few = sample_rows(problem, RACE_ROWS)
@@ -80,27 +78,27 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
     racers = max(RACERS, problem.options.starts) if searched else 1
     starts = find_starts(sample_rows(few, SEARCH_ROWS), first, racers)
     # on the sample at a generous scale, then at the best end's; the best of these on all rows
-    ends = _race(Objective(sample, first), starts, ROUGHLY, RACE_STEPS)
-    ends = _race(Objective(sample, _scale(sample, ends[0].z)), [end.z for end in ends], FINELY, RACE_STEPS)
+    ends = _race(sample, first, starts, ROUGHLY, RACE_STEPS)
+    ends = _race(sample, _scale(sample, ends[0].z), [end.z for end in ends], FINELY, RACE_STEPS)
     close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost][:FINALISTS]
-    ends = _race(Objective(rows, _scale(rows, ends[0].z)), close, GAIN, MAX_STEPS)
-    objective = Objective(rows, _scale(rows, ends[0].z))
-    return _at_the_edge(objective, _race(objective, [end.z for end in ends], GAIN, MAX_STEPS)[0])
+    ends = _race(rows, _scale(rows, ends[0].z), close, GAIN, MAX_STEPS)
+    f_scale = _scale(rows, ends[0].z)
+    return _at_the_edge(rows, f_scale, _race(rows, f_scale, [end.z for end in ends], GAIN, MAX_STEPS)[0])
 
 
 def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
     """Fit from a start, within its valley."""
     z = warm
     for _ in range(MORE_SCALES):
-        objective = Objective(rows, _scale(rows, z))
-        end = minimise(objective, z)
+        f_scale = _scale(rows, z)
+        (end,) = minimise_all(Descents.alike(rows, f_scale), z[None])
         z = end.z
-    return _at_the_edge(objective, end)
+    return _at_the_edge(rows, f_scale, end)
 
 
-def _race(objective: Objective, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
+def _race(rows: CellProblem, f_scale: float, starts: list[FloatArray], gain: float, steps: int) -> list[Minimum]:
     """Return the ends of starts, best first; those that reached one optimum count once."""
-    descents = Descents.alike(objective.rows, objective.f_scale, len(starts))
+    descents = Descents.alike(rows, f_scale, len(starts))
     distinct: list[Minimum] = []
     for end in sorted(minimise_all(descents, np.array(starts), steps, gain), key=lambda end: end.cost):
         if all(abs(end.cost - other.cost) > ROUGHLY * abs(other.cost) for other in distinct):
@@ -131,10 +129,10 @@ def refitted_all(problem: FitProblem, z: FloatArray, weights: FloatArray, upper:
     return found
 
 
-def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
+def _at_the_edge(rows: CellProblem, f_scale: float, end: Minimum) -> Solution:
     """Move coordinates close to a bound onto it if the cost does not rise, and corners of zero terms to the middle."""
-    problem = objective.problem
-    z, kept = end.z.copy(), objective.cost(end.z)
+    problem, descent = rows.cells, Descents.alike(rows, f_scale)
+    z, kept = end.z.copy(), descent.cost(end.z)
     middle = (problem.lower + problem.upper) / 2
     idle = ~np.any(problem.slopes(problem.theta(z), problem.steps), axis=0) & np.isfinite(middle)
     idle &= np.array([p.positive for p in problem.free_parameters], dtype=bool)
@@ -144,9 +142,9 @@ def _at_the_edge(objective: Objective, end: Minimum) -> Solution:
             if np.isfinite(edge) and z[i] != edge and abs(z[i] - edge) < 1e-3 * max(1.0, abs(edge)):
                 trial = z.copy()
                 trial[i] = edge
-                if (reached := objective.cost(trial)) <= kept * (1 + 1e-9):
+                if (reached := descent.cost(trial)) <= kept * (1 + 1e-9):
                     z, kept = trial, reached
-    return Solution(z, kept, objective.f_scale, end.converged)
+    return Solution(z, kept, f_scale, end.converged)
 
 
 def sample_rows(problem: FitProblem, size: int) -> FitProblem:
