@@ -112,7 +112,7 @@ def _said_at_once(caller: socket.socket) -> bytes:
 def test_too_few_open_files_are_reported_at_the_start() -> None:
     command = [sys.executable, "-m", "latfit", "serve", "--port", "0", "x"]
     limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", *command]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == WrongUsage.exit_code
     assert "24 open files are allowed" in done.stderr
 
@@ -169,7 +169,7 @@ def test_what_is_missing_is_named_with_what_brings_it(package: str) -> None:
     without = (
         f"import sys; sys.modules[{package!r}] = None; from latfit.cli.app import run; sys.exit(run(['serve', 'x']))"
     )
-    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == HardwareMissing.exit_code
     assert f"{package} is not installed" in done.stderr
     assert "pip install 'latfit[live]'" in done.stderr
