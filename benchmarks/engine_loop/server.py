@@ -78,8 +78,8 @@ def make_model(vllm: Installation, folder: Path) -> None:
         raise Skipped(f"the model cannot be made: {done.stderr.strip()[-300:]}")
 
 
-def _beside(vllm: Installation, place: Path, asynchronous: bool) -> Path:
-    """The folder for PYTHONPATH."""
+def make_python_path(vllm: Installation, place: Path, asynchronous: bool = False) -> Path:
+    """The folder for PYTHONPATH: the probe, and the name of vLLM where it has none."""
     folder = place / "beside"
     probe = folder / "latfit_engine_loop-0.dist-info"
     probe.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def serving(
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OPENBLAS_", "OMP_"))},
         **SWITCHES,
-        "PYTHONPATH": str(_beside(vllm, place, "--no-async-scheduling" not in options)),
+        "PYTHONPATH": str(make_python_path(vllm, place, "--no-async-scheduling" not in options)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores or model_cores())),
         "LATFIT_TRACE_DIR": str(place / "traces"),
         "LATFIT_TRACE_SECONDS": "3",

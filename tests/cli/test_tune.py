@@ -1,10 +1,13 @@
 """`latfit tune` as people call it: what it would do, what it refuses, and the whole loop on a small engine."""
 
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.engine_loop.server import SWITCHES, Skipped, installation, make_model, make_python_path
 
 from latfit.cli.app import run
 from tests.conftest import ROOT, free_port
@@ -13,14 +16,22 @@ SMALL = [sys.executable, str(ROOT / "tests" / "small_engine.py")]
 LOAD = ["--rate", "40/s", "--lengths", "60:20", "--ttft", "200ms", "--tpot", "20ms"]
 
 
-def test_a_dry_run_starts_nothing(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["tune", *LOAD, "--dry-run", "--", "vllm", "serve", "M", "--port", "8001"]) == 0
-    told = capsys.readouterr().out
-    assert "Start: vllm serve M --port 8001 --host 127.0.0.1 --enable-logging-iteration-details" in " ".join(
-        told.split()
-    )
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("vllm serve M --port 8001", "vllm serve M --port 8001 --host 127.0.0.1 --enable-logging-iteration-details"),
+        ("llama-server -m M --host ::1", "llama-server -m M --host ::1 --metrics"),
+    ],
+)
+def test_a_dry_run_starts_nothing(command: str, started: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", *LOAD, "--dry-run", "--", *command.split()]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"Start: {started} 2." in told
     assert "20 req/s, 40 req/s, 80 req/s" in told
     assert not [*in_tmp.iterdir()]
+
+
+SLOS = LOAD[4:]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +40,7 @@ def test_a_dry_run_starts_nothing(in_tmp: Path, capsys: pytest.CaptureFixture[st
         (LOAD, "no engine is given"),
         ([*LOAD, "--url", "http://localhost:1", "--", "vllm"], "contradict"),
         ([*LOAD[:4], "--", "vllm"], "no SLO is given"),
-        ([*LOAD[4:], "--", "vllm"], "no load is given"),
+        ([*SLOS, "--", "vllm"], "no load is given"),
         ([*LOAD, "--load", "5", "--", "vllm"], "--load"),
     ],
 )
@@ -56,3 +67,38 @@ def test_the_limit_of_an_engine_is_found_and_raised(in_tmp: Path, capsys: pytest
     ttft = [next(each["measured_ms"] for each in run["figures"] if "TTFT" in each["name"]) for run in (before, after)]
     assert ttft[1] < 200 < ttft[0]
     assert {"plan.json", "engine.fit.json", "tune.json", "vllm.yaml"} <= {each.name for each in Path("tuned").iterdir()}
+
+
+@pytest.fixture
+def real_vllm(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of a real vLLM with a small model; skips where none is installed."""
+    try:
+        vllm = installation(os.environ.get("LATFIT_VLLM"))
+        make_model(vllm, in_tmp / "model")
+    except Skipped as reason:
+        pytest.skip(f"{reason}; LATFIT_VLLM names its environment")
+    for name, value in (*SWITCHES.items(), ("PYTHONPATH", str(make_python_path(vllm, in_tmp)))):
+        monkeypatch.setenv(name, value)
+    options = "--load-format dummy --dtype bfloat16 --max-model-len 1024 --served-model-name m --enforce-eager"
+    return [str(vllm.vllm), "serve", str(in_tmp / "model"), *options.split(), "--port", str(free_port())]
+
+
+@pytest.mark.nightly
+def test_a_real_vllm_is_tuned(real_vllm: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wide limits, which a busy machine keeps too."""
+    load = ["--rate", "2/s", "--lengths", "60:20:0.5", "--ttft", "20s", "--tpot", "2s", "--load", "20s"]
+    code = run(["tune", *load, "--json", "--", *real_vllm])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0, found
+    assert found["engine"] == "vLLM"
+    assert found["steps"] == "steps"
+    assert 1 <= found["restarts"] <= 2
+    assert [run["failed"] for run in found["runs"]] == [0] * len(found["runs"])
+    planned = [each for run in found["runs"][1:] for each in run["figures"]]
+    assert planned
+    assert all(each["planned_ms"] is not None for each in planned)
+    # vLLM tells the options that it took, and nothing of it is left
+    number = found["settings"]["max_num_seqs"]
+    assert f"'max_num_seqs': {number}" in (in_tmp / "tuned" / f"engine-{found['restarts'] + 1}.log").read_text()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", int(real_vllm[-1])))

@@ -27,7 +27,7 @@ from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
 from latfit.exporting import with_flags
 from latfit.files import write_json, write_text
 from latfit.messages import Message
-from latfit.metrics import limit_shown
+from latfit.metrics import Server, ServerState, limit_shown
 from latfit.planning import parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
@@ -53,6 +53,7 @@ WIDER = 4  # multiple of a limit of requests that hides larger batches
 RAMP_UP = 0.2  # share of a load that is not counted, and length of a load that warms the engine up
 MIN_WARM_REQUESTS = 4
 START_S = 900.0  # longest time for an engine to load its model and compile
+ASKED = 3  # times that a restart by hand is asked for
 LATE = 0.1  # share of the TTFT limit by which the client may be late
 BUSY = 0.1  # share of the CPUs that other programs may use; a load beside more is repeated once
 LESS = (0.8, 0.6, 0.4, 0.2)  # shares of a rate that is too high, for which settings are planned instead
@@ -212,8 +213,12 @@ class Tuned(Answer):
 
 @dataclass
 class Loop:
-    """The state of one tuning. traces: the steps of all runs so far.  plan, fit: the last ones.  limit: requests that
-    the engine ran at once while others waited; None if none waited.  loads: how many were sent."""
+    """The state of one tuning.
+
+    traces: the steps of all runs so far.  plan, fit: the last ones.  share: of the rate, that is planned for.  limit:
+    requests that the engine ran at once while others waited; None if none waited.  last: counters at the end of the
+    last start.  loads: how many were sent.
+    """
 
     request: TuneRequest
     begun_s: float = field(default_factory=time.monotonic)
@@ -225,7 +230,9 @@ class Loop:
     settings: dict[str, Any] = field(default_factory=dict)
     plan: EnginePlan | None = None
     fit: Fit | None = None
+    share: float = 1.0
     limit: int | None = None
+    last: ServerState | None = None
     loads: int = 0
 
     def __post_init__(self) -> None:
@@ -249,7 +256,7 @@ class Loop:
         self.budget_s = duration(request.budget, "--budget") / 1e3
         self.out = Path(request.out)
         started = _engine_in(self.command)
-        self.steps_flag = "" if started is None else started.steps_flag
+        self.recording_flag = "" if started is None else started.recording_flag
         port = re.search(r"--port[= ](\d+)", " ".join(self.command))
         port_text = port[1] if port else (started or ENGINES[0]).port
         self.url = (request.url or f"http://127.0.0.1:{port_text}").rstrip("/")
@@ -262,7 +269,7 @@ class Loop:
     def with_recording(self) -> list[str]:
         """Return the command with the settings in use, and with the engine's option for recording steps."""
         words = self.with_settings()
-        return words + ([self.steps_flag] if self.steps_flag and self.steps_flag not in words else [])
+        return words + ([self.recording_flag] if self.recording_flag and self.recording_flag not in words else [])
 
     def describe(self) -> list[str]:
         """Return what will happen."""
@@ -286,10 +293,7 @@ class Loop:
         """Have an engine with the settings in use, and yield the name of its model."""
         self.starts += 1
         if not self.command:
-            if self.starts > 1:
-                assert self.request.restart is not None
-                self.request.restart(shlex.join(self.with_settings()))
-            yield until_answered(self.url, START_S, token=self.request.token)
+            yield self.by_hand()
             return
         words = self.with_recording()
         self.tell(f"Starting {shlex.join(words)}")
@@ -299,6 +303,18 @@ class Loop:
             yield until_answered(self.url, START_S, engine.why_gone, self.request.token)
         finally:
             engine.stop()
+
+    def by_hand(self) -> str:
+        """Ask for a restart, but for the first start; return the name of the model. Raises BadInput."""
+        for _ in range(ASKED):
+            if self.last is not None:
+                assert self.request.restart is not None
+                self.request.restart(shlex.join(self.with_settings()))
+            model = until_answered(self.url, START_S, token=self.request.token)
+            if self.last is None or Server(self.url).first().state.fell_below(self.last):
+                return model
+            self.tell("It was not restarted: its counters go on")
+        raise BadInput("was not restarted", where=self.url, remedy="End it before it is started again.")
 
     @property
     def _steps(self) -> Path:
@@ -323,7 +339,8 @@ class Loop:
                     if max(each.last_s for each in answers) > BEHIND * self.load_s:
                         break
             assert recorder.last is not None
-            self.engine = engine_key([{"engine": recorder.last.state.engine}])
+            self.last = recorder.last.state
+            self.engine = engine_key([{"engine": self.last.engine}])
         shown = limit_shown(recorder.queued)
         self.limit = None if shown is None else round(shown)
         found = find_steps(self._steps, recorder, cold)
@@ -385,25 +402,31 @@ class Loop:
         if not self.traces:
             raise BadInput("no steps were recorded", where=self.url, remedy="Send a longer load: --load 5min.")
         self.tell("Fitting and planning")
-        self.fit = fit([str(each) for each in self.traces])
+        # A linear cost of a mean step is the mean cost of the steps of its window; other models are not.
+        self.fit = fit([str(each) for each in self.traces], model="auto" if self.single else "linear")
         self.fit.save(self.out / "engine.fit.json")
-        request, feasible = self.request, []
-        for share in (1.0, *LESS):
-            at = f"{share * self.rate_per_s:.6g}/s"
+        request, is_feasible = self.request, False
+        for self.share in (1.0, *LESS):
             self.plan = plan_engine(
-                self.fit, at, request.lengths, ttft=request.ttft, tpot=request.tpot, replicas=1, seed=request.seed
+                self.fit,
+                rate_per_s=self.share * self.rate_per_s,
+                lengths=request.lengths,
+                ttft=request.ttft,
+                tpot=request.tpot,
+                replicas=1,
+                seed=request.seed,
             )
-            feasible.append(self.plan.feasible and not self.plan.result.unsupported)
-            if feasible[-1]:
+            is_feasible = self.plan.feasible and not self.plan.result.unsupported
+            if is_feasible:
                 break
         assert self.plan is not None
         self.plan.save(self.out / "plan.json")
         self.settings = {}
-        if feasible[-1]:
+        if is_feasible:
             exported = export(self.plan, self.engine)
             self.settings = dict(exported.settings)
             exported.save(self.out)
-        return feasible[0]
+        return is_feasible and self.share == 1.0
 
     @property
     def may_restart(self) -> bool:
@@ -457,9 +480,8 @@ def tune(request: TuneRequest) -> Tuned:
             loop.measure(["", "", ""], stages)
             loop.plan_settings()
         while loop.settings and loop.may_restart:
-            assert loop.plan is not None
             before = loop.settings
-            loop.measure(["as planned"], [min(loop.rate_per_s, loop.plan.result.rate_per_s)])
+            loop.measure(["as planned"], [loop.share * loop.rate_per_s])
             last = loop.runs[-1]
             if last.kept or all(each.as_planned for each in last.figures):
                 break

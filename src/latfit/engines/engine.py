@@ -77,7 +77,7 @@ class Engine:
     busiest_by: str = ""  # the counter of a model's computing time, if models are systems of their own
     metrics_help: str = ""  # how its metrics are turned on, or where they are
     steps_help: str = "Record single steps: latfit.record.StepRecorder, or the engine's log."
-    steps_flag: str = ""  # its option without which latfit's plug-in sees no steps
+    recording_flag: str = ""  # its option without which `latfit tune` records nothing, or no single steps
     port: int = 8000  # of its metrics, by default
     graph_sizes: str = ""  # its option for the batch sizes of captured graphs
     passes_flag: str = ""  # its option that publishes every step by ZeroMQ

@@ -16,6 +16,7 @@ LLAMA_CPP = Engine(
     settings={"total_slots": "max_num_seqs"},
     settings_places=("/props",),
     metrics_help="--metrics",
+    recording_flag="--metrics",
     steps_help="Start a llama.cpp that publishes n_busy_slots_per_decode.",
     port=8080,
     key="llamacpp",

@@ -30,6 +30,7 @@ SGLANG = Engine(
     settings={"max_running_requests": "max_num_seqs", "chunked_prefill_size": "max_num_batched_tokens"},
     settings_places=("/get_server_info", "/server_info"),
     metrics_help="--enable-metrics",
+    recording_flag="--enable-metrics",
     steps_help="Start SGLang of a version that publishes cuda_graph_passes_total and realtime_tokens_total.",
     port=30000,
     graph_sizes="cuda_graph_bs",

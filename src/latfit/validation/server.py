@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from latfit.engines import engine_named
 from latfit.errors import BadInput
 from latfit.metrics import Buckets, Interval, ServerState, read_state
 from latfit.trace import open_source
@@ -80,13 +79,14 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
         remedy = "Give the two texts of one server in their order; it may have started again in between."
         raise BadInput("its counters are below those of the text from before", where=str(after), remedy=remedy)
     run = Interval(first, last, seconds=1.0)
-    histograms = {name: run.histogram(name) for name in TIMES}
-    times = {name: seen for name, seen in histograms.items() if seen is not None and seen.count > 0}
-    if not engine_named(last.engine).histograms:
-        found = f"{last.engine} publishes no histograms of TTFT, TPOT and latency"
+    histograms = {name: seen for name in TIMES if (seen := run.histogram(name)) is not None}
+    times = {name: seen for name, seen in histograms.items() if seen.count > 0}
+    needed = {"TTFT": ("ttft",), "TPOT": TPOT, "latency": ("latency",)}
+    if missing := [text for text, names in needed.items() if not histograms.keys() & set(names)]:
+        found = f"{last.engine} publishes no histograms of {', '.join(missing)}"
         remedy = "Measure with a load generator, and compare with its result alone."
         raise BadInput(found, where=str(after), remedy=remedy)
-    if not {"ttft", "latency"} <= set(times) or not any(name in times for name in TPOT):
+    if not all(times.keys() & set(names) for names in needed.values()):
         found = "no request finished between the two texts" if before else "no finished request in it"
         raise BadInput(found, where=str(after), remedy="Save http://SERVER/metrics before and after the run.")
     counts = {name: run.count(name) for name in COUNTS if name in last.counters}

@@ -81,7 +81,9 @@ class TestTexts:
         ("before", "after", "said"),
         [
             (None, "t_s,prompt_tokens\n0,1\n", "holds no metrics of vLLM, SGLang"),
-            (None, "vllm:num_requests_running{} 3\n", "no finished request"),
+            (None, "vllm:num_requests_running{} 3\n", "vLLM publishes no histograms of TTFT, TPOT, latency"),
+            (None, histogram("time_to_first_token_seconds", TTFT), "vLLM publishes no histograms of TPOT, latency"),
+            (None, text(TTFT[:0], TPOT[:0], LATENCY[:0]), "no finished request"),
             (text(TTFT, TPOT, LATENCY), text(TTFT[:1], TPOT[:1], LATENCY[:1]), "below those of the text from before"),
             (text(TTFT, TPOT, LATENCY), text(TTFT, TPOT, LATENCY), "no request finished between"),
             (None, "\x00\xff vllm:{{{ NaN\nvllm:x_count nan\n", "holds no metrics of vLLM"),
