@@ -405,17 +405,12 @@ class Loop:
         # A linear cost of a mean step is the mean cost of the steps of its window; other models are not.
         self.fit = fit([str(each) for each in self.traces], model="auto" if self.single else "linear")
         self.fit.save(self.out / "engine.fit.json")
-        request, is_feasible = self.request, False
+        is_feasible = False
         for self.share in (1.0, *LESS):
-            self.plan = plan_engine(
-                self.fit,
-                rate_per_s=self.share * self.rate_per_s,
-                lengths=request.lengths,
-                ttft=request.ttft,
-                tpot=request.tpot,
-                replicas=1,
-                seed=request.seed,
-            )
+            self.plan = self.plan_one()
+            if self.plan.feasible and self.plan.result.unsupported:
+                # The engine may allow larger steps than it had: plan with those that it had.
+                self.plan = self.plan_one(max_num_batched_tokens=2 ** int(math.log2(self.fit.result.domain["S"][1])))
             is_feasible = self.plan.feasible and not self.plan.result.unsupported
             if is_feasible:
                 break
@@ -427,6 +422,20 @@ class Loop:
             self.settings = dict(exported.settings)
             exported.save(self.out)
         return is_feasible and self.share == 1.0
+
+    def plan_one(self, **settings: int) -> EnginePlan:
+        """Plan one engine, with these settings, for the share of the rate."""
+        request = self.request
+        return plan_engine(
+            self.fit,
+            rate_per_s=self.share * self.rate_per_s,
+            lengths=request.lengths,
+            ttft=request.ttft,
+            tpot=request.tpot,
+            replicas=1,
+            engine=settings or None,
+            seed=request.seed,
+        )
 
     @property
     def may_restart(self) -> bool:

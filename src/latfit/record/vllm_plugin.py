@@ -188,7 +188,7 @@ class LatfitStatLogger(StatLoggerBase):
 
     def _say_flag(self) -> None:
         self._flag = False
-        log.warning("latfit sees no steps: start vLLM (0.27 or newer) with %s", engine_named("vLLM").steps_flag)
+        log.warning("latfit sees no steps: start vLLM (0.27 or newer) with %s", engine_named("vLLM").recording_flag)
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings | None:
