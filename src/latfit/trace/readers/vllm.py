@@ -9,16 +9,18 @@ Without these lines, the statistics logged every ten seconds give one row per wi
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray, IntArray
+from latfit.trace.parquet import columns_of
 from latfit.trace.readers.source import Options, Reader, Source
 from latfit.trace.table import Array, Trace
 
@@ -31,6 +33,8 @@ YEAR_S = 366 * 86_400  # times without a year are taken to be of a leap year
 MAX_REORDER_S = 60  # API servers write into one log slightly out of order; a clock set back falls further
 MAX_REORDER_STEPS = 16  # likewise of the step counter; a restarted engine falls further, or to 0
 
+MAX_TAILS = 1 << 12  # different ends of lines: a thousand shares of the cache
+
 MAX_WINDOW_S = 120.0  # lines further apart do not bound one window
 MAX_LOAD_CHANGE = 1 / 3  # of the running requests within a window, relative to their mean
 
@@ -41,15 +45,15 @@ LOG_LINE = re.compile(
     rb"|\((?:EngineCore\w*|APIServer|ApiServer_\d+) pid=\d+\) "
 )
 STEP = re.compile(
-    rb"Iteration\((\d{1,15}\): \d{1,15} context requests, \d{1,15} context tokens, \d{1,15} generation requests,"
-    rb" \d{1,15} generation tokens, iteration elapsed time: \d{1,15}(?:\.\d{1,15})?) ms( \(dummy\))?"
-    rb"(?:, [^,\n]{0,39}? KV cache usage: (\d+\.?\d*)%)?"
-)
+    rb"Iteration\((\d{1,15}+\): \d{1,15}+ context requests, \d{1,15}+ context tokens, \d{1,15}+ generation requests,"
+    rb" \d{1,15}+ generation tokens, iteration elapsed time: \d{1,15}+(?:\.\d{1,15}+)?+) ms"
+    rb"((?: \(dummy\))?+(?:, [^\n%(]*+%)?+)"
+)  # numbers, and what may follow
+USAGE = re.compile(rb" KV cache usage: (\d+\.?\d*)%")
 NUMBERS = ("step", "prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens", "T_ms")
 """Numbers in the first group of STEP, in order."""
-TO_COMMAS = bytes.maketrans(b")", b",")
-NO_NUMBERS = bytes(set(range(256)) - set(b"0123456789.,)"))
-"""Translation of first groups to numbers and commas, and the characters that it leaves out."""
+TO_COMMAS, NO_NUMBERS = bytes.maketrans(b")", b","), bytes(set(range(256)) - set(b"0123456789.,)\n"))
+"""Translation of first groups to delimited numbers."""
 BEGIN = re.compile(rb"Iteration\(\d")
 
 PROCESS = re.compile(rb".*\(([^()]*) pid=(\d{1,18})", re.DOTALL)
@@ -109,7 +113,8 @@ class StartLine(NamedTuple):
 class LogScan:
     """Steps, windows, start-up lines and engines of the lines read so far."""
 
-    parts: list[dict[str, Array]] = field(default_factory=list)
+    numbers: list[bytes] = field(default_factory=list)  # of steps, a line each
+    facts: list[FloatArray] = field(default_factory=list)  # engine, stamp, dummy, usage of steps (4, n)
     rows: int = 0
     lines: int = 0
     cut: int = 0
@@ -125,15 +130,10 @@ class LogScan:
         self.lines += text.count(b"\n") + (not text.endswith(b"\n"))
         *fields, rest = STEP.split(text)
         if fields:
-            gaps, numbers, dummy, usage = (fields[i :: STEP.groups + 1] for i in range(STEP.groups + 1))
-            table = np.fromstring(b",".join(numbers).translate(TO_COMMAS, NO_NUMBERS).decode(), sep=",")
-            part = dict(zip(NUMBERS, table.reshape(-1, len(NUMBERS)).T, strict=True))
-            places = {gap: self.place_of(gap) for gap in dict.fromkeys(gaps)}  # lines repeat within a second
-            part["engine"], part["stamp"] = np.array([places[gap] for gap in gaps]).T
-            part["dummy"] = np.array([each is not None for each in dummy])
-            part["kv_usage"] = np.array([np.nan if each is None else float(each) / 100 for each in usage])
-            self.parts.append(part)
-            other = {gap for gap in places if gap.count(b"\n") > 1 or b"Iteration(" in gap} | {gaps[0]}
+            gaps, numbers, tails = (fields[i :: STEP.groups + 1] for i in range(STEP.groups + 1))
+            self.numbers.append(b"\n".join(numbers).translate(TO_COMMAS, NO_NUMBERS))
+            self.facts.append(np.concatenate([parse_distinct(gaps, self.place_of), parse_distinct(tails, parse_tail)]))
+            other = {gap for gap in set(gaps) if gap.count(b"\n") > 1 or b"Iteration(" in gap} | {gaps[0]}
             for row in [row for row, gap in enumerate(gaps) if gap in other]:
                 self._add_other_lines(gaps[row], self.rows + row)
             self.rows += len(gaps)
@@ -160,6 +160,29 @@ class LogScan:
         if engine:
             name, pid = engine[0], pid if name == b"APIServer" else -1
         return self.engines.setdefault((name, pid), len(self.engines)), second_of_year(text)
+
+
+def read_numbers(text: bytes) -> dict[str, Array]:
+    """Return the numbers of steps by name, from one line of them per step."""
+    from pyarrow import BufferReader, csv
+
+    kinds = {name: "float64" if name == "T_ms" else "int64" for name in NUMBERS}
+    options = csv.ReadOptions(column_names=NUMBERS, use_threads=False)
+    table = csv.read_csv(BufferReader(text), options, convert_options=csv.ConvertOptions(column_types=kinds))
+    return columns_of(table, "the log")
+
+
+def parse_distinct(texts: list[bytes], parse: Callable[[bytes], tuple[float, float]]) -> FloatArray:
+    """Return the two numbers in each text (2, n); equal texts are parsed once, because lines repeat in a second."""
+    place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    return np.array([parse(text) for text in place]).T[:, np.fromiter(map(place.__getitem__, texts), np.intp)]
+
+
+@lru_cache(MAX_TAILS)
+def parse_tail(tail: bytes) -> tuple[float, float]:
+    """Return whether a step is a dummy, and the share of the KV cache in use."""
+    usage = USAGE.search(tail)
+    return b"(dummy)" in tail, float(usage[1]) / 100 if usage else np.nan
 
 
 def second_of_year(text: bytes) -> float:
@@ -235,10 +258,10 @@ def trace_of(scan: LogScan, name: str) -> Trace:
     """Return the scanned steps of the log called `name`, else its windows. Raises BadInput as `read` does."""
     if not scan.rows:
         return _windows(scan, name)
-    columns = {name: np.concatenate([part[name] for part in scan.parts]) for name in scan.parts[0]}
-    scan.parts.clear()
-    counts = {name: columns.pop(name).astype(np.int64) for name in NUMBERS[:-1]}
-    stamp, engine = columns.pop("stamp"), columns.pop("engine").astype(np.intp)
+    counts = read_numbers(b"\n".join(scan.numbers))
+    T_ms = counts.pop("T_ms")
+    place, stamp, dummy, usage = np.concatenate(scan.facts, axis=1)
+    engine = place.astype(np.intp)
     runs = _split_runs(scan, engine, counts["step"])
     requests, tokens = counts.pop("decode_requests"), counts.pop("decode_tokens")
     run, t_s = np.empty(len(stamp), dtype=np.int32), np.empty(len(stamp))
@@ -261,14 +284,16 @@ def trace_of(scan: LogScan, name: str) -> Trace:
         "run": (run, names),
         "replica": (np.array([labels[name] for name in replicas])[run], list(labels)),
     }
-    columns = {
+    columns: dict[str, Array] = {
         "B": counts["prefill_requests"] + requests,
         "S": counts["prefill_tokens"] + tokens,
-        **columns,
+        "T_ms": T_ms,
+        "dummy": dummy > 0,
+        "kv_usage": usage,
         **counts,
         **{name: np.array(texts, dtype=object)[code] for name, (code, texts) in codes.items()},
         "t_s": t_s,
-        "context_tokens": columns["kv_usage"] * np.array([size or np.nan for size in capacity])[run],
+        "context_tokens": usage * np.array([size or np.nan for size in capacity])[run],
     }
     absent = [name for name in ("t_s", "kv_usage", "context_tokens") if np.isnan(columns[name]).all()]
     absent += [name for name in ("dummy", "replica") if not columns[name].any()]
