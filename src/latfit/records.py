@@ -72,6 +72,22 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         write_json(target, self.to_json())
 
 
+class OpenRecord(Record, frozen=True, omit_defaults=True, kw_only=True):
+    """A record whose document may have further keys: they are in `more`, and beside the others in the JSON."""
+
+    more: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        found = super().to_json()
+        more: dict[str, Any] = found.pop("more", {})
+        return {**found, **more}
+
+    @classmethod
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        own = set(cls.__struct_fields__)
+        return {**document, "more": {name: value for name, value in document.items() if name not in own}}
+
+
 def to_builtins(value: Any) -> Any:
     """Return a record, or a dataclass or container of records, as dicts, lists, numbers and text."""
     return _with_lists(msgspec.to_builtins(value, enc_hook=_encode, str_keys=True))

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +20,7 @@ from latfit.errors import BadInput, Regression, WrongUsage
 from latfit.fitting import Change, Measured, PhaseChange, RegionChange, Verdict, change_over_starts, changes_between
 from latfit.messages import Message, note
 from latfit.model import FitResult, fitted_identity
-from latfit.trace import check_one_system, facts_beside, row_weights
+from latfit.trace import check_one_system, facts_beside, facts_of, row_weights
 from latfit.units import format_percent, number
 
 MAX_REGIONS = 3  # named in a verdict
@@ -323,13 +323,12 @@ def _compare_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: fl
 
 def _starts(found: Fit) -> set[str]:
     """Return the starts of engines that recorders named in the steps of a fit or in their provenance."""
-    rows, provenance = found.rows(), found.result.provenance.get("trace") or {}
-    if provenance.get("made_by") == "latfit profile":
+    rows, facts = found.rows(), facts_of(found.result.provenance.get("trace") or {})
+    if facts.more.get("made_by") == "latfit profile":
         return set()  # its processes are repeats of one measurement
     named: list[Any] = [] if rows is None or "run" not in rows else list(rows.coded("run")[1])
-    parts = provenance.get("parts")
-    for part in parts.values() if isinstance(parts, Mapping) else [provenance]:
-        named += [part.get("run"), *part.get("runs", ())]
+    for each in facts.sources:
+        named += [each.run, *(each.runs if not isinstance(each.runs, int) else ())]
     return {str(each) for each in named if RECORDED_RUN.fullmatch(str(each))}
 
 

@@ -33,7 +33,8 @@ def make_load(request: Any, offered: Sequence[float]) -> workload.Load:
     if isinstance(lengths, str) and (":" in lengths or not (Path(lengths).suffix or Path(lengths).exists())):
         more["lengths"] = workload.parse_lengths(lengths)
     elif (source := getattr(request, "prompt_lengths", None) if lengths is None else lengths) is not None:
-        more["lengths"] = workload.fit_lengths(recording_of(source).requests)
+        recorded = recording_of(source).requests
+        more["lengths"] = workload.Resampled(recorded.prompt_tokens, recorded.output_tokens)
     elif hasattr(request, "lengths"):
         where = "--rate" if request.users is None else "--users"
         raise WrongUsage("requests have no lengths", where=where, remedy="Give --lengths 512:128, or a file.")

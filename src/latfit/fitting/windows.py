@@ -4,8 +4,6 @@ The mean latency of a window is that of its mean step where the model is linear 
 B varies within a window, other models are fitted to mean steps too: docs/theory/fitting.md, "Window means".
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,7 @@ from latfit.fitting.model_selection import is_auto
 from latfit.fitting.problem import FitOptions
 from latfit.messages import Message as LatfitWarning
 from latfit.model import CORRECTION
-from latfit.trace import LARGEST_REQUESTS, Trace
+from latfit.trace import Trace, facts_of
 
 LINEAR = ("constant", "linear")  # models whose mean over a window equals the latency of its mean step
 
@@ -53,8 +51,5 @@ def window_warning(model: str, spread_known: bool) -> LatfitWarning:
 
 def largest_batch(trace: Trace) -> float:
     """Return the most requests that a step held, where every file of a trace states it; else 0."""
-    parts = trace.provenance.get("parts")
-    files = list(parts.values()) if isinstance(parts, Mapping) else [trace.provenance]
-    stated = [each.get(LARGEST_REQUESTS) if isinstance(each, Mapping) else None for each in files]
-    known = [float(value) for value in stated if isinstance(value, int | float) and 0 < value < math.inf]
-    return max(known) if len(known) == len(files) else 0.0
+    stated = [each.largest_step_requests or 0.0 for each in facts_of(trace.provenance).sources]
+    return max(stated) if min(stated) > 0 else 0.0

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from latfit.records import Number, Record
+from latfit.records import Number, OpenRecord, Record
 
 JsonObject = Mapping[str, Any]
 
@@ -143,8 +143,8 @@ class Diagnostics(Record, frozen=True, omit_defaults=True):
     cliffs: Cliffs | None = None
 
 
-class DataFacts(Record, frozen=True, omit_defaults=True):
-    """Where the rows of a fit come from; `more` facts stand beside the others in a file."""
+class DataFacts(OpenRecord, frozen=True):
+    """Where the rows of a fit come from."""
 
     source: str | None = None
     sources: Sequence[str] | None = None
@@ -153,15 +153,3 @@ class DataFacts(Record, frozen=True, omit_defaults=True):
     rows_used: int | None = None
     dropped: Mapping[str, int] | None = None
     nominal: str | None = None
-    more: JsonObject = msgspec.field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        found = super().to_json()
-        more: dict[str, Any] = found.pop("more", {})
-        return {**found, **more}
-
-    @classmethod
-    def upgrade(cls, document: JsonObject) -> JsonObject:
-        """Collect the further facts of a file in `more`."""
-        own = set(cls.__struct_fields__)
-        return {**document, "more": {name: value for name, value in document.items() if name not in own}}

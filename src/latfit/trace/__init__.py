@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from latfit.trace.columns import PHASES
     from latfit.trace.coverage import Coverage, coverage_of, reading_notes
     from latfit.trace.identity import Fact, facts_beside, identity_of, system_label, system_labels
+    from latfit.trace.metadata import LARGEST_REQUESTS, LARGEST_TOKENS, REQUEST_TIMES, WATCHED, facts_of
     from latfit.trace.parquet import check_trace_name, columns_of, read_parquet, stored_provenance, write_trace
     from latfit.trace.read import (
         CleanTrace,
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from latfit.trace.readers.table import read_columns, typed_columns
     from latfit.trace.readers.text import Tally, member, number, numbers, records
     from latfit.trace.serving_engine import (
-        LARGEST_REQUESTS,
-        LARGEST_TOKENS,
-        REQUEST_TIMES,
-        WATCHED,
         EngineFacts,
         engine_counts,
         engine_facts,

@@ -25,18 +25,18 @@ from latfit.trace.clean import (
     MIN_MS,
     check_reasons,
     check_usable,
-    clean_part,
-    count_short,
+    clean,
     shortest_plausible_ms,
 )
 from latfit.trace.columns import IDENTITY, KINDS
 from latfit.trace.filter import matching_rows
+from latfit.trace.metadata import facts_of
 from latfit.trace.parquet import columns_of, provenance_of
 from latfit.trace.read import Reading, check_unit_name
 from latfit.trace.readers.source import HEAD_BYTES, Options
 from latfit.trace.readers.table import PARQUET_MAGIC, name_columns, steps_of
 from latfit.trace.readers.text import delimiter_of, header_of
-from latfit.trace.serving_engine import engine_facts, is_record
+from latfit.trace.serving_engine import engine_facts
 from latfit.trace.step_records import COMPUTE, MIN_PERIOD_SHARE, NO_PERIOD, PERIOD, no_periods, with_records
 from latfit.trace.table import WEIGHT, Trace, phases
 
@@ -199,7 +199,9 @@ def find_fragments(source: str | Path, options: Options) -> tuple[list[Any], int
     import pyarrow.dataset as ds
 
     try:
-        found = list(ds.dataset(str(source), format="parquet", schema=pa.schema([])).get_fragments())
+        checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        parquet = ds.ParquetFileFormat(default_fragment_scan_options=checked)
+        found = list(ds.dataset(str(source), format=parquet, schema=pa.schema([])).get_fragments())
     except (pa.ArrowException, OSError) as error:
         remedy = "Give a readable path, or a URI such as s3://bucket/folder, gs://bucket/folder, hdfs://host/folder."
         raise BadInput(f"cannot be listed ({first_line(error)})", where=str(source), remedy=remedy) from None
@@ -286,19 +288,19 @@ def _cells_of(trace: Trace, reading: Reading, time: str) -> Cells:
     """Filter, clean and count the steps of a batch. Raises BadInput if a label column has too many values."""
     if reading.where:
         trace = trace.select(matching_rows(trace, reading.where))
-    if is_record(trace.provenance) and "phase" not in trace:
+    if facts_of(trace.provenance).is_record and "phase" not in trace:
         trace = trace.with_columns(phase=phases(trace))
     for name in LABELS:
         if name in trace and (values := len(set(trace[name].tolist()))) > MAX_LABELS:
             remedy = f"It names systems or phases, {MAX_LABELS} at most; map another column: --map {name}=COLUMN."
             raise BadInput(f"column {name} has {values:,} different values", remedy=remedy)
-    used, dropped = clean_part(trace, reading.cleaning)
+    cleaned = clean(trace, reading.cleaning, rows_only=True)
+    steps, dropped = cleaned.trace, Counter(cleaned.dropped)
     if time == PERIOD:
-        timed = trace.floats_or_nan("period_ms") > 0
-        dropped[NO_PERIOD] = int(np.count_nonzero(used & ~timed))
-        used &= timed
-    cells = count_steps(trace.select(used), time)
-    return replace(cells, rows_read=len(trace), dropped=dropped, short=count_short(trace))
+        timed = steps.floats_or_nan("period_ms") > 0
+        dropped[NO_PERIOD] = int(np.count_nonzero(~timed))
+        steps = steps.select(timed)
+    return replace(count_steps(steps, time), rows_read=len(trace), dropped=dropped, short=cleaned.short)
 
 
 def compress(
@@ -382,7 +384,11 @@ def _facts(cells: Cells, time: str, limit: int, source: str, files: int) -> dict
     bins = cells.bins
     size, context = np.subtract((FRACTION_BITS, CONTEXT_FRACTION_BITS), COARSER[cells.level]).tolist()
     context_bins = f"{2**context} bins per octave" if context >= 0 else f"a bin per {2**-context} octaves"
-    facts: dict[str, Any] = {
+    phase, host = cells.column("phase"), {}
+    for name in sorted(set(phase[bins["timed"] > 0].tolist())):
+        n, T, period = (float(bins[column][phase == name].sum()) for column in SUMS[-3:])
+        host[name] = {"T_ms": T / n, "period_ms": period / n}
+    return {
         "source": source,
         "files": files - len(cells.unreadable),
         "rows_read": cells.rows_read,
@@ -397,22 +403,15 @@ def _facts(cells: Cells, time: str, limit: int, source: str, files: int) -> dict
             "quantiles of T": f"within {np.expm1(BIN / 2):.1%}",
         },
         "unreadable": [{"file": file, "reason": reason} for file, reason in cells.unreadable],
+        **({"coarser": f"Telling all cells apart would take more than {limit:,} counters."} if cells.level else {}),
+        **({"time": time, "host": host} if host else {}),
     }
-    if cells.level:
-        facts["coarser"] = f"Telling all cells apart would take more than {limit:,} counters."
-    phase, host = cells.column("phase"), {}
-    for name in sorted(set(phase[bins["timed"] > 0].tolist())):
-        n, T, period = (float(bins[column][phase == name].sum()) for column in ("timed", "sum_T", "sum_period"))
-        host[name] = {"T_ms": T / n, "period_ms": period / n}
-    if host:
-        facts |= {"time": time, "host": host}
-    return facts
 
 
 def _engine_of(fragments: Sequence[Any]) -> dict[str, Any]:
     """Return what some of the files report about their engine, as far as they agree, and which starts (`runs`)."""
     some = fragments[:: max(len(fragments) // SAMPLED_FILES, 1)]
     origins = [(each.path, provenance_of(each.path, each.physical_schema.metadata)) for each in some]
-    records = [(path, origin) for path, origin in origins if is_record(origin)]
+    records = [(path, origin) for path, origin in origins if facts_of(origin).is_record]
     runs = sorted({str(origin["run"]) for _, origin in records if "run" in origin})
     return {**engine_facts(records).values, **({"runs": runs} if runs else {})}

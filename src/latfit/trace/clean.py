@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput, WrongUsage
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 from latfit.trace.columns import IDENTITY
+from latfit.trace.metadata import CellFacts, facts_of
 from latfit.trace.table import WEIGHT, Trace, row_weights, step_count
 
 Mask = NDArray[np.bool_]
@@ -104,8 +105,8 @@ class Rule(NamedTuple):
         return self.necessary or self.reason not in options.keep
 
 
-def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
-    """Drop what cannot be a step. Raises WrongUsage for unknown reasons in the options."""
+def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool = False) -> Cleaned:
+    """Drop what cannot be a step. rows_only: by rules that judge each row alone. Raises WrongUsage for a reason."""
     options = options or CleanOptions()
     check_reasons(options)
     if WEIGHT in trace:
@@ -115,7 +116,7 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
     dropped: Counter[str] = Counter()
     rest, rows = trace.only(LOOKED_AT), np.arange(len(trace))
     for number, rule in enumerate(RULES, start=1):
-        if not rule.applies(options):
+        if not rule.applies(options) or (rows_only and rule.scope != "row"):
             continue
         found = np.zeros(len(rest), dtype=bool)
         for part in rest.split(rest.identity() if rule.scope == "system" else ()):
@@ -127,19 +128,9 @@ def clean(trace: Trace, options: CleanOptions | None = None) -> Cleaned:
             dropped[rule.reason] += int(np.count_nonzero(found))
             rest, rows = rest.select(~found), rows[~found]
     used = trace.select(rows) if dropped else trace
-    return Cleaned(used, len(trace), dict(dropped), +marked, fate, count_short(trace))
-
-
-def clean_part(trace: Trace, options: CleanOptions) -> tuple[Mask, Counter[str]]:
-    """Return the mask of usable rows, and how many each reason dropped, by the rules on single rows."""
-    used = np.ones(len(trace), dtype=bool)
-    dropped: Counter[str] = Counter()
-    for rule in RULES:
-        if rule.scope == "row" and rule.applies(options):
-            found = used & rule.find(trace, options)
-            dropped[rule.reason] += int(np.count_nonzero(found))
-            used &= ~found
-    return used, dropped
+    B, S = trace.floats("B"), trace.floats("S")
+    short = int(np.count_nonzero((S < B) & (S > 0) & np.isfinite(B)))
+    return Cleaned(used, len(trace), dict(dropped), +marked, fate, short)
 
 
 def _take_cells(trace: Trace) -> Cleaned:
@@ -152,11 +143,9 @@ def _take_cells(trace: Trace) -> Cleaned:
             f"row {int(np.argmax(bad)) + 1} is no cell: its B, S, T_ms or {WEIGHT} is impossible ({bad.sum():,} such)",
             remedy=f"Make the cells again, or leave {WEIGHT} out where each row is one step.",
         )
-    facts = trace.provenance.get("cells", {})
-    read, dropped = facts.get("rows_read"), facts.get("dropped")
-    rows_read = read if isinstance(read, int) else step_count(trace)
-    counts = dict(dropped) if isinstance(dropped, dict) else {}
-    return Cleaned(trace, rows_read, counts, fate=np.zeros(len(trace), dtype=np.uint8))
+    facts = facts_of(trace.provenance).cells or CellFacts()
+    rows_read = step_count(trace) if facts.rows_read is None else facts.rows_read
+    return Cleaned(trace, rows_read, facts.dropped, fate=np.zeros(len(trace), dtype=np.uint8))
 
 
 def check_reasons(options: CleanOptions) -> None:
@@ -189,12 +178,6 @@ def check_usable(cleaned: Any, options: CleanOptions) -> None:
         " --keep REASON keeps a rule's rows, --allow-drops accepts it (`latfit ingest --allow-drops --dropped FILE`"
         " shows them).",
     )
-
-
-def count_short(trace: Trace) -> int:
-    """Count the rows with fewer tokens than requests."""
-    B, S = trace.floats("B"), trace.floats("S")
-    return int(np.count_nonzero((S < B) & (S > 0) & np.isfinite(B)))
 
 
 def _flagged(trace: Trace, *names: str) -> Mask:
@@ -259,14 +242,9 @@ def impossible_steps(trace: Trace) -> Mask:
 
 def find_duplicate(trace: Trace, _: CleanOptions) -> Mask:
     """Find rows that repeat run, replica, time and counter as well as B, S and T of an earlier one."""
-    found = np.zeros(len(trace), dtype=bool)
-    if "step" not in trace:
-        return found
-    group = trace.group(("run", "replica", "step"))
-    rows = np.flatnonzero(np.bincount(group)[group] > 1)
-    several = trace.only(("run", "replica", "step", "t_s", "B", "S", "T_ms")).select(rows)
-    found[rows] = True
-    found[rows[np.unique(several.group(list(several.columns)), return_index=True)[1]]] = False
+    found = np.full(len(trace), "step" in trace)
+    if "step" in trace:
+        found[np.unique(trace.group(("run", "replica", "step", "t_s", "B", "S", "T_ms")), return_index=True)[1]] = False
     return found
 
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from latfit.records import Record
 from latfit.stats import FloatArray
 from latfit.trace.clean import excess_over_cell, runs_in_time
+from latfit.trace.metadata import facts_of
 from latfit.trace.read import CleanTrace
-from latfit.trace.serving_engine import engine_notes, parts_of
+from latfit.trace.serving_engine import engine_notes
 from latfit.trace.table import DECODE, Trace, phases
 
 DRIFT_BATCHES = 20  # batch means, so that correlated neighbours do not look like drift
@@ -74,10 +75,10 @@ def reading_notes(steps: CleanTrace) -> list[str]:
         notes.append(f"The engine's counter skips {gaps:,} steps: lines are missing from the log.")
     notes += engine_notes(steps.everything)
     total: Counter[str] = Counter()
-    for _, origin in parts_of("", steps.everything.provenance):
-        total.update({key: n for key, n in origin.items() if isinstance(n, int)})
-    for key, text in (("cut_lines", "cut short"), ("bad_lines", "unreadable")):
-        if n := total[key]:
+    for each in facts_of(steps.everything.provenance).sources:
+        total.update({name: getattr(each, name) for name in ("cut_lines", "bad_lines", "refused_lists")})
+    for name, text in (("cut_lines", "cut short"), ("bad_lines", "unreadable")):
+        if n := total[name]:
             notes.append(f"{n:,} line{' was' if n == 1 else 's were'} {text} and not read.")
     if n := total["refused_lists"]:
         notes.append(

@@ -5,7 +5,6 @@ A fact comes from a column with a single value, else from the provenance if its 
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from latfit.engines import RECORDED
-from latfit.trace.serving_engine import parts_of
+from latfit.trace.metadata import Provenance, facts_of
 from latfit.trace.table import Trace
 
 FACTS = (
@@ -50,9 +49,10 @@ class Fact:
 def identity_of(trace: Trace) -> dict[str, str]:
     """Return the facts of a trace's system, by the names of `FACTS`."""
     path = _column_value(trace, "path")
-    origins = [trace.provenance, *(origin for _, origin in parts_of("", trace.provenance))]
+    whole = facts_of(trace.provenance)
     # Facts of the path override those of the whole.
-    facts = [_facts({**origin, **_mapping(_mapping(origin, "paths"), path)}) for origin in origins]
+    origins = [facts_of({**each.to_json(), **each.paths.get(path, {})}) for each in (whole, *whole.sources)]
+    facts = list(map(_facts, origins))
     found = {name: _column_value(trace, name) or _agreed(each.get(name) for each in facts) for name in FACTS}
     return {name: value for name, value in found.items() if value}
 
@@ -76,27 +76,23 @@ def _agreed(values: Iterable[Any]) -> str:
     return known.pop() if len(known) == 1 else ""
 
 
-def _facts(origin: Mapping[str, Any]) -> dict[str, Any]:
-    device, model = _mapping(origin, "device"), origin.get("model")
+def _facts(origin: Provenance) -> dict[str, Any]:
+    device, model = origin.device, origin.model
     kind = str(device.get("device", ""))
-    engine = origin.get("engine") or next((name for name in RECORDED if name in origin), None)
+    versions = {"vllm": origin.vllm, **origin.more}
+    engine = origin.engine or next((name for name in RECORDED if versions.get(name)), None)
     return {
-        "hardware": origin.get("hardware") or device.get("gpu") or _mapping(origin, "machine").get("cpu"),
+        "hardware": origin.hardware or device.get("gpu") or origin.machine.get("cpu"),
         "model": model.get("name") if isinstance(model, Mapping) else model,
-        "tp": origin.get("tp"),
-        "dtype": device.get("dtype") or origin.get("dtype"),
-        "quantization": origin.get("quantization"),
+        "tp": origin.tp,
+        "dtype": device.get("dtype") or origin.dtype,
+        "quantization": origin.quantization,
         "device": kind,
         "threads": device.get("threads"),
         "isa": device.get("isa"),
         "engine": engine,
-        "engine_version": origin.get(str(engine)) or origin.get("engine_version") or device.get(kind),
+        "engine_version": versions.get(str(engine)) or origin.engine_version or device.get(kind),
     }
-
-
-def _mapping(facts: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = facts.get(name)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _is_same(name: str, one: str, other: str) -> bool:
@@ -113,24 +109,21 @@ def _is_same(name: str, one: str, other: str) -> bool:
     return re.search(rf"(?<![a-z0-9]){spaced}(?![a-z0-9])", long) is not None
 
 
-def system_label(system: Mapping[str, str]) -> str:
-    """Return a label of one system for file names: its values, percent-encoded; empty without varying columns."""
+def system_label(system: Mapping[str, str], *, is_unique: bool = True) -> str:
+    """Return a label of one system for file names: its values, percent-encoded; empty without varying columns.
+
+    A long label, or one that is not unique, ends in a digest of the values.
+    """
     label = ",".join(quote(value, safe="", errors="surrogatepass") for value in system.values())
     label = label or "unnamed" * bool(system)
-    return label if len(label) <= MAX_LABEL_BYTES else _shorten(label, system)
+    if is_unique and len(label) <= MAX_LABEL_BYTES:
+        return label
+    digest = hashlib.sha256(repr(tuple(system.values())).encode(errors="surrogatepass")).hexdigest()[:DIGEST_DIGITS]
+    begin = re.sub("%.?$", "", label[: MAX_LABEL_BYTES - DIGEST_DIGITS - 1])  # never cut an escape
+    return f"{begin}~{digest}"
 
 
 def system_labels(systems: Sequence[Mapping[str, str]]) -> list[str]:
     """Return labels of all systems of a source that differ on any file system, also one that ignores case."""
-    labels = [system_label(system) for system in systems]
-    count = Counter(label.lower() for label in labels)
-    return [
-        _shorten(label, system) if count[label.lower()] > 1 else label
-        for label, system in zip(labels, systems, strict=True)
-    ]
-
-
-def _shorten(label: str, system: Mapping[str, str]) -> str:
-    digest = hashlib.sha256(repr(tuple(system.values())).encode(errors="surrogatepass")).hexdigest()[:DIGEST_DIGITS]
-    begin = re.sub("%.?$", "", label[: MAX_LABEL_BYTES - DIGEST_DIGITS - 1])  # never cut an escape
-    return f"{begin}~{digest}"
+    plain = [system_label(system).lower() for system in systems]
+    return [system_label(system, is_unique=plain.count(one) == 1) for one, system in zip(plain, systems, strict=True)]

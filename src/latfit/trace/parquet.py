@@ -13,7 +13,8 @@ from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import dumps, write_whole
 from latfit.inputs import decode_json, unreadable
 from latfit.memory import check_memory
-from latfit.trace.columns import KINDS, SCHEMA
+from latfit.trace.columns import KINDS
+from latfit.trace.metadata import Metadata, Provenance
 from latfit.trace.table import Array, Coded, Trace
 
 METADATA_KEY = b"latfit"
@@ -21,7 +22,7 @@ MAX_LABEL_CHARS = 250
 MAX_EXACT = 2**53  # from here on float64 skips whole numbers
 MAX_INT32 = 2**31 - 1
 COPIES = 3  # of a column in memory while it is read
-COPY_AGAIN = "It may be cut short: copy or make it again."
+COPY_AGAIN = "It may be cut short or damaged: copy or make it again."
 OTHER_TABLES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 
 
@@ -31,12 +32,12 @@ def write_trace(target: Path, trace: Trace) -> None:
     import pyarrow.parquet as pq
 
     table = pa.table({name: _to_arrow(name, trace) for name in trace.columns})
-    metadata = {METADATA_KEY.decode(): dumps({"schema": SCHEMA, "provenance": dict(trace.provenance)})}
+    metadata = {METADATA_KEY.decode(): dumps(Metadata(trace.provenance).to_json())}
 
     def write(stream: BinaryIO) -> None:
         repeating = [name for name in table.column_names if name != "t_s"]
         options = {"compression": "zstd", "use_dictionary": repeating, "store_schema": False}
-        with pq.ParquetWriter(stream, table.schema, **options) as writer:
+        with pq.ParquetWriter(stream, table.schema, write_page_checksum=True, **options) as writer:
             writer.write_table(table)
             writer.add_key_value_metadata(metadata)
 
@@ -57,7 +58,7 @@ def read_parquet(source: Path, name: str | None = None) -> Trace:
             size = sum(max(each.total_byte_size, 0) for each in groups)
             size += 8 * max(file.metadata.num_rows, 0) * file.metadata.num_columns
             check_memory(COPIES * size, where, "Summarise it with --cells, in flat memory.")
-        with pq.ParquetFile(str(source), read_dictionary=texts) as file:
+        with pq.ParquetFile(str(source), read_dictionary=texts, page_checksum_verification=True) as file:
             table = file.read()
     except MemoryError:
         raise
@@ -87,19 +88,11 @@ def provenance_of(where: str, metadata: Mapping[bytes, bytes] | None) -> dict[st
     if stored is None:
         return {}
     try:
-        document = decode_json(stored)
-    except ValueError:
-        document = None
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise BadInput(
-            f"trace schema {str(found)[:MAX_LABEL_CHARS]!r} is not {SCHEMA!r}",
-            where=where,
-            remedy="It comes from another version of latfit: update latfit, or measure again.",
-        )
-    provenance = document.get("provenance")
-    facts = provenance.items() if isinstance(provenance, dict) else ()
-    return {name: fact for name, fact in facts if name not in ("cells", "parts") or isinstance(fact, dict)}
+        found = dict(Metadata.from_json(decode_json(stored), where).provenance)
+        Provenance.from_json(found, where)  # raises for facts of another type
+        return found
+    except ValueError as error:
+        raise BadInput(f"not a latfit trace ({first_line(error)})", where=where, remedy=COPY_AGAIN) from None
 
 
 def check_trace_name(target: Path, option: str = "--out") -> None:
@@ -185,7 +178,9 @@ def _values(chunk: Any) -> Array:
     if pa.types.is_dictionary(kind) and _is_text(kind.value_type):
         return _texts(chunk)
     if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
-        return _filled(chunk, np.nan) if chunk.null_count else np.from_dlpack(chunk)
+        if chunk.null_count:
+            return _filled(chunk.cast(pa.float64(), safe=False), np.nan)
+        return np.from_dlpack(chunk)
     if pa.types.is_boolean(kind) and not chunk.null_count:
         return np.from_dlpack(pc.cast(chunk, pa.uint8())).astype(bool)
     if pa.types.is_dictionary(kind):
@@ -196,13 +191,10 @@ def _values(chunk: Any) -> Array:
 
 def _filled(chunk: Any, missing: float) -> Array:
     """Return numbers with a value for missing ones."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    present = np.from_dlpack(chunk.drop_null())
-    found = np.full(len(chunk), missing, dtype=np.result_type(present.dtype, missing))
-    found[np.from_dlpack(pc.cast(chunk.is_valid(), pa.uint8())).astype(bool)] = present
-    return found
+    filler = _arrow_array(chunk.type, 1, np.array([missing], dtype=chunk.type.to_pandas_dtype()))
+    return np.from_dlpack(pc.coalesce(chunk, filler[0]))
 
 
 def _texts(chunk: Any) -> Array:

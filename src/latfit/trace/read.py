@@ -15,10 +15,11 @@ from latfit.records import convert
 from latfit.trace.clean import Cleaned, CleanOptions, check_usable, clean
 from latfit.trace.columns import IDENTITY, KINDS
 from latfit.trace.filter import matching_rows
+from latfit.trace.metadata import facts_of
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.source import Options, Reader, Source, open_source
 from latfit.trace.readers.table import steps_of
-from latfit.trace.serving_engine import count_names, engine_counts, parts_of, path_on
+from latfit.trace.serving_engine import count_names, engine_counts, path_on
 from latfit.trace.step_records import COMPUTE, MIN_PERIOD_SHARE, NO_PERIOD, PERIOD, no_periods, with_records
 from latfit.trace.table import WEIGHT, Trace, concatenated, phases, step_count
 from latfit.units import MS_PER_UNIT
@@ -129,15 +130,15 @@ def _cleaned(
             raise BadInput(f"no row matches {reading.where!r}", remedy="Correct --where.")
     cleaned = clean(trace, reading.cleaning)
     check_usable(cleaned, reading.cleaning)
-    cells = trace.provenance.get("cells") if WEIGHT in trace else None
-    time = PERIOD if isinstance(cells, Mapping) and cells.get("time") == PERIOD else COMPUTE
+    cells = facts_of(trace.provenance).cells if WEIGHT in trace else None
+    time = PERIOD if cells and cells.time == PERIOD else COMPUTE
     return CleanTrace(sources, sha256, reading, cleaned, formats, path, trace, time)
 
 
 def _path_of(reader: Reader, part: Trace) -> str | None:
     """Return the path that a format implies, or the device that the engine names if it is another one."""
-    device = part.provenance.get("device_type")
-    return path_on(device) if reader.path is not None and isinstance(device, str) else reader.path
+    device = facts_of(part.provenance).device_type
+    return path_on(device) if reader.path is not None and device else reader.path
 
 
 def check_unit_name(reading: Reading) -> None:
@@ -230,7 +231,7 @@ def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> di
     cleaned = steps.cleaned
     names = [str(source.path.resolve()) for source in steps.sources]
     host, counts = _host_times(steps, system), engine_counts(trace)
-    without_host = any(origin.get("host_time") == "none" for _, origin in parts_of("", trace.provenance))
+    without_host = any(each.host_time == "none" for each in facts_of(trace.provenance).sources)
     return {
         "source": ", ".join(names) or IN_MEMORY,
         "sources": names,
@@ -251,9 +252,9 @@ def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> di
 def _host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[str, float]]:
     """Return mean T and mean period in ms by phase, over a system's steps that have both; empty if none has."""
     rows = steps.everything
-    cells = rows.provenance.get("cells")
-    if WEIGHT in rows and isinstance(cells, Mapping) and isinstance(cells.get("host"), Mapping):
-        return {str(phase): dict(means) for phase, means in cells["host"].items() if isinstance(means, Mapping)}
+    cells = facts_of(rows.provenance).cells if WEIGHT in rows else None
+    if cells and cells.host:
+        return {phase: dict(means) for phase, means in cells.host.items()}
     if "period_ms" not in rows or len(steps.cleaned.fate) != len(rows):
         return {}
     used = (steps.cleaned.fate == 0) & (rows.floats("period_ms") > 0)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
 from latfit.trace.clean import MAX_MS, runs_in_time
-from latfit.trace.serving_engine import draft_tokens, is_record
+from latfit.trace.metadata import facts_of
+from latfit.trace.serving_engine import draft_tokens
 from latfit.trace.table import MIXED, PREFILL, Trace
 
 Mask = NDArray[np.bool_]
@@ -37,7 +38,7 @@ def no_periods() -> BadInput:
 
 def with_records(trace: Trace) -> Trace:
     """Add what consecutive steps imply, if the trace is an engine's record of them."""
-    if not is_record(trace.provenance):
+    if not facts_of(trace.provenance).is_record:
         return trace
     trace = with_recompute(trace)
     if "period_ms" in trace or not all(name in trace for name in ("t_s", "step", "T_ms", "B", "S")):
@@ -116,7 +117,7 @@ def with_recompute(trace: Trace) -> Trace:
     """
     needed = ("B", "S", "prefill_requests", "prefill_tokens")
     lacks = not len(trace) or not all(name in trace for name in (*needed, "step"))
-    if lacks or "recomputed_tokens" in trace or not is_record(trace.provenance):
+    if lacks or "recomputed_tokens" in trace:
         return trace
     B, S, n, P = (trace.floats(name) for name in needed)
     D, G = B - n, S - P

@@ -4,6 +4,7 @@ Another start compiles anew: two runs of one model on two cores were 40 to 160 %
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.messages import Message
-from latfit.trace import Trace
+from latfit.trace import Trace, facts_of
 from latfit.validation.measured import Measured
 
 TOGETHER_S = 60.0  # largest time between the starts of a recorder and of the counters of its server
@@ -77,13 +78,11 @@ def not_together(starts: Sequence[EngineStart], measured: Measured, server_start
 
 def _started(provenance: Mapping[str, Any]) -> dict[str, float]:
     """Return the start of each recorded run in seconds since 1970."""
-    parts = provenance.get("parts")
     found = {}
-    for each in parts.values() if isinstance(parts, Mapping) else [provenance]:
-        try:
-            found[str(each["run"])] = datetime.fromisoformat(each["run_started"]).replace(tzinfo=UTC).timestamp()
-        except (KeyError, TypeError, ValueError):
-            continue
+    for each in facts_of(provenance).sources:
+        with suppress(ValueError):
+            if each.run and each.run_started:
+                found[each.run] = datetime.fromisoformat(each.run_started).replace(tzinfo=UTC).timestamp()
     return found
 
 

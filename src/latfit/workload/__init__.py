@@ -6,7 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.workload.arrivals import ArrivalProcess, Dealt, Gamma, Piecewise, Poisson, bursts, parse_arrival_process
-    from latfit.workload.lengths import Constant, LengthDistribution, Resampled, fit_lengths, parse_lengths
+    from latfit.workload.lengths import Constant, LengthDistribution, Resampled, parse_lengths
     from latfit.workload.load import (
         ARRIVALS,
         CLASSES,

@@ -1,10 +1,12 @@
-"""Arrival processes: sorted arrival times in ms, with a mean rate per ms; `gamma:2` and the like from options."""
+"""Arrival processes: `times_ms` draws sorted arrival times in ms, at a mean `rate` per ms.
+
+A process that ends draws fewer times than asked for. `at_rate` returns the same pattern at another mean rate.
+"""
 
 import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator
@@ -14,23 +16,6 @@ from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 
 MAX_RATE = 1e100  # bounds rates per ms and times in ms, and their inverses
-
-
-class ArrivalProcess(Protocol):
-    """A process that draws arrival times."""
-
-    @property
-    def rate(self) -> float:
-        """Mean arrivals per ms."""
-        ...
-
-    def times_ms(self, count: int, rng: Generator) -> FloatArray:
-        """Return sorted arrival times in ms from 0 on: `count`, or fewer if the process ends."""
-        ...
-
-    def at_rate(self, rate: float) -> "ArrivalProcess":
-        """Return the same pattern at another mean rate per ms."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -159,7 +144,7 @@ class Modulated:
 class Dealt:
     """Arrivals that `kept` of `dealt` servers receive of a process, round robin (`in_turn`) or at random."""
 
-    whole: ArrivalProcess
+    whole: "ArrivalProcess"
     kept: int
     dealt: int
     in_turn: bool = True
@@ -184,6 +169,9 @@ class Dealt:
 
     def at_rate(self, rate: float) -> "Dealt":
         return replace(self, whole=self.whole.at_rate(rate * self.dealt / self.kept))
+
+
+ArrivalProcess = Poisson | Gamma | Piecewise | Modulated | Dealt
 
 
 def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulated:

@@ -9,7 +9,6 @@ from numpy.random import Generator
 
 from latfit.errors import WrongUsage
 from latfit.stats import IntArray
-from latfit.workload.requests import Requests
 
 MAX_LOG_TOKENS = 42.0  # keeps exp within 64-bit integers
 
@@ -63,11 +62,6 @@ class Resampled:
     def lengths(self, count: int, rng: Generator) -> tuple[IntArray, IntArray]:
         rows = rng.integers(0, len(self.prompt_tokens), count)
         return self.prompt_tokens[rows], self.output_tokens[rows]
-
-
-def fit_lengths(requests: Requests) -> Resampled:
-    """Return the distribution of the lengths of recorded requests."""
-    return Resampled(requests.prompt_tokens, requests.output_tokens)
 
 
 def parse_lengths(text: str) -> LengthDistribution:

@@ -102,7 +102,7 @@ def _read_log(opened: Source, name: str) -> Recording:
     start_ms = np.nanmin(columns["sent_ms"], initial=np.inf)
     if log.began_s is None and MIN_EPOCH_MS < start_ms < np.inf:
         log.began_s = float(start_ms) / S
-    return _recording(columns, opened.name, {**+dropped, **log.tally.facts()}, log)
+    return _recording(columns, opened.name, {**+dropped, **+log.tally}, log)
 
 
 def recorded_in(table: Trace, name: str = "the table", dropped: Mapping[str, int] | None = None) -> Recording:
@@ -162,9 +162,7 @@ def _recording(columns: Columns, name: str, dropped: dict[str, int], log: Log) -
         requests = replace(requests, prefix=_prefix(requests, contents))
         if requests.prefix is None:
             notes.append("hash_ids are not used: they fit no size of blocks")
-    first, last = None, None
-    if "first_ms" in kept:
-        first, last = (requests.arrival_ms + kept[name] for name in ("first_ms", "last_ms"))
+    first, last = (requests.arrival_ms + kept[name] if name in kept else None for name in ("first_ms", "last_ms"))
     return Recording(requests, name, dropped, notes, first, last, log.began_s)
 
 

@@ -1,7 +1,7 @@
 """Requests as columns: arrival, lengths, class, user, deadline, SLOs, and prefix blocks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -114,6 +114,13 @@ class Requests:
 COLUMNS = tuple(field.name for field in fields(Requests) if field.name != "prefix")
 
 
+KINDS: Mapping[str, Any] = {
+    **dict.fromkeys(("prompt_tokens", "output_tokens"), np.int64),
+    **dict.fromkeys(("class_id", "user_id"), np.int32),
+    "deadline_ms": np.float64,
+}
+
+
 def make_requests(
     arrival_ms: FloatArray | Sequence[float],
     prompt_tokens: Any = 1,
@@ -126,11 +133,8 @@ def make_requests(
     """Return checked requests; each column but the first may be one number for all. Raises BadInput for one request."""
     arrivals = np.ascontiguousarray(arrival_ms, dtype=np.float64)
     n = len(arrivals)
-    counts = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens, "class_id": class_id, "user_id": user_id}
-    columns: dict[str, Any] = {
-        name: _column(each, n, np.int32 if "id" in name else np.int64, name) for name, each in counts.items()
-    }
-    columns["deadline_ms"] = _column(deadline_ms, n, np.float64, "deadline_ms")
+    given = (prompt_tokens, output_tokens, class_id, user_id, deadline_ms)
+    columns: dict[str, Any] = {name: _column(each, n, name) for name, each in zip(KINDS, given, strict=True)}
     columns |= {name: np.full(n, math.inf) for name in ("ttft_slo_ms", "tpot_slo_ms")}
     if n == 0:
         raise BadInput("there is no request", remedy="Give at least one.")
@@ -149,17 +153,15 @@ def make_requests(
     return Requests(arrivals, **columns)
 
 
-def _column(values: Any, n: int, kind: Any, name: str) -> NDArray[Any]:
-    column = np.asarray(values)
+def _column(values: Any, n: int, name: str) -> NDArray[Any]:
+    column, kind = np.asarray(values), KINDS[name]
     if column.ndim == 0:
         return np.full(n, column, dtype=kind)
     if len(column) != n:
         raise BadInput(f"{name} has {len(column)} rows, arrivals have {n}", remedy="Give one of each per request.")
-    if column.dtype.kind == "f" and np.dtype(kind).kind == "i":
-        broken = ~(np.abs(column) < np.iinfo(kind).max)
-        if broken.any():
-            found = f"request {int(np.argmax(broken)) + 1} has {column[broken][0]:.3g} as {name}"
-            raise BadInput(found, remedy="Give a whole number, or drop it.")
+    if kind != np.float64 and (broken := np.flatnonzero(~(np.abs(column) < np.iinfo(kind).max))).size:
+        found = f"request {broken[0] + 1} has {column[broken[0]]:.3g} as {name}"
+        raise BadInput(found, remedy="Give a whole number, or drop it.")
     return np.ascontiguousarray(column, dtype=kind)
 
 

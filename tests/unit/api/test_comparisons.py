@@ -1,11 +1,14 @@
 """Runs of several starts of an engine compared: what single starts cannot show, and what several a side do."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from latfit.api import Fit, compare, fit
 from latfit.errors import WrongUsage
 from tests.conftest import planted_trace
+from tests.unit.trace.test_vllm import step
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +46,9 @@ def test_parts_of_one_start_are_no_runs(runs: list[Fit]) -> None:
         compare(runs[0], runs[1], runs[0], runs[3], alternate=True)
     with pytest.raises(WrongUsage, match="not 2 or more a side"):
         compare(*runs[:3], alternate=True)
+
+
+def test_two_logs_of_vllm_are_compared(tmp_path: Path) -> None:
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text("".join(step(i, ms=f"{10 + i % 7 / 100}") for i in range(60)))
+    assert compare(tmp_path / "a.log", tmp_path / "b.log").verdicts == ["as fast"]

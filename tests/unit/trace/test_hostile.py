@@ -65,6 +65,16 @@ class TestBounds:
         ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "t.parquet")], capture_output=True)
         assert ended.returncode == 0, ended.stderr.decode()
 
+    def test_a_page_with_other_bytes_is_refused(self, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        columns = {"B": np.ones(5000), "S": np.ones(5000), "T_ms": rng.uniform(1, 2, 5000)}
+        write_trace(tmp_path / "t.parquet", Trace(columns))
+        whole = bytearray((tmp_path / "t.parquet").read_bytes())
+        whole[len(whole) // 2] ^= 1
+        (tmp_path / "t.parquet").write_bytes(whole)
+        with pytest.raises(BadInput, match="not a whole Parquet file"):
+            read_parquet(tmp_path / "t.parquet")
+
 
 HUGE = st.sampled_from([0.0, -1.0, 1.5, 2.0**31, 2.0**40, 2.0**53, 2.0**63, 1e300, -1e300, np.inf, -np.inf, np.nan])
 COLUMNS = ("B", "S", "T_ms", "context_tokens", "prefill_tokens", "prefill_context_tokens", "queued_requests", "step")
@@ -103,10 +113,9 @@ class TestCells:
     "provenance",
     [None, [], 1, {"parts": None}, {"cells": 3, "parts": [1]}, {"cells": {"rows_read": "x", "dropped": 1}}],
 )
-def test_a_provenance_of_anything_is_passed_over(provenance: object, tmp_path: Path) -> None:
+def test_a_provenance_of_other_types_is_refused(provenance: object, tmp_path: Path) -> None:
     table = pa.table({"B": [1, 2], "S": [1, 2], "T_ms": [5.0, 6.0], "cell_rows": [2.0, 3.0]})
     stored = json.dumps({"schema": "latfit.trace/1", "provenance": provenance})
     pq.write_table(table.replace_schema_metadata({"latfit": stored}), tmp_path / "t.parquet")
-    found = ingest(tmp_path / "t.parquet")
-    assert reading_notes(found) == []
-    assert found.rows_read == 5
+    with pytest.raises(BadInput, match="not a latfit trace"):
+        ingest(tmp_path / "t.parquet")

@@ -4,6 +4,8 @@ import io
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,43 @@ class TestProperties:
         assert len(traces) in (0, 2)
         for name in traces[0].columns if traces else ():
             np.testing.assert_array_equal(traces[0][name], traces[1][name], err_msg=name)
+
+
+PLAIN = re.compile(
+    rb"\((\S+) pid=(\d+)\) \w+ (\d\d-\d\d \d\d:\d\d:\d\d) .*?Iteration\((\d+)\): (\d+) context requests, (\d+) context"
+    rb" tokens, (\d+) generation requests, (\d+) generation tokens, iteration elapsed time: ([\d.]+) ms"
+    rb"(?:, GPU KV cache usage: ([\d.]+)%)?"
+)
+
+
+@pytest.mark.nightly
+def test_a_log_is_read_and_cleaned_in_the_time_of_a_plain_loop(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with (tmp_path / "server.log").open("w") as log:
+        for i, (size, ms, usage) in enumerate(rng.random((100_000, 3)).tolist()):
+            n = 1 + int(200 * size)
+            counts = f"0 context requests, 0 context tokens, {n} generation requests, {n} generation tokens"
+            tail = f", GPU KV cache usage: {100 * usage:.1f}%"
+            clock = f"12-22 {i // 90_000:02}:{i // 1500 % 60:02}:{i // 25 % 60:02}"
+            log.write(step(i, counts=counts, ms=f"{5 + n / 50 + ms:.2f}", tail=tail, clock=clock))
+
+    def plain_loop() -> int:
+        rows = []
+        with (tmp_path / "server.log").open("rb") as log:
+            for line in log:
+                if found := PLAIN.search(line):
+                    name, pid, clock, *counts, ms, usage = found.groups()
+                    rows.append((name, int(pid), clock, *map(int, counts), float(ms), float(usage)))
+        return len(rows)
+
+    def seconds(call: Callable[[], int]) -> float:
+        begun = time.process_time()
+        assert call() == 100_000
+        return time.process_time() - begun
+
+    times = [(seconds(lambda: ingest(tmp_path / "server.log").rows_read), seconds(plain_loop)) for _ in range(3)]
+    ours, plain = map(min, zip(*times, strict=True))
+    assert ours <= plain
 
 
 class TestNoCompiler:

@@ -44,10 +44,10 @@ def step_reader(
         with located(source.name):
             columns = columns_of(source, tally, facts)
             if not len(columns.get("B", ())):
-                unread = tally.bad + tally.cut
+                unread = tally.total()
                 seen = f" ({unread} lines could not be read)" if unread else ""
                 raise BadInput(f"holds no step{seen}", remedy=f"Expected {describes}.")
-        return Trace(columns, {**facts, **tally.facts()})
+        return Trace(columns, {**facts, **+tally})
 
     return Reader(name, describes, recognises, read, path)
 
@@ -56,26 +56,22 @@ class Rows:
     """Rows gathered by a reader, each with the same names. A number takes eight bytes."""
 
     def __init__(self) -> None:
-        self._values: dict[str, array[float] | list[str]] = {}
+        self.values: dict[str, Any] = {}  # by name an array of numbers or a list of texts
         self.count = 0
 
     def add(self, row: Mapping[str, float | str]) -> None:
         for name, value in row.items():
-            self._values.setdefault(name, [] if isinstance(value, str) else array("d")).append(value)  # type: ignore[arg-type]
+            self.values.setdefault(name, [] if isinstance(value, str) else array("d")).append(value)
         self.count += 1
 
-    def change(self, name: str, row: int, value: float) -> None:
-        values: Any = self._values[name]
-        values[row] = value
-
     def numbers(self, name: str) -> FloatArray:
-        return np.array(self._values.get(name, ()), dtype=np.float64)
+        return np.array(self.values.get(name, ()), dtype=np.float64)
 
     def columns(self) -> dict[str, Array]:
         """Return all columns but optional ones without a value; `seconds` and `replica` give `t_s` and `run`."""
         found: dict[str, Array] = {
             name: np.array(values, dtype=object if isinstance(values, list) else np.float64)
-            for name, values in self._values.items()
+            for name, values in self.values.items()
         }
         if "seconds" in found:
             found |= _runs(found.pop("seconds"), found["replica"], found["step"])
@@ -136,22 +132,41 @@ def fill_refused(columns: dict[str, Array]) -> tuple[dict[str, Array], dict[str,
     return columns, {"refused_lists": int(np.count_nonzero(refused))}
 
 
+def grid_steps(
+    B: FloatArray, prompt: FloatArray, output: FloatArray, prefill_ms: FloatArray, decode_ms: FloatArray
+) -> dict[str, Array]:
+    """Return two steps for each result (n,) of a grid: the prefill of all prompts, and the mean decode step."""
+    zero = np.zeros_like(B)
+    pairs = {
+        "B": (B, B),
+        "S": (B * prompt, B),
+        "T_ms": (prefill_ms, decode_ms),
+        "prefill_requests": (B, zero),
+        "prefill_tokens": (B * prompt, zero),
+        "context_tokens": (zero, B * (prompt + output / 2)),
+    }
+    columns: dict[str, Array] = {name: np.stack(pair, axis=1).ravel() for name, pair in pairs.items()}
+    return {**columns, "phase": np.array(["prefill", "decode"] * len(B), dtype=object)}
+
+
+BENCH = ("batch_size", "input_len", "output_len", "prefill_latency", "median_decode_latency")
+
+
 def sglang_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return two steps per line, prefill and the median decode step; prefill alone for a single output token."""
-    rows = Rows()
     facts["aggregated"] = "median decode step"
-    for record in records(source, tally):
-        B, prompt, output = (number(record, name) for name in ("batch_size", "input_len", "output_len"))
-        prefill_s, decode_s = (number(record, name) for name in ("prefill_latency", "median_decode_latency"))
-        if math.isnan(B) or math.isnan(prefill_s):
-            tally.bad += 1
-            continue
-        steps = [("prefill", prefill_s, B * prompt, B, 0.0), ("decode", decode_s, B, 0.0, B * (prompt + output / 2))]
-        for phase, seconds, S, prefill, context in steps[: 1 if math.isnan(decode_s) else 2]:
-            row = {"B": B, "T_ms": seconds * MS_PER_UNIT["s"], "S": S, "prefill_requests": prefill}
-            row |= {"prefill_tokens": S if prefill else 0.0, "context_tokens": context}
-            rows.add(row | {"run_name": text(record, "run_name"), "phase": phase})
-    return rows.columns()
+    rows: list[Any] = [
+        (*(number(each, name) for name in BENCH), text(each, "run_name")) for each in records(source, tally)
+    ]
+    whole = [row for row in rows if not math.isnan(row[0] + row[3])]
+    tally["bad_lines"] += len(rows) - len(whole)
+    *columns, names = zip(*whole, strict=True) if whole else [()] * 6
+    B, prompt, output, prefill_s, decode_s = np.array(columns, dtype=np.float64)
+    found = grid_steps(B, prompt, output, prefill_s * MS_PER_UNIT["s"], decode_s * MS_PER_UNIT["s"])
+    if any(names):
+        found["run_name"] = np.repeat(np.array(names, dtype=object), 2)
+    is_step = (found["phase"] == "prefill") | np.isfinite(found["T_ms"])
+    return {name: column[is_step] for name, column in found.items()}
 
 
 SGLANG = step_reader(
@@ -175,18 +190,16 @@ def trtllm_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping
     overlapped = 0
     for record in records(source, tally):
         if not isinstance(record.get(STATS), dict):
-            tally.bad += 1
+            tally["bad_lines"] += 1
             continue
         rows.add(_iteration(record))
         overlapped += record.get("schedulerMode") == "overlap"
     busy = rows.numbers("B") > 0
     times = {name: rows.numbers(name) for name in TIMES if overlapped or name != TIMES[1]}
-    known = {name: np.count_nonzero(np.isfinite(T) & (busy | ~busy.any())) for name, T in times.items()}
-    enough = (name for name, n in known.items() if n and n >= MIN_KNOWN_SHARE * np.count_nonzero(busy))
-    field = next(enough, max(known, key=lambda name: known[name]))
-    facts["latency_field"] = field
-    if missing := int((busy & np.isnan(times[field])).sum()):
-        facts["latency_missing"] = missing
+    missing = {name: int((busy & np.isnan(T)).sum()) for name, T in times.items()}
+    enough = (name for name, n in missing.items() if n <= (1 - MIN_KNOWN_SHARE) * np.count_nonzero(busy))
+    field = next(enough, min(missing, key=lambda name: missing[name]))
+    facts |= {"latency_field": field, **({"latency_missing": missing[field]} if missing[field] else {})}
     if overlapped and field == TIMES[2]:
         facts["note"] = "steps overlap, so that iterLatencyMS spans about two of them; newer versions log better times"
     columns = {name: column for name, column in rows.columns().items() if name not in TIMES}
@@ -247,7 +260,7 @@ def dynamo_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping
         if add_pass(rows, event):
             modes.add(text(event, "capture_mode") or "full")
         else:
-            tally.bad += 1
+            tally["bad_lines"] += 1
     trace = trace_of_passes(rows, modes)
     facts |= trace.provenance
     return trace.columns

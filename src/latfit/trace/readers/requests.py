@@ -39,12 +39,10 @@ def request_format(head: bytes) -> str | None:
 def recognises(head: bytes) -> bool:
     """Return whether this is a table or JSON of requests with their lengths, in a known shape."""
     names = set(header_of(head))
+    known = {*names, *(key for key in (*TIMES, *PROMPTS, *OUTPUTS, *REQUIRED) if has_keys(head, key))}
     if any(set(table) <= names for table in TABLES) or request_format(head) is not None:
         return True
-    groups = (TIMES, PROMPTS, OUTPUTS)
-    in_table = all(names & set(group) for group in groups) and not set(REQUIRED) <= names
-    in_lines = all(any(has_keys(head, key) for key in group) for group in groups) and not has_keys(head, *REQUIRED)
-    return in_table or in_lines
+    return all(known & set(group) for group in (TIMES, PROMPTS, OUTPUTS)) and not set(REQUIRED) <= known
 
 
 def read(source: Source, options: Options) -> Trace:

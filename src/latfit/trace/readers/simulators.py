@@ -12,7 +12,7 @@ import numpy as np
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
-from latfit.trace.readers.engines import step_reader
+from latfit.trace.readers.engines import grid_steps, step_reader
 from latfit.trace.readers.source import Source, open_source
 from latfit.trace.readers.text import Tally, has_columns, header_of, numbers, read_delimited, texts
 from latfit.trace.table import Array
@@ -27,24 +27,23 @@ NAMES_BY_LAYERS = {
     64: ("Qwen3-32B",),
     80: ("Llama-2-70b", "Llama-3-70B", "Llama-3.1-70B", "Qwen-72B"),
 }
-LAYERS = {name: layers for layers, names in NAMES_BY_LAYERS.items() for name in names}
 """Layers of published models by the beginning of their names."""
 
 
 def _layers_of(model: str) -> int:
     """Return the layers of a model such as `meta-llama/Llama-3.1-8B-Instruct`. Raises BadInput if it is not known."""
     plain = model.rpartition("/")[2].casefold().removeprefix("meta-")
-    fitting = [name for name in LAYERS if plain.startswith(name.casefold())]
-    if not fitting:
-        raise BadInput(
-            f"measures one layer of a model, and its number of layers is not known (model: {model or 'not named'})",
-            remedy="Name a published model: in LLMServingSim's meta.yaml (model: meta-llama/Llama-3.1-8B), or by"
-            " Vidur's folders, compute/HARDWARE/ORGANISATION/MODEL. Or add a column n_layer to Vidur's table.",
-        )
-    return LAYERS[max(fitting, key=len)]
+    for layers, names in NAMES_BY_LAYERS.items():
+        if plain.startswith(tuple(name.casefold() for name in names)):
+            return layers
+    raise BadInput(
+        f"measures one layer of a model, and its number of layers is not known (model: {model or 'not named'})",
+        remedy="Name a published model: in LLMServingSim's meta.yaml (model: meta-llama/Llama-3.1-8B), or by"
+        " Vidur's folders, compute/HARDWARE/ORGANISATION/MODEL. Or add a column n_layer to Vidur's table.",
+    )
 
 
-GRID = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+GRID = ("batch_size", "prompt_size", "token_size", "prompt_time", "token_time")
 
 
 def splitwise_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
@@ -53,18 +52,7 @@ def splitwise_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapp
     found = read_delimited(source, tally)
     if not set(GRID) <= set(found):
         return {}
-    prompt, B, output, prefill_ms, decode_ms = (numbers(found[name]) for name in GRID)
-    zero = np.zeros_like(B)
-    pairs = {
-        "B": (B, B),
-        "S": (B * prompt, B),
-        "T_ms": (prefill_ms, decode_ms),
-        "prefill_requests": (B, zero),
-        "prefill_tokens": (B * prompt, zero),
-        "context_tokens": (zero, B * (prompt + output / 2)),
-    }
-    columns: dict[str, Array] = {name: np.stack(pair, axis=1).ravel() for name, pair in pairs.items()}
-    columns["phase"] = np.array(["prefill", "decode"] * len(B), dtype=object)
+    columns = grid_steps(*(numbers(found[name]) for name in GRID))
     columns |= {name: np.repeat(texts(found[name]), 2) for name in ("hardware", "model") if name in found}
     if "tensor_parallel" in found:
         columns["tp"] = np.repeat(found["tensor_parallel"], 2)

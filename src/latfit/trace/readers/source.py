@@ -84,7 +84,7 @@ class _Decompressed(io.RawIOBase):
             raise BadInput(
                 f"not a whole {self.source.compression} file ({first_line(error)})",
                 where=self.source.name,
-                remedy="It may be cut short: copy or make it again.",
+                remedy="It may be cut short or damaged: copy or make it again.",
             ) from None
         buffer[: len(block)] = block
         return len(block)

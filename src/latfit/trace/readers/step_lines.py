@@ -53,12 +53,12 @@ def trtllm_log_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Map
             continue
         fields = fields_in(line[found.start() :])
         if not {*STATES, "iter", "host_step_time", "num_scheduled_requests"} <= set(fields):
-            tally.bad += 1
+            tally["bad_lines"] += 1
             continue
         step, rank, B = fields["iter"], found[1], fields["num_scheduled_requests"]
         row, before = waiting.get(rank, (0, math.nan))
         if before == step - 1 and "prev_device_step_time" in fields:
-            rows.change("T_ms", row, fields["prev_device_step_time"])
+            rows.values["T_ms"][row] = fields["prev_device_step_time"]
         waiting[rank] = rows.count, step
         # Without a request, the states are those of the iteration before.
         requests, prompt, decode = (fields[name] if B else 0 for name in STATES)
@@ -185,7 +185,7 @@ def llama_bench_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Ma
     for result in _bench_results(source, tally):
         prompt, output, B = (number(result, name) for name in ("pp", "tg", "pl"))
         if not (B >= 1 and prompt >= 0 and output >= 0):
-            tally.bad += 1
+            tally["bad_lines"] += 1
             continue
         batch = number(result, "n_batch")
         of_prompt = 1 if number(result, "is_pp_shared") == 1 else B
@@ -232,7 +232,7 @@ def _bench_results(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
             if len(cells) == len(header):
                 yield {**settings, **{BENCH_NAMES.get(n, n): cell for n, cell in zip(header, cells, strict=True)}}
             else:
-                tally.bad += 1
+                tally["bad_lines"] += 1
 
 
 LLAMA_BENCH = step_reader(

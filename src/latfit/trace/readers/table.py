@@ -140,7 +140,7 @@ def _read_table(source: Source) -> Trace:
         return _read_binary(source)
     tally = Tally()
     columns = _read_json(source, tally) if starts_as_json(source.head) else read_delimited(source, tally)
-    return Trace(columns, tally.facts())
+    return Trace(columns, dict(+tally))
 
 
 def _is_binary(head: bytes) -> bool:

@@ -8,9 +8,9 @@ import csv
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,18 +29,8 @@ CONTROLS = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # without layout and colo
 
 _DECODER = json.JSONDecoder()
 
-
-@dataclass
-class Tally:
-    """Counts of lines without a record: broken ones, and a last one that the end of the file cuts."""
-
-    bad: int = 0
-    cut: int = 0
-
-    def facts(self) -> dict[str, int]:
-        """Return the nonzero counts for the provenance."""
-        counts = {"bad_lines": self.bad, "cut_lines": self.cut}
-        return {name: count for name, count in counts.items() if count}
+Tally = Counter[str]
+"""Lines without a record, as a provenance counts them: `bad_lines`, and `cut_lines` at the end of a file."""
 
 
 def starts_as_json(head: bytes) -> bool:
@@ -61,7 +51,7 @@ def records(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
             if isinstance(item, dict):
                 yield item
             else:
-                tally.bad += 1
+                tally["bad_lines"] += 1
 
 
 def member(record: Any, *path: str) -> Any:
@@ -89,10 +79,8 @@ def _decode(raw: bytes) -> str:
 
 
 def _is_document(head: bytes) -> bool:
-    """Return whether a value spans several lines, or is a list in one line that may be as long as the file."""
-    line, newline, _ = _decode(head).partition("\n")
-    if not newline:
-        return line.startswith("[")
+    """Return whether the first line is no whole value: one that spans several lines, or as long as the file may be."""
+    line = _decode(head).partition("\n")[0]
     try:
         json.loads(line)
     except (ValueError, RecursionError):
@@ -112,7 +100,7 @@ def _document(source: Source, tally: Tally) -> Iterator[Any]:
         try:
             value, position = _DECODER.raw_decode(document, position)
         except (ValueError, RecursionError):
-            tally.cut += 1
+            tally["cut_lines"] += 1
             return
         yield value
 
@@ -125,8 +113,7 @@ def _lines(source: Source, tally: Tally) -> Iterator[Any]:
                 yield json.loads(plain) if plain else []
             except (ValueError, RecursionError):
                 ended = line.endswith(b"\n") or len(line) == MAX_LINE_BYTES
-                tally.bad += ended
-                tally.cut += not ended
+                tally["bad_lines" if ended else "cut_lines"] += 1
 
 
 def header_of(head: bytes) -> list[str]:
@@ -170,7 +157,7 @@ def read_delimited(source: Source, tally: Tally) -> dict[str, Array]:
             where=source.name,
             remedy="Give a trace in Parquet, or CSV with a header line.",
         ) from None
-    tally.bad += bad
+    tally["bad_lines"] += bad
     return columns_of(table, source.name)
 
 

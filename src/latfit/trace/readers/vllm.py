@@ -9,11 +9,12 @@ Without these lines, the statistics logged every ten seconds give one row per wi
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from itertools import count
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from latfit.trace.parquet import columns_of
 from latfit.trace.readers.source import Options, Reader, Source
 from latfit.trace.table import Array, Trace
 
-BLOCK_BYTES = 1 << 20  # a longer line is no log line and is read in pieces
+BLOCK_BYTES = 1 << 22  # a longer line is no log line and is read in pieces
 MAX_RANK = 1024
 PREFIX_BYTES = 512  # of a line in front of its step, where engine and time are looked for
 LABEL_BYTES, NAME_BYTES = 64, 200
@@ -32,8 +33,6 @@ LABEL_BYTES, NAME_BYTES = 64, 200
 YEAR_S = 366 * 86_400  # times without a year are taken to be of a leap year
 MAX_REORDER_S = 60  # API servers write into one log slightly out of order; a clock set back falls further
 MAX_REORDER_STEPS = 16  # likewise of the step counter; a restarted engine falls further, or to 0
-
-MAX_TAILS = 1 << 12  # different ends of lines: a thousand shares of the cache
 
 MAX_WINDOW_S = 120.0  # lines further apart do not bound one window
 MAX_LOAD_CHANGE = 1 / 3  # of the running requests within a window, relative to their mean
@@ -132,9 +131,10 @@ class LogScan:
         if fields:
             gaps, numbers, tails = (fields[i :: STEP.groups + 1] for i in range(STEP.groups + 1))
             self.numbers.append(b"\n".join(numbers).translate(TO_COMMAS, NO_NUMBERS))
-            self.facts.append(np.concatenate([parse_distinct(gaps, self.place_of), parse_distinct(tails, parse_tail)]))
-            other = {gap for gap in set(gaps) if gap.count(b"\n") > 1 or b"Iteration(" in gap} | {gaps[0]}
-            for row in [row for row, gap in enumerate(gaps) if gap in other]:
+            engine, stamp, other = parse_distinct(gaps, self.place_of)
+            self.facts.append(np.stack([engine, stamp, *parse_distinct(tails, parse_tail)]))
+            other[0] = True
+            for row in np.flatnonzero(other).tolist():
                 self._add_other_lines(gaps[row], self.rows + row)
             self.rows += len(gaps)
         self._add_other_lines(rest, self.rows)
@@ -144,7 +144,7 @@ class LogScan:
         self.cut += len(BEGIN.findall(gap))
         for line in gap.split(b"\n") if any(mark in gap for mark in MARKS) else ():
             if not row and (window := WINDOW.search(line)):
-                self.windows.append((*self.place_of(line[: window.start()]), *map(float, window.groups())))
+                self.windows.append((*self.place_of(line[: window.start()])[:2], *map(float, window.groups())))
             if settings := settings_in(line):
                 self.settings.append(settings)
             size, process = CACHE_SIZE.search(line), PROCESS.match(line)
@@ -152,14 +152,15 @@ class LogScan:
             if START in line or tokens:
                 self.starts.append(StartLine(row, rank_of(process[1] if process else b""), tokens))
 
-    def place_of(self, gap: bytes) -> tuple[int, float]:
-        """Return (engine number, seconds of the year) of the line in front of a step."""
+    def place_of(self, gap: bytes) -> tuple[int, float, bool]:
+        """Return (engine number, seconds of the year, whether there are other lines) of the text in front of a step."""
         text = gap[max(gap.rfind(b"\n") + 1, len(gap) - PREFIX_BYTES) :]
         process, engine = PROCESS.match(text), ENGINE.search(text)
         name, pid = (process[1], int(process[2])) if process else (b"", -1)
         if engine:
             name, pid = engine[0], pid if name == b"APIServer" else -1
-        return self.engines.setdefault((name, pid), len(self.engines)), second_of_year(text)
+        number = self.engines.setdefault((name, pid), len(self.engines))
+        return number, second_of_year(text), gap.count(b"\n") > 1 or b"Iteration(" in gap
 
 
 def read_numbers(text: bytes) -> dict[str, Array]:
@@ -172,13 +173,13 @@ def read_numbers(text: bytes) -> dict[str, Array]:
     return columns_of(table, "the log")
 
 
-def parse_distinct(texts: list[bytes], parse: Callable[[bytes], tuple[float, float]]) -> FloatArray:
-    """Return the two numbers in each text (2, n); equal texts are parsed once, because lines repeat in a second."""
-    place = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    return np.array([parse(text) for text in place]).T[:, np.fromiter(map(place.__getitem__, texts), np.intp)]
+def parse_distinct(texts: list[bytes], parse: Callable[[bytes], tuple[float, ...]]) -> FloatArray:
+    """Return the numbers in each text (k, n); equal texts are parsed once, because lines repeat within a second."""
+    places: defaultdict[bytes, int] = defaultdict(count().__next__)
+    place = np.fromiter(map(places.__getitem__, texts), np.intp, len(texts))
+    return np.array(list(map(parse, places)), dtype=np.float64).T[:, place]
 
 
-@lru_cache(MAX_TAILS)
 def parse_tail(tail: bytes) -> tuple[float, float]:
     """Return whether a step is a dummy, and the share of the KV cache in use."""
     usage = USAGE.search(tail)
