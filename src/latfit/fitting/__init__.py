@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.fitting.checking.autocorrelation import long_run_variance as long_run_variance
     from latfit.fitting.checking.same_machine import (
         SYSTEM as SYSTEM,
         MachineCheck as MachineCheck,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         changes_between as changes_between,
         model_error_sd as model_error_sd,
     )
-    from latfit.fitting.diagnostics.drift import long_run_variance as long_run_variance
     from latfit.fitting.diagnostics.messages import keeps_out as keeps_out
     from latfit.fitting.fit import fit_trace as fit_trace
     from latfit.fitting.model_selection import is_auto as is_auto

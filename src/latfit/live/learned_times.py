@@ -88,6 +88,6 @@ class LearnedTimes:
         ratios = np.array(self._recent)[-n:]
         median = float(np.median(ratios))
         signs = np.sign(ratios - median)
-        reach = Z99 * math.sqrt(max(long_run_variance(signs - signs.mean()), 1.0) / n) / 2
+        reach = Z99 * math.sqrt(max(long_run_variance([signs - signs.mean()]), 1.0) / n) / 2
         low, high = np.quantile(ratios, (max(0.5 - reach, 0.0), min(0.5 + reach, 1.0)))
         return median, float(max(high - median, median - low))

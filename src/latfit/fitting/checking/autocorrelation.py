@@ -40,16 +40,25 @@ def persistence(runs: Sequence[FloatArray]) -> Persistence:
     n = sum(len(part) for part in parts)
     if n < FEWEST:
         return Persistence()
-    most = max(1, min(int(10 * math.log10(n)), n // len(parts) // 4))
-    covariance = _autocovariance(parts, most)
-    if covariance[0] <= 1e-24:
-        return Persistence()
-    innovation, together = _autoregression(covariance, n)
-    if together > 0:
-        together = min(together + (1 + 3 * together) * len(parts) / n, 1 - 1 / n)
-    likely = max(innovation / (1 - together) ** 2 / float(covariance[0]), 1.0)
+    variance = sum(float(part @ part) for part in parts) / n
+    likely = max(long_run_variance(parts) / max(variance, 1e-300), 1.0)
     most_steps = likely / max(1 - math.sqrt(likely / n), 1e-9) if likely > 1 else 1.0
     return Persistence(min(most_steps, n / len(parts)), len(parts))
+
+
+def long_run_variance(parts: Sequence[FloatArray], bias: float = 1.0) -> float:
+    """Return n times the variance of the mean of autocorrelated series of mean zero, n values in all.
+
+    bias: of the sum a of coefficients, in (1 + 3 a) / n for each series; 1 where a mean was removed.
+    """
+    n = sum(len(part) for part in parts)
+    covariance = _autocovariance(parts, max(1, min(int(10 * math.log10(n)), n // len(parts) // 4)))
+    if covariance[0] <= 1e-24:
+        return 0.0
+    innovation, together = _autoregression(covariance, n)
+    if together > 0:
+        together = min(together + bias * (1 + 3 * together) * len(parts) / n, 1 - 1 / n)
+    return innovation / (1 - together) ** 2
 
 
 def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:

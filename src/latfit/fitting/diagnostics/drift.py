@@ -1,7 +1,7 @@
 """Detect a change of level of the residuals within a run, by how much, and when.
 
 CUSUM test: max_k |S_k| / (sigma sqrt n) of the centred cumulative sums against Kolmogorov's distribution (Csörgő &
-Horváth 1997), with the long-run variance sigma^2 after Andrews & Monahan (1992), whitened by the lag-one correlation.
+Horváth 1997), with the long-run variance sigma^2 of an autoregression.
 """
 
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.fitting.checking.autocorrelation import clipped
+from latfit.fitting.checking.autocorrelation import clipped, long_run_variance
 from latfit.fitting.data import FitData
 from latfit.model import Drift, LevelChange
 from latfit.stats import FloatArray
@@ -17,8 +17,7 @@ from latfit.stats import FloatArray
 MIN_ROWS = 50
 CERTAIN = 0.01  # level of the test over all runs together
 LEAST_SHIFT = 0.02  # smaller changes are not reported
-TREND_BIAS = 5.0  # removing a line from both sides lowers rho by 5 (1 + 3 rho) / n in simulation
-MIN_VARIANCE_SHARE = 0.3  # floor of the long-run variance after whitening
+TREND_BIAS = 2.5  # a line removed from either side lowers the sum of coefficients a by 2.5 (1 + 3 a) / n
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ def change_point(series: FloatArray) -> ChangePoint | None:
     sums = np.cumsum(x - x.mean())
     index = int(np.argmax(np.abs(sums[:-1]))) + 1
     before, after = float(x[:index].mean()), float(x[index:].mean())
-    rest = np.concatenate([_without_line(x[:index]), _without_line(x[index:])])
-    sigma = math.sqrt(long_run_variance(rest))
+    sigma = math.sqrt(long_run_variance([_without_line(x[:index]), _without_line(x[index:])], TREND_BIAS))
     if sigma <= 0:
         return ChangePoint(index, after - before, 0.0)
     from scipy.special import kolmogorov
@@ -56,23 +54,6 @@ def _without_line(series: FloatArray) -> FloatArray:
     time = np.arange(len(series)) - (len(series) - 1) / 2
     level = series - series.mean()
     return np.asarray(level - time * (float(time @ level) / max(float(time @ time), 1.0)))
-
-
-def long_run_variance(series: FloatArray) -> float:
-    """Return n times the variance of the mean of an autocorrelated series (n,) of mean zero."""
-    n = len(series)
-    square = float(series @ series)
-    if square <= 0:
-        return 0.0
-    rho = float(series[1:] @ series[:-1]) / square
-    rho = min(max(rho + TREND_BIAS * (1 + 3 * rho) / n, -0.97), 0.97)
-    rest = series[1:] - rho * series[:-1]
-    variance = float(rest @ rest) / n
-    lags = max(1, int(4 * (n / 100) ** (2 / 9)))
-    total = variance
-    for k in range(1, min(lags, n - 2) + 1):
-        total += 2 * (1 - k / (lags + 1)) * float(rest[k:] @ rest[:-k]) / n
-    return max(total, MIN_VARIANCE_SHARE * variance) / (1 - rho) ** 2
 
 
 def drift(data: FitData, log_ratio: FloatArray) -> Drift:
