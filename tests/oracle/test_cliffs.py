@@ -83,7 +83,7 @@ def test_captured_graphs_are_found_in_a_fitted_log() -> None:
         before, after = (graphs(np.array([b])) + 2e-5 * 500 * b for b in (size, size + 1))
         assert each.step_pct == pytest.approx(100 * (after / before - 1)[0], abs=2.5)
         assert each.cost_pct == pytest.approx(100 * (1 - (size + 1) / after * before / size)[0], abs=2.5)
-    (note,) = (each for each in fit.warnings if each.code == "cliffs")
+    (note,) = (each for each in fit.warnings if each.code == "note")
     assert "Decode steps take abruptly longer beyond B = 8 (" in note.message
     assert not note.needs_action
 

@@ -29,7 +29,7 @@ from latfit.fitting.solver.solve import Solution, solved_once
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import line_as_good, without_bends
 from latfit.fitting.windows import is_spread_known, largest_batch, options_of_windows, window_warning
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message as LatfitWarning, message
 from latfit.model import (
     Baseline,
     Correction,
@@ -142,8 +142,7 @@ def _supported(data: FitData, options: FitOptions) -> tuple[FitOptions, list[Lat
         simpler = _plain(options, name)
         missing = _unusable(make_problem(data, simpler))
         if missing is None:
-            text = f"{status.sentence} A model of type {name} was fitted."
-            return simpler, [LatfitWarning("model_replaced", text, status.remedy)]
+            return simpler, [message("model_replaced", why=status.sentence, model=name, remedy=status.remedy)]
         status = missing
     return options, []
 
@@ -185,7 +184,7 @@ def _describe(data: FitData, options: FitOptions, best: _Scored, doubt: DoubtOpt
     status = FitStatus.PARTLY_IDENTIFIED if uncertainty.unidentified else FitStatus.CONVERGED
     if not best.solution.converged:
         status = FitStatus.NOT_CONVERGED
-        messages.append(LatfitWarning("not_converged", status.sentence, status.remedy))
+        messages.append(message("not_converged", why=status.sentence, remedy=status.remedy))
     return FitResult(
         model=options.model,
         status=status,

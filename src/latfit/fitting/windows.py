@@ -11,7 +11,7 @@ import numpy as np
 from latfit.errors import WrongUsage
 from latfit.fitting.model_selection import is_auto
 from latfit.fitting.problem import FitOptions
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message as LatfitWarning, message
 from latfit.model import CORRECTION
 from latfit.trace import Trace, facts_of
 
@@ -41,12 +41,12 @@ def window_warning(model: str, spread_known: bool) -> LatfitWarning:
     found = "The rows are means over windows, each fitted as its mean step"
     tails = "how single steps scatter is not in them, so intervals are those of windows"
     if spread_known:
-        return LatfitWarning("window_means", f"{found}; {tails}.", "Record single steps to plan for percentiles.")
+        return message("window_means", what=f"{found}; {tails}.", remedy="Record single steps to plan for percentiles.")
     so = "so only what is linear in B and S is identifiable"
     if model not in LINEAR:
         so = f"so the bends of {model} may be those of the windows"
     remedy = "Give their standard deviations (columns B_sd and S_sd), or record single steps."
-    return LatfitWarning("window_means", f"{found}, and their spread is not known, {so}; {tails}.", remedy)
+    return message("window_means", what=f"{found}, and their spread is not known, {so}; {tails}.", remedy=remedy)
 
 
 def largest_batch(trace: Trace) -> float:

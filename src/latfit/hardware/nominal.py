@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from latfit.errors import refuse
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import message
 from latfit.model import DataFacts, Errors, Estimate, FitResult, FitStatus
 from latfit.units import parse_duration_ms, whole_number
 
@@ -60,13 +60,7 @@ class Nominal:
             metrics=Errors(0),
             domain={"B": [1, self.max_batch], "S": [1, self.max_tokens]},
             data=DataFacts(nominal=self.text, rows_read=0, rows_used=0),
-            warnings=[
-                LatfitWarning(
-                    "nominal",
-                    f"Nominal numbers ({self.text}), not measured: they have no error and no interval.",
-                    "Measure with `latfit profile` on that machine, then `latfit fit`.",
-                )
-            ],
+            warnings=[message("not_a_measurement", numbers=self.text)],
         )
 
 

@@ -14,7 +14,7 @@ from latfit.files import dumps, rewrite
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import Nominal, parse_nominal
 from latfit.inputs import read_json
-from latfit.messages import Message
+from latfit.messages import Message, message
 from latfit.model import FitResult, fit_from_json, fitted_identity
 from latfit.records import convert, decode
 from latfit.trace import Fact, facts_beside
@@ -28,7 +28,6 @@ GPU_PATHS = ("gpu",)
 
 DECIDING = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
 """Facts that tell systems apart; versions, threads and instruction sets change on one machine."""
-FORCE = "Enter it under another name (latfit hardware add NAME FIT), or replace it with --force."
 
 
 def path_label(name: str, *, nominal: bool) -> str:
@@ -99,11 +98,11 @@ def refusal(old: ExecutionPath, new: ExecutionPath) -> Message | None:
     if old.nominal:
         return None
     if new.nominal:
-        return Message("measured", f"Path {old.name} holds {old.origin}; nominal numbers do not replace it.", FORCE)
+        return message("measured", path=old.name, origin=old.origin)
     if not (apart := differing_facts(old, new)):
         return None
     facts = ", ".join(f"{fact.name} {fact.fitted}, not {fact.found}" for fact in apart)
-    return Message("another_system", f"Path {old.name} holds {old.origin} of another system: {facts}.", FORCE)
+    return message("another_system", path=old.name, origin=old.origin, facts=facts)
 
 
 def replacement(old: ExecutionPath, new: ExecutionPath) -> str:

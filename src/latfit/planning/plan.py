@@ -11,7 +11,7 @@ from msgspec import structs
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency, beside_the_fit
-from latfit.messages import Message, message, views
+from latfit.messages import Message, message, note, views
 from latfit.planning.engine_settings import engine_flags, engine_settings, prices_tokens
 from latfit.planning.fit_quality import quality_of_path
 from latfit.planning.request import PlanRequest
@@ -62,7 +62,7 @@ def make_plan(
     if plan.steps_in_doubt:
         points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in plan.steps_in_doubt)
         messages.append(message("steps_in_doubt", sla=sla_ms, points=points))
-    messages += [message("assumed", what=each) for each in (request.load.notes if request.load else ())]
+    messages += [note(each) for each in (request.load.notes if request.load else ())]
     serving = PathLatency(_serving_path(profile, plan), tokens_per_request, request.context)
     max_batch = None if serving.path.name in CPU_PATHS else request.max_batch
     settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context, max_batch)

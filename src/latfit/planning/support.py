@@ -19,7 +19,7 @@ from latfit.planning.steps.limits import levels_for
 MOST = 6
 APART = 1.6  # steps within this factor of each other, in B and in S, count as duplicates
 GRID = 24
-REPEATED = ("no_better_than_constant", "large_error", "drift", "autocorrelated")  # fit warnings that a plan repeats
+REPEATED = ("no_better_than_constant", "large_error", "drift")  # fit warnings that a plan repeats
 
 
 def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> list[Doubt]:

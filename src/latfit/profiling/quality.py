@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from latfit.messages import Message
+from latfit.messages import Message, message
 from latfit.profiling.host.machine import LoadReading, sensible_threads
 from latfit.profiling.result import OUTLIER_FACTOR, ProfileResult
-from latfit.profiling.warnings import COOLING, QUIET, SEVERAL, warn
 from latfit.stats import mad_sigma
 from latfit.units import format_ms
 
@@ -21,6 +20,12 @@ MAX_SCATTER = 0.05  # robust relative sd within a cell; a quiet machine shows 1-
 MAX_OUTLIER_SHARE = 0.01
 MAX_OTHER_CPUS = 0.1  # beyond the spare ones, on average; background services stay below
 MIN_SAMPLES = 6
+QUIET = "Close other programs, leave a core free (--threads), and measure longer (--budget)."
+COOLING = (
+    "The CPU or GPU may have heated up, changed its clock, or been shared: let it cool, fix its clock (cpupower"
+    " frequency-set -g performance; nvidia-smi --lock-gpu-clocks), and measure again."
+)
+SEVERAL = "Take more processes (--processes 6), or pin them (--pin)."
 
 
 class DriftTest(NamedTuple):
@@ -37,12 +42,12 @@ def find_warnings(
     found = []
     threads, most = device.get("threads"), sensible_threads()
     if load is not None and load.other_cpus > load.spare_cpus + MAX_OTHER_CPUS:
-        found.append(warn("other_load", others=load.other_cpus, spare=load.spare_cpus))
+        found.append(message("other_load", others=load.other_cpus, spare=load.spare_cpus))
     elif device.get("threads_idle") and threads and threads < most:
-        found.append(warn("busy_cpus", threads=threads, most=most))
+        found.append(message("busy_cpus", threads=threads, most=most))
     elif symptoms := find_symptoms(result):
         text = "; ".join(text for text, _ in symptoms)
-        found.append(warn("unstable_timing", symptoms=text, remedy=symptoms[0][1]))
+        found.append(message("unstable_timing", symptoms=text, remedy=symptoms[0][1]))
     return found if design == "adaptive" else [*found, *warn_of_few_repeats(result), *warn_of_unmeasured(result)]
 
 
@@ -92,7 +97,7 @@ def warn_of_few_repeats(result: ProfileResult) -> list[Message]:
     excess = np.median([result.intervals[index].relative_half_width / result.precision for index in missed])
     budget_s = math.ceil(min(result.elapsed_s * float(excess) ** 2, 1e9) / 10) * 10
     facts = {"missed": len(missed), "measured": sum(result.measured), "precision": 100 * result.precision}
-    return [warn("too_few_repeats", **facts, budget_s=budget_s)]
+    return [message("too_few_repeats", **facts, budget_s=budget_s)]
 
 
 def warn_of_unmeasured(result: ProfileResult) -> list[Message]:
@@ -103,4 +108,4 @@ def warn_of_unmeasured(result: ProfileResult) -> list[Message]:
     if not missing:
         return []
     largest, budget = max(missing, key=lambda cell: cell.S), format_ms(result.budget_s * 1e3)
-    return [warn("not_measured", missing=len(missing), cells=len(result.cells), largest=largest, budget=budget)]
+    return [message("not_measured", missing=len(missing), cells=len(result.cells), largest=largest, budget=budget)]

@@ -8,7 +8,7 @@ import numpy as np
 
 from latfit._version import __version__
 from latfit.errors import WrongUsage
-from latfit.messages import Message
+from latfit.messages import Message, message
 from latfit.profiling.adaptive import order_by_information
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.devices.select import choose_paths, open_in_processes
@@ -21,7 +21,6 @@ from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import PathRecord, ProfileResult, to_trace
 from latfit.profiling.sampler import Progress, run_profile
 from latfit.profiling.shapes import ModelShape, model_shape
-from latfit.profiling.warnings import warn
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, concatenated
 
@@ -156,7 +155,7 @@ def _measure_path(
     except DeviceFailed as error:
         if error.partial is None or not error.partial.samples:
             raise
-        result, warnings = error.partial, [warn("device_failed", found=error.found, remedy=error.remedy)]
+        result, warnings = error.partial, [message("device_failed", found=error.found, remedy=error.remedy)]
     sensors = compare_sensors(before, read_sensors(gpu=first.path == "gpu"))
     warnings += [*find_warnings(result, load(), device, request.design), *find_sensor_warnings(sensors)]
     result = replace(result, warnings=tuple(warnings))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
-from latfit.messages import Message
+from latfit.messages import Message, message
 from latfit.model import FitResult
 from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, serve_replicas
 from latfit.stats import FloatArray
@@ -39,43 +39,6 @@ LIMITS_PCT: Mapping[str, float] = {"mean": 2.0, "p90": 4.0, "p99": 4.0}  # the m
 NAMES: Mapping[str, str] = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency"}
 JUDGED = tuple(NAMES)
 
-CAUTIONS: Mapping[str, tuple[str, str]] = {
-    "no_context": (
-        "Step costs do not depend on context length, which can dominate decode steps",
-        "Fit --model context or roofline to a trace with a context_tokens column.",
-    ),
-    "context_left_out": (
-        "Step costs do not depend on context length, which can dominate decode steps",
-        "The trace has it, the model {model} leaves it out; --model roofline takes it in.",
-    ),
-    "one_fit": (
-        "One fit covers decode and prefill steps, whose cost per cached token differs",
-        "Give the trace instead of the fit, or fit them separately and give the second as --prefill-fit.",
-    ),
-    "no_host_time": (
-        "The steps are sums of kernels and hold no host time, so every figure is a lower bound",
-        "Fit steps of a recorded engine, or add its host time with --calibrate.",
-    ),
-    "no_prefill": (
-        "The fit has no data on steps with prefill, so TTFT is a lower bound",
-        "Fit steps with prefill too, or give a separate fit of them as --prefill-fit.",
-    ),
-    "far_rows": (
-        "The fit includes rows of up to {context:,.0f} cached tokens, beyond the cache's {cache:,}",
-        "Fit with --where 'context_tokens <= {cache}': rows that the engine never reaches bias the fit.",
-    ),
-    "outside_domain": (
-        "Simulated steps lie outside the measured range: {beyond}",
-        "Measure such steps, or lower --max-num-seqs and --max-num-batched-tokens to what the engine had.",
-    ),
-}
-"""What biases a simulation, and the remedy, by code."""
-
-
-def _caution(kind: str, **facts: Any) -> Message:
-    found, remedy = (text.format(**facts) for text in CAUTIONS[kind])
-    return Message(kind.replace("context_left_out", "no_context"), found, remedy)
-
 
 def cautions_about(
     fit: FitResult, with_prefill: FitResult | None, run: EngineRun, settings: EngineSettings
@@ -85,15 +48,15 @@ def cautions_about(
     found: list[Message | None] = []
     if without := [each for each in fits if CONTEXT not in each.columns]:
         kind = "context_left_out" if CONTEXT in without[0].domain else "no_context"
-        found.append(_caution(kind, model=without[0].model))
+        found.append(message(kind, model=without[0].model))
     elif with_prefill is None:
-        found.append(_caution("one_fit"))
+        found.append(message("one_fit"))
     if any(each.data.more.get("host_time") == "none" for each in fits):
-        found.append(_caution("no_host_time"))
+        found.append(message("kernels_only"))
     found.append(no_prefill_warning(fits[-1]))
     context = max(_highest(each, CONTEXT) for each in fits)
     if context > FAR_CONTEXT * settings.cache_tokens:
-        found.append(_caution("far_rows", context=context, cache=settings.cache_tokens))
+        found.append(message("far_rows", context=context, cache=settings.cache_tokens))
     found.append(outside_warning(fits, run, settings))
     return [each for each in found if each is not None]
 
@@ -110,12 +73,12 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
         measured = max(_highest(each, column) for each in fits)
         if 0 < measured < value:
             beyond.append(f"{column} = {value:,}, {number(value / measured, 3)}× above the measured {measured:,.0f}")
-    return _caution("outside_domain", beyond="; ".join(beyond)) if beyond else None
+    return message("simulated_outside", beyond="; ".join(beyond)) if beyond else None
 
 
 def no_prefill_warning(fit: FitResult) -> Message | None:
     """Warn if the fit that costs steps with prefill has no data on them; else None."""
-    return None if fit.knows_prefill else _caution("no_prefill")
+    return None if fit.knows_prefill else message("no_prefill_fit")
 
 
 def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.messages import Message
+from latfit.messages import Message, message
 from latfit.trace import Trace, facts_of
 from latfit.validation.measured import Measured
 
@@ -61,9 +61,7 @@ def not_together(starts: Sequence[EngineStart], measured: Measured, server_start
         if abs(nearest.started_s - server_started_s) <= TOGETHER_S:
             return None
         starts_at, runs_at = _clock(nearest.started_s), _clock(server_started_s)
-        found = f"The steps are of the engine that was started at {starts_at}, the run of the one started at {runs_at}"
-        remedy = "Record and measure in one start: after another one, or beside other work, steps take another time."
-        return Message("other_start", found, remedy)
+        return message("other_start", steps=starts_at, run=runs_at)
     began_s = measured.began_s
     if began_s is None:
         return None
@@ -71,9 +69,7 @@ def not_together(starts: Sequence[EngineStart], measured: Measured, server_start
     gap_s = min((gap for gap in gaps_s if np.isfinite(gap)), default=0.0)
     if gap_s <= TOGETHER_S:
         return None
-    found = f"The run began at {_clock(began_s)}, {gap_s / 60:,.0f} min away from the steps"
-    remedy = "Record while the run is measured; give --metrics-after where both are of one start of the engine."
-    return Message("other_time", found, remedy)
+    return message("other_time", run=_clock(began_s), minutes=gap_s / 60)
 
 
 def _started(provenance: Mapping[str, Any]) -> dict[str, float]:

@@ -66,7 +66,7 @@ def test_a_constant_says_what_the_data_lack(case: str, said: str) -> None:
     for options in (FitOptions(), FitOptions("saturation")):
         fit = fit_trace(CASES[case][0], options)
         assert fit.model == "constant"
-        (caution,) = [caution for caution in fit.warnings if caution.code == "model_replaced"]
+        (caution,) = [caution for caution in fit.warnings if caution.code == "check_model"]
         assert said in caution.message
 
 

@@ -72,7 +72,7 @@ def test_the_rest_is_fitted_as_without_them_and_they_are_named() -> None:
     assert {name: each.value for name, each in found.parameters.items()} == {
         name: each.value for name, each in rest.parameters.items()
     }
-    (warning,) = [each for each in found.warnings if each.code == "impossible_steps"]
+    (warning,) = [each for each in found.warnings if each.code == "outliers"]
     told = found.diagnostics.contradictions
     assert told is not None
     assert (told["left_out"], told["kept"]) == (3, 0)

@@ -27,7 +27,7 @@ def plan_for(fit: FitResult, sla: float = 15.0, rate: float | None = 2.0) -> Pla
     return make_plan(machine(gpu=fit), sla, request=PlanRequest(rate=rate))
 
 
-@pytest.mark.parametrize("code", ["no_better_than_constant", "large_error", "drift", "autocorrelated"])
+@pytest.mark.parametrize("code", ["no_better_than_constant", "large_error", "drift"])
 def test_a_warning_is_repeated(code: str) -> None:
     assert f"gpu: About {code}." in [found.message for found in plan_for(warned(code), rate=None).warnings]
 

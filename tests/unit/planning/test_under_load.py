@@ -139,7 +139,9 @@ class TestDoubt:
         plan = make_plan(profile, 1000.0, request=PlanRequest(rate=0.3))
         assert any("slowest 1 % of the measured steps (50 of 5,000, up to 50 times" in w.message for w in plan.warnings)
         calm = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.03, 5_000).to_json()}))
-        assert not any(w.code == "slow_steps" for w in make_plan(calm, 1000.0, request=PlanRequest(rate=0.3)).warnings)
+        assert not any(
+            "slowest 1 %" in w.message for w in make_plan(calm, 1000.0, request=PlanRequest(rate=0.3)).warnings
+        )
 
     def test_what_is_promised_of_a_load_keeps_the_slow_end(self) -> None:
         few = {"ratios": scattered(0.5, 400).to_json()}

@@ -16,7 +16,7 @@ RUNS = 100
 
 def only(result: ProfileResult) -> LatfitWarning:
     """The one warning about unstable timing."""
-    (found,) = (warning for warning in result.warnings if warning.code == "unstable_timing")
+    (found,) = (warning for warning in result.warnings if warning.code == "busy_machine")
     return found
 
 
@@ -41,7 +41,7 @@ class TestDrift:
 class TestUnstable:
     def test_hiccups_are_flagged(self) -> None:
         result = run_fake(fake(faults=FakeFaults(hiccup_rate=0.04)), precision=0.01)
-        assert "unstable_timing" in codes(result)
+        assert "busy_machine" in codes(result)
         assert any("1.5 times" in warning.message for warning in result.warnings)
 
     def test_a_quiet_machine_is_not(self) -> None:
@@ -52,7 +52,7 @@ class TestRepeats:
     def test_the_budget_it_names_would_do(self) -> None:
         """A run with twice the named budget reaches the precision almost everywhere: the guess has the right size."""
         short = run_fake(fake(noise=0.05), budget_s=3.0, precision=0.02)
-        (warning,) = (warning for warning in short.warnings if warning.code == "too_few_repeats")
+        (warning,) = (warning for warning in short.warnings if warning.code == "few_data")
         named_s = float(warning.remedy.partition("--budget ")[2].partition("s")[0])
         long = run_fake(fake(noise=0.05, seed=1), budget_s=2 * named_s, precision=0.02)
         assert 3.0 < named_s < 300.0
@@ -64,12 +64,12 @@ class TestLoad:
         return codes(run_fake(fake(), load=reading))
 
     def test_others_on_our_cores_are_flagged(self) -> None:
-        assert self.run(LoadReading(other_cpus=0.8, spare_cpus=0)) == {"other_load"}
+        assert self.run(LoadReading(other_cpus=0.8, spare_cpus=0)) == {"busy_machine"}
 
     def test_fewer_threads_than_cpus_are_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("latfit.profiling.quality.sensible_threads", lambda: 8)
         result = run_fake(fake())
-        for threads, chosen, found in ((5, True, ["busy_cpus"]), (8, True, []), (5, False, [])):
+        for threads, chosen, found in ((5, True, ["busy_machine"]), (8, True, []), (5, False, [])):
             device = {"threads": threads, "threads_idle": chosen}
             assert [each.code for each in find_warnings(result, None, device)] == found
 
@@ -83,7 +83,7 @@ def test_all_symptoms_are_one_warning_with_a_remedy_and_other_load_explains_them
     faults = FakeFaults(hiccup_rate=0.05, drift_per_s=0.2)
     result = run_fake(fake(noise=0.1, faults=faults), budget_s=8.0, precision=0.001)
     warnings = find_warnings(result, LoadReading(1.0, 0.0), {})
-    assert [warning.code for warning in warnings] == ["other_load", "too_few_repeats"]
+    assert [warning.code for warning in warnings] == ["busy_machine", "few_data"]
     unstable = only(result).message
     assert all(words in unstable for words in ("from start to end", "scatter", "1.5 times"))
     assert all(warning.message.endswith(".") and warning.remedy.endswith(".") for warning in warnings)

@@ -91,7 +91,7 @@ class TestTrouble:
         result = run_fake(fake(faults=FakeFaults(memory_tokens=64)))
         assert {limit.cell for limit in result.limits} == {cell for cell in CELLS if cell.S > 64}
         assert result.stop == "precise"
-        assert "not_measured" not in codes(result)
+        assert "few_data" not in codes(result)
         assert all(there == (cell.S <= 64) for cell, there in zip(CELLS, result.measured, strict=True))
 
     def test_a_broken_device_is_one_clear_error_with_the_rest_kept(self) -> None:

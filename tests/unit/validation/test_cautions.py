@@ -28,11 +28,11 @@ def fit(model: str = "context", B: float = 64.0, context: float = 1600.0) -> Fit
     ("fits", "codes"),
     [
         ((fit(), fit()), []),
-        ((fit("roofline"), None), ["one_fit"]),
-        ((fit("linear"), None), ["no_context"]),
-        ((fit(), fit("saturation")), ["no_context"]),
-        ((fit(), fit(context=9000.0)), ["far_rows"]),
-        ((fit(B=16.0), fit(B=19.0)), ["outside_domain"]),
+        ((fit("roofline"), None), ["check_model"]),
+        ((fit("linear"), None), ["check_model"]),
+        ((fit(), fit("saturation")), ["check_model"]),
+        ((fit(), fit(context=9000.0)), ["outside_measured"]),
+        ((fit(B=16.0), fit(B=19.0)), ["outside_measured"]),
         ((fit(B=16.0), fit(B=20.0)), []),
     ],
 )

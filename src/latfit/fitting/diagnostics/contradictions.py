@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData, medians
-from latfit.fitting.diagnostics.messages import message
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message as LatfitWarning, message
 from latfit.stats import FloatArray, mad_sigma
 from latfit.units import format_ms, number
 

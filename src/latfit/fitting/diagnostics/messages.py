@@ -1,4 +1,4 @@
-"""Messages about a fit: one table of texts with the action each asks for, and the conditions under which they apply."""
+"""Messages about a fit: the conditions under which they apply."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,58 +8,9 @@ import numpy as np
 from latfit.fitting.checking.crossval import PHASE_ROWS
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitProblem
-from latfit.messages import NO_ACTION, Message as LatfitWarning, Severity
+from latfit.messages import Message as LatfitWarning, message
 from latfit.model import CONTEXT, Baseline, Cliff, Diagnostics, FitResult, Identifiability
 from latfit.units import format_percent
-
-MESSAGES: Mapping[str, tuple[str, str]] = {
-    "at_bound": ("{name} ends on the bound {end:g} that it was given.", "Widen --set bounds, or leave it out."),
-    "line_as_good": (
-        "The linear baseline predicts held-out steps {how} ({line} vs {error}).",
-        "Use --model linear, or --model auto, which compares all models.",
-    ),
-    "no_better_than_constant": (
-        "A constant predicts held-out steps as well as any model ({constant} off): B and S explain nothing.",
-        "Check which columns are B, S and T_ms (--map), and what else decides the latency of these steps.",
-    ),
-    "decode_only": (
-        "The trace contains decode steps only, so prefill is not identifiable.",
-        "Measure steps with prefill (S > B) before predicting such steps.",
-    ),
-    "noise_floor": (
-        "Noise is the limit: steps that agree in all that is known differ by {floor}, so no model can do better than"
-        " {floor} on these steps (this one: {error}).",
-        "Measure on a quieter machine, or longer steps; more repeats narrow the intervals, not the error.",
-    ),
-    "large_error": ("The cross-validated MAPE is {error}.", "{why}"),
-    "no_interval": ("No 90 % interval for {phases}.", "{remedy}"),
-    "drift": (
-        "{sentence}",
-        "Find what changed then (clocks, heat, other load, cached context) and measure again, or fit the rows of one"
-        " side; the intervals are those of runs that drift in the same way.",
-    ),
-    "impossible_steps": (
-        "{steps} far from those beside: {which}.",
-        "Left out of the fit. Check how they were recorded (unit, clock, counters), or measure again.",
-    ),
-    "slow_steps": (
-        "{steps} far slower than those beside: {which}.",
-        "They count in the tail: where they should not, measure again, or leave them out with --drop outlier.",
-    ),
-    "pooled_systems": (
-        "These rows are of several systems: {column} ({count} values, {first} to {last}) explains {explained:.0f} % of"
-        " the differences between steps of equal B and S, up to {ratio:.2g} times.",
-        "Fit each by itself: --map path={column}.",
-    ),
-    "cliffs": (
-        "{steps} take abruptly longer beyond {axis} = {sizes}.",
-        f"{NO_ACTION} One above costs up to {{cost}} of the throughput; plans warn of such settings.",
-    ),
-    "kept_out": (
-        "The cross-validated MAPE of {model} is {error}, {why}.",
-        "{remedy}, or enter it all the same with --force.",
-    ),
-}
 
 POOLED = "pooled_systems"
 EXPLAINED_BY_POOLING = ("noise_floor", "large_error")  # say again that several systems differ
@@ -75,12 +26,6 @@ MIN_DRIFT = 0.05  # share of the residuals' variance due to changes of level
 FAR_BETTER = 0.7  # times an error: clearly better
 MAX_CLIFFS = 5  # named in a note
 MIN_CELLS_FOR_90_PCT = 19  # a conformal limit at 95 % exists from n = 1 / (1 - 0.95) - 1 on
-
-
-def message(code: str, **values: Any) -> LatfitWarning:
-    """Return a message with its values filled in."""
-    text, remedy = (part.format(**values) for part in MESSAGES[code])
-    return LatfitWarning(code, text, remedy, Severity.NOTE if remedy.startswith(NO_ACTION) else Severity.WARNING)
 
 
 def cautions(
@@ -128,8 +73,7 @@ def missing_intervals(intervals: Mapping[str, Any]) -> Iterator[LatfitWarning]:
     """Yield a message where single steps have no 90 % interval: of all, or of a phase with rows enough to count."""
     found = intervals.get("by_phase", {})
     if not found:
-        text = "Predictions have no intervals: too few different steps to leave some out."
-        yield LatfitWarning("no_interval", text, "Measure at least four different (B, S) cells.")
+        yield message("no_interval_at_all")
     silent = {p: one for p, one in found.items() if one["n"] >= PHASE_ROWS and one["ratio_quantiles"]["0.95"] is None}
     if silent:
         phases = [f"{phase} steps ({one['n']:,} in {one['cells']:,} cells)" for phase, one in silent.items()]
@@ -164,7 +108,9 @@ def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWar
     else:
         why = ""
     remedy = "Measure it again" if found.cross_validation.selection else "Use --model auto"
-    return message("kept_out", model=found.model, error=format_percent(error), why=why, remedy=remedy) if why else None
+    if not why:
+        return None
+    return message("not_entered", model=found.model, error=format_percent(error), why=why, remedy=remedy)
 
 
 def cliff_notes(cliffs: Sequence[Cliff]) -> Iterator[LatfitWarning]:

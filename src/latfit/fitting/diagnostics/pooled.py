@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData, numbered
-from latfit.fitting.diagnostics.messages import POOLED, message
-from latfit.messages import Message as LatfitWarning
+from latfit.fitting.diagnostics.messages import POOLED
+from latfit.messages import Message as LatfitWarning, message
 from latfit.stats import FloatArray
 from latfit.trace import Trace
 

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from latfit.hardware import HardwareProfile
-from latfit.messages import Message, message
+from latfit.messages import Message, message, note
 from latfit.planning import wording
 from latfit.planning.load.capacity import (
     ROUNDING,
@@ -255,7 +255,7 @@ class LoadPlanner:
         if machine.cpu is not None and machine.cpu.times.noise is None:
             text += f", one request at a time on {machine.cpu.label} an exponential one"
         of_cpu = [] if cutoff is None else [str(cutoff.service["sentence"])]
-        return [message("assumed", what=each) for each in (f"{text}.", *of_cpu)]
+        return [note(each) for each in (f"{text}.", *of_cpu)]
 
     def why_in_doubt(self, estimate: PercentileEstimate | None, promise: Verdict) -> list[Message]:
         """Return why the percentile is not confirmed: steps to measure, tails that were not measured."""

@@ -174,6 +174,6 @@ def tail_warnings(machine: Machine) -> list[Message]:
             if noise.pauses is not None:
                 longest += f", with pauses of up to {format_ms(float(noise.pauses.ms.max()))}"
             about = {"slow": 0.01 * steps, "steps": steps, "longest": longest, "share": share}
-            found.append(message("slow_steps", path=part.label, **about))
+            found.append(message("stalls", path=part.label, **about))
         found += wording.unclear_pauses(part.label, noise.pauses)
     return found

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from latfit.fitting import keeps_out
-from latfit.messages import Message, Severity, message, views
+from latfit.messages import Message, Severity, message, note, views
 from latfit.model import FitResult
 from latfit.planning.fit_quality import quality_of
 from latfit.planning.serving.apart import MOST_APART, Pairs, PrefillApart
@@ -56,7 +56,7 @@ FITS_WARN = (
     "no_better_than_constant",
     "line_as_good",
     "drift",
-    "decode_only",
+    "no_prefill",
     "window_means",
 )
 """Warnings of a fit that a plan repeats."""
@@ -111,7 +111,7 @@ def plan_serving(
     messages = _fit_messages(fits, shown, lengths[0])
     messages += above_cliffs(every, settings.max_num_seqs, settings.max_num_batched_tokens)
     messages += _load_messages(evaluator, shown) if met else []
-    messages += [message("assumed", what=each) for each in _notes(load, request, space, shown)]
+    messages += [note(each) for each in _notes(load, request, space, shown)]
     contents = isinstance(load, RecordedLoad) and load.requests.prefix is not None and request.start.prefix_cache
     rate = shown.summary.throughput_per_s if isinstance(load, ClosedLoad) else load.rate * 1e3
     quality = [quality_of(name, fit) for name, fit in fits.items()]
@@ -250,7 +250,7 @@ def _fit_messages(named: Mapping[str, FitResult], shown: Measured, prompts: IntA
     if fits and (outside := outside_warning(fits, shown.first, settings)) is not None:
         found.append(message("outside_domain", what=outside.message, remedy=outside.remedy))
     # Where prefill has a fit of its own, the other one is of decode steps on purpose.
-    codes = [code for code in FITS_WARN if len(fits) < 2 or code != "decode_only"]
+    codes = [code for code in FITS_WARN if len(fits) < 2 or code != "no_prefill"]
     found += [each for fit in fits for each in fit.warnings if each.code in codes]
     for fit in fits:
         shortest = float(fit.latency_ms(np.ones(1), np.ones(1))[0])

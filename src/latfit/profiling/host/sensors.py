@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from latfit.messages import Message
-from latfit.profiling.warnings import warn
+from latfit.messages import Message, message
 
 QUERY_S = 5.0
 
@@ -68,9 +67,9 @@ def compare_sensors(first: dict[str, Any], last: dict[str, Any]) -> dict[str, An
 
 def find_sensor_warnings(facts: dict[str, Any]) -> list[Message]:
     """Return a warning if the CPU was throttled during the run, or the GPU is at its end."""
-    found = [warn("throttled", what="CPU")] if facts["cpu_throttle_events"] else []
+    found = [message("throttled", what="CPU")] if facts["cpu_throttle_events"] else []
     gpu = facts.get("gpu", [None])[-1]
-    return [*found, warn("throttled", what="GPU")] if gpu and gpu["slowed"] else found
+    return [*found, message("throttled", what="GPU")] if gpu and gpu["slowed"] else found
 
 
 def _numbers(files: Iterable[Path]) -> list[float]:

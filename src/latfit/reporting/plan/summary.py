@@ -11,7 +11,7 @@ from latfit.reporting.table import State, Table
 from latfit.units import format_percent
 
 STATES: dict[str, State] = {"meets": "good", "likely": "doubt", "misses": "bad"}
-OF_STEPS = ("too_few_samples", "steps_in_doubt", "no_prefill")  # warnings about limits of single steps
+OF_STEPS = ("few_data", "no_prefill")  # warnings about limits of single steps
 
 
 @dataclass(frozen=True)
