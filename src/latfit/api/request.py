@@ -28,15 +28,15 @@ class Option:
     """How a field is given on the command line.
 
     names: separated by blanks, the help shows the first; default: the field's.  kind: type that the command line reads;
-    default: the field's.  panel: heading in the help; default: `PANEL` of the class.  argument: positional.  expert:
-    only `--help-all` shows it.
+    default: the field's.  panel: heading in the help; default: `PANEL` of the class.  argument: name of a
+    positional argument.  expert: only `--help-all` shows it.
     """
 
     help: str
     names: str = ""
     kind: Any = None
     panel: str = ""
-    argument: bool = False
+    argument: str = ""
     min: float | None = None
     max: float | None = None
     metavar: str | None = None

@@ -26,66 +26,42 @@ Route = Annotated[
     Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"], "Routing policy."
 ]
 Service = Literal["fitted", "deterministic", "exponential"]
-StepTimes = Annotated[
-    Literal["fitted", "deterministic"], "Step times: with the measured noise, or always the typical one."
-]
+StepTimes = Annotated[Literal["fitted", "deterministic"], "Step times: with noise, or the typical one."]
 Policies = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split|deadline"
 """Policies that come with latfit; plug-ins may add others."""
 
 Seed = Annotated[int, Option("Random seed.", min=0, max=MOST_SEED)]
 Force = Annotated[bool, Option("Proceed although the fit is of another machine or model.")]
-Hardware = Annotated[
-    Any,
-    Option("The machine's profile: execution paths with their fits.", "--hardware", Path, "Machine"),
-]
+Hardware = Annotated[Any, Option("The machine's paths with their fits.", "--hardware", Path, "Machine")]
 Sources = Annotated[
-    Any,
-    Option(
-        "Traces, engine logs or tables; several files, globs, or - for standard input.",
-        kind=list[str],
-        argument=True,
-        metavar="TRACE",
-    ),
+    Any, Option("Traces, engine logs, tables; globs; - for standard input.", kind=list[str], argument="TRACE")
 ]
-FitFile = Annotated[Path, Option("A fit file (NAME.fit.json).", argument=True, metavar="FIT")]
-Server = Annotated[str, Option("Address of the server, such as http://localhost:8000.", argument=True, metavar="URL")]
+FitFile = Annotated[Path, Option("A fit file (NAME.fit.json).", argument="FIT")]
+Server = Annotated[str, Option("Address of the server, such as http://localhost:8000.", argument="URL")]
 Tokens = Annotated[int | None, Option("Tokens per request and step. Default: 1 (decode).", min=1)]
 Percentile = Annotated[float | str, Option("Percentile that must meet the SLA: of steps, or of responses.", kind=float)]
 RateOf = Annotated[str | None, Option("Arrival rate, such as 500/s.", panel="Load")]
-LengthsOf = Annotated[
-    Any,
-    Option("Prompt and output tokens: 2000:300, 2000:300:0.8 (they vary), or a file.", kind=str, panel="Load"),
-]
+LengthsOf = Annotated[Any, Option("Prompt and output tokens: 2000:300[:VARIATION], or a file.", kind=str, panel="Load")]
 Sla = Annotated[
-    Duration | None, Option("Latency SLA, such as 20ms: per step, or per request when --rate is given.", panel="Target")
+    Duration | None, Option("Latency SLA, such as 20ms: per step; with --rate per request.", panel="Target")
 ]
 Context = Annotated[float | None, Option("Cached tokens of a request. Default: the median of the fit's trace.")]
 LawsOnly = Annotated[bool, Option("No noise: steps take their mean time, arrivals are Poisson.")]
 Arrivals = Annotated[
-    Any,
-    Option(
-        "Recorded requests, in any format that is read; plan also takes a rate over time (t_s, rate_per_s).",
-        panel="Load",
-    ),
+    Any, Option("Recorded requests; plan also takes a rate over time (t_s, rate_per_s).", panel="Load")
 ]
-TransferOf = Annotated[
-    str | None,
-    Option("Time to move a request or, after disaggregated prefill, its KV cache: fixed plus per token, 2ms+1us."),
-]
+TransferOf = Annotated[str | None, Option("Time to move a request or its KV cache: fixed plus per token, 2ms+1us.")]
 Ageing = Annotated[Duration | None, "Priority ageing: waiting time worth one class, such as 50ms."]
-PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument=True, metavar="PATH")]
+PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument="PATH")]
 TraceFile = Annotated[Path, Option("Trace to write.")]
 Ttft = Annotated[
-    Duration | None,
-    Option("SLO of the time to first token: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target"),
+    Duration | None, Option("SLO of TTFT: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target")
 ]
 Tpot = Annotated[
-    Duration | None,
-    Option("SLO of the time per output token: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target"),
+    Duration | None, Option("SLO of TPOT: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target")
 ]
 WindowOf = Annotated[
-    Duration | None,
-    Option("Window length of --arrivals, such as 30min.", "--arrivals-window --window", panel="Load"),
+    Duration | None, Option("Window length of --arrivals, such as 30min.", "--arrivals-window --window", panel="Load")
 ]
 Listener = Annotated[Progress | None, "Called with (done, total)."]
 ReportFolder = Annotated[Path | None, Option("Folder for the report page.", metavar="DIR")]
@@ -136,13 +112,11 @@ class ModelOptions(Request):
     PANEL = "Model"
     NEEDS = "resample: bootstrap intervals"
     model: str | None = option(
-        "auto (chosen by cross-validation), saturation, saturation-gamma, context, roofline, linear, quadratic,"
-        " hinge or constant, each also with +moe or +correction.",
+        "auto (cross-validation), saturation, saturation-gamma, context, roofline, linear, quadratic, hinge, constant;"
+        " each also +moe, +correction.",
         metavar="NAME",
     )
-    time: Time | None = option(
-        "compute: forward pass (T_ms); period: step to step, with host overhead. Default: the period if available."
-    )
+    time: Time | None = option("compute: forward pass; period: step to step, with the host. Default: period if known.")
     window_means: bool = setting("Rows are window means, although no column shows it (window_ms, B_sd, ...).", False)
     weights: str | None = setting("What counts the same: rows, doublings of S, or cells by their variance.")
     fix: Mapping[str, float] | Sequence[str] | None = option("Hold a parameter: P_max=60. Repeatable.")
@@ -155,7 +129,7 @@ class ModelOptions(Request):
     resample: str | None = setting("What the bootstrap draws: auto, rows or block (of time).")
     seed: Seed = 0
     path: str | None = option(
-        "Execution path: cpu, amx, gpu. Default: the trace's. With --each, '{hardware}-tp{tp}' names every system.",
+        "Execution path: cpu, amx, gpu; with --each '{hardware}-tp{tp}'. Default: the trace's.",
         panel="Systems and files",
     )
 
@@ -203,13 +177,9 @@ class SpeculateRequest(Request):
     PANEL = "Speculation"
     EXCLUDES = "drafts draft_cost"
     fit: FitFile
-    drafts: Any = option(
-        "A fit of the engine while it drafts. Default: FIT at B (1 + K) tokens.", kind=Path, metavar="FIT"
-    )
+    drafts: Any = option("A fit of the engine while it drafts. Default: FIT.", kind=Path, metavar="FIT")
     draft_tokens: int | None = option("Tokens per draft. Default: as recorded.", min=1, max=64)
-    acceptance: float | None = option(
-        "Probability that a draft token is accepted if the one before it was. Default: as recorded."
-    )
+    acceptance: float | None = option("Acceptance probability of a draft token. Default: as recorded.")
     draft_cost: str | None = option("Time to draft a token, such as 0.5ms. Default: 0.")
     context: Context = None
     seed: Seed = 0
@@ -225,22 +195,13 @@ class CompareRequest(ReadOptions):
     NEEDS = "lengths ttft tpot kv_blocks price_per_hour: rate"
     sources: Annotated[
         Sequence[Any],
-        Option(
-            "Fit files, or traces to fit: the first is the baseline.", kind=list[str], argument=True, metavar="A B..."
-        ),
+        Option("Fit files, or traces to fit: the first is the baseline.", kind=list[str], argument="A B..."),
     ]
     tolerance: str | float = option("Slowdown that counts as a regression.", "5%", panel="Comparison")
     names: Sequence[str] | None = setting("Names of the sources, for the verdict.")
-    each: bool = option(
-        "Compare every system (hardware, model, tp) with the same one of the baseline.", False, panel="Comparison"
-    )
-    alternate: bool = option(
-        "The files are runs of A and B in turn (A B A2 B2), each with its own start.", False, panel="Comparison"
-    )
-    path: str | None = option(
-        "Execution path to compare if a source has several. With --each, '{hardware}-tp{tp}' matches systems.",
-        panel="Comparison",
-    )
+    each: bool = option("Compare every system with the same one of the baseline.", False, panel="Comparison")
+    alternate: bool = option("The files are starts of A and B in turn: A B A2 B2.", False, panel="Comparison")
+    path: str | None = option("Execution path to compare; with --each '{hardware}-tp{tp}'.", panel="Comparison")
     rate: RateOf = None
     lengths: LengthsOf = None
     ttft: Ttft = None
@@ -284,9 +245,7 @@ class PlanRequest(StepPlanRequest):
     rate_per_s: float | None = setting("The rate as a number of requests a second.")
     arrivals: Arrivals = None
     arrivals_window: WindowOf = None
-    replicas: int = option(
-        "Replicas that share the load. Default: 1; for serving engines the fewest that suffice.", 1, min=1
-    )
+    replicas: int = option("Replicas. Default: 1; of serving engines the fewest.", 1, min=1)
     objective: str | Mapping[str, float] | None = setting("Minimised: p99=1,mean=0.5,throughput=0.1.")
     max_batch: int | None = setting("Largest batch of the main path.")
     transfer: TransferOf = None
@@ -321,15 +280,10 @@ class EngineLimits(Request):
 
     PANEL = "Engine"
     kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace, log or metrics.", min=1)
-    max_num_seqs: int | None = option(
-        "Most requests in a step. Default: the engine's, else 256; plan searches it.", min=1
-    )
-    max_num_batched_tokens: int | None = option(
-        "Most tokens in a step. Default: the engine's, else 2048; plan searches it.", min=1
-    )
+    max_num_seqs: int | None = option("Most requests in a step. Default: the engine's, else 256.", min=1)
+    max_num_batched_tokens: int | None = option("Most tokens in a step. Default: the engine's, else 2048.", min=1)
     synchronous: bool | None = option(
-        "Synchronous or asynchronous scheduling. Default: the trace's, else asynchronous.",
-        names="--synchronous/--asynchronous",
+        "Scheduling. Default: the trace's, else asynchronous.", names="--synchronous/--asynchronous"
     )
     block_size: int | None = setting("Tokens in a block of the KV cache. Default: the trace's, else 16.")
 
@@ -353,14 +307,12 @@ class SpecialSettings(EngineSettings):
     acceptance: float | None = setting("Probability that a draft token is accepted. Default: as recorded, else 0.7.")
     draft_cost: str | None = setting("Time per draft token, such as 0.5ms.")
     batching: Batching | Sequence[Batching] = option(
-        "Batching; chunked-prefill is vLLM's. Repeatable if several are simulated.",
+        "Batching; chunked-prefill is vLLM's. Repeatable.",
         "chunked-prefill",
         names="--batching --engine",
         kind=list[Batching],
     )
-    order: OrderName | Sequence[OrderName] = option(
-        "Scheduling policy. Repeatable if several are simulated.", "fcfs", kind=list[OrderName]
-    )
+    order: OrderName | Sequence[OrderName] = option("Scheduling policy. Repeatable.", "fcfs", kind=list[OrderName])
     length_error: float = setting("sjf: standard deviation of log(predicted/true output).", 0.0)
     switch_at: int = setting("switch: queue length from which it is sjf by class.", 32)
     ageing: Ageing = None
@@ -392,23 +344,17 @@ Think = Annotated[Duration, Option("Mean think time of a user between requests."
 ArrivalProcess = Annotated[
     str,
     Option(
-        "poisson; gamma:CV (bursty if CV > 1); bursts:TIMES:SHARE:LENGTH, such as bursts:4:0.1:1s.",
+        "poisson; gamma:CV; bursts:TIMES:SHARE:LENGTH, such as bursts:4:0.1:1s.",
         "--arrival-process --law",
         panel="Load",
     ),
 ]
 Classes = Annotated[
     Iterable[str],
-    Option(
-        "NAME:SHARE[:LIMITS], the most urgent first: chat:0.3:50ms; of engines also chat:0.3:ttft=1s,sla=9s.",
-        "--class",
-        list[str],
-        "Load",
-    ),
+    Option("Most urgent first: chat:0.3:50ms; of engines also chat:0.3:ttft=1s,sla=9s.", "--class", list[str], "Load"),
 ]
 StartUp = Annotated[
-    Duration | None,
-    Option("Start-up time of a replica, such as 2min; plan schedules replicas for --arrivals.", panel="Load"),
+    Duration | None, Option("Start-up time of a replica: 2min; with --arrivals plan schedules replicas.", panel="Load")
 ]
 
 
@@ -487,8 +433,7 @@ class PolicyMachine(SweepOptions):
     EXCLUDES = "sla sla_ms"
     sla_ms: float | None = setting("The SLA as a number of milliseconds.")
     nominal: Mapping[str, str] | Sequence[str] | None = option(
-        "A path by nominal numbers: gpu:launch=8ms,slope=0.05ms, amx:p50=2ms, short gpu=8ms+0.05ms*256. Repeatable.",
-        names="--nominal --path",
+        "A path's nominal numbers: gpu:launch=8ms,slope=0.05ms, amx:p50=2ms. Repeatable.", names="--nominal --path"
     )
     tokens_per_request: Tokens = None
     service: Service = setting("Service-time distribution.", "fitted")
@@ -538,7 +483,7 @@ class SimulatedLoad(Request):
     classes: Classes = ()
     prompt_lengths: Any = setting("Recorded requests to draw token lengths from.")
     vary: Mapping[str, Iterable[Any]] | str | Sequence[str] | None = option(
-        "Settings to vary: 'rate=10/s,20/s; replicas=1..4'. Repeatable.", names="--sweep", kind=list[str], panel="Run"
+        "Vary settings: 'rate=10/s,20/s; replicas=1..4'.", names="--sweep", kind=list[str], panel="Run"
     )
 
 
@@ -590,9 +535,7 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
     transfer: TransferOf = None
     tenants: int = setting("Users that requests at a rate come from, for routing by prefix.", 1)
     replicas_at: Any = setting("Table (t_s, replicas): requested replicas over time.")
-    autoscale: str | None = option(
-        "Autoscaler, METRIC:TARGET:LEAST..MOST: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min."
-    )
+    autoscale: str | None = option("Autoscaler: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min.")
     start_up: StartUp = None
     ttft: Ttft = None
     tpot: Tpot = None
@@ -610,37 +553,16 @@ class ValidateRequest(SpecialSettings):
     LACKS = "batching order"
     EXCLUDES = "calibrate metrics_after; calibrate run_steps"
     NEEDS = "metrics_before: metrics_after; route: replicas; switch_at length_error: order"
-    fit: Annotated[
-        Any,
-        Option(
-            "Traces or logs of the engine, or a fit file (NAME.fit.json).",
-            kind=list[str],
-            argument=True,
-            metavar="TRACE|FIT",
-        ),
-    ]
-    run: Annotated[
-        Any,
-        Option(
-            "The measured run: arrivals, lengths, first and last token; or what latfit record wrote.",
-            argument=True,
-            metavar="RUN",
-        ),
-    ]
+    fit: Annotated[Any, Option("Traces or logs of the engine, or a fit file.", kind=list[str], argument="TRACE|FIT")]
+    run: Annotated[Any, Option("The measured requests, or what latfit record wrote.", argument="RUN")]
     _: KW_ONLY
     prefill_fit: PrefillFit = None
     model: str | None = option("Model to fit to the trace's steps. Default: auto.", metavar="NAME", panel="Step costs")
     time: Time | None = setting("What to fit, as for latfit fit. Default: the period if available.")
     where: str | None = option('Use only steps that match: "tp == 8".', panel="Step costs")
-    metrics_after: Path | str | None = option(
-        "The server's /metrics after the run, to compare with the engine's counts.", kind=Path
-    )
-    metrics_before: Path | str | None = option(
-        "The server's /metrics before the run. Default: since its start.", kind=Path
-    )
-    run_steps: Any = option(
-        "Steps recorded during the run, to measure the machine's speed.", kind=list[str], metavar="TRACE"
-    )
+    metrics_after: Path | str | None = option("The server's /metrics after the run.", kind=Path)
+    metrics_before: Path | str | None = option("Its /metrics before the run. Default: since its start.", kind=Path)
+    run_steps: Any = option("Steps of the run: the machine's speed.", kind=list[str], metavar="TRACE")
     calibrate: bool = option("Fit speed, host time and start delay on the first third; score the rest.", False)
     seed: Seed = 0
     force: Force = False
@@ -652,19 +574,12 @@ class ExportRequest(Request):
 
     PANEL = "Settings"
     SHOWN = "target plan model shapes begins"
-    plan: Annotated[Any, Option("The plan, as latfit plan --out writes it.", argument=True, metavar="PLAN")]
-    target: Annotated[
-        str,
-        Option("vllm, sglang, trtllm, llamacpp, triton, tensorrt or kubernetes.", argument=True, metavar="TARGET"),
-    ]
+    plan: Annotated[Any, Option("The plan, as latfit plan --out writes it.", argument="PLAN")]
+    target: Annotated[str, Option("vllm, sglang, trtllm, llamacpp, triton, tensorrt or kubernetes.", argument="TARGET")]
     _: KW_ONLY
     model: str | None = option("The model's name or folder, as the engine loads it.")
-    shapes: str | Sequence[str] = option(
-        "tensorrt: an input, B for the batch: input:Bx3x224x224. Repeatable.", (), names="--shape"
-    )
-    begins: str | None = option(
-        "kubernetes: start of the plan's recorded day: '06:30 Europe/Berlin'. Default: 00:00 UTC.", metavar="TIME"
-    )
+    shapes: str | Sequence[str] = option("tensorrt: an input: input:Bx3x224x224. Repeatable.", (), names="--shape")
+    begins: str | None = option("kubernetes: start of the recorded day: '06:30 Europe/Berlin'.", metavar="TIME")
 
 
 @dataclass(frozen=True)
@@ -709,16 +624,14 @@ class ProfileRequest(Request):
     processes: int | None = option("Processes that alternate. Default: 3 if memory and budget allow.", panel="Device")
     graphs: bool = setting("Whether GPU steps are recorded as CUDA graphs.", True)
     grid: str | None = option(
-        "Cells such as 'B=1,2,4,8;S=1,16,64,256': every pair with S >= B. S = B decodes; otherwise one request"
-        " prefills S - B + 1 tokens beside B - 1 that decode. Default: as many as fit the budget."
+        "Cells: 'B=1,2,4;S=1,16,64', every pair with S >= B. S = B decodes, else one request prefills S - B + 1 tokens."
     )
     context: str = option("Cached tokens of a decode request, one number or several: 128,512.", "256")
     layers: int | None = option("Number of the model's layers to measure.")
     kernel: Literal["step", "gemm", "attention"] = setting("The whole step or a part.", "step")
     history: str = setting("Cached tokens before a prefill chunk: 0,1024.", "0")
     design: Literal["auto", "adaptive", "grid"] = setting(
-        "adaptive: a grid of five times the budget, the most informative cells first; grid: every cell three times.",
-        "auto",
+        "adaptive: the most informative cells first; grid: every cell three times.", "auto"
     )
     precision: float = option("Stop once every median has this relative precision (95 % interval).", 0.03, panel="Run")
     seed: Seed = 0
@@ -750,7 +663,7 @@ class TuneRequest(Request):
     SHOWN = "command rate lengths ttft tpot url load max_restarts budget out dry_run"
     EXCLUDES = "url command"
     command: Sequence[str] = option(
-        "What starts the engine: -- vllm serve MODEL ...", (), kind=list[str] | None, argument=True, metavar="COMMAND"
+        "What starts the engine: -- vllm serve MODEL ...", (), kind=list[str] | None, argument="COMMAND"
     )
     _: KW_ONLY
     rate: RateOf = None
@@ -802,9 +715,7 @@ class DoctorRequest(RunningEngine):
     PANEL = "Reading"
     SHOWN = "ttft tpot fit duration max_num_seqs max_num_batched_tokens kv_blocks at_measured_speed"
     NEEDS = "ttft tpot seed: fit hardware"
-    url: str | None = option(
-        "A running engine. Default: one on this machine, else the machine itself.", argument=True, metavar="URL"
-    )
+    url: str | None = option("A running engine. Default: one on this machine.", argument="URL")
     _: KW_ONLY
     duration: Duration = option("How long to read the engine.", "10s")
     seed: Seed = 0
@@ -821,10 +732,7 @@ class ServeRequest(Request):
     engines: Annotated[
         str | Mapping[str, str] | Sequence[str],
         Option(
-            "One or two engines, the main path first: gpu=http://localhost:8000 cpu=http://localhost:8001.",
-            kind=list[str],
-            argument=True,
-            metavar="URL",
+            "One or two engines: gpu=http://localhost:8000 cpu=http://localhost:8001.", kind=list[str], argument="URL"
         ),
     ]
     _: KW_ONLY
@@ -838,22 +746,20 @@ class ServeRequest(Request):
     t_cut: Duration | None = option("Queueing timeout before falling back to the second engine.")
     learn: bool = option("Learn response times while serving.", False)
     classes: Sequence[str] | None = option(
-        "Class that requests name in the header x-latfit-class. Repeatable, most urgent first.", names="--class"
+        "Class in the header x-latfit-class. Repeatable, most urgent first.", names="--class"
     )
     ageing: Duration | None = option("Waiting time worth one class, such as 5s; else strict priority.")
     host: str = option("Address to listen at; 0.0.0.0 for all.", "127.0.0.1", panel="Listening")
     port: int = option("Port; 0 for any that is free.", 8080, min=0, max=65535, panel="Listening")
     token: str | None = setting("What callers must bear.")
-    token_file: Path | None = option(
-        "File with the bearer token that clients must send; else $LATFIT_TOKEN.", panel="Listening"
-    )
+    token_file: Path | None = option("File with the bearer token of clients; else $LATFIT_TOKEN.", panel="Listening")
     engine_token: str | None = setting("Sent to the engines.")
     most_waiting: int = setting("Most queued requests; others are rejected (429).", 256)
     max_body: str = setting("Largest body of a request (413).", "8MiB")
     max_memory: str = setting("Bodies of all requests together (429).", "256MiB")
     connect: Duration = setting("Until an engine is connected.", "5s")
     first_byte: Duration = option(
-        "Timeout until a response begins; if not streamed, until it is complete.", "5min", panel="Timeouts"
+        "Timeout until a response begins, or is complete if not streamed.", "5min", panel="Timeouts"
     )
     between: Duration = setting("From one piece of a reply to the next, on either side.", "1min")
     drain: Duration = option("Time for running requests to finish after a stop.", "30s", panel="Timeouts")
@@ -866,9 +772,7 @@ class ReplayRequest(Request):
 
     PANEL = "Replay"
     EXCLUDES = "load rate"
-    policy: str | Sequence[str] = option(
-        "Policies, with commas between them: gpu-only,three-stage,cutoff.", "gpu-only,three-stage", kind=str
-    )
+    policy: str | Sequence[str] = option("Policies: gpu-only,three-stage,cutoff.", "gpu-only,three-stage", kind=str)
     load: Any = option("Loads as shares of the main path's capacity. Default: 50%,70%.", kind=str)
     _: KW_ONLY
     rate: Any = option("Arrival rates instead of --load: 100/s,200/s.", kind=str)
@@ -885,7 +789,7 @@ class ReplayRequest(Request):
 class CatalogRequest(Request):
     """The catalogue of step models, or one of its systems."""
 
-    name: str | None = option("A system, such as rtx4090/llama-3.1-8b.", argument=True, metavar="NAME")
+    name: str | None = option("A system, such as rtx4090/llama-3.1-8b.", argument="NAME")
 
 
 @dataclass(frozen=True)
@@ -893,7 +797,7 @@ class CatalogAddRequest(Request):
     """A fit added to a folder of own step models."""
 
     PANEL = "Entry"
-    fit: Annotated[Any, Option("A fit file (NAME.fit.json).", kind=Path, argument=True, metavar="FIT")]
+    fit: Annotated[Any, Option("A fit file (NAME.fit.json).", kind=Path, argument="FIT")]
     _: KW_ONLY
     name: str | None = option("GPU/MODEL, with @tp2 for tensor parallelism. Default: as the trace says.")
     folder: Path | str | None = option("Folder of entries. Default: $LATFIT_CATALOG.", kind=Path)
@@ -915,16 +819,8 @@ class LedgerRequest(Request):
 class LedgerAddRequest(Request):
     """A run compared with its plan, for the ledger."""
 
-    plan: Annotated[
-        Path | str,
-        Option("A plan for requests (latfit plan --out), or tune.json.", kind=Path, argument=True, metavar="PLAN"),
-    ]
-    run: Any = option(
-        "The measured run: vllm bench serve --save-detailed, GuideLLM, a table. tune.json has its own.",
-        kind=Path | None,
-        argument=True,
-        metavar="RUN",
-    )
+    plan: Annotated[Path | str, Option("A plan for requests, or tune.json.", kind=Path, argument="PLAN")]
+    run: Any = option("The run: vllm bench serve --save-detailed, GuideLLM, a table.", kind=Path | None, argument="RUN")
     _: KW_ONLY
     ledger: LedgerFile = "ledger.json"
 
@@ -937,9 +833,9 @@ class AddPathRequest(Request):
     EXCLUDES = "fit nominal"
     NEEDS = "force: fit nominal"
     name: PathName
-    fit: Path | None = option("A .fit.json file.", argument=True, metavar="FIT")
+    fit: Path | None = option("A .fit.json file.", argument="FIT")
     nominal: str | None = option(
-        'Numbers without a measurement: "p50=2ms", "launch=0.5ms,slope=0.02ms".', names="--nominal --quoted"
+        'Without a measurement: "p50=2ms", "launch=0.5ms,slope=0.02ms".', names="--nominal --quoted"
     )
     force: bool = option("Replace a measured path by nominal numbers or by another system's fit.", False)
     flops: float | None = option("Peak FLOP/s of the machine, such as 989e12.", panel="Machine")

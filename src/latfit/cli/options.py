@@ -116,7 +116,7 @@ def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
         kind, default = kind | None, None
     elif kind is Path:
         default = Path(str(default))
-    words: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    words: dict[str, Any] = {"help": option.help, "metavar": option.argument or option.metavar}
     if option.argument:
         info = typer.Argument(**words)
     else:
