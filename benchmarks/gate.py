@@ -143,8 +143,8 @@ class Row:
 
 def alarm(fit: FitResult, first: Trace, other: Trace) -> bool:
     """Whether the second run counts as slower."""
-    (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, other))])
-    return found.verdict(TOLERANCE_PCT) == "slower"
+    (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, other))], TOLERANCE_PCT)
+    return found.gravest == "slower"
 
 
 def slowed(trace: Trace, place: Mask, slowdown: float) -> Trace:

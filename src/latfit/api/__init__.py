@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.api.catalogue import Catalogue as Catalogue, add_to_catalog as add_to_catalog, catalog as catalog
+    from latfit.api.catalogue import add_to_catalog as add_to_catalog, catalog as catalog
     from latfit.api.comparisons import Comparison as Comparison, compare as compare, compare_runs as compare_runs
     from latfit.api.engines import (
-        EngineSetup as EngineSetup,
         EngineSimulation as EngineSimulation,
         engine_settings_of as engine_settings_of,
         simulate_engine as simulate_engine,

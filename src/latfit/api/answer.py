@@ -111,10 +111,11 @@ class PlainAnswer(Answer):
     verdict: str = ""
     state: State = "good"
     lines: Sequence[str] = ()
-    table: "reporting.Table | None" = None
+    brief: "Sequence[reporting.Table]" = ()
+    full: "Sequence[reporting.Table]" = ()
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return [] if self.table is None else [self.table]
+        return list(self.brief if brief else self.full or self.brief)
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.result) if isinstance(self.result, Mapping) else super().to_json()

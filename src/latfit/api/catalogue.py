@@ -1,76 +1,57 @@
 """`catalog`: step models of systems that others measured, and a team's own."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
 from latfit import catalogue, reporting
-from latfit.api.answer import Answer
+from latfit.api.answer import PlainAnswer
 from latfit.api.fits import as_fit, fit as fit_steps
 from latfit.api.request import verb
 from latfit.api.requests import CatalogAddRequest, CatalogRequest
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.messages import Message
+from latfit.messages import message
 from latfit.model import FitResult, fitted_identity
 from latfit.planning import count_parameters, model_config
 from latfit.trace import Trace
 from latfit.units import count_text, format_percent
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class Catalogue(Answer):
-    """Entries of the catalogue. added: the file of a new one."""
-
-    entries: Mapping[str, catalogue.CatalogEntry]
-    added: Path | None = None
-
-    @property
-    def verdict(self) -> str:
-        if self.added is not None:
-            return f"Added {', '.join(self.entries)}: {self.added}."
-        return f"{count_text(len(self.entries), 'system').capitalize()}. Use one as --fit {catalogue.PREFIX}NAME."
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        names = ["name", "a step is", "B up to", "S up to", "error", "source"]
-        rows = []
-        for each in self.entries.values():
-            ends = (f"{each.B[1]:,.0f}", f"{each.S[1]:,.0f}")
-            rows.append([each.name, each.contents, *ends, format_percent(each.error_pct), each.engine])
-        return [reporting.Table("", names, rows, words=["name", "a step is", "source"])]
-
-    @property
-    def lines(self) -> list[str]:
-        if len(self.entries) != 1:
-            return []
-        (entry,) = self.entries.values()
-        return [
-            *([f"A step lacks {entry.lacks}."] if entry.lacks else []),
-            f"{entry.steps:,} steps, {entry.dtype or 'unknown dtype'}, tensor parallel {entry.tp}.",
-            f"Source: {entry.source or 'unknown'} ({entry.licence or 'no licence named'}).",
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        rows = [{**each.to_json()} for each in self.entries.values()]
-        for row in rows:
-            row.pop("fit", None)
-        return {"entries": rows, "added": self.added and str(self.added)}
+def _shown(entries: Sequence[catalogue.CatalogEntry], added: Path | None = None) -> PlainAnswer:
+    """Return entries as a table, one alone with its facts. added: the file of a new one."""
+    verdict = f"{count_text(len(entries), 'system').capitalize()}. Use one as --fit {catalogue.PREFIX}NAME."
+    lines = [
+        *(f"A step lacks {each.lacks}." for each in entries if each.lacks),
+        *(f"{each.steps:,} steps, {each.dtype or 'unknown dtype'}, tensor parallel {each.tp}." for each in entries),
+        *(f"Source: {each.source or 'unknown'} ({each.licence or 'no licence named'})." for each in entries),
+    ]
+    rows = [
+        (each.name, each.contents, *(f"{most:,.0f}" for _, most in (each.B, each.S)), error, each.engine)
+        for each in entries
+        for error in [format_percent(each.error_pct)]
+    ]
+    names = ["name", "a step is", "B up to", "S up to", "error", "source"]
+    documents = [{name: value for name, value in each.to_json().items() if name != "fit"} for each in entries]
+    return PlainAnswer(
+        {"entries": documents, "added": added and str(added)},
+        verdict if added is None else f"Added {entries[0].name}: {added}.",
+        lines=lines if len(entries) == 1 else (),
+        brief=[reporting.Table("", names, rows, words=["name", "a step is", "source"])],
+    )
 
 
 @verb(CatalogRequest)
-def catalog(request: CatalogRequest) -> Catalogue:
+def catalog(request: CatalogRequest) -> PlainAnswer:
     """List the systems of the catalogue, or show one of them. Raises WrongUsage for an unknown name, BadInput."""
-    if request.name is None:
-        return Catalogue(catalogue.all_entries())
-    entry = catalogue.entry_named(request.name)
-    return Catalogue({entry.name: entry})
+    name = request.name
+    return _shown([*catalogue.all_entries().values()] if name is None else [catalogue.entry_named(name)])
 
 
 @verb(CatalogAddRequest)
-def add_to_catalog(request: CatalogAddRequest) -> Catalogue:
+def add_to_catalog(request: CatalogAddRequest) -> PlainAnswer:
     """Add a fit to the folder of own entries, under a name such as `h100/llama-3.1-8b@tp2`.
 
     Raises WrongUsage for a bad name or without a folder, BadInput, FitNotUsable, TargetNotWritable.
@@ -104,7 +85,7 @@ def add_to_catalog(request: CatalogAddRequest) -> Catalogue:
         remedy = "Write GPU/MODEL in lower case: h100/llama-3.1-8b@tp2."
         raise WrongUsage(f"{name!r} is no name", where="--name", remedy=remedy) from None
     folder = None if request.folder is None else Path(request.folder)
-    return Catalogue({name: entry}, catalogue.add_entry(entry, folder))
+    return _shown([entry], catalogue.add_entry(entry, folder))
 
 
 def _parts(name: str) -> tuple[str, str, int]:
@@ -133,7 +114,7 @@ def fit_in_catalog(name: str) -> FitResult:
     text = f"{origin}{lacks}. Expect an error of {format_percent(100 * error)}."
     return replace(
         catalogue.widen(fit, error),
-        warnings=[Message(catalogue.FROM_CATALOG, text, "Measure your engine: latfit record.")],
+        warnings=[message("from_catalog", what=text)],
     )
 
 

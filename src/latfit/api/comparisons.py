@@ -3,10 +3,12 @@
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from latfit import reporting
 from latfit.api.answer import Answer, State, data_frame
@@ -14,12 +16,14 @@ from latfit.api.fits import Fit, as_fit, check_usable, fit, fit_each, names_a_fi
 from latfit.api.quantities import percent
 from latfit.api.reading import read
 from latfit.api.request import shared, verb
-from latfit.api.requests import CompareRequest, FitEachRequest, ReadRequest, Time
-from latfit.api.upgrades import Upgrade, compare_plans
+from latfit.api.requests import CompareRequest, EnginePlanRequest, FitEachRequest, ReadRequest, Time
+from latfit.api.serving import EnginePlan, plan_engine
 from latfit.errors import BadInput, Regression, WrongUsage
 from latfit.fitting import Change, Measured, PhaseChange, RegionChange, Verdict, change_over_starts, changes_between
 from latfit.messages import Message, note
 from latfit.model import FitResult, fitted_identity
+from latfit.planning import Reached, Upgrade, compare_steps
+from latfit.records import Record
 from latfit.trace import check_one_system, facts_beside, facts_of, row_weights
 from latfit.units import format_percent, number
 
@@ -41,91 +45,70 @@ VERDICTS = {
 STATES: dict[str, State] = {"slower": "bad", "unclear": "doubt"}
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Change, frozen=True, kw_only=True):
     """One run compared with the baseline.
 
-    system: name of its system if several are compared.  differs: what the two systems differ in.  one_start_each: both
-    are single runs of different starts, so the machine may explain a change.
+    verdict: as of its phases; two single starts cannot show that the code is slower or faster.  system: its name if
+    several are compared.  differs: what the two systems differ in.  one_start_each: both are single runs of different
+    starts, so the machine may explain a change.
     """
 
     source: str
     baseline: str
-    change: Change
-    tolerance_pct: float
+    verdict: Verdict
     system: str = ""
     differs: Sequence[str] = ()
     one_start_each: bool = False
+
+    @classmethod
+    def of(cls, change: Change, *, one_start_each: bool = False, **facts: Any) -> "Compared":
+        unclear = one_start_each and change.gravest in ("slower", "faster")
+        verdict = "unclear" if unclear else change.gravest
+        return cls(**structs.asdict(change), verdict=verdict, one_start_each=one_start_each, **facts)
 
     @property
     def name(self) -> str:
         return f"{self.source} ({self.system})" if self.system else self.source
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict; two single starts cannot show that the code is slower or faster."""
-        found = self.change.verdict(self.tolerance_pct)
-        return "unclear" if self.one_start_each and found in ("slower", "faster") else found
-
-    @property
     def sentence(self) -> str:
         """The verdict and where the run became slower or faster."""
-        verdict, tolerance_pct = self.verdict, self.tolerance_pct
-        slower = [_place(region, phase) for phase in self.change.phases for region in phase.slower(tolerance_pct)]
+        slower = [_place(region, phase) for phase in self.phases for region in phase.slower]
         more = f" and {len(slower) - MAX_REGIONS} more" if len(slower) > MAX_REGIONS else ""
         where = ", ".join(slower[:MAX_REGIONS]) + more
-        if not slower:
-            where = ", ".join(each.phase for each in self.change.phases if each.verdict(tolerance_pct) == "faster")
-        if self.one_start_each and verdict == "unclear":
+        where = where or ", ".join(each.phase for each in self.phases if each.verdict == "faster")
+        if self.one_start_each and self.verdict == "unclear":
             both = f"{self.name} and {self.baseline} are one start each"
             return f"Not separable: {'slower' if slower else 'faster'} in {where}. {both}: the machine may cause it."
-        named = f" in {where}" if verdict in ("slower", "faster") else ""
-        return f"{self.name} is {VERDICTS[verdict]} {self.baseline}{named}."
+        named = f" in {where}" if self.verdict in ("slower", "faster") else ""
+        return f"{self.name} is {VERDICTS[self.verdict]} {self.baseline}{named}."
 
-    @property
-    def basis(self) -> str:
-        """What the verdict is based on."""
-        change = self.change
-        by_steps = [phase.whole for phase in change.phases if phase.by == "steps"]
-        by_fits = [phase.phase for phase in change.phases if phase.by == "fits"]
+    def basis(self, tolerance_pct: float) -> str:
+        """Return what the verdict is based on."""
+        by_steps = [phase for phase in self.phases if phase.by == "steps"]
+        by_fits = [phase.phase for phase in self.phases if phase.by == "fits"]
         parts = [f"{', '.join(by_fits)} by predictions of the fits"] if by_fits else []
         if by_steps:
             names = ("steps", "baseline_steps", "cells")
-            steps, baseline_steps, cells = (sum(getattr(whole, name) for whole in by_steps) for name in names)
+            steps, baseline_steps, cells = (sum(getattr(phase, name) for phase in by_steps) for name in names)
             parts.insert(0, f"{steps:,} steps with {baseline_steps:,} in {cells:,} common cells")
-        found = f"Compared {'; '.join(parts)}. Tolerance {format_percent(self.tolerance_pct)}, "
-        found += f"{len(change.tested)} phases and regions tested."
-        if change.starts is not None and change.start_sd_pct is not None:
-            starts = " and ".join(map(str, change.starts))
-            found += f" {starts} starts; starts differ by {format_percent(change.start_sd_pct)} (standard deviation)."
-        return found + f" Not in both runs: {', '.join(change.only_in_one)}." * bool(change.only_in_one)
+        found = f"Compared {'; '.join(parts)}. Tolerance {format_percent(tolerance_pct)}, "
+        found += f"{len(self.tested)} phases and regions tested."
+        if self.starts is not None and self.start_sd_pct is not None:
+            starts = " and ".join(map(str, self.starts))
+            found += f" {starts} starts; starts differ by {format_percent(self.start_sd_pct)} (standard deviation)."
+        return found + f" Not in both runs: {', '.join(self.only_in_one)}." * bool(self.only_in_one)
 
-    def to_json(self) -> dict[str, Any]:
-        change = self.change
-        return {
-            "source": self.source,
-            "system": self.system,
-            "verdict": self.verdict,
-            "one_start_each": self.one_start_each,
-            "starts": change.starts and list(change.starts),
-            "start_sd_pct": change.start_sd_pct,
-            "phases": [
-                {
-                    "phase": phase.phase,
-                    "by": phase.by,
-                    **self._region_json(phase.whole),
-                    "verdict": phase.verdict(self.tolerance_pct),
-                    "regions": list(map(self._region_json, phase.regions)),
-                }
-                for phase in change.phases
-            ],
-            "only_in_one": list(change.only_in_one),
-            "differs": list(self.differs),
-        }
 
-    def _region_json(self, region: RegionChange) -> dict[str, Any]:
-        ends = {"B": list(region.B), "S": list(region.S)}
-        return {**asdict(region), **ends, "verdict": region.verdict(self.tolerance_pct)}
+class ComparisonRecord(Record, frozen=True):
+    """The document of `latfit compare --json`."""
+
+    baseline: str
+    sources: Sequence[str]
+    tolerance_pct: float
+    compared: Sequence[Compared]
+    alone: Sequence[str] = ()
+    upgrades: Sequence[Upgrade] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,7 +175,7 @@ class Comparison(Answer):
     def lines(self) -> list[str]:
         load_lines = [line for each in self.upgrades for line in each.sentences(self.baseline)]
         if len(self.compared) <= MAX_IN_FULL:
-            return [*(each.basis for each in self.compared), *load_lines]
+            return [*(each.basis(self.tolerance_pct) for each in self.compared), *load_lines]
         worst_first = sorted(self.compared, key=lambda each: each.verdict != "slower")
         more = len(worst_first) - MAX_VERDICTS
         shown = [each.sentence for each in worst_first[:MAX_VERDICTS]]
@@ -215,42 +198,36 @@ class Comparison(Answer):
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         if brief and len(self.compared) > MAX_IN_FULL:
             return []
-        tolerance_pct = self.tolerance_pct
-        found = [reporting.changes_table(each.name, each.change, tolerance_pct, brief=brief) for each in self.compared]
+        found = [reporting.changes_table(each.name, each, brief=brief) for each in self.compared]
         if not brief and self.fits:
             found.append(reporting.comparison_table(self.names, [each.result for each in self.fits]))
-        return [*found, *(each.table() for each in self.upgrades if each.changes)]
+        return [*found, *(reporting.upgrade_table(each) for each in self.upgrades if each.changes)]
 
     @property
     def table(self) -> Any:
         """DataFrame: a row for each phase and region, with its change in percent, its interval and verdict."""
         rows = []
-        for each in self.compared:
-            for phase in each.change.phases:
-                for region in phase.tested:
-                    facts = {**asdict(region), "verdict": region.verdict(self.tolerance_pct)}
-                    ends = {f"{name}_{end}": facts[name][i] for name in "BS" for i, end in enumerate(("low", "high"))}
-                    where = "phase" if region is phase.whole else "region"
-                    about = {"source": each.name, "phase": phase.phase, "of": where, "by": phase.by}
-                    rows.append(about | ends | {name: value for name, value in facts.items() if name not in "BS"})
+        for name, phase in ((each.name, phase) for each in self.compared for phase in each.phases):
+            for region in phase.tested:
+                facts = {field: getattr(region, field) for field in RegionChange.__struct_fields__}
+                facts["verdict"] = phase.alone if region is phase else region.verdict
+                ends = {f"{size}_{end}": facts[size][i] for size in "BS" for i, end in enumerate(("low", "high"))}
+                about = {"source": name, "phase": phase.phase, "of": "phase" if region is phase else "region"}
+                rows.append(about | {"by": phase.by} | ends | {k: v for k, v in facts.items() if k not in "BS"})
         return data_frame(rows).set_index("source")
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "baseline": self.baseline,
-            "sources": list(self.names[1:]),
-            "tolerance_pct": self.tolerance_pct,
-            "compared": [each.to_json() for each in self.compared],
-            "alone": list(self.alone),
-            "upgrades": [each.to_json() for each in self.upgrades],
-        }
+    @property
+    def result(self) -> ComparisonRecord:
+        """The document of `--json`."""
+        found = (self.tolerance_pct, self.compared, self.alone, self.upgrades)
+        return ComparisonRecord(self.baseline, self.names[1:], *found)
 
 
 def _place(region: RegionChange, phase: PhaseChange) -> str:
     """Return `decode`, or `mixed at B 16 to 64`."""
-    if region is phase.whole:
+    if region is phase:
         return phase.phase
-    ends = [("B", region.B, phase.whole.B), ("S", region.S, phase.whole.S)]
+    ends = [("B", region.B, phase.B), ("S", region.S, phase.S)]
     parts = [
         f"{name} {number(low)}" + f" to {number(high)}" * (high > low)
         for name, (low, high), whole in (ends[:1] if region.B == region.S else ends)
@@ -290,7 +267,7 @@ def compare_runs(request: CompareRequest) -> Comparison:
     if request.alternate:
         return _compare_starts(names, fits, tolerance_pct)
     pairs = [(name, "", fits[0], other) for name, other in zip(names[1:], fits[1:], strict=True)]
-    upgrades = [] if request.rate is None else compare_plans(request, names, fits)
+    upgrades = [] if request.rate is None else _compare_plans(request, names, fits)
     return Comparison(names, _compare(names[0], pairs, tolerance_pct), tolerance_pct, [], fits, upgrades)
 
 
@@ -308,6 +285,35 @@ compare.__signature__ = _own.replace(  # type: ignore[attr-defined]
 )
 
 
+def _compare_plans(request: CompareRequest, names: Sequence[str], fits: Sequence[Fit]) -> list[Upgrade]:
+    """Plan the load of a request with each fit, the baseline first, and compare. Raises WrongUsage, BadInput."""
+    plans = [_plan(request, fit) for fit in fits]
+    (first, *others), (first_fit, *other_fits) = plans, fits
+    found = []
+    for name, plan, other in zip(names[1:], others, other_fits, strict=True):
+        as_before: Sequence[Reached] = ()
+        if first.feasible and first.replicas is not None:
+            settings = {key: value for key, value in first.engine.items() if value is not None}
+            as_before = _plan(request, other, replicas=first.replicas, engine=settings).result.targets
+        found.append(
+            Upgrade(
+                source=name,
+                load=first.result.load,
+                baseline_replicas=first.replicas,
+                replicas=plan.replicas,
+                as_before=as_before,
+                baseline_price_per_hour=first.result.cost.price_per_hour,
+                price_per_hour=plan.result.cost.price_per_hour,
+                changes=compare_steps(first.result, first_fit.result, other.result),
+            )
+        )
+    return found
+
+
+def _plan(request: CompareRequest, found: Fit, **more: Any) -> EnginePlan:
+    return plan_engine.of(shared(EnginePlanRequest, request, fit=found, force=True, **more))
+
+
 def _compare_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: float) -> Comparison:
     """Compare two sides whose runs alternate, the baseline's first. Raises WrongUsage for two runs of one start."""
     for (one, first), (two, other) in combinations(zip(names, fits, strict=True), 2):
@@ -316,8 +322,8 @@ def _compare_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: fl
             raise WrongUsage(f"{one} and {two} are of one start", where="--alternate", remedy=remedy)
     runs = [Measured.of(found.result, found.rows()) for found in fits]
     sides = [f"{side[0]} and {len(side) - 1} more" for side in (names[::2], names[1::2])]
-    change, differs = change_over_starts(runs[::2], runs[1::2]), _differences(fits[0], fits[1])
-    compared = Compared(sides[1], sides[0], change, tolerance_pct, "", differs)
+    change, differs = change_over_starts(runs[::2], runs[1::2], tolerance_pct), _differences(fits[0], fits[1])
+    compared = Compared.of(change, source=sides[1], baseline=sides[0], differs=differs)
     return Comparison(sides, [compared], tolerance_pct, [], fits)
 
 
@@ -338,13 +344,13 @@ Pair = tuple[str, str, Fit, Fit]
 
 def _compare(baseline: str, pairs: Sequence[Pair], tolerance_pct: float) -> list[Compared]:
     measured = {id(found): Measured.of(found.result, found.rows()) for pair in pairs for found in pair[2:]}
-    changes = changes_between([(measured[id(first)], measured[id(other)]) for _, _, first, other in pairs])
+    runs = [(measured[id(first)], measured[id(other)]) for _, _, first, other in pairs]
     compared = []
-    for (name, system, first, other), change in zip(pairs, changes, strict=True):
+    for (name, system, first, other), change in zip(pairs, changes_between(runs, tolerance_pct), strict=True):
         starts, others = _starts(first), _starts(other)
         one_start_each = bool(starts and others and not starts & others)
-        differs = _differences(first, other)
-        compared.append(Compared(name, baseline, change, tolerance_pct, system, differs, one_start_each))
+        facts = {"source": name, "baseline": baseline, "system": system, "differs": _differences(first, other)}
+        compared.append(Compared.of(change, one_start_each=one_start_each, **facts))
     return compared
 
 

@@ -15,13 +15,13 @@ from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, limit, rates, several, transfer as transfers, values_of
 from latfit.api.reading import columns_in, read
 from latfit.api.request import declared, ignored, verb
-from latfit.api.requests import SimulateEngineRequest
+from latfit.api.requests import SimulateEngineRequest, SpecialSettings
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult, fitted_identity
 from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
-from latfit.units import format_percent, format_rate
+from latfit.units import format_rate
 from latfit.validation import no_prefill_warning, outside_warning
 from latfit.workload import ClosedLoad, Load, OpenLoad
 
@@ -74,12 +74,8 @@ class EngineSimulation(Simulation, WithPage):
         return reporting.engine_numbers(self.runs)
 
 
-AXES = (
-    "rate", "users", "think", "lengths", "tenants", "batching", "order", "kv_blocks", "block_size", "max_num_seqs",
-    "max_num_batched_tokens", "long_prefill_token_threshold", "synchronous", "start_at", "swap",
-    "prefix_hit_rate", "draft_tokens", "acceptance", "draft_cost", "length_error", "switch_at", "ageing", "replicas",
-    "prefill_replicas", "route", "prefix_share", "autoscale", "start_up",
-)  # fmt: skip
+AXES = {"rate", "users", "think", "lengths", "tenants", "prefill_replicas", "autoscale", "start_up"}
+AXES |= {each.name for each in declared(SpecialSettings)} - {"engine", "service"}
 """What a sweep of engines varies."""
 
 
@@ -97,7 +93,7 @@ def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
 
 def named_settings(request: Any) -> dict[str, Any]:
     """Return the settings of an engine that a request names, as `engine_settings_of` takes them."""
-    found = {name: getattr(request, name, None) for name in ("kv_blocks", *USUAL)}
+    found = {name: getattr(request, name, None) for name in ("kv_blocks", *simulation.USUAL_SETTINGS)}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -105,7 +101,9 @@ def with_settings(request: Q) -> Q:
     """Return the request with the settings of its mapping `engine` as fields. Raises WrongUsage."""
     given = {name.replace("-", "_"): value for name, value in (getattr(request, "engine", None) or {}).items()}
     if unknown := [name for name in given if not hasattr(request, name)]:
-        raise WrongUsage(f"{unknown[0]!r} is no setting", where="engine", remedy=f"Take {', '.join(USUAL)}.")
+        raise WrongUsage(
+            f"{unknown[0]!r} is no setting", where="engine", remedy=f"Take {', '.join(simulation.USUAL_SETTINGS)}."
+        )
     return replace(request, engine=None, **given)  # type: ignore[type-var]
 
 
@@ -183,75 +181,19 @@ def _notes(
     return [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
 
 
-USUAL: Mapping[str, Any] = {
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 2048,
-    "block_size": 16,
-    "long_prefill_token_threshold": 0,
-    "synchronous": False,
-    "start_at": 1,
-    "swap": None,
-    "prefix_hit_rate": 0.0,
-    "draft_tokens": 0,
-    "acceptance": 0.7,
-    "draft_cost": None,
-}
-"""Defaults of an engine's settings, by the names of options."""
-SAME_NAME = (
-    "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size", "long_prefill_token_threshold", "start_at",
-)  # fmt: skip
-MAX_FILES = 2  # in the line on where settings come from
-GIVEN, ASSUMED = "given", "assumed"  # origins of a setting that an option names, and of one that no source names
-UNNAMED = (ASSUMED, "vLLM's default")  # origins of settings that no source names
-
-
-@dataclass(frozen=True)
-class EngineSetup:
-    """How an engine is set up. files: sources that name a setting.
-
-    origin: source of each setting: a file, "given", "observed" (counted in the steps), "vLLM's default", "assumed".
-    """
-
-    settings: simulation.EngineSettings
-    origin: Mapping[str, str]
-    notes: Sequence[simulation.SettingNote] = ()
-    files: Sequence[str] = ()
-
-    @property
-    def line(self) -> str:
-        """The settings that decide, and where they come from; empty where options name them all."""
-        if not self.files or all(source in (GIVEN, ASSUMED) for source in self.origin.values()):
-            return ""
-        one = self.settings
-        parts = [
-            f"{one.kv_blocks:,} KV blocks of {one.block_size}",
-            f"{one.max_num_seqs:,} requests and {one.max_num_batched_tokens:,} tokens a step at most",
-            ("asynchronous" if one.asynchronous else "synchronous")
-            + (" (assumed; --synchronous if not)" if self.origin.get("synchronous") == ASSUMED else ""),
-        ]
-        if one.cached_share:
-            parts.append(f"{format_percent(100 * one.cached_share)} of prompts cached")
-        if one.speculation.draft_tokens:
-            drafts = one.speculation
-            accepted = format_percent(100 * drafts.acceptance)
-            parts.append(f"{drafts.draft_tokens} draft tokens, accepted one after the other with {accepted}")
-        more = f" and {len(self.files) - MAX_FILES} more" if len(self.files) > MAX_FILES else ""
-        return f"Engine: {', '.join(parts)} (from {', '.join(self.files[:MAX_FILES])}{more})."
-
-
 def engine_settings_of(
     sources: Any,
     *,
     batching: str = "chunked-prefill",
     server: Mapping[str, Any] | None = None,
-    usual: Mapping[str, Any] = USUAL,
+    usual: Mapping[str, Any] = simulation.USUAL_SETTINGS,
     **given: Any,
-) -> EngineSetup:
+) -> simulation.EngineSetup:
     """Return how an engine is set up: KV blocks, limits, scheduling, prefix cache, drafts.
 
     sources: a fit of the engine's steps, a trace, a log, several of these, or None.  server: settings of the running
-    server, by the names of a recorder's provenance.  given: settings by the names of `USUAL`, and kv_blocks, None where
-    not given. Those given precede the server's, then come those of sources, then `usual`. Raises BadInput, WrongUsage.
+    server, by the names of a recorder's provenance.  given: settings by the names of `usual`, and kv_blocks; they
+    precede the server's, then come those of sources, then `usual`. Raises BadInput, WrongUsage.
     """
     origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}
@@ -264,30 +206,14 @@ def engine_settings_of(
     if server is not None:
         facts = facts.overruled_by("the server's metrics", server)
     named = {name: value for name, value in given.items() if value is not None}
+    for name in {"draft_cost", "swap"} & set(named):
+        named[name] = duration(named[name], f"--set {name}")
     known = simulation.known_settings(facts, named.get("block_size"))
-    chosen = {**usual, **known.values, **named}
-    if "kv_blocks" not in chosen:
-        remedy = "Divide `KV cache size: ... tokens` in the engine's log by the block size: 16 tokens, 128 on a CPU."
-        raise WrongUsage("the size of the KV cache is required", where="--kv-blocks", remedy=remedy)
+    setup = simulation.set_up_engine(known, {**usual, **known.values, **named}, named, batching)
     for name in {"acceptance", "draft_cost"} & set(named):
-        if not chosen["draft_tokens"]:
-            ignored(f"--{name.replace('_', '-')}", "nothing is drafted")
-    if batching == "static" and "draft_tokens" not in named:
-        chosen["draft_tokens"] = 0
-    draft_cost, swap = chosen["draft_cost"], chosen["swap"]
-    draft_ms = 0.0 if draft_cost is None else duration(draft_cost, "--draft-cost")
-    settings = simulation.EngineSettings(
-        batching=batching,
-        asynchronous=not chosen["synchronous"],
-        swap_ms_per_token=None if swap is None else duration(swap, "--swap"),
-        cached_share=chosen["prefix_hit_rate"],
-        speculation=simulation.Speculation(chosen["draft_tokens"], chosen["acceptance"], draft_ms),
-        prefix_cache="prefix_hit_rate" not in named,  # a given rate replaces the recorded contents of prompts
-        padded_graphs=known.padded_graphs,
-        **{name: chosen[name] for name in SAME_NAME},
-    )
-    origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
-    return EngineSetup(settings, origin, [note for note in known.notes if note.setting not in named], known.files)
+        if not setup.settings.speculation.draft_tokens:
+            ignored(f"--set {name}", "nothing is drafted")
+    return setup
 
 
 def _facts_in(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:

@@ -12,16 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit import reporting
-from latfit.api.answer import Answer, State
-from latfit.api.many_fits import FitTask, all_done, failed
+from latfit.api.answer import Answer, PlainAnswer, State
 from latfit.api.predictions import (
     Evaluation,
     Predicted,
-    SensitivityAnswer,
     evaluate,
     grid_of,
     note_unread,
     predicted,
+    sensitivity_answer,
     steps_from,
 )
 from latfit.api.quantities import by_name, percent
@@ -50,7 +49,7 @@ from latfit.units import number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from latfit.fitting import DoubtOptions, FitOptions, Sensitivity
+    from latfit.fitting import DoubtOptions, FitOptions, FitTask, Sensitivity
 GRID_B, GRID_S = 5, 6  # values of B and S that a sensitivity takes by default
 MIN_PHASE_STEPS = 20  # below this a phase has no fit of its own
 
@@ -318,7 +317,7 @@ def fit_each(request: FitEachRequest) -> dict[str, Fit]:
 
 
 @verb(PredictRequest)
-def predict_steps(request: PredictRequest) -> Predicted | SensitivityAnswer:
+def predict_steps(request: PredictRequest) -> Predicted | PlainAnswer:
     """Predict steps by a fit file, or what a request or token more costs. Raises WrongUsage, BadInput."""
     found, context = Fit.load(request.fit), request.context
     if request.sensitivity:
@@ -327,7 +326,7 @@ def predict_steps(request: PredictRequest) -> Predicted | SensitivityAnswer:
             lines.append("The fit contains decode steps only, so a request counts with its token (S = B).")
         if context is None and found.result.assumed_context:
             lines.append(f"All {found.result.assumed_context}.")
-        return SensitivityAnswer(found.sensitivity(request.B or None, request.S or None, context), lines)
+        return sensitivity_answer(found.sensitivity(request.B or None, request.S or None, context), lines)
     given = {name: getattr(request, name) for name in ("context_tokens", "prefill_requests", "prefill_tokens")}
     note_unread(found.result, {**given, "context": context})
     source = request.data or request.B or None
@@ -434,6 +433,8 @@ def _fit_systems(
     steps: CleanTrace, request: FitRequest, made: Callable[[str, Fit], None] | None = None
 ) -> dict[str, Fit]:
     """Fit each system; return the fits by label. Raises the error that ended every one of them."""
+    from latfit.fitting import FitTask, failed_fit, fit_all
+
     options, doubt = _options(request)
     systems, paths = steps.systems, _paths(request.path, steps)
     labels = system_labels([each for each, _ in systems])
@@ -441,19 +442,19 @@ def _fit_systems(
     origin = {**run_facts(options.seed), "trace": dict(steps.trace.provenance)}
     alone = len(systems) == 1
 
-    def task(number: int) -> FitTask:
+    def task(number: int) -> "FitTask":
         system, rows = systems[number]
         inside = doubt if alone else replace(doubt, progress=None)
         return FitTask(rows, options, inside, data_facts(steps, system, rows), origin)
 
     fits: dict[int, Fit] = {}
     errors: list[Exception] = []
-    with closing(all_done(task, len(systems))) as outcomes:
+    with closing(fit_all(task, len(systems))) as outcomes:
         for number, outcome in outcomes:
             if isinstance(outcome, Exception):
                 errors.append(outcome)
                 facts = DataFacts.from_json(task(number).data)
-                outcome = replace(failed(options.model, outcome), data=facts, provenance=origin)
+                outcome = replace(failed_fit(options.model, outcome), data=facts, provenance=origin)
             fits[number] = Fit(outcome, paths[number], systems[number][1])
             if made is not None:
                 made(labels[number], fits[number])

@@ -1,9 +1,6 @@
 """`profile`: steps of a transformer, measured on this machine."""
 
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,8 +122,7 @@ def profile(request: ProfileRequest) -> Profile:
         trace, outcomes = profiling.measure(measurement, **listeners, journal=journal)
         if not len(trace):
             raise _nothing_measured(outcomes[0].result)
-        with _uninterrupted():
-            write_trace(out, trace)
+        write_trace(out, trace)
     except BaseException as error:
         kept = journal.steps
         journal.close(finished=not kept, stored=False)
@@ -135,19 +131,6 @@ def profile(request: ProfileRequest) -> Profile:
         raise
     journal.close(finished=outcomes[-1].result.stop in FINISHED)
     return Profile(trace, outcomes, out)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore Ctrl-C, which reaches the main thread only: a second one must not undo what the first one keeps."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _nothing_measured(result: profiling.ProfileResult) -> LatfitError:

@@ -17,7 +17,6 @@ from latfit.errors import WrongUsage
 from latfit.hardware import HardwareProfile
 from latfit.planning import (
     Load,
-    Objective,
     Plan as PlanRecord,
     PlanRequest as PlanRecordRequest,
     ServingTargets,
@@ -129,7 +128,9 @@ def plan(request: PlanRequest) -> Plan:
     WrongUsage.
     """
     limit_ms = duration(request.sla, "--sla")
-    tokens = request.tokens_per_request or 1
+    tokens, objective = request.tokens_per_request or 1, request.objective
+    if isinstance(objective, Mapping):
+        objective = ",".join(f"{name}={weight}" for name, weight in objective.items())
     fixed_ms, ms_per_token = (0.0, 0.0) if request.transfer is None else transfers(request.transfer)
     made = PlanRecordRequest(
         rate=None if request.rate is None else per_ms(request.rate),
@@ -142,7 +143,7 @@ def plan(request: PlanRequest) -> Plan:
         serving=ServingTargets(
             _optional(request.ttft, "--ttft"), _optional(request.tpot, "--tpot"), request.prompt_tokens
         ),
-        objective=_objective(request.objective),
+        objective=None if objective is None else parse_objective(objective),
         laws_only=request.laws_only,
         seed=request.seed,
     )
@@ -193,12 +194,6 @@ def _load(request: PlanRequest) -> Load | None:
     if arrivals is None or isinstance(arrivals, str | Path):
         return None if arrivals is None else read_load(arrivals, window_ms, alike=alike)
     return load_of(table_of(arrivals), TABLE, window_ms, alike=alike)
-
-
-def _objective(objective: str | Mapping[str, float] | None) -> Objective | None:
-    if isinstance(objective, Mapping):
-        objective = ",".join(f"{name}={weight}" for name, weight in objective.items())
-    return None if objective is None else parse_objective(objective)
 
 
 def _optional(value: Duration | None, option: str) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from latfit import reporting
-from latfit.api.answer import Answer, State, data_frame
+from latfit.api.answer import Answer, PlainAnswer, State, data_frame
 from latfit.api.reading import columns_in, data_line
 from latfit.api.request import ignored
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
@@ -91,22 +91,13 @@ class Predicted(Answer):
         return {"rows": [dict(zip(self.columns, row, strict=True)) for row in rows], "notes": notes}
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class SensitivityAnswer(Answer):
-    """Slopes, elasticities and dominant terms on a grid. result: the record."""
-
-    result: Sensitivity
-    lines: Sequence[str] = ()
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        document = self.result.to_json()
-        slopes, regions = reporting.sensitivity_table(document), reporting.regions_table(document)
-        if not brief or len(slopes.rows) <= MAX_ROWS:
-            return [slopes, regions]
-        return [replace(regions, note=f"Slopes at {len(slopes.rows)} steps: --verbose shows them.")]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"sensitivity": self.result.to_json()}
+def sensitivity_answer(found: Sensitivity, lines: Sequence[str]) -> PlainAnswer:
+    """Return slopes, elasticities and dominant terms on a grid as an answer."""
+    document = found.to_json()
+    slopes, regions = reporting.sensitivity_table(document), reporting.regions_table(document)
+    more = replace(regions, note=f"Slopes at {len(slopes.rows)} steps: --verbose shows them.")
+    brief = [more] if len(slopes.rows) > MAX_ROWS else [slopes, regions]
+    return PlainAnswer({"sensitivity": document}, lines=lines, brief=brief, full=[slopes, regions])
 
 
 def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, strict: bool) -> Predicted:

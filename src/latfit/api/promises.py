@@ -1,12 +1,9 @@
 """`ledger`: what plans promised, and what runs of the same load measured."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from latfit import reporting, validation
 from latfit.api.answer import State, WithPage
@@ -16,7 +13,7 @@ from latfit.api.requests import LedgerAddRequest, LedgerRequest
 from latfit.errors import BadInput
 from latfit.inputs import read_json
 from latfit.planning import ServingPlan
-from latfit.provenance import utc_now
+from latfit.tuning import Tuning
 from latfit.units import count_text, format_percent
 
 NOMINAL_PCT = 95.0  # coverage that the intervals state
@@ -93,66 +90,9 @@ def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
     if tuned == (request.run is not None):
         found = "a tuning has its own run" if tuned else "no run is given"
         raise BadInput(found, where=str(source), remedy="Give plan.json and run.json, or tune.json alone.")
-    entry = _of_tuning(document, source) if tuned else _of_run(ServingPlan.from_json(document, str(source)), request)
+    if tuned:
+        entry = Tuning.from_json(document, str(source)).as_entry(str(source))
+    else:
+        plan = ServingPlan.from_json(document, str(source))
+        entry = validation.compare_with_plan(plan, recording_of(request.run), str(source))
     return LedgerAnswer(validation.add_entry(Path(request.ledger), entry))
-
-
-def _of_run(plan: ServingPlan, request: LedgerAddRequest) -> validation.LedgerEntry:
-    """Compare a run of requests with a plan. Raises BadInput."""
-    promised = [each for each in plan.targets if each.percentile is not None and each.unit == "ms"]
-    if not plan.feasible or plan.unsupported or not promised:
-        remedy = "Plan with --ttft, --tpot or --e2e; `latfit plan` says what is missing."
-        raise BadInput("the plan promises nothing", where=str(request.plan), remedy=remedy)
-    recorded = recording_of(request.run)
-    run, requests, arrivals = validation.as_measured(recorded), len(recorded.requests), recorded.requests.arrival_ms
-    span_s = float(arrivals[-1] - arrivals[0]) / 1e3
-    if not span_s > 0:
-        raise BadInput("its requests have no rate", where=run.source, remedy="Give two or more, at different times.")
-    failed = requests - len(run)
-    times = {
-        name: np.append(values, np.full(failed, math.inf))
-        for name, values in validation.metrics(run, run.first_ms, run.last_ms).items()
-    }
-    figures = []
-    for each in promised:
-        measured, planned = times[f"{each.metric}_ms"], (each.value, each.interval)
-        figures.append(validation.compare_percentile(each.name, each.percentile or 0.0, measured, each.limit, planned))
-    tokens = None
-    if plan.outcome is not None and plan.outcome.throughput_per_s > 0:
-        tokens = plan.outcome.output_tokens_per_s / plan.outcome.throughput_per_s
-    return validation.LedgerEntry(
-        added=utc_now(),
-        subject=", ".join(dict.fromkeys(each.name for each in plan.fits)),
-        plan=str(request.plan),
-        run=run.source,
-        planned_per_s=plan.rate_per_s,
-        measured_per_s=(requests - 1) / span_s,
-        planned_output_tokens=tokens,
-        measured_output_tokens=float(np.mean(run.requests.output_tokens)),
-        requests=requests,
-        failed=failed,
-        figures=[each for each in figures if each is not None],
-    )
-
-
-def _of_tuning(document: Mapping[str, Any], source: Path) -> validation.LedgerEntry:
-    """Return the last planned run of a tuning. Raises BadInput."""
-    from latfit.api.tuning import Tuning
-
-    found = Tuning.from_json(document, str(source))
-    planned = [run for run in found.runs if any(each.planned_ms is not None for each in run.figures)]
-    if not planned:
-        remedy = "Tune with a rate that one engine meets."
-        raise BadInput("no run of planned settings", where=str(source), remedy=remedy)
-    last = planned[-1]
-    return validation.LedgerEntry(
-        added=utc_now(),
-        subject=found.engine,
-        plan=str(source),
-        run=last.name,
-        planned_per_s=last.rate_per_s,
-        measured_per_s=last.rate_per_s,
-        requests=last.requests,
-        failed=last.failed,
-        figures=last.figures,
-    )

@@ -15,7 +15,7 @@ from latfit.api.quantities import percent, several
 from latfit.api.reading import read
 from latfit.api.request import shared, verb
 from latfit.api.requests import ExportRequest, PlanRequest, ReportRequest
-from latfit.errors import LatfitError, WrongUsage
+from latfit.errors import LatfitError, refuse
 from latfit.exporting import Exported, Wanted, export_plan
 from latfit.files import check_writable, make_folder
 from latfit.hardware import HardwareProfile
@@ -78,23 +78,15 @@ def report(request: ReportRequest) -> Report:
     profile, plan = profile_of(request.paths), request.plan
     if plan is None and request.sla is not None:
         plan = make_plan.of(shared(PlanRequest, request, paths=profile))
-    elif plan is None and request.rate is not None:
-        raise WrongUsage("a rate without an SLA", where="--rate", remedy="Give --sla 20ms as well.")
+    refuse(plan is None and request.rate is not None, "a rate without an SLA", "--rate", "Give --sla 20ms as well.")
     folder = Path(request.out)
     make_folder(folder)
     check_writable(folder / reporting.page.PAGE_NAME)
-    rows, notes = (
-        _rows_of_fits(request.paths, profile) if request.trace is None else _named_rows(profile, request.trace)
-    )
-    made = reporting.page.ReportInput(
-        profile,
-        rows,
-        None if plan is None else plan.result,
-        percent(request.percentile),
-        NoPlan() if plan is None else plan.request,
-        reporting.Making(command_line(), utc_now()),
-        notes,
-    )
+    fits, trace = request.paths, request.trace
+    rows, notes = _rows_of_fits(fits, profile) if trace is None else _named_rows(profile, trace)
+    making = reporting.Making(command_line(), utc_now())
+    result, asked = (None, NoPlan()) if plan is None else (plan.result, plan.request)
+    made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes)
     written = reporting.page.write_report(folder, made)
     return Report(written.html, list(written.figures), notes)
 
@@ -133,13 +125,10 @@ def _named_rows(profile: HardwareProfile, traces: Any) -> Rows:
             name = system.get("path") or (str(part["path"][0]) if "path" in part else "")
             if not name and len(profile.paths) == 1:
                 name = known
-            if name not in profile.paths or name in rows:
-                wrong = "has rows from two systems or files" if name in rows else "is not one of the profile's"
-                remedy = f"Give each path one trace, with a column `path` that holds one of: {known}."
-                nameless = "it does not say which path it is of"
-                raise WrongUsage(
-                    f"path {name!r} {wrong}" if name else nameless, where=f"--trace {label}", remedy=remedy
-                )
+            remedy = f"Give each path one trace, with a column `path` that holds one of: {known}."
+            where = f"--trace {label}"
+            refuse(name not in profile.paths, f"path {name!r} is not one of the profile's", where, remedy)
+            refuse(name in rows, f"path {name!r} has rows from two systems or files", where, remedy)
             rows[name] = part
             notes.append(f"{name}: figures show the {len(part):,} rows of {label}.")
     return rows, notes

@@ -13,9 +13,6 @@ from msgspec import structs
 from latfit import planning, reporting, workload
 from latfit.api.answer import Planned, data_frame
 from latfit.api.engines import (
-    UNNAMED,
-    USUAL,
-    EngineSetup,
     check_one_engine,
     engine_costs,
     engine_settings_of,
@@ -30,7 +27,18 @@ from latfit.api.request import verb
 from latfit.api.requests import EnginePlanRequest
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.model import FitResult
-from latfit.simulation import FEWEST, EngineSettings, Order, Promise, StepCosts, Transfer, scaled_costs, step_costs
+from latfit.simulation import (
+    FEWEST,
+    USUAL_SETTINGS,
+    EngineSettings,
+    EngineSetup,
+    Order,
+    Promise,
+    StepCosts,
+    Transfer,
+    scaled_costs,
+    step_costs,
+)
 from latfit.units import format_ms, format_percent, format_rate, number, parse_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +47,6 @@ if TYPE_CHECKING:
 HALF_HOUR_MS = 1_800_000.0
 RATE_FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
 LIMIT_FACTORS = (0.6, 1.0, 1.5)
-UNLIMITED = 50_000_000  # KV blocks of an engine whose cache is taken as unlimited
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -146,7 +153,9 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     if memory is not None:
         given |= {"block_size": memory.block_size, "kv_blocks": memory.blocks}
     batching = request.batching or "chunked-prefill"
-    setup = engine_settings_of(measured, usual={**USUAL, "kv_blocks": UNLIMITED}, batching=batching, **given)
+    setup = engine_settings_of(
+        measured, usual={**USUAL_SETTINGS, "kv_blocks": planning.UNLIMITED}, batching=batching, **given
+    )
     origin = setup.origin.get("kv_blocks")
     kv = f"{setup.settings.kv_blocks:,} blocks ({origin})" if origin else ""
     path = None if measured or fit is not None else profile_of(request.hardware).first_of(("gpu",))
@@ -317,10 +326,10 @@ def _within_measured(setup: EngineSetup, fits: list[FitResult]) -> EngineSetting
 
     def within(default: int, name: str, column: str) -> int:
         most = max((fit.domain[column][1] for fit in fits), default=math.inf)
-        is_default = setup.origin.get(name, UNNAMED[0]) in UNNAMED
-        return int(2 ** math.floor(math.log2(max(most, 1)))) if is_default and default > most else default
+        rounded = int(2 ** math.floor(math.log2(max(most, 1))))
+        return rounded if default > most and not setup.is_known(name) else default
 
     sequences = within(sequences, "max_num_seqs", "B")
-    if setup.origin.get("max_num_batched_tokens", UNNAMED[0]) in UNNAMED:
+    if not setup.is_known("max_num_batched_tokens"):
         tokens = max(within(tokens, "max_num_batched_tokens", "S"), sequences)
     return replace(start, max_num_seqs=sequences, max_num_batched_tokens=tokens)

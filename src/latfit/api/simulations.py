@@ -1,8 +1,9 @@
 """`simulate`: batching policies under a load; `simulate_study`: the literature's claims on this hardware."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +15,17 @@ from latfit.api.answer import Answer, State, WithPage, data_frame
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.loads import make_load, notes_of, request_tokens
 from latfit.api.quantities import by_name, count, duration, limit, rates, several, values_of
-from latfit.api.request import given_in, ignored, option_of, verb
-from latfit.api.requests import SimulateRequest, StudyRequest
-from latfit.errors import SlaOutOfReach, WrongUsage
+from latfit.api.request import declared, given_in, ignored, option_of, verb
+from latfit.api.requests import PolicySettings, SimulateRequest, StudyRequest
+from latfit.errors import SlaOutOfReach, WrongUsage, refuse
 from latfit.hardware import HardwareProfile, PathLatency, nominal_path, parse_nominal
 from latfit.policies import Settings
+from latfit.queueing import solve_optimal
 from latfit.workload import Load, RecordedLoad
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from latfit.policies import DispatchTable
-    from latfit.stats import FloatArray
 
 LOGGED = 1000  # requests of an event log
 
@@ -110,16 +110,10 @@ class PolicySimulation(Simulation, WithPage):
         return super().to_json() | ({"findings": found} if found else {})
 
 
-SETTINGS: Mapping[str, str] = {
-    "batch": "batch",
-    "window": "window_ms",
-    "t_cut": "t_cut_ms",
-    "b1": "B1",
-    "max_batch": "max_batch",
-    "rule": "rule",
-    "longest": "longest_ms",
-    "merge_below": "merge_below",
-    "ageing": "ageing_ms",
+SETTINGS = {
+    each.name: f"{each.name}_ms" if timedelta in each.kinds else each.name.replace("b1", "B1")
+    for each in declared(PolicySettings)
+    if each.name != "settings"
 }
 """Settings of policies: fields of `latfit.policies.Settings` by the names of options."""
 
@@ -223,19 +217,13 @@ def _sweep(points: Sequence[simulation.Point], request: Any) -> Sequence[simulat
 def _check_load(load: Load, request: SimulateRequest) -> None:
     """Raises WrongUsage for more requests than are recorded, and for limits of tokens, which policies do not know."""
     if isinstance(load, RecordedLoad):
-        if request.requests is not None and request.requests > len(load.requests):
-            few = f"{request.requests:,} requests are asked for, and {len(load.requests):,} are recorded"
-            raise WrongUsage(few, where="--requests", remedy="Leave --requests out for all of them.")
-    elif any(min(each.ttft_slo_ms, each.tpot_slo_ms) < math.inf for each in load.classes):
-        found = "policies answer requests as a whole, without a first token"
-        raise WrongUsage(found, where="--class", remedy="Give the deadline of a response: chat:0.3:sla=2s.")
-
-
-def solve_optimal(rate: float, T_ms: "FloatArray") -> "DispatchTable":
-    """Return the optimal dispatch table of a main path; the policies know of no solver."""
-    from latfit.queueing import measured_times, optimal_rule
-
-    return optimal_rule(rate, measured_times(T_ms)).table
+        found, wanted = len(load.requests), request.requests or 0
+        remedy = "Leave --requests out for all of them."
+        refuse(wanted > found, f"{wanted:,} requests are asked for, and {found:,} are recorded", "--requests", remedy)
+        return
+    has_tokens = any(min(each.ttft_slo_ms, each.tpot_slo_ms) < math.inf for each in load.classes)
+    remedy = "Give the deadline of a response: chat:0.3:sla=2s."
+    refuse(has_tokens, "policies answer requests as a whole, without a first token", "--class", remedy)
 
 
 def _parse_setting(name: str, value: Any, option: str) -> Any:

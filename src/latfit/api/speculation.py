@@ -10,10 +10,9 @@ from latfit.api.request import verb
 from latfit.api.requests import SpeculateRequest
 from latfit.errors import BadInput, WrongUsage
 from latfit.model import FitResult
-from latfit.planning import SpeculationPlan, plan_speculation
+from latfit.planning import plan_speculation
 from latfit.simulation import known_settings
 from latfit.trace import engine_facts
-from latfit.units import count_text, format_ms, format_percent, number
 
 
 @verb(SpeculateRequest)
@@ -41,45 +40,8 @@ def speculate(request: SpeculateRequest) -> PlainAnswer:
         where = "--fit" if request.drafts is None else "--drafts"
         lacking = f"no decode step of {1 + k} tokens a request was measured"
         raise BadInput(lacking, where=where, remedy="Fit steps with more tokens.")
-    return _describe(found)
-
-
-def _describe(found: SpeculationPlan) -> PlainAnswer:
-    drafts, largest = count_text(found.draft_tokens, "draft token"), f"{found.largest_batch:,}"
-    ends = [f"{end:,.0f}" if math.isfinite(end) else f"beyond {largest}" for end in found.stops_interval]
-    open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])
-    if found.stops_at is not None:
-        verdict = f"{drafts} a step stop paying from {found.stops_at:,} requests on (95 %: {ends[0]} to {ends[1]})."
-    elif open_end:
-        verdict = f"{drafts} a step likely pay up to {largest} requests, with 95 % only below {ends[0]}."
-    else:
-        verdict = f"{drafts} a step pay up to the largest measured batch, {largest} requests."
-    low, high = found.rows[0].interval
-    reach = 1.96 * found.acceptance_se
-    shares = [format_percent(100 * min(max(found.acceptance + side, 0.0), 1.0)) for side in (-reach, reach)]
-    error = f" (95 %: {shares[0]} to {shares[1]})" if reach else " (given)"
-    cost = f", {format_ms(found.draft_ms)} to draft a token"
-    if not found.draft_ms:
-        cost = ". The steps are taken to include drafting: give --draft-cost if they do not"
-    tokens = f"{number(found.tokens_per_step)} tokens per request and step{cost}."
-    rows = [
-        (
-            f"{each.B:,}",
-            *map(format_ms, (each.step_ms, each.draft_step_ms)),
-            *map(number, (each.tokens_per_s, each.draft_tokens_per_s)),
-            f"{each.speedup:.2f}",
-            f"{each.interval[0]:.2f} to {each.interval[1]:.2f}",
-        )
-        for each in found.rows
-    ]
-    columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
-    return PlainAnswer(
-        found,
-        verdict,
-        "bad" if high < 1 else "doubt" if low <= 1 or open_end else "good",
-        [f"Acceptance {format_percent(100 * found.acceptance)}{error}, {tokens}"],
-        reporting.Table("", columns, rows),
-    )
+    verdict, lines, table = reporting.describe_speculation(found)
+    return PlainAnswer(found, verdict.text, verdict.state, lines, [table])
 
 
 def _recorded(fit: FitResult) -> tuple[int | None, tuple[float, float] | None]:

@@ -1,6 +1,5 @@
 """`tune`: settings of a running engine for a load and its SLOs, found by measuring, planning and measuring again."""
 
-import math
 import re
 import shlex
 import time
@@ -22,8 +21,8 @@ from latfit.api.request import verb
 from latfit.api.requests import TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
-from latfit.engines import BY_KEY, ENGINES, Engine, engine_key
-from latfit.errors import BadInput, HardwareMissing, Interrupted, WrongUsage
+from latfit.engines import BY_KEY, ENGINES, engine_key
+from latfit.errors import BadInput, HardwareMissing, Interrupted, refuse
 from latfit.exporting import with_flags
 from latfit.files import write_json, write_text
 from latfit.messages import Message
@@ -31,10 +30,12 @@ from latfit.metrics import Server, ServerState, limit_shown
 from latfit.planning import parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
-from latfit.records import Record
 from latfit.tuning import (
+    BUSY,
     TRACE_DIR,
     Answered,
+    Run,
+    Tuning,
     files_in,
     find_steps,
     recording,
@@ -43,8 +44,8 @@ from latfit.tuning import (
     until_answered,
     warm_up,
 )
-from latfit.units import count_text, format_ms, format_percent, format_rate
-from latfit.validation import PromisedFigure, compare_percentile
+from latfit.units import count_text, format_ms, format_rate
+from latfit.validation import compare_percentile
 from latfit.workload import OpenLoad, Poisson, Requests, Streams, parse_lengths
 
 STAGES = (0.5, 1.0, 2.0)  # rates of the first load, as ratios of the requested one
@@ -54,8 +55,6 @@ RAMP_UP = 0.2  # share of a load that is not counted, and length of a load that 
 MIN_WARM_REQUESTS = 4
 START_S = 900.0  # longest time for an engine to load its model and compile
 ASKED = 3  # times that a restart by hand is asked for
-LATE = 0.1  # share of the TTFT limit by which the client may be late
-BUSY = 0.1  # share of the CPUs that other programs may use; a load beside more is repeated once
 LESS = (0.8, 0.6, 0.4, 0.2)  # shares of a rate that is too high, for which settings are planned instead
 SAVED_S = "10"  # the plug-in writes a file after so many seconds
 REQUESTS = "requests.csv"
@@ -67,46 +66,6 @@ COLUMNS = {
     "last_token_s": "last_s",
 }
 """The last load's requests with their measured times, as `latfit validate` reads them."""
-
-
-class Run(Record, frozen=True, kw_only=True):
-    """One load on one start of the engine.
-
-    settings: its options, empty for the first start.  late_ms: p99 of the client's delay.  others: share of the CPUs
-    that other programs used; None where the engine was not started here.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    rate_per_s: float
-    requests: int
-    failed: int
-    late_ms: float
-    others: float | None
-    figures: list[PromisedFigure]
-
-    @property
-    def kept(self) -> bool:
-        return not self.failed and all(each.kept for each in self.figures)
-
-
-class Tuning(Record, frozen=True, kw_only=True):
-    """What tuning found. command: starts the engine with the settings, empty if no settings meet the SLOs.
-
-    capacity_per_s: the planned one of one engine.  steps: what the fit was made from, `steps` or `windows`.
-    """
-
-    engine: str
-    rate_per_s: float
-    settings: dict[str, Any]
-    command: str
-    capacity_per_s: float | None
-    capacity_interval_per_s: tuple[float, float] | None
-    restarts: int
-    seconds: float
-    steps: str
-    runs: list[Run]
-    files: list[str]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -160,28 +119,7 @@ class Tuned(Answer):
 
     @property
     def warnings(self) -> list[Message]:
-        found = []
-        for run in self.result.runs:
-            limit = min((each.limit_ms for each in run.figures if "TTFT" in each.name), default=math.inf)
-            if run.late_ms > LATE * limit:
-                text = f"{run.name}: the client sent requests up to {format_ms(run.late_ms)} late"
-                found.append(Message("late_client", text, "Run latfit on a machine that is less busy."))
-            if (run.others or 0.0) > BUSY:
-                share = format_percent(100 * (run.others or 0.0))
-                text = f"{run.name}: other programs used {share} of the CPUs"
-                found.append(Message("busy_machine", text, "Run again on a machine that is less busy."))
-            if run.failed:
-                text = f"{run.name}: {run.failed:,} of {run.requests:,} requests failed"
-                found.append(Message("failed_requests", text, "The engine's log says why."))
-        if self.result.steps == "windows":
-            text = "The engine wrote no single steps: settings rest on means over windows and are cautious"
-            remedy = "Install latfit in the engine's environment, and let `latfit tune` start the engine."
-            found.append(Message("windows", text, remedy))
-        broken = [run for run in self.result.runs[-1:] if not run.kept]
-        if off := [each.name for run in broken for each in run.figures if not each.as_planned]:
-            text = f"Longer than planned: {', '.join(off)}"
-            found.append(Message("not_as_planned", text, "Allow another restart: --max-restarts 3."))
-        return found
+        return self.result.messages
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         rows = [
@@ -243,21 +181,20 @@ class Loop:
             for name, text in (("ttft", request.ttft), ("tpot", request.tpot))
             if text is not None
         ]
-        for missing, found, where, remedy in (
-            (not self.command and request.url is None, "no engine", "COMMAND", "Give -- vllm serve MODEL, or --url."),
-            (not self.targets, "no SLO", "--ttft, --tpot", "Give --ttft 500ms, --tpot 50ms."),
-            (not (request.rate and request.lengths), "no load", "--rate", "Give --rate 8/s --lengths 500:200."),
-        ):
-            if missing:
-                raise WrongUsage(f"{found} is given", where=where, remedy=remedy)
+        no_engine, no_load = not self.command and request.url is None, not (request.rate and request.lengths)
+        refuse(no_engine, "no engine is given", "COMMAND", "Give -- vllm serve MODEL, or --url.")
+        refuse(not self.targets, "no SLO is given", "--ttft, --tpot", "Give --ttft 500ms, --tpot 50ms.")
+        refuse(no_load, "no load is given", "--rate", "Give --rate 8/s --lengths 500:200.")
         self.rate_per_s = 1e3 * rate(request.rate)
         self.lengths = parse_lengths(str(request.lengths))
         self.load_s = duration(request.load, "--load") / 1e3
         self.budget_s = duration(request.budget, "--budget") / 1e3
         self.out = Path(request.out)
-        started = _engine_in(self.command)
+        words = " ".join(self.command)
+        plain = words.lower().replace("llama-server", "llama.cpp")
+        started = next((engine for engine in ENGINES if engine.name.lower() in plain), None)
         self.recording_flag = "" if started is None else started.recording_flag
-        port = re.search(r"--port[= ](\d+)", " ".join(self.command))
+        port = re.search(r"--port[= ](\d+)", words)
         port_text = port[1] if port else (started or ENGINES[0]).port
         self.url = (request.url or f"http://127.0.0.1:{port_text}").rstrip("/")
 
@@ -504,9 +441,3 @@ def tune(request: TuneRequest) -> Tuned:
     if found.plan is not None:
         reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now())))
     return found
-
-
-def _engine_in(command: Sequence[str]) -> Engine | None:
-    """Return the engine that a command names."""
-    plain = " ".join(command).lower().replace("llama-server", "llama.cpp")
-    return next((engine for engine in ENGINES if engine.name.lower() in plain), None)

@@ -11,7 +11,6 @@ import numpy as np
 from latfit import reporting, validation
 from latfit.api.answer import Answer, State, data_frame
 from latfit.api.engines import (
-    EngineSetup,
     check_one_engine,
     engine_settings_of,
     named_settings,
@@ -25,10 +24,10 @@ from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import mean_ms, typical_ms
-from latfit.messages import Message
+from latfit.messages import Message, message
 from latfit.model import FitResult
 from latfit.record import texts_beside
-from latfit.simulation import Routing, step_costs
+from latfit.simulation import EngineSetup, Routing, step_costs
 from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
 from latfit.units import format_ms
 
@@ -170,12 +169,14 @@ def validate(request: ValidateRequest) -> Validation:
     found = validation.validate(measured, costs, settings, how)
     apart = validation.not_together(starts, measured, None if server is None else server.started_s)
     prefill = None if fits.prefill is None else fits.prefill.result
+    counted = len(measured) if server is None or found.watched else server.requests
+    others = abs(counted - len(measured)) > MAX_OTHERS * len(measured)
     warnings = [
         *([] if apart is None else [apart]),
-        *(Message("left_out", note, "Correct these rows, or leave them out.") for note in measured.notes),
-        *_other_requests(found, len(measured)),
-        *(Message("engine_setup", each.text, each.option or GIVE_OPTIONS) for each in setup.notes),
-        *(Message("engine_setup", each, GIVE_OPTIONS) for each in fits.notes),
+        *(message("left_out", what=note) for note in measured.notes),
+        *([message("other_requests", counted=counted, requests=len(measured))] if others else []),
+        *(message("engine_setup", what=each.text, option=each.option or GIVE_OPTIONS) for each in setup.notes),
+        *(message("engine_setup", what=each, option=GIVE_OPTIONS) for each in fits.notes),
         *validation.cautions_about(fits.decode.result, prefill, found.run, settings),
     ]
     speed = None
@@ -226,7 +227,7 @@ def _steps_of_run(run_steps: Any, fits: PhaseFits, how: validation.Asked, measur
         return steps.select(within)
     found, remedy = "none of its steps is of the run", "Give what was recorded meanwhile."
     last_s = max((each.last_s for each in starts if math.isfinite(each.last_s)), default=math.nan)
-    if measured.began_s is not None and last_s < measured.began_s and (other is None or other.code == "other_time"):
+    if measured.began_s is not None and last_s < measured.began_s:
         found = f"its last step is {format_ms(1e3 * (measured.began_s - last_s))} older than the run"
         remedy = "The recorder writes steps 5 min late (LATFIT_TRACE_SECONDS): wait, or stop the engine."
     elif other is not None:
@@ -249,13 +250,3 @@ def _phase_speeds(
         expected_ms[rows] = (mean_ms if scatter else typical_ms)(fit.result, steps)
         found.append(validation.phase_speed(phase, steps.floats("T_ms"), expected_ms[rows]))
     return validation.phase_speed(validation.ALL_STEPS, trace.floats("T_ms"), expected_ms), found
-
-
-def _other_requests(found: validation.Validation, requests: int) -> list[Message]:
-    """Return a warning if the server counted other requests than those of the run."""
-    server = found.server
-    if server is None or found.watched or abs(server.requests - requests) <= MAX_OTHERS * requests:
-        return []
-    text = f"The server counted {server.requests:,} finished requests, the run has {requests:,}"
-    remedy = "Save /metrics right before and after the run, with nothing else on the server."
-    return [Message("other_requests", text, remedy)]

@@ -21,6 +21,6 @@ if TYPE_CHECKING:
         nearest as nearest,
         scaled_steps as scaled_steps,
     )
-    from latfit.catalogue.widening import FROM_CATALOG as FROM_CATALOG, TRANSFER as TRANSFER, widen as widen
+    from latfit.catalogue.widening import TRANSFER as TRANSFER, widen as widen
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

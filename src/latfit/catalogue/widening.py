@@ -16,9 +16,6 @@ from scipy.special import ndtri
 from latfit.model import FitResult, HeldOutErrors
 from latfit.stats import FloatArray
 
-FROM_CATALOG = "from_catalog"
-"""Code of the warning that a fit is of somebody else's machine."""
-
 TRANSFER = 0.2
 """Mean error of the only pair at hand: one-second windows of vLLM on an RTX 4090, predicted by the entry of that GPU
 and model, which another machine measured (19 %, docs/how-to/start-without-measuring.md)."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from latfit.fitting.diagnostics.messages import keeps_out as keeps_out
     from latfit.fitting.fit import fit_trace as fit_trace
-    from latfit.fitting.model_selection import is_auto as is_auto
+    from latfit.fitting.many_fits import FitTask as FitTask, failed_fit as failed_fit, fit_all as fit_all
     from latfit.fitting.prediction import (
         evaluate as evaluate,
         mean_ms as mean_ms,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     )
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
-    from latfit.fitting.shortlist import Shortlist as Shortlist, shortlist_of as shortlist_of
     from latfit.fitting.uncertainty.intervals import DoubtOptions as DoubtOptions
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

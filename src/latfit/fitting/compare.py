@@ -10,12 +10,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.fitting.data import FitData, fit_data, medians, numbered
 from latfit.fitting.prediction import read_columns_of, typical_ms
 from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
+from latfit.records import Record
 from latfit.stats import FloatArray, by_group, distinct, mad_sigma
 from latfit.trace import DECODE, UNKNOWN, Trace
 from latfit.units import number
@@ -47,8 +49,7 @@ class Measured:
         return Measured(fit, None if trace is None else fit_data(trace))
 
 
-@dataclass(frozen=True)
-class RegionChange:
+class RegionChange(Record, frozen=True):
     """Latency change of a region in percent of the baseline's, with its simultaneous interval."""
 
     B: tuple[float, float]  # ends of the region
@@ -59,55 +60,58 @@ class RegionChange:
     change_pct: float = 0.0
     low_pct: float | None = None  # None where the data do not suffice for an interval
     high_pct: float | None = None
+    verdict: Verdict = "unclear"
 
     def overlaps(self, other: "RegionChange") -> bool:
         return all(max(one[0], two[0]) <= min(one[1], two[1]) for one, two in ((self.B, other.B), (self.S, other.S)))
 
-    def verdict(self, tolerance_pct: float) -> Verdict:
-        """Compare the interval with the tolerance and with zero; unclear if it holds the tolerance."""
-        if self.low_pct is None or self.high_pct is None:
-            return "unclear"
-        if self.low_pct > tolerance_pct:
-            return "slower"
-        if self.high_pct < -tolerance_pct:
-            return "faster"
-        if self.high_pct > tolerance_pct:
-            return "unclear"
-        return "slower within tolerance" if self.low_pct > 0 else "as fast"
+
+def judge(low_pct: float | None, high_pct: float | None, tolerance_pct: float) -> Verdict:
+    """Compare an interval with the tolerance and with zero; unclear if it holds the tolerance."""
+    if low_pct is None or high_pct is None:
+        return "unclear"
+    if low_pct > tolerance_pct:
+        return "slower"
+    if high_pct < -tolerance_pct:
+        return "faster"
+    if high_pct > tolerance_pct:
+        return "unclear"
+    return "slower within tolerance" if low_pct > 0 else "as fast"
 
 
-@dataclass(frozen=True)
-class PhaseChange:
-    """Change of a phase as a whole and of its regions, by common cells ("steps") or by predictions ("fits")."""
+class PhaseChange(RegionChange, frozen=True, kw_only=True):
+    """Change of a phase by common cells ("steps") or by predictions ("fits"); slower if any of its regions is."""
 
     phase: str
     by: Literal["steps", "fits"]
-    whole: RegionChange
+    tolerance_pct: float
     regions: Sequence[RegionChange] = ()
 
     @property
     def tested(self) -> list[RegionChange]:
-        return [self.whole, *self.regions]
+        return [self, *self.regions]
 
-    def slower(self, tolerance_pct: float) -> list[RegionChange]:
-        """Return the whole phase if no region is significantly less slow, else its clearest disjoint regions."""
-        found = [region for region in self.tested if region.verdict(tolerance_pct) == "slower"]
-        floor = self.whole.low_pct or 0.0
-        if self.whole in found and all(each.high_pct is None or each.high_pct >= floor for each in self.regions):
-            return [self.whole]
+    @property
+    def alone(self) -> Verdict:
+        """The verdict on the phase as a whole."""
+        return judge(self.low_pct, self.high_pct, self.tolerance_pct)
+
+    @property
+    def slower(self) -> list[RegionChange]:
+        """The whole phase if no region is significantly less slow, else its clearest disjoint regions."""
+        floor = self.low_pct or 0.0
+        if self.alone == "slower" and all(each.high_pct is None or each.high_pct >= floor for each in self.regions):
+            return [self]
+        found = [self] if self.alone == "slower" else []
+        found += [region for region in self.regions if region.verdict == "slower"]  # type: ignore[misc]
         named: list[RegionChange] = []
         for region in sorted(found, key=lambda each: -(each.low_pct or 0.0)):
             if not any(region.overlaps(other) for other in named):
                 named.append(region)
         return named
 
-    def verdict(self, tolerance_pct: float) -> Verdict:
-        """Return "slower" if any region is, else the verdict on the whole phase."""
-        return "slower" if self.slower(tolerance_pct) else self.whole.verdict(tolerance_pct)
 
-
-@dataclass(frozen=True)
-class Change:
+class Change(Record, frozen=True):
     """How one run, or one side of several runs, differs from the baseline."""
 
     phases: Sequence[PhaseChange]
@@ -119,9 +123,10 @@ class Change:
     def tested(self) -> list[RegionChange]:
         return [region for phase in self.phases for region in phase.tested]
 
-    def verdict(self, tolerance_pct: float) -> Verdict:
-        """Return the gravest verdict of any phase."""
-        found = {phase.verdict(tolerance_pct) for phase in self.phases}
+    @property
+    def gravest(self) -> Verdict:
+        """The gravest verdict of any phase."""
+        found = {phase.verdict for phase in self.phases}
         order: tuple[Verdict, ...] = ("slower", "unclear", "slower within tolerance", "faster")
         return next((verdict for verdict in order if verdict in found), "as fast")
 
@@ -135,15 +140,16 @@ class _Estimate:
     error: float
     freedom: float = math.inf
 
-    def with_interval(self, alpha: float) -> RegionChange:
+    def with_interval(self, alpha: float, tolerance_pct: float) -> RegionChange:
         """Return the region with ends that each fail with probability alpha, by Student's t."""
         from scipy.special import stdtrit
 
         reach = float(stdtrit(max(self.freedom, 1.0), 1 - alpha)) * self.error if self.error else 0.0
         change, low, high = (100 * math.expm1(min(self.ratio + off, MAX_LOG_RATIO)) for off in (0.0, -reach, reach))
         if not math.isfinite(self.error):
-            return replace(self.region, change_pct=change)
-        return replace(self.region, change_pct=change, low_pct=low, high_pct=high)
+            return structs.replace(self.region, change_pct=change)
+        verdict = judge(low, high, tolerance_pct)
+        return structs.replace(self.region, change_pct=change, low_pct=low, high_pct=high, verdict=verdict)
 
 
 @dataclass(frozen=True)
@@ -154,16 +160,19 @@ class _Phase:
     by: Literal["steps", "fits"]
     estimates: Sequence[_Estimate]
 
-    def with_intervals(self, alpha: float) -> PhaseChange:
-        whole, *regions = [estimate.with_interval(alpha) for estimate in self.estimates]
-        return PhaseChange(self.phase, self.by, whole, regions)
+    def with_intervals(self, alpha: float, tolerance_pct: float) -> PhaseChange:
+        tested = [estimate.with_interval(alpha, tolerance_pct) for estimate in self.estimates]
+        facts = structs.asdict(tested[0])
+        if any(each.verdict == "slower" for each in tested):
+            facts["verdict"] = "slower"
+        return PhaseChange(**facts, phase=self.phase, by=self.by, tolerance_pct=tolerance_pct, regions=tested[1:])
 
 
-def changes_between(pairs: Sequence[tuple[Measured, Measured]]) -> list[Change]:
+def changes_between(pairs: Sequence[tuple[Measured, Measured]], tolerance_pct: float) -> list[Change]:
     """Return how much slower the second run of each pair is, all pairs as one family of tests. Raises BadInput."""
     compared = [_compare_pair(first, other) for first, other in pairs]
     alpha = (1 - LEVEL) / sum(len(phase.estimates) for phases, _ in compared for phase in phases)
-    return [Change([phase.with_intervals(alpha) for phase in phases], alone) for phases, alone in compared]
+    return [Change([each.with_intervals(alpha, tolerance_pct) for each in phases], alone) for phases, alone in compared]
 
 
 def _compare_pair(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]]:
@@ -339,7 +348,7 @@ def _halve(part: Rows, along: FloatArray, weight: FloatArray) -> list[Rows]:
 # By several starts a side --------------------------------------------------------------------------------------------
 
 
-def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> Change:
+def change_over_starts(first: Sequence[Measured], other: Sequence[Measured], tolerance_pct: float) -> Change:
     """Return how much slower the runs of one side are than the baseline's, where each run is a start of its own.
 
     A run is one observation of each phase: the mean over the cells that all runs measured. Raises BadInput.
@@ -364,7 +373,7 @@ def change_over_starts(first: Sequence[Measured], other: Sequence[Measured]) -> 
         found.append((_Phase(phase, "steps", [_Estimate(steps.region(len(first)), ratio, error, freedom)]), sd))
     if not found:
         raise BadInput("the runs have no common steps", remedy="Compare runs of one load, so that B and S overlap.")
-    phases = [phase.with_intervals((1 - LEVEL) / len(found)) for phase, _ in found]
+    phases = [phase.with_intervals((1 - LEVEL) / len(found), tolerance_pct) for phase, _ in found]
     alone = sorted(set.union(*named) - {each.phase for each in phases})
     return Change(phases, alone, (len(first), len(other)), 100 * float(np.mean([sd for _, sd in found])))
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
+    from latfit.live.bench import Offered as Offered, run_policies as run_policies, stand_ins as stand_ins
     from latfit.live.engines import ByRows as ByRows, openvino_run as openvino_run, torch_run as torch_run
     from latfit.live.executor import (
         Abandoned as Abandoned,
@@ -22,25 +23,18 @@ if TYPE_CHECKING:
         HttpTimeouts as HttpTimeouts,
     )
     from latfit.live.front.front import Front as Front, FrontOptions as FrontOptions
+    from latfit.live.front.rule import (
+        UNKNOWN_MS as UNKNOWN_MS,
+        describe_policy as describe_policy,
+        front_policy as front_policy,
+        reply_ms as reply_ms,
+    )
     from latfit.live.front.server import FrontServer as FrontServer
     from latfit.live.learner import BestForTail as BestForTail, Learner as Learner
     from latfit.live.metrics import LearnerMetrics as LearnerMetrics, RouterMetrics as RouterMetrics
     from latfit.live.pauses import short_pauses as short_pauses
     from latfit.live.promise import Promise as Promise, PromiseMonitor as PromiseMonitor
-    from latfit.live.replay import (
-        MAX_OTHERS as MAX_OTHERS,
-        STATISTICS as STATISTICS,
-        Compared as Compared,
-        Driven as Driven,
-        at_speed as at_speed,
-        compare_run as compare_run,
-        draw_speeds as draw_speeds,
-        drive as drive,
-        measure_executors as measure_executors,
-        precisely as precisely,
-        probe as probe,
-        speed_levels as speed_levels,
-    )
+    from latfit.live.replay import Compared as Compared, precisely as precisely
     from latfit.live.router import (
         Closed as Closed,
         NoPath as NoPath,

@@ -40,9 +40,9 @@ class BestForTail:
     def __call__(self, policy: Policy, rate: float, system: System) -> Policy:
         times, limits = path_times(system), Limits(policy.main_largest, policy.side_largest)
         if policy.name == "optimal":
-            from latfit.queueing import measured_times, optimal_rule
+            from latfit.queueing import solve_optimal
 
-            table = optimal_rule(rate, measured_times(times.main[: limits.main])).table
+            table = solve_optimal(rate, times.main[: limits.main])
             return replace(policies.optimal(table, limits), ageing_ms=policy.ageing_ms)
         first, last = float(times.main[0]) / 8, 4 * float(times.main[limits.main - 1])
         cutoffs = [default_cutoff_ms(rate, times), *np.geomspace(first, last, 10).tolist()]

@@ -61,9 +61,21 @@ if TYPE_CHECKING:
         Targets as Targets,
         parse_target as parse_target,
     )
+    from latfit.planning.serving.upgrade import (
+        StepChange as StepChange,
+        Upgrade as Upgrade,
+        compare_steps as compare_steps,
+    )
     from latfit.planning.speculation import SpeculationPlan as SpeculationPlan, plan_speculation as plan_speculation
     from latfit.planning.steps.budget import StepBudget as StepBudget, step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
+    from latfit.planning.what_if import (
+        LEVEL as LEVEL,
+        REPLICATIONS as REPLICATIONS,
+        UNLIMITED as UNLIMITED,
+        Fitted as Fitted,
+        WhatIf as WhatIf,
+    )
     from latfit.planning.wording import capacity_line as capacity_line
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
         bisect as bisect,
         feasible_ranges as feasible_ranges,
     )
-    from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule
+    from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule, solve_optimal as solve_optimal
     from latfit.queueing.distribution import ResponseDistribution as ResponseDistribution
     from latfit.queueing.sampled import (
         COARSE as COARSE,

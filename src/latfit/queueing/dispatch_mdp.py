@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from latfit.errors import SlaOutOfReach
 from latfit.policies import DispatchTable
 from latfit.queueing.distribution import positive, require_stable
-from latfit.queueing.service import ServiceTimes
+from latfit.queueing.service import ServiceTimes, measured_times
 from latfit.stats import FloatArray, IntArray
 
 MAX_STATES = 2500
@@ -165,3 +165,8 @@ def _improved(problem: _Problem, batch: IntArray, gain: float, h: FloatArray) ->
     now, best = value[batch, states], value.argmin(axis=0)
     scale = np.abs(problem.costs[0]) + np.abs(h)
     return np.where(value[best, states] < now - TIE * scale, best, batch)
+
+
+def solve_optimal(rate: float, T_ms: FloatArray) -> DispatchTable:
+    """Return the optimal dispatch table of a path, by batch latencies in ms from no request on."""
+    return optimal_rule(rate, measured_times(T_ms)).table

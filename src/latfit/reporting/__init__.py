@@ -22,6 +22,10 @@ if TYPE_CHECKING:
         answer_page as answer_page,
         write_page as write_page,
     )
+    from latfit.reporting.plan.comparing import (
+        describe_speculation as describe_speculation,
+        upgrade_table as upgrade_table,
+    )
     from latfit.reporting.plan.figures import plan_figure as plan_figure, serving_figure as serving_figure
     from latfit.reporting.plan.serving import (
         serving_page as serving_page,

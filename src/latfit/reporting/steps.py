@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from latfit.fitting import Change
+from latfit.fitting import Change, PhaseChange, RegionChange
 from latfit.model import FitResult
 from latfit.reporting.fit.tables import LINEAR, parameters
 from latfit.reporting.format import count, of_share, signed_percent, span
@@ -105,7 +105,7 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
     return Table("Side by side", ("", *names), rows)
 
 
-def changes_table(name: str, found: Change, tolerance_pct: float, *, brief: bool = False) -> Table:
+def changes_table(name: str, found: Change, *, brief: bool = False) -> Table:
     """Return how a run differs from the baseline, by phase and region.
 
     brief: phases alone, with the regions that are slower than the tolerance.
@@ -114,22 +114,26 @@ def changes_table(name: str, found: Change, tolerance_pct: float, *, brief: bool
         (phase, region)
         for phase in found.phases
         for region in phase.tested
-        if not brief or region in phase.slower(tolerance_pct) or region is phase.whole
+        if not brief or region in phase.slower or region is phase
     ]
     table = make_table(
         name,
         regions,
-        ("phase", lambda each: each[0].phase if each[1] is each[0].whole else "  region"),
+        ("phase", lambda each: each[0].phase if each[1] is each[0] else "  region"),
         ("B", lambda each: span(each[1].B)),
         ("S", lambda each: span(each[1].S)),
         ("steps", lambda each: count(each[1].steps) if each[0].by == "steps" else "by fits"),
         ("change", lambda each: signed_percent(each[1].change_pct)),
         ("95 % interval", lambda each: _interval(each[1].low_pct, each[1].high_pct)),
-        ("verdict", lambda each: each[1].verdict(tolerance_pct).replace("slower within", "within")),
+        ("verdict", lambda each: _verdict(*each)),
         words=("verdict",),
         note="" if brief else "95 %: of all intervals together, each end alone.",
     )
     return table.only(*(each for each in table.columns if each != "steps")) if brief else table
+
+
+def _verdict(phase: PhaseChange, region: RegionChange) -> str:
+    return (phase.alone if region is phase else region.verdict).replace("slower within", "within")
 
 
 def _interval(low_pct: float | None, high_pct: float | None) -> str:

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
         serve_replicas as serve_replicas,
     )
     from latfit.simulation.engine.real_engine import (
+        USUAL_SETTINGS as USUAL_SETTINGS,
+        EngineSetup as EngineSetup,
         SettingNote as SettingNote,
         known_settings as known_settings,
+        set_up_engine as set_up_engine,
     )
     from latfit.simulation.engine.replications import (
         Cluster as Cluster,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         PromisedFigure as PromisedFigure,
         add_entry as add_entry,
         compare_percentile as compare_percentile,
+        compare_with_plan as compare_with_plan,
         read_ledger as read_ledger,
     )
     from latfit.validation.live_window import (

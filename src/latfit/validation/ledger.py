@@ -9,9 +9,13 @@ import numpy as np
 
 from latfit.errors import BadInput
 from latfit.files import dumps, rewrite
-from latfit.planning import percentile_interval, share_interval
+from latfit.planning import ServingPlan, percentile_interval, share_interval
+from latfit.provenance import utc_now
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
+from latfit.validation.compare import metrics
+from latfit.validation.measured import as_measured
+from latfit.workload import Recording
 
 MAX_LOAD_DIFFERENCE = 0.05  # of rate and of output tokens; 2/sqrt(n), the error of a measured mean, comes on top
 
@@ -164,3 +168,40 @@ def add_entry(target: Path, entry: LedgerEntry) -> Ledger:
 
     rewrite(target, content)
     return found
+
+
+def compare_with_plan(plan: ServingPlan, recorded: Recording, source: str) -> LedgerEntry:
+    """Compare recorded requests with their plan, a file. Raises BadInput."""
+    promised = [each for each in plan.targets if each.percentile is not None and each.unit == "ms"]
+    if not plan.feasible or plan.unsupported or not promised:
+        remedy = "Plan with --ttft, --tpot or --e2e; `latfit plan` says what is missing."
+        raise BadInput("the plan promises nothing", where=source, remedy=remedy)
+    run, requests, arrivals = as_measured(recorded), len(recorded.requests), recorded.requests.arrival_ms
+    span_s = float(arrivals[-1] - arrivals[0]) / 1e3
+    if not span_s > 0:
+        raise BadInput("its requests have no rate", where=run.source, remedy="Give two or more, at different times.")
+    failed = requests - len(run)
+    times = {
+        name: np.append(values, np.full(failed, math.inf))
+        for name, values in metrics(run, run.first_ms, run.last_ms).items()
+    }
+    figures = []
+    for each in promised:
+        measured, planned = times[f"{each.metric}_ms"], (each.value, each.interval)
+        figures.append(compare_percentile(each.name, each.percentile or 0.0, measured, each.limit, planned))
+    tokens = None
+    if plan.outcome is not None and plan.outcome.throughput_per_s > 0:
+        tokens = plan.outcome.output_tokens_per_s / plan.outcome.throughput_per_s
+    return LedgerEntry(
+        added=utc_now(),
+        subject=", ".join(dict.fromkeys(each.name for each in plan.fits)),
+        plan=source,
+        run=run.source,
+        planned_per_s=plan.rate_per_s,
+        measured_per_s=(requests - 1) / span_s,
+        planned_output_tokens=tokens,
+        measured_output_tokens=float(np.mean(run.requests.output_tokens)),
+        requests=requests,
+        failed=failed,
+        figures=[each for each in figures if each is not None],
+    )

@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 
 from latfit.api import Fit, Hardware, plan, step_budget
-from latfit.api.engines import EngineSetup
 from latfit.api.serving import _within_measured
 from latfit.cli.app import run
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
-from latfit.simulation import EngineSettings
+from latfit.simulation import EngineSettings, EngineSetup
 from tests.unit.planning.test_plan import line
 
 SMALL = {"B": [1, 64], "S": [1, 64]}

@@ -59,9 +59,9 @@ def test_a_name_nobody_knows_names_the_nearest() -> None:
 
 def test_a_fit_of_ones_own_is_found_by_its_name(own: Path, rtx4090: FitResult) -> None:
     added = add_to_catalog(rtx4090, name="rtx4090/mine@tp2")
-    assert added.added == own / "rtx4090--mine@tp2.json"
-    (shown,) = catalog("rtx4090/mine@tp2").entries.values()
-    assert (shown.gpu, shown.model, shown.tp) == ("rtx4090", "mine", 2)
+    assert added.result["added"] == str(own / "rtx4090--mine@tp2.json")
+    (shown,) = catalog("rtx4090/mine@tp2").to_json()["entries"]
+    assert (shown["gpu"], shown["model"], shown["tp"]) == ("rtx4090", "mine", 2)
     assert latfit.Fit.load("catalog:rtx4090/mine@tp2").result.latency_ms(np.ones(1), np.ones(1)) > 0
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gate import SAMPLES, Source, alarm, made_up, slowed
 
 from latfit.errors import BadInput
-from latfit.fitting.compare import Measured, RegionChange, changes_between
+from latfit.fitting.compare import Measured, changes_between, judge
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult
@@ -34,7 +34,7 @@ def test_the_intervals_hold_at_once(fit: FitResult) -> None:
     for seed in range(40):
         first, other = (planted_trace(0.05, repeats=8, seed=2 * seed + i) for i in (1, 2))
         other = other.with_columns(T_ms=1.2 * other.floats("T_ms"))
-        (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, other))])
+        (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, other))], 5)
         assert {phase.by for phase in found.phases} == {"steps"}
         ends = [(region.low_pct, region.high_pct) for phase in found.phases for region in phase.tested]
         assert len(ends) > 4
@@ -45,17 +45,17 @@ def test_the_intervals_hold_at_once(fit: FitResult) -> None:
 def test_slow_regions_are_named(fit: FitResult) -> None:
     first, other = (planted_trace(0.05, repeats=12, seed=i) for i in (1, 2))
     many = (other["B"] >= 16) & (other["B"] < other["S"])
-    (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, slowed(other, many, 0.3)))])
+    (found,) = changes_between([(Measured.of(fit, first), Measured.of(fit, slowed(other, many, 0.3)))], 5)
     decode, rest = found.phases
-    assert decode.verdict(5) == "as fast"
-    assert rest.verdict(5) == "slower"
-    assert rest.slower(5)[0].B[0] >= 8
-    assert rest.slower(5)[0].change_pct == pytest.approx(30, abs=5)
+    assert decode.verdict == "as fast"
+    assert rest.verdict == "slower"
+    assert rest.slower[0].B[0] >= 8
+    assert rest.slower[0].change_pct == pytest.approx(30, abs=5)
 
 
 def test_a_run_beside_itself_has_not_changed(fit: FitResult) -> None:
     run = Measured.of(fit, planted_trace(0.05, repeats=8, seed=1))
-    (found,) = changes_between([(run, run)])
+    (found,) = changes_between([(run, run)], 5)
     assert all(abs(region.change_pct) < 1e-9 for phase in found.phases for region in phase.tested)
 
 
@@ -63,22 +63,22 @@ class TestFits:
     def test_a_slowdown_is_found_without_steps(self, fit: FitResult) -> None:
         trace = planted_trace(0.05, repeats=8, seed=2)
         slower = fit_trace(trace.with_columns(T_ms=1.2 * trace.floats("T_ms")), FitOptions("saturation"))
-        (found,) = changes_between([(Measured(fit), Measured(slower))])
+        (found,) = changes_between([(Measured(fit), Measured(slower))], 5)
         assert {phase.by for phase in found.phases} == {"fits"}
-        assert found.verdict(5) == "slower"
-        assert all(phase.whole.change_pct == pytest.approx(20, abs=4) for phase in found.phases)
-        (same,) = changes_between([(Measured(fit), Measured(fit))])
-        assert same.verdict(0) == "as fast"
+        assert found.gravest == "slower"
+        assert all(phase.change_pct == pytest.approx(20, abs=4) for phase in found.phases)
+        (same,) = changes_between([(Measured(fit), Measured(fit))], 0)
+        assert same.gravest == "as fast"
 
     def test_nothing_in_common(self, fit: FitResult) -> None:
         far = replace(fit, domain={"B": [1000, 2000], "S": [1, 4096]})
         with pytest.raises(BadInput, match=r"no common range of B: 1 to 256 in the first, 1,000 to 2,000 in the other"):
-            changes_between([(Measured(fit), Measured(far))])
+            changes_between([(Measured(fit), Measured(far))], 5)
 
     def test_a_phase_that_one_has_not_measured(self, fit: FitResult) -> None:
         trace = planted_trace(0.05, repeats=8, seed=2)
         decode = Measured.of(fit, trace.select(trace["B"] == trace["S"]))
-        (found,) = changes_between([(Measured.of(fit, trace), decode)])
+        (found,) = changes_between([(Measured.of(fit, trace), decode)], 5)
         assert [phase.phase for phase in found.phases] == ["decode"]
         assert found.only_in_one == ["prefill or mixed"]
 
@@ -115,7 +115,7 @@ def test_what_steps_of_a_visit_share_is_no_slowdown(visits: int, fit: FitResult)
     ],
 )
 def test_verdicts_at_a_tolerance_of_5_percent(low: float | None, high: float | None, verdict: str) -> None:
-    assert RegionChange((1, 1), (1, 1), 1, 9, 9, 0.0, low, high).verdict(5) == verdict
+    assert judge(low, high, 5) == verdict
 
 
 class TestGate:

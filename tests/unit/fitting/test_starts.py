@@ -29,26 +29,26 @@ def compared(fit: FitResult, seed: int, slower: float, runs: int = 3) -> Change:
             start = factor * float(np.exp(START_SD * rng.normal()))
             side.append(Measured.of(fit, trace.with_columns(T_ms=start * trace.floats("T_ms"))))
         sides.append(side)
-    return change_over_starts(*sides)
+    return change_over_starts(sides[0], sides[1], 5)
 
 
 def test_no_alarm_where_only_starts_differ(fit: FitResult) -> None:
     """Slower by exactly the tolerance: at most 5 % of comparisons may raise an alarm, 18 of 200 come up in 1 %."""
-    alarms = sum(compared(fit, seed, 1.05).verdict(5) == "slower" for seed in range(200))
+    alarms = sum(compared(fit, seed, 1.05).gravest == "slower" for seed in range(200))
     assert alarms < 18
 
 
 def test_a_slowdown_beyond_the_starts_is_found(fit: FitResult) -> None:
     """60 % are eight standard errors of a difference of 3 + 3 starts; t of 4 degrees of freedom needs three."""
     found = compared(fit, 3, 1.6)
-    assert found.verdict(5) == "slower"
+    assert found.gravest == "slower"
     assert found.starts == (3, 3)
     assert found.start_sd_pct == pytest.approx(100 * START_SD, rel=0.8)
     for phase in found.phases:
-        assert phase.whole.low_pct is not None
-        assert phase.whole.low_pct < 60 < (phase.whole.high_pct or 0.0)
+        assert phase.low_pct is not None
+        assert phase.low_pct < 60 < (phase.high_pct or 0.0)
 
 
 def test_fits_without_steps_are_no_runs(fit: FitResult) -> None:
     with pytest.raises(BadInput, match="no run"):
-        change_over_starts([Measured(fit)] * 2, [Measured(fit)] * 2)
+        change_over_starts([Measured(fit)] * 2, [Measured(fit)] * 2, 5)

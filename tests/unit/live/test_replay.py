@@ -66,8 +66,8 @@ def test_every_request_of_a_drive_is_counted() -> None:
 def test_on_two_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes; whether others disturb it is no matter of the test, and nothing is repeated."""
     monkeypatch.setattr("latfit.live.replay.MAX_OTHERS", math.inf)
-    monkeypatch.setattr("latfit.api.running.replays.TRIES", 1)
-    monkeypatch.setattr("latfit.api.running.replays.MIN_PROBE_S", 0.2)
+    monkeypatch.setattr("latfit.live.bench.TRIES", 1)
+    monkeypatch.setattr("latfit.live.bench.MIN_PROBE_S", 0.2)
     typed = "replay --policy three-stage --load 30% --duration 1s --json"
     exit_code = run(typed.split(" "))
     (found,) = json.loads(capsys.readouterr().out)["runs"]

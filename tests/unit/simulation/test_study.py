@@ -2,7 +2,7 @@
 
 import pytest
 
-from latfit.api.simulations import solve_optimal
+from latfit.queueing import solve_optimal
 from latfit.queueing.sampled import simulate_batches
 from latfit.queueing.service import linear_times
 from latfit.simulation.policies.result import SimResult

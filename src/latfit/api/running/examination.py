@@ -1,22 +1,23 @@
 """`examine_server`: what binds a running engine and what would help; `examine_machine`: what a machine lacks."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from latfit import reporting
 from latfit.api.answer import Answer, PlainAnswer, State
-from latfit.api.engines import named_settings
+from latfit.api.engines import engine_costs, engine_settings_of, named_settings
 from latfit.api.quantities import duration as in_ms, limit
 from latfit.api.request import verb
 from latfit.api.requests import DoctorRequest, RunningEngine
-from latfit.api.running.what_if import LEVEL, REPLICATIONS, WhatIf, fitted_engine
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
+from latfit.planning import LEVEL, REPLICATIONS, UNLIMITED, Fitted, WhatIf
 from latfit.profiling import inventory
+from latfit.simulation import USUAL_SETTINGS
 from latfit.units import format_bytes, format_ms, format_percent, format_rate, number
 from latfit.validation import TOLERANCE
 
@@ -107,7 +108,7 @@ class Examination(Answer):
         if what_if is None:
             return ["To quantify a change: --fit FIT, which latfit record writes."]
         engine = what_if.engine
-        unknown = [name for name in MOVED if what_if.believed and not engine.is_known(name)]
+        unknown = [name for name in MOVED if what_if.believed and not engine.setup.is_known(name)]
         settings = [*filter(None, [engine.setup.line]), *engine.unmeasured]
         settings += [note.sentence for note in engine.setup.notes if note.setting not in unknown]
         if not what_if.believed:
@@ -191,6 +192,28 @@ def examine_server(request: DoctorRequest) -> Examination:
         within = np.flatnonzero(fitted.fits[0].latency_ms(B, B) <= slo[1])
         users = (int(within[-1]) + 1 if len(within) else 0), slo[1]
     return Examination(str(server), diagnosis, seen, what_if, gone, users)
+
+
+def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any]) -> Fitted:
+    """Return the engine that was read, with the costs of the request's fit. facts: settings that the server publishes.
+
+    Raises BadInput, FitNotUsable, WrongUsage.
+    """
+    costs, unmeasured, _, fits = engine_costs(request, scatter=True)
+    server, given = {**facts, **seen.last.facts}, named_settings(request)
+    if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
+        server["max_num_seqs"] = round(diagnosis.figures["running_most"] / diagnosis.engines)
+    if 0 < seen.count("prefix_hits") < seen.count("prefix_queries"):
+        given["prefix_hit_rate"] = seen.count("prefix_hits") / seen.count("prefix_queries")
+    setup = engine_settings_of(fits, server=server, usual={**USUAL_SETTINGS, "kv_blocks": UNLIMITED}, **given)
+    found = Fitted(costs, setup, unmeasured, fits)
+    queues = diagnosis.binding == "unknown" and "max_num_seqs" not in diagnosis.limits
+    if queues and diagnosis.figures["running_most"] < found.settings.max_num_seqs * diagnosis.engines:
+        limit = "no source tells the sequence limit"
+        if found.setup.is_known("max_num_seqs"):
+            limit = f"fewer run than the trace's limit of {found.settings.max_num_seqs:,}"
+        return replace(found, impossible=f"Requests wait, and {limit}: give --max-num-seqs as the engine has it")
+    return found
 
 
 def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:

@@ -8,28 +8,20 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from latfit.api.answer import PlainAnswer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
 from latfit.api.quantities import by_name, count, duration as in_ms, several
 from latfit.api.request import verb
 from latfit.api.requests import ServeRequest
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage
-from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
-from latfit.policies import PathTimes, Policy, Settings, named_policy
-from latfit.units import count_text, format_ms, parse_bytes
-from latfit.workload import parse_lengths
+from latfit.policies import Settings
+from latfit.units import format_ms, parse_bytes
 
 if TYPE_CHECKING:
     from latfit.live import Front
 
-FRONT_POLICIES = ("gpu-only", "three-stage", "cutoff", "split")
-"""Policies that mean something where every batch is one request: an engine forms its batches itself."""
-
 SLOTS = 8
-UNKNOWN_MS = 1000.0  # T(1) where nobody says it and no rule goes by it
 OVERDUE, MIN_OVERDUE_S = 20.0, 1.0  # T(1) that a caller waits without a byte until its leaving shows a hung engine
 MIN_TOKEN = 8  # letters
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -72,18 +64,22 @@ def serve(request: ServeRequest) -> PlainAnswer:
     slots = {name: given.get(name, SLOTS) for name in names}
     if request.hardware is not None:
         paths = profile_of(request.hardware).paths
-        times = {name: _reply_ms(paths[name], request.lengths, slots[name]) for name in names if name in paths} | times
+        times = {
+            name: live.reply_ms(paths[name], request.lengths, slots[name]) for name in names if name in paths
+        } | times
     # One request is a batch for the main path (B1 = 1); T_cut by default is T(1) then, whatever the rate.
     settings = Settings(
         t_cut_ms=None if request.t_cut is None else in_ms(request.t_cut, "--t-cut"),
         B1=1,
         ageing_ms=math.inf if request.ageing is None else in_ms(request.ageing, "--ageing"),
     )
-    rule = _make_policy(request.policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, times, settings)
+    rule = live.front_policy(
+        request.policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, times, settings
+    )
     waits = {"connect": request.connect, "first-byte": request.first_byte, "between": request.between}
     timeouts = live.HttpTimeouts(*(in_ms(value, f"--{name}") / 1e3 for name, value in waits.items()))
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-    t_ms = {name: times.get(name, UNKNOWN_MS) for name in names}
+    t_ms = {name: times.get(name, live.UNKNOWN_MS) for name in names}
     executors = [
         live.HttpExecutor(
             name,
@@ -112,7 +108,7 @@ def serve(request: ServeRequest) -> PlainAnswer:
         live.RequestSpans(front.router)
     aged = f", {format_ms(settings.ageing_ms)} of waiting worth one class" if math.isfinite(settings.ageing_ms) else ""
     ordered = f"; {' before '.join(classes)}{aged}" if classes else ""
-    how = f"{_describe(rule, slots, times)}{ordered}.{'' if token or request.host in LOOPBACK else OPEN}"
+    how = f"{live.describe_policy(rule, slots, times)}{ordered}.{'' if token or request.host in LOOPBACK else OPEN}"
     drain_s = in_ms(request.drain, "--drain", zero=True) / 1e3
     return asyncio.run(_run(live, front, request, drain_s, how))
 
@@ -154,39 +150,9 @@ async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float,
     return PlainAnswer({"url": url, "requests": counts, "batches": batches}, verdict, state)
 
 
-def _reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
-    """Return the time of a step with the prompt and of a step for each further token, in batches of all slots."""
-    drawn = parse_lengths(lengths).lengths(4096, np.random.default_rng(0))
-    prompt, output = (float(np.mean(each)) for each in drawn)
-    first = PathLatency(path, prompt).typical_ms(np.ones(1))
-    further = PathLatency(path, 1, prompt + output / 2).typical_ms(np.array([float(slots)]))
-    return float(first[0] + (output - 1) * further[0])
-
-
-def _make_policy(name: str, names: list[str], times_ms: Mapping[str, float], settings: Settings) -> Policy:
-    """Return a policy for batches of one request. Raises WrongUsage."""
-    if name not in FRONT_POLICIES:
-        remedy = f"Take one of {', '.join(FRONT_POLICIES)}."
-        raise WrongUsage(f"engines form their batches themselves, without {name!r}", where="--policy", remedy=remedy)
-    lacking = [each for each in names if each not in times_ms]
-    if name != "gpu-only" and lacking:
-        remedy = f"Give it (--times {lacking[0]}=800ms), or --hardware with a fit of that name."
-        raise WrongUsage(f"{name} needs the time of a reply of {' and '.join(lacking)}", where="--times", remedy=remedy)
-    main, *side = (np.array([times_ms.get(each, UNKNOWN_MS)]) for each in names)
-    return named_policy(name, 1.0, PathTimes(main, side[0]) if side else PathTimes(main), settings)
-
-
 def _check_token(text: str) -> str:
     """Raises WrongUsage for what no header can hold, or anybody can guess; errors do not show the token."""
     if len(text) < MIN_TOKEN or not re.fullmatch(r"[\x21-\x7e]+", text):
         remedy = f"Take {MIN_TOKEN} or more visible ASCII letters."
         raise WrongUsage("it is too short, or has letters that a header cannot hold", where="token", remedy=remedy)
     return text
-
-
-def _describe(rule: Policy, slots: Mapping[str, int], times_ms: Mapping[str, float]) -> str:
-    """`three-stage: gpu (8 slots, 800 ms a reply), cpu (2 slots, 3 s a reply); T_cut 800 ms`"""
-    replies = {name: f", {format_ms(each)} a reply" for name, each in times_ms.items()}
-    paths = [f"{name} ({count_text(count, 'slot')}{replies.get(name, '')})" for name, count in slots.items()]
-    cut_ms = rule.settings.get("t_cut_ms")
-    return f"{rule.name}: {', '.join(paths)}{'' if cut_ms is None else f'; T_cut {format_ms(cut_ms)}'}"

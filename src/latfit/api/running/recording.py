@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfit.api.answer import Answer, PlainAnswer, State
-from latfit.api.engines import ASSUMED
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
@@ -15,11 +14,11 @@ from latfit.api.requests import RecordRequest
 from latfit.api.validations import Validation, validate
 from latfit.errors import BadInput, LatfitError, WrongUsage
 from latfit.files import check_writable
-from latfit.messages import Message, Severity
+from latfit.messages import Message, message
 from latfit.metrics import Buckets, Interval, Server, read_state
 from latfit.record import MetricsRecorder, texts_beside
 from latfit.trace import Trace, check_trace_name, open_source, write_trace
-from latfit.units import count_text, format_ms, format_percent, number
+from latfit.units import count_text, format_ms, number
 
 if TYPE_CHECKING:
     from latfit.reporting import Table
@@ -30,6 +29,7 @@ MIN_WINDOWS = 20
 ONE_LOAD = 1.25  # largest B and S over the smallest within which a load is one
 MAX_READING = 0.1  # share of a window that a reading may take
 MIN_FINISHED = 20  # requests that make a mean worth a comparison
+NOT_COMPARED = "Not compared with the server's own histograms: "
 LIMIT = "max_num_seqs"  # vLLM does not publish it, and a comparison depends on it
 DECIDING = ("no_better_than_constant", "large_error", "drift")  # warnings that decide whether a fit is usable
 COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
@@ -72,36 +72,27 @@ class Recorded(Answer):
         shortest_ms = float(self.trace.floats("window_ms").min()) if len(self.trace) else 0.0
         ranges = [(values.min(), values.max()) for values in map(self.busy.floats, ("B", "S"))] if busy else []
         is_one_load = busy >= MIN_WINDOWS and all(high <= ONE_LOAD * low for low, high in ranges)
-        unanswered = f"{counts['unanswered']:,} of {counts['polls']:,} readings were not answered"
-        restarted = f"The server started again {count_text(counts['restarts'], 'time')}; windows across it are left out"
-        preempted = f"Left out: {count_text(counts['preempted_windows'], 'window')} in which requests were preempted"
-        slow = f"The server took up to {format_ms(1e3 * self.slowest_s)} to answer, which blurs the ends of windows"
-        one_load = "All windows are of one load, so the fit tells of that load and hardly of another"
-        longer = "Record for longer, while the load changes."
-        rows = (
-            (
-                counts["unanswered"] > MAX_UNANSWERED * counts["polls"],
-                "unanswered",
-                unanswered,
-                "Ask less often (--every).",
-            ),
-            (counts["restarts"], "restarted", restarted, "The texts of /metrics are those of its last run."),
-            (counts["preempted_windows"], "preempted", preempted, "Give more KV cache, or record single steps."),
-            (
-                self.slowest_s * 1e3 > MAX_READING * shortest_ms > 0,
-                "slow_answers",
-                slow,
-                "Ask less often: --every 10s.",
-            ),
-            (0 < busy < MIN_WINDOWS, "few_windows", f"{count_text(busy, 'window')} of work: few to fit", longer),
-            (is_one_load, "one_load", one_load, longer),
-        )
-        messages = [Message(code, text, remedy) for applies, code, text, remedy in rows if applies]
-        if idle:
-            share = format_percent(100 * idle / len(self.trace))
-            text = f"In {count_text(idle, 'window')} ({share}) the engine was idle for a part of the time: not used"
-            messages.append(Message("idle", text, "No action needed: a busier time tells more.", Severity.NOTE))
-        return messages
+        found = {
+            "unanswered": counts["unanswered"] > MAX_UNANSWERED * counts["polls"],
+            "restarted": counts["restarts"],
+            "preempted": counts["preempted_windows"],
+            "slow_answers": self.slowest_s * 1e3 > MAX_READING * shortest_ms > 0,
+            "few_windows": 0 < busy < MIN_WINDOWS,
+            "one_load": is_one_load,
+            "idle": idle,
+        }
+        values = {
+            **counts,
+            "slowest": 1e3 * self.slowest_s,
+            "times": count_text(counts["restarts"], "time"),
+            "share": idle / max(len(self.trace), 1),
+        }
+        windows = {"preempted": counts["preempted_windows"], "few_windows": busy, "idle": idle}
+        return [
+            message(name, **{**values, "windows": count_text(windows.get(name, 0), "window")})
+            for name, applies in found.items()
+            if applies
+        ]
 
     @property
     def fit_file(self) -> Path:
@@ -259,7 +250,7 @@ class RecordedFit(Recorded):
         if self.validation is not None:
             setup = self.validation.setup
             assumed = {LIMIT: f"--max-num-seqs {setup.settings.max_num_seqs}", "synchronous": "--synchronous"}
-            options = [option for name, option in assumed.items() if setup.origin.get(name, ASSUMED) == ASSUMED]
+            options = [option for name, option in assumed.items() if not setup.is_known(name)]
             if options:
                 again = f"latfit validate {fit} {trace} {' '.join(options)}"
                 found.append(f"{again}  # assumed above; as the engine has it")
@@ -286,6 +277,10 @@ def _limit(seen: Buckets | None, default: str) -> str:
     return format_ms(edge).replace(" ", "") if edge > 0 else default
 
 
+def _say(error: LatfitError) -> str:
+    return message("failed", found=error.found, remedy=error.remedy).text
+
+
 def fit_recording(recorded: Recorded) -> RecordedFit:
     """Fit what `record_server` wrote (`NAME.fit.json`), simulate the load, and compare with the server's histograms.
 
@@ -301,20 +296,12 @@ def fit_recording(recorded: Recorded) -> RecordedFit:
         about["fit"] = fit(recorded.out)
     except LatfitError as error:
         recorded.fit_file.unlink(missing_ok=True)
-        return RecordedFit(**about, not_fitted=f"Not fitted: {_told(error)}", not_validated="There is no fit.")
+        return RecordedFit(**about, not_fitted=f"Not fitted: {_say(error)}", not_validated="There is no fit.")
     about["fit"].save(recorded.fit_file)
     if seen.finished < MIN_FINISHED:
         ended = f"{number(max(seen.finished, 0.0))} requests ended in this time"
-        return RecordedFit(**about, not_validated=_not_compared(f"{ended}. Record for longer."))
+        return RecordedFit(**about, not_validated=f"{NOT_COMPARED}{ended}. Record for longer.")
     try:
         return RecordedFit(**about, validation=validate(recorded.fit_file, recorded.out))
     except LatfitError as error:
-        return RecordedFit(**about, not_validated=_not_compared(_told(error)))
-
-
-def _not_compared(why: str) -> str:
-    return f"Not compared with the server's own histograms: {why}"
-
-
-def _told(error: LatfitError) -> str:
-    return " ".join(f"{part.rstrip('.')}." for part in (error.found, error.remedy) if part)
+        return RecordedFit(**about, not_validated=f"{NOT_COMPARED}{_say(error)}")

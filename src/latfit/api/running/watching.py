@@ -12,10 +12,10 @@ from latfit.api.engines import named_settings
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import WatchRequest
-from latfit.api.running.examination import BINDING, check_limit, slo_of
-from latfit.api.running.what_if import WhatIf, fitted_engine
+from latfit.api.running.examination import BINDING, check_limit, fitted_engine, slo_of
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
+from latfit.planning import WhatIf
 from latfit.units import format_ms, format_percent, format_rate, number
 from latfit.validation import PhaseSpeed
 

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from latfit.errors import refuse
+from latfit.simulation.engine.settings import EngineSettings, Speculation
 from latfit.trace import EngineFacts
+from latfit.units import format_percent
 
 BLOCK, BLOCK_ON_CPU = 16, 128
 SEQUENCES, SEQUENCES_ON_CPU, BUDGET = 256, 128, 2048
@@ -28,8 +31,27 @@ SETTINGS: Mapping[str, str] = {
 
 OPTIONS = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "synchronous")  # settings with an option of their own
 
-DEFAULT, ASSUMED, OBSERVED = "vLLM's default", "assumed", "observed"
-"""Origins of a value that no source reports, and of one that is counted in the steps."""
+DEFAULT, ASSUMED, OBSERVED, GIVEN = "vLLM's default", "assumed", "observed", "given"
+"""Origins of a value that no source reports, of one that is counted in the steps, and of one that an option names."""
+UNNAMED = (ASSUMED, DEFAULT)
+USUAL_SETTINGS: Mapping[str, Any] = {
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 2048,
+    "block_size": 16,
+    "long_prefill_token_threshold": 0,
+    "synchronous": False,
+    "start_at": 1,
+    "swap": None,
+    "prefix_hit_rate": 0.0,
+    "draft_tokens": 0,
+    "acceptance": 0.7,
+    "draft_cost": None,
+}
+"""Defaults of an engine's settings, by the names of options."""
+SAME_NAME = (
+    "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size", "long_prefill_token_threshold", "start_at",
+)  # fmt: skip
+MAX_FILES = 2  # in the line on where settings come from
 
 
 @dataclass(frozen=True)
@@ -63,6 +85,44 @@ class KnownSettings:
     notes: Sequence[SettingNote] = ()  # remarks for the user
     # Whether to pad decode steps to captured graphs; False if the measured steps include the padding
     padded_graphs: bool = True
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """How an engine is set up. files: sources that name a setting.
+
+    origin: source of each setting: a file, "given", "observed" (counted in the steps), "vLLM's default", "assumed".
+    """
+
+    settings: EngineSettings
+    origin: Mapping[str, str]
+    notes: Sequence[SettingNote] = ()
+    files: Sequence[str] = ()
+
+    def is_known(self, setting: str) -> bool:
+        """Whether some source names a setting."""
+        return self.origin.get(setting, ASSUMED) not in UNNAMED
+
+    @property
+    def line(self) -> str:
+        """The settings that decide, and where they come from; empty where options name them all."""
+        if not self.files or all(source in (GIVEN, ASSUMED) for source in self.origin.values()):
+            return ""
+        one = self.settings
+        parts = [
+            f"{one.kv_blocks:,} KV blocks of {one.block_size}",
+            f"{one.max_num_seqs:,} requests and {one.max_num_batched_tokens:,} tokens a step at most",
+            ("asynchronous" if one.asynchronous else "synchronous")
+            + (" (assumed; --synchronous if not)" if self.origin.get("synchronous") == ASSUMED else ""),
+        ]
+        if one.cached_share:
+            parts.append(f"{format_percent(100 * one.cached_share)} of prompts cached")
+        if one.speculation.draft_tokens:
+            drafts = one.speculation
+            accepted = format_percent(100 * drafts.acceptance)
+            parts.append(f"{drafts.draft_tokens} draft tokens, accepted one after the other with {accepted}")
+        more = f" and {len(self.files) - MAX_FILES} more" if len(self.files) > MAX_FILES else ""
+        return f"Engine: {', '.join(parts)} (from {', '.join(self.files[:MAX_FILES])}{more})."
 
 
 def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSettings:
@@ -137,3 +197,24 @@ def acceptance_of(gain: float, k: int) -> float:
     if not 0 < gain < k:
         return float(gain >= k)
     return float(brentq(lambda a: sum(a**i for i in range(1, k + 1)) - gain, 0.0, 1.0, xtol=1e-14))
+
+
+def set_up_engine(
+    known: KnownSettings, chosen: Mapping[str, Any], named: Mapping[str, Any], batching: str
+) -> EngineSetup:
+    """Return the engine with the chosen settings (times in ms), of which options name some. Raises WrongUsage."""
+    remedy = "Divide `KV cache size: ... tokens` in the engine's log by the block size: 16 tokens, 128 on a CPU."
+    refuse("kv_blocks" not in chosen, "the size of the KV cache is required", "--kv-blocks", remedy)
+    drafts = 0 if batching == "static" and "draft_tokens" not in named else chosen["draft_tokens"]
+    settings = EngineSettings(
+        batching=batching,
+        asynchronous=not chosen["synchronous"],
+        swap_ms_per_token=chosen["swap"],
+        cached_share=chosen["prefix_hit_rate"],
+        speculation=Speculation(drafts, chosen["acceptance"], chosen["draft_cost"] or 0.0),
+        prefix_cache="prefix_hit_rate" not in named,  # a given rate replaces the recorded contents of prompts
+        padded_graphs=known.padded_graphs,
+        **{name: chosen[name] for name in SAME_NAME},
+    )
+    origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
+    return EngineSetup(settings, origin, [note for note in known.notes if note.setting not in named], known.files)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import latfit
-from latfit.api import many_fits
 from latfit.errors import BadInput, WrongUsage
+from latfit.fitting import many_fits
 from latfit.fitting.problem import FitOptions
 from latfit.fitting.uncertainty.intervals import DoubtOptions
 from latfit.trace.table import Trace
@@ -66,7 +66,7 @@ def test_an_error_in_one_fit_is_recorded_and_one_in_all_is_raised(monkeypatch: p
 def test_a_process_that_dies_costs_its_system_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many_fits, "SERVE", "import sys; sys.exit(1)")
     task = many_fits.FitTask(Trace(planted(1)), FitOptions("linear"), DoubtOptions(), {}, {})
-    outcomes = dict(many_fits.all_done(lambda number: task, 3, workers=2))
+    outcomes = dict(many_fits.fit_all(lambda number: task, 3, workers=2))
     assert len(outcomes) == 3
     assert all(isinstance(outcome, RuntimeError) for outcome in outcomes.values())
 

@@ -13,18 +13,20 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from latfit.errors import LatfitError, first_line
-from latfit.messages import Message
+from latfit.fitting.fit import fit_trace
+from latfit.fitting.model_selection import is_auto
+from latfit.fitting.problem import FitOptions
+from latfit.fitting.shortlist import Shortlist, shortlist_of
+from latfit.fitting.uncertainty.intervals import DoubtOptions
+from latfit.messages import message
 from latfit.model import FitResult, FitStatus
 from latfit.threads import on_threads
 from latfit.trace import Trace
 
-if TYPE_CHECKING:
-    from latfit.fitting import DoubtOptions, FitOptions, Shortlist
-
-SERVE = "from latfit.api.many_fits import serve; serve()"
+SERVE = "from latfit.fitting.many_fits import serve; serve()"
 SEVERAL = 8  # systems from which processes pay; each takes half a second to start
 PROBED, MANY = 32, 100  # systems fitted with every candidate; number above which the others use a shortlist
 
@@ -39,16 +41,14 @@ class FitTask:
     """Everything needed to fit one system. shortlist: models to try, None for all."""
 
     rows: Trace
-    options: "FitOptions"
-    doubt: "DoubtOptions"
+    options: FitOptions
+    doubt: DoubtOptions
     data: dict[str, Any]
     provenance: dict[str, Any]
-    shortlist: "Shortlist | None" = None
+    shortlist: Shortlist | None = None
 
     def done(self) -> Outcome:
         """Return the fit, or the error that ended it."""
-        from latfit.fitting import fit_trace
-
         facts: dict[str, Any] = {"doubt": self.doubt, "data": self.data, "provenance": self.provenance}
         try:
             if self.shortlist is not None:
@@ -61,18 +61,16 @@ class FitTask:
             return error
 
 
-def failed(model: str, error: Exception) -> FitResult:
+def failed_fit(model: str, error: Exception) -> FitResult:
     """Return the fit record of an error."""
     found, remedy = f"{type(error).__name__}: {first_line(error)}", FitStatus.FAILED.remedy
     if isinstance(error, LatfitError):
         found, remedy = error.found, error.remedy
-    return FitResult(model, FitStatus.FAILED, {}, warnings=[Message("failed", found, remedy)])
+    return FitResult(model, FitStatus.FAILED, {}, warnings=[message("failed", found=found, remedy=remedy)])
 
 
-def all_done(task: Callable[[int], FitTask], systems: int, workers: int | None = None) -> Outcomes:
+def fit_all(task: Callable[[int], FitTask], systems: int, workers: int | None = None) -> Outcomes:
     """Yield the outcome of each system. workers: processes; None: one per core for SEVERAL or more systems, else 1."""
-    from latfit.fitting import is_auto, shortlist_of
-
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = cores if systems >= SEVERAL else 1

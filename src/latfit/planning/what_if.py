@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from latfit.api.engines import UNNAMED, USUAL, EngineSetup, engine_costs, engine_settings_of, named_settings
-from latfit.api.requests import RunningEngine
-from latfit.api.serving import UNLIMITED
-from latfit.metrics import Diagnosis, Interval, Reading, between
+from latfit.metrics import Interval, Reading, between
 from latfit.model import FitResult
-from latfit.planning import Evaluator, Stalls, Targets, stalls_of
-from latfit.simulation import EngineRun, EngineSettings, StepCosts, scaled_costs, serve
+from latfit.planning.serving.evaluate import Evaluator
+from latfit.planning.serving.result import Stalls
+from latfit.planning.serving.stalls import stalls_of
+from latfit.planning.serving.targets import Targets
+from latfit.simulation import EngineRun, EngineSettings, EngineSetup, StepCosts, scaled_costs, serve
 from latfit.units import format_ms, format_percent, number
 from latfit.validation import TOLERANCE, Check, PhaseSpeed, check_window, window_speed
 from latfit.workload import RecordedLoad, Requests, make_requests
@@ -35,6 +35,7 @@ MIN_CHANGE = 0.03  # relative change that is ignored
 MIN_SHARE = 0.8  # share of replications in which a figure must change in one direction
 LEVEL = 0.9  # share of replications that a range spans
 BISECTIONS = 12
+UNLIMITED = 50_000_000  # KV blocks of an engine whose cache is taken as unlimited
 CARRIED = 0.95  # completed share of the offered rate below which an engine is overloaded
 
 
@@ -127,32 +128,6 @@ class Fitted:
     def settings(self) -> EngineSettings:
         return self.setup.settings
 
-    def is_known(self, setting: str) -> bool:
-        """Whether some source names a setting, so that a change of it is meaningful."""
-        return self.setup.origin.get(setting, UNNAMED[0]) not in UNNAMED
-
-
-def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any]) -> Fitted:
-    """Return the engine that was read, with the costs of the request's fit. facts: settings that the server publishes.
-
-    Raises BadInput, FitNotUsable, WrongUsage.
-    """
-    costs, unmeasured, _, fits = engine_costs(request, scatter=True)
-    server, given = {**facts, **seen.last.facts}, named_settings(request)
-    if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
-        server["max_num_seqs"] = round(diagnosis.figures["running_most"] / diagnosis.engines)
-    if 0 < seen.count("prefix_hits") < seen.count("prefix_queries"):
-        given["prefix_hit_rate"] = seen.count("prefix_hits") / seen.count("prefix_queries")
-    setup = engine_settings_of(fits, server=server, usual={**USUAL, "kv_blocks": UNLIMITED}, **given)
-    found = Fitted(costs, setup, unmeasured, fits)
-    queues = diagnosis.binding == "unknown" and "max_num_seqs" not in diagnosis.limits
-    if queues and diagnosis.figures["running_most"] < found.settings.max_num_seqs * diagnosis.engines:
-        limit = "no source tells the sequence limit"
-        if found.is_known("max_num_seqs"):
-            limit = f"fewer run than the trace's limit of {found.settings.max_num_seqs:,}"
-        return replace(found, impossible=f"Requests wait, and {limit}: give --max-num-seqs as the engine has it")
-    return found
-
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
@@ -242,7 +217,7 @@ class WhatIf:
         now = self.engine.settings
         moved: list[tuple[str, int]] = []
         for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if self.engine.is_known(name):
+            if self.engine.setup.is_known(name):
                 moved += [(name, 2 * getattr(now, name)), (name, getattr(now, name) // 2)]
         if now.kv_blocks < UNLIMITED:
             moved.append(("kv_blocks", now.kv_blocks * 5 // 4))
@@ -260,7 +235,7 @@ class WhatIf:
     @cached_property
     def stalls(self) -> Stalls | None:
         """Stalls by long prompts beside the most requests that ran; None if the token budget is not known."""
-        if self.load is None or not self.engine.is_known("max_num_batched_tokens"):
+        if self.load is None or not self.engine.setup.is_known("max_num_batched_tokens"):
             return None
         fit = self.engine.fits[-1] if self.engine.fits else None
         costs = scaled_costs(self.engine.costs, self.factor, self.factor)

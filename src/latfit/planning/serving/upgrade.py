@@ -1,21 +1,15 @@
 """What a change of step times means for a load: replicas, price, SLO, and where the change comes from."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from latfit import reporting
-from latfit.api.fits import Fit
-from latfit.api.request import shared
-from latfit.api.requests import CompareRequest, EnginePlanRequest
-from latfit.api.serving import EnginePlan, plan_engine
 from latfit.fitting import read_columns_of
 from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
-from latfit.planning import Reached
+from latfit.planning.serving.result import Reached, ServingPlan
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
-from latfit.units import count_text, format_ms, number
+from latfit.units import count_text, number
 
 TAILS_PCT = (2.5, 97.5)
 
@@ -76,62 +70,10 @@ class Upgrade(Record, frozen=True, kw_only=True):
             found.append(f"As planned for {baseline} it {'meets' if met else 'misses'} the SLO: {outcome}.")
         return found
 
-    def table(self) -> "reporting.Table":
-        """Return where the change of step times comes from."""
-        rows = [
-            (
-                each.step,
-                f"{each.B:,}",
-                f"{each.S:,}",
-                format_ms(each.before_ms),
-                _signed(each.change_ms),
-                "-" if each.interval_ms is None else " to ".join(map(_signed, each.interval_ms)),
-                _signed(each.fixed_ms),
-                _signed(each.growing_ms),
-            )
-            for each in self.changes
-        ]
-        smallest = f"at B = {self.changes[0].smallest_batch:,}"
-        columns = ("step", "B", "S", "before", "change", "95 % interval", smallest, "beyond it")
-        return reporting.Table(f"Steps at this load, {self.source}", columns, rows, words=("step",))
 
-
-def _signed(value_ms: float) -> str:
-    return f"{'-' if value_ms < 0 else '+'}{format_ms(abs(value_ms))}"
-
-
-def compare_plans(request: CompareRequest, names: Sequence[str], fits: Sequence[Fit]) -> list[Upgrade]:
-    """Plan the load of a request with each fit, the baseline first, and compare. Raises WrongUsage, BadInput."""
-    plans = [_plan(request, fit) for fit in fits]
-    (first, *others), (first_fit, *other_fits) = plans, fits
-    found = []
-    for name, plan, fit in zip(names[1:], others, other_fits, strict=True):
-        as_before: Sequence[Reached] = ()
-        if first.feasible and first.replicas is not None:
-            settings = {key: value for key, value in first.engine.items() if value is not None}
-            as_before = _plan(request, fit, replicas=first.replicas, engine=settings).result.targets
-        found.append(
-            Upgrade(
-                source=name,
-                load=first.result.load,
-                baseline_replicas=first.replicas,
-                replicas=plan.replicas,
-                as_before=as_before,
-                baseline_price_per_hour=first.result.cost.price_per_hour,
-                price_per_hour=plan.result.cost.price_per_hour,
-                changes=_step_changes(first, first_fit.result, fit.result),
-            )
-        )
-    return found
-
-
-def _plan(request: CompareRequest, fit: Fit, **more: Any) -> EnginePlan:
-    return plan_engine.of(shared(EnginePlanRequest, request, fit=fit, force=True, **more))
-
-
-def _step_changes(plan: EnginePlan, first: FitResult, other: FitResult) -> list[StepChange]:
+def compare_steps(plan: ServingPlan, first: FitResult, other: FitResult) -> list[StepChange]:
     """Compare typical steps at the batch that the baseline's plan runs: decode, and with a prompt chunk."""
-    summary, engine = plan.result.outcome, plan.result.engine
+    summary, engine = plan.outcome, plan.engine
     if summary is None or engine is None:
         return []
     low = max(int(fit.domain["B"][0]) for fit in (first, other))
