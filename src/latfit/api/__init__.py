@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from latfit.api.predictions import Evaluation as Evaluation, Predicted as Predicted
     from latfit.api.promises import LedgerAnswer as LedgerAnswer, add_to_ledger as add_to_ledger, ledger as ledger
     from latfit.api.quantities import values_of as values_of
-    from latfit.api.reading import data_line as data_line, read as read
+    from latfit.api.reading import read as read
     from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import (
         Examination as Examination,

@@ -24,7 +24,7 @@ from latfit.api.predictions import (
     steps_from,
 )
 from latfit.api.quantities import by_name, percent
-from latfit.api.reading import data_line, host_line, read_timed
+from latfit.api.reading import read_timed
 from latfit.api.request import verb
 from latfit.api.requests import FitEachRequest, FitRequest, PredictRequest, ReadRequest, Time
 from latfit.catalogue import PREFIX
@@ -96,7 +96,7 @@ class Fit(Answer):
     @property
     def time_line(self) -> str:
         """By how much the period exceeds the engine's own time; empty below 5 %."""
-        return host_line(self.result.data.more)
+        return reporting.host_line(self.result.data.more)
 
     @property
     def warnings(self) -> list[Message]:
@@ -149,7 +149,7 @@ class Fit(Answer):
 
     @property
     def lines(self) -> list[str]:
-        found = [data_line(self.result.data.to_json()), self.time_line, self.range_line if self.ok else ""]
+        found = [reporting.data_line(self.result.data.to_json()), self.time_line, self.range_line if self.ok else ""]
         if self.result.bootstrap:
             found.append(f"{self.result.bootstrap['resamples']:,} resampled fits kept.")
         return [line for line in found if line]

@@ -10,7 +10,7 @@ import numpy as np
 
 from latfit import reporting
 from latfit.api.answer import Answer, PlainAnswer, State, data_frame
-from latfit.api.reading import columns_in, data_line
+from latfit.api.reading import columns_in
 from latfit.api.request import ignored
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.fitting import Sensitivity, evaluate as score, predict, same_machine
@@ -213,7 +213,7 @@ class Evaluation(Answer):
             for level, share in self.scores["interval_coverage"].items()
         ]
         outside = f"{self.scores['outside_domain']:,} steps outside the measured range"
-        return [data_line(self.data), f"Coverage: {', '.join([*shares, outside])}."]
+        return [reporting.data_line(self.data), f"Coverage: {', '.join([*shares, outside])}."]
 
     @property
     def messages(self) -> list[Message]:

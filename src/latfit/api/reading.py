@@ -11,10 +11,9 @@ from latfit.api.request import given_in, ignored, shared, verb
 from latfit.api.requests import ReadRequest, Time
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.files import check_writable
-from latfit.units import format_percent, parse_duration_ms
+from latfit.units import parse_duration_ms
 
 TABLE = "the table"  # what errors call a table in memory
-MIN_HOST_SHARE = 0.05  # of T; below it the host's time is not reported
 
 
 @verb(ReadRequest)
@@ -115,27 +114,3 @@ def columns_in(source: Any, required: Sequence[str]) -> trace.Trace:
         return trace.read_columns(trace.open_source(source), required)
     with located(TABLE):
         return trace.typed_columns(table_of(source), required)
-
-
-def data_line(facts: Mapping[str, Any]) -> str:
-    """`Read 120,431 rows, used 118,002; dropped 1,204 cold_start, 998 zero_time; marked 31 outlier.`"""
-    if facts.get("rows_read") is None:
-        return "No rows were read."
-    parts = [f"Read {facts['rows_read']:,} rows, used {facts['rows_used']:,}"]
-    for word in ("dropped", "marked"):
-        counts = ", ".join(f"{n:,} {reason}" for reason, n in facts.get(word, {}).items())
-        parts += [f"{word} {counts}"] if counts else []
-    return "; ".join(parts) + "."
-
-
-def host_line(facts: Mapping[str, Any]) -> str:
-    """`The period from one step to the next exceeds T_ms by 21 % (decode), ...`; empty below MIN_HOST_SHARE."""
-    shares = {phase: each["period_ms"] / each["T_ms"] - 1.0 for phase, each in facts.get("host", {}).items()}
-    longer = [f"{format_percent(100 * share)} ({phase})" for phase, share in shares.items() if share > MIN_HOST_SHARE]
-    if not longer:
-        return ""
-    fitted = "The period was fitted" if facts.get("time") == trace.PERIOD else "T_ms was fitted all the same"
-    return (
-        f"The period from one step to the next exceeds T_ms by {', '.join(longer)}: scheduling and output handling,"
-        f" which the engine's own time leaves out. {fitted}."
-    )

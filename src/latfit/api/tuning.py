@@ -1,5 +1,6 @@
 """`tune`: settings of a running engine for a load and its SLOs, found by measuring, planning and measuring again."""
 
+import math
 import re
 import shlex
 import time

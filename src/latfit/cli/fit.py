@@ -191,8 +191,7 @@ def feasible_sla(fit: "Fit", least_ms: float = SLA_MS) -> str:
 
 def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
     """Print a row for each system; those without a usable fit last, with the reason."""
-    from latfit.api import data_line
-    from latfit.reporting import fits_table
+    from latfit.reporting import data_line, fits_table
 
     ordered = sorted(stored, key=lambda each: each.problem is not None)
     shown = ordered if verbose else ordered[:MAX_ROWS]

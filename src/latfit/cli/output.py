@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from latfit.reporting import Table
 
 MAX_WARNINGS = 2  # without --verbose
-MIN_WORD_COLUMN = 12  # letters that a column of words keeps on a narrow terminal
-WIDEST = 1000
 NUMBER_AND_UNIT = re.compile(r"(\d) (%|(?:ns|µs|ms|s|min|h|req/s)\b)")  # what stays on one line
 COLOURS = {"good": typer.colors.GREEN, "doubt": typer.colors.YELLOW, "bad": typer.colors.RED}
 LABEL_COLOURS = {"error": typer.colors.RED, "warning": typer.colors.YELLOW, "hint": typer.colors.CYAN}
@@ -116,32 +114,12 @@ def print_json(document: Any) -> None:
 
 
 def print_table(table: "Table") -> None:
-    """Print a table: words align left, numbers right; a line longer than the terminal stays whole."""
+    """Print a table as wide as the terminal, or wider where numbers need it."""
     from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table as RichTable
 
-    shown = RichTable(box=None, pad_edge=False, show_header=any(map(str.strip, table.columns)))
-    for i, column in enumerate(table.columns):
-        widest = max(len(column), *(len(row[i]) for row in table.rows), 0)
-        left = i == 0 or column in table.words
-        whole = i == 0 or (bool(table.words) and not left)  # where words can give way, numbers stay whole
-        least = widest if whole else min(widest, MIN_WORD_COLUMN) if left else None
-        justify: Literal["left", "right"] = "left" if left else "right"
-        shown.add_column(styled(column), justify=justify, overflow="fold", no_wrap=whole, min_width=least)
-    for row in table.rows:
-        shown.add_row(*map(styled, row))
-    console = Console()
-    needed = Measurement.get(console, console.options.update(max_width=WIDEST), shown).minimum
-    if needed > console.width:
-        console = Console(width=needed)
-    with console.capture() as captured:
-        if table.caption:
-            console.print(styled(table.caption, "bold"))
-        console.print(shown)
-        if table.note:
-            console.print(styled(table.note, "dim"))
-    _print("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+    from latfit.reporting import table_text
+
+    _print(table_text(table, Console()))
 
 
 def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True, kind: str = "warning") -> None:

@@ -40,9 +40,9 @@ def ingest(
     """
     import numpy as np
 
-    from latfit.api import data_line
     from latfit.files import check_writable
     from latfit.provenance import run_facts
+    from latfit.reporting import data_line
     from latfit.trace import check_trace_name, data_facts, reading_notes, write_trace
 
     sources = [Path(each) for each in request.source]
@@ -88,8 +88,8 @@ def show(
 
     Example: latfit trace show trace.parquet --figure coverage.png
     """
-    from latfit.api import data_line
     from latfit.files import check_writable
+    from latfit.reporting import data_line
     from latfit.trace import coverage_of, data_facts, reading_notes
 
     if figure is not None:

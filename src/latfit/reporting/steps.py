@@ -9,8 +9,10 @@ from latfit.model import FitResult
 from latfit.reporting.fit.tables import LINEAR, parameters
 from latfit.reporting.format import count, of_share, signed_percent, span
 from latfit.reporting.table import Table, facts_table, make_table
-from latfit.trace import Coverage
+from latfit.trace import PERIOD, Coverage
 from latfit.units import format_ms, format_percent, number
+
+MIN_HOST_SHARE = 0.05  # of T; below it the host's time is not reported
 
 
 def _precise_ms(time_ms: float) -> str:
@@ -154,4 +156,28 @@ def fits_table(fits: Sequence[tuple[str, FitResult]]) -> Table:
         ("CV MAPE", lambda each: each[1].cross_validation.mape_pct, format_percent),
         ("linear baseline", lambda each: each[1].baselines.get("linear", LINEAR).cv.mape_pct, format_percent),
         note="CV MAPE: cross-validated mean absolute percentage error.",
+    )
+
+
+def data_line(facts: Mapping[str, Any]) -> str:
+    """`Read 120,431 rows, used 118,002; dropped 1,204 cold_start, 998 zero_time; marked 31 outlier.`"""
+    if facts.get("rows_read") is None:
+        return "No rows were read."
+    parts = [f"Read {facts['rows_read']:,} rows, used {facts['rows_used']:,}"]
+    for word in ("dropped", "marked"):
+        counts = ", ".join(f"{n:,} {reason}" for reason, n in facts.get(word, {}).items())
+        parts += [f"{word} {counts}"] if counts else []
+    return "; ".join(parts) + "."
+
+
+def host_line(facts: Mapping[str, Any]) -> str:
+    """`The period from one step to the next exceeds T_ms by 21 % (decode), ...`; empty below MIN_HOST_SHARE."""
+    shares = {phase: each["period_ms"] / each["T_ms"] - 1.0 for phase, each in facts.get("host", {}).items()}
+    longer = [f"{format_percent(100 * share)} ({phase})" for phase, share in shares.items() if share > MIN_HOST_SHARE]
+    if not longer:
+        return ""
+    fitted = "The period was fitted" if facts.get("time") == PERIOD else "T_ms was fitted all the same"
+    return (
+        f"The period from one step to the next exceeds T_ms by {', '.join(longer)}: scheduling and output handling,"
+        f" which the engine's own time leaves out. {fitted}."
     )

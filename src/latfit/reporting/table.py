@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from markupsafe import Markup, escape
 
+from latfit.errors import printable
 from latfit.units import format_ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import Console
 
 Column = tuple[str, str | Callable[[Any], Any]] | tuple[str, str | Callable[[Any], Any], Callable[[Any], str]]
 """Name, value (an attribute or a function of the row's record), and how to write the value; None is an empty cell."""
@@ -22,6 +24,8 @@ State = Literal["good", "doubt", "bad"]
 STATE_COLOURS = {"good": "#0a6a39", "doubt": "#b87a00", "bad": "#a5002f"}
 CARD_DPI = 110
 MAX_CARD_ROWS = 8  # a longer table hides the figure of a card
+MIN_WORD_COLUMN = 12  # letters that a column of words keeps on a narrow terminal
+WIDEST = 1000
 BROAD = 4  # columns above which a table takes the page's whole width
 
 _QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
@@ -107,18 +111,34 @@ def named_facts(facts: Sequence[tuple[str, str]]) -> Table:
     return Table("", ("", " "), facts, words=(" ",))
 
 
-def table_text(table: Table) -> str:
-    """Return the table in lines, its caption first if it has one."""
-    cells = [list(table.columns), *map(list, table.rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    left = [i == 0 or name in table.words for i, name in enumerate(table.columns)]
-    lines = [
-        "  ".join(
-            cell.ljust(wide) if words else cell.rjust(wide) for cell, wide, words in zip(row, widths, left, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join(filter(str.strip, [table.caption, *lines, table.note]))
+def table_text(table: Table, console: "Console | None" = None) -> str:
+    """Return the table in lines, its caption first. console: columns of words give way to its width, numbers do not."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    console = console or Console(width=WIDEST, color_system=None, force_terminal=False)
+    shown = RichTable(box=None, pad_edge=False, show_header=any(map(str.strip, table.columns)))
+    for i, column in enumerate(table.columns):
+        widest = max(len(column), *(len(row[i]) for row in table.rows), 0)
+        left = i == 0 or column in table.words
+        whole = i == 0 or (bool(table.words) and not left)
+        least = widest if whole else min(widest, MIN_WORD_COLUMN) if left else None
+        justify: Literal["left", "right"] = "left" if left else "right"
+        shown.add_column(Text(printable(column)), justify=justify, overflow="fold", no_wrap=whole, min_width=least)
+    for row in table.rows:
+        shown.add_row(*(Text(printable(each)) for each in row))
+    needed = Measurement.get(console, console.options.update(max_width=WIDEST), shown).minimum
+    if needed > console.width:
+        console = Console(width=needed)
+    with console.capture() as captured:
+        if table.caption:
+            console.print(Text(printable(table.caption), style="bold"))
+        console.print(shown)
+        if table.note:
+            console.print(Text(printable(table.note), style="dim"))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def table_html(table: Table) -> Markup:

@@ -16,7 +16,7 @@ from latfit.api.requests import ServeRequest
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from latfit.live import Router, RouterOptions
 from latfit.policies import Settings
-from latfit.units import format_ms, parse_bytes
+from latfit.units import count_text, format_ms, parse_bytes
 
 if TYPE_CHECKING:
     from latfit.live import Front
