@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     )
     from latfit.reporting.plan.summary import PlanSummary as PlanSummary, plan_summary as plan_summary
     from latfit.reporting.plan.tables import plan_tables as plan_tables
+    from latfit.reporting.running import (
+        BINDING as BINDING,
+        REMEDY as REMEDY,
+        describe_machine as describe_machine,
+        load_line as load_line,
+        what_if_lines as what_if_lines,
+        window_lines as window_lines,
+    )
     from latfit.reporting.simulation.brief import (
         Verdict as Verdict,
         distinct as distinct,

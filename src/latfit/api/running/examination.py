@@ -15,28 +15,13 @@ from latfit.api.request import verb
 from latfit.api.requests import DoctorRequest, RunningEngine
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
-from latfit.planning import LEVEL, REPLICATIONS, UNLIMITED, Fitted, WhatIf
+from latfit.planning import UNLIMITED, Fitted, WhatIf
 from latfit.profiling import inventory
 from latfit.simulation import USUAL_SETTINGS
-from latfit.units import format_bytes, format_ms, format_percent, format_rate, number
-from latfit.validation import TOLERANCE
+from latfit.units import format_ms, number
 
 EVERY_S = 1.0
 MIN_READINGS = 2
-BINDING = {
-    "idle": "is idle",
-    "sequences": "is limited by max_num_seqs",
-    "kv_cache": "is limited by its KV cache",
-    "token_budget": "is limited by max_num_batched_tokens",
-    "steps": "is not held back by any limit",
-    "unknown": "has an unexplained queue",
-}
-REMEDY = {
-    "sequences": "raise max_num_seqs",
-    "kv_cache": "give it more KV cache",
-    "token_budget": "raise max_num_batched_tokens",
-}
-"""What to do, by what binds."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -59,15 +44,15 @@ class Examination(Answer):
     def verdict(self) -> str:
         """What binds, what was measured and what to do, in a line to quote."""
         found, told = self.diagnosis, self.diagnosis.figures
-        parts = [f"{found.engine} at {self.server} {BINDING[found.binding]}"]
+        parts = [f"{found.engine} at {self.server} {reporting.BINDING[found.binding]}"]
         if found.binding != "idle" and math.isfinite(told["running"] + told["tpot_ms"]):
             parts.append(f"{number(told['running'], 2)} requests at once at {format_ms(told['tpot_ms'])} TPOT")
         if self.users is not None:
             parts.append(f"up to {self.users[0]:,} within {format_ms(self.users[1])}")
         if self.diagnosis.growing:
             parts.append("add replicas")
-        elif found.binding in REMEDY:
-            parts.append(REMEDY[found.binding])
+        elif found.binding in reporting.REMEDY:
+            parts.append(reporting.REMEDY[found.binding])
         return f"{'; '.join(parts)}."
 
     @property
@@ -76,22 +61,6 @@ class Examination(Answer):
         states: dict[str, State] = {"idle": "doubt", "unknown": "doubt", "steps": "good"}
         return "bad" if self.gone else states.get(self.diagnosis.binding, "bad")
 
-    def _describe_load(self) -> str:
-        """Return the load and its mean times."""
-        told = self.diagnosis.figures
-        parts = []
-        if math.isfinite(told["arrived_per_s"]):
-            parts.append(f"{format_rate(told['arrived_per_s'])} arriving")
-        if math.isfinite(told["prompt_tokens"]):
-            parts.append(f"{number(told['prompt_tokens'], 3)} in / {number(told['output_tokens'], 3)} out tokens")
-        if math.isfinite(told["generated_per_s"]):
-            parts.append(f"{number(told['generated_per_s'], 3)} output tokens/s")
-        if math.isfinite(told["T_ms"]):
-            parts.append(f"step {format_ms(told['T_ms'])} at B = {number(told['B'], 3)}, S = {number(told['S'], 3)}")
-        times = {"TTFT": told["ttft_ms"], "queueing": told["queue_ms"], "TPOT": told["tpot_ms"]}
-        parts += [f"{name} {format_ms(value)}" for name, value in times.items() if math.isfinite(value)]
-        return f"Means of {number(told['seconds'], 3)} s: {', '.join(parts) or 'nothing was counted'}."
-
     @property
     def lines(self) -> list[str]:
         gone = f"After {format_ms(1e3 * self.seen.seconds)} it {self.gone}; the figures are from before."
@@ -99,53 +68,16 @@ class Examination(Answer):
         if self.diagnosis.binding == "idle":
             return lines
         speed = None if self.what_if is None else self.what_if.speed
-        lines += [self._describe_load(), *([speed.sentence] if speed is not None and speed.has_changed else [])]
-        lines += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
-        return [*lines, *self._simulated()]
-
-    def _simulated(self) -> list[str]:
-        what_if = self.what_if
-        if what_if is None:
-            return ["To quantify a change: --fit FIT, which latfit record writes."]
-        engine = what_if.engine
-        unknown = [name for name in MOVED if what_if.believed and not engine.setup.is_known(name)]
-        settings = [*filter(None, [engine.setup.line]), *engine.unmeasured]
-        settings += [note.sentence for note in engine.setup.notes if note.setting not in unknown]
-        if not what_if.believed:
-            return [f"No advice by the fit: {what_if.refusal}.", *settings]
-        agreed = ", ".join(each.sentence for each in what_if.checks)
-        tolerance, level = format_percent(100 * TOLERANCE), format_percent(100 * LEVEL)
-        lines = [
-            f"Simulated at this load and speed (ranges: {level} of {REPLICATIONS} runs):",
-            *_changes(what_if),
-            *([] if what_if.stalls is None else [f"Stall: {reporting.stall_text(what_if.stalls)}."]),
-            f"The simulation matches the server within {tolerance}: {agreed}.",
+        lines += [
+            reporting.load_line(self.diagnosis),
+            *([speed.sentence] if speed is not None and speed.has_changed else []),
         ]
-        if unknown:
-            options = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
-            lines.append(f"Not varied, as unknown: {', '.join(unknown)}. {options} sets it.")
-        return [*lines, *settings]
+        lines += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
+        return [*lines, *reporting.what_if_lines(self.what_if)]
 
     def to_json(self) -> dict[str, Any]:
         about = {"server": self.server, "verdict": self.verdict, "gone": self.gone or None}
         return {**about, **self.diagnosis.to_json(), "simulated": self.what_if and _simulated_json(self.what_if)}
-
-
-def _changes(what_if: WhatIf) -> list[str]:
-    """Return a line for each change with an effect, and one for all others."""
-    lines: list[str] = []
-    without_effect: dict[str, list[str]] = {}
-    for change in what_if.changes:
-        present = f"{change.setting} {number(getattr(what_if.engine.settings, change.setting))}"
-        effect = change.effect(what_if.now)
-        if effect == "nothing":
-            without_effect.setdefault(present, []).append(number(change.value))
-        else:
-            lines.append(f"  {present} -> {number(change.value)} {effect}: {change.compared(what_if.now)}")
-    if without_effect:
-        listed = "; ".join(f"{present} -> {' or '.join(values)}" for present, values in without_effect.items())
-        lines.append(f"  no effect: {listed}")
-    return lines
 
 
 def _simulated_json(what_if: WhatIf) -> dict[str, Any]:
@@ -161,10 +93,6 @@ def _simulated_json(what_if: WhatIf) -> dict[str, Any]:
         "settings_from": dict(what_if.engine.setup.origin),
         "notes": [*what_if.engine.unmeasured, *(each.sentence for each in what_if.engine.setup.notes)],
     }
-
-
-MOVED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")
-"""Settings that are moved where they are known."""
 
 
 @verb(DoctorRequest)
@@ -254,22 +182,5 @@ def _read_one_run(
 def examine_machine() -> PlainAnswer:
     """Return what this machine has and lacks; nothing is measured and nothing heavy imported."""
     found = inventory()
-    machine, isa = found.machine, found.isa
-    usable = len(machine["affinity"] or [])
-    shared = "" if usable == machine["cores"] else f", {usable} of them usable"
-    quota = "" if machine["cpu_quota"] is None else f", a quota of {number(machine['cpu_quota'], 3)}"
-    no_amx = f"; no AMX: {isa['amx']}" if isa["amx"] else ""
-    memory, free = (format_bytes(size) if size else "unknown" for size in (machine["memory_bytes"], found.free_bytes))
-    gpus = [f"{gpu.name}{f', {format_bytes(gpu.memory_bytes)}' if gpu.memory_bytes else ''}" for gpu in found.gpus]
-    versions = [f"{name} {version}" for name, version in found.packages.items() if version]
-    ready = [each.name for each in found.features if each.ready]
-    lines = [
-        f"CPU: {machine['cpu']}, {machine['cores']} cores{shared}{quota}.",
-        f"Instructions: {', '.join(name for name, why in isa.items() if not why) or 'none known'}{no_amx}.",
-        f"Memory: {memory}, {free} free. GPU: {'; '.join(gpus) or 'none found'}.",
-        f"{machine['os']}, Python {machine['python']}; {', '.join(versions) or 'no extras installed'}.",
-        f"  ready: {'; '.join(ready)}.",
-    ]
-    lines += [f"  missing: {each.name}: {each.missing}. {each.remedy}" for each in found.features if not each.ready]
-    verdict = f"{len(ready)} of {len(found.features)} features are ready on this machine."
+    verdict, lines = reporting.describe_machine(found)
     return PlainAnswer(found, verdict, lines=lines)

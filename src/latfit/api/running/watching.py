@@ -7,22 +7,22 @@ from dataclasses import asdict, dataclass, replace
 from time import monotonic
 from typing import Any
 
+from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.engines import named_settings
 from latfit.api.quantities import duration as in_ms
 from latfit.api.request import verb
 from latfit.api.requests import WatchRequest
-from latfit.api.running.examination import BINDING, check_limit, fitted_engine, slo_of
+from latfit.api.running.examination import check_limit, fitted_engine, slo_of
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Buckets, Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
 from latfit.planning import WhatIf
-from latfit.units import format_ms, format_percent, format_rate, number
+from latfit.units import format_ms
 from latfit.validation import PhaseSpeed
 
 AGAIN_S = 30.0  # after so long the capacity is predicted anew, for the load there is then
 SOON_S = 5.0  # after so long where it was not known
 ENOUGH_S = 8.0  # a load that was seen for less is too uncertain
-FEW = 20  # requests below which a 99th percentile is the slowest of them
 FOREVER_S = 1e9
 
 
@@ -48,7 +48,7 @@ class Snapshot(Answer):
     def verdict(self) -> str:
         if self.problem:
             return f"{self.server} {self.problem}; the figures are its last."
-        return f"{self.diagnosis.engine} at {self.server} {BINDING[self.diagnosis.binding]}."
+        return f"{self.diagnosis.engine} at {self.server} {reporting.BINDING[self.diagnosis.binding]}."
 
     @property
     def state(self) -> State:
@@ -73,56 +73,10 @@ class Snapshot(Answer):
 
     @property
     def lines(self) -> list[str]:
-        figures, now = self.diagnosis.figures, self.seen.last
-        cache = "KV cache use unknown"
-        if math.isfinite(figures["kv_usage"]):
-            cache = f"KV cache at most {format_percent(100 * figures['kv_usage'])} full"
-        requests = "requests not counted"
-        if not math.isnan(figures["arrived_per_s"]):
-            requests = (
-                f"{format_rate(figures['arrived_per_s'])} arrived, {format_rate(figures['finished_per_s'])} completed"
-            )
-        tokens = [f"{number(figures[name], 3)}/s" for name in ("prefill_per_s", "generated_per_s")]
-        return [
-            f"last {number(figures['seconds'], 3)} s: {requests}; tokens {tokens[0]} in, {tokens[1]} out",
-            f"now: {number(now.running)} running, {number(now.waiting)} waiting; {cache}",
-            self._tail("TTFT", "ttft", self.ttft_slo_ms),
-            self._tail("TPOT", "tpot", self.tpot_slo_ms),
-            f"limit: {self.diagnosis.why}",
-            *([f"speed: {self.speed.sentence}"] if self.speed is not None and self.speed.has_changed else []),
-            self._capacity(),
-            self._setting(),
-        ]
-
-    def _tail(self, title: str, name: str, limit: float) -> str:
-        found = self._histogram(name)
-        if found is None:
-            return f"{title}: no request in this time"
-        p99 = " to ".join(format_ms(edge) for edge in found.bucket(0.99))
-        few = f" (of {number(found.count)})" if found.count < FEW else ""
-        told = f"{title}: mean {format_ms(found.mean)}, p99 {p99}{few}"
-        if not math.isfinite(limit):
-            return told
-        low, high = (format_percent(100 * share) for share in found.share_within(limit))
-        if low == high:
-            return f"{told}; within {format_ms(limit)}: {low}"
-        return f"{told}; within {format_ms(limit)}: {low} to {high} (exact in recorded steps: latfit trace show FILES)"
-
-    def _capacity(self) -> str:
-        if math.isnan(self.capacity_per_s):
-            return f"capacity: {self.unknown}"
-        now = self.diagnosis.figures["arrived_per_s"]
-        used = format_percent(100 * now / self.capacity_per_s)
-        return f"capacity: {format_rate(self.capacity_per_s, down=True)} of such requests within the SLO; {used} used"
-
-    def _setting(self) -> str:
-        """Return the setting that would help."""
-        helps = [each for each in self.diagnosis.levers if each.effect == "helps"]
-        if helps:
-            return f"setting: {helps[0].setting}: {helps[0].why}"
-        if self.diagnosis.binding == "steps":
-            return "setting: none would help; only faster steps or less load would"
-        return "setting: the counters do not show one"
+        limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
+        times = {name.upper(): (self._histogram(name), limit) for name, limit in limits.items()}
+        capacity = self.capacity_per_s, self.unknown
+        return reporting.window_lines(self.diagnosis, self.seen, times, capacity, self.speed)
 
     def to_json(self) -> dict[str, Any]:
         slo = {}
