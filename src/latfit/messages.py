@@ -34,9 +34,10 @@ class Message(Record, frozen=True):
 
     @classmethod
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make messages of older files notes if their remedy says so."""
+        """Return a message of an older file with today's code, as a note if its remedy says so."""
+        found = {**document, "code": OLD_CODES.get(str(document.get("code")), document.get("code"))}
         note = str(document.get("remedy")).startswith(NO_ACTION)
-        return {"severity": Severity.NOTE, **document} if note else document
+        return {"severity": Severity.NOTE, **found} if note else found
 
     @property
     def needs_action(self) -> bool:
@@ -58,6 +59,7 @@ def note(text: str) -> Message:
 
 
 NO_ACTION = "No action needed."
+OLD_CODES = {"decode_only": "no_prefill", "impossible_steps": "outliers", "slow_steps": "outliers"}
 
 SEVERITIES: Mapping[str, Severity] = {
     "unsupported": Severity.UNSUPPORTED,

@@ -8,8 +8,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from latfit import reporting
 from latfit.api.answer import Answer, State, data_frame
 from latfit.api.fits import Fit, as_fit, check_usable, fit, fit_each, names_a_fit
@@ -19,15 +17,15 @@ from latfit.api.request import shared, verb
 from latfit.api.requests import CompareRequest, EnginePlanRequest, FitEachRequest, ReadRequest, Time
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.errors import BadInput, Regression, WrongUsage
-from latfit.fitting import Change, Measured, PhaseChange, RegionChange, Verdict, change_over_starts, changes_between
+from latfit.fitting import Compared, Measured, RegionChange, change_over_starts, changes_between
 from latfit.messages import Message, note
 from latfit.model import FitResult, fitted_identity
 from latfit.planning import Reached, Upgrade, compare_steps
 from latfit.records import Record
 from latfit.trace import check_one_system, facts_beside, facts_of, row_weights
-from latfit.units import format_percent, number
+from latfit.units import format_percent
 
-MAX_REGIONS = 3  # named in a verdict
+MAX_LABELS = 3  # systems named in an error
 MAX_SLOWER = 8  # runs named in an error
 MAX_IN_FULL = 2  # runs whose tables are shown; of more, verdicts alone
 MAX_VERDICTS = 8
@@ -35,69 +33,7 @@ MIN_STEPS = 8  # below this a source is no run to compare
 RECORDED_RUN = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")  # how a recorder of steps names a start of an engine
 MIN_STARTS = 2  # runs a side that show the variance between starts
 
-VERDICTS = {
-    "unclear": "not confirmed to be as fast as",
-    "slower": "slower than",
-    "slower within tolerance": "slower within the tolerance than",
-    "faster": "faster than",
-    "as fast": "as fast as",
-}
 STATES: dict[str, State] = {"slower": "bad", "unclear": "doubt"}
-
-
-class Compared(Change, frozen=True, kw_only=True):
-    """One run compared with the baseline.
-
-    verdict: as of its phases; two single starts cannot show that the code is slower or faster.  system: its name if
-    several are compared.  differs: what the two systems differ in.  one_start_each: both are single runs of different
-    starts, so the machine may explain a change.
-    """
-
-    source: str
-    baseline: str
-    verdict: Verdict
-    system: str = ""
-    differs: Sequence[str] = ()
-    one_start_each: bool = False
-
-    @classmethod
-    def of(cls, change: Change, *, one_start_each: bool = False, **facts: Any) -> "Compared":
-        unclear = one_start_each and change.gravest in ("slower", "faster")
-        verdict = "unclear" if unclear else change.gravest
-        return cls(**structs.asdict(change), verdict=verdict, one_start_each=one_start_each, **facts)
-
-    @property
-    def name(self) -> str:
-        return f"{self.source} ({self.system})" if self.system else self.source
-
-    @property
-    def sentence(self) -> str:
-        """The verdict and where the run became slower or faster."""
-        slower = [_place(region, phase) for phase in self.phases for region in phase.slower]
-        more = f" and {len(slower) - MAX_REGIONS} more" if len(slower) > MAX_REGIONS else ""
-        where = ", ".join(slower[:MAX_REGIONS]) + more
-        where = where or ", ".join(each.phase for each in self.phases if each.verdict == "faster")
-        if self.one_start_each and self.verdict == "unclear":
-            both = f"{self.name} and {self.baseline} are one start each"
-            return f"Not separable: {'slower' if slower else 'faster'} in {where}. {both}: the machine may cause it."
-        named = f" in {where}" if self.verdict in ("slower", "faster") else ""
-        return f"{self.name} is {VERDICTS[self.verdict]} {self.baseline}{named}."
-
-    def basis(self, tolerance_pct: float) -> str:
-        """Return what the verdict is based on."""
-        by_steps = [phase for phase in self.phases if phase.by == "steps"]
-        by_fits = [phase.phase for phase in self.phases if phase.by == "fits"]
-        parts = [f"{', '.join(by_fits)} by predictions of the fits"] if by_fits else []
-        if by_steps:
-            names = ("steps", "baseline_steps", "cells")
-            steps, baseline_steps, cells = (sum(getattr(phase, name) for phase in by_steps) for name in names)
-            parts.insert(0, f"{steps:,} steps with {baseline_steps:,} in {cells:,} common cells")
-        found = f"Compared {'; '.join(parts)}. Tolerance {format_percent(tolerance_pct)}, "
-        found += f"{len(self.tested)} phases and regions tested."
-        if self.starts is not None and self.start_sd_pct is not None:
-            starts = " and ".join(map(str, self.starts))
-            found += f" {starts} starts; starts differ by {format_percent(self.start_sd_pct)} (standard deviation)."
-        return found + f" Not in both runs: {', '.join(self.only_in_one)}." * bool(self.only_in_one)
 
 
 class ComparisonRecord(Record, frozen=True):
@@ -152,7 +88,7 @@ class Comparison(Answer):
     @property
     def sentences(self) -> list[str]:
         """The verdict on each but the baseline."""
-        return [each.sentence for each in self.compared]
+        return list(map(reporting.comparison_sentence, self.compared))
 
     @property
     def verdict(self) -> str:
@@ -175,10 +111,10 @@ class Comparison(Answer):
     def lines(self) -> list[str]:
         load_lines = [line for each in self.upgrades for line in each.sentences(self.baseline)]
         if len(self.compared) <= MAX_IN_FULL:
-            return [*(each.basis(self.tolerance_pct) for each in self.compared), *load_lines]
+            return [*(reporting.comparison_basis(each, self.tolerance_pct) for each in self.compared), *load_lines]
         worst_first = sorted(self.compared, key=lambda each: each.verdict != "slower")
         more = len(worst_first) - MAX_VERDICTS
-        shown = [each.sentence for each in worst_first[:MAX_VERDICTS]]
+        shown = list(map(reporting.comparison_sentence, worst_first[:MAX_VERDICTS]))
         return [*shown, *([f"... and {more:,} more: --json has them."] if more > 0 else []), *load_lines]
 
     @property
@@ -221,19 +157,6 @@ class Comparison(Answer):
         """The document of `--json`."""
         found = (self.tolerance_pct, self.compared, self.alone, self.upgrades)
         return ComparisonRecord(self.baseline, self.names[1:], *found)
-
-
-def _place(region: RegionChange, phase: PhaseChange) -> str:
-    """Return `decode`, or `mixed at B 16 to 64`."""
-    if region is phase:
-        return phase.phase
-    ends = [("B", region.B, phase.B), ("S", region.S, phase.S)]
-    parts = [
-        f"{name} {number(low)}" + f" to {number(high)}" * (high > low)
-        for name, (low, high), whole in (ends[:1] if region.B == region.S else ends)
-        if (low, high) != whole
-    ]
-    return f"{phase.phase} at {', '.join(parts)}" if parts else f"part of {phase.phase}"
 
 
 @verb(CompareRequest)
@@ -405,7 +328,7 @@ def _match(names: Sequence[str], systems: Sequence[Sequence[Fit]], *, by_path: b
         if key in by_key[0]
     ]
     if not pairs:
-        listed = " vs ".join("; ".join(_label(key) or "unnamed" for key in list(fits)[:MAX_REGIONS]) for fits in by_key)
+        listed = " vs ".join("; ".join(_label(key) or "unnamed" for key in list(fits)[:MAX_LABELS]) for fits in by_key)
         remedy = "Compare one of each with --where, or match them by columns: --path '{model}-tp{tp}'."
         raise BadInput(f"no system is in two sources: {listed}", remedy=remedy)
     everywhere = set.intersection(*map(set, by_key))

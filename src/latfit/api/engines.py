@@ -21,7 +21,6 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult, fitted_identity
 from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
-from latfit.units import format_rate
 from latfit.validation import no_prefill_warning, outside_warning
 from latfit.workload import ClosedLoad, Load, OpenLoad
 
@@ -55,19 +54,6 @@ class EngineSimulation(Simulation, WithPage):
 
     def plot(self) -> "Figure":
         return reporting.engine_figure(self.runs)
-
-    @property
-    def would_carry(self) -> str:
-        """What would carry a load that no run does, in a sentence."""
-        best = max(self.runs, key=lambda run: run.summary.throughput_per_s)
-        if best.routing.scaling is not None:
-            return "Ask for more replicas, or sooner; or lower the rate."
-        more = "Lower the rate, or give more --replicas, --kv-blocks or --max-num-seqs."
-        if best.prefill_replicas or not best.rate_per_s > 0:
-            return more
-        each = best.summary.throughput_per_s / best.routing.replicas
-        needed = math.floor(best.rate_per_s / each) + 1
-        return f"--replicas {needed} would carry it, at {format_rate(each, down=True)} each. {more}"
 
     @property
     def numbers(self) -> "Sequence[reporting.KeyNumber]":

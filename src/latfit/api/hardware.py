@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
@@ -107,17 +107,8 @@ class Hardware:
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:
         """Return every path as `latfit hardware show --json` has it."""
         note_unread_context(self.result, context)
-        return {
-            name: {
-                "source": "nominal" if path.nominal else "fitted",
-                "nominal": path.nominal.text if path.nominal else None,
-                "model": path.fit.name,
-                "price_per_hour": path.price_per_hour,
-                "ceiling": hardware.beside_the_fit(path.ceiling, path.fit).to_json() if path.ceiling.known else None,
-                "estimates": [asdict(row) for row in reporting.estimates(path, tokens_per_request, context)],
-            }
-            for name, path in self.result.paths.items()
-        }
+        paths = self.result.paths.items()
+        return {name: reporting.path_facts(path, tokens_per_request, context) for name, path in paths}
 
     def outside(self, tokens_per_request: int = 1, context: float | None = None) -> list[str]:
         """Return how far such batches lie outside what was measured, a sentence a path."""

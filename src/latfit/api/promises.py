@@ -14,9 +14,7 @@ from latfit.errors import BadInput
 from latfit.inputs import read_json
 from latfit.planning import ServingPlan
 from latfit.tuning import Tuning
-from latfit.units import count_text, format_percent
-
-NOMINAL_PCT = 95.0  # coverage that the intervals state
+from latfit.units import count_text
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -40,18 +38,7 @@ class LedgerAnswer(WithPage):
 
     @property
     def lines(self) -> list[str]:
-        found, coverage = [], self.result.coverage_pct
-        if coverage is not None:
-            share, (low, high) = coverage
-            found.append(
-                f"Stated intervals cover {format_percent(share)} of the testable percentiles (95 %:"
-                f" {format_percent(low)} to {format_percent(high)}), {format_percent(NOMINAL_PCT)} stated."
-            )
-        if other := len(self.result.entries) - len(self.result.counted):
-            found.append(f"Not counted, because of another load than planned: {count_text(other, 'run')}.")
-        if failed := sum(entry.failed for entry in self.result.counted):
-            found.append(f"{count_text(failed, 'request')} without an answer count as slower than any limit.")
-        return found
+        return reporting.ledger_lines(self.result)
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
         return [reporting.ledger_table(self.result, brief=brief)] if self.result.entries else []

@@ -22,9 +22,7 @@ Ranges = Mapping[str, tuple[float, float]] | Sequence[str] | None
 Progress = Callable[[float, int], None]
 Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
-Route = Annotated[
-    Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"], "Routing policy."
-]
+Route = Annotated[Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"], "Routing."]
 Service = Literal["fitted", "deterministic", "exponential"]
 StepTimes = Annotated[Literal["fitted", "deterministic"], "Step times: with noise, or the typical one."]
 Policies = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split|deadline"
@@ -33,33 +31,23 @@ Policies = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split
 Seed = Annotated[int, Option("Random seed.", min=0, max=MOST_SEED)]
 Force = Annotated[bool, Option("Proceed although the fit is of another machine or model.")]
 Hardware = Annotated[Any, Option("The machine's paths with their fits.", "--hardware", Path, "Machine")]
-Sources = Annotated[
-    Any, Option("Traces, engine logs, tables; globs; - for standard input.", kind=list[str], argument="TRACE")
-]
+Sources = Annotated[Any, Option("Traces, logs, tables; globs; - for stdin.", kind=list[str], argument="TRACE")]
 FitFile = Annotated[Path, Option("A fit file (NAME.fit.json).", argument="FIT")]
 Server = Annotated[str, Option("Address of the server, such as http://localhost:8000.", argument="URL")]
 Tokens = Annotated[int | None, Option("Tokens per request and step. Default: 1 (decode).", min=1)]
 Percentile = Annotated[float | str, Option("Percentile that must meet the SLA: of steps, or of responses.", kind=float)]
 RateOf = Annotated[str | None, Option("Arrival rate, such as 500/s.", panel="Load")]
 LengthsOf = Annotated[Any, Option("Prompt and output tokens: 2000:300[:VARIATION], or a file.", kind=str, panel="Load")]
-Sla = Annotated[
-    Duration | None, Option("Latency SLA, such as 20ms: per step; with --rate per request.", panel="Target")
-]
+Sla = Annotated[Duration | None, Option("SLA, such as 20ms: per step; with --rate per request.", panel="Target")]
 Context = Annotated[float | None, Option("Cached tokens of a request. Default: the median of the fit's trace.")]
 LawsOnly = Annotated[bool, Option("No noise: steps take their mean time, arrivals are Poisson.")]
-Arrivals = Annotated[
-    Any, Option("Recorded requests; plan also takes a rate over time (t_s, rate_per_s).", panel="Load")
-]
+Arrivals = Annotated[Any, Option("Recorded requests; in plan also rates over time (t_s, rate_per_s).", panel="Load")]
 TransferOf = Annotated[str | None, Option("Time to move a request or its KV cache: fixed plus per token, 2ms+1us.")]
 Ageing = Annotated[Duration | None, "Priority ageing: waiting time worth one class, such as 50ms."]
 PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument="PATH")]
 TraceFile = Annotated[Path, Option("Trace to write.")]
-Ttft = Annotated[
-    Duration | None, Option("SLO of TTFT: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target")
-]
-Tpot = Annotated[
-    Duration | None, Option("SLO of TPOT: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target")
-]
+Ttft = Annotated[Duration | None, Option("TTFT SLO: 500ms; plan also p95:500ms.", "--ttft --ttft-slo", panel="Target")]
+Tpot = Annotated[Duration | None, Option("TPOT SLO: 50ms; plan also p95:50ms.", "--tpot --tpot-slo", panel="Target")]
 WindowOf = Annotated[
     Duration | None, Option("Window length of --arrivals, such as 30min.", "--arrivals-window --window", panel="Load")
 ]
@@ -487,9 +475,7 @@ class SimulatedLoad(Request):
     )
 
 
-RatesOf = Annotated[
-    str | Sequence[str] | None, Option("Arrival rate, such as 500/s. Repeatable: one run each.", panel="Load")
-]
+RatesOf = Annotated[str | Sequence[str] | None, Option("Arrival rate: 500/s. Repeatable, a run each.", panel="Load")]
 
 
 @dataclass(frozen=True)
@@ -736,9 +722,7 @@ class ServeRequest(Request):
         ),
     ]
     _: KW_ONLY
-    policy: Literal["gpu-only", "three-stage", "cutoff", "split"] | None = option(
-        "Default: three-stage with two engines."
-    )
+    policy: Literal["gpu-only", "three-stage", "cutoff", "split"] | None = option("Default: three-stage with two.")
     times: Mapping[str, Duration] | Sequence[str] | None = option("Typical time of a response: gpu=800ms. Repeatable.")
     hardware: Any = option("Profile whose fits give that time, for requests of --lengths.")
     lengths: str = option("Prompt and output tokens: 500:200.", "500:200")

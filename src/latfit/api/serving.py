@@ -26,12 +26,9 @@ from latfit.api.quantities import duration, percent, rates, transfer as transfer
 from latfit.api.request import verb
 from latfit.api.requests import EnginePlanRequest
 from latfit.errors import BadInput, WrongUsage, located
-from latfit.model import FitResult
 from latfit.simulation import (
     FEWEST,
     USUAL_SETTINGS,
-    EngineSettings,
-    EngineSetup,
     Order,
     Promise,
     StepCosts,
@@ -160,7 +157,7 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     kv = f"{setup.settings.kv_blocks:,} blocks ({origin})" if origin else ""
     path = None if measured or fit is not None else profile_of(request.hardware).first_of(("gpu",))
     nominal = [] if path is None else [path.fit]
-    start = _within_measured(setup, measured or nominal)
+    start = planning.within_measured(setup, measured or nominal)
     asked = planning.ServingRequest(
         nominal=nominal,
         targets=_targets(load, request),
@@ -317,19 +314,3 @@ def _kv_cache(request: EnginePlanRequest) -> planning.KvCache | None:
             kv_dtype=request.kv_dtype,
             tensor_parallel=request.tensor_parallel,
         )
-
-
-def _within_measured(setup: EngineSetup, fits: list[FitResult]) -> EngineSettings:
-    """Return the settings that a search begins with; defaults no larger than the measured steps."""
-    start = setup.settings
-    sequences, tokens = start.max_num_seqs, start.max_num_batched_tokens
-
-    def within(default: int, name: str, column: str) -> int:
-        most = max((fit.domain[column][1] for fit in fits), default=math.inf)
-        rounded = int(2 ** math.floor(math.log2(max(most, 1))))
-        return rounded if default > most and not setup.is_known(name) else default
-
-    sequences = within(sequences, "max_num_seqs", "B")
-    if not setup.is_known("max_num_batched_tokens"):
-        tokens = max(within(tokens, "max_num_batched_tokens", "S"), sequences)
-    return replace(start, max_num_seqs=sequences, max_num_batched_tokens=tokens)

@@ -139,6 +139,7 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
             ignored(option_of(SimulateRequest, name), "every path has nominal numbers without per_token")
     given = {name: value for name in SETTINGS if (value := getattr(request, name)) is not None}
     given |= request.settings or {}
+    named = {SETTINGS[name]: _parse_setting(name, given[name], option_of(SimulateRequest, name)) for name in given}
     skipped: list[SlaOutOfReach] = []
     points = simulation.points_of(
         several(request.policy),
@@ -146,16 +147,8 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
         load,
         options,
         rates=offered,
-        varied={
-            SETTINGS[name]: [_parse_setting(name, value, f"--sweep {name.replace('_', '-')}") for value in values]
-            for name, values in axes.items()
-        },
-        settings=Settings(
-            **{
-                SETTINGS[name]: _parse_setting(name, value, option_of(SimulateRequest, name))
-                for name, value in given.items()
-            }
-        ),
+        varied={SETTINGS[name]: [_parse_setting(name, each, "--sweep") for each in axes[name]] for name in axes},
+        settings=Settings(**named),
         solve=solve_optimal,
         skipped=skipped,
     )

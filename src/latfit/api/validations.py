@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from latfit import reporting, validation
 from latfit.api.answer import Answer, State, data_frame
 from latfit.api.engines import (
@@ -23,12 +21,11 @@ from latfit.api.reading import read, read_timed
 from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
-from latfit.fitting import mean_ms, typical_ms
 from latfit.messages import Message, message
 from latfit.model import FitResult
 from latfit.record import texts_beside
 from latfit.simulation import EngineSetup, Routing, step_costs
-from latfit.trace import DECODE, Trace, phases, read_parquet, stored_provenance
+from latfit.trace import Trace, read_parquet, stored_provenance
 from latfit.units import format_ms
 
 if TYPE_CHECKING:
@@ -110,22 +107,11 @@ class Validation(Answer):
 
     @property
     def lines(self) -> list[str]:
-        found = [self.setup.line] if self.setup.line else []
-        constants = self.result.constants
+        found, constants = [self.setup.line] if self.setup.line else [], self.result.constants
         if constants is None:
             return found
-        error = constants.errors
-        parts = [
-            f"{name} {times}{getattr(constants, field):.3{form}} ± {error[field]:.2g}{unit}"
-            for field, name, times, form, unit in (
-                ("decode_factor", "decode steps", "×", "f", ""),
-                ("prefill_factor", "steps with prefill", "×", "f", ""),
-                ("step_ms", "host time", "", "g", " ms per step"),
-                ("start_ms", "start delay", "", "g", " ms"),
-            )
-        ]
         count = int((~self.result.scored).sum())
-        return [f"Calibrated on the first {count:,} requests: {', '.join(parts)}; scored on the rest.", *found]
+        return [f"Calibrated on the first {count:,} requests: {constants.text}; scored on the rest.", *found]
 
     @property
     def details(self) -> list[str]:
@@ -181,7 +167,8 @@ def validate(request: ValidateRequest) -> Validation:
     ]
     speed = None
     if request.run_steps is not None:
-        speeds = _phase_speeds(fits, _steps_of_run(request.run_steps, fits, how, found.measured), scatter=scatter)
+        steps = _steps_of_run(request.run_steps, fits, how, found.measured)
+        speeds = validation.phase_speeds(steps, fits.decode.result, prefill, scatter=scatter)
         speed = validation.run_speed(measured, costs, settings, how, speeds)
     elif watch is not None:
         windows = validation.recorded_window_speed(watch, fits.results)
@@ -233,20 +220,3 @@ def _steps_of_run(run_steps: Any, fits: PhaseFits, how: validation.Asked, measur
     elif other is not None:
         remedy = f"{other.message}."
     raise BadInput(found, where="--run-steps", remedy=remedy)
-
-
-def _phase_speeds(
-    fits: PhaseFits, trace: Trace, *, scatter: bool
-) -> tuple[validation.PhaseSpeed, list[validation.PhaseSpeed]]:
-    """Return the speed of all recorded steps, and of each phase. scatter: compare with means, not typical times."""
-    order = np.argsort(trace.floats("t_s"), kind="stable") if "t_s" in trace else np.arange(len(trace))
-    trace, found = trace.select(order), []
-    decode, expected_ms = phases(trace) == DECODE, np.zeros(len(trace))
-    for phase, fit, rows in (
-        (validation.OF_DECODE, fits.decode, decode),
-        (validation.WITH_PREFILL, fits.prefill or fits.decode, ~decode),
-    ):
-        steps = trace.select(rows)
-        expected_ms[rows] = (mean_ms if scatter else typical_ms)(fit.result, steps)
-        found.append(validation.phase_speed(phase, steps.floats("T_ms"), expected_ms[rows]))
-    return validation.phase_speed(validation.ALL_STEPS, trace.floats("T_ms"), expected_ms), found

@@ -260,13 +260,15 @@ def engine(
     latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
         --lengths 512:128
     """
+    from latfit.reporting import would_carry
+
     found = _simulate("simulate_engine", request, output, report)
     if not found.stable:
         best = max(found.runs, key=lambda run: run.summary.throughput_per_s)
         served = format_rate(best.summary.throughput_per_s)
         unmet = f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves {served}"
         where = "--rate" if request.arrivals is None else "--arrivals"
-        raise SlaOutOfReach(unmet, where=where, remedy=found.would_carry)
+        raise SlaOutOfReach(unmet, where=where, remedy=would_carry(found.runs))
 
 
 @subverb(simulate)
@@ -439,13 +441,9 @@ def record(request: requests.RecordRequest, output: OutputOptions) -> None:
             now = "" if last is None else f"{number(last.running)} running, {number(last.waiting)} waiting"
             advance(at_s, whole_s, now)
 
-        request = replace(request, progress=show)
-        if is_stream(request.url):
-            steps = record_passes.of(request)
-        else:
-            windows = record_server.of(request)
+        windows: Any = (record_passes if is_stream(request.url) else record_server).of(replace(request, progress=show))
     if is_stream(request.url):
-        print_answer(steps, output)
+        print_answer(windows, output)
         note(f"Wrote {request.out}. Next: {next_fit}", quiet=output.silent)
         return
     kept = f"What was recorded until then is kept in {request.out}."

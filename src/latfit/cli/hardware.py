@@ -82,10 +82,8 @@ def show(
     print_table(paths_table(known.result, tokens, context))
     print_messages(known.outside(tokens, context), kind="note")
     if output.verbose:
-        tables = [
-            estimates_table(path.label, estimates(path, tokens, context), tokens)
-            for path in known.result.paths.values()
-        ]
+        paths = known.result.paths.values()
+        tables = [estimates_table(each.label, estimates(each, tokens, context), tokens) for each in paths]
         shares = ceilings_table(known.result)
         for table in [*tables, shares] if shares.rows else tables:
             echo()

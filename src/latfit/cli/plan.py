@@ -72,11 +72,9 @@ def _plan_engines(
     if not found.feasible:
         limits = [name for name in ("ttft", "tpot", "e2e") if getattr(request, name) is not None]
         more = "more --replicas, " if request.replicas else ""
-        where, remedy = (
-            ", ".join(f"--{name}" for name in limits),
-            f"Give {more}wider limits, a lower --rate, or faster steps.",
-        )
-        raise SlaOutOfReach(f"no plan keeps the targets: {found.result.binding}", where=where or None, remedy=remedy)
+        where, remedy = ", ".join(f"--{name}" for name in limits), "wider limits, a lower --rate, or faster steps."
+        unmet = f"no plan keeps the targets: {found.result.binding}"
+        raise SlaOutOfReach(unmet, where=where or None, remedy=f"Give {more}{remedy}")
     found.check_supported("--fit")
 
 

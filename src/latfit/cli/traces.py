@@ -1,10 +1,9 @@
 """`latfit ingest` and `latfit trace`: engine logs and tables as a clean trace, and what a trace covers."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from latfit.api.request import option
 from latfit.api.requests import ReadRequest, TraceFile
@@ -89,7 +88,7 @@ def show(
     Example: latfit trace show trace.parquet --figure coverage.png
     """
     from latfit.files import check_writable
-    from latfit.reporting import data_line
+    from latfit.reporting import data_line, requests_line
     from latfit.trace import coverage_of, data_facts, reading_notes
 
     if figure is not None:
@@ -105,25 +104,13 @@ def show(
         return
     say(data_line(data))
     _print_coverage(found, verbose=output.verbose)
-    if sentence := _describe_requests(read.everything.provenance):
+    if sentence := requests_line(read.everything.provenance):
         say(sentence)
     print_messages(notes, kind="note")
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
     say(f"Next: {shlex.join(['latfit', 'fit', *request.source])}{each}")
-
-
-def _describe_requests(provenance: Mapping[str, Any]) -> str:
-    """Return exact percentiles of the requests that a recorder of the engine counted."""
-    from latfit.trace import request_times, time_quantile
-
-    parts = [
-        f"{name.removesuffix('_ms').upper()} p50 {format_ms(time_quantile(counts, 0.5))},"
-        f" p99 {format_ms(time_quantile(counts, 0.99))} (of {counts.total():,})"
-        for name, counts in sorted(request_times(provenance).items(), reverse=True)
-    ]
-    return f"Requests since the engine's start: {'; '.join(parts)}." if parts else ""
 
 
 def _print_coverage(found: "Coverage", *, verbose: bool) -> None:

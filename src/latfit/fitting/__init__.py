@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from latfit.fitting.compare import (
         Change as Change,
+        Compared as Compared,
         Measured as Measured,
         PhaseChange as PhaseChange,
         RegionChange as RegionChange,

@@ -131,6 +131,32 @@ class Change(Record, frozen=True):
         return next((verdict for verdict in order if verdict in found), "as fast")
 
 
+class Compared(Change, frozen=True, kw_only=True):
+    """One run compared with the baseline.
+
+    verdict: as of its phases; two single starts cannot show that the code is slower or faster.  system: its name if
+    several are compared.  differs: what the two systems differ in.  one_start_each: both are single runs of different
+    starts, so the machine may explain a change.
+    """
+
+    source: str
+    baseline: str
+    verdict: Verdict
+    system: str = ""
+    differs: Sequence[str] = ()
+    one_start_each: bool = False
+
+    @classmethod
+    def of(cls, change: Change, *, one_start_each: bool = False, **facts: Any) -> "Compared":
+        unclear = one_start_each and change.gravest in ("slower", "faster")
+        verdict = "unclear" if unclear else change.gravest
+        return cls(**structs.asdict(change), verdict=verdict, one_start_each=one_start_each, **facts)
+
+    @property
+    def name(self) -> str:
+        return f"{self.source} ({self.system})" if self.system else self.source
+
+
 @dataclass(frozen=True)
 class _Estimate:
     """Estimate of the log ratio in a region, before its level is known."""
@@ -246,8 +272,8 @@ class _Steps:
     def region(self, first: int = 1) -> RegionChange:
         """Describe the steps of runs, of which the first are the baseline's, without their change."""
         B, S = ((float(values.min()), float(values.max())) for values in (self.B, self.S))
-        counts = (round(float(self.weights[side].sum())) for side in (self.run < first, self.run >= first))
-        return RegionChange(B, S, int(self.cell.max()) + 1, *counts)
+        of_first, others = (round(float(self.weights[side].sum())) for side in (self.run < first, self.run >= first))
+        return RegionChange(B, S, int(self.cell.max()) + 1, of_first, others)
 
 
 def _pool_steps(fit: FitResult, runs: Sequence[FitData], log: bool) -> _Steps:

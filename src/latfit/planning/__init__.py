@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Stall as Stall,
         Stalls as Stalls,
     )
+    from latfit.planning.serving.search import within_measured as within_measured
     from latfit.planning.serving.stalls import stalls_of as stalls_of
     from latfit.planning.serving.targets import (
         USUAL_PERCENT as USUAL_PERCENT,

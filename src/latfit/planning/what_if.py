@@ -7,7 +7,7 @@ range over replications. Assumptions: docs/theory/planning.md, "What-if on a run
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -249,6 +249,22 @@ class WhatIf:
             lambda settings: flooded.saturated(settings).output_tokens_per_s,
             fit,
         )
+
+    def to_json(self) -> dict[str, Any]:
+        stalls = self.stalls if self.believed else None
+        return {
+            "now": None if self.load is None else self.now.to_json(),
+            "speed": self.speed and asdict(self.speed),
+            "believed": self.believed,
+            "refusal": self.refusal or None,
+            "checks": [each.to_json() for each in self.checks],
+            "changes": [
+                {**each.to_json(), "effect": each.effect(self.now)} for each in (self.changes if self.believed else ())
+            ],
+            "stalls": stalls and stalls.to_json(),
+            "settings_from": dict(self.engine.setup.origin),
+            "notes": [*self.engine.unmeasured, *(each.sentence for each in self.engine.setup.notes)],
+        }
 
     def capacity_per_s(self) -> float:
         """Return the highest rate at which p99 meets the SLO; NaN if none does."""

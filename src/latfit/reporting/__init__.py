@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         ceilings_table as ceilings_table,
         estimates as estimates,
         estimates_table as estimates_table,
+        path_facts as path_facts,
         paths_table as paths_table,
     )
     from latfit.reporting.layout import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         policies_verdict as policies_verdict,
         policy_numbers as policy_numbers,
         replay_table as replay_table,
+        would_carry as would_carry,
     )
     from latfit.reporting.simulation.figures import (
         engine_figure as engine_figure,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
         validation_figure as validation_figure,
     )
     from latfit.reporting.simulation.ledger import (
+        ledger_lines as ledger_lines,
         ledger_table as ledger_table,
         with_interval as with_interval,
     )
@@ -70,6 +73,8 @@ if TYPE_CHECKING:
     )
     from latfit.reporting.steps import (
         changes_table as changes_table,
+        comparison_basis as comparison_basis,
+        comparison_sentence as comparison_sentence,
         comparison_table as comparison_table,
         coverage_table as coverage_table,
         data_line as data_line,
@@ -79,6 +84,7 @@ if TYPE_CHECKING:
         machine_table as machine_table,
         prediction_table as prediction_table,
         regions_table as regions_table,
+        requests_line as requests_line,
         sensitivity_table as sensitivity_table,
     )
     from latfit.reporting.table import (

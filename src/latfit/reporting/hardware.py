@@ -1,6 +1,8 @@
 """Tables of a hardware profile: where each path's numbers come from, how long its batches take, what is left."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from latfit.hardware import BatchEstimate, ExecutionPath, HardwareProfile, PathLatency, beside_the_fit
 from latfit.reporting.format import count, of_share, span
@@ -78,3 +80,15 @@ def ceilings_table(profile: HardwareProfile) -> Table:
         ("machine's floor", lambda each: each[1].floor_ms, format_ms),
         ("share of it", lambda each: each[1].floor_share, of_share),
     )
+
+
+def path_facts(path: ExecutionPath, tokens: int, context: float | None) -> dict[str, Any]:
+    """Return a path as JSON: its source, price, ceiling and the latency of its batches."""
+    return {
+        "source": "nominal" if path.nominal else "fitted",
+        "nominal": path.nominal.text if path.nominal else None,
+        "model": path.fit.name,
+        "price_per_hour": path.price_per_hour,
+        "ceiling": beside_the_fit(path.ceiling, path.fit).to_json() if path.ceiling.known else None,
+        "estimates": [asdict(row) for row in estimates(path, tokens, context)],
+    }

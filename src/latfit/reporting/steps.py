@@ -4,14 +4,22 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from latfit.fitting import Change, PhaseChange, RegionChange
+from latfit.fitting import Change, Compared, PhaseChange, RegionChange
 from latfit.model import FitResult
 from latfit.reporting.fit.tables import LINEAR, parameters
 from latfit.reporting.format import count, of_share, signed_percent, span
 from latfit.reporting.table import Table, facts_table, make_table
-from latfit.trace import PERIOD, Coverage
+from latfit.trace import PERIOD, Coverage, request_times, time_quantile
 from latfit.units import format_ms, format_percent, number
 
+MAX_REGIONS = 3  # named in a verdict
+VERDICTS = {
+    "unclear": "not confirmed to be as fast as",
+    "slower": "slower than",
+    "slower within tolerance": "slower within the tolerance than",
+    "faster": "faster than",
+    "as fast": "as fast as",
+}
 MIN_HOST_SHARE = 0.05  # of T; below it the host's time is not reported
 
 
@@ -181,3 +189,56 @@ def host_line(facts: Mapping[str, Any]) -> str:
         f"The period from one step to the next exceeds T_ms by {', '.join(longer)}: scheduling and output handling,"
         f" which the engine's own time leaves out. {fitted}."
     )
+
+
+def comparison_sentence(found: Compared) -> str:
+    """The verdict and where the run became slower or faster."""
+    slower = [_place(region, phase) for phase in found.phases for region in phase.slower]
+    more = f" and {len(slower) - MAX_REGIONS} more" if len(slower) > MAX_REGIONS else ""
+    where = ", ".join(slower[:MAX_REGIONS]) + more
+    where = where or ", ".join(each.phase for each in found.phases if each.verdict == "faster")
+    if found.one_start_each and found.verdict == "unclear":
+        both = f"{found.name} and {found.baseline} are one start each"
+        return f"Not separable: {'slower' if slower else 'faster'} in {where}. {both}: the machine may cause it."
+    named = f" in {where}" if found.verdict in ("slower", "faster") else ""
+    return f"{found.name} is {VERDICTS[found.verdict]} {found.baseline}{named}."
+
+
+def comparison_basis(found: Compared, tolerance_pct: float) -> str:
+    """Return what the verdict is based on."""
+    by_steps = [phase for phase in found.phases if phase.by == "steps"]
+    by_fits = [phase.phase for phase in found.phases if phase.by == "fits"]
+    parts = [f"{', '.join(by_fits)} by predictions of the fits"] if by_fits else []
+    if by_steps:
+        names = ("steps", "baseline_steps", "cells")
+        steps, baseline_steps, cells = (sum(getattr(phase, name) for phase in by_steps) for name in names)
+        parts.insert(0, f"{steps:,} steps with {baseline_steps:,} in {cells:,} common cells")
+    text = f"Compared {'; '.join(parts)}. Tolerance {format_percent(tolerance_pct)}, "
+    text += f"{len(found.tested)} phases and regions tested."
+    if found.starts is not None and found.start_sd_pct is not None:
+        starts = " and ".join(map(str, found.starts))
+        text += f" {starts} starts; starts differ by {format_percent(found.start_sd_pct)} (standard deviation)."
+    return text + f" Not in both runs: {', '.join(found.only_in_one)}." * bool(found.only_in_one)
+
+
+def _place(region: RegionChange, phase: PhaseChange) -> str:
+    """Return `decode`, or `mixed at B 16 to 64`."""
+    if region is phase:
+        return phase.phase
+    ends = [("B", region.B, phase.B), ("S", region.S, phase.S)]
+    parts = [
+        f"{name} {number(low)}" + f" to {number(high)}" * (high > low)
+        for name, (low, high), whole in (ends[:1] if region.B == region.S else ends)
+        if (low, high) != whole
+    ]
+    return f"{phase.phase} at {', '.join(parts)}" if parts else f"part of {phase.phase}"
+
+
+def requests_line(provenance: Mapping[str, Any]) -> str:
+    """Return exact percentiles of the requests that a recorder of the engine counted."""
+    parts = [
+        f"{name.removesuffix('_ms').upper()} p50 {format_ms(time_quantile(counts, 0.5))},"
+        f" p99 {format_ms(time_quantile(counts, 0.99))} (of {counts.total():,})"
+        for name, counts in sorted(request_times(provenance).items(), reverse=True)
+    ]
+    return f"Requests since the engine's start: {'; '.join(parts)}." if parts else ""

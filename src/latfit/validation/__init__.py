@@ -32,12 +32,9 @@ if TYPE_CHECKING:
         check_window as check_window,
     )
     from latfit.validation.machine_speed import (
-        ALL_STEPS as ALL_STEPS,
-        OF_DECODE as OF_DECODE,
-        WITH_PREFILL as WITH_PREFILL,
         PhaseSpeed as PhaseSpeed,
         RunSpeed as RunSpeed,
-        phase_speed as phase_speed,
+        phase_speeds as phase_speeds,
         recorded_window_speed as recorded_window_speed,
         run_speed as run_speed,
         window_speed as window_speed,

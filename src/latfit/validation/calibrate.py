@@ -32,6 +32,14 @@ class Calibration:
     start_ms: float
     errors: dict[str, float]
 
+    @property
+    def text(self) -> str:
+        """`decode steps ×1.020 ± 0.01, steps with prefill ×0.980 ± 0.02, host time 1.2 ± 0.1 ms per step, ...`"""
+        factors, error = (("decode steps", "decode_factor"), ("steps with prefill", "prefill_factor")), self.errors
+        parts = [f"{title} ×{getattr(self, name):.3f} ± {error[name]:.2g}" for title, name in factors]
+        parts.append(f"host time {self.step_ms:.3g} ± {error['step_ms']:.2g} ms per step")
+        return ", ".join([*parts, f"start delay {self.start_ms:.3g} ± {error['start_ms']:.2g} ms"])
+
     def costs(self, costs: StepCosts) -> StepCosts:
         return scaled_costs(costs, self.decode_factor, self.prefill_factor, self.step_ms)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from latfit.fitting import mean_ms
+from latfit.fitting import mean_ms, typical_ms
 from latfit.metrics import Interval
 from latfit.model import FitResult
 from latfit.simulation import EngineSettings, StepCosts, scaled_costs
 from latfit.stats import FloatArray
-from latfit.trace import Trace
+from latfit.trace import DECODE, Trace, phases
 from latfit.units import format_percent
 from latfit.validation.compare import NAMES, Asked, Validation, validate
 from latfit.validation.measured import Measured
@@ -167,3 +167,17 @@ def run_speed(
     factors = {each.phase: each.factor for each in phases}
     decode, prefill = (factors.get(phase, whole.factor) for phase in (OF_DECODE, WITH_PREFILL))
     return RunSpeed(whole, phases, validate(measured, scaled_costs(costs, decode, prefill), settings, how))
+
+
+def phase_speeds(
+    trace: Trace, decode_fit: FitResult, prefill_fit: FitResult | None, *, scatter: bool
+) -> tuple[PhaseSpeed, list[PhaseSpeed]]:
+    """Return the speed of all recorded steps, and of each phase. scatter: compare with means, not typical times."""
+    order = np.argsort(trace.floats("t_s"), kind="stable") if "t_s" in trace else np.arange(len(trace))
+    trace, found = trace.select(order), []
+    decode, expected_ms = phases(trace) == DECODE, np.zeros(len(trace))
+    for phase, fit, rows in ((OF_DECODE, decode_fit, decode), (WITH_PREFILL, prefill_fit or decode_fit, ~decode)):
+        steps = trace.select(rows)
+        expected_ms[rows] = (mean_ms if scatter else typical_ms)(fit, steps)
+        found.append(phase_speed(phase, steps.floats("T_ms"), expected_ms[rows]))
+    return phase_speed(ALL_STEPS, trace.floats("T_ms"), expected_ms), found

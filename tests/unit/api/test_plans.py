@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from latfit.api import Fit, Hardware, plan, step_budget
-from latfit.api.serving import _within_measured
 from latfit.cli.app import run
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
+from latfit.planning import within_measured
 from latfit.simulation import EngineSettings, EngineSetup
 from tests.unit.planning.test_plan import line
 
@@ -117,7 +117,7 @@ def test_a_search_begins_within_the_measured_steps_unless_settings_were_named(or
     """Of steps of up to 24 requests and 295 tokens the largest powers of two are 16 and 256."""
     measured = [line(6, 0.3, domain={"B": [1, 24], "S": [1, 295]})]
     usual = EngineSetup(EngineSettings(), {"max_num_seqs": origin, "max_num_batched_tokens": origin})
-    start = _within_measured(usual, measured)
+    start = within_measured(usual, measured)
     assert (start.max_num_seqs, start.max_num_batched_tokens) == (16, 256)
     named = EngineSetup(EngineSettings(), {"max_num_seqs": "given", "max_num_batched_tokens": "server.log"})
-    assert _within_measured(named, measured) == EngineSettings()
+    assert within_measured(named, measured) == EngineSettings()

@@ -11,8 +11,8 @@ import pytest
 from latfit.api.running.replays import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
-from latfit.live import Compared, ThreadExecutor, draw_speeds, drive
-from latfit.live.replay import MAX_OTHERS
+from latfit.live import Compared, ThreadExecutor
+from latfit.live.replay import MAX_OTHERS, draw_speeds, drive
 from latfit.policies import Limits
 from latfit.policies.policy import gpu_only
 from latfit.simulation import System, linear_path

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,22 +77,7 @@ class Examination(Answer):
 
     def to_json(self) -> dict[str, Any]:
         about = {"server": self.server, "verdict": self.verdict, "gone": self.gone or None}
-        return {**about, **self.diagnosis.to_json(), "simulated": self.what_if and _simulated_json(self.what_if)}
-
-
-def _simulated_json(what_if: WhatIf) -> dict[str, Any]:
-    changes = what_if.changes if what_if.believed else ()
-    return {
-        "now": None if what_if.load is None else what_if.now.to_json(),
-        "speed": what_if.speed and asdict(what_if.speed),
-        "believed": what_if.believed,
-        "refusal": what_if.refusal or None,
-        "checks": [each.to_json() for each in what_if.checks],
-        "changes": [{**each.to_json(), "effect": each.effect(what_if.now)} for each in changes],
-        "stalls": what_if.stalls.to_json() if what_if.believed and what_if.stalls is not None else None,
-        "settings_from": dict(what_if.engine.setup.origin),
-        "notes": [*what_if.engine.unmeasured, *(each.sentence for each in what_if.engine.setup.notes)],
-    }
+        return {**about, **self.diagnosis.to_json(), "simulated": self.what_if and self.what_if.to_json()}
 
 
 @verb(DoctorRequest)

@@ -6,12 +6,14 @@ meet the targets with it. Derivation: docs/theory/planning.md, "Searching replic
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from latfit.errors import WrongUsage
+from latfit.model import FitResult
 from latfit.planning.serving.evaluate import FIRST, MOST, VERIFIED, Evaluator, Measured, Setup
-from latfit.simulation import EngineSettings, Order
+from latfit.simulation import EngineSettings, EngineSetup, Order
 from latfit.units import format_rate
 from latfit.workload import RecordedLoad
 
@@ -292,3 +294,19 @@ def _geometric(low: int, high: int) -> list[int]:
     """Return POINTS whole numbers from low to high in equal ratios, fewer where they agree."""
     ratio = high / low
     return sorted({round(low * ratio ** (k / (POINTS - 1))) for k in range(POINTS)})
+
+
+def within_measured(setup: EngineSetup, fits: Sequence[FitResult]) -> EngineSettings:
+    """Return the settings that a search begins with; defaults no larger than the measured steps."""
+    start = setup.settings
+    sequences, tokens = start.max_num_seqs, start.max_num_batched_tokens
+
+    def within(default: int, name: str, column: str) -> int:
+        most = max((fit.domain[column][1] for fit in fits), default=math.inf)
+        rounded = int(2 ** math.floor(math.log2(max(most, 1))))
+        return rounded if default > most and not setup.is_known(name) else default
+
+    sequences = within(sequences, "max_num_seqs", "B")
+    if not setup.is_known("max_num_batched_tokens"):
+        tokens = max(within(tokens, "max_num_batched_tokens", "S"), sequences)
+    return replace(start, max_num_seqs=sequences, max_num_batched_tokens=tokens)

@@ -140,3 +140,16 @@ def distinct(notes: Iterable[str]) -> list[str]:
     for note in notes:
         first.setdefault(_NUMBERS.sub("#", note), note)
     return list(first.values())
+
+
+def would_carry(runs: Sequence[EngineResult]) -> str:
+    """Return in a sentence what would carry a load that no run does."""
+    best = max(runs, key=lambda run: run.summary.throughput_per_s)
+    if best.routing.scaling is not None:
+        return "Ask for more replicas, or sooner; or lower the rate."
+    more = "Lower the rate, or give more --replicas, --kv-blocks or --max-num-seqs."
+    if best.prefill_replicas or not best.rate_per_s > 0:
+        return more
+    each = best.summary.throughput_per_s / best.routing.replicas
+    needed = math.floor(best.rate_per_s / each) + 1
+    return f"--replicas {needed} would carry it, at {format_rate(each, down=True)} each. {more}"

@@ -4,10 +4,12 @@ import math
 from pathlib import Path
 
 from latfit.reporting.table import Table, make_table
-from latfit.units import format_ms, format_percent
+from latfit.units import count_text, format_ms, format_percent
 from latfit.validation import Ledger
 
 SHOWN_ENTRIES = 8  # newest runs on a terminal
+
+NOMINAL_PCT = 95.0  # coverage that the intervals of plans state
 
 
 def with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
@@ -35,3 +37,19 @@ def ledger_table(ledger: Ledger, *, brief: bool = False) -> Table:
         ("verdict", lambda row: "another load" if not row[0].comparable else "kept" if row[1].kept else "broken"),
         words=("run", "promise", "verdict"),
     )
+
+
+def ledger_lines(ledger: Ledger) -> list[str]:
+    """Return coverage of the intervals, and what does not count."""
+    found, coverage = [], ledger.coverage_pct
+    if coverage is not None:
+        share, (low, high) = coverage
+        found.append(
+            f"Stated intervals cover {format_percent(share)} of the testable percentiles (95 %:"
+            f" {format_percent(low)} to {format_percent(high)}), {format_percent(NOMINAL_PCT)} stated."
+        )
+    if other := len(ledger.entries) - len(ledger.counted):
+        found.append(f"Not counted, because of another load than planned: {count_text(other, 'run')}.")
+    if failed := sum(entry.failed for entry in ledger.counted):
+        found.append(f"{count_text(failed, 'request')} without an answer count as slower than any limit.")
+    return found
