@@ -18,7 +18,7 @@ HOSTILE = "n\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x7f\u202e\u2066\u200b"
 """Title, clear screen, colour by a control character of 8 bits, return, backspace, delete; right to left, no width."""
 
 LATFIT = ROOT / "src" / "latfit"
-PRINT = {"cli/output.py", "errors.py"}
+PRINT = {"cli/output.py", "errors.py", "reporting/table.py"}
 PIPE = {"profiling/host/executed_isa.py"}
 """Writes for the process that started it."""
 
