@@ -31,7 +31,7 @@ MAX_NODES = 30_000
 NODE_DISTANCE = OCTAVE / 64
 """Distance of neighbouring nodes, at least; more where the grid would have more than MAX_NODES."""
 MIN_PREFILL_STEPS = 30  # of prefill alone, from which they have a table, if some of them hold several requests
-ISOTONIC_PASSES = 5
+MAX_SWEEPS, ISOTONIC_PASSES = 50, 3
 PRIOR_SUPPORT = 1e-3  # weight of a node without steps in an isotonic regression
 MAX_FALL = 1e3
 FADE = 2 * OCTAVE
@@ -220,7 +220,8 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
         log_ms = np.log(np.maximum(model(_steps_at_nodes(grid, tuple(data.steps))), 1e-300)).reshape(grid.shape)
         support = np.zeros(grid.shape)
         np.add.at(support.ravel(), grid.nearest[grid.rows], data.weights[grid.rows])
-        rising = fit_isotonic(log_ms + table, may_fall(grid), support) - log_ms
+        free = may_fall(grid)
+        rising = make_monotone(fit_isotonic(log_ms + table, free, support), free) - log_ms
         tables.append((grid.nodes, np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2)))
     return Correction(*tables[0], alone=Correction(*tables[1]) if len(tables) > 1 else None)
 
@@ -237,6 +238,20 @@ def fit_isotonic(table: FloatArray, free: Sequence[NDArray[np.bool_]], support: 
                 rise = np.append(0.0, np.cumsum(fall[(*at,)][:-1]))
                 lines[(*at,)] = isotonic_regression(lines[(*at,)] + rise, weights=of_line[(*at,)]).x - rise
     return found
+
+
+def make_monotone(table: FloatArray, free: Sequence[NDArray[np.bool_]]) -> FloatArray:
+    """Return the mean of the least rising table above and the largest below; `free` nodes may be followed by a fall."""
+    above, below = table.copy(), table.copy()
+    for _ in range(MAX_SWEEPS):
+        before = above + below
+        for axis, loose in enumerate(free):
+            top = np.maximum.accumulate(np.where(loose, -np.inf, above), axis=axis)
+            bottom = np.flip(np.minimum.accumulate(np.flip(np.where(loose, np.inf, below), axis), axis=axis), axis)
+            above, below = np.maximum(above, top), np.where(loose, below, np.minimum(below, bottom))
+        if np.array_equal(before, above + below):
+            break
+    return np.asarray((above + below) / 2)
 
 
 def may_fall(grid: Grid) -> list[NDArray[np.bool_]]:
