@@ -39,7 +39,7 @@ def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Cap
     assert latfit("plan", "--sla", "20ms", "--rate", "100/s") == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    assert len(text.splitlines()) <= 16
+    assert len(text.splitlines()) <= 17
     told = " ".join(text.split())
     assert told.startswith("Serve 100 req/s of 1 token each with amx, greedy batches: p99 response ")
     thresholds = r"B1 \d+ requests .* B2 \d+ requests .* T_cut 8\.\d+ ms wait .*"

@@ -148,7 +148,7 @@ def test_standard_errors_are_what_they_say() -> None:
     """40 estimates each of M/M/1 at load .8: their distances from the truth over their errors, squared, average 1.15
     for Student's t with 15 degrees of freedom; the average of 40 scatters by .3."""
     system = System(steps([1.0], exponential()), poisson(0.8))
-    short = Effort(tolerance=math.inf, requests=20_000, warm=3_000)
+    short = Effort(tolerance=math.inf, requests=60_000, warm=3_000)
     found = [truth(system, short, seed=100 + i) for i in range(40)]
     for values, exact in (
         ([each.mean for each in found], 5.0),

@@ -23,6 +23,7 @@ from latfit.messages import Message, note
 from latfit.planning import PlanRequest as NoPlan
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
+from latfit.units import count_text
 
 Rows = tuple[dict[str, Trace], list[str]]  # measured steps by path, and notes on what is shown and what is missing
 
@@ -40,7 +41,7 @@ class Report(Answer):
 
     @property
     def verdict(self) -> str:
-        return f"Wrote {self.html} and {len(self.figures)} pictures beside it."
+        return f"Wrote {self.html} and {count_text(len(self.figures), 'picture')} beside it."
 
     @property
     def details(self) -> list[str]:

@@ -14,7 +14,6 @@ from latfit.simulation import EngineResult, SimResult, Times, p99_difference
 from latfit.units import format_ms, format_rate, number
 
 ATTAINED = 0.99  # share of requests that has to meet the SLOs for a run to be good
-SERVED = 0.97  # share of the rate that a run which settled serves at least
 _NUMBERS = re.compile(r"\d[\d,.]*")
 
 
@@ -72,8 +71,6 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
     who = f"{label} has the lowest p99 latency; " if rivals > 1 else ""
     load = f" at {rate}" if math.isfinite(best.rate_per_s) else ""
     start = f"{best.users:,} users are served {rate}" if best.users else f"Stable{load}"
-    if summary.throughput_per_s < SERVED * best.rate_per_s < math.inf:
-        start = f"Not settled{load}, {format_rate(summary.throughput_per_s)} served: simulate more --requests"
     text = f"{start}: {who}p99 {tails}. {_limited(best)}"
     if math.isnan(summary.slo_attainment):
         return Verdict(text, "good")
