@@ -6,10 +6,12 @@ import socket
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks.engine_loop.server import SWITCHES, Skipped, installation, make_model, make_python_path
 
 from latfit.cli.app import run
+from latfit.stats import FloatArray
 from tests.conftest import ROOT, free_port
 
 SMALL = [sys.executable, str(ROOT / "tests" / "small_engine.py")]
@@ -27,17 +29,39 @@ def test_a_dry_run_starts_nothing(command: str, started: str, in_tmp: Path, caps
     assert run(["tune", *LOAD, "--dry-run", "--", *command.split()]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"Start: {started} 2." in told
-    assert "20 req/s, 40 req/s, 80 req/s" in told
+    assert "20 req/s, 40 req/s, 80 req/s for 60 s each" in told
     assert not [*in_tmp.iterdir()]
 
 
 SLOS = LOAD[4:]
 
 
+def _record(target: Path, moments_s: FloatArray) -> Path:
+    """Write arrivals of requests with 60 and 20 tokens."""
+    rows = [f"{moment},60,20" for moment in moments_s]
+    target.write_text("\n".join(["t_s,prompt_tokens,output_tokens", *rows, ""]))
+    return target
+
+
+def test_the_busiest_part_of_recorded_requests_is_sent(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """101 requests a second apart, then 101 a tenth of a second apart; half as fast, 10 s have half of the latter."""
+    moments_s = np.concatenate([np.arange(101.0), 100 + np.arange(1, 102) / 10])
+    _record(in_tmp / "day.csv", moments_s)
+    words = ["tune", "--arrivals", "day.csv", *SLOS, "--dry-run", "--load", "10.05s"]
+    for more, told in (
+        ([], "5 req/s, 10 req/s, 20 req/s with 101 recorded requests"),
+        (["--rate", f"{201 / moments_s[-1] / 2}/s"], "2.5 req/s, 5 req/s, 10 req/s with 51 recorded requests"),
+    ):
+        assert run([*words, *more, "--", "vllm", "serve", "M"]) == 0
+        assert told in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (LOAD, "no engine is given"),
+        ([*SLOS, "--arrivals", "few.csv", "--", "vllm"], "2 recorded requests in 60 s are too few"),
+        ([*LOAD, "--arrivals", "few.csv", "--", "vllm"], "contradict"),
         ([*LOAD, "--url", "http://localhost:1", "--", "vllm"], "contradict"),
         ([*LOAD[:4], "--", "vllm"], "no SLO is given"),
         ([*SLOS, "--", "vllm"], "no load is given"),
@@ -47,9 +71,10 @@ SLOS = LOAD[4:]
 def test_what_is_missing_is_named(
     words: list[str], told: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["tune", *words]) == 2
-    assert told in capsys.readouterr().err
-    assert not [*in_tmp.iterdir()]
+    few = _record(in_tmp / "few.csv", np.array([0.0, 1.0]))
+    assert run(["tune", *words]) == (3 if "too few" in told else 2)
+    assert told in " ".join(capsys.readouterr().err.split())
+    assert [*in_tmp.iterdir()] == [few]
 
 
 @pytest.mark.nightly
@@ -67,6 +92,22 @@ def test_the_limit_of_an_engine_is_found_and_raised(in_tmp: Path, capsys: pytest
     ttft = [next(each["measured_ms"] for each in run["figures"] if "TTFT" in each["name"]) for run in (before, after)]
     assert ttft[1] < 200 < ttft[0]
     assert {"plan.json", "engine.fit.json", "tune.json", "vllm.yaml"} <= {each.name for each in Path("tuned").iterdir()}
+
+
+@pytest.mark.nightly
+def test_recorded_bursts_are_sent_and_planned_as_recorded(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten bursts of ten requests, on an engine that runs one at a time: 20 steps of at least 4.27 ms each."""
+    _record(in_tmp / "bursts.csv", np.repeat(np.arange(10.0), 10) + np.tile(np.arange(10) / 1000, 10))
+    engine = [*SMALL, "--port", str(free_port()), "--max-num-seqs", "1"]
+    slos = ["--ttft", "700ms", "--tpot", "30ms"]
+    code = run(["tune", "--arrivals", "bursts.csv", *slos, "--load", "20s", "--json", "--", *engine])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0, found
+    before, after = found["runs"][0], found["runs"][-1]
+    assert before["requests"] == after["requests"] == 100
+    assert found["rate_per_s"] == pytest.approx(99 / 9.009)
+    ttft = [next(each["measured_ms"] for each in run["figures"] if "TTFT" in each["name"]) for run in (before, after)]
+    assert ttft[1] < 700 < 9 * 20 * 4.27 <= ttft[0]
 
 
 @pytest.fixture

@@ -646,18 +646,19 @@ class TuneRequest(Request):
     """Settings of a running engine for a load, found and verified."""
 
     PANEL = "Tuning"
-    SHOWN = "command rate lengths ttft tpot url load max_restarts budget out dry_run"
-    EXCLUDES = "url command"
+    SHOWN = "command rate lengths arrivals ttft tpot url load max_restarts budget out dry_run"
+    EXCLUDES = "url command; lengths arrivals"
     command: Sequence[str] = option(
         "What starts the engine: -- vllm serve MODEL ...", (), kind=list[str] | None, argument="COMMAND"
     )
     _: KW_ONLY
     rate: RateOf = None
-    lengths: str | None = option("Prompt and output tokens: 2000:300, or 2000:300:0.8 (they vary).", panel="Load")
+    lengths: LengthsOf = None
     ttft: Ttft = None
     tpot: Tpot = None
+    arrivals: Any = option("Recorded requests to send, in any format that is read; --rate scales them.", panel="Load")
     url: str | None = option("A running engine that you restart by hand when asked.")
-    load: Duration = option("How long to send requests at each rate.", "1min")
+    load: Duration = option("How long to send requests at each rate; of --arrivals the busiest part.", "1min")
     max_restarts: int = option("Most restarts of the engine.", 2, min=1)
     budget: Duration = option("Time after which the engine is not restarted again.", "20min")
     out: Path | str = option("Folder for traces, fit, plan, settings and logs.", "tuned", kind=Path, metavar="DIR")

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ import numpy as np
 from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.fits import Fit, fit
-from latfit.api.quantities import duration, rate
+from latfit.api.loads import make_load
+from latfit.api.quantities import duration, rates
 from latfit.api.reports import export
 from latfit.api.request import verb
-from latfit.api.requests import TuneRequest
+from latfit.api.requests import EnginePlanRequest, TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
 from latfit.engines import BY_KEY, ENGINES, engine_key
@@ -31,6 +32,7 @@ from latfit.metrics import Server, ServerState, limit_shown
 from latfit.planning import parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
+from latfit.simulation import FEWEST
 from latfit.tuning import (
     BUSY,
     TRACE_DIR,
@@ -47,12 +49,12 @@ from latfit.tuning import (
 )
 from latfit.units import count_text, format_ms, format_rate
 from latfit.validation import compare_percentile
-from latfit.workload import OpenLoad, Poisson, Requests, Streams, parse_lengths
+from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, Requests, Streams, make_requests
 
 STAGES = (0.5, 1.0, 2.0)  # rates of the first load, as ratios of the requested one
 BEHIND = 1.5  # ratio of answering to sending time from which no higher rate is tried
 WIDER = 4  # multiple of a limit of requests that hides larger batches
-RAMP_UP = 0.2  # share of a load that is not counted, and length of a load that warms the engine up
+RAMP_UP = 0.2  # share of a drawn load that is not counted, and length of a load that warms the engine up
 MIN_WARM_REQUESTS = 4
 START_S = 900.0  # longest time for an engine to load its model and compile
 ASKED = 3  # times that a restart by hand is asked for
@@ -182,13 +184,14 @@ class Loop:
             for name, text in (("ttft", request.ttft), ("tpot", request.tpot))
             if text is not None
         ]
-        no_engine, no_load = not self.command and request.url is None, not (request.rate and request.lengths)
+        no_engine = not self.command and request.url is None
+        no_load = request.arrivals is None and not (request.rate and request.lengths)
         refuse(no_engine, "no engine is given", "COMMAND", "Give -- vllm serve MODEL, or --url.")
         refuse(not self.targets, "no SLO is given", "--ttft, --tpot", "Give --ttft 500ms, --tpot 50ms.")
-        refuse(no_load, "no load is given", "--rate", "Give --rate 8/s --lengths 500:200.")
-        self.rate_per_s = 1e3 * rate(request.rate)
-        self.lengths = parse_lengths(str(request.lengths))
+        refuse(no_load, "no load is given", "--rate", "Give --rate 8/s --lengths 500:200, or --arrivals FILE.")
         self.load_s = duration(request.load, "--load") / 1e3
+        self.load = _load(request, self.load_s)
+        self.rate_per_s = 1e3 * self.load.rate
         self.budget_s = duration(request.budget, "--budget") / 1e3
         self.out = Path(request.out)
         words = " ".join(self.command)
@@ -213,10 +216,13 @@ class Loop:
         """Return what will happen."""
         start = f"Start: {shlex.join(self.with_recording())}" if self.command else f"Use the engine at {self.url}"
         stages = ", ".join(format_rate(share * self.rate_per_s) for share in STAGES)
+        sent = f"for {format_ms(1e3 * self.load_s)} each"
+        if isinstance(self.load, RecordedLoad):
+            sent = f"with {count_text(len(self.load.requests), 'recorded request')}"
         again = "Start it again" if self.command else "Ask for a restart"
         return [
             f"1. {start}",
-            f"2. Load it at {stages}, {format_ms(1e3 * self.load_s)} each, and record its steps.",
+            f"2. Load it at {stages} {sent}, and record its steps.",
             "3. Fit the steps and plan settings for one engine.",
             f"4. {again} with these settings, load it at {format_rate(self.rate_per_s)}, and compare with the plan.",
             f"5. If that run contradicts the plan, repeat 3 and 4: {self.request.max_restarts} restarts at most.",
@@ -258,23 +264,27 @@ class Loop:
     def _steps(self) -> Path:
         return self.out / f"steps-{self.starts}"
 
-    def measure(self, names: Sequence[str], rates_per_s: Sequence[float]) -> None:
-        """Start the engine and load it at each rate, recording its steps. names: of the runs to keep, else empty."""
+    def measure(self, names: Sequence[str], shares: Sequence[float]) -> None:
+        """Start the engine and load it at shares of the rate, recording its steps.
+
+        names: of the runs to keep, else empty.
+        """
         with self.engine_up() as model:
             self.tell("Warming it up")
             count = max(round(RAMP_UP * self.rate_per_s * self.load_s), MIN_WARM_REQUESTS)
-            warm_up(lambda number: self.send(model, self.requests(self.rate_per_s, count, 100 + number)))
+            warm_up(lambda number: self.send(model, self.load.sample(count, Streams(self.request.seed, 100 + number))))
             cold = files_in(self._steps)
             with recording(self.url, self.out / f"windows-{self.starts}.parquet") as recorder:
-                for stage, (name, at) in enumerate(zip(names, rates_per_s, strict=True)):
-                    requests = self.requests(at, max(round(at * self.load_s), 1), 10 * self.starts + stage)
+                for stage, (name, share) in enumerate(zip(names, shares, strict=True)):
+                    requests = self.requests(share, 10 * self.starts + stage)
+                    at = share * self.rate_per_s
                     answers, others = self.load_with(model, requests, at)
                     if name and (others or 0.0) > BUSY:
                         self.tell("Other programs kept the machine busy: sending them again")
                         answers, others = self.load_with(model, requests, at)
                     if name:
                         self.runs.append(self.run_of(name, at, answers, others))
-                    if max(each.last_s for each in answers) > BEHIND * self.load_s:
+                    if max(each.last_s for each in answers) > BEHIND * max(each.due_s for each in answers):
                         break
             assert recorder.last is not None
             self.last = recorder.last.state
@@ -293,8 +303,14 @@ class Loop:
         seen = watch() if self.command else None
         return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1)
 
-    def requests(self, rate_per_s: float, count: int, replication: int) -> Requests:
-        return OpenLoad(Poisson(rate_per_s / 1e3), self.lengths).sample(count, Streams(self.request.seed, replication))
+    def requests(self, share: float, replication: int) -> Requests:
+        """Return the requests at a share of the rate: the recorded ones, or drawn for the length of a load."""
+        load = self.load.at_rate(share * self.load.rate)
+        if isinstance(load, RecordedLoad):
+            return load.requests
+        return load.sample(
+            max(round(share * self.rate_per_s * self.load_s), 1), Streams(self.request.seed, replication)
+        )
 
     def send(self, model: str, requests: Requests) -> list[Answered]:
         """Send requests. Raises BadInput if none is answered."""
@@ -305,13 +321,15 @@ class Loop:
         return found
 
     def run_of(self, name: str, at: float, answers: Sequence[Answered], others: float | None) -> Run:
-        """Return a run, without its first fifth; its requests go into a file."""
+        """Return a run, of a drawn load without its first fifth; its requests go into a file."""
         from pandas import DataFrame
 
         whole = [each for each in answers if not each.failure]
         columns = {name: [getattr(each, ours) for each in whole] for name, ours in COLUMNS.items()}
         write_text(self.out / REQUESTS, DataFrame(columns).to_csv(index=False))
-        counted = [each for each in answers if each.due_s >= RAMP_UP * self.load_s] or [*answers]
+        # A plan for recorded requests counts all of them, from an idle engine on.
+        ramp_up_s = 0.0 if isinstance(self.load, RecordedLoad) else RAMP_UP * self.load_s
+        counted = [each for each in answers if each.due_s >= ramp_up_s] or [*answers]
         whole = [each for each in counted if not each.failure]
         planned = {} if self.plan is None else {each.name: each for each in self.plan.result.targets}
         figures = []
@@ -368,6 +386,7 @@ class Loop:
             self.fit,
             rate_per_s=self.share * self.rate_per_s,
             lengths=request.lengths,
+            arrivals=self.load.requests if isinstance(self.load, RecordedLoad) else None,
             ttft=request.ttft,
             tpot=request.tpot,
             replicas=1,
@@ -420,15 +439,14 @@ def tune(request: TuneRequest) -> Tuned:
         raise HardwareMissing("aiohttp is not installed", where="latfit tune", remedy=remedy)
     loop.out.mkdir(parents=True, exist_ok=True)
     try:
-        stages = [share * loop.rate_per_s for share in STAGES]
-        loop.measure(["", "as started", ""], stages)
+        loop.measure(["", "as started", ""], STAGES)
         if not loop.plan_settings() and loop.limit and loop.may_restart:
             loop.settings = {BY_KEY[loop.engine].options[0].name: WIDER * loop.limit}
-            loop.measure(["", "", ""], stages)
+            loop.measure(["", "", ""], STAGES)
             loop.plan_settings()
         while loop.settings and loop.may_restart:
             before = loop.settings
-            loop.measure(["as planned"], [loop.share * loop.rate_per_s])
+            loop.measure(["as planned"], [loop.share])
             last = loop.runs[-1]
             if last.kept or all(each.as_planned for each in last.figures):
                 break
@@ -442,3 +460,26 @@ def tune(request: TuneRequest) -> Tuned:
     if found.plan is not None:
         reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now())))
     return found
+
+
+def _load(request: TuneRequest, load_s: float) -> OpenLoad | RecordedLoad:
+    """Return the load of `latfit plan` with these options; of recorded requests the busiest part of this length.
+
+    Raises WrongUsage, BadInput.
+    """
+    planned = EnginePlanRequest(rate=request.rate, lengths=request.lengths, arrivals=request.arrivals)
+    offered = rates(request.rate)
+    load = make_load(planned, offered)
+    assert not isinstance(load, ClosedLoad)  # of users, whom the request does not have
+    if isinstance(load, OpenLoad):
+        return load
+    requests = load.requests.at_rate(offered[0]) if offered else load.requests
+    busiest = requests.busiest(1e3 * load_s)
+    # Classes and deadlines of a recording are no part of what the client sends.
+    sent = replace(
+        make_requests(busiest.arrival_ms, busiest.prompt_tokens, busiest.output_tokens), prefix=busiest.prefix
+    )
+    if not (sent.rate > 0 and len(sent) >= FEWEST):
+        found = f"{count_text(len(sent), 'recorded request')} in {format_ms(1e3 * load_s)} are too few"
+        raise BadInput(found, where="--arrivals", remedy=f"Give {FEWEST} or more, or a longer --load.")
+    return RecordedLoad(sent, load.notes)

@@ -1,8 +1,8 @@
 """An open-loop load on an OpenAI-compatible server: requests go out when they are due, however late earlier ones are.
 
 Times count from the moment a request was due, so a slow client or server hides no waiting (coordinated omission). A
-prompt is a list of random token ids: it has exactly the tokens that were asked for. Loads with seeds of their own share
-no prompt, so no prefix cache holds one.
+prompt is a list of random token ids: it has exactly the tokens that were asked for. Requests share blocks of prompts as
+recorded; loads with seeds of their own share none, so no prefix cache holds one.
 """
 
 import asyncio
@@ -100,8 +100,7 @@ def send_load(
     seed: of the prompts; one that an earlier load had brings prompts that the engine has cached.  token: bearer token
     of the server.
     """
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(*TOKEN_IDS, size=int(n)).tolist() for n in requests.prompt_tokens]
+    prompts = _make_prompts(requests, np.random.default_rng(seed))
     bodies = [
         json.dumps(
             {
@@ -118,6 +117,21 @@ def send_load(
     ]
     due_s = (requests.arrival_ms / 1e3).tolist()
     return asyncio.run(_send_all(f"{url}/v1/completions", bodies, due_s, [*map(len, prompts)], token))
+
+
+def _make_prompts(requests: Requests, rng: np.random.Generator) -> list[list[int]]:
+    """Return the token ids of each prompt: random ones, the same where recorded blocks of prompts are the same."""
+    lengths, blocks = requests.prompt_tokens.tolist(), requests.prefix
+    prompts: list[list[int]] = [[] for _ in lengths]
+    if blocks is not None:
+        known, ids = np.unique(blocks.ids, return_inverse=True)
+        contents = rng.integers(*TOKEN_IDS, size=(len(known), blocks.tokens))
+        bounds = zip(blocks.starts[:-1], blocks.starts[1:], strict=True)
+        prompts = [contents[ids[first:last]].ravel().tolist() for first, last in bounds]
+    return [
+        begun[:length] + rng.integers(*TOKEN_IDS, size=max(length - len(begun), 0)).tolist()
+        for begun, length in zip(prompts, lengths, strict=True)
+    ]
 
 
 async def _send_all(

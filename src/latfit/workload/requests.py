@@ -88,6 +88,13 @@ class Requests:
         start = self.arrival_ms[:1]
         return replace(self, arrival_ms=start + (self.arrival_ms - start) / factor)
 
+    def busiest(self, span_ms: float) -> "Requests":
+        """Return the most requests that arrive within a span; the first of them arrives at 0."""
+        ends = np.searchsorted(self.arrival_ms, self.arrival_ms + span_ms, side="right")
+        first = int(np.argmax(ends - np.arange(len(self))))
+        found = self.select(slice(first, int(ends[first])))
+        return replace(found, arrival_ms=found.arrival_ms - found.arrival_ms[0])
+
     def at_rate(self, rate: float) -> "Requests":
         """Return the same requests at another mean rate per ms, with the same pattern."""
         if not self.rate > 0:

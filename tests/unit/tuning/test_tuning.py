@@ -1,9 +1,12 @@
 """Loads on a small engine over real HTTP, engines started and stopped, and the options of a command."""
 
+import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from latfit.errors import BadInput
 from latfit.exporting import with_flags
 from latfit.tuning import Engine, send_load, start_engine, until_answered
-from latfit.workload import make_requests
+from latfit.workload import PrefixBlocks, make_requests
 from tests.conftest import ROOT, free_port
 
 SMALL = [sys.executable, str(ROOT / "tests" / "small_engine.py")]
@@ -42,6 +45,19 @@ def test_times_count_from_when_a_request_is_due(small: str) -> None:
     assert np.all(latency >= STEP_MS * 5 * np.arange(1, 11))
     assert all(each.tpot_ms >= STEP_MS for each in answers)
     assert all(each.ttft_ms + 4 * each.tpot_ms == pytest.approx(each.latency_ms) for each in answers)
+
+
+def test_prompts_share_the_blocks_that_were_recorded(small: str) -> None:
+    """Of four prompts the third has the contents of the first. Another load has other contents."""
+    blocks = PrefixBlocks(8, np.array([0, 2, 4, 6, 7]), np.array([5, 6, 5, 7, 5, 6, 9]))
+    requests = replace(make_requests(np.arange(4.0), [16, 16, 16, 30], np.ones(4)), prefix=blocks)
+    for load in range(2):
+        answers = send_load(small, "small", requests, seed=load)
+        assert [each.failure for each in answers] == [""] * 4
+    with build_opener(ProxyHandler({})).open(f"{small}/metrics") as answer:
+        hits = re.search(rb"prefix_cache_hits_total{.*} (\d+)", answer.read())
+    assert hits is not None
+    assert int(hits[1]) == 2 * 16
 
 
 def test_a_refusal_is_a_failure_of_that_request(small: str) -> None:

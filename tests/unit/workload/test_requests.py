@@ -39,6 +39,12 @@ class TestRequests:
         with pytest.raises(BadInput, match="no rate"):
             make_requests([1.0, 1.0]).at_rate(1)
 
+    def test_the_busiest_part(self) -> None:
+        made = make_requests([0.0, 5.0, 9.0, 10.0, 11.0, 19.0], np.arange(1, 7))
+        assert made.busiest(6.0).arrival_ms.tolist() == [0.0, 4.0, 5.0, 6.0]
+        assert made.busiest(2.0).prompt_tokens.tolist() == [3, 4, 5]
+        assert len(made.busiest(100.0)) == 6
+
 
 class TestLoads:
     def test_common_random_numbers(self) -> None:
