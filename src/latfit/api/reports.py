@@ -128,6 +128,7 @@ def _named_rows(profile: HardwareProfile, traces: Any) -> Rows:
                 name = known
             remedy = f"Give each path one trace, with a column `path` that holds one of: {known}."
             where = f"--trace {label}"
+            refuse(not name, "it does not say which path its steps ran on", where, remedy)
             refuse(name not in profile.paths, f"path {name!r} is not one of the profile's", where, remedy)
             refuse(name in rows, f"path {name!r} has rows from two systems or files", where, remedy)
             rows[name] = part
