@@ -23,7 +23,7 @@ from latfit.api.request import verb
 from latfit.api.requests import EnginePlanRequest, TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
-from latfit.engines import BY_KEY, ENGINES, engine_key
+from latfit.engines import BY_KEY, ENGINES, engine_key, engine_started_by
 from latfit.errors import BadInput, HardwareMissing, Interrupted, refuse
 from latfit.exporting import with_flags
 from latfit.files import write_json, write_text
@@ -195,8 +195,7 @@ class Loop:
         self.budget_s = duration(request.budget, "--budget") / 1e3
         self.out = Path(request.out)
         words = " ".join(self.command)
-        plain = words.lower().replace("llama-server", "llama.cpp")
-        started = next((engine for engine in ENGINES if engine.name.lower() in plain), None)
+        started = engine_started_by(self.command)
         self.recording_flag = "" if started is None else started.recording_flag
         port = re.search(r"--port[= ](\d+)", words)
         port_text = port[1] if port else (started or ENGINES[0]).port
@@ -403,7 +402,7 @@ class Loop:
         """The last load beside its simulation with the same requests; None without settings."""
         if not self.settings or self.plan is None:
             return None
-        engine = {name: self.plan.engine[name] for name in ("max_num_seqs", "max_num_batched_tokens")}
+        engine = {name: self.plan.engine[name] for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")}
         return validate(self.fit, self.out / REQUESTS, engine=engine, seed=self.request.seed)
 
     def result(self) -> Tuning:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         describe_engines as describe_engines,
         engine_key as engine_key,
         engine_named as engine_named,
+        engine_started_by as engine_started_by,
         graph_sizes_option as graph_sizes_option,
         setting_names as setting_names,
     )

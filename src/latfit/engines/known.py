@@ -1,6 +1,7 @@
 """All engines. A new one is a module of this package and a place in this list."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 
 from latfit.engines.engine import Engine
 from latfit.engines.llama_cpp import LLAMA_CPP
@@ -16,6 +17,16 @@ ENGINES = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP, TGI, TRITON)
 def engine_named(name: str) -> Engine:
     """Return the engine of that name."""
     return next(engine for engine in ENGINES if engine.name == name)
+
+
+def engine_started_by(command: Iterable[str]) -> Engine | None:
+    """Return the engine of the first word of a command that names one: its program, Python package or image."""
+    for word in command:
+        own = PurePath(word).name.lower()
+        for engine in ENGINES:
+            if own.startswith(tuple({engine.name.lower(), *engine.program} - {"python3", "-m", "serve"})):
+                return engine
+    return None
 
 
 RECORDED = ("vllm", "sglang", "tensorrt_llm")  # names in provenances whose model is that of the server
