@@ -89,8 +89,15 @@ class Provenance(EngineSettings, frozen=True):
 
     @classmethod
     def upgrade(cls, document: JsonObject) -> JsonObject:
-        """Leave out settings with the text None: so recorders write what a version of vLLM does not have."""
-        return super().upgrade({k: v for k, v in document.items() if k not in SETTINGS or v != "None"})
+        """Take known facts of another type for unknown ones, but leave out settings with the text None.
+
+        So recorders write what a version of vLLM does not have.
+        """
+        kinds = {each.name: each.type for each in msgspec.structs.fields(cls)}
+        known = {name: value for name, value in document.items() if name in kinds and _is_a(value, kinds[name])}
+        odd = {name: document[name] for name in document.keys() - known.keys()}
+        more = {name: value for name, value in odd.items() if name not in SETTINGS or value != "None"}
+        return {**known, "more": more}
 
     @property
     def sources(self) -> list["Provenance"]:
@@ -130,6 +137,14 @@ class Metadata(Record, frozen=True, tag_field="schema", tag=SCHEMA):
     provenance: JsonObject = msgspec.field(default_factory=dict)
 
 
+def _is_a(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def facts_of(provenance: Mapping[str, Any]) -> Provenance:
-    """Return the typed facts in a provenance. Raises BadInput for a fact of another type."""
+    """Return the typed facts in a provenance."""
     return Provenance.from_json(to_builtins(provenance), "its provenance")

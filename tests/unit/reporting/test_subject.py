@@ -42,7 +42,7 @@ def test_columns_of_the_rows(fit: FitResult) -> None:
     "trace",
     [
         {},
-        {"machine": {}, "model": None, "parts": {"a": {}}},
+        {"machine": "x", "model": None, "device": 3, "parts": {"a": 1}},
         {"parts": {"a": {"machine": {"cpu": "one"}}, "b": {"machine": {"cpu": "two"}}}},
     ],
 )

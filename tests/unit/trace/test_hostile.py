@@ -109,13 +109,23 @@ class TestCells:
             clean(Trace(columns))
 
 
-@pytest.mark.parametrize(
-    "provenance",
-    [None, [], 1, {"parts": None}, {"cells": 3, "parts": [1]}, {"cells": {"rows_read": "x", "dropped": 1}}],
-)
-def test_a_provenance_of_other_types_is_refused(provenance: object, tmp_path: Path) -> None:
+def with_provenance(provenance: object, file: Path) -> Path:
     table = pa.table({"B": [1, 2], "S": [1, 2], "T_ms": [5.0, 6.0], "cell_rows": [2.0, 3.0]})
     stored = json.dumps({"schema": "latfit.trace/1", "provenance": provenance})
-    pq.write_table(table.replace_schema_metadata({"latfit": stored}), tmp_path / "t.parquet")
+    pq.write_table(table.replace_schema_metadata({"latfit": stored}), file)
+    return file
+
+
+@pytest.mark.parametrize("provenance", [None, [], 1])
+def test_a_provenance_that_is_no_object_is_refused(provenance: object, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not a latfit trace"):
-        ingest(tmp_path / "t.parquet")
+        ingest(with_provenance(provenance, tmp_path / "t.parquet"))
+
+
+@pytest.mark.parametrize(
+    "provenance", [{"parts": None}, {"cells": 3, "parts": [1]}, {"cells": {"rows_read": "x", "dropped": 1}}]
+)
+def test_facts_of_other_types_are_passed_over(provenance: object, tmp_path: Path) -> None:
+    found = ingest(with_provenance(provenance, tmp_path / "t.parquet"))
+    assert reading_notes(found) == []
+    assert found.rows_read == 5
