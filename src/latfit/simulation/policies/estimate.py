@@ -68,6 +68,11 @@ class Summary:
     def counted(self) -> int:
         return sum(each.size for each in self.batches)
 
+    @property
+    def whole(self) -> FloatArray:
+        """Mean and percentiles (4,) of all requests, ms."""
+        return describe(self.batches)
+
 
 def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: str = STEADY) -> Summary:
     """Summarise a run without the warm-up and requests that were never served."""
