@@ -351,6 +351,11 @@ TABLE: Mapping[str, Sequence[str]] = {
         "Simulated steps lie outside the measured range: {beyond}",
         "Measure such steps, or lower --max-num-seqs and --max-num-batched-tokens to what the engine had.",
     ),
+    "two_states": (
+        "engine_setting",
+        "Two states at one load: {fast}, but after a burst {slow}, in a simulation for good. From {rate} on.",
+        "--max-num-seqs {limit} removes the slow state.",
+    ),
     "above_cliff": (
         "engine_setting",
         "{setting} {value:,} is just above a cliff: {steps} take {longer:percent} longer beyond {size:,}.",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         parse_autoscaler as parse_autoscaler,
         serve_replicas as serve_replicas,
     )
+    from latfit.simulation.engine.loop import captured as captured
     from latfit.simulation.engine.real_engine import (
         USUAL_SETTINGS as USUAL_SETTINGS,
         EngineSetup as EngineSetup,

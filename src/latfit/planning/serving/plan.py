@@ -26,6 +26,7 @@ from latfit.planning.serving.few import warn_of_few_requests
 from latfit.planning.serving.result import (
     ApartPlan,
     Cost,
+    OperatingStates,
     ReplicaCount,
     ServingPlan,
     Work,
@@ -35,13 +36,14 @@ from latfit.planning.serving.result import (
 from latfit.planning.serving.schedule import day_of, schedule_engines
 from latfit.planning.serving.search import Found, Search, SearchSpace
 from latfit.planning.serving.stalls import stalls_of
+from latfit.planning.serving.states import operating_states
 from latfit.planning.serving.targets import Targets
 from latfit.planning.support import above_cliffs
 from latfit.planning.verdict import verdict_of
 from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_pauses
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
-from latfit.units import format_ms, format_percent, number
+from latfit.units import count_text, format_ms, format_percent, format_rate, number
 from latfit.validation import outside_warning
 from latfit.workload import ClosedLoad, Load, RecordedLoad
 
@@ -108,7 +110,8 @@ def plan_serving(
     found = Search(evaluator, request.start, space, replicas=request.replicas).run()
     shown = found.best or found.alone
     setup, settings, met = shown.setup, shown.setup.settings, found.best is not None and found.best.met
-    messages = _fit_messages(fits, shown, lengths[0])
+    states = operating_states(evaluator, settings, setup.replicas, every)
+    messages = [*_fit_messages(fits, shown, lengths[0]), *_two_states(states)]
     messages += above_cliffs(every, settings.max_num_seqs, settings.max_num_batched_tokens)
     messages += _load_messages(evaluator, shown) if met else []
     messages += [note(each) for each in _notes(load, request, space, shown)]
@@ -170,6 +173,7 @@ def plan_serving(
         distributions_ms=found.best.distributions_ms if found.best is not None else {},
         effects=effects_of(evaluator, shown, cache=bool(request.kv), replicas=request.replicas is None) if met else [],
         pareto=front(evaluator, settings, space) if met else [],
+        states=states,
         stalls=stalls,
         fits=quality,
         cost=_cost(request, shown),
@@ -275,6 +279,20 @@ def _load_messages(evaluator: Evaluator, best: Measured) -> list[Message]:
         ends = f"{wide.name} is {format_ms(wide.low)} to {format_ms(wide.high)}"
         found.append(message("wide_interval", widest=ends, runs=best.summary.replications))
     return found
+
+
+def _two_states(states: OperatingStates | None) -> list[Message]:
+    """Warn of an engine that a burst leaves in a slower state."""
+    if states is None or not states.confirmed:
+        return []
+    stable = [each for each in states.points if each.stable]
+    fast, slow = (
+        f"{count_text(round(each.batch), 'request')} at once at {format_ms(each.tpot_ms)} a token"
+        for each in (stable[0], stable[-1])
+    )
+    slow += ", with a queue that grows" if stable[-1].overloaded else ""
+    rate = format_rate(states.from_rate_per_s or 0.0)
+    return [message("two_states", fast=fast, slow=slow, rate=rate, limit=states.max_num_seqs)]
 
 
 def _cost(request: ServingRequest, shown: Measured) -> Cost:

@@ -162,6 +162,35 @@ class Stalls(Record, frozen=True):
         return next(each for each in self.choices if each.knee)
 
 
+class OperatingPoint(Record, frozen=True):
+    """A batch at which an engine serves as many requests as come, and its time per token.
+
+    stable: whether the batch returns after a small change. overloaded: whether a queue grows. interval: 95 % of the
+    batch over the fit's draws; None without.
+    """
+
+    batch: float
+    tpot_ms: float
+    stable: bool
+    overloaded: bool = False
+    interval: tuple[float, float] | None = None
+
+
+class OperatingStates(Record, frozen=True):
+    """All operating points of a replica at the planned load, by rising batch.
+
+    from_rate_per_s, to_rate_per_s: loads of all replicas with several stable points; None if there are none.
+    max_num_seqs: the largest limit with one stable point at every load. confirmed: whether a simulated burst moves the
+    engine to another point for good; None if nothing was simulated.
+    """
+
+    points: Sequence[OperatingPoint]
+    from_rate_per_s: float | None = None
+    to_rate_per_s: float | None = None
+    max_num_seqs: int | None = None
+    confirmed: bool | None = None
+
+
 class Window(Record, frozen=True):
     """A part of a recording, from t_s on, and its replicas."""
 
@@ -318,7 +347,7 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
     effects: Sequence[Effect] = ()
     pareto: Sequence[Trade] = ()
     stalls: Stalls | None = None
-    states: Any = None  # of earlier versions
+    states: OperatingStates | None = None
     fits: Sequence[FitQuality]
     cost: Cost = Cost()
     prefill_apart: ApartPlan | None = None
