@@ -159,8 +159,6 @@ def _measure_path(
     sensors = compare_sensors(before, read_sensors(gpu=first.path == "gpu"))
     warnings += [*find_warnings(result, load(), device, request.design), *find_sensor_warnings(sensors)]
     result = replace(result, warnings=tuple(warnings))
-    moves = getattr(first, "kv_transfer", list)  # only a device with a memory of its own has one
-    transfer: list[dict[str, float]] = moves() if result.stop in ("precise", "budget") else []
     between = result.between_processes
     processes = max((sample.process for sample in result.samples), default=0) + 1
     provenance = {
@@ -174,7 +172,6 @@ def _measure_path(
         "sensors": sensors,
         "warmup_steps": len(result.samples) - result.steps,
         **{name: round(getattr(result, name), 3) for name in ("elapsed_s", "step_s", "prepare_s", "warmup_s")},
-        **({"kv_transfer": transfer} if transfer else {}),
     }
     stamp = run.started.replace(":", "").replace("-", "").replace("+0000", "Z")
     runs = [f"{stamp}-{run.process}-{first.path}-{process}" for process in range(processes)]

@@ -150,7 +150,7 @@ def serve(pipe: int) -> None:
                     device = arguments[0](*arguments[1])
                     answer: Any = {"name": device.name, "path": device.path, "ends_with_parent": ends_with_parent}
                 else:
-                    answer = getattr(device, method, list)(*arguments)
+                    answer = getattr(device, method)(*arguments)
                 failed = False
             except Exception as error:  # noqa: BLE001 - whatever it is, the parent decides
                 failed, answer = True, _portable(error)

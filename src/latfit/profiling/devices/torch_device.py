@@ -4,9 +4,7 @@ With CUDA graphs a step is recorded once per cell and replayed; without them its
 kernels, as in an eager engine. A mixture of experts decides on the CPU which experts run, so its steps run eagerly.
 """
 
-import statistics
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from latfit.profiling.devices.decoder import (
@@ -38,8 +36,6 @@ Linear = Callable[[Tensor], Tensor]
 
 RECORDING_SHARE = 0.5  # recorded cells give way to one that needs more than this share of the free memory
 GRAPH_WARMUP_RUNS = 3  # libraries choose kernels and take workspace in their first runs, which a graph must not see
-TRANSFER_TOKENS = (16, 64, 256, 1024, 4096)
-TRANSFER_REPEATS = 7
 
 
 class TorchStep(EagerStep):
@@ -338,22 +334,6 @@ class CudaDevice(TorchDevice):
             self._current = self._prepared(cell)
         if self.graphs:
             self._recorded[cell] = self._current
-
-    def kv_transfer(self) -> list[dict[str, float]]:
-        """Time copying the cache of some tokens from the host to the GPU: the extra cost of a prefill on the CPU."""
-        import torch
-
-        found: list[dict[str, float]] = []
-        for tokens in TRANSFER_TOKENS:
-            size = self._shape.cache_bytes(tokens)
-            if 2 * size > (self.free_bytes() or 0):
-                break
-            host = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())  # the GPU reads it itself
-            target = torch.empty(size, dtype=torch.uint8, device=self.place)
-            copy = partial(target.copy_, host, non_blocking=True)
-            T_ms = statistics.median(self.time_ms(copy) for _ in range(TRANSFER_REPEATS))
-            found.append({"tokens": float(tokens), "bytes": float(size), "T_ms": T_ms})
-        return found
 
     def _give_back(self) -> None:
         self._recorded.clear()
