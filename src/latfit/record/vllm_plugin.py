@@ -251,7 +251,8 @@ def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_reques
 
 def _facts(config: Any, source: str) -> dict[str, Any]:
     """Return the settings of the engine that decide its latency, as far as this version of vLLM has them."""
-    found = {name: getattr(getattr(config, part, None), name, None) for part, names in FACTS for name in names.split()}
+    settings = [(getattr(config, part, None), name) for part, names in FACTS for name in names.split()]
+    found = {name: getattr(part, name) for part, name in settings if hasattr(part, name)}
     plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
     server, servers = _api_server(config)
     return {

@@ -91,7 +91,7 @@ class Provenance(EngineSettings, frozen=True):
     def upgrade(cls, document: JsonObject) -> JsonObject:
         """Take known facts of another type for unknown ones, but leave out settings with the text None.
 
-        So recorders write what a version of vLLM does not have.
+        Recorders of latfit 0.1.0 write it for a setting that a version of vLLM lacks.
         """
         kinds = {each.name: each.type for each in msgspec.structs.fields(cls)}
         known = {name: value for name, value in document.items() if name in kinds and _is_a(value, kinds[name])}

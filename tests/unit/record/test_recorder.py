@@ -176,6 +176,20 @@ class TestTheEngineComesFirst:
         assert len(caplog.records) == 1
         assert "No space left" in caplog.text
 
+    def test_rows_that_a_full_disk_refused_are_written_with_the_next(
+        self, disk: Disk, tmp_path: Path, caplog: Any
+    ) -> None:
+        disk.full = True
+        disk.moves.set()
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=100, first_s=0.1, flush_s=0.1))
+        feed(recorder, 5)
+        until(lambda: bool(caplog.records))
+        disk.full = False
+        feed(recorder, 5, start=5)
+        recorder.close()
+        assert steps_in(tmp_path) == list(range(10))
+        assert recorder.rows_dropped == 0
+
     def test_what_is_no_number_is_refused_and_counted(self, tmp_path: Path, caplog: Any) -> None:
         recorder = StepRecorder(tmp_path)
         strange: list[Any] = [None, "7", 2**40, 1.5, object()]

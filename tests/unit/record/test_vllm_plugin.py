@@ -181,6 +181,15 @@ class TestTheFolder:
         assert told == {"num_speculative_tokens": 4, "api_server": 1, "api_servers": 3, "replica": "1"}
         assert ["API server 2 of 3" in line for line in warnings(caplog)] == [True]
 
+    def test_settings_that_a_version_lacks_are_not_in_the_provenance(self, folder: Path) -> None:
+        plugin = LatfitStatLogger(config(model_config={"quantization": None}))
+        plugin.record(next(engine_loop(1)))
+        plugin.close()
+        origin = recorded(folder).provenance
+        assert "cache_dtype" not in origin
+        assert origin["quantization"] == "None"  # known: not quantised
+        assert origin["max_num_seqs"] == 256
+
 
 class TestTheServerComesFirst:
     def test_a_config_that_is_nothing_like_vllms(self, folder: Path, caplog: Any) -> None:
