@@ -133,7 +133,7 @@ def _why_large(data: FitData, columns: Sequence[str]) -> str:
     """Return the likely cause of a large error. columns: what the model reads of a step."""
     if CONTEXT not in columns and CONTEXT in data.steps and np.ptp(data.steps[CONTEXT]) > 0:
         return (
-            "The cached context varies and this model does not use it: leave out --model, or fit rows of similar"
+            "The cached context varies and this model does not use it: take --model context, or fit rows of similar"
             " context with --where."
         )
     if data.run is not None and len(np.unique(data.run)) > 1:
