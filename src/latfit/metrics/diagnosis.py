@@ -102,8 +102,10 @@ class _Readings:
 
     @property
     def waits(self) -> bool:
-        waiting = self.gauge("waiting")
-        return bool(waiting) and sum(value > 0 for value in waiting) >= MIN_WAITING_SHARE * len(waiting)
+        """Whether requests wait: in enough readings, or on average as many as run (a queue that has just begun)."""
+        running, waiting = self.gauge("running"), self.gauge("waiting")
+        is_often = sum(value > 0 for value in waiting) >= MIN_WAITING_SHARE * len(waiting)
+        return bool(waiting) and (is_often or _mean(waiting) >= _mean(running))
 
     def growing(self) -> float:
         """Return the requests per second by which the queue clearly grew, else 0."""

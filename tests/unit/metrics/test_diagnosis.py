@@ -49,6 +49,14 @@ def test_what_binds(steps: Steps, limits: dict[str, int], binding: Binding) -> N
     assert of(steps, limits).binding == binding
 
 
+def test_a_long_queue_in_few_readings_is_no_freedom_from_limits() -> None:
+    """Requests wait in 4 of 11 readings, but nearly four times as many as run."""
+    steps = steady(30.0, 8, 0.02)
+    steps.waiting[steps.end > 16.5] = 80
+    assert of(steps, {"max_num_seqs": 8}).binding == "sequences"
+    assert of(steps).binding == "sequences"
+
+
 def test_more_sequences_help_where_the_sequence_limit_binds() -> None:
     found = of(AT_LIMIT)
     assert effect(found, "max_num_seqs") == "helps"
