@@ -93,11 +93,13 @@ class Provenance(EngineSettings, frozen=True):
 
         Recorders of latfit 0.1.0 write it for a setting that a version of vLLM lacks.
         """
-        kinds = {each.name: each.type for each in msgspec.structs.fields(cls)}
-        known = {name: value for name, value in document.items() if name in kinds and _is_a(value, kinds[name])}
-        odd = {name: document[name] for name in document.keys() - known.keys()}
+        known = document.keys() & set(cls.__struct_fields__)
+        if not _is_a(document, cls):
+            kinds = {each.name: each.type for each in msgspec.structs.fields(cls)}
+            known = {name for name in known if _is_a(document[name], kinds[name])}
+        odd = {name: value for name, value in document.items() if name not in known}
         more = {name: value for name, value in odd.items() if name not in SETTINGS or value != "None"}
-        return {**known, "more": more}
+        return {**{name: document[name] for name in known}, "more": more}
 
     @property
     def sources(self) -> list["Provenance"]:
