@@ -242,8 +242,9 @@ def impossible_steps(trace: Trace) -> Mask:
 
 def find_duplicate(trace: Trace, _: CleanOptions) -> Mask:
     """Find rows that repeat run, replica, time and counter as well as B, S and T of an earlier one."""
-    found = np.full(len(trace), "step" in trace)
-    if "step" in trace:
+    counted = trace.group(("run", "replica", "step")) if "step" in trace else np.arange(len(trace))
+    found = np.full(len(trace), counted.max(initial=-1) + 1 < len(trace))
+    if found.any():  # some counter repeats, as it seldom does: the other columns are slow to number
         found[np.unique(trace.group(("run", "replica", "step", "t_s", "B", "S", "T_ms")), return_index=True)[1]] = False
     return found
 

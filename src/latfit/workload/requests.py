@@ -166,7 +166,8 @@ def _column(values: Any, n: int, name: str) -> NDArray[Any]:
         return np.full(n, column, dtype=kind)
     if len(column) != n:
         raise BadInput(f"{name} has {len(column)} rows, arrivals have {n}", remedy="Give one of each per request.")
-    if kind != np.float64 and (broken := np.flatnonzero(~(np.abs(column) < np.iinfo(kind).max))).size:
+    is_number = column.dtype.kind in "iuf"
+    if is_number and kind != np.float64 and (broken := np.flatnonzero(~(np.abs(column) < np.iinfo(kind).max))).size:
         found = f"request {broken[0] + 1} has {column[broken[0]]:.3g} as {name}"
         raise BadInput(found, remedy="Give a whole number, or drop it.")
     return np.ascontiguousarray(column, dtype=kind)
