@@ -146,7 +146,7 @@ class Comparison(Answer):
         for name, phase in ((each.name, phase) for each in self.compared for phase in each.phases):
             for region in phase.tested:
                 facts = {field: getattr(region, field) for field in RegionChange.__struct_fields__}
-                facts["verdict"] = phase.alone if region is phase else region.verdict
+                facts["verdict"] = phase.verdict_on_whole if region is phase else region.verdict
                 ends = {f"{size}_{end}": facts[size][i] for size in "BS" for i, end in enumerate(("low", "high"))}
                 about = {"source": name, "phase": phase.phase, "of": "phase" if region is phase else "region"}
                 rows.append(about | {"by": phase.by} | ends | {k: v for k, v in facts.items() if k not in "BS"})

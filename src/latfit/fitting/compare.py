@@ -67,7 +67,7 @@ class RegionChange(Record, frozen=True):
 
 
 def judge(low_pct: float | None, high_pct: float | None, tolerance_pct: float) -> Verdict:
-    """Compare an interval with the tolerance and with zero; unclear if it holds the tolerance."""
+    """Compare an interval with the tolerance and with zero; unclear if it contains the tolerance."""
     if low_pct is None or high_pct is None:
         return "unclear"
     if low_pct > tolerance_pct:
@@ -92,18 +92,18 @@ class PhaseChange(RegionChange, frozen=True, kw_only=True):
         return [self, *self.regions]
 
     @property
-    def alone(self) -> Verdict:
-        """The verdict on the phase as a whole."""
+    def verdict_on_whole(self) -> Verdict:
+        """The verdict on the mean change of the phase, without its regions."""
         return judge(self.low_pct, self.high_pct, self.tolerance_pct)
 
     @property
     def slower(self) -> list[RegionChange]:
         """The whole phase if no region is significantly less slow, else its clearest disjoint regions."""
         floor = self.low_pct or 0.0
-        if self.alone == "slower" and all(each.high_pct is None or each.high_pct >= floor for each in self.regions):
-            return [self]
-        found = [self] if self.alone == "slower" else []
-        found += [region for region in self.regions if region.verdict == "slower"]  # type: ignore[misc]
+        found: list[RegionChange] = [self] if self.verdict_on_whole == "slower" else []
+        if found and all(each.high_pct is None or each.high_pct >= floor for each in self.regions):
+            return found
+        found += [region for region in self.regions if region.verdict == "slower"]
         named: list[RegionChange] = []
         for region in sorted(found, key=lambda each: -(each.low_pct or 0.0)):
             if not any(region.overlaps(other) for other in named):
@@ -134,9 +134,9 @@ class Change(Record, frozen=True):
 class Compared(Change, frozen=True, kw_only=True):
     """One run compared with the baseline.
 
-    verdict: as of its phases; two single starts cannot show that the code is slower or faster.  system: its name if
-    several are compared.  differs: what the two systems differ in.  one_start_each: both are single runs of different
-    starts, so the machine may explain a change.
+    verdict: the gravest of the phases, but unclear where only the machine may be slower or faster.  system: its name
+    if several are compared.  differs: what the two systems differ in.  one_start_each: each side is a single start of
+    its own, so the machine may explain a change.
     """
 
     source: str

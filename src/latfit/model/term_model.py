@@ -32,9 +32,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Expression:
-    """A column as a function of the features and shapes that its parameters name.
-
-    The engine simulator compiles it, too: it works on arrays and on single numbers."""
+    """A column as a function, of arrays or single numbers, of the features and shapes that its parameters name."""
 
     function: Callable[..., FloatArray]
 

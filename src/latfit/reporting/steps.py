@@ -143,7 +143,7 @@ def changes_table(name: str, found: Change, *, brief: bool = False) -> Table:
 
 
 def _verdict(phase: PhaseChange, region: RegionChange) -> str:
-    return (phase.alone if region is phase else region.verdict).replace("slower within", "within")
+    return (phase.verdict_on_whole if region is phase else region.verdict).replace("slower within", "within")
 
 
 def _interval(low_pct: float | None, high_pct: float | None) -> str:

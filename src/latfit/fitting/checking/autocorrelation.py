@@ -49,7 +49,7 @@ def persistence(runs: Sequence[FloatArray]) -> Persistence:
 def long_run_variance(parts: Sequence[FloatArray], bias: float = 1.0) -> float:
     """Return n times the variance of the mean of autocorrelated series of mean zero, n values in all.
 
-    bias: of the sum a of coefficients, in (1 + 3 a) / n for each series; 1 where a mean was removed.
+    bias: multiples of (1 + 3 a) / n added to a, the sum of autoregressive coefficients; 1 if means were removed.
     """
     n = sum(len(part) for part in parts)
     covariance = _autocovariance(parts, max(1, min(int(10 * math.log10(n)), n // len(parts) // 4)))

@@ -23,7 +23,7 @@ PAUSE_SIGMA = 5.0  # of log ratios; of log-normal noise one step in 3 million li
 MIN_PAUSE_RATIO = 2.0  # of observed over typical; below, a curve that misses a size or a busy stretch look alike
 MAX_PAUSED_SHARE = 0.05  # of all steps; more of them are no rare event
 REJECTED_Z = 2.6  # one-sided; a true hypothesis is rejected once in 200 times
-HINT_Z, HINT_SLOPE = 1.0, 0.2  # against a kind of length: z, and slope of ln length by ln T off 0 or 1
+HINT_Z, HINT_SLOPE = 1.0, 0.2  # z against a kind; slope of ln length over ln T off its 0 (fixed), 1 (ratios)
 MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any question
 
 

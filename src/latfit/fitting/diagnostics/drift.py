@@ -17,7 +17,7 @@ from latfit.stats import FloatArray
 MIN_ROWS = 50
 CERTAIN = 0.01  # level of the test over all runs together
 LEAST_SHIFT = 0.02  # smaller changes are not reported
-TREND_BIAS = 2.5  # a line removed from either side lowers the sum of coefficients a by 2.5 (1 + 3 a) / n
+TREND_BIAS = 2.5  # see `long_run_variance`; a line, not only the mean, is removed from each series
 
 
 @dataclass(frozen=True)
