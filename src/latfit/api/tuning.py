@@ -29,7 +29,7 @@ from latfit.exporting import with_flags
 from latfit.files import write_json, write_text
 from latfit.messages import Message
 from latfit.metrics import Server, ServerState, limit_shown
-from latfit.planning import parse_target
+from latfit.planning import MIN_CHUNK, parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
 from latfit.simulation import FEWEST
@@ -97,7 +97,7 @@ class Tuned(Answer):
         found, at = self.result, format_rate(self.result.rate_per_s)
         if self.steps:
             return "Nothing was started. Steps:"
-        if not found.settings:
+        if not found.settings and not self.kept:
             return f"No settings meet the SLOs on one engine at {at}."
         last = found.runs[-1]
         outcome = ", ".join(
@@ -355,18 +355,23 @@ class Loop:
         If none do, the settings in use are those for a rate that one engine carries, or none.
         """
         if not self.traces:
-            raise BadInput("no steps were recorded", where=self.url, remedy="Send a longer load: --load 5min.")
+            remedy = "Give a higher --rate, or a longer --load."
+            raise BadInput("no steps of a busy engine were recorded", where=self.url, remedy=remedy)
         self.tell("Fitting and planning")
         # A linear cost of a mean step is the mean cost of the steps of its window; other models are not.
         self.fit = fit([str(each) for each in self.traces], model="auto" if self.single else "linear")
         self.fit.save(self.out / "engine.fit.json")
+        largest_step = 2 ** int(math.log2(self.fit.result.domain["S"][1]))
+        least = min(MIN_CHUNK, int(self.requests(1.0, 0).prompt_tokens.max()))
         is_feasible = False
         for self.share in (1.0, *LESS):
             self.plan = self.plan_one()
-            if self.plan.feasible and self.plan.result.unsupported:
+            if self.plan.feasible and self.plan.result.unsupported and largest_step >= least:
                 # The engine may allow larger steps than it had: plan with those that it had.
-                self.plan = self.plan_one(max_num_batched_tokens=2 ** int(math.log2(self.fit.result.domain["S"][1])))
+                self.plan = self.plan_one(max_num_batched_tokens=largest_step)
             is_feasible = self.plan.feasible and not self.plan.result.unsupported
+            # Mean steps of windows are smaller than those with a prompt: chunks of their size are no settings.
+            is_feasible = is_feasible and self.plan.engine["max_num_batched_tokens"] >= least
             if is_feasible:
                 break
         assert self.plan is not None

@@ -28,7 +28,7 @@ from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratio
 from latfit.fitting.solver.solve import Solution, solved_once
 from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
 from latfit.fitting.uncertainty.report import line_as_good, without_bends
-from latfit.fitting.windows import is_spread_known, largest_batch, options_of_windows, window_warning
+from latfit.fitting.windows import is_spread_known, largest_step, options_of_windows, window_warning
 from latfit.messages import Message as LatfitWarning, message
 from latfit.model import (
     Baseline,
@@ -87,7 +87,7 @@ def fit_trace(
     chosen, selection = resolved(rows, wanted)
     chosen, notes = _supported(rows, chosen)
     facts: dict[str, Any] = {
-        "domain": _domain(rows, largest_batch(trace) if windows else 0.0),
+        "domain": _domain(rows, largest_step(trace) if windows else {}),
         "support": rows.support(),
         "data": DataFacts.from_json(data or {}),
         "provenance": {
@@ -125,11 +125,12 @@ def fit_trace(
     return replace(fit, warnings=messages, cross_validation=tested)
 
 
-def _domain(rows: FitData, largest: float) -> dict[str, list[float]]:
-    """Return the least and the largest value of every column; B up to at least `largest`."""
+def _domain(rows: FitData, largest: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return the least and the largest value of every column; those of `largest` at least up to there."""
     columns = {"T_ms": rows.observed, **rows.steps}
     found = {name: [float(column.min()), float(column.max())] for name, column in columns.items()}
-    found["B"][1] = max(found["B"][1], largest)
+    for name, bound in largest.items():
+        found[name][1] = max(found[name][1], bound)
     return found
 
 

@@ -49,7 +49,14 @@ def window_warning(model: str, spread_known: bool) -> LatfitWarning:
     return message("window_means", what=f"{found}, and their spread is not known, {so}; {tails}.", remedy=remedy)
 
 
-def largest_batch(trace: Trace) -> float:
-    """Return the most requests that a step held, where every file of a trace states it; else 0."""
-    stated = [each.largest_step_requests or 0.0 for each in facts_of(trace.provenance).sources]
-    return max(stated) if min(stated) > 0 else 0.0
+def largest_step(trace: Trace) -> dict[str, float]:
+    """Return bounds of the requests B and tokens S of a step; 0 where a file of the trace states none.
+
+    A step with a whole prompt is in its window, though in no mean.
+    """
+    sources = facts_of(trace.provenance).sources
+    stated = {
+        "B": [each.largest_step_requests or 0.0 for each in sources],
+        "S": [each.largest_step_tokens or 0.0 for each in sources],
+    }
+    return {name: max(bounds) if min(bounds) > 0 else 0.0 for name, bounds in stated.items()}

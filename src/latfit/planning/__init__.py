@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.planning.engine_settings import MEASURED as MEASURED
+    from latfit.planning.engine_settings import MEASURED as MEASURED, MIN_CHUNK as MIN_CHUNK
     from latfit.planning.fit_quality import FitQuality as FitQuality, trace_name as trace_name
     from latfit.planning.load.curves import (
         Line as Line,

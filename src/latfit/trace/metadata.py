@@ -80,6 +80,7 @@ class Provenance(EngineSettings, frozen=True):
     runs: int | Sequence[str] = ()  # how many a log holds, or the names of recorded ones
     api_servers: Setting = 1
     largest_step_requests: float | None = None
+    largest_step_tokens: float | None = None
     request_times_so_far: Mapping[str, Mapping[int, int]] = msgspec.field(default_factory=dict)
     windows: Setting | None = None
     unsteady: Setting = 0

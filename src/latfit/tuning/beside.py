@@ -42,12 +42,12 @@ def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
 
 
 def find_steps(folder: Path, recorder: MetricsRecorder, cold: Collection[Path]) -> list[Path]:
-    """Return the traces of a run: single steps where the plug-in wrote them, else the windows of `/metrics`.
+    """Return the traces of a run: single steps where the plug-in wrote them, else the busy windows of `/metrics`.
 
     cold: files of the plug-in from before the engine was warm.
     """
     single = files_in(folder).difference(cold)
-    return sorted(single) or ([recorder.out] if recorder.rows else [])
+    return sorted(single) or ([recorder.out] if any(not row["idle"] for row in recorder.rows) else [])
 
 
 def files_in(folder: Path) -> set[Path]:

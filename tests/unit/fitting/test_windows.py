@@ -50,3 +50,12 @@ def test_without_a_spread_only_what_is_linear_is_claimed() -> None:
 def test_a_correction_of_windows_is_refused() -> None:
     with pytest.raises(WrongUsage, match=r"means over windows.*\+correction"):
         fit_trace(decode_windows(30), FitOptions("roofline+correction"))
+
+
+def test_the_largest_steps_of_windows_count_as_measured() -> None:
+    """A step with a whole prompt is in its window, though in no mean. A file that states none adds nothing."""
+    means = decode_windows()
+    stated = {"largest_step_requests": 90, "largest_step_tokens": 512}
+    for facts, most in ((stated, 512), ({"parts": {"a": stated, "b": {}}}, means["S"].max())):
+        fitted = fit_trace(Trace(dict(means.columns), {"source": "metrics", **facts}), FitOptions("linear"))
+        assert fitted.domain["S"][1] == most
