@@ -208,13 +208,15 @@ def _steps_of_run(run_steps: Any, fits: PhaseFits, how: validation.Asked, measur
     """Return the steps that were recorded during a run. Raises BadInput if there are none."""
     steps = read_timed(ReadRequest(run_steps), fits.decode.time).trace
     starts = validation.starts_of(steps.provenance, steps)
-    other = validation.not_together(starts, measured, None if how.server is None else how.server.started_s)
+    server_started_s = None if how.server is None else how.server.started_s
+    other = validation.not_together(starts, measured, server_started_s)
     within = validation.during(steps, measured)
     if within.any() and other is None:
         return steps.select(within)
     found, remedy = "none of its steps is of the run", "Give what was recorded meanwhile."
     last_s = max((each.last_s for each in starts if math.isfinite(each.last_s)), default=math.nan)
-    if measured.began_s is not None and last_s < measured.began_s:
+    is_other_start = other is not None and server_started_s is not None
+    if not is_other_start and measured.began_s is not None and last_s < measured.began_s:
         found = f"its last step is {format_ms(1e3 * (measured.began_s - last_s))} older than the run"
         remedy = "The recorder writes steps 5 min late (LATFIT_TRACE_SECONDS): wait, or stop the engine."
     elif other is not None:

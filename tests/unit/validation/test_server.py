@@ -181,6 +181,10 @@ def test_steps_that_the_recorder_has_not_written_yet_are_named() -> None:
     with pytest.raises(BadInput, match=r"its last step is .* older than the run") as raised:
         validated(fit, run, run_steps=str(first), **given)
     assert "LATFIT_TRACE_SECONDS" in str(raised.value.remedy)
+    other = next((AMX / "traces").glob("rec-trace-*-000000.parquet"))
+    with pytest.raises(BadInput) as raised:
+        validated(fit, run, run_steps=str(other), **given)
+    assert "of the engine that was started at" in str(raised.value.remedy)
     found = validated(fit, run, run_steps=str(second), **given)
     assert found.run_speed is not None
     assert found.run_speed.at_speed.agrees
