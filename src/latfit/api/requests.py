@@ -23,6 +23,7 @@ Progress = Callable[[float, int], None]
 Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
 Route = Annotated[Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"], "Routing."]
+FrontPolicy = Literal["gpu-only", "three-stage", "cutoff", "split"]
 Service = Literal["fitted", "deterministic", "exponential"]
 StepTimes = Annotated[Literal["fitted", "deterministic"], "Step times: with noise, or the typical one."]
 Policies = "gpu-only|fixed|window|marginal-cost|three-stage|cutoff|optimal|split|deadline"
@@ -46,8 +47,12 @@ TransferOf = Annotated[str | None, Option("Time to move a request or its KV cach
 Ageing = Annotated[Duration | None, "Priority ageing: waiting time worth one class, such as 50ms."]
 PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument="PATH")]
 TraceFile = Annotated[Path, Option("Trace to write.")]
-Ttft = Annotated[Duration | None, Option("TTFT SLO: 500ms; plan also p95:500ms.", "--ttft --ttft-slo", panel="Target")]
-Tpot = Annotated[Duration | None, Option("TPOT SLO: 50ms; plan also p95:50ms.", "--tpot --tpot-slo", panel="Target")]
+Ttft = Annotated[
+    Duration | None, Option("TTFT SLO: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target")
+]
+Tpot = Annotated[
+    Duration | None, Option("TPOT SLO: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target")
+]
 WindowOf = Annotated[
     Duration | None, Option("Window length of --arrivals, such as 30min.", "--arrivals-window --window", panel="Load")
 ]
@@ -165,7 +170,7 @@ class SpeculateRequest(Request):
     PANEL = "Speculation"
     EXCLUDES = "drafts draft_cost"
     fit: FitFile
-    drafts: Any = option("A fit of the engine while it drafts. Default: FIT.", kind=Path, metavar="FIT")
+    drafts: Any = option("Fit of the engine with drafts. Default: FIT at B (1 + K) tokens.", kind=Path, metavar="FIT")
     draft_tokens: int | None = option("Tokens per draft. Default: as recorded.", min=1, max=64)
     acceptance: float | None = option("Acceptance probability of a draft token. Default: as recorded.")
     draft_cost: str | None = option("Time to draft a token, such as 0.5ms. Default: 0.")
@@ -233,7 +238,7 @@ class PlanRequest(StepPlanRequest):
     rate_per_s: float | None = setting("The rate as a number of requests a second.")
     arrivals: Arrivals = None
     arrivals_window: WindowOf = None
-    replicas: int = option("Replicas. Default: 1; of serving engines the fewest.", 1, min=1)
+    replicas: int = option("Replicas. Default: 1; for serving engines the fewest that suffice.", 1, min=1)
     objective: str | Mapping[str, float] | None = setting("Minimised: p99=1,mean=0.5,throughput=0.1.")
     max_batch: int | None = setting("Largest batch of the main path.")
     transfer: TransferOf = None
@@ -268,8 +273,12 @@ class EngineLimits(Request):
 
     PANEL = "Engine"
     kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace, log or metrics.", min=1)
-    max_num_seqs: int | None = option("Most requests in a step. Default: the engine's, else 256.", min=1)
-    max_num_batched_tokens: int | None = option("Most tokens in a step. Default: the engine's, else 2048.", min=1)
+    max_num_seqs: int | None = option(
+        "Most requests in a step. Default: the engine's, else 256; plan searches it.", min=1
+    )
+    max_num_batched_tokens: int | None = option(
+        "Most tokens in a step. Default: the engine's, else 2048; plan searches it.", min=1
+    )
     synchronous: bool | None = option(
         "Scheduling. Default: the trace's, else asynchronous.", names="--synchronous/--asynchronous"
     )
@@ -339,7 +348,7 @@ ArrivalProcess = Annotated[
 ]
 Classes = Annotated[
     Iterable[str],
-    Option("Most urgent first: chat:0.3:50ms; of engines also chat:0.3:ttft=1s,sla=9s.", "--class", list[str], "Load"),
+    Option("NAME:SHARE[:LIMITS], urgent first: chat:0.3:50ms; engine: chat:0.3:ttft=1s.", "--class", list[str], "Load"),
 ]
 StartUp = Annotated[
     Duration | None, Option("Start-up time of a replica: 2min; with --arrivals plan schedules replicas.", panel="Load")
@@ -471,7 +480,7 @@ class SimulatedLoad(Request):
     classes: Classes = ()
     prompt_lengths: Any = setting("Recorded requests to draw token lengths from.")
     vary: Mapping[str, Iterable[Any]] | str | Sequence[str] | None = option(
-        "Vary settings: 'rate=10/s,20/s; replicas=1..4'.", names="--sweep", kind=list[str], panel="Run"
+        "Settings to vary: 'rate=10/s,20/s; replicas=1..4'.", names="--sweep", kind=list[str], panel="Run"
     )
 
 
@@ -521,7 +530,7 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
     transfer: TransferOf = None
     tenants: int = setting("Users that requests at a rate come from, for routing by prefix.", 1)
     replicas_at: Any = setting("Table (t_s, replicas): requested replicas over time.")
-    autoscale: str | None = option("Autoscaler: requests:20:1..8, waiting:2:1..8, kv:70%:1..8:15s:5min.")
+    autoscale: str | None = option("Autoscaler METRIC:TARGET:LEAST..MOST: requests:20:1..8, kv:70%:1..8:15s:5min.")
     start_up: StartUp = None
     ttft: Ttft = None
     tpot: Tpot = None
@@ -547,8 +556,8 @@ class ValidateRequest(SpecialSettings):
     time: Time | None = setting("What to fit, as for latfit fit. Default: the period if available.")
     where: str | None = option('Use only steps that match: "tp == 8".', panel="Step costs")
     metrics_after: Path | str | None = option("The server's /metrics after the run.", kind=Path)
-    metrics_before: Path | str | None = option("Its /metrics before the run. Default: since its start.", kind=Path)
-    run_steps: Any = option("Steps of the run: the machine's speed.", kind=list[str], metavar="TRACE")
+    metrics_before: Path | str | None = option("/metrics before the run. Default: since the server's start.", kind=Path)
+    run_steps: Any = option("Steps recorded during the run, for the machine's speed.", kind=list[str], metavar="TRACE")
     calibrate: bool = option("Fit speed, host time and start delay on the first third; score the rest.", False)
     seed: Seed = 0
     force: Force = False
@@ -565,7 +574,7 @@ class ExportRequest(Request):
     _: KW_ONLY
     model: str | None = option("The model's name or folder, as the engine loads it.")
     shapes: str | Sequence[str] = option("tensorrt: an input: input:Bx3x224x224. Repeatable.", (), names="--shape")
-    begins: str | None = option("kubernetes: start of the recorded day: '06:30 Europe/Berlin'.", metavar="TIME")
+    begins: str | None = option("kubernetes: start of day: '06:30 Europe/Berlin'. Default: 00:00 UTC.", metavar="TIME")
 
 
 @dataclass(frozen=True)
@@ -702,7 +711,7 @@ class DoctorRequest(RunningEngine):
     PANEL = "Reading"
     SHOWN = "ttft tpot fit duration max_num_seqs max_num_batched_tokens kv_blocks at_measured_speed"
     NEEDS = "ttft tpot seed: fit hardware"
-    url: str | None = option("A running engine. Default: one on this machine.", argument="URL")
+    url: str | None = option("A running engine. Default: one on this machine, else the machine itself.", argument="URL")
     _: KW_ONLY
     duration: Duration = option("How long to read the engine.", "10s")
     seed: Seed = 0
@@ -723,7 +732,7 @@ class ServeRequest(Request):
         ),
     ]
     _: KW_ONLY
-    policy: Literal["gpu-only", "three-stage", "cutoff", "split"] | None = option("Default: three-stage with two.")
+    policy: FrontPolicy | None = option("Routing policy. Default: three-stage with two engines.")
     times: Mapping[str, Duration] | Sequence[str] | None = option("Typical time of a response: gpu=800ms. Repeatable.")
     hardware: Any = option("Profile whose fits give that time, for requests of --lengths.")
     lengths: str = option("Prompt and output tokens: 500:200.", "500:200")
@@ -731,13 +740,13 @@ class ServeRequest(Request):
     t_cut: Duration | None = option("Queueing timeout before falling back to the second engine.")
     learn: bool = option("Learn response times while serving.", False)
     classes: Sequence[str] | None = option(
-        "Class in the header x-latfit-class. Repeatable, most urgent first.", names="--class"
+        "Class that requests name in the header x-latfit-class. Repeatable, most urgent first.", names="--class"
     )
     ageing: Duration | None = option("Waiting time worth one class, such as 5s; else strict priority.")
     host: str = option("Address to listen at; 0.0.0.0 for all.", "127.0.0.1", panel="Listening")
     port: int = option("Port; 0 for any that is free.", 8080, min=0, max=65535, panel="Listening")
     token: str | None = setting("What callers must bear.")
-    token_file: Path | None = option("File with the bearer token of clients; else $LATFIT_TOKEN.", panel="Listening")
+    token_file: Path | None = option("File with the clients' bearer token; else $LATFIT_TOKEN.", panel="Listening")
     engine_token: str | None = setting("Sent to the engines.")
     most_waiting: int = setting("Most queued requests; others are rejected (429).", 256)
     max_body: str = setting("Largest body of a request (413).", "8MiB")
@@ -820,7 +829,7 @@ class AddPathRequest(Request):
     name: PathName
     fit: Path | None = option("A .fit.json file.", argument="FIT")
     nominal: str | None = option(
-        'Without a measurement: "p50=2ms", "launch=0.5ms,slope=0.02ms".', names="--nominal --quoted"
+        'Numbers without a measurement: "p50=2ms", "launch=0.5ms,slope=0.02ms".', names="--nominal --quoted"
     )
     force: bool = option("Replace a measured path by nominal numbers or by another system's fit.", False)
     flops: float | None = option("Peak FLOP/s of the machine, such as 989e12.", panel="Machine")
