@@ -80,11 +80,11 @@ def report(request: ReportRequest) -> Report:
     if plan is None and request.sla is not None:
         plan = make_plan.of(shared(PlanRequest, request, paths=profile))
     refuse(plan is None and request.rate is not None, "a rate without an SLA", "--rate", "Give --sla 20ms as well.")
+    fits, trace = request.paths, request.trace
+    rows, notes = _rows_of_fits(fits, profile) if trace is None else _named_rows(profile, trace)
     folder = Path(request.out)
     make_folder(folder)
     check_writable(folder / reporting.page.PAGE_NAME)
-    fits, trace = request.paths, request.trace
-    rows, notes = _rows_of_fits(fits, profile) if trace is None else _named_rows(profile, trace)
     making = reporting.Making(command_line(), utc_now())
     result, asked = (None, NoPlan()) if plan is None else (plan.result, plan.request)
     made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes)
