@@ -96,7 +96,7 @@ class TestPlanTables:
         assert found["B2"] == str(plan.B2.value)
         assert found["Prefill alone"] == f"{max(row.S_max or 0 for row in plan.S_at_B):,}"
         assert plan.settings is not None
-        assert found["Decode with prefill"].startswith(f"{plan.settings.max_num_seqs:,} + ")
+        assert found["Decode with prefill"] == f"{plan.settings.max_num_seqs:,} + {plan.settings.chunk_tokens:,}"
 
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:
         plan = make_plan(machine(cpu=fit), 1.0)
