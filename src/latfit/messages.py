@@ -54,7 +54,7 @@ class Message(Record, frozen=True):
 
 
 def note(text: str) -> Message:
-    """Return a note that programs need not tell from others."""
+    """Return a note of the general code `note`."""
     return Message("note", text, "", Severity.NOTE)
 
 
@@ -94,28 +94,15 @@ TABLE: Mapping[str, Sequence[str]] = {
     ),
     "few_pauses": ("not_confirmed", "Not confirmed: {what}."),
     "noise_unknown": ("not_confirmed", "The noise of steps on {path} is not known: fit its trace again."),
-    "closed_forms": (
-        "not_confirmed",
-        "Mean step times leave out noise; without --laws-only the queue is simulated.",
-    ),
-    "bursts_too_long": (
-        "not_confirmed",
-        "The recorded arrivals are too few to show how long their bursts last.",
-    ),
-    "not_settled": (
-        "not_confirmed",
-        "The load is so near its limit that the simulation was too short to settle.",
-    ),
+    "closed_forms": ("not_confirmed", "Mean step times leave out noise; without --laws-only the queue is simulated."),
+    "bursts_too_long": ("not_confirmed", "The recorded arrivals are too few to show how long their bursts last."),
+    "not_settled": ("not_confirmed", "The load is so near its limit that the simulation was too short to settle."),
     "few_requests": (
         "not_confirmed",
         "{what}.",
         "Record more than {count:,} requests, or plan at --rate with --lengths FILE.",
     ),
-    "not_as_planned": (
-        "not_confirmed",
-        "Longer than planned: {names}",
-        "Allow another restart: --max-restarts 3.",
-    ),
+    "not_as_planned": ("not_confirmed", "Longer than planned: {names}", "Allow another restart: --max-restarts 3."),
     # The fit and its model.
     "failed": ("failed", "{found}", "{remedy}"),
     "at_bound": (
@@ -245,7 +232,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     ),
     "steps_in_doubt": (
         "few_data",
-        "The data cannot tell whether steps near the boundary meet {sla:ms}.",
+        "The data do not show whether steps near the boundary meet {sla:ms}.",
         "Measure these points: {points}.",
     ),
     "too_few_repeats": (
@@ -259,11 +246,7 @@ TABLE: Mapping[str, Sequence[str]] = {
         "Give more than {budget} (--budget), or ask for fewer cells (--grid).",
     ),
     "few_windows": ("few_data", "{windows} of work: few to fit", LONGER),
-    "one_load": (
-        "few_data",
-        "All windows are of one load, so the fit is of that load alone",
-        LONGER,
-    ),
+    "one_load": ("few_data", "All windows are of one load, so the fit is of that load alone", LONGER),
     # The machine, and the engine that was measured.
     "unstable_timing": ("busy_machine", "Timing is unstable: {symptoms}.", "{remedy}"),
     "other_load": (
@@ -284,11 +267,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     "late_client": ("busy_machine", "{run}: the client sent requests up to {late:ms} late", QUIETER),
     "others_busy": ("busy_machine", "{run}: other programs used {share:percent} of the CPUs", QUIETER),
     "device_failed": ("device_failed", "{found}; the run ended there.", "{remedy}"),
-    "unanswered": (
-        "incomplete",
-        "{unanswered:,} of {polls:,} readings were not answered",
-        "Ask less often (--every).",
-    ),
+    "unanswered": ("incomplete", "{unanswered:,} of {polls:,} readings were not answered", "Ask less often (--every)."),
     "slow_answers": (
         "incomplete",
         "The server took up to {slowest:ms} to answer, which blurs the ends of windows",
@@ -361,6 +340,7 @@ TABLE: Mapping[str, Sequence[str]] = {
         "{setting} {value:,} is just above a cliff: {steps} take {longer:percent} longer beyond {size:,}.",
         "--{option} {size} makes more tokens/s{graphs}.",
     ),
+    # What nobody needs to act on.
     "nominal": ("note", "{path}: nominal numbers ({numbers}), not measured; without any spread."),
     "period": ("note", "{path}: step times are periods, with the host's work."),
     "compute": ("note", "{path}: step times are compute, without the host's work between steps."),
@@ -377,7 +357,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     "idle": (
         "note",
         "In {windows} ({share:percent}) the engine was idle for a part of the time: not used",
-        f"{NO_ACTION} A busier time tells more.",
+        f"{NO_ACTION} A busier time shows more.",
     ),
 }
 """Code, message and remedy of each message by its name; values stand in braces, with their unit after the colon."""

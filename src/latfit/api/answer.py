@@ -87,7 +87,7 @@ class Answer:
 
 
 class WithPage(Answer):
-    """Base of answers with a page. title: of the page.  subject: model and machine, if known."""
+    """Base of answers that can be a page. title: the page's.  subject: model and machine, if known."""
 
     title = ""
     subject = ""
@@ -105,7 +105,7 @@ class WithPage(Answer):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlainAnswer(Answer):
-    """An answer without views of its own. result: the record, or the document of `--json`."""
+    """An answer made of given parts. result: the record, or the document of `--json`.  brief, full: tables."""
 
     result: Any
     verdict: str = ""

@@ -29,9 +29,15 @@ def _shown(entries: Sequence[catalogue.CatalogEntry], added: Path | None = None)
         *(f"Source: {each.source or 'unknown'} ({each.licence or 'no licence named'})." for each in entries),
     ]
     rows = [
-        (each.name, each.contents, *(f"{most:,.0f}" for _, most in (each.B, each.S)), error, each.engine)
+        [
+            each.name,
+            each.contents,
+            f"{each.B[1]:,.0f}",
+            f"{each.S[1]:,.0f}",
+            format_percent(each.error_pct),
+            each.engine,
+        ]
         for each in entries
-        for error in [format_percent(each.error_pct)]
     ]
     names = ["name", "a step is", "B up to", "S up to", "error", "source"]
     documents = [{name: value for name, value in each.to_json().items() if name != "fit"} for each in entries]

@@ -51,8 +51,8 @@ class ComparisonRecord(Record, frozen=True):
 class Comparison(Answer):
     """Runs compared with the first, the baseline.
 
-    names: of the sources, the baseline first.  alone: systems that not every source holds.  fits: of the sources,
-    where they are at hand.  upgrades: a load planned with each, where one is given.
+    names: of the sources, the baseline first.  alone: systems that are missing in some source.  fits: of the
+    sources, if each has one system.  upgrades: plans of a load with each source's steps.
     """
 
     names: Sequence[str]
@@ -164,7 +164,7 @@ def compare_runs(request: CompareRequest) -> Comparison:
     """Compare runs with the first one, phase by phase and by regions of (B, S).
 
     sources: two or more fits, fit files, or whatever `latfit.fit` takes. Steps are compared in the cells that both
-    runs have measured, where steps are at hand, else by the fits. With `alternate` intervals hold the variance
+    runs have measured if their steps can be read, else by the fits. With `alternate` intervals hold the variance
     between starts. With a load and its SLO, `upgrades` says what each change means for it. Raises WrongUsage,
     FitNotUsable; BadInput where the runs have no common range.
     """
@@ -278,7 +278,7 @@ def _compare(baseline: str, pairs: Sequence[Pair], tolerance_pct: float) -> list
 
 
 def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list[Fit]]) -> list[list[Fit]]:
-    """Return the fits of each source, all of the time of the fits at hand, else of the period if all have it."""
+    """Return the fits of each source, all of the time that given fits have, else of the period if all have it."""
     times = {found.time for source in sources if _is_fit(source) for found in fitted(source, None)}
     if len(times) > 1:
         differ = "one fit is of the period of a step, another of the engine's own time"

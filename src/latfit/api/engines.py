@@ -97,7 +97,7 @@ def with_settings(request: Q) -> Q:
 def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
     """Simulate a serving engine token by token: batching, KV blocks, preemption, orders, replicas.
 
-    Settings that are not named the fit's trace may tell. Raises WrongUsage, BadInput; an unstable load is no error.
+    Settings that are not given come from the fit's trace. Raises WrongUsage, BadInput; not for an unstable load.
     """
     request = with_settings(request)
     limits = {name: limit(getattr(request, name), f"--{name}") for name in ("ttft", "tpot", "sla")}
@@ -227,7 +227,7 @@ def order_of(request: Any) -> simulation.Order:
 
 
 def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, list[str], str, list[FitResult]]:
-    """Return step costs, notes on those that were not measured, model and machine if known, and the measured fits."""
+    """Return step costs, notes on unmeasured costs, model and machine if known, and the measured fits."""
     fit, prefill_fit, hardware = request.fit, request.prefill_fit, request.hardware
     prefill_on = getattr(request, "prefill_on", None)
     notes = []

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from latfit.fitting import DoubtOptions, FitOptions, FitTask, Sensitivity
 GRID_B, GRID_S = 5, 6  # values of B and S that a sensitivity takes by default
-MIN_PHASE_STEPS = 20  # below this a phase has no fit of its own
+MIN_PHASE_STEPS = 20  # below this a phase shares the fit of all steps
 
 
 @dataclass(frozen=True, repr=False)
@@ -232,7 +232,7 @@ class Fit(Answer):
         return reporting.fit_figure(self.path or self.model, self.result, self.rows())
 
     def rows(self) -> Trace | None:
-        """Return the steps that it was made from, if they are at hand or the source is unchanged."""
+        """Return the steps that were fitted; None if they are not in memory and the source has changed or is gone."""
         if self.trace is not None or not self.source:
             return self.trace
         try:
@@ -310,8 +310,8 @@ def fit(request: FitRequest) -> Fit:
 def fit_each(request: FitEachRequest) -> dict[str, Fit]:
     """Fit every system (hardware, model, tp, path) of a source, on all processor cores; see `fit` for the options.
 
-    Returns fits by label, also those that cannot be used (`.ok`). Raises WrongUsage, BadInput, and the error that
-    ended all of them.
+    Returns fits by label, including unusable ones (`.ok` is False). Raises WrongUsage, BadInput, and the error that
+    ended every fit.
     """
     return _fit_systems(read_timed(request), request, request.made)
 
@@ -362,7 +362,7 @@ def fit_phases(
 ) -> PhaseFits:
     """Fit an engine's steps for a simulation of it: decode steps apart from steps with prefill.
 
-    Where one of the phases has too few steps there is one fit of all. cache_tokens: what the KV cache holds; steps with
+    Where one of the phases has too few steps there is one fit of all. cache_tokens: size of the KV cache; steps with
     more cached tokens are left out.  reading: as of `latfit.read`. Raises BadInput, FitNotUsable.
     """
     steps = read_timed(ReadRequest(source, **reading), time)

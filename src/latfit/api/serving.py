@@ -198,7 +198,7 @@ FIXED = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold
 def _apart(
     load: workload.Load, request: EnginePlanRequest, costs: StepCosts, factor: float, *, scatter: bool
 ) -> planning.PrefillApart | None:
-    """Return step costs of engines that prefill and of those that decode, if there is a transfer. Raises WrongUsage."""
+    """Return step costs of prefill engines and of decode engines; None without a transfer. Raises WrongUsage."""
     if request.transfer is None:
         return None
     if isinstance(load, workload.RecordedLoad) and int(load.requests.output_tokens.max()) == 1:

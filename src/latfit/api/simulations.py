@@ -58,7 +58,7 @@ class Simulation(Answer):
 
     @property
     def messages(self) -> list[str]:
-        """Notes of the runs; of those that differ in their numbers only the first."""
+        """Notes of the runs; of notes that differ in numbers alone the first."""
         return reporting.distinct(list(dict.fromkeys(text for run in self.runs for text in run.notes)))
 
     @property

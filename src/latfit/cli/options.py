@@ -197,7 +197,7 @@ class ShownInPanels(TyperCommand):
 
 
 def group_of_verbs(purpose: str) -> typer.Typer:
-    """Return a verb with verbs of its own, which `subverb` adds."""
+    """Return a verb with subverbs, which `subverb` adds."""
     found = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=purpose)
     found.callback()(lambda: None)
     return found

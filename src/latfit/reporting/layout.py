@@ -97,7 +97,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Rendered:
-    """The page, and every picture for a file of its own."""
+    """The page, and its pictures, each for a separate file."""
 
     html: str
     pictures: Sequence[Picture]

@@ -25,34 +25,34 @@ REMEDY = {
     "kv_cache": "give it more KV cache",
     "token_budget": "raise max_num_batched_tokens",
 }
-"""What to do, by what binds."""
-MOVED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")
-"""Settings that are moved where they are known."""
+"""What to do, by bottleneck."""
+VARIED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")
+"""Settings that a what-if varies if their value is known."""
 
 
 def load_line(diagnosis: Diagnosis) -> str:
     """Return the load and its mean times."""
-    told = diagnosis.figures
+    means = diagnosis.figures
     parts = []
-    if math.isfinite(told["arrived_per_s"]):
-        parts.append(f"{format_rate(told['arrived_per_s'])} arriving")
-    if math.isfinite(told["prompt_tokens"]):
-        parts.append(f"{number(told['prompt_tokens'], 3)} in / {number(told['output_tokens'], 3)} out tokens")
-    if math.isfinite(told["generated_per_s"]):
-        parts.append(f"{number(told['generated_per_s'], 3)} output tokens/s")
-    if math.isfinite(told["T_ms"]):
-        parts.append(f"step {format_ms(told['T_ms'])} at B = {number(told['B'], 3)}, S = {number(told['S'], 3)}")
-    times = {"TTFT": told["ttft_ms"], "queueing": told["queue_ms"], "TPOT": told["tpot_ms"]}
+    if math.isfinite(means["arrived_per_s"]):
+        parts.append(f"{format_rate(means['arrived_per_s'])} arriving")
+    if math.isfinite(means["prompt_tokens"]):
+        parts.append(f"{number(means['prompt_tokens'], 3)} in / {number(means['output_tokens'], 3)} out tokens")
+    if math.isfinite(means["generated_per_s"]):
+        parts.append(f"{number(means['generated_per_s'], 3)} output tokens/s")
+    if math.isfinite(means["T_ms"]):
+        parts.append(f"step {format_ms(means['T_ms'])} at B = {number(means['B'], 3)}, S = {number(means['S'], 3)}")
+    times = {"TTFT": means["ttft_ms"], "queueing": means["queue_ms"], "TPOT": means["tpot_ms"]}
     parts += [f"{name} {format_ms(value)}" for name, value in times.items() if math.isfinite(value)]
-    return f"Means of {number(told['seconds'], 3)} s: {', '.join(parts) or 'nothing was counted'}."
+    return f"Means of {number(means['seconds'], 3)} s: {', '.join(parts) or 'nothing was counted'}."
 
 
 def what_if_lines(what_if: WhatIf | None) -> list[str]:
-    """Return what a simulation with changed settings shows; why there is none."""
+    """Return what simulations with changed settings show, or why there is no advice."""
     if what_if is None:
         return ["To quantify a change: --fit FIT, which latfit record writes."]
     engine = what_if.engine
-    unknown = [name for name in MOVED if what_if.believed and not engine.setup.is_known(name)]
+    unknown = [name for name in VARIED if what_if.believed and not engine.setup.is_known(name)]
     settings = [*filter(None, [engine.setup.line]), *engine.unmeasured]
     settings += [note.sentence for note in engine.setup.notes if note.setting not in unknown]
     if not what_if.believed:
@@ -89,7 +89,7 @@ def _changes(what_if: WhatIf) -> list[str]:
 
 
 def describe_machine(found: Inventory) -> tuple[str, list[str]]:
-    """Return in a sentence and lines what a machine has and lacks."""
+    """Return a verdict and lines on the hardware, and on the features that are ready or missing."""
     machine, isa = found.machine, found.isa
     usable = len(machine["affinity"] or [])
     shared = "" if usable == machine["cores"] else f", {usable} of them usable"

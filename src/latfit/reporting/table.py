@@ -101,7 +101,7 @@ def _write_cell(record: Any, value: str | Callable[[Any], Any], write: Callable[
 
 
 def facts_table(caption: str, *facts: tuple[str, Any, Callable[[Any], str]], note: str = "") -> Table:
-    """Return a table of names and values, each with how to write it, without those that are None."""
+    """Return a table of names and values, each with the function that writes it, without values of None."""
     rows = [(name, write(value)) for name, value, write in facts if value is not None]
     return Table(caption, ("", "value"), rows, note=note)
 

@@ -43,10 +43,10 @@ class Examination(Answer):
     @property
     def verdict(self) -> str:
         """What binds, what was measured and what to do, in a line to quote."""
-        found, told = self.diagnosis, self.diagnosis.figures
+        found, figures = self.diagnosis, self.diagnosis.figures
         parts = [f"{found.engine} at {self.server} {reporting.BINDING[found.binding]}"]
-        if found.binding != "idle" and math.isfinite(told["running"] + told["tpot_ms"]):
-            parts.append(f"{number(told['running'], 2)} requests at once at {format_ms(told['tpot_ms'])} TPOT")
+        if found.binding != "idle" and math.isfinite(figures["running"] + figures["tpot_ms"]):
+            parts.append(f"{number(figures['running'], 2)} requests at once at {format_ms(figures['tpot_ms'])} TPOT")
         if self.users is not None:
             parts.append(f"up to {self.users[0]:,} within {format_ms(self.users[1])}")
         if self.diagnosis.growing:
@@ -122,7 +122,7 @@ def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, 
     found = Fitted(costs, setup, unmeasured, fits)
     queues = diagnosis.binding == "unknown" and "max_num_seqs" not in diagnosis.limits
     if queues and diagnosis.figures["running_most"] < found.settings.max_num_seqs * diagnosis.engines:
-        limit = "no source tells the sequence limit"
+        limit = "no source has the sequence limit"
         if found.setup.is_known("max_num_seqs"):
             limit = f"fewer run than the trace's limit of {found.settings.max_num_seqs:,}"
         return replace(found, impossible=f"Requests wait, and {limit}: give --max-num-seqs as the engine has it")

@@ -153,7 +153,7 @@ def _readings(view: FitView, drawn: Figure) -> str:
 
 
 def fit_figure(name: str, fit: FitResult, trace: Trace | None) -> Figure:
-    """The map of one fit, and measured against predicted latency where its rows are at hand."""
+    """The map of one fit, and measured against predicted latency if its rows are given."""
     view = FitView(fit, trace)
     shown = [MAP] if view.agreement is None else [MAP, PREDICTED]
     figure = style.new_figure((6.0 * len(shown), 4.8), dpi=130)

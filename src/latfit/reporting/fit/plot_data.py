@@ -21,7 +21,7 @@ MAX_READINGS = 600
 class SlaLine(NamedTuple):
     """An SLA on the map: its words, and the typical latency in ms at which it is just met.
 
-    decode: the largest decode batch within it, whose noise is another than that of the line.
+    decode: the largest decode batch within the SLA; decode steps have another noise than the line, which it is off.
     """
 
     label: str

@@ -31,7 +31,7 @@ def plan_tables(plan: Plan) -> list[Table]:
 
 
 def step_tables(plan: Plan) -> list[Table]:
-    """Which steps meet the SLA, and which to measure, those that have rows."""
+    """Return the tables with rows among: which steps meet the SLA, and which to measure."""
     sla, names = format_ms(plan.sla_ms), {row.path for row in plan.S_at_B} | {row.path for row in plan.B_at_S}
     path = f" on {names.pop()}" if len(names) == 1 else ""
 

@@ -140,7 +140,7 @@ def distinct(notes: Iterable[str]) -> list[str]:
 
 
 def would_carry(runs: Sequence[EngineResult]) -> str:
-    """Return in a sentence what would carry a load that no run does."""
+    """Return what would serve a load that overloads every run, in a sentence."""
     best = max(runs, key=lambda run: run.summary.throughput_per_s)
     if best.routing.scaling is not None:
         return "Ask for more replicas, or sooner; or lower the rate."

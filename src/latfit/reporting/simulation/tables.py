@@ -156,7 +156,7 @@ def _one_engine(run: EngineResult) -> Table:
 
 
 def measured_times(summary: EngineSummary) -> list[tuple[str, Times]]:
-    """Return TTFT, TPOT and latency under their titles, those that the load has."""
+    """Return TTFT, TPOT and latency with their titles, without times that the load does not have."""
     times = (("TTFT", summary.ttft), ("TPOT", summary.tpot), ("latency", summary.latency))
     return [(title, each) for title, each in times if not math.isnan(each.p99)]
 
