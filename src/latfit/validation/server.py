@@ -84,7 +84,7 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
     needed = {"TTFT": ("ttft",), "TPOT": TPOT, "latency": ("latency",)}
     if missing := [text for text, names in needed.items() if not histograms.keys() & set(names)]:
         found = f"{last.engine} publishes no histograms of {', '.join(missing)}"
-        remedy = "Measure with a load generator, and compare with its result alone."
+        remedy = "Save all of /metrics, or measure with a load generator and compare with its result alone."
         raise BadInput(found, where=str(after), remedy=remedy)
     if not all(times.keys() & set(names) for names in needed.values()):
         found = "no request finished between the two texts" if before else "no finished request in it"
