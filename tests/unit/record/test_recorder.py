@@ -150,7 +150,7 @@ class TestTheEngineComesFirst:
         feed(recorder, 10)
         assert disk.reached.wait(20)
         feed(recorder, 30 + 7, start=10)
-        # One block is being written, two wait, one was filled: 40 rows are held, and seven more are lost.
+        # Ten rows are being written, and the queue has 30, two files and one that fills: seven more are lost.
         assert recorder.rows_dropped == 7
         disk.moves.set()
         until(lambda: recorder.rows_written == 40)
