@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import latfit
-from latfit.queueing import ServiceTimes, cutoff_bound, linear_times, simulate_batches
+from latfit.queueing import linear_times, simulate_batches
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 RUNS = {
@@ -35,7 +35,7 @@ LAUNCHES_MS = (2, 6, 12, 24)
 SLOPE_MS = 0.05
 RATE_PER_MS = 0.01
 SLA_SHARE = 0.75
-CUTOFFS = 500
+MAX_BATCH = 256
 LAYERS = 32
 
 Cell = tuple[str, int, int]
@@ -136,23 +136,23 @@ def decode_line() -> tuple[float, float]:
     return float(launch_ms), float(slope_ms)
 
 
-def largest_proved_cutoff(gpu: ServiceTimes, cpu_rate: float, sla_ms: float) -> tuple[float, float] | None:
-    """Return the largest T_cut whose p99 is proved to meet the SLA, and the bound on that p99, in ms."""
-    for cutoff_ms in np.linspace(sla_ms, 0, CUTOFFS, endpoint=False):
-        bound = cutoff_bound(RATE_PER_MS, float(cutoff_ms), gpu, cpu_rate)
-        if bound is not None and (p99_ms := bound.percentile(0.99)) <= sla_ms:
-            return float(cutoff_ms), p99_ms
-    return None
+def largest_cutoff(gpu: str, cpu_ms: float, sla_ms: float) -> str:
+    """Plan both paths; return the largest T_cut whose simulated p99 meets the SLA, and that p99."""
+    paths = {"cpu": f"launch={cpu_ms}ms,slope=0ms", "gpu": gpu}
+    found = latfit.plan(paths, sla_ms=sla_ms, rate_per_s=1e3 * RATE_PER_MS, max_batch=MAX_BATCH).result.T_cut
+    if found is None or found.value is None:
+        return "none"
+    return f"{found.value:.1f} ms, p99 {found.bounds_ms['simulated']:.1f} ms"
 
 
 def cutoff_table(models: Mapping[str, Mapping[int, float]]) -> str:
-    """B1, T_cut and the proved p99, for an SLA of three quarters of the p99 that the GPU reaches alone."""
+    """B1, T_cut and its p99, for an SLA of three quarters of the p99 that the GPU reaches alone."""
     launch_ms, slope_ms = decode_line()
     gpus = [(f"{launch} ms", float(launch), SLOPE_MS, tuple(models)) for launch in LAUNCHES_MS]
     gpus.append((f"RTX 4090, {launch_ms:.1f} ms", launch_ms, slope_ms, ("8 B",)))
     rows = []
     for label, launch_ms, slope_ms, names in gpus:
-        gpu = linear_times(launch_ms, slope_ms, max_batch=256)
+        gpu = linear_times(launch_ms, slope_ms, max_batch=MAX_BATCH)
         alone_ms = simulate_batches(RATE_PER_MS, gpu).percentile(0.99)
         sla_ms = SLA_SHARE * alone_ms
         row = [label, f"{alone_ms:.1f} ms", f"{sla_ms:.1f} ms"]
@@ -160,10 +160,8 @@ def cutoff_table(models: Mapping[str, Mapping[int, float]]) -> str:
             if name not in names:
                 row += ["–", "–"]
                 continue
-            rate = 1 / times[1]
             row.append(crossing_batch(times, launch_ms, slope_ms))
-            proved = largest_proved_cutoff(gpu, rate, sla_ms)
-            row.append("none" if proved is None else f"{proved[0]:.1f} ms, p99 ≤ {proved[1]:.1f} ms")
+            row.append(largest_cutoff(f"launch={launch_ms}ms,slope={slope_ms}ms", times[1], sla_ms))
         rows.append(tuple(row))
     columns = [text for name in models for text in (f"{name}: B1", "T_cut")]
     return table(("launch", "p99, GPU alone", "SLA", *columns), rows)
