@@ -333,12 +333,12 @@ TABLE: Mapping[str, Sequence[str]] = {
     "two_states": (
         "engine_setting",
         "Two states at one load: {fast}, but after a burst {slow}, in a simulation for good. From {rate} on.",
-        "--max-num-seqs {limit} removes the slow state.",
+        "--set max_num_seqs={limit} removes the slow state.",
     ),
     "above_cliff": (
         "engine_setting",
         "{setting} {value:,} is just above a cliff: {steps} take {longer:percent} longer beyond {size:,}.",
-        "--{option} {size} makes more tokens/s{graphs}.",
+        "{setting} {size:,} makes more tokens/s{graphs}.",
     ),
     # What nobody needs to act on.
     "nominal": ("note", "{path}: nominal numbers ({numbers}), not measured; without any spread."),

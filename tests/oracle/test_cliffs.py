@@ -98,8 +98,8 @@ def test_a_plan_names_the_size_and_the_option_below_its_limit() -> None:
     """A step of 20 % at 32 requests is made up for by 38: from there on more requests make more tokens/s."""
     (found,) = above_cliffs([with_cliff(32, "vllm")], 36, 2048)
     assert found.message == ("max_num_seqs 36 is just above a cliff: decode steps take 20 % longer beyond 32.")
-    assert found.remedy == "--max-num-seqs 32 makes more tokens/s, or add 36 to cudagraph_capture_sizes."
+    assert found.remedy == "max_num_seqs 32 makes more tokens/s, or add 36 to cudagraph_capture_sizes."
     assert above_cliffs([with_cliff(32, "vllm")], 32, 2048) == []
     assert above_cliffs([with_cliff(32, "vllm")], 64, 2048) == []
     (other,) = above_cliffs([with_cliff(32, "llama.cpp")], 33, None)
-    assert other.remedy == "--max-num-seqs 32 makes more tokens/s."
+    assert other.remedy == "max_num_seqs 32 makes more tokens/s."

@@ -163,4 +163,4 @@ def test_a_plan_warns_of_the_slow_state(times: Times, warned: bool) -> None:
     if warned:
         (text,) = texts
         assert text.startswith("Two states at one load: 21 requests at once at 3 ms a token, but after a burst 88")
-        assert text.endswith("--max-num-seqs 32 removes the slow state.")
+        assert text.endswith("--set max_num_seqs=32 removes the slow state.")

@@ -95,7 +95,7 @@ def above_cliffs(fits: Iterable[FitResult], max_num_seqs: int | None, budget: in
                 continue
             steps = "decode steps" if cliff.axis == "B" else "steps with prefill"
             hint = f", or add {value:,} to {graphs}" if graphs and cliff.axis == "B" else ""
-            about = {"setting": setting, "option": setting.replace("_", "-"), "steps": steps, "graphs": hint}
+            about = {"setting": setting, "steps": steps, "graphs": hint}
             found.append(message("above_cliff", **about, value=value, longer=longer, size=cliff.size))
     return found
 
