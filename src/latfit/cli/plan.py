@@ -107,7 +107,7 @@ def _next_command(found: "Plan", request: PlanRequest, *, has_report: bool) -> s
         if len(paths := found.hardware.paths) == 1 and all(each.fit.knows_prefill for each in paths.values()):
             load = ["--rate", "4/s", "--lengths", "1000:250", "--ttft", "1s", "--tpot", str(request.sla)]
         return f"Next: {shlex.join(['latfit', 'plan', *load, *place])} (your load); -v here shows every table."
-    if request.rate is None or has_report:
+    if has_report or given_in(request) - {"paths", "sla", "rate"}:  # `latfit report` lacks some of the others
         return "Next: -v here shows every table."
-    command = shlex.join(["latfit", "report", "--sla", str(request.sla), "--rate", request.rate, *place])
+    command = shlex.join(["latfit", "report", "--sla", str(request.sla), "--rate", str(request.rate), *place])
     return f"Next: {command}; -v here shows every table."
