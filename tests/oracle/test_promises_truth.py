@@ -115,7 +115,7 @@ def test_greedy_batches(rate: float, mean: float, p50: float, p99: float, batch:
     """Published values."""
     found = truth(System(steps(linear(4, 0.1, 2000)), poisson(rate), 2000), SHORT)
     assert agrees(found.mean, mean, 1e-5)
-    assert found.mean_batch == pytest.approx(batch, rel=0.02)
+    assert found.mean_batch == pytest.approx(batch, rel=2e-3)
     assert agrees(found.quantile(0.5), p50, 1e-5)
     assert agrees(found.quantile(0.99), p99, 1e-5)
 
