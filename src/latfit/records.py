@@ -117,7 +117,8 @@ def decode(
             raise ValueError(f"{name} is {document.get(name)!r}, not {wanted!r}")
         return make(document)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        found, _, place = str(error).partition(" - at `$.")
+        text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        found, _, place = text.partition(" - at `$.")
         reason = f"{place.rstrip('`')}: {found}" if place else found
         remedy = f"Make it again with `{made_by}`." if made_by else "Check how it was made."
         raise BadInput(f"not a latfit {what} ({reason})", where=where, remedy=remedy) from None

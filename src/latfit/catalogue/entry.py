@@ -69,8 +69,9 @@ def entry_named(name: str) -> CatalogEntry:
     plain, files = name.removeprefix(PREFIX), _files()
     if plain not in files:
         near = difflib.get_close_matches(plain, files, 3, 0.3)
-        told = f"Near it: {', '.join(near)}. " if near else ""
-        raise WrongUsage(f"no entry {plain!r}", where=PREFIX, remedy=f"{told}latfit catalog lists all.")
+        similar = f"Similar: {', '.join(near)}. " if near else ""
+        remedy = f"{similar}`latfit catalog show` lists all."
+        raise WrongUsage(f"no entry {plain!r}", where=PREFIX.rstrip(":"), remedy=remedy)
     return read_entry(files[plain])
 
 

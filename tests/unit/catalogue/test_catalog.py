@@ -55,6 +55,7 @@ def test_a_name_nobody_knows_names_the_nearest() -> None:
     with pytest.raises(WrongUsage, match="no entry") as error:
         latfit.Fit.load("catalog:rtx490/llama-3.1-8b")
     assert "rtx4090/llama-3.1-8b" in error.value.remedy
+    assert "`latfit catalog show`" in error.value.remedy
 
 
 def test_a_fit_of_ones_own_is_found_by_its_name(own: Path, rtx4090: FitResult) -> None:
