@@ -109,18 +109,21 @@ def decode(
     document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
 ) -> T:
     """Check the schema ((key, value) or the value of `schema`), call `make`, and turn errors into BadInput."""
+    remedy = f"Make it again with `{made_by}`." if made_by else "Check how it was made."
     try:
         if not isinstance(document, Mapping):
             raise ValueError(f"it is no object but {type(document).__name__}")
         name, wanted = schema if isinstance(schema, tuple) else ("schema", schema)
-        if wanted is not None and document.get(name) != wanted:
-            raise ValueError(f"{name} is {document.get(name)!r}, not {wanted!r}")
+        stated = document.get(name)
+        if wanted is not None and stated != wanted:
+            if str(stated).partition("/")[0] == str(wanted).partition("/")[0]:
+                remedy = f"It comes from another version of latfit: update latfit. {remedy}"
+            raise ValueError(f"{name} is {stated!r}, not {wanted!r}")
         return make(document)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         found, _, place = text.partition(" - at `$.")
         reason = f"{place.rstrip('`')}: {found}" if place else found
-        remedy = f"Make it again with `{made_by}`." if made_by else "Check how it was made."
         raise BadInput(f"not a latfit {what} ({reason})", where=where, remedy=remedy) from None
 
 

@@ -83,3 +83,11 @@ def test_a_list_is_no_record() -> None:
 
 def test_a_copy_has_the_changed_field() -> None:
     assert msgspec.structs.replace(Span(1.0), high=2.0) == Span(1.0, 2.0)
+
+
+@pytest.mark.parametrize(("schema", "updates"), [("curve/2", True), ("span/1", False)])
+def test_a_file_of_another_version_says_to_update(schema: str, updates: bool) -> None:
+    with pytest.raises(BadInput) as caught:
+        Curve.from_json({**CURVE.to_json(), "schema": schema}, "curve.json")
+    assert ("update latfit" in caught.value.remedy) is updates
+    assert "draw" in caught.value.remedy
