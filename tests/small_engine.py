@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 STEP_MS, REQUEST_MS, TOKEN_MS = 4.0, 0.25, 0.02
 """T = STEP_MS + REQUEST_MS * B + TOKEN_MS * S."""
@@ -124,8 +125,13 @@ class Engine:
         return web.Response(text="\n".join(lines) + "\n")
 
 
-async def serve(port: int, engine: Engine) -> None:
-    app = web.Application()
+async def serve(port: int, engine: Engine, key: str | None) -> None:
+    @web.middleware
+    async def refuse_others(request: web.Request, handler: Handler) -> web.StreamResponse:
+        wrong = key and request.path.startswith("/v1") and request.headers.get("Authorization") != f"Bearer {key}"
+        return web.Response(status=401) if wrong else await handler(request)
+
+    app = web.Application(middlewares=[refuse_others])
     app.add_routes(
         [
             web.get("/v1/models", engine.models),
@@ -146,8 +152,9 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=4)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--no-async-scheduling", action="store_true")
+    parser.add_argument("--api-key")
     given = parser.parse_args()
-    asyncio.run(serve(given.port, Engine(given.max_num_seqs, given.max_num_batched_tokens)))
+    asyncio.run(serve(given.port, Engine(given.max_num_seqs, given.max_num_batched_tokens), given.api_key))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,10 @@ LOAD = ["--rate", "40/s", "--lengths", "60:20", "--ttft", "200ms", "--tpot", "20
     [
         ("vllm serve M --port 8001", "vllm serve M --port 8001 --host 127.0.0.1 --enable-logging-iteration-details"),
         ("llama-server -m M --host ::1", "llama-server -m M --host ::1 --metrics"),
+        (
+            "llama-server -m M --host ::1 --api-key=A=B --metrics",
+            'llama-server -m M --host ::1 --api-key "$LATFIT_ENGINE_TOKEN" --metrics',
+        ),
     ],
 )
 def test_a_dry_run_starts_nothing(command: str, started: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,11 +83,15 @@ def test_what_is_missing_is_named(
 
 @pytest.mark.nightly
 def test_the_limit_of_an_engine_is_found_and_raised(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four requests at once take 160 tokens of 5 ms for a second of arrivals: too slow. More at once do."""
-    engine = [*SMALL, "--port", str(free_port()), "--max-num-seqs", "4"]
+    """Four requests at once take 160 tokens of 5 ms for a second of arrivals: too slow. More at once do. The key
+    goes to the engine, and into no file or output."""
+    engine = [*SMALL, "--port", str(free_port()), "--max-num-seqs", "4", "--api-key", "hidden-from-view"]
     code = run(["tune", *LOAD, "--load", "5s", "--json", "--", *engine])
-    found = json.loads(capsys.readouterr().out)
+    shown, told = capsys.readouterr()
+    found = json.loads(shown)
     assert code == 0, found
+    kept = [each.read_bytes() for each in Path("tuned").rglob("*") if each.is_file()]
+    assert not [text for text in (shown.encode(), told.encode(), *kept) if b"hidden-from-view" in text]
     assert found["kept"]
     assert found["restarts"] == 2
     assert found["settings"]["max_num_seqs"] > 4

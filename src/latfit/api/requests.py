@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from latfit.profiling import Announcement, Progress as Measuring
     from latfit.simulation import Running
 
+TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
+"""Environment variables, because everybody on the machine can read a command line."""
+
 Duration = str | timedelta
 Time = Literal["compute", "period"]
 Ranges = Mapping[str, tuple[float, float]] | Sequence[str] | None
@@ -672,7 +675,7 @@ class TuneRequest(Request):
     budget: Duration = option("Time after which the engine is not restarted again.", "20min")
     out: Path | str = option("Folder for traces, fit, plan, settings and logs.", "tuned", kind=Path, metavar="DIR")
     dry_run: bool = option("Show what would be done.", False)
-    token: str | None = setting("Bearer token of the engine.")
+    token: str | None = setting("Bearer token of the engine; else the --api-key of its command.")
     seed: Seed = 0
     restart: Callable[[str], None] | None = setting("Called with an engine's options; returns when it is up.")
     progress: Callable[[str], None] | None = setting("Called with each step, in words.")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from latfit.api.loads import make_load
 from latfit.api.quantities import duration, rates
 from latfit.api.reports import export
 from latfit.api.request import verb
-from latfit.api.requests import EnginePlanRequest, TuneRequest
+from latfit.api.requests import ENGINE_TOKEN, EnginePlanRequest, TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
 from latfit.engines import BY_KEY, ENGINES, engine_key, engine_started_by
@@ -56,6 +57,7 @@ BEHIND = 1.5  # ratio of answering to sending time from which no higher rate is 
 WIDER = 4  # multiple of a limit of requests that hides larger batches
 RAMP_UP = 0.2  # share of a drawn load that is not counted, and length of a load that warms the engine up
 MIN_WARM_REQUESTS = 4
+API_KEY = "--api-key"  # the option of vLLM, SGLang and llama.cpp
 START_S = 900.0  # longest time for an engine to load its model and compile
 ASKED = 3  # times that a restart by hand is asked for
 LESS = (0.8, 0.6, 0.4, 0.2)  # shares of a rate that is too high, for which settings are planned instead
@@ -178,7 +180,10 @@ class Loop:
 
     def __post_init__(self) -> None:
         request = self.request
-        self.command = [*request.command]
+        self.command = [part for word in request.command for part in re.split(f"(?<=^{API_KEY})=", word)]
+        keys = [word for option, word in pairwise(self.command) if option == API_KEY]
+        self.key = keys[-1] if keys else None
+        self.token = request.token or self.key
         self.targets = [
             parse_target(str(text), name, f"--{name}")
             for name, text in (("ttft", request.ttft), ("tpot", request.tpot))
@@ -206,6 +211,10 @@ class Loop:
         has_host = not self.command or any(word.partition("=")[0] == "--host" for word in self.command)
         return with_flags([*self.command, *([] if has_host else ["--host", "127.0.0.1"])], self.settings)
 
+    def show(self, words: Sequence[str]) -> str:
+        """Return a command as it is typed; its API key is a variable, as screens and files keep what they show."""
+        return " ".join(f'"${ENGINE_TOKEN}"' if word == self.key else shlex.quote(word) for word in words)
+
     def with_recording(self) -> list[str]:
         """Return the command with the settings in use, and with the engine's option for recording steps."""
         words = self.with_settings()
@@ -213,7 +222,7 @@ class Loop:
 
     def describe(self) -> list[str]:
         """Return what will happen."""
-        start = f"Start: {shlex.join(self.with_recording())}" if self.command else f"Use the engine at {self.url}"
+        start = f"Start: {self.show(self.with_recording())}" if self.command else f"Use the engine at {self.url}"
         stages = ", ".join(format_rate(share * self.rate_per_s) for share in STAGES)
         sent = f"for {format_ms(1e3 * self.load_s)} each"
         if isinstance(self.load, RecordedLoad):
@@ -239,11 +248,11 @@ class Loop:
             yield self.by_hand()
             return
         words = self.with_recording()
-        self.tell(f"Starting {shlex.join(words)}")
+        self.tell(f"Starting {self.show(words)}")
         environment = {TRACE_DIR: str(self._steps.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
         engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment, self.url)
         try:
-            yield until_answered(self.url, START_S, engine.why_gone, self.request.token)
+            yield until_answered(self.url, START_S, engine.why_gone, self.token)
         finally:
             engine.stop()
 
@@ -252,8 +261,8 @@ class Loop:
         for _ in range(ASKED):
             if self.last is not None:
                 assert self.request.restart is not None
-                self.request.restart(shlex.join(self.with_settings()))
-            model = until_answered(self.url, START_S, token=self.request.token)
+                self.request.restart(self.show(self.with_settings()))
+            model = until_answered(self.url, START_S, token=self.token)
             if self.last is None or Server(self.url).first().state.fell_below(self.last):
                 return model
             self.tell("It was not restarted: its counters go on")
@@ -314,7 +323,7 @@ class Loop:
     def send(self, model: str, requests: Requests) -> list[Answered]:
         """Send requests. Raises BadInput if none is answered."""
         self.loads += 1
-        found = send_load(self.url, model, requests, (self.request.seed, self.loads), self.request.token)
+        found = send_load(self.url, model, requests, (self.request.seed, self.loads), self.token)
         if all(each.failure for each in found):
             raise BadInput(found[0].failure, where=self.url, remedy="It has to serve /v1/completions of token ids.")
         return found
@@ -412,7 +421,7 @@ class Loop:
 
     def result(self) -> Tuning:
         plan = None if self.plan is None else self.plan.result
-        command = shlex.join(self.with_settings()) if self.settings else ""
+        command = self.show(self.with_settings()) if self.settings else ""
         return Tuning(
             engine=BY_KEY[self.engine].name if self.engine in BY_KEY else self.engine,
             rate_per_s=self.rate_per_s,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from latfit.profiling import Announcement, Progress
 
 MAX_ONCE_MS = 10_000.0  # a single block of `watch` covers the window, but at most this
-TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
-"""Environment variables, because everybody on the machine can read a command line."""
 
 catalog = group_of_verbs("Step models of measured systems, by name.")
 ledger = group_of_verbs("Compare planned with measured percentiles, run by run.")
@@ -215,7 +213,7 @@ def serve(request: requests.ServeRequest, output: OutputOptions) -> None:
     latfit serve gpu=http://localhost:8000 cpu=http://localhost:8001 \\
       --times gpu=800ms --times cpu=3s
     """
-    tokens = {"token": os.environ.get(TOKEN), "engine_token": os.environ.get(ENGINE_TOKEN)}
+    tokens = {"token": os.environ.get(requests.TOKEN), "engine_token": os.environ.get(requests.ENGINE_TOKEN)}
     given: dict[str, Any] = {name: token or None for name, token in tokens.items()}
     answer("serve", replace(request, **given, ready=lambda text: note(text, quiet=output.silent)), output)
 
@@ -323,13 +321,14 @@ def tune(request: requests.TuneRequest, output: OutputOptions) -> None:
     """
 
     def ask(options: str) -> None:
-        echo(f"Restart the engine with: {options}", err=True)
-        input("Press Enter when it is starting.")
+        echo(f"Restart the engine with: {options}\nPress Enter when it is starting.", err=True)
+        if not sys.stdin.readline():
+            raise WrongUsage("nobody is there to restart the engine", where="stdin", remedy="Run it in a terminal.")
 
     def tell(text: str) -> None:
         note(text, quiet=output.silent)
 
-    token = os.environ.get(ENGINE_TOKEN) or None
+    token = os.environ.get(requests.ENGINE_TOKEN) or None
     found = answer("tune", replace(request, token=token, restart=ask, progress=tell), output)
     if found.result.runs:
         note(f"Wrote {request.out}: traces, fit, plan, settings and logs.", quiet=output.silent)
