@@ -91,6 +91,11 @@ class Tuned(Answer):
         return bool(runs) and runs[-1].kept and runs[-1].rate_per_s >= self.result.rate_per_s
 
     @property
+    def verified(self) -> bool:
+        """Whether the last run had the settings that were found."""
+        return self.result.runs[-1].settings == self.result.settings
+
+    @property
     def state(self) -> State:
         return "good" if self.kept or self.steps else "bad"
 
@@ -105,6 +110,8 @@ class Tuned(Answer):
         outcome = ", ".join(
             f"{each.name} {format_ms(each.measured_ms)} of {format_ms(each.limit_ms)}" for each in last.figures
         )
+        if not self.verified:
+            return f"Settings were planned, but not tried: no restart was left. {last.name.capitalize()}: {outcome}."
         if last.rate_per_s < found.rate_per_s:
             return f"One engine does not carry {at}. At {format_rate(last.rate_per_s)} it measured {outcome}."
         return f"The SLOs are {'kept' if last.kept else 'missed'} at {at}: {outcome}."
