@@ -1,4 +1,4 @@
-"""Serving engines, one module each: what they publish, and what they call their settings."""
+"""Serving engines, one module each: metrics, settings and command lines."""
 
 from typing import TYPE_CHECKING
 

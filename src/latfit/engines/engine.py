@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Name:
-    """A metric without the engine's prefix. Only samples with these labels count; a value is so many units of ours."""
+    """A metric without the engine's prefix. Only samples with these labels count."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +53,6 @@ class Option:
     value: bool | int | str | None = None
 
     def takes(self, value: object) -> bool:
-        """Return whether a plan may give it this value."""
         if self.value is None:
             return type(value) is int and value >= 1
         return type(value) is type(self.value) and value == self.value
@@ -61,7 +60,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Engine:
-    """A serving engine: its metrics by our names (`latfit.metrics.state`), its settings, its command line."""
+    """A serving engine. Metrics are by our names (`latfit.metrics.state`)."""
 
     name: str
     prefixes: tuple[str, ...]  # of the names of its metrics
@@ -90,7 +89,6 @@ class Engine:
     cache_help: str = ""  # where it reports the size of its KV cache
 
     def has(self, role: str) -> bool:
-        """Return whether it has a setting with this role."""
         return any(each.role == role for each in self.options)
 
     def named_settings(self, values: Mapping[str, int | None]) -> dict[str, bool | int | str]:

@@ -15,12 +15,11 @@ ENGINES = (VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP, TGI, TRITON)
 
 
 def engine_named(name: str) -> Engine:
-    """Return the engine of that name."""
     return next(engine for engine in ENGINES if engine.name == name)
 
 
 def engine_started_by(command: Iterable[str]) -> Engine | None:
-    """Return the engine of the first word of a command that names one: its program, Python package or image."""
+    """Return the engine whose program, Python package or image a command names."""
     for word in command:
         own = PurePath(word).name.lower()
         for engine in ENGINES:
@@ -36,7 +35,7 @@ BY_KEY = {engine.key: engine for engine in ENGINES if engine.key}
 
 
 def engine_key(systems: Iterable[Mapping[str, str]]) -> str:
-    """Return the key of the engine that traces name; vLLM's, which most use, if they name none that is known."""
+    """Return the key of the engine that traces name, else vLLM's."""
     for system in systems:
         plain = "".join(letter for letter in system.get("engine", "").lower() if letter.isalnum())
         for engine in BY_KEY.values():
@@ -46,7 +45,7 @@ def engine_key(systems: Iterable[Mapping[str, str]]) -> str:
 
 
 def graph_sizes_option(engine: str) -> str:
-    """Return the option for the batch sizes of captured graphs; empty if the engine is not known or has none."""
+    """Return the option for the batch sizes of captured graphs; empty if there is none."""
     return next((each.graph_sizes for each in ENGINES if each.name.lower() == engine.lower()), "")
 
 
@@ -57,5 +56,5 @@ def describe_engines() -> str:
 
 
 def setting_names() -> dict[str, str]:
-    """Return what engines call their settings → the names of a recorder's provenance."""
+    """Return what engines call their settings → the names in a provenance."""
     return {theirs: ours for engine in ENGINES for theirs, ours in engine.settings.items()}

@@ -1,6 +1,8 @@
-"""llama.cpp's server with --metrics: tools/server/README.md of its repository. A prompt's tokens are counted when it is
-computed, generated ones when requests end; calls of llama_decode, and the mean of busy slots since the start (six
-digits), as they are made."""
+"""llama.cpp's server with --metrics (tools/server/README.md).
+
+A prompt's tokens are counted when it is computed, generated ones when requests end. The mean of busy slots since the
+start has six digits.
+"""
 
 from latfit.engines.engine import SLOT_STEPS, Engine, Name, Option, named
 

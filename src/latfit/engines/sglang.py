@@ -1,5 +1,8 @@
-"""SGLang: https://docs.sglang.io/docs/references/production_metrics. Its plain token counters rise when requests end,
-`realtime_tokens_total` as steps are made; forward passes are counted by CUDA graph."""
+"""SGLang: https://docs.sglang.io/docs/references/production_metrics.
+
+Its plain token counters rise when requests end, `realtime_tokens_total` as steps are made; forward passes are counted
+by CUDA graph.
+"""
 
 from latfit.engines.engine import FIRST_COME, REQUEST_TIMES, Engine, Option, labelled, named
 

@@ -1,4 +1,4 @@
-"""Settings for serving engines, from a plan: files in which every number says where it comes from and when it holds."""
+"""Settings for serving engines, from a plan: files in which every number says where it comes from."""
 
 from typing import TYPE_CHECKING
 

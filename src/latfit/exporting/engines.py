@@ -1,4 +1,4 @@
-"""Serving engines that batch step by step: settings from a plan, each with its reason, and the files they read."""
+"""Export settings to engines that batch step by step, each with its reason, and the files they read."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ FILES: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A number or a switch by the engine's name, and why it has that value. words: on a command line."""
+    """A number or a switch by the engine's name, and its reason. words: on a command line."""
 
     name: str
     value: Any
@@ -92,7 +92,7 @@ vllm, sglang, trtllm, llamacpp = (partial(export_engine, key) for key in FILES)
 
 
 def settings_of(key: str, plan: PlanFacts) -> list[Setting]:
-    """Return the plan's settings. Raises WrongUsage if it has none for this engine, BadInput for an unknown one."""
+    """Return the plan's settings. Raises WrongUsage if it has none for this engine, BadInput."""
     engine, simulated = BY_KEY[key], None if plan.requests is None else plan.requests.engine
     if simulated is not None and simulated.order not in engine.orders:
         found = f"the plan schedules requests by {simulated.order}, which {engine.name} does not do"
@@ -119,7 +119,7 @@ def settings_of(key: str, plan: PlanFacts) -> list[Setting]:
 
 
 def model_of(plan: PlanFacts, given: str | None) -> str | None:
-    """Return the model as given, or as a recorded engine names it; None if unknown. Raises WrongUsage."""
+    """Return the model as given, or as a recorded engine names it. Raises WrongUsage."""
     recorded = plan.system.get("engine") in RECORDED
     name = given if given is not None else plan.system.get("model") if recorded else None
     if name is not None and (not name or name != name.strip() or name.startswith("-") or not name.isprintable()):
@@ -135,7 +135,7 @@ def start_line(
     model: str | None = None,
     kv_tokens: int | None = None,
 ) -> str:
-    """Return what starts an engine with a plan's settings, in a line, or why nothing does. kv_tokens: of its cache."""
+    """Return what starts an engine with a plan's settings, in a line, or why nothing does."""
     engine = BY_KEY[key]
     if order not in engine.orders:
         return f"no setting of {engine.name} does this, it does not serve requests by {order}"
@@ -151,12 +151,11 @@ def start_line(
 
 
 def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return words of vLLM's command line."""
     return [word for name, value in settings.items() for word in flag_words(name, value)]
 
 
 def with_flags(command: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
-    """Return a command with these options in place of those that it has under the same names."""
+    """Return a command with these options in place of those of the same names."""
     kept: list[str] = []
     is_value = False  # of an option that is replaced
     for word in command:

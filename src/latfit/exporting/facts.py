@@ -1,4 +1,4 @@
-"""A plan with the name of its file: what exports read, checked by the types of the plan's record."""
+"""A plan with the name of its file, as exports read it."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,7 @@ NOT_EXPORTED = "the replicas of the whole load; the plan's schedule, with fewer 
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """A plan of steps or batches, or of requests, and where it is from. pair: replicas for prefill and for decode that
-    the file is about, instead of the plan's.  scheduled: whether the plan's schedule is exported."""
+    """A plan, and its source. pair: replicas for prefill and decode, instead of the plan's."""
 
     plan: Plan | ServingPlan
     file: str
@@ -44,12 +43,11 @@ class PlanFacts:
 
     @property
     def flags(self) -> Mapping[str, Mapping[str, Any]]:
-        """Settings by engine, under the names that the engine uses."""
+        """Settings by engine, under the engine's names."""
         return self.plan.engines if self.pair is None else {**self.plan.engines, **self.pair.engines}
 
     @property
     def answer(self) -> str:
-        """The plan in a sentence."""
         if isinstance(self.plan, Plan):
             return self.plan.answer
         doubt = "Not confirmed: " if self.pair is None and self.plan.promise != "meets" else ""
@@ -58,7 +56,6 @@ class PlanFacts:
 
     @property
     def condition(self) -> str:
-        """What the plan holds for."""
         plan = self.plan
         if isinstance(plan, ServingPlan):
             engines: PlannedEngines = self.pair or plan
@@ -86,7 +83,6 @@ class PlanFacts:
 
     @property
     def fits(self) -> Sequence[FitQuality]:
-        """The fits that the settings rest on."""
         plan = self.plan
         if isinstance(plan, ServingPlan):
             return plan.fits
@@ -100,7 +96,6 @@ class PlanFacts:
 
     @property
     def remarks(self) -> list[str]:
-        """Doubts, and what is assumed."""
         doubts = [] if isinstance(self.plan, ServingPlan) else list(self.plan.why_in_doubt)
         doubts += [each.text for each in self.plan.warnings]
         unused = self.requests is not None and self.requests.schedule is not None and not self.scheduled
@@ -116,14 +111,12 @@ class PlanFacts:
 
     @property
     def path(self) -> str:
-        """The execution path of the settings."""
         if isinstance(self.plan, Plan):
             return self.plan.engines_path
         return next((path for each in self.fits if (path := each.system.get("path") or each.path)), "gpu")
 
     @property
     def gpus(self) -> int | None:
-        """GPUs of a replica; None if unknown."""
         if self.requests is not None and self.requests.tensor_parallel is not None:
             return self.requests.tensor_parallel
         count = self.system.get("tp", "")
@@ -131,13 +124,13 @@ class PlanFacts:
 
     @property
     def kv_tokens(self) -> int | None:
-        """Size of a replica's KV cache; None if the plan takes it as unlimited."""
+        """Size of a replica's KV cache; None if unlimited."""
         plan = self.requests
         return None if plan is None or plan.kv_cache is None or plan.engine is None else plan.engine.cache_tokens
 
 
 def read_plan(plan: str | Path | Mapping[str, Any]) -> PlanFacts:
-    """Return a plan's file or document. Raises BadInput, SlaOutOfReach, FitNotUsable."""
+    """Read a plan's file or document. Raises BadInput, SlaOutOfReach, FitNotUsable."""
     if isinstance(plan, str | Path):
         document, file = read_json(Path(plan), what="plan", made_by=MADE_BY), Path(plan).name
     else:

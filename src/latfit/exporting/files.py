@@ -1,4 +1,4 @@
-"""What an export consists of: values, and the files that hold them."""
+"""An export: values, and the files that hold them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,8 +11,6 @@ from latfit.files import check_writable, make_folder, write_text
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an export is asked for beside the plan."""
-
     model: str | None = None  # name or folder that the engine is to load; None leaves it to whoever starts it
     shapes: Sequence[str] = ()  # inputs of a model with `B` where the batch goes, such as `input:Bx3x224x224`
     begins: str | None = None  # clock time of a plan's recorded day, with its zone; midnight UTC by default
@@ -20,9 +18,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Exported:
-    """Settings of a plan as files. Print it for all of them; `.files` holds each by its name.
+    """Settings of a plan as files by name; print it for all of them.
 
-    settings: the values alone, by the engine's names.  plan: the plan that they are of, by name and digest.
+    settings: the values by the engine's names.  plan: name and digest of the plan.
     """
 
     target: str

@@ -1,5 +1,4 @@
-"""Kubernetes: Deployment and Service of the plan's replicas of vLLM, with the labels by which llm-d finds servers; its
-schedule of replicas for KEDA; and, if the plan has such a pair, Deployments for prefill and for decode."""
+"""Kubernetes: Deployment and Service of vLLM's replicas (labelled for llm-d), KEDA's schedule, prefill and decode."""
 
 import math
 import re
@@ -101,8 +100,6 @@ def parse_clock(text: str | None) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Day:
-    """A schedule as a day of a cluster."""
-
     least: int
     counts: Sequence[int]  # replicas of its parts in order
     triggers: Sequence[tuple[int, int, int]]  # first minute of the day, last one, maybe of the next day, replicas
@@ -122,9 +119,8 @@ class Day:
 def plan_day(schedule: SchedulePlan, begin: int, fixed: int) -> Day:
     """Return the day's triggers for KEDA, whose autoscaler takes the largest.
 
-    begin: minute of the recorded day's begin.  fixed: replicas that suffice for what was not recorded.
-
-    Cron counts minutes: a part begins at the minute before and ends at the minute after.
+    begin: minute of the recorded day's begin.  fixed: replicas outside the recording.  Cron counts minutes: a part
+    begins at the minute before and ends at the minute after.
     """
     is_whole = schedule.span_s + schedule.window_s >= DAY_S
     starts = [-schedule.start_up_s, *(at for at, _ in schedule.replicas_at[1:])]

@@ -1,7 +1,7 @@
 """Templates of exported files, and the quoting of names, numbers and sentences in them.
 
-Other people wrote what a plan holds, so a text enters a shell script, a YAML document or a protobuf text only through a
-filter of this module: a value is quoted whole, a comment stays on its line.
+Other people wrote what a plan holds: a text enters a file only through a filter of this module. A value is quoted
+whole, a comment stays on its line.
 """
 
 import functools
@@ -25,7 +25,7 @@ ASK_MODEL = '"${MODEL:?Set MODEL to the name or the folder of the model.}"'
 
 
 def render(template: str, plan: PlanFacts, title: str, **values: Any) -> str:
-    """Return a file. Its template takes `header`, on the plan and what it holds for, and `values`."""
+    """Return a file. Its template takes `header` and `values`."""
     header = (
         f"{title}, exported by latfit {__version__} from {plan.name}.",
         f"Plan: {plan.answer}",
@@ -57,7 +57,7 @@ def _environment() -> "Environment":
 
 
 def comment(text: str, indent: str = "") -> str:
-    """Lines of a comment; no letter of the text begins a line of its own."""
+    """Return lines of a comment; no letter of the text begins a line of its own."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     lines = textwrap.wrap(" ".join(plain.split()), WIDTH - len(indent) - 2, break_on_hyphens=False)
     return "\n".join(f"{indent}# {line}" for line in lines)
@@ -72,23 +72,23 @@ def flag_words(name: str, value: Any, negatable: bool = True) -> list[str]:
 
 
 def yaml_flag(name: str, value: Any) -> str:
-    """A line of vLLM's YAML file; a switch that is off by its `no-` option, as older versions skip false values."""
+    """Return a line of vLLM's YAML file; an off switch by its `no-` option, as older versions skip false values."""
     option = name.replace("_", "-")
     return f"no-{option}: true" if value is False else f"{option}: {yaml_value(value)}"
 
 
 def yaml_value(value: Any) -> str:
-    """A value of YAML 1.1 and 1.2. Strings are quoted as in JSON, so that `no` and `1e3` stay strings."""
+    """Return a value of YAML 1.1 and 1.2. Strings are quoted, so that `no` and `1e3` stay strings."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def yaml_argument(text: str) -> str:
-    """A word of a container's command line, in which Kubernetes replaces $(NAME)."""
+    """Return a word of a container's command line, in which Kubernetes replaces $(NAME)."""
     return yaml_value(text.replace("$", "$$"))
 
 
 def proto(value: Any) -> str:
-    """A value of protobuf's text format."""
+    """Return a value of protobuf's text format."""
     if isinstance(value, str):
         plain = (chr(b) if 32 <= b < 127 and chr(b) not in '\\"' else f"\\{b:03o}" for b in value.encode())
         return '"' + "".join(plain) + '"'
@@ -99,5 +99,5 @@ def proto(value: Any) -> str:
 
 
 def folder_name(name: str) -> str:
-    """The name as a folder, a model of Triton or a Kubernetes object can have it."""
+    """Return the name as a folder, a model of Triton or a Kubernetes object can have it."""
     return re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")[:MAX_NAME].strip("-") or "model"

@@ -1,4 +1,4 @@
-"""What a plan can be exported to, a line each: the engine, who reads the files, and the function that makes them."""
+"""What a plan can be exported to."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from latfit.exporting.files import Exported, Wanted
 
 @dataclass(frozen=True)
 class Target:
-    """module: that holds the function, by its whole name.  takes: options beside the plan.  function: its name."""
+    """module: of the function, by its whole name.  takes: options beside the plan."""
 
     title: str
     module: str
@@ -41,7 +41,7 @@ TARGETS: dict[str, Target] = {
 
 
 def add_target(name: str, target: Target) -> None:
-    """Export plans to a target of your own by its name. Raises WrongUsage for a name that is taken."""
+    """Export plans to a target of your own by its name. Raises WrongUsage if the name is taken."""
     refuse_taken(name, TARGETS, "target")
     TARGETS[name] = target
 

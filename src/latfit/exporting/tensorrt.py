@@ -1,4 +1,4 @@
-"""TensorRT: an optimisation profile (smallest, best, largest batch), `trtexec` with it, and the shapes to warm up."""
+"""TensorRT: an optimisation profile, `trtexec` with it, and the shapes to warm up."""
 
 from typing import NamedTuple
 
@@ -19,8 +19,6 @@ REASONS = {
 
 
 class Profile(BatchSettings, frozen=True):
-    """Batches of an optimisation profile."""
-
     min_batch: Count
     opt_batch: Count
     max_batch: Count

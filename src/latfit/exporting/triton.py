@@ -1,7 +1,7 @@
 """Triton Inference Server: `config.pbtxt` of each execution path, and the router before them.
 
-Without a delay Triton's dynamic batcher is greedy; with a delay it sends the largest preferred size that waits, and
-after the delay whatever waits. It cannot move a request to another model's queue, so a plan with a T_cut gets a router.
+Triton's batcher with a delay sends the largest preferred size that waits, and after the delay whatever waits. It cannot
+move a request to another model's queue, so a plan with a T_cut gets a router.
 """
 
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -19,8 +19,6 @@ from latfit.units import format_ms
 
 
 class BatchSettings(Record, frozen=True):
-    """Settings of an engine that batches whole requests."""
-
     what: ClassVar[str] = "plan"
     made_by: ClassVar[str] = MADE_BY
 
@@ -38,7 +36,7 @@ S = TypeVar("S", bound=BatchSettings)
 
 
 def batch_settings(plan: PlanFacts, engine: str, kind: type[S]) -> tuple[Plan, S]:
-    """The plan with its settings of an engine that batches whole requests. Raises WrongUsage if it has none."""
+    """Return the plan and its settings of an engine that batches whole requests. Raises WrongUsage."""
     if plan.batches is None:
         found = f"the plan is of requests with prompts and outputs: it has no batches for {engine}"
         remedy = "Plan batches: latfit plan --sla 20ms --rate 500/s --out plan.json; or export to trtllm."
@@ -49,7 +47,7 @@ def batch_settings(plan: PlanFacts, engine: str, kind: type[S]) -> tuple[Plan, S
 
 
 def export(facts: PlanFacts, wanted: Wanted) -> Exported:
-    """The models of the plan's paths; for a T_cut the GPU's, the CPU's and the router."""
+    """Return the models of the plan's paths; for a T_cut the GPU's, the CPU's and the router."""
     plan, batcher = batch_settings(facts, "triton", Batcher)
     files: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -100,5 +98,5 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
 
 
 def _path_of(plan: Plan, label: str) -> str:
-    """The name of the path that strategies call by this label."""
+    """Return the path that strategies call by this label."""
     return next((each.path for each in plan.fits if each.path is not None and each.label == label), label)

@@ -1,4 +1,4 @@
-"""Requests served live: a router whose policies are those of the simulator, and the executors that run its batches."""
+"""Route live requests by the simulator's policies."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Policies at several loads on executors of this machine, each run compared with its simulation."""
+"""Run policies at several loads on executors of this machine, and compare each run with its simulation."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ class Bench:
 
     @property
     def capacity(self) -> float:
-        """Highest rate of the main path, per ms."""
+        """Return the highest rate of the main path, per ms."""
         return self.system.main.rate_limit(self.system.main.largest)
 
     async def run(self, name: str, rate: float, seed: int) -> Compared:
@@ -116,7 +116,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Offered:
-    """Loads as shares of the main path's capacity, or as rates; how long each lasts."""
+    """Loads as shares of the main path's capacity, or as rates."""
 
     shares: Sequence[float]
     rates_per_ms: Sequence[float]
@@ -130,7 +130,7 @@ async def run_policies(
     offered: Offered,
     progress: Callable[[float, int], None] | None,
 ) -> tuple[list[Compared], System]:
-    """Run each policy at each load, all on the same arrivals; return the runs, and the paths with their fits."""
+    """Run each policy at each load, on the same arrivals."""
     try:
         await asyncio.gather(*(each.start() for each in executors))
         fits = await measure_executors(executors, max(offered.lasts_s / 2, MIN_PROBE_S), offered.seed)

@@ -1,7 +1,7 @@
 """Functions for executors from models of OpenVINO and torch.
 
-A request is a row: one array, or arrays by the names of the engine's inputs. Rows are stacked along a new first axis. A
-row whose shapes are not those of the first good batch fails alone: a copy of another row takes its place.
+A request is a row: one array, or arrays by input name. A row whose shapes differ from the first good batch fails alone:
+a copy of another row takes its place.
 """
 
 import threading
@@ -20,13 +20,13 @@ UNNAMED = ""
 
 
 class RowStack:
-    """Stack the rows of batches, and split outputs into those of each row."""
+    """Stack the rows of batches, and split outputs by row."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # shape and type of a row's arrays, by name
 
     def stack(self, inputs: list[Any]) -> tuple[dict[str, Array] | None, list[Any]]:
-        """Return the arrays of a batch (None without a usable row), and the error of each row, None for most."""
+        """Return the arrays of a batch (None without a usable row), and the error of each row."""
         rows = [
             {name: np.asarray(value) for name, value in (row if isinstance(row, Mapping) else {UNNAMED: row}).items()}
             for row in inputs
@@ -63,7 +63,7 @@ class RowStack:
 
 
 class ByRows(RowStack):
-    """A function of stacked arrays, {name: (b, ...)} to {name: (b, ...)}, as a function of requests."""
+    """A function of stacked arrays, {name: (b, ...)} to the same, as a function of requests."""
 
     def __init__(self, compute: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:
         super().__init__()
@@ -77,8 +77,16 @@ class ByRows(RowStack):
 def openvino_run(model: Any, *, threads: int = 0, servers: int = 1, bf16: bool = False) -> Run:
     """Run batches through OpenVINO on the CPU.
 
-    model: path of an .xml or .onnx file, an openvino.Model, or a compiled one, whose settings stay.  threads: in all, 0
-    for OpenVINO's default.  servers: those of the executor.  bf16: products in bfloat16 (AMX); else float32.
+    Parameters
+    ----------
+    model
+        Path of an .xml or .onnx file, an openvino.Model, or a compiled one, whose settings stay.
+    threads
+        In all; 0 for OpenVINO's default.
+    servers
+        Those of the executor.
+    bf16
+        Products in bfloat16 (AMX) instead of float32.
     """
     import openvino as ov
 
@@ -102,8 +110,16 @@ def openvino_run(model: Any, *, threads: int = 0, servers: int = 1, bf16: bool =
 def torch_run(module: Callable[..., Any], *, device: str = "cpu", bf16: bool = False, threads: int = 0) -> Run:
     """Run batches through a torch module, or a function of tensors, without gradients.
 
-    Arrays by name are keyword arguments. Outputs: a tensor, a sequence or a mapping of them.  device: that a module is
-    moved to.  bf16: products in bfloat16 (AMX).  threads: of torch in this process, 0 to leave them.
+    Arrays by name are keyword arguments. Outputs are a tensor, a sequence or a mapping of them.
+
+    Parameters
+    ----------
+    device
+        To which a module is moved.
+    bf16
+        Products in bfloat16 (AMX).
+    threads
+        Of torch in this process; 0 to leave them.
     """
     import torch
 

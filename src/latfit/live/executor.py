@@ -1,7 +1,7 @@
-"""Executors run a batch for the router: a function in threads, on the event loop, or in worker processes.
+"""Executors run a batch for the router: in threads, on the event loop, or in worker processes.
 
 Inputs are padded to the next of `buckets` with copies of the last one, since engines that compile a shape or capture a
-graph are slow on others; the outputs of the copies are dropped.
+graph are slow on others.
 """
 
 import asyncio
@@ -37,15 +37,14 @@ class Abandoned(ExecutorFailed):
 
 
 def padded(inputs: list[Any], buckets: Sequence[int]) -> list[Any]:
-    """Return the inputs, with copies of the last one up to the next bucket."""
     size = next((bucket for bucket in buckets if bucket >= len(inputs)), len(inputs))
     return inputs + inputs[-1:] * (size - len(inputs))
 
 
 class Executor:
-    """Base of executors: what a router needs, with nothing to start, recover or close.
+    """Base of executors.
 
-    servers: batches at a time.  buckets: sizes that batches are padded to, ascending; empty for none.
+    servers: batches at a time.  buckets: ascending sizes that batches are padded to; empty for none.
     """
 
     is_probed = False  # `answers` shows whether it is alive without running a batch
@@ -60,15 +59,14 @@ class Executor:
             raise WrongUsage(found, where=name, remedy=remedy)
         self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
 
-    async def start(self) -> None:
-        """Get ready for the first batch."""
+    async def start(self) -> None: ...
 
     def execute(self, inputs: list[Any]) -> Awaitable[Sequence[Any]]:
-        """Run one batch. Raises what the function raises, or ExecutorLost if its worker died."""
+        """Run one batch. Raises what the function raises, or ExecutorLost."""
         raise NotImplementedError
 
     async def recover(self) -> None:
-        """Return when the next batch can be run, after one that took too long or lost its worker."""
+        """Return when the next batch can be run, after one that timed out or was lost."""
 
     async def answers(self) -> bool:
         """Return whether it could run a batch; takes bounded time, raises nothing."""
@@ -78,8 +76,7 @@ class Executor:
 
 
 class ThreadExecutor(Executor):
-    """Run a function in daemon threads, one a server: for code that releases the interpreter's lock while it computes,
-    as NumPy, OpenVINO and torch do.
+    """Run a function that releases the interpreter's lock (NumPy, OpenVINO, torch) in threads, one a server.
 
     A thread cannot be stopped: after a batch that hangs, its server is back when the function returns. If that may be
     never, use a ProcessExecutor.
@@ -139,8 +136,7 @@ class ThreadExecutor(Executor):
 
 
 class AsyncExecutor(Executor):
-    """Run a coroutine function on the event loop: for engines with an asyncio interface, and for functions that take
-    less than the 0.1 ms to a thread and back. Its own computing blocks every other request."""
+    """Run a coroutine function on the event loop. Its own computing blocks every other request."""
 
     def __init__(
         self,
@@ -162,7 +158,7 @@ class AsyncExecutor(Executor):
 
 
 def failure(raised: BaseException, name: str) -> ExecutorFailed:
-    """Return the error for the senders of a batch that raised; the raised one is its cause."""
+    """Return the error for the senders of a batch that raised."""
     if isinstance(raised, ExecutorFailed):
         return raised
     remedy = "The batch was given up; send the request again if it may be served twice."
@@ -174,7 +170,7 @@ def failure(raised: BaseException, name: str) -> ExecutorFailed:
 class ProcessExecutor(ThreadExecutor):
     """Run a function in worker processes, one a server; a process that hangs or dies is replaced.
 
-    make: called in the process, returns the function; picklable, as are inputs and outputs.  cores: of each server.
+    make: returns the function, in the process; picklable, as are inputs and outputs.  cores: of each server.
     """
 
     def __init__(
@@ -207,7 +203,6 @@ class ProcessExecutor(ThreadExecutor):
 
     @property
     def pids(self) -> list[int]:
-        """The process ids."""
         return [int(worker.process.pid) for worker in self._workers if worker.is_alive]
 
 
@@ -225,7 +220,7 @@ class _Worker:
         return self.process is not None and bool(self.process.is_alive())
 
     def run(self, inputs: list[Any]) -> Sequence[Any]:
-        """Run a batch in the process, in a new one if it died while it had nothing to do."""
+        """Run a batch in the process, in a new one if it died while idle."""
         self.renew()
         try:
             self._pipe.send(inputs)
@@ -239,7 +234,7 @@ class _Worker:
         return outputs
 
     def renew(self, hangs: bool = False) -> None:
-        """Start a process unless there is one that works. Raises ExecutorFailed if it cannot make its function."""
+        """Start a process unless one works. Raises ExecutorFailed if it cannot make its function."""
         with self._changing:  # a second caller waits for the same process
             if self.is_alive and not hangs:
                 return
@@ -268,7 +263,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, make: Callable[[], Run], cores: Sequence[int]) -> None:
-    """Make the function, then run batch after batch until the router is gone; the main function of a process."""
+    """Make the function, then run batches until the router is gone; the main function of a process."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     try:

@@ -1,7 +1,7 @@
-"""Batch times of one path, learned while it serves: whether T(b) in use still applies, and the factor that replaces it.
+"""Batch times of one path, learned while it serves.
 
 Two one-sided CUSUMs of signs (Page 1954) find a shift of the median by more than 10 %; the median of the batches since
-the shift gives the new factor. Derivation, false alarms and delays: docs/theory/planning.md#learning-while-it-serves.
+the shift gives the new factor. See docs/theory/planning.md#learning-while-it-serves.
 """
 
 import math
@@ -33,14 +33,14 @@ class SignCusum:
         self.batches_since_change = 0  # since the sum left zero
 
     def add(self, beyond: bool) -> bool:
-        """Add a batch. Return whether the alarm is on."""
+        """Return whether the alarm is on."""
         self.batches_since_change = self.batches_since_change + 1 if self.sum > 0 else 1
         self.sum = max(self.sum + (RISE if beyond else FALL), 0.0)
         return self.sum >= THRESHOLD
 
 
 class LearnedTimes:
-    """Times of one path: the planned T(1), T(2), ... (largest,) in ms, times a factor."""
+    """Planned T(1), T(2), ... (largest,) of a path in ms, times a factor."""
 
     def __init__(self, planned_ms: FloatArray) -> None:
         self.planned_ms = np.asarray(planned_ms, dtype=np.float64)
@@ -52,12 +52,11 @@ class LearnedTimes:
         return np.asarray(self.planned_ms * math.exp(ln_factor))
 
     def adopt(self, ln_factor: float) -> None:
-        """Use this factor from now on."""
         self.ln_factor, self._age = ln_factor, 0  # ln(T in use / planned T); batches since then
         self.forget_evidence()
 
     def add_batch(self, size: int, took_ms: float) -> bool:
-        """Add a batch that ran to its end. Return whether `propose` may have a new factor."""
+        """Return whether `propose` may have a new factor."""
         ratio = math.log(max(took_ms, 1e-6)) - self._ln_planned[size]
         self._recent.append(ratio)
         self._age += 1
@@ -66,7 +65,7 @@ class LearnedTimes:
         return is_slower or is_faster or self._age == SETTLED
 
     def forget_evidence(self) -> None:
-        """Start both CUSUMs anew."""
+        """Restart both CUSUMs."""
         self._slower, self._faster = SignCusum(), SignCusum()
 
     def propose(self) -> float | None:

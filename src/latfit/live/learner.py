@@ -1,7 +1,7 @@
 """Adapt a running router: learn batch times, choose thresholds for them, and monitor a latency promise.
 
-`Learner(router, Promise(50.0))` follows every batch and request. When the times of a path no longer apply, a thread
-chooses thresholds for the new ones, and the router adopts both between two decisions. See docs/how-to/route-live.md.
+`Learner(router, Promise(50.0))` follows every batch and request. A thread chooses thresholds for changed times. See
+docs/how-to/route-live.md.
 """
 
 import asyncio
@@ -77,10 +77,7 @@ class Switch:
 class Learner:
     """Learn batch times of a router's paths and adapt its thresholds.
 
-    Parameters
-    ----------
-    thresholds
-        How thresholds are chosen; `BestForTail` by default. What it raises for the planned times is raised.
+    thresholds: `BestForTail` by default; what it raises for the planned times is raised.
     """
 
     def __init__(
@@ -105,7 +102,7 @@ class Learner:
 
     @property
     def rate_per_s(self) -> float:
-        """Return the arrival rate of the last 30 s; half the main path's capacity before any was counted."""
+        """Return the arrival rate of the last 30 s; half the main path's capacity at first."""
         if len(self._counts) > 1 and self._counts[-1][1] > self._counts[0][1]:
             (first_ms, first), (last_ms, last) = self._counts[0], self._counts[-1]
             return 1000 * (last - first) / (last_ms - first_ms)
@@ -113,7 +110,6 @@ class Learner:
         return 500 * main.rate_limit(main.largest)
 
     def add_request(self, request: Request) -> None:
-        """Count a request that ended for the promise."""
         assert self.monitor is not None
         self.monitor.add(self.monitor.promise.kept(request))
 

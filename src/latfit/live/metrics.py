@@ -1,7 +1,4 @@
-"""Collectors of `prometheus_client` (extra `live`): `REGISTRY.register(RouterMetrics(router))`.
-
-Counters and gauges are read when a registry asks for them.
-"""
+"""Collectors of `prometheus_client` (extra `live`): `REGISTRY.register(RouterMetrics(router))`."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -35,7 +32,6 @@ class RouterMetrics:
         router.listeners.append(self._observe)
 
     def collect(self) -> Iterator["Metric"]:
-        """Yield the current metrics."""
         router, paths = self._router, self._router.paths
         failed = {path.name: path.failed_batches for path in paths}
         busy_s = {path.name: path.busy_ms / 1000 for path in paths}
@@ -60,13 +56,12 @@ class RouterMetrics:
 
 
 class LearnerMetrics:
-    """Factors of the paths' times, thresholds in use, and the state of the promise of a learner."""
+    """Factors of the paths' times, thresholds in use, and the state of the promise."""
 
     def __init__(self, learner: "Learner") -> None:
         self._learner = learner
 
     def collect(self) -> Iterator["Metric"]:
-        """Yield the current metrics."""
         learner = self._learner
         estimates = {name: times.estimate() for name, times in learner.times.items()}
         in_use = {name: math.exp(times.ln_factor) for name, times in learner.times.items()}

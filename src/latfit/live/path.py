@@ -1,8 +1,8 @@
 """A path of the live router: its executor, its servers, and whether batches may go there.
 
 A circuit breaker opens after MAX_FAILURES failed batches in a row, or one that was lost; after a cool-down, doubled
-each time, one batch tries the path. If the executor can be probed, MAX_MISSES missed probes in a row take the path down
-until a probe is answered or a batch succeeds.
+each time, one batch tries the path. MAX_MISSES missed probes in a row take the path down until a probe is answered or a
+batch succeeds.
 """
 
 import math
@@ -23,14 +23,14 @@ TIMEOUT_FACTOR, MIN_TIMEOUT_MS = 20.0, 1000.0  # a batch may take so many times 
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """A server of a path, and when it is, or was, expected to be free: infinite until a lost one has recovered."""
+    """free_ms: when it is, or was, expected to be free; infinite until a lost one has recovered."""
 
     is_busy: bool = False
     free_ms: float = -math.inf
 
 
 class LivePath:
-    """A path and its state. times_ms: typical T(b) for b = 0 (unused), 1, ..., shape (largest + 1,)."""
+    """A path and its state. times_ms: typical T(b) for b = 0 (unused), 1, ..., (largest + 1,)."""
 
     def __init__(self, executor: Executor, times_ms: FloatArray, timeout_ms: float | None) -> None:
         self.executor, self.name, self.times_ms = executor, executor.name, times_ms
@@ -44,7 +44,6 @@ class LivePath:
         self.busy_ms = 0.0  # of the batches that have ended
 
     def timeout_ms(self, batch: int) -> float:
-        """Return how long a batch of this size may take."""
         if self._timeout_ms is not None:
             return self._timeout_ms
         return max(TIMEOUT_FACTOR * float(self.times_ms[batch]), MIN_TIMEOUT_MS)
@@ -62,7 +61,7 @@ class LivePath:
         return not all(server.is_busy for server in self._servers)
 
     def write_free_ms(self, view: FloatArray, first: int, now: float) -> None:
-        """Write when each server should be free into `view` from `first` on; a late one takes as long again."""
+        """Write when each server should be free into `view`; a late one takes as long again."""
         for place, server in enumerate(self._servers, first):
             free = server.free_ms
             if server.is_busy and free <= now:
@@ -94,7 +93,7 @@ class LivePath:
         self._is_tried = False
 
     def record_failure(self, now: float, *, is_lost: bool) -> None:
-        """Note a batch that failed; is_lost: it timed out or lost its worker, so the next one would wait in vain."""
+        """Note a batch that failed. is_lost: the next one would wait in vain."""
         self.failed_batches += 1
         if now < self.open_until_ms:  # it ran while another one opened the breaker
             return
@@ -113,7 +112,7 @@ class LivePath:
 
 
 def times_table(paths: Sequence[LivePath]) -> FloatArray:
-    """Return T(b) of both paths as policies read it, shape (2, largest + 1), ms; infinite beyond a largest batch."""
+    """Return T(b) of both paths, shape (2, largest + 1), ms; infinite beyond a largest batch."""
     table = np.full((2, max(len(path.times_ms) for path in paths)), np.inf)
     for row, path in zip(table, paths, strict=False):
         row[: len(path.times_ms)] = path.times_ms

@@ -1,7 +1,4 @@
-"""Pauses of Python's garbage collector.
-
-A full collection looks at every live object: with pandas and numba loaded it takes 60 ms, in which nothing else runs.
-"""
+"""Pauses of Python's garbage collector: with pandas and numba loaded, a full collection takes 60 ms."""
 
 import gc
 from collections.abc import Iterator
@@ -10,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def short_pauses(*, none: bool = False) -> Iterator[None]:
-    """Inside, collections pass over all that was alive before. none: there are none, for a time that is short."""
+    """Skip objects that were alive before in collections. none: collect nothing at all."""
     enabled, before = gc.isenabled(), gc.get_freeze_count()
     gc.unfreeze()
     gc.collect()

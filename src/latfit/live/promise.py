@@ -1,7 +1,7 @@
-"""Whether a latency promise is met: counts, and an alarm with a bounded probability of ever being false.
+"""Monitor a latency promise, with a bounded probability of ever raising a false alarm.
 
-Betting test of a bounded mean (Waudby-Smith & Ramdas 2024), started at every block of requests. Derivation, delays and
-the choice of the block length: docs/theory/planning.md#learning-while-it-serves.
+Betting test of a bounded mean (Waudby-Smith & Ramdas 2024), started at every block of requests. See
+docs/theory/planning.md#learning-while-it-serves.
 """
 
 import math
@@ -21,7 +21,7 @@ ALARM_BLOCKS = 20  # an alarm ends when the promise is met over so many blocks
 
 @dataclass(frozen=True)
 class Promise:
-    """At least a share of the requests is answered in time. Raises WrongUsage if a value is out of range."""
+    """At least a share of the requests is answered in time. Raises WrongUsage."""
 
     within_ms: float | Sequence[float]  # from arrival to answer: one for all classes, or one for each
     share: float = 0.99  # of the requests
@@ -44,7 +44,7 @@ class Promise:
         return float(self._limits[min(class_id, len(self._limits) - 1)])
 
     def kept(self, request: Request) -> bool:
-        """Return whether a request that ended was answered in time; an error is no answer."""
+        """Return whether a request was answered in time; an error is no answer."""
         return request.served and request.ended_ms - request.arrived_ms <= self.limit_ms(request.class_id)
 
 
@@ -67,7 +67,7 @@ class PromiseMonitor:
 
     @property
     def needed(self) -> float:
-        """Return the evidence at which the alarm comes; sums over all periods to the stated probability."""
+        """Return the evidence at which the alarm comes; 1 / needed sums to `false_alarm` over all periods."""
         period = self.alarms + (not self.alarm)
         return period * (period + 1) / self.promise.false_alarm
 
@@ -111,6 +111,6 @@ class PromiseMonitor:
 
 
 def stakes(allowed: float) -> FloatArray:
-    """Return the shares of the capital that the bets risk: doubling from half the allowed share to MAX_STAKE."""
+    """Return the shares of the capital that bets risk: doubling from half the allowed share to MAX_STAKE."""
     steps = max(math.ceil(math.log2(2 * MAX_STAKE / allowed)), 0)
     return np.append(allowed / 2 * 2.0 ** np.arange(steps), MAX_STAKE)

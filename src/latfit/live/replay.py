@@ -1,7 +1,7 @@
 """Drive arrivals against executors on this machine, and compare the run with its simulation.
 
-Open loop: a response counts from the planned arrival, whether the sender was late or not (no coordinated omission).
-Executors are probed before and after each run, as machines change their speed.
+Open loop: a response counts from the planned arrival (no coordinated omission). Executors are probed before and after
+each run, as hosts change their speed.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ STATISTICS = ("mean", "p50", "p99")
 
 
 def precisely(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine on an event loop whose timers are exact to 0.1 ms; epoll, the default, rounds up to whole ms."""
+    """Run a coroutine with timers exact to 0.1 ms; epoll, the default, rounds up to whole ms."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         return runner.run(coroutine)
 
 
 def choose_sizes(T_ms: FloatArray, within_ms: float) -> list[int]:
-    """Return the batch sizes to measure, given about T(b): all if the time lasts, else in steps of about a quarter."""
+    """Return the batch sizes to measure, given about T(b): all if time allows, else in steps of a quarter."""
     largest = len(T_ms)
     if MIN_ROUNDS * float(T_ms.sum()) <= within_ms:
         return list(range(1, largest + 1))
@@ -63,10 +63,10 @@ async def probe(
     rng: np.random.Generator,
     use: FloatArray | None = None,
 ) -> tuple[Batches, float]:
-    """Measure batches of random sizes, on all executors at once, and the share of the cores that others used.
+    """Measure batches of random sizes on all executors at once, and the share of the cores that others used.
 
     times: about T(1), T(2), ... of each executor, ms.  use: share of the time (executors,) that each is busy, at least
-    MIN_USE; all of it by default. Raises ExecutorFailed if fewer than two batches of an executor came back.
+    MIN_USE; None for all of it. Raises ExecutorFailed if fewer than two batches of an executor came back.
     """
     shares = np.clip(np.ones(len(executors)) if use is None else use, MIN_USE, 1.0).tolist()
     watch = LoadWatch(0)
@@ -116,7 +116,7 @@ def _nothing_served(what: str, where: str) -> ExecutorFailed:
 
 
 async def measure_executors(executors: Sequence[Executor], duration_s: float, seed: int = 0) -> list[FitResult]:
-    """Fit each executor. Two rounds of some sizes, the first to warm up, give a first estimate of T(b)."""
+    """Fit each executor. Two rounds of some sizes give a first estimate of T(b)."""
 
     async def estimate(executor: Executor) -> FloatArray:
         sizes = choose_sizes(np.ones(executor.largest), 0.0)
@@ -150,7 +150,7 @@ class Driven:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A run of a policy at a load, measured and predicted: ms by statistic under `latency_ms`, shares by path."""
+    """A run of a policy at a load, measured and predicted."""
 
     policy: str
     load: float  # share of the main path's capacity
@@ -186,7 +186,6 @@ class Compared:
 
     @property
     def notes(self) -> list[str]:
-        """Whether the plan's promise was kept and, if the run differs, what its batches took."""
         where, notes = f"{self.policy} at {format_percent(100 * self.load)}", []
         if self.promised_p99_ms is not None:
             p99, kept = format_ms(self.measured["latency_ms"]["p99"]), "kept" if self.promise_kept else "broken"
@@ -213,7 +212,7 @@ def compare_run(
     system: System,
     drawn: Sequence[SimResult],
 ) -> Compared:
-    """Compare a run with simulations of its arrivals, at the speed of the probes and at speeds that it may have.
+    """Compare a run with simulations of its arrivals.
 
     levels: T over the fitted T (4, paths), in either half of the probes before and after the run.
     """
@@ -250,7 +249,7 @@ def _numbers(result: SimResult) -> dict[str, Any]:
 
 
 def speed_levels(batches: Batches, system: System) -> FloatArray:
-    """Return the median of T over a system's typical T, in either half of a probe, shape (2, paths)."""
+    """Return the median of T over a system's typical T, in either half of a probe, (2, paths)."""
     pairs = list(zip(system.paths, batches, strict=True))
     ratios = [np.array_split(T / path.typical_ms[B.astype(int)], 2) for path, (B, T) in pairs]
     return np.array([[np.median(halves[k]) for halves in ratios] for k in (0, 1)])
@@ -269,13 +268,12 @@ def draw_speeds(levels: FloatArray, count: int, rng: np.random.Generator) -> Flo
 
 
 def _slowdown(batches: Batches, system: System) -> dict[str, float]:
-    """Return by path the time of all batches over the mean that a system takes for them; paths without one left out."""
+    """Return the time of all batches over its prediction, by path with batches."""
     pairs = zip(system.paths, batches, strict=True)
     return {path.name: float(T.sum() / np.sum(path.mean_ms[B.astype(int)])) for path, (B, T) in pairs if len(B)}
 
 
 def at_speed(system: System, factors: FloatArray) -> System:
-    """Return the system with each path slower by a factor."""
     pairs = zip(system.paths, factors.tolist(), strict=True)
     return System(*(replace(path, times_ms=path.times_ms * factor) for path, factor in pairs))
 
@@ -283,7 +281,7 @@ def at_speed(system: System, factors: FloatArray) -> System:
 async def drive(
     executors: Sequence[Executor], system: System, policy: Policy, arrive_ms: FloatArray, warm: int = 0
 ) -> Driven:
-    """Send requests at the given moments (n,), ms from now, until all have ended. warm: the first that counts."""
+    """Send requests at moments (n,), ms from now, until all have ended. warm: the first that counts."""
     times = [path.typical_ms[1:] for path in system.paths]
     router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1))
     ended: list[Request] = []

@@ -1,4 +1,4 @@
-"""The router: requests come one by one, a policy forms batches of them, one or two executors run the batches.
+"""The router: a policy forms batches of requests, one or two executors run them.
 
 Every decision is that of `latfit.policies.decide`, the compiled function that the simulator calls. A policy that waits
 gives the moment, and the number of waiting requests, that end the wait. If a path is down (`LivePath`), the other one
@@ -54,8 +54,6 @@ class Closed(LatfitError):
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """Limits of a router."""
-
     most_waiting: int = 10_000  # requests; more are refused
     deadlines_ms: Sequence[float] = (math.inf,)  # of each class, the most urgent first
     timeout_ms: float | None = None  # for a batch; by default 20 T(b), at least 1 s
@@ -66,7 +64,7 @@ class RouterOptions:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A batch that runs. work: its outcome, or its executor's recovery.  limit: calls at its time limit."""
+    """A running batch. work: its outcome, or its executor's recovery.  limit: calls at its time limit."""
 
     path: LivePath
     server: Server
@@ -142,7 +140,7 @@ class Router:
         return len(self._running)
 
     def up(self) -> dict[str, bool]:
-        """Return whether batches may go to each path, by its name."""
+        """Return whether batches may go to each path, by name."""
         now = self._now_ms()
         return {path.name: path.up(now) for path in self.paths}
 
@@ -173,11 +171,10 @@ class Router:
         arrived_s: float | None = None,
         retry: Callable[[BaseException], bool] | None = None,
     ) -> Any:
-        """Return the output for an input of a class, 0 the most urgent. arrived_s: on the router's clock, if not now.
+        """Return the output for an input of a class, 0 the most urgent. arrived_s: on the router's clock.
 
-        If cancelled, the request leaves the queue; a batch that already runs is run to its end. If `retry` returns True
-        for the error of its batch, the request goes back to the head of its class. Raises QueueFull, NoPath, Closed or
-        ExecutorFailed.
+        If cancelled, the request leaves the queue; a running batch goes on. If `retry` returns True for the error of
+        its batch, the request goes back to the head of its class. Raises QueueFull, NoPath, Closed or ExecutorFailed.
         """
         if not self._is_open:
             raise Closed("the router takes no requests now", remedy="Start it, or send to another one.")
@@ -209,7 +206,7 @@ class Router:
             raise
 
     def adopt(self, times_ms: Sequence[Sequence[float] | FloatArray], policy: Policy) -> None:
-        """Use these times and this policy from now on; requests keep their places. Raises WrongUsage."""
+        """Use these times and this policy from now on. Raises WrongUsage."""
         _check([path.executor for path in self.paths], times_ms, policy, self.options)
         self._use(times_ms, policy)
         self._dispatch()
@@ -222,7 +219,7 @@ class Router:
         self._queue.ageing_ms = policy.ageing_ms
 
     async def drain(self, within_s: float = math.inf) -> bool:
-        """Take no more requests and serve those that wait; return whether all ended in time, else end them."""
+        """Take no more requests; return whether those that wait were all served in time, else end them."""
         self._is_open, self._is_draining = False, True
         self._dispatch()
         try:
@@ -244,7 +241,7 @@ class Router:
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
     def drop_all(self) -> None:
-        """End all requests, those that run too."""
+        """End all requests, running ones too."""
         self._drop_waiting(_closed())
         running, self._running = self._running, set()
         for batch in running:
@@ -261,7 +258,7 @@ class Router:
             self._end(request, error, now)
 
     async def _warm_up(self, executor: Executor) -> None:
-        """Run every bucket on every server; without buckets the powers of two and the largest batch."""
+        """Run every bucket on every server; without buckets powers of two and the largest batch."""
         powers = {2**k for k in range(executor.largest.bit_length())}
         for size in executor.buckets or sorted({executor.largest, *powers}):
             inputs = [self.options.example] * min(size, executor.largest)
@@ -324,7 +321,6 @@ class Router:
         return WAIT, 0, min((each for each in moments if each > now), default=math.inf), ANY
 
     def _is_down(self, now: float) -> bool:
-        """Return whether every path has been down for longer than `patience_ms`."""
         late = now >= self._failing_since + self.options.patience_ms
         return late and not any(path.up(now) for path in self.paths)
 
@@ -376,7 +372,7 @@ class Router:
         self._finish(batch, outputs, error)
 
     def _finish(self, batch: _Batch, outputs: Sequence[Any], error: ExecutorFailed | None) -> None:
-        """End the requests of a batch, note its outcome at the path, and free or recover its server."""
+        """End the requests of a batch, record its outcome, and free or recover its server."""
         path, now = batch.path, self._now_ms()
         _cancel(batch.limit)
         path.busy_ms += now - batch.began_ms
@@ -436,7 +432,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _call(listeners: Sequence[Callable[..., None]], *arguments: Any) -> None:
-    """Call listeners; the event loop reports what one raises, so that no request or server is left behind."""
+    """Call listeners; the event loop reports what one raises."""
     for listener in listeners:
         try:
             listener(*arguments)

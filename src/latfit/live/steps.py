@@ -1,4 +1,4 @@
-"""Real work for a replay on any machine: decode steps of a transformer in NumPy, one request a row of the batch."""
+"""Decode steps of a transformer in NumPy as the work of a replay, one request a row of the batch."""
 
 import time
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from latfit.live.executor import Run
 
 @dataclass(frozen=True)
 class DecodeSteps:
-    """Makes, in a process of its own, the function that runs a decode step of up to `largest` requests."""
+    """Make, in a process of its own, the function that runs a decode step of up to `largest` requests."""
 
     model: str = "tiny"
     context: int = 256

@@ -1,7 +1,6 @@
 """A span for each request, for OpenTelemetry (`opentelemetry-api`; an SDK exports the spans).
 
-A span has the path, the batch, the waiting time and how the request ended, nothing of its contents. It is made
-when the request has ended, so that no response waits for it.
+A span has path, batch, waiting time and outcome, nothing of the contents.
 """
 
 import math
@@ -28,7 +27,7 @@ SPAN = "latfit.request"
 
 
 class RequestSpans:
-    """Makes a span of each request that a router takes from now on. Raises ImportError without opentelemetry-api."""
+    """Make a span of each request that a router takes from now on. Raises ImportError."""
 
     def __init__(self, router: Router, provider: Any = None) -> None:
         from opentelemetry import trace
@@ -55,9 +54,9 @@ class RequestSpans:
 
 @contextmanager
 def sent_by(headers: Mapping[str, str]) -> Iterator[None]:
-    """Put requests that are sent inside into the trace of the header `traceparent`, if opentelemetry-api is there.
+    """Put requests sent inside into the trace of the header `traceparent`, if opentelemetry-api is there.
 
-    Other headers of tracing are not read: OpenTelemetry logs their contents where they are malformed.
+    Other headers of tracing are not read: OpenTelemetry logs their contents where malformed.
     """
     if not INSTALLED:
         yield

@@ -1,4 +1,4 @@
-"""Run batches on a model of a Triton server, by HTTP. Triton's client encodes and decodes the bodies."""
+"""Run batches on a model of a Triton server, by HTTP."""
 
 import asyncio
 import json
@@ -19,8 +19,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"  # bytes of the JSON in front 
 
 @dataclass(frozen=True)
 class TritonModel:
-    """A model of a Triton server."""
-
     address: str  # the server's HTTP endpoint: http://host:8000 or https://host
     name: str
     version: str = ""  # empty for the server's choice
@@ -29,9 +27,9 @@ class TritonModel:
 
 
 class TritonExecutor(Executor):
-    """Send each batch as one request to Triton. Leave the model's `dynamic_batching` unset: batches come ready.
+    """Send each batch as one request to Triton. Leave the model's `dynamic_batching` unset.
 
-    Needs the extra `triton`. largest: at most the model's max_batch_size.  servers: instances of the model.
+    largest: at most the model's max_batch_size.  servers: instances of the model.
     """
 
     def __init__(
@@ -74,7 +72,6 @@ class TritonExecutor(Executor):
         self._types = {each["name"]: (each["datatype"], triton_to_np_dtype(each["datatype"])) for each in inputs}
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        """Run a batch. If cancelled, its connection is closed."""
         stacked, unlike = self._rows.stack(padded(inputs, self.buckets))
         outputs = unlike if stacked is None else self._rows.split(await self._infer(stacked), stacked, unlike)
         return outputs[: len(inputs)]

@@ -1,7 +1,7 @@
 """Requests that wait for a path, in the order of the simulated queue.
 
-Each class is first come, first served. Across classes the least of class - age / ageing is next, so that waiting makes
-up for a lower class. A request that its sender gave up stays in place, marked, and is skipped.
+Each class is first come, first served. Across classes the least of class - age / ageing is next. A request that its
+sender gave up stays in place, marked, and is skipped.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Request:
 
 
 class RequestQueue:
-    """One queue for each class; deadlines are ms after arrival, infinite for none, and ageing the ms worth a class."""
+    """One queue for each class. deadlines: ms after arrival.  ageing: ms of waiting worth a class."""
 
     def __init__(self, deadlines_ms: Sequence[float], ageing_ms: float) -> None:
         self._classes: list[deque[Request]] = [deque() for _ in deadlines_ms]
@@ -52,7 +52,6 @@ class RequestQueue:
         self.waiting += 1
 
     def put_back(self, request: Request) -> None:
-        """Add a request in front of its class."""
         request.state = State.WAITING
         self._classes[request.class_id].appendleft(request)
         self.waiting += 1
@@ -99,7 +98,6 @@ class RequestQueue:
         return request.class_id - (now_ms - request.arrived_ms) / self.ageing_ms
 
     def _drop_ended(self) -> None:
-        """Remove requests that were given up from the head of each class."""
         for queue in self._classes:
             while queue and queue[0].state is not State.WAITING:
                 queue.popleft()

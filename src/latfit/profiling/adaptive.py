@@ -1,7 +1,7 @@
-"""The adaptive design: the cells that determine a fit come first.
+"""Adaptive design: measure the cells that determine a fit first.
 
-Greedily the largest rise of ln det M per ms (D-optimality; Atkinson, Donev & Tobias 2007, section 12), for a polynomial
-in ln B, ln S, cached tokens and the phases. A run that ends early has then measured what a fit needs.
+Greedy D-optimality per ms of cost (Atkinson, Donev & Tobias 2007, section 12) for a polynomial in ln B, ln S, cached
+tokens and phases.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
-"""Which cells to measure: the default grid for a budget, and the grid that a user writes down.
+"""Which cells to measure: the default grid for a budget, or a grid that a user writes.
 
-Two pilot steps give the cost of a cell: time = floor + flops / rate. The default is the richest of LEVELS whose
-cells can all be visited three times within the budget.
+Two pilot steps give the cost of a cell: time = floor + flops / rate.
 """
 
 import re
@@ -25,8 +24,6 @@ _STEPS_PER_CELL = VISITS_AT_LEAST * (SAMPLES_PER_VISIT + 1) + 2
 
 @dataclass(frozen=True)
 class StepCost:
-    """An estimate of a step's time in ms: `floor_ms` + flops / `flops_per_ms`."""
-
     floor_ms: float
     flops_per_ms: float
 
@@ -35,7 +32,7 @@ class StepCost:
 
 
 def time_pilot(device: Device, shape: ModelShape, context: int = DEFAULT_CONTEXT) -> StepCost:
-    """Time one decode token and 64 prompt tokens, each twice after a warm-up step. Raises DeviceOutOfMemory."""
+    """Time one decode token and 64 prompt tokens. Raises DeviceOutOfMemory."""
     cells, quickest_ms = (StepShape(1, context), StepShape(prefill=(64,))), []
     for cell in cells:
         device.prepare(cell)
@@ -67,7 +64,7 @@ def default_cells(
     contexts: Sequence[int] = (DEFAULT_CONTEXT,),
     histories: Sequence[int] = (0,),
 ) -> list[StepShape]:
-    """Return decode, prefill and mixed cells on a logarithmic scale with `density` (1 or 2) steps per doubling."""
+    """Return decode, prefill and mixed cells with `density` (1 or 2) steps per doubling."""
     cells = [StepShape(B, context) for context in contexts for B in _scale(1, most_B, density)]
     cells += [StepShape(prefill=(S,), history=(before,)) for before in histories for S in _scale(16, most_S, density)]
     before = histories[0]
@@ -81,7 +78,7 @@ def default_cells(
 
 
 def _scale(first: int, last: int, density: int) -> list[int]:
-    """Return first, 2 first, 4 first, ... up to last; with density 2 also one and a half times each."""
+    """Return first, 2 first, 4 first, ... up to last; with density 2 also 1.5 times each."""
     values = []
     while first <= last:
         values.append(first)
@@ -94,7 +91,7 @@ def _scale(first: int, last: int, density: int) -> list[int]:
 def parse_grid(
     text: str, contexts: Sequence[int] = (DEFAULT_CONTEXT,), histories: Sequence[int] = (0,)
 ) -> list[StepShape]:
-    """Return the cells of a grid such as `B=1,2,4,8;S=1,16,64,256`: every pair with S >= B. Raises WrongUsage.
+    """Return the cells of `B=1,2,4;S=1,16,64`: every pair with S >= B. Raises WrongUsage.
 
     S = B is a decode step; otherwise one request prefills S - B + 1 tokens while B - 1 decode.
     """
@@ -119,7 +116,7 @@ def parse_grid(
 
 
 def parse_contexts(text: str, option: str = "--context", remedy: str = "Write it like 128,512.") -> tuple[int, ...]:
-    """Return whole numbers up to MAX_TOKENS, from `256` or `128,512`. Raises WrongUsage."""
+    """Return the numbers of `128,512`, up to MAX_TOKENS. Raises WrongUsage."""
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text, re.ASCII):
         raise WrongUsage(f"{text!r} is not a list of whole numbers", where=option, remedy=remedy)
     values = tuple(dict.fromkeys(int(number) for number in text.split(",")))

@@ -1,7 +1,7 @@
-"""The journal of a run: what was measured, on disk as it comes, so that an end at any moment loses one visit at most.
+"""The journal of a run: its samples on disk after every visit, so that `--resume` can go on.
 
-JSON lines next to the trace: the request, the cells of each path, the samples of every visit. A torn line is skipped. A
-finished run removes its journal; an interrupted one leaves it. A journal is locked while its run lives.
+JSON lines next to the trace: the request, the cells of each path, the samples of every visit. A torn line is skipped.
+It is locked while the run lives, and removed by a finished run.
 """
 
 import os
@@ -25,8 +25,6 @@ _MAY_CHANGE = ("budget_ms", "precision", "processes")
 
 
 class _Visit(msgspec.Struct):
-    """A line of samples on one path."""
-
     path: int
     samples: list[Sample]
     too_large: list[tuple[int, str]]
@@ -34,14 +32,14 @@ class _Visit(msgspec.Struct):
 
 
 def journal_of(trace: Path) -> Path:
-    """Return the place of the journal of a run that writes `trace`."""
+    """Return the journal of a run that writes `trace`."""
     return trace.with_name(f"{trace.name}.journal")
 
 
 class Journal:
     """An open journal, new or continued. `started` and `process` name the run that began it.
 
-    Raises BadInput, TargetNotWritable, and WrongUsage if it is of another request or is the only copy of steps.
+    Raises BadInput, TargetNotWritable, and WrongUsage if it is of another request or the only copy of steps.
     """
 
     def __init__(self, file: Path, request: ProfileRequest, *, resume: bool) -> None:
@@ -77,7 +75,6 @@ class Journal:
 
     @property
     def steps(self) -> int:
-        """Number of samples in it."""
         return sum(not sample.warmup for record in self.paths.values() for sample in record.samples)
 
     def plan(self, path: int, record: PathRecord) -> None:
@@ -95,7 +92,7 @@ class Journal:
         return write
 
     def close(self, *, finished: bool, stored: bool = True) -> None:
-        """Remove the journal of a finished run, leave another to be continued. stored: the trace has the same steps."""
+        """Remove the journal of a finished run, else leave it. stored: the trace has the same steps."""
         if stored and not finished:
             with suppress(TargetNotWritable):  # without that line the journal counts as the only copy
                 self._write({"stored": True})
@@ -105,14 +102,12 @@ class Journal:
         self._stream.close()
 
     def _write(self, document: dict[str, Any]) -> None:
-        """Raises TargetNotWritable, for example if the disk is full."""
         line = (msgspec.json.encode(document) if document else b"") + b"\n"
         with file_system_errors(self.file):
             while line:
                 line = line[self._stream.write(line) or 0 :]
 
     def _read(self, asked: dict[str, Any] | None) -> None:
-        """Raises BadInput, and WrongUsage if the run was begun for another request than `asked`."""
         try:
             text = self.file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:

@@ -1,7 +1,8 @@
-"""What makes a run less certain: drift, noise, outliers, differing processes, other load, too few repeats.
+"""Warnings about a run: drift, noise, outliers, differing processes, other load, too few repeats.
 
-The drift test is a permutation test: without drift the visits of a cell are exchangeable, so the trend of their times,
-centred within each cell and summed over cells, has a known mean and variance (Hoeffding 1951)."""
+Drift is a permutation test: without drift the visits of a cell are exchangeable, so the trend of their centred times
+has a known mean and variance (Hoeffding 1951).
+"""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ SEVERAL = "Take more processes (--processes 6), or pin them (--pin)."
 
 
 class DriftTest(NamedTuple):
-    """Standard score of the trend, and relative change of a step's time from start to end of the run."""
+    """Standard score of the trend, and relative change of step times from start to end."""
 
     z: float
     change: float
@@ -38,7 +39,7 @@ class DriftTest(NamedTuple):
 def find_warnings(
     result: ProfileResult, load: LoadReading | None, device: Mapping[str, Any], design: str = "grid"
 ) -> list[Message]:
-    """Return every warning. device: its facts. The adaptive design leaves cells out, and measures others once."""
+    """device: its facts. The adaptive design leaves cells out, and measures others once."""
     found = []
     threads, most = device.get("threads"), sensible_threads()
     if load is not None and load.other_cpus > load.spare_cpus + MAX_OTHER_CPUS:
@@ -73,7 +74,7 @@ def find_symptoms(result: ProfileResult) -> list[tuple[str, str]]:
 
 
 def compute_drift(result: ProfileResult) -> DriftTest:
-    """Test step times for a trend over the run, each relative to its cell; z = 0 if no cell was visited twice."""
+    """Test times relative to their cell for a trend; z = 0 if no cell was visited twice."""
     visits = result.frame.groupby(["cell", "visit"]).agg(t=("t_s", "mean"), r=("T_ms", "median"))
     visits["r"] = np.log(visits.r)
     centred = visits - visits.groupby("cell").transform("mean")
@@ -88,7 +89,7 @@ def compute_drift(result: ProfileResult) -> DriftTest:
 
 
 def warn_of_few_repeats(result: ProfileResult) -> list[Message]:
-    """Warn of cells whose median is not known well enough, with the budget that would do."""
+    """Warn of imprecise medians, with the budget that would do."""
     pairs = zip(result.measured, result.within_precision, strict=True)
     missed = [index for index, (measured, within) in enumerate(pairs) if measured and not within]
     if not missed:
@@ -101,7 +102,6 @@ def warn_of_few_repeats(result: ProfileResult) -> list[Message]:
 
 
 def warn_of_unmeasured(result: ProfileResult) -> list[Message]:
-    """Warn of cells that the budget did not reach."""
     limited = {limit.cell for limit in result.limits}
     pairs = zip(result.cells, result.measured, strict=True)
     missing = [cell for cell, measured in pairs if not measured and cell not in limited]

@@ -1,5 +1,3 @@
-"""What a user asks the profiler for."""
-
 from dataclasses import dataclass
 
 from latfit.errors import WrongUsage
@@ -14,7 +12,7 @@ MAX_PROCESSES = 16
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What to measure, and for how long. The fields are those of `latfit profile`'s options, parsed."""
+    """What to measure, and for how long: the options of `latfit profile`, parsed."""
 
     device: str = "auto"
     isa: str = "auto"
@@ -35,7 +33,6 @@ class ProfileRequest:
     graphs: bool = True
 
     def check(self) -> None:
-        """Raise WrongUsage for what no run could use."""
         for option, value, known in (
             ("--device", self.device, DEVICES),
             ("--dtype", self.dtype, ("auto", *PRECISIONS)),

@@ -1,4 +1,4 @@
-"""What a run leaves: every raw sample, why it stopped, its warnings; and the trace made of it."""
+"""The result of a run: every sample, why it stopped, its warnings; and the trace made of it."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,7 @@ StopReason = Literal["precise", "budget", "interrupted", "device_failed"]
 
 
 class Sample(NamedTuple):
-    """One executed step: index of its cell, number of the visit, start (s from the start of the run), time, whether it
-    only warmed up, and the process it ran in."""
+    """One executed step. t_s: seconds from the start of the run."""
 
     cell: int
     visit: int
@@ -57,7 +56,7 @@ class PathRecord(msgspec.Struct):
 
 
 class BetweenProcesses(NamedTuple):
-    """Relative standard deviation of a cell's median over the processes that measured the cell."""
+    """Relative standard deviation of a cell's median between processes."""
 
     processes: int
     sd_pct: float
@@ -65,7 +64,7 @@ class BetweenProcesses(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ProfileResult:
-    """A finished run. Times are on the device's clock; prepare_s: making inputs and caches, recording graphs."""
+    """A finished run. prepare_s: time to make inputs and caches and to record graphs."""
 
     cells: tuple[StepShape, ...]
     samples: tuple[Sample, ...]
@@ -94,7 +93,7 @@ class ProfileResult:
 
     @cached_property
     def frame(self) -> "DataFrame":
-        """The samples without warm-up steps, in the order measured: a row each, columns as in `Sample`."""
+        """The samples without warm-up steps, in the order measured."""
         import pandas as pd
 
         kept = [sample for sample in self.samples if not sample.warmup]
@@ -103,12 +102,10 @@ class ProfileResult:
 
     @property
     def steps(self) -> int:
-        """Measured steps, without those of the warm-up."""
         return len(self.frame)
 
     @cached_property
     def relative(self) -> "Series[float]":
-        """The times in `frame` over the medians of their cells."""
         return self.frame.T_ms / self.frame.groupby("cell").T_ms.transform("median")
 
     @cached_property
@@ -124,7 +121,7 @@ class ProfileResult:
 
     @cached_property
     def between_processes(self) -> BetweenProcesses | None:
-        """The typical spread of a cell's medians; None if no cell was measured in two processes."""
+        """None if no cell was measured in two processes."""
         from scipy.stats import chi2
 
         medians = np.log(self.frame.groupby(["cell", "process"]).T_ms.median())
@@ -147,7 +144,7 @@ class ProfileResult:
 def to_trace(
     result: ProfileResult, path: str, hardware: str, model: str, runs: Sequence[str], provenance: dict[str, Any]
 ) -> Trace:
-    """Return all samples but warm-up steps as a trace in the order measured. runs: a name for each process."""
+    """Return all samples but warm-up steps as a trace. runs: a name for each process."""
     frame = result.frame
     text = {"path": path, "hardware": hardware, "model": model}
     return Trace(
@@ -165,7 +162,6 @@ def to_trace(
 
 
 def cell_columns(cells: Sequence[StepShape]) -> Trace:
-    """Return the columns of cells before they are measured, a row each."""
     kinds: dict[str, Any] = {"B": np.int32, "S": np.int64, "prefill_requests": np.int64, "prefill_tokens": np.int64}
     kinds |= {"context_tokens": np.int64, "prefill_context_tokens": np.int64, "phase": object}
     return Trace({name: np.array([getattr(cell, name) for cell in cells], kind) for name, kind in kinds.items()})

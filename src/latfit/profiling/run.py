@@ -29,7 +29,7 @@ ADAPTIVE_GAIN = 5  # the adaptive design chooses among the cells of a grid that 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a run is about to do on one path, before its first step. `budget_s` is the share of this path."""
+    """What a run is about to do on one path. `budget_s` is the share of this path."""
 
     cells: int
     model: str
@@ -41,8 +41,6 @@ class Announcement:
 
 @dataclass(frozen=True)
 class PathOutcome:
-    """What was measured on one execution path."""
-
     path: str
     device: str
     result: ProfileResult
@@ -50,7 +48,7 @@ class PathOutcome:
 
 @dataclass(frozen=True)
 class _Run:
-    """What all paths of a run share. `started` and `process` name the run in its traces."""
+    """What all paths of a run share."""
 
     request: ProfileRequest
     journal: Journal | None
@@ -68,10 +66,10 @@ def measure(
     progress: Callable[[Progress], None] | None = None,
     announce: Callable[[Announcement], None] | None = None,
 ) -> tuple[Trace, tuple[PathOutcome, ...]]:
-    """Measure what `request` asks for, on `device` if given, and go on with the run in the journal.
+    """Measure what `request` asks for, on `device` if given; continue the run in the journal.
 
-    After Ctrl-C, or if a device broke midway (`result.stop`), trace and outcomes hold what was measured until then.
-    Raises DeviceFailed if nothing was measured, KeyboardInterrupt before the first step.
+    After Ctrl-C, or if a device broke midway (`result.stop`), the result holds what was measured until then. Raises
+    DeviceFailed if nothing was measured, KeyboardInterrupt before the first step.
     """
     request.check()
     shape = model_shape(request.model, request.layers)
@@ -121,7 +119,7 @@ def measure(
 def _measure_path(
     run: _Run, shape: ModelShape, devices: Sequence[Device], number: int, budget_s: float
 ) -> tuple[Trace, PathOutcome]:
-    """Measure the path of this number, on devices that take turns; the time of choosing the cells counts."""
+    """Measure one path, on devices that take turns."""
     request, first, journal = run.request, devices[0], run.journal
     before, start_s = read_sensors(gpu=first.path == "gpu"), first.now_s()
     record = journal.paths.get(number) if journal else None

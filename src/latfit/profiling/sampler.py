@@ -1,7 +1,7 @@
 """Measure a grid of cells in rounds until the medians are precise or the time budget is spent.
 
-A visit prepares a cell, warms it up and takes a few samples. Rounds are shuffled so that drift affects all cells alike.
-The quickest cell is the anchor: it is visited in every round so that drift stays visible.
+Rounds are shuffled so that drift affects all cells alike. The quickest cell is the anchor, visited in every round so
+that drift stays visible.
 """
 
 import math
@@ -27,8 +27,6 @@ VISITS_BETWEEN_ANCHORS = 4  # of an ordered first round, which may be the only o
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands after a visit."""
-
     elapsed_s: float
     budget_s: float
     cells: int
@@ -51,10 +49,7 @@ def count_warmup(times_ms: Sequence[float]) -> int:
 
 
 class Sampler:
-    """A run on `devices`, which take turns, over the cells of `record`; continues from the samples in it.
-
-    Times are on the first device's clock.
-    """
+    """A run on `devices`, which take turns; continues from the samples in `record`."""
 
     def __init__(self, devices: Sequence[Device], record: PathRecord, budget_s: float, precision: float) -> None:
         self.devices, self.cells = tuple(devices), tuple(record.cells)
@@ -79,7 +74,7 @@ class Sampler:
         return self.devices[0].now_s() - self._start_s
 
     def has_time(self, index: int, steps: int) -> bool:
-        """Return whether so many steps of a cell fit in the time left; of an unknown cell, whether any is left."""
+        """Return whether so many steps of a cell fit in the time left."""
         quickest_ms = self.quickest_ms[index] if self.quickest_ms[index] < math.inf else 0.0
         return (self.budget_s - self.elapsed_s()) * 1e3 > steps * quickest_ms
 
@@ -92,7 +87,7 @@ class Sampler:
         return min(range(len(self.cells)), key=lambda index: (index in self.limits, self.quickest_ms[index]))
 
     def visit_in_rounds(self, seed: int, first: Iterable[int]) -> bool:
-        """Visit the cells until all are precise (True) or the time is spent (False). first: the first order."""
+        """Visit the cells until all are precise (True) or the time is spent. first: the first order."""
         rng, anchor = np.random.default_rng(seed), -1
         ordered = [index for index in first if not self.visits[index]]
         while not self.is_complete:
@@ -114,7 +109,7 @@ class Sampler:
             self.visit(index)
 
     def visit(self, index: int) -> None:
-        """Visit a cell once, on the device whose turn it is; what was measured is kept whatever ends the visit."""
+        """Visit a cell once; what was measured is kept whatever ends the visit."""
         self.current = index
         turn = (self.visits[index] + index) % len(self.devices)
         started_s = self.elapsed_s()
@@ -163,7 +158,6 @@ class Sampler:
             self.progress(Progress(self.elapsed_s(), self.budget_s, left, *counts, self.cells[index]))
 
     def result(self, stop: StopReason) -> ProfileResult:
-        """Return what was measured so far."""
         samples, limits = tuple(self.samples), tuple(self.limits.values())
         return ProfileResult(
             *(self.cells, samples, limits, stop, self.elapsed_s(), self.budget_s, self.precision),
@@ -187,10 +181,10 @@ def run_profile(
     keep: Keep | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> ProfileResult:
-    """Measure cells, or go on with those of an interrupted run, for `budget_s` and the step in flight.
+    """Measure cells, or continue an interrupted run, for `budget_s` and the step in flight.
 
-    Ctrl-C ends the run and keeps what was measured; a cell without memory becomes a limit. Raises DeviceFailed with the
-    partial result if the device breaks, TargetNotWritable if the journal takes no more.
+    Ctrl-C ends the run and keeps what was measured. Raises DeviceFailed with the partial result if the device breaks,
+    TargetNotWritable for the journal.
     """
     devices = tuple(devices) if isinstance(devices, Sequence) else (devices,)
     record = record if isinstance(record, PathRecord) else PathRecord(list(record))

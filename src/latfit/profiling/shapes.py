@@ -1,7 +1,7 @@
-"""What a profiled step computes: the sizes of the model, and the shape of one step (a cell of the grid).
+"""Sizes of the model, and the shape of one step (a cell of the grid).
 
-Models are presets or a HuggingFace config.json; only sizes are read, weights are random. The embedding and the
-language-model head are one matrix. Floating-point operations count a multiply and an add as two.
+Models are presets or a HuggingFace config.json. The embedding and the language-model head are one matrix. A multiply
+and an add count as two operations.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,6 @@ class ModelShape:
 
     @property
     def query_width(self) -> int:
-        """Columns of the query, and rows of the output projection."""
         return self.heads * self.head_dim
 
     @property
@@ -55,7 +54,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All weights, with the embedding counted once."""
+        """All weights, the embedding once."""
         return self.layers * (self.layer_parameters(self.experts) + 2 * self.hidden) + self.hidden * (self.vocab + 1)
 
     @property
@@ -63,18 +62,17 @@ class ModelShape:
         return self.parameters * self.dtype_bytes
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the bytes of keys and values that `tokens` tokens have in the cache, over all layers."""
+        """Return the bytes of keys and values of `tokens` tokens, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.activation_bytes * tokens
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of a number outside the weights: 8-bit weights meet 16-bit activations and caches."""
+        """Bytes of a number outside the weights: 8-bit weights meet 16-bit activations."""
         return max(2, self.dtype_bytes)
 
 
 class StepShape(msgspec.Struct, frozen=True, array_like=True):
-    """One cell of the grid: `decode_requests` requests with `context` cached tokens each, and a chunk of prompt tokens
-    for each prefill request, behind `history` cached tokens (none if empty)."""
+    """A cell: `decode_requests` with `context` cached tokens each; chunks of prompts behind `history` cached tokens."""
 
     decode_requests: int = 0
     context: int = 0
@@ -93,12 +91,10 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def B(self) -> int:
-        """Requests in the step."""
         return self.decode_requests + len(self.prefill)
 
     @property
     def S(self) -> int:
-        """Tokens that the step computes."""
         return self.decode_requests + self.prefill_tokens
 
     @property
@@ -117,17 +113,16 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def prefill_context_tokens(self) -> int:
-        """Cached tokens that the prefill chunks attend to."""
         return sum(self.history)
 
     @property
     def context_tokens(self) -> int:
-        """Cached tokens that the whole step attends to."""
+        """Cached tokens that the step attends to."""
         return self.decode_requests * self.context + self.prefill_context_tokens
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens in the cache once the step is done."""
+        """Tokens in the cache after the step."""
         return self.context_tokens + self.S
 
     def __str__(self) -> str:
@@ -136,7 +131,6 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 def step_flops(shape: ModelShape, cell: StepShape) -> float:
-    """Return the floating-point operations of a step: projections and MLP of every token, attention, head."""
     pairs = float(cell.decode_requests * (cell.context + 1))
     pairs += sum(n * (before + (n + 1) / 2) for n, before in zip(cell.prefill, cell.history, strict=True))
     attention = 4.0 * shape.query_width * pairs * shape.layers
@@ -148,7 +142,7 @@ def step_flops(shape: ModelShape, cell: StepShape) -> float:
 
 
 def step_bytes(shape: ModelShape, cell: StepShape) -> int:
-    """Return the memory that a step needs in addition to the weights: cache, and activations of the widest layer."""
+    """Return the memory of a step besides the weights: cache, and activations of the widest layer."""
     widths = 3 * shape.hidden + 2 * shape.qkv_width + shape.query_width + 3 * shape.intermediate
     activations = (cell.S * widths + cell.B * shape.vocab) * shape.activation_bytes
     return shape.cache_bytes(cell.cache_tokens) + activations
@@ -196,7 +190,7 @@ _UNSUPPORTED: Mapping[str, str] = {
 
 
 def model_shape(name: str, layers: int | None = None) -> ModelShape:
-    """Return the preset of that name, or the shape in a config.json. Raises BadInput, WrongUsage for too few layers."""
+    """Return a preset, or the shape in a config.json. Raises BadInput, WrongUsage for too few layers."""
     if layers is not None and layers < 1:
         raise WrongUsage(f"{layers} layers is too few", where="--layers", remedy="Ask for 1 or more.")
     path = Path(name)
@@ -215,7 +209,7 @@ def model_shape(name: str, layers: int | None = None) -> ModelShape:
 
 
 def from_config(path: Path) -> ModelShape:
-    """Return the shape in a HuggingFace config.json. Raises BadInput for a model that no device here computes."""
+    """Return the shape in a config.json. Raises BadInput for a model that no device computes."""
     config = read_config(path)
     for key, what in _UNSUPPORTED.items():
         if config.get(key):
@@ -249,7 +243,7 @@ def from_config(path: Path) -> ModelShape:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a HuggingFace config.json; of a model that takes more than text, its decoder's. Raises BadInput."""
+    """Read a config.json; of a multimodal model, its decoder's. Raises BadInput."""
     config = read_json(path, what="configuration of a model", made_by="hf download MODEL config.json", infinite=True)
     if not isinstance(config, dict):
         raise _bad(path, f"holds a JSON {type(config).__name__}, not an object")

@@ -1,4 +1,4 @@
-"""Record running engines: single steps inside the engine's process, means over windows from outside."""
+"""Record running engines: single steps inside the engine, means over windows from outside."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Forward-pass metrics that an engine publishes over ZeroMQ: a message for each step, with its requests and tokens.
+"""Forward-pass metrics that an engine publishes over ZeroMQ, a message for each step.
 
 vLLM publishes with --forward-pass-metrics-port, SGLang with --enable-forward-pass-metrics, NVIDIA Dynamo from its
 workers. A message has three frames: topic, number (8 bytes, big endian), and a map in msgpack.
@@ -22,12 +22,11 @@ POLL_S = 0.5
 
 
 def is_stream(address: str) -> bool:
-    """Return whether an address is one of ZeroMQ."""
     return address.partition("://")[0] in SCHEMES and "://" in address
 
 
 class PassRecorder:
-    """Steps of the engines that publish at one address. unread: messages that hold no step."""
+    """Steps of the engines that publish at one address. unread: messages without a step."""
 
     def __init__(self, address: str) -> None:
         """Raises WrongUsage for what is no address, HardwareMissing without pyzmq."""

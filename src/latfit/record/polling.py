@@ -1,7 +1,7 @@
-"""A running server recorded from outside: its `/metrics`, requested again and again, as means over windows.
+"""Record a running server from outside: its `/metrics`, polled, as means over windows.
 
-A window ends when it holds MIN_STEPS or when nothing runs. It never spans a moment at which the server did not answer
-or started again. Windows with preemptions are left out, since what these compute again is in no counter.
+A window ends when it holds MIN_STEPS or when nothing runs, and never spans a restart. Windows with preemptions are left
+out: no counter has the recomputed tokens.
 """
 
 import math
@@ -51,7 +51,7 @@ class MetricsRecorder:
     _origin_s: float = math.nan
 
     def take(self, reading: "Reading | Unanswered") -> Interval | None:
-        """Add a reading; return what happened since the last. Raises BadInput for a server that counts no steps."""
+        """Return what happened since the last reading. Raises BadInput for a server that counts no steps."""
         self.polls += 1
         if isinstance(reading, Unanswered):
             self.failed += 1
@@ -81,7 +81,6 @@ class MetricsRecorder:
         return None if before is None else between(before, reading)
 
     def trace(self) -> Trace:
-        """Return the windows so far."""
         names = list(dict.fromkeys(name for row in self.rows for name in row if name != "run"))
         columns = {name: np.array([row.get(name, math.nan) for row in self.rows]) for name in names}
         known = {n: column for n, column in columns.items() if n not in OPTIONAL or np.isfinite(column).any()}

@@ -1,8 +1,8 @@
-"""StepRecorder: steps of a running engine into trace files, at a cost that the engine does not notice.
+"""StepRecorder: write steps of a running engine into trace files.
 
 The engine's thread packs each step with one call into C, appends it to a queue, and never waits; a writer thread makes
-columns and files. If the disk is too slow and the queue is full, rows are dropped and counted. No error reaches the
-engine. docs/how-to/record.md has the memory and disk that it takes.
+columns and files. If the queue is full, rows are dropped and counted. No error reaches the engine.
+docs/how-to/record.md has the memory and disk that it takes.
 """
 
 import logging
@@ -33,7 +33,7 @@ from latfit.trace import PHASES, REQUEST_TIMES, Array, Trace, period_ms, time_bi
 
 
 class Step(NamedTuple):
-    """A step as the engine counts it. From `context_tokens` on, fields are for a recorder with `by_request`."""
+    """A step as the engine counts it. From `context_tokens` on, fields need `by_request`."""
 
     step: int
     T_ms: float
@@ -114,7 +114,7 @@ def columns(
 
 @dataclass(frozen=True)
 class Buffers:
-    """How much a recorder holds, and when it writes a file: after so many rows or seconds."""
+    """How much a recorder holds, and when it writes a file."""
 
     rows_per_file: int = 65_536
     max_pending: int = 4  # files' worth of rows that may wait for the disk
@@ -133,10 +133,10 @@ _pack = ROW.pack
 
 
 class StepRecorder:
-    """Records one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
+    """Record one engine's steps into `folder` as `trace-<run>-<replica>-<number>.parquet`.
 
     `add` is for one thread; `close` and the end of the process write what is pending. A forked child gets its own
-    `run`. labels and facts: columns of every row, and provenance of every file.
+    `run`. labels: columns of every row.  facts: provenance of every file.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class StepRecorder:
         os.register_at_fork(after_in_child=begin_run_in_child)
 
     def add(self, step: Row, ended_s: float | None = None) -> None:
-        """Take a step that has just ended, or at a moment of `time.monotonic`. Never blocks, never raises."""
+        """Add a step that ended now, or at a moment of `time.monotonic`. Never blocks, never raises."""
         try:
             if len(self._rows) >= self._capacity:
                 self._drop()
@@ -187,7 +187,7 @@ class StepRecorder:
             self.refuse(error)
 
     def add_time(self, name: str, ms: float) -> None:
-        """Take a time of a request, ttft_ms or tpot_ms. Never blocks, never raises for a number."""
+        """Add a time of a request, ttft_ms or tpot_ms. Never blocks, never raises for a number."""
         if 0 < ms < math.inf:
             self._times.append((name, time_bin(ms)))
 
@@ -202,7 +202,7 @@ class StepRecorder:
         self._say_once("refused", "latfit could not record a step (%s: %s)", type(error).__name__, error, advice=False)
 
     def check_folder(self) -> bool:
-        """Return whether a file can be made in the folder, which is made if it is missing; log what is wrong."""
+        """Return whether a file can be made in the folder, which is created; log what is wrong."""
         try:
             make_folder(self.folder)
             check_writable(self._file(0))
@@ -215,7 +215,7 @@ class StepRecorder:
         return self.folder / f"trace-{self.run}-{self.replica}-{number:06d}.parquet"
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write what is pending and stop; give up after `timeout_s` if the disk does not answer. Never raises."""
+        """Write what is pending and stop; give up after `timeout_s`. Never raises."""
         try:
             self._close(timeout_s)
         except Exception as error:  # noqa: BLE001  it runs while an engine shuts down, which must go on
@@ -255,7 +255,6 @@ class StepRecorder:
         self._at_exit: Finalize | None = None
 
     def _start(self) -> None:
-        """Start the writer's thread."""
         self._thread = threading.Thread(
             target=self._write_until_closed, name=f"latfit-trace-{self.replica}", daemon=True
         )
@@ -288,7 +287,7 @@ class StepRecorder:
         self._lost += len(pending) // ROW.size
 
     def _write_rows(self, packed: bytearray) -> bool:
-        """Write packed rows as a file; return whether that succeeded."""
+        """Return whether the rows were written."""
         try:
             rows = np.frombuffer(packed, dtype=ROW_TYPE)
             labels = {**self.labels, "run": self.run, "replica": self.replica}
@@ -304,7 +303,7 @@ class StepRecorder:
         return True
 
     def _delete_oldest(self) -> None:
-        """Delete the oldest files beyond `keep_bytes`, except the one that was just written."""
+        """Delete the oldest files beyond `keep_bytes`, except the newest."""
         keep = self._buffers.keep_bytes
         if keep is None:
             return
@@ -326,7 +325,6 @@ class StepRecorder:
             self._say_once("keep", "latfit cannot delete old traces: %s", error)
 
     def _say_of_folder(self, error: BaseException) -> None:
-        """Log an error of the folder, without the remedies for people who named a file."""
         found = f"{error.where}: {error.found}" if isinstance(error, LatfitError) else str(error)
         self._say_once("write", "latfit cannot write its trace: %s", found.replace("\n", " "))
 

@@ -1,7 +1,7 @@
-"""LatfitStatLogger: vLLM loads it from the entry point group `vllm.stat_logger_plugins` and calls it for every step.
+"""LatfitStatLogger: vLLM loads it from the entry points `vllm.stat_logger_plugins` and calls it for every step.
 
 It runs in the event loop of vLLM's API server, where an exception fails every request in flight: each method catches
-everything. docs/how-to/record.md has the settings. Without vLLM this module imports all the same.
+everything. Without vLLM this module imports all the same.
 """
 
 import importlib
@@ -70,8 +70,8 @@ class Settings:
 class OutputPeriods:
     """Times of steps under asynchronous scheduling, where vLLM reports only how long it waited for the result.
 
-    A step takes from one output to the next: by the engine's clock the time between tokens of a request that decodes in
-    both; without one, the outputs' arrival here counts, and behind a pause the wait.
+    A step takes from one output to the next: the time between tokens of a request that decodes in both; without one,
+    the outputs' arrival here counts, and behind a pause the wait.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,6 @@ class OutputPeriods:
         self._paused = True
 
     def step_ms(self, waited_ms: float, now_s: float, scheduler_stats: Any, iteration_stats: Any) -> float:
-        """Return the time of a step whose output came at `now_s`."""
         paused, self._paused = self._paused, scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs == 0
         last_s, self._last_s = self._last_s, now_s
         if paused:
@@ -89,7 +88,7 @@ class OutputPeriods:
 
 
 class LatfitStatLogger(StatLoggerBase):
-    """Records the steps of one vLLM engine as a latfit trace."""
+    """Record the steps of one vLLM engine."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.recorder: StepRecorder | None = None
@@ -179,7 +178,7 @@ class LatfitStatLogger(StatLoggerBase):
             log.warning("latfit records no context tokens (%s: %s)", type(error).__name__, error)
 
     def log(self) -> None:
-        """Do nothing: vLLM calls it every ten seconds, the recorder's thread keeps its own time."""
+        """Do nothing: vLLM calls it every ten seconds."""
 
     def close(self) -> None:
         """Write what is pending. vLLM never calls it; the end of the process does."""
@@ -192,7 +191,7 @@ class LatfitStatLogger(StatLoggerBase):
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings | None:
-    """Return the settings in `LATFIT_TRACE_…`; None without a folder. A value that makes no sense gives the default."""
+    """Return the settings in `LATFIT_TRACE_…`; None without a folder. A bad value gives the default."""
     folder = environment.get("LATFIT_TRACE_DIR", "").strip()
     if not folder:
         return None
@@ -216,7 +215,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
 
 
 def kv_capacity_tokens(config: Any) -> int | None:
-    """Return the tokens that one engine's KV cache holds; None if the config does not tell, or only for all engines."""
+    """Return the tokens of one engine's KV cache; None if the config has none, or only for all engines."""
     cache = config.cache_config
     tokens = getattr(cache, "kv_cache_size_tokens", None)
     if tokens:
@@ -250,7 +249,7 @@ def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_reques
 
 
 def _facts(config: Any, source: str) -> dict[str, Any]:
-    """Return the settings of the engine that decide its latency, as far as this version of vLLM has them."""
+    """Return the engine's settings that decide its latency, as far as this version of vLLM has them."""
     settings = [(getattr(config, part, None), name) for part, names in FACTS for name in names.split()]
     found = {name: getattr(part, name) for part, name in settings if hasattr(part, name)}
     plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
@@ -266,7 +265,7 @@ def _facts(config: Any, source: str) -> dict[str, Any]:
 
 
 def draft_tokens(config: Any) -> int | None:
-    """Return the tokens of a draft, 0 without speculative decoding, None if this version does not say."""
+    """Return the tokens of a draft, 0 without speculative decoding, None if unknown."""
     drafts = getattr(config, "speculative_config", None)
     if drafts is None:
         return 0 if hasattr(config, "speculative_config") else None

@@ -1,7 +1,7 @@
-"""vLLM's schedulers with a record of the steps they plan, with what only a scheduler knows: the requests of each.
+"""vLLM's schedulers with a record of the steps they plan, and of the requests of each step.
 
 `vllm serve MODEL --scheduler-cls latfit.record.vllm_scheduler.RecordingScheduler`. A step's T is from when it was
-planned, or the one before it had ended, to when its result was there. Without vLLM this module imports all the same.
+planned, or the one before had ended, to its result. Without vLLM this module imports all the same.
 """
 
 import importlib
@@ -68,7 +68,7 @@ def terms_of(scheduled: Mapping[str, int], requests: Mapping[str, Any], drafts: 
 
 
 class StepsInFlight:
-    """Steps of one engine between their planning and their result. `latest`: statistics of the last step, or None."""
+    """Steps of one engine between planning and result. `latest`: statistics of the last step, or None."""
 
     def __init__(self, recorder: StepRecorder, drafts: int) -> None:
         self.recorder = recorder
@@ -79,7 +79,7 @@ class StepsInFlight:
         self._count = 0
 
     def plan(self, output: Any, requests: Mapping[str, Any]) -> None:
-        """Take a step that was planned. Never raises."""
+        """Take a planned step. Never raises."""
         try:
             terms = terms_of(output.num_scheduled_tokens, requests, self.drafts)
             self._planned.append((output, monotonic(), terms))
@@ -102,7 +102,6 @@ class StepsInFlight:
             self.recorder.refuse(error)
 
     def _step(self, output: Any, terms: Terms, T_ms: float, waiting: int) -> Row:
-        """Return the values of a `Step`, which has no encoder inputs and is no dummy."""
         stats, tokens = self.latest, output.total_num_scheduled_tokens
         prefix, drafts = getattr(stats, "prefix_cache_stats", None), getattr(stats, "spec_decoding_stats", None)
         if stats is not None:
@@ -121,7 +120,7 @@ class StepsInFlight:
 
 
 def steps_of(config: Any) -> StepsInFlight | None:
-    """Return what records the steps of an engine with this config; None if nothing is to be recorded. Never raises."""
+    """Return what records the steps of an engine with this config, or None. Never raises."""
     try:
         settings = settings_from(os.environ)
         if settings is None:
@@ -175,4 +174,4 @@ class RecordingScheduler(Scheduler):
 
 
 class RecordingAsyncScheduler(RecordingScheduler, AsyncScheduler):
-    """What RecordingScheduler is under asynchronous scheduling."""
+    """RecordingScheduler under asynchronous scheduling."""

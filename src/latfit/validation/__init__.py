@@ -1,4 +1,4 @@
-"""A measured serving run beside its simulation."""
+"""Compare measured serving runs with their simulation."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
-"""Calibrate what a fit's step costs lack to the start of a run: factors by phase, host time per step, start delay.
+"""Calibrate what step costs lack on the start of a run: factors by phase, host time per step, start delay.
 
-Least squares over the times of single requests. The simulated times are linear in the parameters within a box, which is
-moved to the solution three times. Method: docs/theory/planning.md, "Validation".
+Least squares over the times of single requests. Method: docs/theory/planning.md, "Validation".
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ NAMES = ("decode_factor", "prefill_factor", "step_ms", "start_ms")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Parameters with their standard errors: factors on the times of steps, host time of each step, start delay."""
+    """Parameters with their standard errors."""
 
     decode_factor: float
     prefill_factor: float
@@ -68,7 +67,7 @@ def calibrate(
     block = np.concatenate([block, block[has_several]])
 
     def times_of(first_ms: FloatArray, last_ms: FloatArray) -> FloatArray:
-        """Return the times to the first token, then from it to the last one where there are several, (m,)."""
+        """Return the times to the first token, then from it to the last one, (m,)."""
         return np.concatenate([(first_ms - requests.arrival_ms)[rows], (last_ms - first_ms)[several]])
 
     bare = serve_replicas(requests, costs, settings, routing, seed)

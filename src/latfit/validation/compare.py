@@ -1,7 +1,7 @@
 """Compare a measured serving run with its simulation: same arrivals, engine limits, and step costs from a fit.
 
-The verdict allows 2 % for means and 4 % for p90 and p99. With the server's own counts it judges the means against the
-engine's clock. Definitions and clocks: docs/theory/planning.md, "Validation".
+The verdict allows 2 % for means and 4 % for p90 and p99. With the server's counts it judges means on the engine's
+clock. See docs/theory/planning.md, "Validation".
 """
 
 import math
@@ -43,7 +43,7 @@ JUDGED = tuple(NAMES)
 def cautions_about(
     fit: FitResult, with_prefill: FitResult | None, run: EngineRun, settings: EngineSettings
 ) -> Sequence[Message]:
-    """Return what in the fits of decode steps and of steps with prefill (None: one fit for all) biases a simulation."""
+    """Return what biases a simulation by these fits. with_prefill: None if one fit costs all steps."""
     fits = [fit] if with_prefill is None else [fit, with_prefill]
     found: list[Message | None] = []
     if without := [each for each in fits if CONTEXT not in each.columns]:
@@ -62,7 +62,7 @@ def cautions_about(
 
 
 def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> Message | None:
-    """Warn if the simulated steps exceed the range that the fits measured together; None if they do not."""
+    """Warn if the simulated steps exceed the range that the fits measured together."""
     at_least = run.batch_sizes[::-1].cumsum()[::-1]
     reached = {
         "B": int((at_least > MAX_RARE_SHARE * run.batch_sizes.sum()).nonzero()[0].max(initial=0)),
@@ -77,15 +77,15 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
 
 
 def no_prefill_warning(fit: FitResult) -> Message | None:
-    """Warn if the fit that costs steps with prefill has no data on them; else None."""
+    """Warn if the fit that costs steps with prefill has no data on them."""
     return None if fit.knows_prefill else message("no_prefill_fit")
 
 
 def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
-    """Explain in a sentence why a run cannot be of the fitted machine; empty if it can be.
+    """Explain in a sentence why a run cannot be of the fitted machine; empty if it can.
 
-    TPOT is the mean of a request's steps. If its median over requests lies outside the single-step limits of every
-    phase, the step times differ, not the queue. A watched run has no such median.
+    TPOT is the mean of a request's steps. If its median lies outside the single-step limits of every phase, the step
+    times differ, not the queue.
     """
     ends = []
     for limits, phase in ((fit.limits, phase) for fit in fits for phase in fit.limits.by_phase):
@@ -114,8 +114,8 @@ def _highest(fit: FitResult, column: str) -> float:
 class Figure:
     """One statistic of one metric, ms.
 
-    With a server's counts, `measured` is the mean on the engine's clock, and the means on the other clocks and the
-    quantiles are known: name → (edges of the server's histogram bucket, simulated).
+    With a server's counts, `measured` is the mean on the engine's clock; `quantiles` has name → (edges of the server's
+    bucket, simulated).
     """
 
     metric: str
@@ -140,7 +140,6 @@ class Figure:
         return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
 
     def clocks_json(self) -> dict[str, Any]:
-        """Return the means by clock and the quantiles as JSON."""
         means = {"client": self.client, "server": self.server, "engine": self.measured, "simulated": self.simulated}
         buckets = {
             name: {"above": low, "up_to": high, "simulated": simulated}
@@ -151,11 +150,7 @@ class Figure:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Validation:
-    """The comparison.
-
-    scored: the requests (n,) that are compared, all or those after the calibration third.  clocks: each judged metric
-    against the server's counts, if these are given.
-    """
+    """The comparison. scored: requests (n,) that are compared.  clocks: against the server's counts, if given."""
 
     measured: Measured
     run: EngineRun
@@ -173,7 +168,7 @@ class Validation:
 
     @property
     def judged(self) -> Sequence[Figure]:
-        """The figures with a tolerance: means against the server's engine if it is known, else against the client."""
+        """The figures with a tolerance: means against the server's engine if known, else the client."""
         return self.clocks or [each for each in self.figures if each.limit_pct is not None]
 
     @property
@@ -240,8 +235,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of a validation. calibration: on the first third of the requests, the rest is scored.  server: the
-    server's counts of the run."""
+    """Options of a validation. calibration: on the first third of the requests; the rest is scored."""
 
     calibration: bool = False
     seed: int = 0
@@ -275,7 +269,6 @@ def validate(measured: Measured, costs: StepCosts, settings: EngineSettings, how
 
 
 def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> list[Figure]:
-    """Compare every statistic over the scored requests."""
     theirs = metrics(measured, measured.first_ms, measured.last_ms)
     ours = metrics(measured, run.first_ms, run.last_ms)
     return [
@@ -310,7 +303,7 @@ def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> li
 
 
 def _counted(metric: str, measured: Measured, run: EngineRun) -> NDArray[np.bool_] | bool:
-    """Return the requests (n,) that a server counts: in a watched run those that arrived and ended within it."""
+    """Return the requests (n,) that a server counts: in a watched run those within it."""
     if measured.watched_ms is None:
         return True
     begin_ms, end_ms = measured.watched_ms
@@ -333,7 +326,6 @@ def metrics(
 
 
 def finite_mean(values: FloatArray, weight: FloatArray | None = None) -> float:
-    """Return the mean of the finite values; NaN without one."""
     finite = np.isfinite(values)
     if not finite.any() or (weight is not None and not weight[finite].sum() > 0):
         return math.nan

@@ -1,4 +1,4 @@
-"""A ledger of plans: percentiles as planned and as measured in runs of the same load, over weeks and hosts."""
+"""A ledger of plans: percentiles as planned and as measured, over weeks and hosts."""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ MAX_LOAD_DIFFERENCE = 0.05  # of rate and of output tokens; 2/sqrt(n), the error
 
 
 class PromisedFigure(Record, frozen=True, kw_only=True):
-    """A percentile of a run as planned (None if nothing was) and as measured, in ms; an infinite time is unlimited."""
+    """A percentile of a run as planned (None if nothing was) and as measured, ms; infinite if unlimited."""
 
     name: str
     limit_ms: float
@@ -41,7 +41,6 @@ class PromisedFigure(Record, frozen=True, kw_only=True):
 
     @property
     def error_pct(self) -> float | None:
-        """Relative error, 100 (measured / planned - 1)."""
         if not self.planned_ms or not math.isfinite(self.measured_ms):
             return None
         return 100 * (self.measured_ms / self.planned_ms - 1)
@@ -68,8 +67,10 @@ def compare_percentile(
     limit_ms: float,
     planned: tuple[float, tuple[float, float] | None] | None,
 ) -> PromisedFigure | None:
-    """Return a percentile of measured times (n,) in the order of arrival, compared with the planned value and interval
-    in ms; None if no request has a time. times: infinite without an answer, NaN if a request has no such time."""
+    """Compare a percentile of times (n,), in order of arrival, with the planned value and interval in ms.
+
+    times: infinite without an answer, NaN if a request has no such time. None if no request has one.
+    """
     known, share = times[~np.isnan(times)], percentile / 100
     if not len(known):
         return None
@@ -85,8 +86,7 @@ def compare_percentile(
 
 
 class LedgerEntry(Record, frozen=True, kw_only=True):
-    """One run of requests of a model and machine (subject) compared with its plan. Requests that failed count as slower
-    than any limit."""
+    """One run of a model and machine (subject) compared with its plan. Failed requests exceed any limit."""
 
     added: str
     subject: str
@@ -107,7 +107,6 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
 
     @property
     def comparable(self) -> bool:
-        """Whether the run had the planned load."""
         slack = MAX_LOAD_DIFFERENCE + 2 / math.sqrt(max(self.requests, 1))
         pairs = [(self.measured_per_s, self.planned_per_s)]
         if self.measured_output_tokens and self.planned_output_tokens:
@@ -150,12 +149,12 @@ class Ledger(Record, frozen=True, tag_field="schema", tag="latfit.ledger/1"):
 
 
 def read_ledger(source: Path) -> Ledger:
-    """Return the ledger in a file; an empty one where there is none. Raises BadInput."""
+    """Return the ledger in a file, empty if missing. Raises BadInput."""
     return Ledger.read(source) if source.exists() else Ledger()
 
 
 def add_entry(target: Path, entry: LedgerEntry) -> Ledger:
-    """Add an entry to the ledger in a file. Raises BadInput for a run that it holds already, TargetNotWritable."""
+    """Add an entry to the ledger in a file. Raises BadInput for a run that it holds, TargetNotWritable."""
     found = Ledger()
 
     def content() -> str:

@@ -1,8 +1,7 @@
 """Simulate the window in which a running server was read, and compare with what the server measured.
 
-The simulation starts from the first reading's running and waiting requests and takes the readings' arrivals. A measured
-mean agrees if it lies within TOLERANCE of the range that LEVEL of the replications span. Details:
-docs/theory/planning.md, "Watched servers".
+The simulation starts from the first reading's running and waiting requests. A measured mean agrees if it is within
+TOLERANCE of the range that LEVEL of the replications span. See docs/theory/planning.md, "Watched servers".
 """
 
 import math
@@ -60,9 +59,9 @@ def check_window(
     costs_of: Callable[[np.random.Generator], StepCosts],
     seed: int = 0,
 ) -> list[Check]:
-    """Compare each mean that a server measured between its readings with simulations of the same window.
+    """Compare each mean that a server measured with simulations of the window; empty if lengths are unknown.
 
-    costs_of: draws step costs at the speed of the window, within its error. Empty if request lengths are unknown.
+    costs_of: draws step costs at the speed of the window, within its error.
     """
     seen = between(readings[0], readings[-1])
     count = max(seen.arrived, 1.0) + finite_or_zero(seen.first.running) + finite_or_zero(seen.first.waiting)
@@ -81,7 +80,7 @@ def check_window(
 
 
 def _publishes_engine_times(seen: Interval) -> bool:
-    """Return whether the server publishes the engine's own times, without tokenising and HTTP."""
+    """Return whether the server publishes times without tokenising and HTTP."""
     return math.isfinite(seen.mean("queue") + seen.mean("prefill"))
 
 
@@ -104,7 +103,7 @@ def _simulate(
     costs_of: Callable[[np.random.Generator], StepCosts],
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """Return what a server would publish of one simulation of the window; empty if the load is unknown."""
+    """Return what a server would publish of one simulation; empty if the load is unknown."""
     engines = seen.last.engines
     at_s = np.array([each.t_s - readings[0].t_s for each in readings])
     arrived = np.array([between(a, b).arrived / engines for a, b in pairwise(readings)])

@@ -1,7 +1,7 @@
 """Measure a machine's speed relative to when a fit was made.
 
 The speed factor of a phase is the ratio estimate of measured over fitted step time, with a standard error from batch
-means. Steps come from a trace or from windows of a running server. Formula: docs/theory/planning.md, "Machine speed".
+means. Formula: docs/theory/planning.md, "Machine speed".
 """
 
 import math
@@ -31,7 +31,7 @@ PHASE_NAMES = {OF_DECODE: "decode steps", WITH_PREFILL: "steps with prefill", AL
 
 @dataclass(frozen=True)
 class PhaseSpeed:
-    """Speed factor of `steps` steps: measured over fitted time, above 1 for a slower machine; error: NaN for few."""
+    """Speed factor of `steps` steps, above 1 for a slower machine. error: NaN for few."""
 
     phase: str
     steps: int
@@ -62,7 +62,7 @@ class PhaseSpeed:
 
 
 def window_speed(windows: Sequence[Interval], fits: Sequence[FitResult]) -> PhaseSpeed | None:
-    """Return the speed factor of all steps in successive windows; None without. fits: of decode first, prefill last."""
+    """Return the speed factor of all steps in successive windows, or None. fits: decode first, prefill last."""
     found = []
     for window in windows:
         step, gaps = window.mean_step(), window.histogram("itl")
@@ -76,7 +76,7 @@ def window_speed(windows: Sequence[Interval], fits: Sequence[FitResult]) -> Phas
 
 
 def recorded_window_speed(trace: Trace, fits: Sequence[FitResult]) -> PhaseSpeed | None:
-    """Return the speed factor of all steps in the busy windows that `latfit record` wrote; None without one."""
+    """Return the speed factor of all steps in the busy windows that `latfit record` wrote, or None."""
     busy = trace.select(~trace["idle"].astype(bool)) if "idle" in trace else trace
     if not len(busy) or not {"window_steps", "prefill_tokens"} <= busy.columns.keys():
         return None
@@ -126,7 +126,7 @@ def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed
 
 @dataclass(frozen=True, eq=False)
 class RunSpeed:
-    """Machine speed of all steps and by phase (if single steps are known) during a run, and the comparison at it."""
+    """Machine speed of all steps and by phase during a run, and the comparison at it."""
 
     whole: PhaseSpeed
     speeds: Sequence[PhaseSpeed]
@@ -134,7 +134,6 @@ class RunSpeed:
 
     @property
     def sentence(self) -> str:
-        """The machine's speed, and the errors of the means at this speed."""
         phases = [f"{PHASE_NAMES[each.phase]} {each.change}" for each in self.speeds if each.steps]
         by_phase = f": {' and '.join(phases)}" if phases else ""
         errors = self.at_speed.mean_errors.items()

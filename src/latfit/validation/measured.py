@@ -13,8 +13,8 @@ from latfit.workload import Recording, Requests
 class Measured:
     """Requests with the times of their first and last token (n,), ms on the clock of their arrivals.
 
-    began_s: time of the first request in seconds since 1970, None if unknown.  watched_ms: begin and end of a watch of
-    so many engines, which knows no single request (see `watch.py`); else None.
+    began_s: time of the first request in seconds since 1970, None if unknown.  watched_ms: begin and end of a watch,
+    which knows no single request (`watch.py`); else None.
     """
 
     requests: Requests
@@ -31,7 +31,7 @@ class Measured:
 
 
 def as_measured(found: Recording) -> Measured:
-    """Return recorded requests as a measured run, without impossible ones. Raises BadInput if most are."""
+    """Return recorded requests without impossible ones. Raises BadInput if most are."""
     if found.first_ms is None or found.last_ms is None:
         raise BadInput(
             "no times of first and last tokens",

@@ -1,6 +1,6 @@
 """Check that a trace's steps and a measured run come from one start of the engine, or else from one time.
 
-Another start compiles anew: two runs of one model on two cores were 40 to 160 % apart. Sources without times pass.
+Another start compiles anew: two runs of one model on two cores were 40 to 160 % apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class EngineStart:
 
 
 def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list[EngineStart]:
-    """Return the starts that latfit's recorder stored in a provenance, with times of steps if the trace is given."""
+    """Return the starts that a recorder stored, with times of steps if the trace is given."""
     found = []
     for run, started_s in _started(provenance).items():
         span = []
@@ -55,7 +55,7 @@ def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
 
 
 def not_together(starts: Sequence[EngineStart], measured: Measured, server_started_s: float | None) -> Message | None:
-    """Warn if steps and run are of different starts or, if starts are unknown, of different times; else None."""
+    """Warn if steps and run are of different starts or, if starts are unknown, of different times."""
     if server_started_s is not None and starts:
         nearest = min(starts, key=lambda each: abs(each.started_s - server_started_s))
         if abs(nearest.started_s - server_started_s) <= TOGETHER_S:
@@ -73,7 +73,6 @@ def not_together(starts: Sequence[EngineStart], measured: Measured, server_start
 
 
 def _started(provenance: Mapping[str, Any]) -> dict[str, float]:
-    """Return the start of each recorded run in seconds since 1970."""
     found = {}
     for each in facts_of(provenance).sources:
         with suppress(ValueError):
@@ -83,7 +82,6 @@ def _started(provenance: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _span_s(measured: Measured) -> float:
-    """Return the time from the first request to the last token."""
     return 1e-3 * float(np.nanmax(measured.last_ms))
 
 

@@ -1,6 +1,5 @@
-"""Read what a server counted of a run from its Prometheus `/metrics` texts before and after it.
+"""Read what a server counted of a run from its `/metrics` texts before and after it.
 
-Counters only grow, so the run is the difference of the texts; without the first it is all since the server started.
 Client, server and engine measure a request on three clocks: docs/theory/planning.md, "Validation".
 """
 
@@ -23,8 +22,10 @@ COUNTS = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accep
 
 @dataclass(frozen=True, repr=False)
 class ServerRun:
-    """A run as a server counted it: histograms in ms by `TIMES`, counters by `COUNTS`, and settings as a recorder names
-    them. started_s: when the counters were created, in seconds since 1970; None if not published."""
+    """A run as a server counted it: histograms in ms by `TIMES`, counters by `COUNTS`, and settings.
+
+    started_s: creation of the counters in seconds since 1970; None if not published.
+    """
 
     times: Mapping[str, Buckets]
     counts: Mapping[str, float]
@@ -72,7 +73,7 @@ class ServerRun:
 
 
 def read_server(after: str | Path, before: str | Path | None = None) -> ServerRun:
-    """Read a run from a server's `/metrics` texts. Raises BadInput."""
+    """Read a run from `/metrics` texts; without the first, since the server started. Raises BadInput."""
     last = read_state(open_source(after))
     first = ServerState(last.engine) if before is None else read_state(open_source(before))
     if last.fell_below(first):

@@ -1,8 +1,7 @@
 """Reconstruct the load of a watched server from a recording of its `/metrics`, to simulate it.
 
-Arrivals are spread uniformly within each window by its count; lengths are drawn from the server's histograms. Earlier
-arrivals that explain the requests running at the start follow from Little's law. Details: docs/theory/planning.md,
-"Watched servers".
+Arrivals are uniform within each window; lengths are drawn from the server's histograms. Earlier arrivals that explain
+the requests running at the start follow from Little's law. See docs/theory/planning.md, "Watched servers".
 """
 
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ MAX_EARLIER = 100_000
 
 
 def is_watched(provenance: Mapping[str, Any]) -> bool:
-    """Whether `latfit record` took the trace from a server as windows."""
+    """Return whether `latfit record` took the trace from a server as windows."""
     return provenance.get("source") == WATCHED and "texts_at_s" in provenance
 
 

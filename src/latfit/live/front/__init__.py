@@ -1,1 +1,1 @@
-"""The router as an HTTP front before engines that speak OpenAI's API."""
+"""The router as an HTTP front of engines with OpenAI's API."""

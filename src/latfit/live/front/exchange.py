@@ -1,7 +1,7 @@
-"""An engine with OpenAI's HTTP API as an executor: one request on one slot, its reply passed on as it comes.
+"""An engine with OpenAI's HTTP API as an executor.
 
-A batch is one request, `servers` is how many an engine works on at a time, and T(1) is the time of a reply up to its
-last byte. Until the reply begins, the request may go to another engine. If the caller leaves, the engine is stopped.
+A batch is one request, `servers` is how many an engine serves at a time, and T(1) is the time up to the last byte of a
+reply. Until the reply begins, another engine may serve the request. If the caller leaves, the engine is stopped.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Exchange:
     work: "asyncio.Task[Any] | None" = field(default=None, repr=False)
 
     def leave(self) -> None:
-        """Note that the caller is gone, and stop the engine."""
+        """Stop the engine: the caller is gone."""
         self.has_left = True
         if self.work is not None:
             self.work.cancel()
@@ -92,7 +92,7 @@ class Exchange:
 
 
 def forwarded_headers(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Return the headers for the next hop that can be sent. drop: names of others to leave out, in lower case."""
+    """Return the headers for the next hop. drop: names of others to leave out, in lower case."""
     valid = [each for each in headers if HEADER_VALUE.fullmatch(each[1])]
     named = {each.strip().lower() for name, value in valid if name.lower() == "connection" for each in value.split(",")}
     gone = HOP_BY_HOP | named | set(drop)
@@ -102,8 +102,8 @@ def forwarded_headers(headers: Iterable[tuple[str, str]], drop: Iterable[str] = 
 class HttpExecutor(Executor):
     """An engine over HTTP. Its inputs are exchanges.
 
-    overdue_s: if a caller leaves after this time without a byte of the reply's body, the engine counts as hung.
-    headers: sent with each request in place of its own of that name.
+    overdue_s: if a caller leaves after this time without a byte, the engine counts as hung.  headers: sent with each
+    request in place of its own of that name.
     """
 
     is_probed = True
@@ -130,7 +130,7 @@ class HttpExecutor(Executor):
 
     @property
     def max_connections(self) -> int:
-        """Return the most connections to the engine at a time: one a slot, those of `fetch`, and the probe."""
+        """Return the most connections at a time: one a slot, those of `fetch`, and the probe."""
         return self.servers + MAX_FETCHES + 1
 
     async def start(self) -> None:
@@ -147,7 +147,7 @@ class HttpExecutor(Executor):
             self._sessions.append(session)
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        """Pass one request on, and its reply back. Raises ExecutorFailed, or Abandoned if the caller left."""
+        """Serve one request. Raises ExecutorFailed, or Abandoned if the caller left."""
         exchange: Exchange = inputs[0]
         loop, exchange.path, exchange.work = asyncio.get_running_loop(), self.name, asyncio.current_task()
         began = loop.time()
@@ -167,7 +167,7 @@ class HttpExecutor(Executor):
         return [None]
 
     async def answers(self) -> bool:
-        """Return whether GET /health is answered in time, and not with 503; any other status, 404 too, is alive."""
+        """Return whether GET /health is answered in time, with any status but 503."""
         try:
             async with asyncio.timeout(self.timeouts.probe_s):
                 async with self._sessions[-1].get(self._address(HEALTH), allow_redirects=False) as answer:
@@ -225,7 +225,7 @@ class HttpExecutor(Executor):
     async def _request(
         self, session: aiohttp.ClientSession, method: str, target: URL, headers: Headers, body: Sequence[bytes] = ()
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the head of an answer; close its connection unless all of it is read. Raises RequestInvalid."""
+        """Yield the head of an answer; close its connection unless all of it is read."""
         own = {name.lower() for name in self._headers}
         sent = [*forwarded_headers(headers, {"content-length", *own}), *self._headers.items()]
         if body:
@@ -263,14 +263,14 @@ class HttpExecutor(Executor):
         return ExecutorLost(found, where=self.name, remedy="Send the request again; see whether the engine runs.")
 
     def _failure(self, error: Exception, what: str) -> ExecutorFailed:
-        """Return the error to raise for one of a connection; without addresses, which callers need not know."""
+        """Return the error for one of a connection; without addresses, which callers need not know."""
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | TimeoutError):
             return self._lost(f"{what}: it cannot be reached")
         is_closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError)
         return self._lost(f"{what}: {'it closed the connection' if is_closed else 'its answer is no whole HTTP'}")
 
     def _too_late(self, exchange: Exchange, waited_s: float) -> ExecutorFailed:
-        """Return the error to raise if the caller left or takes nothing, or the engine hangs."""
+        """Return the error if the caller left or takes nothing, or the engine hangs."""
         is_hung = not exchange.first_byte_s and waited_s >= self._overdue_s
         if (exchange.has_left or exchange.is_sending) and not is_hung:
             return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was stopped.")

@@ -1,4 +1,4 @@
-"""The HTTP front: check requests of OpenAI's API, pass them to the router, and answer them from one of its engines.
+"""The HTTP front: check requests of OpenAI's API, route them, and answer from one of the engines.
 
 Errors have the shape that OpenAI's clients read. Nothing that a user sent is kept or logged. Bodies are read before
 they are routed, within limits of size, time and memory, and are never copied.
@@ -37,8 +37,6 @@ CLASS = "x-latfit-class"  # header that names the class of a request
 
 @dataclass(frozen=True)
 class FrontOptions:
-    """Settings of a front."""
-
     token: str | None = None  # that callers must bear; None for anybody
     most_bytes: int = 8 << 20  # of a request's body
     most_held_bytes: int = 256 << 20  # of all bodies that are read, wait or run
@@ -47,7 +45,7 @@ class FrontOptions:
 
 
 class Refused(Exception):
-    """An error that the front answers itself; kind: its type, as OpenAI names them."""
+    """An error that the front answers itself. kind: its type, as OpenAI names them."""
 
     def __init__(self, status: int, message: str, kind: str = "invalid_request_error", **headers: str) -> None:
         super().__init__(message)
@@ -171,7 +169,7 @@ class Front:
         return classes.index(name)
 
     def _headers(self, request: web.BaseRequest) -> Headers:
-        """Return the headers for an engine; a token that this server checks is not passed on. Raises Refused."""
+        """Return the headers for an engine; a token that this server checks is not passed on."""
         own = () if self.options.token is None else ("authorization",)
         found = [(name, value) for name, value in request.headers.items() if name.lower() not in own]
         if not all(HEADER_VALUE.fullmatch(value) for _, value in found):
@@ -179,7 +177,7 @@ class Front:
         return found
 
     async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
-        """Read a body, which must be a JSON object, into pieces. Raises Refused."""
+        """Read a body, which must be a JSON object, into pieces."""
         most = self.options.most_bytes
         plain = {"content-encoding": "identity", "transfer-encoding": "chunked"}
         if any(each.lower() != plain[name] for name in plain for each in request.headers.getall(name, ())):
@@ -208,7 +206,7 @@ class Front:
             raise Refused(400, "the body is not a JSON object")
 
     async def _serve(self, exchange: Exchange, class_id: int) -> None:
-        """Route a request, also to a second engine if one is lost before its reply began. Raises Refused."""
+        """Route a request, also to a second engine if one is lost before its reply began."""
         exchange.final = len(self.engines) < 2
 
         def retry(error: BaseException) -> bool:
@@ -240,7 +238,7 @@ class Front:
         return Refused(status, f"{where}{error.found}", kind, **later)
 
     def _retry_s(self) -> str:
-        """Return in how many seconds the requests that wait now should have been served."""
+        """Return in how many seconds the waiting requests should have been served."""
         path = self.router.main
         wait_s = self.router.waiting * float(path.times_ms[1]) / path.executor.servers / 1000
         return str(max(1, min(math.ceil(wait_s), MAX_RETRY_S)))
@@ -258,7 +256,6 @@ class Front:
         raise Refused(502, "no engine answers", "server_error")
 
     async def _health(self, request: web.BaseRequest) -> web.Response:
-        """200 while requests are taken and a path is up, else 503."""
         up = self.router.up()
         status = "draining" if self.draining else "ready" if any(up.values()) else "down"
         counts = {"waiting": self.router.waiting, "running": self.router.running}
@@ -272,7 +269,7 @@ class Front:
 
 
 def _is_object(body: Sequence[bytes], size: int) -> bool:
-    """Return whether a body can be a JSON object; of a large one only both ends are read, not to block the loop."""
+    """Return whether a body can be a JSON object; of a large one only both ends are read."""
     if size > MAX_PARSED_BYTES:
         first, last = (next((each for each in pieces if not each.isspace()), b"") for pieces in (body, body[::-1]))
         return first.lstrip()[:1] == b"{" and last.rstrip()[-1:] == b"}"

@@ -1,4 +1,4 @@
-"""The rule of a front: a policy where every batch is one request, by typical times of a reply."""
+"""The policy of a front: every batch is one request, by typical times of a reply."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ UNKNOWN_MS = 1000.0  # T(1) where nobody says it and no rule goes by it
 
 
 def reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
-    """Return the time of a step with the prompt and of a step for each further token, in batches of all slots."""
+    """Return the time of a step with the prompt and of one for each further token, in full batches."""
     drawn = parse_lengths(lengths).lengths(4096, np.random.default_rng(0))
     prompt, output = (float(np.mean(each)) for each in drawn)
     first = PathLatency(path, prompt).typical_ms(np.ones(1))

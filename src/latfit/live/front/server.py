@@ -62,7 +62,7 @@ def _make_request(
 
 
 def _split_descriptors(engine_connections: int) -> tuple[int, int]:
-    """Return the callers' connections to serve, and to refuse or accept at a time. Raises WrongUsage for too few."""
+    """Return how many callers to serve, and to refuse or accept at a time. Raises WrongUsage."""
     if sys.platform == "win32":
         return sys.maxsize, MAX_BACKLOG
     import resource
@@ -80,7 +80,7 @@ def _split_descriptors(engine_connections: int) -> tuple[int, int]:
 
 
 class FrontServer:
-    """Listen within `async with FrontServer(front, host, port) as server`; start the router before, close it after.
+    """Listen within `async with FrontServer(front, host, port) as server`, which starts and closes the router.
 
     head_s: time for the head of a request.  drain_s: time to finish after `stop`.
     """
@@ -97,7 +97,7 @@ class FrontServer:
         return f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
 
     async def __aenter__(self) -> "FrontServer":
-        """Listen once the router is ready. Raises TargetNotWritable, WrongUsage, and what the executors raise."""
+        """Raises TargetNotWritable, WrongUsage, and what the executors raise."""
         max_callers, backlog = _split_descriptors(sum(each.max_connections for each in self.front.engines))
         await self.front.router.start()
         silent = logging.getLogger("latfit.front")  # its messages would quote what was sent
@@ -137,7 +137,7 @@ class FrontServer:
         self._stopping.set()
 
     async def run(self, ready: Callable[["FrontServer"], None] = lambda _: None) -> bool:
-        """Serve until SIGTERM, SIGINT or `stop`, then drain. Return whether all that was taken has ended by itself."""
+        """Serve until SIGTERM, SIGINT or `stop`, then drain. Return whether all requests ended by themselves."""
         loop = asyncio.get_running_loop()
         with ExitStack() as handlers:
             with suppress(RuntimeError, ValueError):  # not in the main thread, or not on this system

@@ -1,1 +1,1 @@
-"""Who executes a step: NumPy, OpenVINO, PyTorch, CUDA."""
+"""Devices that execute a step."""

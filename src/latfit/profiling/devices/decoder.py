@@ -1,7 +1,6 @@
 """One step of a decoder-only transformer, written once for NumPy, PyTorch and OpenVINO.
 
-All tokens of a step pass each weight matrix in one product, as in a serving engine; attention runs over a real cache.
-A back-end supplies the operations (abstract methods of `DecoderStep`). docs/how-to/profile.md has the arithmetic.
+All tokens of a step pass each weight matrix in one product. docs/how-to/profile.md describes the arithmetic.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +23,7 @@ Matrix = Any  # weights (in, out) in the form that the back-end multiplies by
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer. mlps: gate_up and down of each expert, or of the one dense MLP (router None)."""
+    """Weights of one layer. mlps: gate_up and down of each expert, or of one dense MLP (router None)."""
 
     attention_norm: Array
     qkv: Matrix
@@ -36,7 +35,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a model. `embedding` is (vocab, hidden); `head` multiplies by its transpose."""
+    """All weights. `embedding` is (vocab, hidden); `head` multiplies by its transpose."""
 
     shape: ModelShape
     layers: Sequence[Layer]
@@ -51,7 +50,7 @@ def build_weights(
     norm: Callable[[int], Array],
     embedding: tuple[Array, Matrix],
 ) -> Weights:
-    """Assemble a model from functions that make one matrix (in, out) or one norm at a time."""
+    """Assemble a model from functions that make a matrix (in, out) or a norm."""
     layers = [
         Layer(
             norm(shape.hidden),
@@ -70,7 +69,7 @@ def build_weights(
 
 
 class Group(NamedTuple):
-    """Requests of a step that compute and attend to equally many tokens: they go through attention together."""
+    """Requests with equally many new and cached tokens, which go through attention together."""
 
     requests: int
     tokens: int  # of each request
@@ -89,7 +88,6 @@ KvCache = Sequence[tuple[Array, Array]]
 
 
 def make_cache(shape: ModelShape, cell: StepShape, make: Callable[[tuple[int, ...]], Array]) -> KvCache:
-    """Make the cache that a step of `cell` reads and writes; `make` returns an array of a size."""
     sizes = [
         (shape.layers, group.requests, shape.kv_heads, group.cached + group.tokens, shape.head_dim)
         for group in groups_of(cell)
@@ -98,7 +96,7 @@ def make_cache(shape: ModelShape, cell: StepShape, make: Callable[[tuple[int, ..
 
 
 class DecoderStep(ABC):
-    """A step of one cell. Rows of activations (S, hidden) are the decode requests, then the chunks in order."""
+    """A step of one cell. Rows of activations (S, hidden): the decode requests, then the chunks."""
 
     def __init__(self, weights: Weights, cell: StepShape) -> None:
         self.weights, self.shape, self.cell, self.groups = weights, weights.shape, cell, groups_of(cell)
@@ -114,7 +112,7 @@ class DecoderStep(ABC):
         return self.product(self.norm(self.last(x), weights.final_norm), weights.head)
 
     def outputs(self, part: Part, tokens: Array) -> Iterator[Array]:
-        """Compute the whole step, or in each layer only the products with weights or the attention, on random input."""
+        """Compute the whole step, or each layer's weight products or attention on random input."""
         if part == "step":
             yield self.run(tokens)
             return
@@ -128,7 +126,6 @@ class DecoderStep(ABC):
                 yield self.mlp(x, layer)
 
     def mlp(self, x: Array, layer: Layer) -> Array:
-        """Return the gated MLP of x, or the mixture of the experts that the router chooses for each token."""
         return self.gated(x, *layer.mlps[0]) if layer.router is None else self.mixture(x, layer)
 
     def gated(self, x: Array, gate_up: Matrix, down: Matrix) -> Array:
@@ -155,19 +152,19 @@ class DecoderStep(ABC):
 
     @abstractmethod
     def swiglu(self, gate_up: Array) -> Array:
-        """Return silu(gate) * up of (S, 2n) with the gate first."""
+        """Return silu(gate) * up of (S, 2n), the gate first."""
 
     @abstractmethod
     def attend(self, layer: int, heads: Array) -> Array:
-        """Return the attention (S, query_width) of queries, keys and values (S, qkv_width); fill the cache."""
+        """Return attention (S, query_width) of queries, keys and values (S, qkv_width); fill the cache."""
 
     @abstractmethod
     def mixture(self, x: Array, layer: Layer) -> Array:
-        """Return each token's experts, weighted by the softmax of their scores. An expert reads its weights once."""
+        """Return each token's experts, weighted by the softmax of their scores."""
 
 
 class EagerStep(DecoderStep):
-    """A step of NumPy or PyTorch, which compute at once and share most functions. `xp` is their module."""
+    """A step of NumPy or PyTorch. `xp` is their module."""
 
     xp: Any
     cosine: Array
@@ -211,17 +208,17 @@ class EagerStep(DecoderStep):
         return out
 
     @abstractmethod
-    def random(self, width: int) -> Array:
-        """Return random numbers (S, width)."""
+    def random(self, width: int) -> Array: ...
 
     @abstractmethod
     def route(self, scores: Array) -> tuple[Array, Array]:
-        """Return the experts (S, active) that score highest for each token, and their shares."""
+        """Return each token's best experts (S, active), and their shares."""
 
     @abstractmethod
     def attention(self, group: int, queries: Array, keys: Array, values: Array) -> Array:
-        """Attend to keys (requests, kv_heads, seen, head_dim) up to each query's own; queries and result are (requests,
-        tokens, heads, head_dim)."""
+        """Attend to keys (requests, kv_heads, seen, head_dim); queries and result are (requests, tokens, heads,
+        head_dim).
+        """
 
 
 def last_rows(cell: StepShape) -> NDArray[np.int64]:
@@ -230,7 +227,7 @@ def last_rows(cell: StepShape) -> NDArray[np.int64]:
 
 
 def rotation(cell: StepShape, head_dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return cosine and sine (S, 1, head_dim/2) of the rotary embedding at each token's position in its request."""
+    """Return cosine and sine (S, 1, head_dim/2) of the rotary embedding of each token."""
     each = [np.tile(np.arange(cached, cached + tokens), requests) for requests, tokens, cached in groups_of(cell)]
     positions = np.concatenate(each)
     angle = positions[:, None, None] * ROTARY_BASE ** (-np.arange(0, head_dim, 2) / head_dim)

@@ -1,7 +1,4 @@
-"""Interface of a device: prepare a cell, run its step, read the clock.
-
-The sampler uses nothing else, so the same code measures a GPU, a CPU library and a fake with a virtual clock.
-"""
+"""Interface of a device: prepare a cell, run its step, read the clock."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +26,7 @@ INPUT_SETS = 4  # of tokens that steps take in turn, so that none finds the last
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """How a device computes: in one of PRECISIONS, with as many threads as can run if None, the whole step or one kind
-    of kernel, GPU steps as CUDA graphs. evidence: what a short run executed (`executed_isa`)."""
+    """How a device computes. threads: None for as many as can run. evidence: see `executed_isa`."""
 
     precision: str = "bf16"
     threads: int | None = None
@@ -45,31 +41,29 @@ class DeviceSettings:
 
     @property
     def cpu_path(self) -> str:
-        """The execution path of a CPU device with this evidence."""
         return "amx" if self.evidence.get("isa") == "amx" else "cpu"
 
 
 class Device(Protocol):
-    """Something that executes whole steps and times them. `name` is its own, `path` the execution path of its rows."""
+    """Execute whole steps and time them. `path` is the execution path of its rows."""
 
     @property
     def name(self) -> str: ...
     @property
     def path(self) -> str: ...
     def facts(self) -> dict[str, Any]:
-        """What a reader must know to repeat the measurement: libraries, kernels, threads, precision."""
+        """Return libraries, kernels, threads and precision, for the provenance."""
 
     def prepare(self, cell: StepShape) -> None:
-        """Make everything that steps of `cell` need. Raises DeviceOutOfMemory."""
+        """Make what steps of `cell` need. Raises DeviceOutOfMemory."""
 
     def step_ms(self) -> float:
         """Execute the prepared step once and return its time. Raises DeviceOutOfMemory."""
 
     def now_s(self) -> float:
-        """The clock of the budget: monotonic seconds from any origin."""
+        """Return monotonic seconds, the clock of the budget."""
 
-    def close(self) -> None:
-        """Give everything back; the device is not used again."""
+    def close(self) -> None: ...
 
 
 class DeviceOutOfMemory(Exception):
@@ -83,8 +77,6 @@ class DeviceFailed(LatfitError):
 
 
 class LocalDevice:
-    """What devices of this process have in common."""
-
     def free_bytes(self) -> int | None:
         return free_memory_bytes()
 
@@ -92,7 +84,7 @@ class LocalDevice:
         return time.perf_counter()
 
     def check_room(self, shape: ModelShape, cell: StepShape) -> None:
-        """Raise DeviceOutOfMemory if a step of `cell` needs more than the free memory."""
+        """Raise DeviceOutOfMemory if a step needs more than the free memory."""
         needed, free = step_bytes(shape, cell), self.free_bytes()
         if free is not None and needed > free:
             raise DeviceOutOfMemory(
@@ -101,21 +93,19 @@ class LocalDevice:
 
 
 def time_ms(run: Callable[[], object]) -> float:
-    """Return how long `run` takes."""
     started = time.perf_counter_ns()
     run()
     return (time.perf_counter_ns() - started) / 1e6
 
 
 def cpu_facts(name: str, settings: DeviceSettings, threads: int) -> dict[str, Any]:
-    """Return the facts of a CPU device whose kernels a probe saw."""
     facts: dict[str, Any] = {"device": name, "dtype": settings.dtype, "threads": threads, "part": settings.part}
     return {**facts, "isa": settings.evidence.get("isa"), "evidence": dict(settings.evidence)}
 
 
 @contextmanager
 def memory_errors(release: Callable[[], None] | None = None) -> Iterator[None]:
-    """Raise DeviceOutOfMemory for a failed allocation: MemoryError, or a RuntimeError that mentions it."""
+    """Turn failed allocations into DeviceOutOfMemory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

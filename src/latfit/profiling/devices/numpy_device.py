@@ -1,4 +1,4 @@
-"""The `numpy` device: decoder steps in float32 through NumPy's BLAS. Present on every machine."""
+"""The `numpy` device: decoder steps in float32 through NumPy's BLAS."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,8 +33,6 @@ _BLOCK = (1 << 20) - 3  # random numbers that fill weights and caches, repeated:
 
 
 class NumpyStep(EagerStep):
-    """A step over one cache, in NumPy."""
-
     xp = np
 
     def __init__(self, weights: Weights, cell: StepShape, cache: KvCache) -> None:
@@ -58,7 +56,6 @@ class NumpyStep(EagerStep):
         return np.asarray(x * (1 / np.sqrt(mean_square + np.float32(EPS)))[:, None] * weight)
 
     def product(self, x: Float32, matrix: Float32) -> Float32:
-        """x (S, in) times matrix (in, out), by the faster of the two BLAS products."""
         if len(x) > VECTOR_ROWS:
             return np.asarray(x @ matrix)
         return np.array([row @ matrix for row in x], np.float32)
@@ -101,7 +98,7 @@ class NumpyStep(EagerStep):
 
 
 def random_weights(shape: ModelShape, seed: int, convert: Callable[[Float32], Any] | None = None) -> Weights:
-    """Make random weights (in, out); `convert` makes another back-end's matrix of (out, in). Raises MemoryError."""
+    """Make random weights (in, out). convert: makes another back-end's matrix of (out, in)."""
     rng = np.random.default_rng(seed)
     block = rng.standard_normal(_BLOCK, dtype=np.float32)
 
@@ -118,12 +115,11 @@ def random_weights(shape: ModelShape, seed: int, convert: Callable[[Float32], An
 
 
 def repeat_block(size: tuple[int, ...], block: Float32) -> Float32:
-    """Return an array of `size` filled with copies of `block`."""
     return np.resize(block, size) if np.prod(size) else np.empty(size, np.float32)
 
 
 class NumpyDevice(LocalDevice):
-    """Random weights of a model, one pool of cache memory that grows with the largest cell, and the prepared step."""
+    """Random weights, a pool of cache memory that grows with the largest cell, and the prepared step."""
 
     name = "numpy"
     path = "cpu"
@@ -187,7 +183,7 @@ class NumpyDevice(LocalDevice):
             set_blas_threads(self._threads_before)
 
     def _cache(self, cell: StepShape) -> KvCache:
-        """Cut the cell's cache from the pool, which grows if it is too small."""
+        """Cut the cell's cache from the pool."""
         shape = self._shape
         needed = 2 * cell.cache_tokens * shape.layers * shape.kv_heads * shape.head_dim
         if needed > self._pool.size:

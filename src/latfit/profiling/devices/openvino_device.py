@@ -1,7 +1,7 @@
 """The `openvino` device: decoder steps on the CPU through OpenVINO and oneDNN.
 
-One graph with dynamic sizes serves every cell, so weights are packed once. Decode requests and prefill chunks are two
-groups; chunks of a cell share length and history. Cached and new keys are scored apart, so the cache is never copied.
+One graph with dynamic sizes serves every cell, so weights are packed once; chunks of a cell share length and history.
+Cached and new keys are scored apart, so the cache is never copied.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ BUILD_BYTES = {"bf16": 8, "fp32": 12, "int8": 7}
 
 
 class OpenVinoStep(DecoderStep):
-    """Builder of the graph. Sizes: S tokens, D decode requests, N chunks of n tokens."""
+    """Builder of the graph."""
 
     def __init__(self, shape: ModelShape, precision: str, seed: int) -> None:
         from openvino import opset14
@@ -47,7 +47,6 @@ class OpenVinoStep(DecoderStep):
         super().__init__(random_weights(shape, seed, self.matrix), StepShape(1))
 
     def model(self, part: Part) -> Any:
-        """Return the graph; its inputs are those of `OpenVinoDevice._arrays` and caches by group and layer."""
         import openvino as ov
 
         outputs = list(self.outputs(part, self.input("tokens", [-1], "i64") if part == "step" else None))
@@ -141,7 +140,7 @@ class OpenVinoStep(DecoderStep):
         return op.reshape(attended, op.constant([0, shape.query_width]), True)
 
     def _prefill(self, layer: int, queries: Node, keys: Node, values: Node) -> Node:
-        """Attend in prefill: queries (N n, heads, head_dim) as (N, kv_heads, group n, head_dim), by key head."""
+        """Attend in prefill: queries (N n, heads, head_dim) as (N, kv_heads, group n, head_dim)."""
         op, shape = self.op, self.shape
         group, chunk = shape.heads // shape.kv_heads, self.input("chunk", [2], "i64")
 
@@ -167,7 +166,7 @@ class OpenVinoStep(DecoderStep):
         return shaped(by_token, rows, shape.query_width)
 
     def _softmax_over(self, queries: Node, cache: str, keys: Node, values: Node, mask: Node | None) -> Node:
-        """Attend to the cached and the new keys; the new keys and values become results."""
+        """Attend to cached and new keys; the new keys and values become results."""
         op, shape = self.op, self.shape
         self.results += [keys, values]
         size = [-1, shape.kv_heads, -1, shape.head_dim]
@@ -184,7 +183,7 @@ class OpenVinoStep(DecoderStep):
 
 
 def stored(array: Any, kind: str) -> Any:
-    """Return a float32 array as an OpenVINO tensor of `kind` (bf16 or f32), rounded to nearest, ties to even."""
+    """Return a float32 array as a tensor of `kind` (bf16 or f32), rounded to nearest even."""
     import openvino as ov
 
     array = np.ascontiguousarray(array, np.float32)
@@ -198,7 +197,7 @@ def stored(array: Any, kind: str) -> Any:
 
 
 class OpenVinoDevice(LocalDevice):
-    """A compiled model with random weights, and the prepared step. counted: enable execution counters."""
+    """A compiled model, and the prepared step. counted: enable execution counters."""
 
     name = "openvino"
 
@@ -266,7 +265,7 @@ class OpenVinoDevice(LocalDevice):
         return self._request.get_output_tensor(0).data.copy()
 
     def execution_types(self) -> list[str]:
-        """Return the kernel types of the last step's products; empty without counters."""
+        """Return the kernel types of the last step's products."""
         kinds = ("FullyConnected", "MatMul", "Subgraph")
         return sorted({entry.exec_type for entry in self._request.profiling_info if entry.node_type.startswith(kinds)})
 
@@ -280,13 +279,13 @@ class OpenVinoDevice(LocalDevice):
         return tensor
 
     def _cache(self, requests: int, tokens: int) -> Any:
-        """Return random keys (or values) of one layer; converting them takes longer than a copy for each layer."""
+        """Return random keys (or values) of one layer."""
         block = self._rng.standard_normal(1 << 18, dtype=np.float32)
         size = (requests, self._shape.kv_heads, tokens, self._shape.head_dim)
         return stored(repeat_block(size, block), CACHE_TYPE[self._settings.precision])
 
     def _arrays(self, cell: StepShape) -> dict[str, Any]:
-        """Return every input that the graph may have, except the caches."""
+        """Return every input of the graph except the caches."""
         cosine, sine = rotation(cell, self._shape.head_dim)
         chunk = cell.prefill[0] if cell.prefill else 1
         widths = {"x": self._shape.hidden, "heads": self._shape.qkv_width, "attended": self._shape.query_width}

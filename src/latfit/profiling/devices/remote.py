@@ -1,8 +1,7 @@
 """Run a device in a child process, driven over a pipe.
 
-Children take turns to show the variance between processes. A child can be capped at an instruction set, and an
-out-of-memory kill becomes a limit of its cell. A waiting child is stopped: spinning library threads (OpenBLAS: 0.1 s)
-would slow the next child's first steps up to three times.
+A child can be capped at an instruction set, and an out-of-memory kill becomes a limit of its cell. A waiting child is
+stopped: spinning library threads (OpenBLAS: 0.1 s) would slow the next child's first steps up to three times.
 """
 
 import ctypes
@@ -26,9 +25,10 @@ _PR_SET_PDEATHSIG = 1  # prctl's option: the signal that a process gets when the
 
 
 class RemoteDevice:
-    """The device that `opener(*arguments)`, a picklable function, opens in a child process with these variables in
-    addition to this process's. Raises what the opener raises. A turn begins with `prepare`, and ends the other's. Other
-    methods of a device run in the child."""
+    """The device that a picklable `opener(*arguments)` opens in a child with more environment variables.
+
+    A turn begins with `prepare`, and ends the other's. Raises what the opener raises.
+    """
 
     _holder: "ClassVar[RemoteDevice | None]" = None  # whose turn it is
 
@@ -114,7 +114,7 @@ class RemoteDevice:
             raise
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Return the child's answer. Raises the child's error; DeviceOutOfMemory if the child is gone."""
+        """Return the child's answer, or raise its error; DeviceOutOfMemory if the child is gone."""
         child = self._child
         if child is None:
             raise DeviceOutOfMemory("its process is gone")
@@ -136,7 +136,7 @@ class RemoteDevice:
 
 
 def serve(pipe: int) -> None:
-    """Run the child: answer calls until the parent closes the pipe, a file descriptor."""
+    """Answer calls in the child until the parent closes the pipe, a file descriptor."""
     ends_with_parent = False
     if sys.platform.startswith("linux"):  # the kernel kills this process when its parent ends, even while stopped
         ends_with_parent = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
@@ -160,7 +160,6 @@ def serve(pipe: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error if it can be pickled, else one with its message."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001 - an error's constructor may be anything

@@ -1,6 +1,4 @@
-"""Which devices a request means, whether this machine has them, and how they are opened.
-
-The CPU is measured through OpenVINO where it is installed, else PyTorch, else NumPy, which computes in float32."""
+"""Choose and open the devices of a request: the CPU through OpenVINO if installed, else PyTorch, else NumPy."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +25,7 @@ BUILD_FACTOR = 4  # memory that weights take while they are made and packed, as 
 
 
 class Kind(NamedTuple):
-    """A device: the library it needs, the extra of this package that brings it, and the precisions it offers."""
+    """The library of a device, the extra of latfit that installs it, and its precisions."""
 
     library: str
     extra: str
@@ -44,7 +42,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class PathSpec:
-    """What a process must know to open the device of one execution path."""
+    """What a process needs to open the device of one path."""
 
     kind: str
     shape: ModelShape
@@ -54,7 +52,7 @@ class PathSpec:
 
 
 def choose_paths(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
-    """Return the execution paths of a request, CPU first. Raises HardwareMissing, WrongUsage."""
+    """Return the paths of a request, CPU first. Raises HardwareMissing, WrongUsage."""
     if absent := sorted(set(request.pin) - set(usable := usable_cpus())):
         remedy = f"Choose among {', '.join(map(str, usable))}."
         raise WrongUsage(f"this process may not run on CPU {absent[0]}", where="--pin", remedy=remedy)
@@ -82,14 +80,13 @@ def require(kind: str) -> None:
 
 @cache
 def reason_missing(kind: str) -> str | None:
-    """Return why `kind` cannot run here, in words; None if it can."""
     if find_spec(KINDS[kind].library) is None:
         return f"{KINDS[kind].library} is not installed"
     return cuda_missing() if kind == "torch-cuda" else None
 
 
 def cuda_missing() -> str | None:
-    """Return why PyTorch has no GPU here. Looks for the driver's file first: importing PyTorch takes a second."""
+    """Return why PyTorch has no GPU here. Looks for the driver first: importing PyTorch takes a second."""
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
         return "there is no NVIDIA driver (/dev/nvidiactl is missing)"
     import torch
@@ -113,7 +110,7 @@ def _path(kind: str, request: ProfileRequest, shape: ModelShape) -> PathSpec:
 
 @cache
 def _idle_threads(kind: str) -> int | None:
-    """Return fewer threads than could run if others keep CPUs busy; None for as many as can run."""
+    """Return fewer threads than could run if others keep CPUs busy, else None."""
     if kind == "torch-cuda" or (kind == "numpy" and blas_threads() is None):
         return None
     idle = idle_threads()
@@ -121,7 +118,7 @@ def _idle_threads(kind: str) -> int | None:
 
 
 def precision_of(kind: str, asked: str) -> str:
-    """Return the precision that a device computes in. Raises HardwareMissing if it does not offer what was asked."""
+    """Return the precision that a device computes in. Raises HardwareMissing."""
     offered = KINDS[kind].precisions
     if asked == "auto":
         narrow = kind == "torch-cuda" or bool({"avx512_bf16", "amx_bf16"} & set(cpu_flags()))
@@ -134,7 +131,7 @@ def precision_of(kind: str, asked: str) -> str:
 
 @cache
 def prove_isa(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
-    """Return what products of `kind` ran on in a short run, under the cap `isa`. Raises HardwareMissing for another."""
+    """Return what products of `kind` run on under the cap `isa`. Raises HardwareMissing if another."""
     found = probe(kind, precision, isa)
     if isa != "auto" and not satisfies(found["isa"], isa):
         ran = f"ran on {found['isa']}" if found["isa"] else "did not go through kernels that name an instruction set"
@@ -146,7 +143,7 @@ def prove_isa(kind: str, precision: str, isa: str) -> Mapping[str, Any]:
 
 
 def open_path(spec: PathSpec) -> Device:
-    """Open the device of a path in this process. Raises WrongUsage if the weights do not fit, HardwareMissing."""
+    """Open the device of a path here. Raises WrongUsage if the weights do not fit, HardwareMissing."""
     request, kind, settings = spec.request, spec.kind, spec.settings
     if request.pin and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request.pin)
@@ -171,7 +168,6 @@ def open_path(spec: PathSpec) -> Device:
 
 
 def process_count(spec: PathSpec) -> int:
-    """Return how many processes take turns: as requested, else USUAL_PROCESSES if budget and memory allow, else one."""
     request, free = spec.request, free_memory_bytes()
     if request.processes is not None:
         return request.processes
@@ -181,7 +177,7 @@ def process_count(spec: PathSpec) -> int:
 
 
 def open_in_processes(spec: PathSpec) -> list[Device]:
-    """Open the devices that take turns, each in a process; in this one if that is enough."""
+    """Open the devices that take turns, each in a child process unless one is enough."""
     processes = process_count(spec)
     if processes == 1 and not spec.environment and not spec.request.pin:
         return [open_path(spec)]

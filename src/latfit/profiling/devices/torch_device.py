@@ -1,7 +1,7 @@
-"""The devices `torch-cpu` and `torch-cuda`: decoder steps in PyTorch, with its `scaled_dot_product_attention`.
+"""The devices `torch-cpu` and `torch-cuda`: decoder steps in PyTorch.
 
-With CUDA graphs a step is recorded once per cell and replayed; without them its time includes the launching of its
-kernels, as in an eager engine. A mixture of experts decides on the CPU which experts run, so its steps run eagerly.
+With CUDA graphs a step is recorded once per cell and replayed; without them its time includes kernel launches. A
+mixture of experts decides on the CPU which experts run, so its steps run eagerly.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ GRAPH_WARMUP_RUNS = 3  # libraries choose kernels and take workspace in their fi
 
 
 class TorchStep(EagerStep):
-    """A step over one cache, in PyTorch. Its matrices are functions (`linear`)."""
+    """A step in PyTorch. Its matrices are functions (`linear`)."""
 
     def __init__(self, weights: Weights, cell: StepShape, cache: KvCache) -> None:
         import torch
@@ -87,7 +87,7 @@ class TorchStep(EagerStep):
 
 
 def _causal_mask(tokens: int, cached: int, device: Any) -> Tensor | None:
-    """Return the mask of chunks behind cached tokens; None where the plain causal mask is meant."""
+    """Return the mask of chunks behind cached tokens; None for the plain causal mask."""
     import torch
 
     if not cached:
@@ -100,15 +100,17 @@ def _causal_mask(tokens: int, cached: int, device: Any) -> Tensor | None:
 
 
 def activation_dtype(precision: str) -> Any:
-    """Type of everything but the weights: 8-bit weights meet bfloat16."""
+    """Return the type of everything but the weights."""
     import torch
 
     return {"fp16": torch.float16, "fp32": torch.float32}.get(precision, torch.bfloat16)
 
 
 def linear(weight: Tensor, precision: str) -> Linear:
-    """Return the fastest product with `weight` (out, in) where it lies. On a CPU, bfloat16 weights are packed once for
-    oneDNN: a plain `linear` repacks them at every step (2.3 times slower at one token)."""
+    """Return the fastest product with `weight` (out, in).
+
+    On a CPU, bfloat16 weights are packed once: a plain `linear` repacks them at every step (2.3 times slower).
+    """
     import torch
 
     if weight.device.type == "cpu" and precision == "int8":
@@ -120,7 +122,7 @@ def linear(weight: Tensor, precision: str) -> Linear:
 
 
 def _int8_linear(weight: Tensor) -> Linear:
-    """One scale per column of weights and one per product for activations: oneDNN's only kind with VNNI and AMX."""
+    """Use one scale per column of weights and one for activations: oneDNN's only kind with VNNI and AMX."""
     import torch
 
     scales = weight.float().abs().amax(1) / 127
@@ -137,7 +139,7 @@ def _int8_linear(weight: Tensor) -> Linear:
 
 
 def random_torch_weights(shape: ModelShape, place: str, precision: str, seed: int) -> Weights:
-    """Make random weights where they are used, one matrix at a time; PyTorch raises if the memory ends."""
+    """Make random weights where they are used, one matrix at a time."""
     import torch
 
     kind = {"dtype": activation_dtype(precision), "device": place}
@@ -154,7 +156,7 @@ def random_torch_weights(shape: ModelShape, place: str, precision: str, seed: in
 
 
 def random_cache(weights: Weights, cell: StepShape) -> KvCache:
-    """Return a cache of random numbers, the same in every layer: drawing them takes longer than a copy."""
+    """Return random numbers, the same in every layer: drawing them takes longer than a copy."""
 
     def filled(size: tuple[int, ...]) -> Tensor:
         array = weights.embedding.new_empty(size)
@@ -165,8 +167,7 @@ def random_cache(weights: Weights, cell: StepShape) -> KvCache:
 
 
 class PreparedCell(NamedTuple):
-    """What is timed, the tokens that it reads, the sets of tokens that are copied there in turn, and the step, whose
-    cache a recorded graph reads and writes."""
+    """What is timed, the tokens that it reads, the tokens copied there in turn, and the step (owns the cache)."""
 
     run: Callable[[], object]
     tokens: Tensor
@@ -175,7 +176,7 @@ class PreparedCell(NamedTuple):
 
 
 class TorchDevice(LocalDevice):
-    """Random weights of a model on the CPU, and the prepared step. Raises WrongUsage if the weights do not fit."""
+    """Random weights on the CPU, and the prepared step. Raises WrongUsage if the weights do not fit."""
 
     name, place = "torch-cpu", "cpu"
     graphs = False
@@ -202,7 +203,6 @@ class TorchDevice(LocalDevice):
         return time_ms(run)
 
     def record(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Return what replays `run`."""
         return run
 
     def release(self) -> None:
@@ -250,7 +250,7 @@ class TorchDevice(LocalDevice):
 
 
 class CudaDevice(TorchDevice):
-    """The first GPU. Recorded graphs are kept while memory lasts: recording one costs several steps."""
+    """The first GPU. Recorded graphs are kept while memory lasts: recording costs several steps."""
 
     name, place = "torch-cuda", "cuda:0"
 
@@ -278,7 +278,7 @@ class CudaDevice(TorchDevice):
         }
 
     def free_bytes(self) -> int | None:
-        """Return the memory that can still be taken, PyTorch's reserve included."""
+        """Return the free memory, PyTorch's reserve included."""
         from torch import cuda
 
         free, _ = cuda.mem_get_info(0)
@@ -297,7 +297,6 @@ class CudaDevice(TorchDevice):
         return float(first.elapsed_time(last))
 
     def record(self, run: Callable[[], object]) -> Callable[[], object]:
-        """Record `run` as a CUDA graph after warm-up runs; the answer replays it."""
         from torch import cuda
 
         side = cuda.Stream(0)

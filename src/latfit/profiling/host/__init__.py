@@ -1,1 +1,1 @@
-"""The machine that measures: its CPU, what ran on it, its clocks."""
+"""The machine that measures."""

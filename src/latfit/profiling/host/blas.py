@@ -1,7 +1,8 @@
-"""The BLAS behind NumPy: its name, and for OpenBLAS the kernels it chose and its threads.
+"""The BLAS behind NumPy: its name, and OpenBLAS's kernels and threads.
 
-OpenBLAS exports functions for both, with prefixes and suffixes that differ between wheels and distributions. The
-library that the interpreter has loaded is asked, never a second copy."""
+Names of OpenBLAS's functions differ between wheels and distributions. Only the library that the interpreter has loaded
+is asked.
+"""
 
 import ctypes
 from contextlib import suppress
@@ -17,19 +18,19 @@ _SPELLINGS = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "op
 
 
 def blas_threads() -> int | None:
-    """Return OpenBLAS's threads; None if NumPy uses another BLAS, or it cannot be found."""
+    """Return OpenBLAS's threads; None for another BLAS."""
     threads: int | None = _call("get_num_threads", ctypes.c_int)
     return threads
 
 
 def set_blas_threads(threads: int) -> bool:
-    """Use `threads` threads from now on; False if NumPy's BLAS takes no number."""
+    """Return False if NumPy's BLAS takes no number of threads."""
     _call("set_num_threads", None, ctypes.c_int(threads))
     return blas_threads() is not None
 
 
 def blas_facts() -> dict[str, Any]:
-    """Return name and version as NumPy was built, kernel set, what float32 runs on, and threads; None if unknown."""
+    """Return name, version, kernel set, what float32 runs on, and threads; None if unknown."""
     config = np.show_config(mode="dicts")
     built = config.get("Build Dependencies", {}).get("blas", {}) if isinstance(config, dict) else {}
     name: bytes = _call("get_corename", ctypes.c_char_p) or b""
@@ -39,7 +40,7 @@ def blas_facts() -> dict[str, Any]:
 
 
 def _call(name: str, result: Any, *arguments: Any) -> Any:
-    """Return what a function of OpenBLAS returns, None if there is none."""
+    """Call a function of OpenBLAS; return None if there is none."""
     functions = (getattr(_openblas(), spelling.format(name), None) for spelling in _SPELLINGS)
     function = next(filter(None, functions), None)
     if function is None:

@@ -1,10 +1,10 @@
-"""Which instructions the products of a step really ran on: evidence, not what was asked for.
+"""Find the instructions that products really ran on.
 
-A short run in a process of its own prints a line for every primitive that oneDNN executes (ONEDNN_VERBOSE=1):
+A short run in a child process prints a line for every primitive of oneDNN (ONEDNN_VERBOSE=1):
 
     onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_amx,undef,src:bf16... ,0.1
 
-OpenVINO names what it executed in its counters too (`brgemm_avx512_amx`). The cap ONEDNN_MAX_CPU_ISA proves nothing.
+OpenVINO names them in its counters too. The cap ONEDNN_MAX_CPU_ISA proves nothing.
 """
 
 import json
@@ -38,13 +38,12 @@ ISA_RANK = tuple(isa for isa, _ in reversed(_ISA_PATTERNS))
 
 
 def isa_in(text: str) -> str | None:
-    """Return the widest instruction set that a kernel's name or oneDNN's header line names."""
+    """Return the widest instruction set that a kernel's name or oneDNN's header names."""
     return next((isa for isa, pattern in _ISA_PATTERNS if re.search(pattern, text.lower())), None)
 
 
 def evidence_of(text: str) -> dict[str, Any]:
-    """Return what a probe's output proves: `isa` of the widest products, `onednn_allows`, how often each implementation
-    ran (`products`), and OpenVINO's `execution_types`. `gemm:jit` uses the widest instruction set that is allowed."""
+    """Return what a probe's output proves. `gemm:jit` uses the widest instruction set that is allowed."""
     allowed: str | None = None
     counts: Counter[str] = Counter()
     types: list[str] = []
@@ -67,13 +66,13 @@ def evidence_of(text: str) -> dict[str, Any]:
 
 
 def satisfies(isa: str | None, asked: str) -> bool:
-    """Whether products on `isa` are what `--isa asked` means."""
+    """Return whether products on `isa` are what `--isa asked` means."""
     same = {"avx512": ("avx512", "avx512_vnni"), "avx2": ("avx2", "avx2_vnni")}
     return asked == "auto" or isa in same.get(asked, (asked,))
 
 
 def probe(device: str, precision: str, isa: str) -> dict[str, Any]:
-    """Run a few products of `device` in a process of its own; return the evidence, `failed` after an error."""
+    """Run a few products of `device` in a child process; return the evidence, `failed` after an error."""
     command = [sys.executable, "-P", "-m", "latfit.profiling.host.executed_isa", device, precision]
     environment = {**os.environ, **environment_for(isa, device), "ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"}
     try:
@@ -87,7 +86,6 @@ def probe(device: str, precision: str, isa: str) -> dict[str, Any]:
 
 
 def _run_products(device: str, precision: str) -> None:
-    """What the probe's own process does: products of one layer, for one token and for 64."""
     from latfit.profiling.devices.device import DeviceSettings
     from latfit.profiling.shapes import ModelShape, StepShape
 

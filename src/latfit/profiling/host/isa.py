@@ -1,7 +1,7 @@
 """Instruction sets: what the CPU has, what a BLAS kernel set runs, and how to cap a library.
 
-Libraries choose their kernels while they load, so a cap is an environment variable of the process that will load them.
-Flags do not prove that a product ran on AMX, for which Linux must grant tile registers; `executed_isa` looks for that.
+A cap is an environment variable, since libraries choose their kernels while they load. CPU flags do not prove AMX, for
+which Linux must grant tile registers; see `executed_isa`.
 """
 
 import re
@@ -55,7 +55,6 @@ def cpu_flags() -> tuple[str, ...]:
 
 
 def isa_of_core(core: str | None) -> str | None:
-    """Return what float32 products run on under an OpenBLAS kernel set; None if unknown."""
     return ISA_OF_CORE.get(core.lower()) if core else None
 
 

@@ -1,4 +1,4 @@
-"""The machine of a trace, and the load of other processes on it during the run. What is unknown is None."""
+"""The machine of a trace, and the load of other processes. What is unknown is None."""
 
 import math
 import os
@@ -12,7 +12,6 @@ from latfit.profiling.host.isa import cpu_flags
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return CPU, cores, governor, load, memory, system and Python, as JSON."""
     usable = usable_cpus()
     memory = dict(_pairs("/proc/meminfo")).get("MemTotal", "").split()
     return {
@@ -43,21 +42,23 @@ def usable_cpus() -> list[int]:
 
 
 def cpu_quota() -> float | None:
-    """Return how many CPUs a container may use at a time (cgroup v2); None without a limit."""
+    """Return how many CPUs a container may use (cgroup v2); None without a limit."""
     quota, _, period = (_first_line(Path("/sys/fs/cgroup/cpu.max")) or "").partition(" ")
     return int(quota) / int(period) if quota.isdecimal() else None
 
 
 def sensible_threads() -> int:
-    """Return how many threads can run at a time: the usable CPUs, or the container's quota if that is less."""
+    """Return the usable CPUs, or the container's quota if that is less."""
     quota = cpu_quota()
     cpus = len(usable_cpus())
     return cpus if quota is None else max(1, min(cpus, math.floor(quota)))
 
 
 def idle_threads(seconds: float = 0.3) -> int:
-    """Return how many threads find an idle CPU now; at least 1. On two CPUs, one of them busy, two threads ran 20 times
-    slower than one: threads that share a CPU wait for each other at every barrier."""
+    """Return how many threads find an idle CPU now, at least 1.
+
+    Threads that share a CPU wait for each other at every barrier: two on one idle CPU were 20 times slower than one.
+    """
     watch = LoadWatch(0)
     time.sleep(seconds)
     reading, most = watch(), sensible_threads()
@@ -66,15 +67,17 @@ def idle_threads(seconds: float = 0.3) -> int:
 
 @dataclass(frozen=True)
 class LoadReading:
-    """Mean number of CPUs that others kept busy, and that this process left idle for them, over a run."""
+    """Mean CPUs that others kept busy, and that this process left idle, over a run."""
 
     other_cpus: float
     spare_cpus: float
 
 
 class LoadWatch:
-    """Reads the system's CPU counters at the start and when called: others used what was busy on the usable CPUs, time
-    stolen by a hypervisor included, less this process and its children."""
+    """Read the system's CPU counters now and when called.
+
+    Others used what was busy on the usable CPUs, stolen time included, less this process and its children.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -82,7 +85,7 @@ class LoadWatch:
         self._start = self._counters()
 
     def __call__(self) -> LoadReading | None:
-        """Return the reading since the start; None without counters, or if too little time has passed."""
+        """Return the reading since the start; None without counters or in under 0.2 s."""
         end = self._counters()
         if self._start is None or end is None:
             return None
@@ -92,7 +95,7 @@ class LoadWatch:
         return LoadReading(max(0.0, (busy - own) / wall), max(0.0, len(self._cpus) - self._threads))
 
     def _counters(self) -> tuple[float, float, float] | None:
-        """(wall, busy, own) seconds; busy is summed over the usable CPUs."""
+        """Return (wall, busy, own) seconds; busy is summed over the usable CPUs."""
         names = {f"cpu{number}" for number in self._cpus}
         ticks = 0
         for line in _lines(Path("/proc/stat")):
@@ -107,7 +110,7 @@ class LoadWatch:
 
 
 def _family_ticks() -> int:
-    """Return the clock ticks of this process and its descendants, those that have ended too."""
+    """Return the clock ticks of this process and its descendants, ended ones included."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -125,7 +128,6 @@ def _family_ticks() -> int:
 
 
 def _pairs(path: str) -> list[tuple[str, str]]:
-    """Return the lines `key: value` of a file."""
     return [(key.strip(), value) for key, colon, value in (line.partition(":") for line in _lines(Path(path))) if colon]
 
 

@@ -1,7 +1,4 @@
-"""Clock, temperature, throttling and power of CPU and GPU; None where unknown.
-
-The CPU's are files of Linux (cpufreq, thermal zones, thermal_throttle), a GPU's come from nvidia-smi.
-"""
+"""Clock, temperature, throttling and power of CPU (files of Linux) and GPU (nvidia-smi); None if unknown."""
 
 import re
 import subprocess
@@ -19,7 +16,7 @@ SLOWING_REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 
 def read_sensors(root: Path = Path("/"), *, gpu: bool = False) -> dict[str, Any]:
-    """Read the sensors now. `root` is the folder of `sys` and `proc`."""
+    """root: the folder of `sys` and `proc`."""
     cpus, classes = root / "sys/devices/system/cpu", root / "sys/class"
     clocks = [khz / 1e3 for khz in _numbers(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))]
     if not clocks:
@@ -36,7 +33,7 @@ def read_sensors(root: Path = Path("/"), *, gpu: bool = False) -> dict[str, Any]
 
 
 def read_gpu() -> dict[str, Any] | None:
-    """Read the first GPU's sensors; None without a driver. slowed: the driver limits the clock (power, heat)."""
+    """Read the first GPU's sensors; None without a driver. slowed: the driver limits the clock."""
     for values in query_gpus(*GPU_FIELDS):
         numbers = dict(zip(("mhz", "celsius", "watts"), map(_number, values), strict=False))
         known = re.fullmatch("0x[0-9a-fA-F]+", values[3])
@@ -45,7 +42,7 @@ def read_gpu() -> dict[str, Any] | None:
 
 
 def query_gpus(*fields: str) -> list[list[str]]:
-    """Return these fields of each GPU from nvidia-smi, as text; empty without it."""
+    """Return these fields of each GPU as text; empty without nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
@@ -56,7 +53,7 @@ def query_gpus(*fields: str) -> list[list[str]]:
 
 
 def compare_sensors(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Return what the trace keeps of two readings, before and after a run; of throttling the events between them."""
+    """Return both readings for the trace, and the throttling events between them."""
     facts: dict[str, Any] = {name: [first[name], last[name]] for name in ("cpu_mhz", "cpu_celsius")}
     before, after = first["cpu_throttle_events"], last["cpu_throttle_events"]
     facts["cpu_throttle_events"] = None if None in (before, after) else max(0, after - before)
@@ -66,7 +63,6 @@ def compare_sensors(first: dict[str, Any], last: dict[str, Any]) -> dict[str, An
 
 
 def find_sensor_warnings(facts: dict[str, Any]) -> list[Message]:
-    """Return a warning if the CPU was throttled during the run, or the GPU is at its end."""
     found = [message("throttled", what="CPU")] if facts["cpu_throttle_events"] else []
     gpu = facts.get("gpu", [None])[-1]
     return [*found, message("throttled", what="GPU")] if gpu and gpu["slowed"] else found
