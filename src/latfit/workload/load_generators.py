@@ -78,7 +78,9 @@ def _aiperf(source: Source, log: Log) -> Rows:
 
 def _vllm_bench(source: Source, log: Log) -> Rows:
     """Yield the requests of a document with a list for each column; `start_times` come with --save-detailed."""
-    record = next(records(source, log.tally), {})
+    record = next(records(source, log.tally), None)
+    if record is None:
+        raise BadInput("is cut short: its JSON does not end", remedy="Copy it again, or repeat the run.")
     starts = record.get("start_times")
     if not isinstance(starts, list):
         remedy = (

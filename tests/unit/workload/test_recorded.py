@@ -125,6 +125,7 @@ class TestRefused:
             ("t_s,prompt_tokens,output_tokens\n", "no request"),
             ("B,S,T_ms\n1,1,5\n", "no columns of request arrivals"),
             (json.dumps(BENCH), "no start times"),
+            (json.dumps(BENCH)[:-20], "cut short"),
             (guidellm(benchmarks=[{"type_": "generative_benchmark"}]), "no benchmark with its requests"),
         ],
     )
