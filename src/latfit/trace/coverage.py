@@ -40,13 +40,14 @@ def coverage_of(trace: Trace) -> Coverage:
     named = [name for name in ("B", "S", "T_ms", "context_tokens") if name in trace]
     known = [name for name in named if np.isfinite(trace.floats(name)).any()]
     runs = runs_in_time(trace) if "t_s" in trace else []
+    timed = [t_s[np.isfinite(t_s)] for t_s in (trace.floats("t_s")[rows] for rows in runs)]
     return Coverage(
         rows=len(trace),
         cells=int(trace.group(("B", "S")).max()) + 1,
         spans={name: (float(np.nanmin(trace.floats(name))), float(np.nanmax(trace.floats(name)))) for name in known},
         phases=dict(sorted(Counter(phases(trace).tolist()).items())),
         runs=max(len(runs), 1),
-        seconds=sum(float(np.ptp(trace.floats("t_s")[rows])) for rows in runs) if runs else None,
+        seconds=sum(float(np.ptp(t_s)) for t_s in timed if len(t_s)) if runs else None,
         counter_gaps=count_gaps(trace),
         drift=_find_drift(trace, runs),
         missing=tuple(_missing(trace)),

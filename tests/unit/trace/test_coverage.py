@@ -27,6 +27,13 @@ def test_missing_counter_values_are_gaps() -> None:
     assert count_gaps(planted_trace(0.1)) is None
 
 
+def test_rows_without_a_time_add_none() -> None:
+    trace = planted_trace(0.1)
+    t_s = np.arange(len(trace), dtype=np.float64)
+    t_s[5:] = np.nan
+    assert coverage_of(trace.with_columns(t_s=t_s)).seconds == 4.0
+
+
 def test_drift_is_found_and_sized() -> None:
     """A rise of 30 % over the run: two thirds of it, in the log, lie between the middles of its end thirds."""
     trace = serving_log(4000)
