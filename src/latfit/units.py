@@ -34,28 +34,28 @@ def parse_duration_ms(text: str, *, option: str = "duration", zero: bool = False
     """Return ms of `20ms`, `1.5s`, `250us`, `2min`. zero: accept `0` and `0s`. Raises WrongUsage, also without unit."""
     if zero and _NOTHING.fullmatch(text):
         return 0.0
-    return _parse(text, option, "a duration with its unit, such as 20ms or 1.5s", MS_PER_UNIT)
+    return _parse(text, option, "a duration with its unit", "20ms or 1.5s", MS_PER_UNIT)
 
 
 def parse_rate_per_ms(text: str, *, option: str = "rate") -> float:
     """Return events per ms of `500/s`, `0.5/ms`, `1200/min`. Raises WrongUsage."""
     rates = {f"/{unit}": 1 / ms for unit, ms in MS_PER_UNIT.items()}
-    return _parse(text, option, "a rate with its unit, such as 500/s or 30/min", rates)
+    return _parse(text, option, "a rate with its unit", "500/s or 30/min", rates)
 
 
 def parse_bytes(text: str, *, option: str = "memory") -> float:
     """Return the bytes of `24GiB`, `81559MiB`, `80GB`. Raises WrongUsage, also without unit."""
-    return _parse(text, option, "a size with its unit, such as 24GiB or 80GB", BYTES_PER_UNIT)
+    return _parse(text, option, "a size with its unit", "24GiB or 80GB", BYTES_PER_UNIT)
 
 
-def _parse(text: str, option: str, wanted: str, units: Mapping[str, float]) -> float:
+def _parse(text: str, option: str, wanted: str, examples: str, units: Mapping[str, float]) -> float:
     found = _QUANTITY.fullmatch(text)
-    unit = "".join(found[2].split()) if found else ""
+    unit, remedy = "".join(found[2].split()) if found else "", f"Write it like {examples}."
     if not found or unit not in units:
-        raise WrongUsage(f"{text!r} is not {wanted}", where=option, remedy=f"Write {wanted}.")
+        raise WrongUsage(f"{text!r} is not {wanted}", where=option, remedy=remedy)
     value = float(found[1])
     if not math.isfinite(value) or value <= 0:
-        raise WrongUsage(f"{text!r} is not above zero", where=option, remedy=f"Write {wanted}, above zero.")
+        raise WrongUsage(f"{text!r} is not above zero", where=option, remedy=remedy)
     return value * units[unit]
 
 

@@ -184,8 +184,7 @@ def replay(request: requests.ReplayRequest, output: OutputOptions) -> None:
 
     Example: latfit replay --policy three-stage --load 70% --duration 20s
     """
-    note("Measuring both paths, then each policy at each load.", quiet=output.silent)
-    if not answer("replay", request, output, busy="replay").agrees:
+    if not answer("replay", request, output, busy="Measuring paths and policies").agrees:
         raise typer.Exit(FitNotUsable.exit_code)
 
 
