@@ -9,7 +9,7 @@ from zoneinfo import available_timezones
 
 from latfit.engines import BY_KEY
 from latfit.errors import WrongUsage
-from latfit.exporting.engines import model_of, settings_of
+from latfit.exporting.engines import Setting, model_of, settings_of
 from latfit.exporting.facts import PlanFacts
 from latfit.exporting.files import Exported, Wanted
 from latfit.exporting.render import folder_name, render
@@ -43,7 +43,9 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
     is_scheduled = day is not None and bool(day.triggers)
     plan = replace(plan, scheduled=is_scheduled)
 
-    def deployments(plan: PlanFacts, title: str, groups: Sequence[tuple[str, int, int]]) -> str:
+    def deployments(
+        plan: PlanFacts, title: str, settings: Sequence[Setting], groups: Sequence[tuple[str, int, int]]
+    ) -> str:
         version = plan.system.get("engine_version", "")
         is_recorded = plan.system.get("engine") == "vllm" and re.fullmatch(r"\d+(\.\d+)+", version)
         return render(
@@ -54,7 +56,7 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
             model=model,
             name=folder_name(model),
             object_name=name,
-            settings=settings_of("vllm", plan),
+            settings=settings,
             groups=groups,  # role, or empty for both; replicas of it; replicas of the other role
             on_cpu=plan.path in CPU_PATHS,
             version=version if is_recorded else "",
@@ -63,8 +65,9 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
         )
 
     title = f"Replicas of vLLM on Kubernetes: kubectl apply -f {TOGETHER}"
-    files = {TOGETHER: deployments(plan, title, [("", count, 0)])}
-    values: dict[str, Any] = {"replicas": count, **{each.name: each.value for each in settings_of("vllm", plan)}}
+    settings = settings_of("vllm", plan)
+    files = {TOGETHER: deployments(plan, title, settings, [("", count, 0)])}
+    values: dict[str, Any] = {"replicas": count, **{each.name: each.value for each in settings}}
     if is_scheduled and day is not None:
         files[SCHEDULE] = render(
             "vllm-schedule.yaml.jinja",
@@ -82,7 +85,8 @@ def export(plan: PlanFacts, wanted: Wanted) -> Exported:
         title = f"Prefill apart, instead of the {count} replicas of {TOGETHER}: kubectl apply -f {APART}"
         prefill, decode = pair.prefill_replicas, pair.replicas
         groups = [("prefill", prefill, decode), ("decode", decode, prefill)]
-        files[APART] = deployments(replace(plan, pair=pair), title, groups)
+        apart = replace(plan, pair=pair)
+        files[APART] = deployments(apart, title, settings_of("vllm", apart), groups)
         values |= {"prefill_replicas": prefill, "decode_replicas": decode}
     return Exported("kubernetes", plan.name, files, values)
 
