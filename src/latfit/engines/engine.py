@@ -101,7 +101,6 @@ class Engine:
         return found
 
     def metric_names(self) -> set[str]:
-        """Return the names that its text has, without prefixes."""
         single = [*self.gauges.values(), *self.counters.values(), *self.facts.values()]
         found = {name.name for names in single for name in names}
         return found | {f"{name.name}_count" for names in self.histograms.values() for name in names}

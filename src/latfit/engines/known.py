@@ -45,16 +45,13 @@ def engine_key(systems: Iterable[Mapping[str, str]]) -> str:
 
 
 def graph_sizes_option(engine: str) -> str:
-    """Return the option for the batch sizes of captured graphs; empty if there is none."""
     return next((each.graph_sizes for each in ENGINES if each.name.lower() == engine.lower()), "")
 
 
 def describe_engines() -> str:
-    """Return the engines as part of a sentence, with how their metrics are turned on."""
     *names, last = (f"{each.name} ({each.metrics_help})" if each.metrics_help else each.name for each in ENGINES)
     return f"{', '.join(names)} or {last}"
 
 
 def setting_names() -> dict[str, str]:
-    """Return what engines call their settings → the names in a provenance."""
     return {theirs: ours for engine in ENGINES for theirs, ours in engine.settings.items()}

@@ -115,7 +115,6 @@ class Day:
 
     @property
     def small_steps(self) -> list[str]:
-        """Steps up that the autoscaler may ignore."""
         around = zip(self.counts, [*self.counts[1:], self.counts[0]], strict=True)
         return [f"from {a} to {b}" for a, b in sorted(set(around)) if 0 < b - a <= TOLERANCE * a][:MAX_STEPS]
 

@@ -88,7 +88,6 @@ def yaml_argument(text: str) -> str:
 
 
 def proto(value: Any) -> str:
-    """Return a value of protobuf's text format."""
     if isinstance(value, str):
         plain = (chr(b) if 32 <= b < 127 and chr(b) not in '\\"' else f"\\{b:03o}" for b in value.encode())
         return '"' + "".join(plain) + '"'

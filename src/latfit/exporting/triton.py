@@ -98,5 +98,4 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
 
 
 def _path_of(plan: Plan, label: str) -> str:
-    """Return the path that strategies call by this label."""
     return next((each.path for each in plan.fits if each.path is not None and each.label == label), label)

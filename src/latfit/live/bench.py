@@ -42,7 +42,7 @@ SIDE_LARGEST = 4
 
 
 def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
-    """Return executors of decode steps in two processes, a core each: `gpu`, launched late, and `cpu`."""
+    """Return executors of decode steps in two processes, a core each."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if len(cores) < 2:
         raise HardwareMissing("two paths need a core each, and there is one", remedy="Use a machine with two cores.")
@@ -58,8 +58,6 @@ def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """Executors, their fitted paths, and the length of a run."""
-
     executors: Sequence[Executor]
     main: ExecutionPath
     system: System
@@ -67,11 +65,9 @@ class Bench:
 
     @property
     def capacity(self) -> float:
-        """Return the highest rate of the main path, per ms."""
         return self.system.main.rate_limit(self.system.main.largest)
 
     async def run(self, name: str, rate: float, seed: int) -> Compared:
-        """Run a policy at a rate per ms, predict it, and compare."""
         system = self.system if POLICIES[name].needs_side else System(self.system.main)
         policy = named_policy(name, rate, path_times(system), solve=solve_optimal)
         count = max(round(rate * self.lasts_s * 1000), MIN_REQUESTS)
@@ -130,7 +126,6 @@ async def run_policies(
     offered: Offered,
     progress: Callable[[float, int], None] | None,
 ) -> tuple[list[Compared], System]:
-    """Run each policy at each load, on the same arrivals."""
     try:
         await asyncio.gather(*(each.start() for each in executors))
         fits = await measure_executors(executors, max(offered.lasts_s / 2, MIN_PROBE_S), offered.seed)

@@ -26,7 +26,7 @@ class RowStack:
         self._kinds: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}  # shape and type of a row's arrays, by name
 
     def stack(self, inputs: list[Any]) -> tuple[dict[str, Array] | None, list[Any]]:
-        """Return the arrays of a batch (None without a usable row), and the error of each row."""
+        """Return the arrays of a batch (None without a usable row), and each row's error."""
         rows = [
             {name: np.asarray(value) for name, value in (row if isinstance(row, Mapping) else {UNNAMED: row}).items()}
             for row in inputs
@@ -63,7 +63,7 @@ class RowStack:
 
 
 class ByRows(RowStack):
-    """A function of stacked arrays, {name: (b, ...)} to the same, as a function of requests."""
+    """A function of stacked arrays {name: (b, ...)} as a function of requests."""
 
     def __init__(self, compute: Callable[[dict[str, Array]], Mapping[str, Array]]) -> None:
         super().__init__()

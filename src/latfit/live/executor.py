@@ -62,11 +62,11 @@ class Executor:
     async def start(self) -> None: ...
 
     def execute(self, inputs: list[Any]) -> Awaitable[Sequence[Any]]:
-        """Run one batch. Raises what the function raises, or ExecutorLost."""
+        """Raises what the function raises, or ExecutorLost."""
         raise NotImplementedError
 
     async def recover(self) -> None:
-        """Return when the next batch can be run, after one that timed out or was lost."""
+        """Return when the next batch can run, after one that timed out or was lost."""
 
     async def answers(self) -> bool:
         """Return whether it could run a batch; takes bounded time, raises nothing."""
@@ -158,7 +158,6 @@ class AsyncExecutor(Executor):
 
 
 def failure(raised: BaseException, name: str) -> ExecutorFailed:
-    """Return the error for the senders of a batch that raised."""
     if isinstance(raised, ExecutorFailed):
         return raised
     remedy = "The batch was given up; send the request again if it may be served twice."
@@ -207,8 +206,6 @@ class ProcessExecutor(ThreadExecutor):
 
 
 class _Worker:
-    """One process and its pipe."""
-
     def __init__(self, name: str, make: Callable[[], Run], cores: Sequence[int]) -> None:
         self._name, self._given = name, (make, cores)
         self.process: Any = None
@@ -234,7 +231,7 @@ class _Worker:
         return outputs
 
     def renew(self, hangs: bool = False) -> None:
-        """Start a process unless one works. Raises ExecutorFailed if it cannot make its function."""
+        """Start a process unless one works. Raises ExecutorFailed."""
         with self._changing:  # a second caller waits for the same process
             if self.is_alive and not hangs:
                 return
@@ -263,7 +260,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, make: Callable[[], Run], cores: Sequence[int]) -> None:
-    """Make the function, then run batches until the router is gone; the main function of a process."""
+    """Run batches until the router is gone; the main function of a process."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     try:

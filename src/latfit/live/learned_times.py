@@ -26,14 +26,13 @@ Z99 = 2.576  # standard errors of a two-sided 99 % interval
 
 
 class SignCusum:
-    """Detect that more than half of the batches lie beyond the margin, in one direction."""
+    """Detect that more than half of the batches lie beyond the margin."""
 
     def __init__(self) -> None:
         self.sum = 0.0
         self.batches_since_change = 0  # since the sum left zero
 
     def add(self, beyond: bool) -> bool:
-        """Return whether the alarm is on."""
         self.batches_since_change = self.batches_since_change + 1 if self.sum > 0 else 1
         self.sum = max(self.sum + (RISE if beyond else FALL), 0.0)
         return self.sum >= THRESHOLD
@@ -65,7 +64,6 @@ class LearnedTimes:
         return is_slower or is_faster or self._age == SETTLED
 
     def forget_evidence(self) -> None:
-        """Restart both CUSUMs."""
         self._slower, self._faster = SignCusum(), SignCusum()
 
     def propose(self) -> float | None:

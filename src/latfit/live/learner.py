@@ -66,7 +66,7 @@ class BestForTail:
 
 @dataclass(frozen=True)
 class Switch:
-    """New times of a path that the router adopted, as factors of the planned times."""
+    """Factors on the planned times that the router adopted."""
 
     at_ms: float
     path: str
@@ -114,7 +114,6 @@ class Learner:
         self.monitor.add(self.monitor.promise.kept(request))
 
     def add_batch(self, path: LivePath, size: int, began_ms: float, ended_ms: float, well: bool) -> None:
-        """Learn from a batch that ended, and switch if its path has changed."""
         times = self.times[path.name]
         if not self._counts or ended_ms - self._counts[-1][0] >= COUNT_EVERY_MS:
             self._counts.append((ended_ms, self.router.submitted + self.router.refused))
@@ -126,7 +125,6 @@ class Learner:
                 self._task = asyncio.get_running_loop().create_task(self._switch(path.name, ln_factor, ended_ms))
 
     async def _switch(self, name: str, ln_factor: float, at_ms: float) -> None:
-        """Choose thresholds for the new times in a thread, then let the router adopt both."""
         policy = chosen = self.router.policy
         try:
             system = self._system({name: ln_factor})
@@ -150,7 +148,6 @@ class Learner:
             self.router.adopt(tables, policy)
 
     def _system(self, ln_factors: dict[str, float]) -> System:
-        """Return the paths with the times in use, except for the factors given."""
         paths = []
         for path in self.router.paths:
             times = self.times[path.name]

@@ -19,7 +19,7 @@ Row = tuple[str, str, float | Mapping[str, float]]
 
 
 class RouterMetrics:
-    """Requests, batches, state and response times of a router from now on."""
+    """Requests, batches, state and response times of a router."""
 
     def __init__(self, router: Router) -> None:
         from prometheus_client import Histogram
@@ -56,7 +56,7 @@ class RouterMetrics:
 
 
 class LearnerMetrics:
-    """Factors of the paths' times, thresholds in use, and the state of the promise."""
+    """Factors of the paths' times, thresholds in use, and the promise."""
 
     def __init__(self, learner: "Learner") -> None:
         self._learner = learner

@@ -57,7 +57,6 @@ class LivePath:
 
     @property
     def idle(self) -> bool:
-        """Return whether a server can begin a batch."""
         return not all(server.is_busy for server in self._servers)
 
     def write_free_ms(self, view: FloatArray, first: int, now: float) -> None:
@@ -89,7 +88,6 @@ class LivePath:
         self.open_until_ms = -math.inf
 
     def record_abandoned(self) -> None:
-        """Note a batch that ended for its senders' sake; if it tried the path, the next one does."""
         self._is_tried = False
 
     def record_failure(self, now: float, *, is_lost: bool) -> None:
@@ -105,7 +103,6 @@ class LivePath:
             self.rest(now)
 
     def rest(self, now: float) -> None:
-        """Open the breaker, twice as long as the last time."""
         self.open_until_ms = now + min(COOL_DOWN_MS * 2**self._openings, MAX_COOL_DOWN_MS)
         self._openings = min(self._openings + 1, MAX_DOUBLINGS)
         self._failures = 0

@@ -40,11 +40,9 @@ class Promise:
         return [self.within_ms] if isinstance(self.within_ms, int | float) else self.within_ms
 
     def limit_ms(self, class_id: int) -> float:
-        """Return the limit of a class; the last one if there are fewer limits than classes."""
         return float(self._limits[min(class_id, len(self._limits) - 1)])
 
     def kept(self, request: Request) -> bool:
-        """Return whether a request was answered in time; an error is no answer."""
         return request.served and request.ended_ms - request.arrived_ms <= self.limit_ms(request.class_id)
 
 
@@ -73,7 +71,7 @@ class PromiseMonitor:
 
     @property
     def evidence(self) -> float:
-        """Return what the bets of this period made of a capital of 1."""
+        """Return the capital that the bets of this period made of 1."""
         return float(self._capital.mean()) + self._reserve
 
     def add(self, kept: bool) -> bool:
@@ -111,6 +109,6 @@ class PromiseMonitor:
 
 
 def stakes(allowed: float) -> FloatArray:
-    """Return the shares of the capital that bets risk: doubling from half the allowed share to MAX_STAKE."""
+    """Return the shares that bets risk: doubling from half the allowed share."""
     steps = max(math.ceil(math.log2(2 * MAX_STAKE / allowed)), 0)
     return np.append(allowed / 2 * 2.0 ** np.arange(steps), MAX_STAKE)

@@ -46,7 +46,7 @@ def precisely(coroutine: Coroutine[Any, Any, Result]) -> Result:
 
 
 def choose_sizes(T_ms: FloatArray, within_ms: float) -> list[int]:
-    """Return the batch sizes to measure, given about T(b): all if time allows, else in steps of a quarter."""
+    """Return the batch sizes to measure: all if time allows, else in steps of a quarter."""
     largest = len(T_ms)
     if MIN_ROUNDS * float(T_ms.sum()) <= within_ms:
         return list(range(1, largest + 1))
@@ -116,8 +116,6 @@ def _nothing_served(what: str, where: str) -> ExecutorFailed:
 
 
 async def measure_executors(executors: Sequence[Executor], duration_s: float, seed: int = 0) -> list[FitResult]:
-    """Fit each executor. Two rounds of some sizes give a first estimate of T(b)."""
-
     async def estimate(executor: Executor) -> FloatArray:
         sizes = choose_sizes(np.ones(executor.largest), 0.0)
         for _ in range(2):
@@ -139,8 +137,6 @@ async def measure_executors(executors: Sequence[Executor], duration_s: float, se
 
 @dataclass(frozen=True, eq=False)
 class Driven:
-    """A measured run."""
-
     result: SimResult
     others: float  # share of the cores that others used
     late_ms: float  # 99th percentile of how late requests were sent
@@ -150,8 +146,6 @@ class Driven:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """A run of a policy at a load, measured and predicted."""
-
     policy: str
     load: float  # share of the main path's capacity
     rate_per_s: float
@@ -256,7 +250,7 @@ def speed_levels(batches: Batches, system: System) -> FloatArray:
 
 
 def draw_speeds(levels: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
-    """Return speeds (count, paths) that a run between probes of these levels (k, paths) may have, by Student's t."""
+    """Draw speeds (count, paths) between probes of these levels (k, paths), by Student's t."""
     from scipy.special import stdtrit
 
     k, paths = levels.shape
@@ -268,7 +262,6 @@ def draw_speeds(levels: FloatArray, count: int, rng: np.random.Generator) -> Flo
 
 
 def _slowdown(batches: Batches, system: System) -> dict[str, float]:
-    """Return the time of all batches over its prediction, by path with batches."""
     pairs = zip(system.paths, batches, strict=True)
     return {path.name: float(T.sum() / np.sum(path.mean_ms[B.astype(int)])) for path, (B, T) in pairs if len(B)}
 
@@ -281,7 +274,7 @@ def at_speed(system: System, factors: FloatArray) -> System:
 async def drive(
     executors: Sequence[Executor], system: System, policy: Policy, arrive_ms: FloatArray, warm: int = 0
 ) -> Driven:
-    """Send requests at moments (n,), ms from now, until all have ended. warm: the first that counts."""
+    """Send requests at moments (n,), in ms. warm: the first that counts."""
     times = [path.typical_ms[1:] for path in system.paths]
     router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1))
     ended: list[Request] = []
@@ -322,6 +315,5 @@ async def drive(
 
 
 def _batches(served: Sequence[Request], path: str) -> tuple[FloatArray, FloatArray]:
-    """Return B and T_ms (n,) of a path's batches that came back."""
     rows = sorted({(r.started_ms, r.batch, r.ended_ms) for r in served if r.path == path and r.served})
     return np.array([b for _, b, _ in rows], np.float64), np.array([end - start for start, _, end in rows])

@@ -131,12 +131,10 @@ class Router:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
         return self._queue.waiting
 
     @property
     def running(self) -> int:
-        """Batches that run."""
         return len(self._running)
 
     def up(self) -> dict[str, bool]:
@@ -232,7 +230,6 @@ class Router:
         return True
 
     async def close(self, within_s: float = 30.0) -> None:
-        """Drain, then close the executors."""
         await self.drain(within_s)
         self._wake_in(math.inf)
         for probe in self._probes:
@@ -241,7 +238,6 @@ class Router:
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
     def drop_all(self) -> None:
-        """End all requests, running ones too."""
         self._drop_waiting(_closed())
         running, self._running = self._running, set()
         for batch in running:
@@ -258,14 +254,12 @@ class Router:
             self._end(request, error, now)
 
     async def _warm_up(self, executor: Executor) -> None:
-        """Run every bucket on every server; without buckets powers of two and the largest batch."""
         powers = {2**k for k in range(executor.largest.bit_length())}
         for size in executor.buckets or sorted({executor.largest, *powers}):
             inputs = [self.options.example] * min(size, executor.largest)
             await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
 
     async def _keep_probing(self, path: LivePath) -> None:
-        """Probe every `probe_ms`, and as soon as a cool-down ends."""
         while True:
             cool_down = path.open_until_ms - self._now_ms()
             await asyncio.sleep(min(self.options.probe_ms, cool_down if cool_down > 0 else math.inf) / 1000)
@@ -297,7 +291,7 @@ class Router:
             self._idle.set()
 
     def _wake_in(self, wait_ms: float) -> None:
-        """Ask the policy again after so long, in place of any earlier moment; never if infinite."""
+        """Ask the policy again after so long, in place of any earlier moment."""
         _cancel(self._wake)
         self._wake = None
         if wait_ms < math.inf:
@@ -414,7 +408,6 @@ class Router:
         self._dispatch(now)
 
     def _end(self, request: Request, outcome: Any, now: float) -> None:
-        """End a request, unless its sender gave it up."""
         if request.state is State.ENDED:
             return
         is_error = isinstance(outcome, BaseException)
@@ -432,7 +425,6 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _call(listeners: Sequence[Callable[..., None]], *arguments: Any) -> None:
-    """Call listeners; the event loop reports what one raises."""
     for listener in listeners:
         try:
             listener(*arguments)
@@ -450,7 +442,6 @@ def _closed() -> Closed:
 
 
 def _check(executors: Sequence[Executor], times_ms: Sequence[Any], policy: Policy, options: RouterOptions) -> None:
-    """Raise WrongUsage unless executors, times, policy and options fit each other."""
     names = [each.name for each in executors]
     if not 1 <= len(executors) <= 2 or len(times_ms) != len(executors) or len(set(names)) < len(names):
         found = f"{len(executors)} executors ({', '.join(names)}) with {len(times_ms)} tables of times"

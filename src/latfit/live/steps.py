@@ -10,7 +10,7 @@ from latfit.live.executor import Run
 
 @dataclass(frozen=True)
 class DecodeSteps:
-    """Make, in a process of its own, the function that runs a decode step of up to `largest` requests."""
+    """Make, in a process, the function that runs a decode step of up to `largest` requests."""
 
     model: str = "tiny"
     context: int = 256

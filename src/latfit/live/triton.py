@@ -77,7 +77,6 @@ class TritonExecutor(Executor):
         return outputs[: len(inputs)]
 
     async def recover(self) -> None:
-        """Wait until the model is ready. Raises ExecutorLost if that takes too long."""
         for _ in range(READY_TRIES):
             try:
                 await self._get("/ready")
@@ -113,7 +112,6 @@ class TritonExecutor(Executor):
         return {each["name"]: result.as_numpy(each["name"]) for each in result.get_response()["outputs"]}
 
     async def _get(self, what: str) -> Any:
-        """Return the JSON at a path of the model, None if it is empty."""
         _, content = await self._exchange("GET", what, CONTROL_TIMEOUT_S)
         try:
             return json.loads(content) if content else None

@@ -57,12 +57,10 @@ class RequestQueue:
         self.waiting += 1
 
     def give_up(self, request: Request) -> None:
-        """End a request whose sender left."""
         self.waiting -= request.state is State.WAITING
         request.state = State.ENDED
 
     def oldest_and_due_ms(self) -> tuple[float, float]:
-        """Return the earliest arrival and the earliest deadline; infinite if the queue is empty."""
         oldest = due = math.inf
         self._drop_ended()
         for queue, deadline in zip(self._classes, self._deadlines, strict=True):
@@ -72,7 +70,6 @@ class RequestQueue:
         return oldest, due
 
     def count_aged(self, now_ms: float, cutoff_ms: float, most: int) -> int:
-        """Return how many requests have waited for `cutoff_ms`, up to `most`."""
         found = 0
         for queue in self._classes:
             for request in queue:

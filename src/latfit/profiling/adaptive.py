@@ -14,7 +14,6 @@ RIDGE = 1e-9
 
 
 def order_by_information(cells: Sequence[StepShape], cost_ms: Sequence[float]) -> list[int]:
-    """Return the indices of all cells, the most informative for their cost first."""
     B, S = (np.log([float(getattr(cell, name)) for cell in cells]) for name in ("B", "S"))
     cached = np.log1p([float(cell.context_tokens) for cell in cells])
     phases = [np.array([float(cell.phase == phase) for cell in cells]) for phase in ("prefill", "mixed")]

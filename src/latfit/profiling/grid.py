@@ -32,7 +32,6 @@ class StepCost:
 
 
 def time_pilot(device: Device, shape: ModelShape, context: int = DEFAULT_CONTEXT) -> StepCost:
-    """Time one decode token and 64 prompt tokens. Raises DeviceOutOfMemory."""
     cells, quickest_ms = (StepShape(1, context), StepShape(prefill=(64,))), []
     for cell in cells:
         device.prepare(cell)
@@ -127,7 +126,6 @@ def parse_contexts(text: str, option: str = "--context", remedy: str = "Write it
 
 
 def parse_cpus(text: str | None) -> tuple[int, ...]:
-    """Return CPU numbers from `0,2-5`; none for None. Raises WrongUsage."""
     found: set[int] = set()
     for part in (text or "").split(",") if text is not None else ():
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)

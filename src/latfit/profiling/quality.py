@@ -30,7 +30,7 @@ SEVERAL = "Take more processes (--processes 6), or pin them (--pin)."
 
 
 class DriftTest(NamedTuple):
-    """Standard score of the trend, and relative change of step times from start to end."""
+    """Standard score of the trend, and relative change from start to end."""
 
     z: float
     change: float
@@ -53,7 +53,6 @@ def find_warnings(
 
 
 def find_symptoms(result: ProfileResult) -> list[tuple[str, str]]:
-    """Return the signs of unstable timing in words, each with its remedy."""
     found = []
     drift = compute_drift(result)
     if abs(drift.z) > DRIFT_Z and abs(drift.change) > result.precision:

@@ -56,8 +56,6 @@ class PathRecord(msgspec.Struct):
 
 
 class BetweenProcesses(NamedTuple):
-    """Relative standard deviation of a cell's median between processes."""
-
     processes: int
     sd_pct: float
 
@@ -93,7 +91,6 @@ class ProfileResult:
 
     @cached_property
     def frame(self) -> "DataFrame":
-        """The samples without warm-up steps, in the order measured."""
         import pandas as pd
 
         kept = [sample for sample in self.samples if not sample.warmup]
@@ -110,13 +107,11 @@ class ProfileResult:
 
     @cached_property
     def times_ms(self) -> tuple[FloatArray, ...]:
-        """The samples of each cell, in the order measured."""
         by_cell = {cell: times.to_numpy() for cell, times in self.frame.groupby("cell").T_ms}
         return tuple(by_cell.get(index, np.empty(0)) for index in range(len(self.cells)))
 
     @cached_property
     def intervals(self) -> tuple[MedianInterval, ...]:
-        """The median of each cell with its 95 % interval."""
         return tuple(median_interval(times) for times in self.times_ms)
 
     @cached_property

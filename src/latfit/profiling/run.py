@@ -48,8 +48,6 @@ class PathOutcome:
 
 @dataclass(frozen=True)
 class _Run:
-    """What all paths of a run share."""
-
     request: ProfileRequest
     journal: Journal | None
     progress: Callable[[Progress], None] | None
@@ -119,7 +117,6 @@ def measure(
 def _measure_path(
     run: _Run, shape: ModelShape, devices: Sequence[Device], number: int, budget_s: float
 ) -> tuple[Trace, PathOutcome]:
-    """Measure one path, on devices that take turns."""
     request, first, journal = run.request, devices[0], run.journal
     before, start_s = read_sensors(gpu=first.path == "gpu"), first.now_s()
     record = journal.paths.get(number) if journal else None

@@ -74,7 +74,6 @@ class Sampler:
         return self.devices[0].now_s() - self._start_s
 
     def has_time(self, index: int, steps: int) -> bool:
-        """Return whether so many steps of a cell fit in the time left."""
         quickest_ms = self.quickest_ms[index] if self.quickest_ms[index] < math.inf else 0.0
         return (self.budget_s - self.elapsed_s()) * 1e3 > steps * quickest_ms
 
@@ -83,7 +82,6 @@ class Sampler:
         return len(self.done) + len(self.limits) >= len(self.cells)
 
     def find_anchor(self) -> int:
-        """Return the quickest cell that was measured."""
         return min(range(len(self.cells)), key=lambda index: (index in self.limits, self.quickest_ms[index]))
 
     def visit_in_rounds(self, seed: int, first: Iterable[int]) -> bool:
@@ -103,13 +101,11 @@ class Sampler:
         return True
 
     def _visit_if_open(self, index: int, anchor: int) -> None:
-        """Visit a cell that is not done, or the anchor, if a warm-up step and a sample fit in the time left."""
         is_open = index not in self.limits and (index not in self.done or index == anchor)
         if is_open and self.has_time(index, 2):
             self.visit(index)
 
     def visit(self, index: int) -> None:
-        """Visit a cell once; what was measured is kept whatever ends the visit."""
         self.current = index
         turn = (self.visits[index] + index) % len(self.devices)
         started_s = self.elapsed_s()

@@ -44,17 +44,14 @@ class ModelShape:
 
     @property
     def qkv_width(self) -> int:
-        """Columns of the fused query, key and value projection."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def layer_parameters(self, experts: int) -> int:
-        """Return the weights of one layer with so many of its experts."""
         mlps = experts if self.experts else 1
         return self.hidden * (self.qkv_width + self.query_width + 3 * mlps * self.intermediate + self.experts)
 
     @property
     def parameters(self) -> int:
-        """All weights, the embedding once."""
         return self.layers * (self.layer_parameters(self.experts) + 2 * self.hidden) + self.hidden * (self.vocab + 1)
 
     @property
@@ -62,7 +59,6 @@ class ModelShape:
         return self.parameters * self.dtype_bytes
 
     def cache_bytes(self, tokens: int) -> int:
-        """Return the bytes of keys and values of `tokens` tokens, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.activation_bytes * tokens
 
     @property
@@ -117,12 +113,10 @@ class StepShape(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def context_tokens(self) -> int:
-        """Cached tokens that the step attends to."""
         return self.decode_requests * self.context + self.prefill_context_tokens
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens in the cache after the step."""
         return self.context_tokens + self.S
 
     def __str__(self) -> str:

@@ -73,7 +73,6 @@ class PassRecorder:
             self.unread += 1
 
     def trace(self, labels: Mapping[str, str]) -> Trace:
-        """Return the steps with these labels. Raises BadInput if none came."""
         if not (self.rows.numbers("B") > 0).any():
             options = ", ".join(f"{each.name} with {each.passes_flag}" for each in ENGINES if each.passes_flag)
             remedy = f"See whether the engine serves requests and publishes there: {options}."

@@ -146,7 +146,6 @@ def largest_step(first: Reading, last: Reading) -> float | None:
 
 
 def texts_beside(out: Path) -> tuple[Path, Path]:
-    """Return the places of the first and the last text of `/metrics`."""
     stem = out.with_suffix("")
     return stem.with_name(f"{stem.name}.metrics-before.txt"), stem.with_name(f"{stem.name}.metrics-after.txt")
 

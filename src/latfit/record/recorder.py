@@ -114,8 +114,6 @@ def columns(
 
 @dataclass(frozen=True)
 class Buffers:
-    """How much a recorder holds, and when it writes a file."""
-
     rows_per_file: int = 65_536
     max_pending: int = 4  # files' worth of rows that may wait for the disk
     flush_s: float = 300.0
@@ -287,7 +285,6 @@ class StepRecorder:
         self._lost += len(pending) // ROW.size
 
     def _write_rows(self, packed: bytearray) -> bool:
-        """Return whether the rows were written."""
         try:
             rows = np.frombuffer(packed, dtype=ROW_TYPE)
             labels = {**self.labels, "run": self.run, "replica": self.replica}
@@ -303,7 +300,6 @@ class StepRecorder:
         return True
 
     def _delete_oldest(self) -> None:
-        """Delete the oldest files beyond `keep_bytes`, except the newest."""
         keep = self._buffers.keep_bytes
         if keep is None:
             return

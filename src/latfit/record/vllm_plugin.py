@@ -169,7 +169,6 @@ class LatfitStatLogger(StatLoggerBase):
             recorder.refuse(error)
 
     def log_engine_initialized(self) -> None:
-        """Take the size of the KV cache, with which usage becomes context tokens."""
         if self.recorder is None:
             return
         try:
@@ -227,7 +226,6 @@ def kv_capacity_tokens(config: Any) -> int | None:
 
 
 def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_request: bool = False) -> StepRecorder:
-    """Return what records the steps of one engine with vLLM's config."""
     device = str(config.device_config.device_type)
     recorder = StepRecorder(
         settings.folder,
@@ -249,7 +247,6 @@ def recorder_of(settings: Settings, config: Any, engine_index: int, *, by_reques
 
 
 def _facts(config: Any, source: str) -> dict[str, Any]:
-    """Return the engine's settings that decide its latency, as far as this version of vLLM has them."""
     settings = [(getattr(config, part, None), name) for part, names in FACTS for name in names.split()]
     found = {name: getattr(part, name) for part, name in settings if hasattr(part, name)}
     plain = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in found.items()}
@@ -265,7 +262,7 @@ def _facts(config: Any, source: str) -> dict[str, Any]:
 
 
 def draft_tokens(config: Any) -> int | None:
-    """Return the tokens of a draft, 0 without speculative decoding, None if unknown."""
+    """None if unknown."""
     drafts = getattr(config, "speculative_config", None)
     if drafts is None:
         return 0 if hasattr(config, "speculative_config") else None

@@ -79,7 +79,7 @@ class StepsInFlight:
         self._count = 0
 
     def plan(self, output: Any, requests: Mapping[str, Any]) -> None:
-        """Take a planned step. Never raises."""
+        """Never raises."""
         try:
             terms = terms_of(output.num_scheduled_tokens, requests, self.drafts)
             self._planned.append((output, monotonic(), terms))
@@ -87,7 +87,7 @@ class StepsInFlight:
             self.recorder.refuse(error)
 
     def end(self, output: Any, ended_s: float, waiting: int) -> None:
-        """Take the end of a planned step. Never raises."""
+        """Never raises."""
         try:
             planned: Any = None
             planned_s, terms = 0.0, NO_TERMS

@@ -23,8 +23,6 @@ NAMES = ("decode_factor", "prefill_factor", "step_ms", "start_ms")
 
 @dataclass(frozen=True)
 class Calibration:
-    """Parameters with their standard errors."""
-
     decode_factor: float
     prefill_factor: float
     step_ms: float
@@ -43,7 +41,6 @@ class Calibration:
         return scaled_costs(costs, self.decode_factor, self.prefill_factor, self.step_ms)
 
     def delay(self, run: EngineRun) -> EngineRun:
-        """Shift a run by the start delay, which all its requests have."""
         moments = {name: getattr(run, name) + self.start_ms for name in ("seen_ms", "start_ms", "first_ms", "last_ms")}
         return replace(run, **moments)
 
@@ -67,7 +64,6 @@ def calibrate(
     block = np.concatenate([block, block[has_several]])
 
     def times_of(first_ms: FloatArray, last_ms: FloatArray) -> FloatArray:
-        """Return the times to the first token, then from it to the last one, (m,)."""
         return np.concatenate([(first_ms - requests.arrival_ms)[rows], (last_ms - first_ms)[several]])
 
     bare = serve_replicas(requests, costs, settings, routing, seed)

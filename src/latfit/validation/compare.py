@@ -62,7 +62,6 @@ def cautions_about(
 
 
 def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> Message | None:
-    """Warn if the simulated steps exceed the range that the fits measured together."""
     at_least = run.batch_sizes[::-1].cumsum()[::-1]
     reached = {
         "B": int((at_least > MAX_RARE_SHARE * run.batch_sizes.sum()).nonzero()[0].max(initial=0)),
@@ -77,7 +76,6 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
 
 
 def no_prefill_warning(fit: FitResult) -> Message | None:
-    """Warn if the fit that costs steps with prefill has no data on them."""
     return None if fit.knows_prefill else message("no_prefill_fit")
 
 
@@ -106,7 +104,6 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
 
 
 def _highest(fit: FitResult, column: str) -> float:
-    """Return the upper end of the measured range; 0 if unknown."""
     return float(fit.domain[column][1]) if column in fit.domain else 0.0
 
 
@@ -132,7 +129,7 @@ class Figure:
 
     @property
     def limit_pct(self) -> float | None:
-        """Tolerance in percent; None if the figure is not judged."""
+        """None if the figure is not judged."""
         return LIMITS_PCT.get(self.statistic) if self.metric in JUDGED else None
 
     @property
@@ -163,7 +160,6 @@ class Validation:
 
     @property
     def watched(self) -> bool:
-        """Whether only the server's counts are known and no single request."""
         return self.measured.watched_ms is not None
 
     @property
@@ -177,7 +173,6 @@ class Validation:
 
     @property
     def mean_errors(self) -> dict[str, float]:
-        """Errors of the judged means in percent, by metric."""
         return {each.metric: each.error_pct for each in self.judged if each.statistic == "mean"}
 
     @property
@@ -279,7 +274,6 @@ def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.boo
 
 
 def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Figure]:
-    """Compare the mean of each judged metric with the server's counts."""
     client, simulated = (
         metrics(measured, first, last)
         for first, last in ((measured.first_ms, measured.last_ms), (run.first_ms, run.last_ms))

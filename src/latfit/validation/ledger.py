@@ -102,7 +102,6 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
 
     @property
     def measurement(self) -> tuple[str, list[float]]:
-        """Name and measured times, by which a run is recognised."""
         return self.run, [each.measured_ms for each in self.figures]
 
     @property
@@ -115,8 +114,6 @@ class LedgerEntry(Record, frozen=True, kw_only=True):
 
 
 class Ledger(Record, frozen=True, tag_field="schema", tag="latfit.ledger/1"):
-    """All entries, in the order in which they were added."""
-
     what: ClassVar[str] = "ledger"
     made_by: ClassVar[str] = "latfit ledger add"
 
@@ -124,7 +121,6 @@ class Ledger(Record, frozen=True, tag_field="schema", tag="latfit.ledger/1"):
 
     @property
     def counted(self) -> list[LedgerEntry]:
-        """Entries whose run had the planned load."""
         return [each for each in self.entries if each.comparable]
 
     @property
@@ -133,7 +129,6 @@ class Ledger(Record, frozen=True, tag_field="schema", tag="latfit.ledger/1"):
 
     @property
     def kept(self) -> tuple[int, int]:
-        """How many limits were met, of how many."""
         return sum(each.kept for each in self.figures), len(self.figures)
 
     @property

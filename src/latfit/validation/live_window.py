@@ -80,12 +80,10 @@ def check_window(
 
 
 def _publishes_engine_times(seen: Interval) -> bool:
-    """Return whether the server publishes times without tokenising and HTTP."""
     return math.isfinite(seen.mean("queue") + seen.mean("prefill"))
 
 
 def _measured(readings: Sequence[Reading], seen: Interval) -> dict[str, float]:
-    """Return the means that the server published; NaN if not published."""
     tpot, engines = seen.mean("tpot"), seen.last.engines
     return {
         "running": float(np.mean([each.state.running for each in readings[1:]])) / engines,
@@ -103,7 +101,6 @@ def _simulate(
     costs_of: Callable[[np.random.Generator], StepCosts],
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """Return what a server would publish of one simulation; empty if the load is unknown."""
     engines = seen.last.engines
     at_s = np.array([each.t_s - readings[0].t_s for each in readings])
     arrived = np.array([between(a, b).arrived / engines for a, b in pairwise(readings)])

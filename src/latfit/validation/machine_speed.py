@@ -40,7 +40,6 @@ class PhaseSpeed:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the factor differs from 1 beyond the errors of fit and measurement."""
         error = self.error if math.isfinite(self.error) else 0.0
         return abs(self.factor - 1) > max(MIN_CHANGE, SIGNIFICANT_ERRORS * error)
 
@@ -87,13 +86,10 @@ def recorded_window_speed(trace: Trace, fits: Sequence[FitResult]) -> PhaseSpeed
 
 
 def _weighted_speed(T_ms: FloatArray, expected_ms: FloatArray, steps: FloatArray) -> PhaseSpeed:
-    """Return the speed factor from mean step times (n,) of windows with so many steps."""
     return replace(phase_speed(ALL_STEPS, T_ms * steps, expected_ms * steps), steps=round(float(steps.sum())))
 
 
 def _expected_ms(step: Mapping[str, float], fits: Sequence[FitResult]) -> float:
-    """Return the fit's mean step time for a window's mean step, as a mix of decode and prefill steps."""
-
     def time_ms(fit: FitResult, B: float, S: float, prefill: float = 0.0) -> float:
         columns = {"B": np.array([B]), "S": np.array([S]), "prefill_tokens": np.array([prefill])}
         if math.isfinite(step.get("context_tokens", math.nan)):
@@ -126,8 +122,6 @@ def phase_speed(phase: str, T_ms: FloatArray, mean_ms: FloatArray) -> PhaseSpeed
 
 @dataclass(frozen=True, eq=False)
 class RunSpeed:
-    """Machine speed of all steps and by phase during a run, and the comparison at it."""
-
     whole: PhaseSpeed
     speeds: Sequence[PhaseSpeed]
     at_speed: Validation

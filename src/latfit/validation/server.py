@@ -51,16 +51,13 @@ class ServerRun:
         return {"ttft_ms": self.times["ttft"], "tpot_ms": self.tpot, "latency_ms": self.times["latency"]}
 
     def server_ms(self) -> dict[str, float]:
-        """Return mean TTFT, TPOT and latency on the server's clock."""
         return {metric: buckets.mean for metric, buckets in self.by_metric.items()}
 
     @property
     def has_engine(self) -> bool:
-        """Whether the server publishes the engine's own times."""
         return all(name in self.times for name in ("queue", "prefill", "inference"))
 
     def engine_ms(self) -> dict[str, float]:
-        """Return mean TTFT, TPOT and latency on the engine's clock, else on the server's."""
         found = self.server_ms()
         if self.has_engine:
             queue, prefill, inference = (self.times[name].mean for name in ("queue", "prefill", "inference"))
@@ -68,7 +65,6 @@ class ServerRun:
         return found
 
     def quantile_ms(self, metric: str, q: float) -> tuple[float, float]:
-        """Return the edges in ms of the bucket with a metric's quantile."""
         return self.by_metric[metric].bucket(q)
 
 
@@ -99,7 +95,6 @@ MOST_LINES = 1_000_000
 
 
 def _started_s(source: str | Path) -> float | None:
-    """Return the earliest creation time of an engine's counters."""
     with open_source(source).open() as stream:
         found = [float(told[1]) for line in islice(stream, MOST_LINES) if (told := _CREATED.fullmatch(line))]
     return min(found, default=None)

@@ -48,7 +48,6 @@ def watched(trace: Trace, before: str | Path, after: str | Path, source: str, se
 
 
 def _texts_at(trace: Trace, source: str) -> tuple[float, float]:
-    """Return when the two texts were taken, on the windows' clock. Raises BadInput."""
     try:
         begin_s, end_s = (float(each) for each in trace.provenance["texts_at_s"])
         if end_s > begin_s and {"t_s", "window_ms", "arrived_requests"} <= trace.columns.keys():
@@ -60,7 +59,6 @@ def _texts_at(trace: Trace, source: str) -> tuple[float, float]:
 
 
 def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Generator) -> FloatArray:
-    """Return arrival times in seconds from the first text, sorted."""
     t_s, length_s = trace.floats("t_s") - begin_s, trace.floats("window_ms") / 1e3
     inside = (t_s > -1e-6) & (t_s + length_s <= seen.seconds * (1 + 1e-6)) & (length_s > 0)
     order = np.argsort(t_s[inside], kind="stable")

@@ -73,12 +73,10 @@ class Exchange:
             self.work.cancel()
 
     async def begin(self, status: int, headers: Headers) -> None:
-        """Send the head of the reply. Raises Abandoned if the caller is gone."""
         self.reply = web.StreamResponse(status=status, headers=CIMultiDict(headers))
         await self._write(self.reply.prepare(self.request))
 
     async def send(self, piece: bytes) -> None:
-        """Send a piece of the reply. Raises Abandoned if the caller is gone."""
         assert self.reply is not None
         self.is_sending = True
         await self._write(self.reply.write(piece))
@@ -130,7 +128,7 @@ class HttpExecutor(Executor):
 
     @property
     def max_connections(self) -> int:
-        """Return the most connections at a time: one a slot, those of `fetch`, and the probe."""
+        """One a slot, those of `fetch`, and the probe."""
         return self.servers + MAX_FETCHES + 1
 
     async def start(self) -> None:
@@ -147,7 +145,6 @@ class HttpExecutor(Executor):
             self._sessions.append(session)
 
     async def execute(self, inputs: list[Any]) -> Sequence[Any]:
-        """Serve one request. Raises ExecutorFailed, or Abandoned if the caller left."""
         exchange: Exchange = inputs[0]
         loop, exchange.path, exchange.work = asyncio.get_running_loop(), self.name, asyncio.current_task()
         began = loop.time()
@@ -246,7 +243,7 @@ class HttpExecutor(Executor):
             answer.release()
 
     def _address(self, target: URL) -> URL:
-        """Return the URL of a path and query on this engine. Raises RequestInvalid for other targets."""
+        """Raises RequestInvalid for a target on another server."""
         if target.absolute or not target.raw_path.startswith("/"):
             raise self._invalid("its target is not a path")
         path, query = self.url.raw_path.rstrip("/") + target.raw_path, target.raw_query_string
@@ -263,14 +260,13 @@ class HttpExecutor(Executor):
         return ExecutorLost(found, where=self.name, remedy="Send the request again; see whether the engine runs.")
 
     def _failure(self, error: Exception, what: str) -> ExecutorFailed:
-        """Return the error for one of a connection; without addresses, which callers need not know."""
+        """Leaves out addresses, which callers need not know."""
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | TimeoutError):
             return self._lost(f"{what}: it cannot be reached")
         is_closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError)
         return self._lost(f"{what}: {'it closed the connection' if is_closed else 'its answer is no whole HTTP'}")
 
     def _too_late(self, exchange: Exchange, waited_s: float) -> ExecutorFailed:
-        """Return the error if the caller left or takes nothing, or the engine hangs."""
         is_hung = not exchange.first_byte_s and waited_s >= self._overdue_s
         if (exchange.has_left or exchange.is_sending) and not is_hung:
             return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was stopped.")

@@ -99,7 +99,7 @@ class Front:
             registry.register(self._by_class)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request, as a handler of `aiohttp.web.Server`."""
+        """Answer a request of `aiohttp.web.Server`."""
         try:
             answer = await self._route(request)
         except Refused as refused:
@@ -169,7 +169,7 @@ class Front:
         return classes.index(name)
 
     def _headers(self, request: web.BaseRequest) -> Headers:
-        """Return the headers for an engine; a token that this server checks is not passed on."""
+        """Leave out a token that this server checks."""
         own = () if self.options.token is None else ("authorization",)
         found = [(name, value) for name, value in request.headers.items() if name.lower() not in own]
         if not all(HEADER_VALUE.fullmatch(value) for _, value in found):
@@ -177,7 +177,6 @@ class Front:
         return found
 
     async def _read(self, request: web.BaseRequest, body: list[bytes]) -> None:
-        """Read a body, which must be a JSON object, into pieces."""
         most = self.options.most_bytes
         plain = {"content-encoding": "identity", "transfer-encoding": "chunked"}
         if any(each.lower() != plain[name] for name in plain for each in request.headers.getall(name, ())):
@@ -238,13 +237,11 @@ class Front:
         return Refused(status, f"{where}{error.found}", kind, **later)
 
     def _retry_s(self) -> str:
-        """Return in how many seconds the waiting requests should have been served."""
         path = self.router.main
         wait_s = self.router.waiting * float(path.times_ms[1]) / path.executor.servers / 1000
         return str(max(1, min(math.ceil(wait_s), MAX_RETRY_S)))
 
     async def _models(self, request: web.BaseRequest) -> web.Response:
-        """Return the answer of the first engine that has one."""
         up, headers = self.router.up(), self._headers(request)
         try:
             for engine in sorted(self.engines, key=lambda each: not up[each.name]):

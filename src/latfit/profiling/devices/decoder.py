@@ -35,7 +35,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights. `embedding` is (vocab, hidden); `head` multiplies by its transpose."""
+    """`embedding` is (vocab, hidden); `head` multiplies by its transpose."""
 
     shape: ModelShape
     layers: Sequence[Layer]
@@ -50,7 +50,6 @@ def build_weights(
     norm: Callable[[int], Array],
     embedding: tuple[Array, Matrix],
 ) -> Weights:
-    """Assemble a model from functions that make a matrix (in, out) or a norm."""
     layers = [
         Layer(
             norm(shape.hidden),
@@ -133,19 +132,16 @@ class DecoderStep(ABC):
         return self.product(self.swiglu(self.product(x, gate_up)), down)
 
     @abstractmethod
-    def filled(self, name: str, width: int) -> Array:
-        """Return random numbers (S, width), the same in every run."""
+    def filled(self, name: str, width: int) -> Array: ...
 
     @abstractmethod
     def embed(self, tokens: Array) -> Array: ...
 
     @abstractmethod
-    def last(self, x: Array) -> Array:
-        """Return the rows of each request's last token."""
+    def last(self, x: Array) -> Array: ...
 
     @abstractmethod
-    def norm(self, x: Array, weight: Array) -> Array:
-        """Return x / sqrt(mean(x^2) + EPS) * weight."""
+    def norm(self, x: Array, weight: Array) -> Array: ...
 
     @abstractmethod
     def product(self, x: Array, matrix: Matrix) -> Array: ...
@@ -164,8 +160,6 @@ class DecoderStep(ABC):
 
 
 class EagerStep(DecoderStep):
-    """A step of NumPy or PyTorch. `xp` is their module."""
-
     xp: Any
     cosine: Array
     sine: Array
@@ -222,12 +216,11 @@ class EagerStep(DecoderStep):
 
 
 def last_rows(cell: StepShape) -> NDArray[np.int64]:
-    """Return the row (B,) of each request's last token."""
     return np.cumsum([1] * cell.decode_requests + list(cell.prefill), dtype=np.int64) - 1
 
 
 def rotation(cell: StepShape, head_dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return cosine and sine (S, 1, head_dim/2) of the rotary embedding of each token."""
+    """Return cosine and sine (S, 1, head_dim/2) of the rotary embedding."""
     each = [np.tile(np.arange(cached, cached + tokens), requests) for requests, tokens, cached in groups_of(cell)]
     positions = np.concatenate(each)
     angle = positions[:, None, None] * ROTARY_BASE ** (-np.arange(0, head_dim, 2) / head_dim)

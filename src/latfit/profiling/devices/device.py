@@ -51,8 +51,7 @@ class Device(Protocol):
     def name(self) -> str: ...
     @property
     def path(self) -> str: ...
-    def facts(self) -> dict[str, Any]:
-        """Return libraries, kernels, threads and precision, for the provenance."""
+    def facts(self) -> dict[str, Any]: ...
 
     def prepare(self, cell: StepShape) -> None:
         """Make what steps of `cell` need. Raises DeviceOutOfMemory."""
@@ -84,7 +83,6 @@ class LocalDevice:
         return time.perf_counter()
 
     def check_room(self, shape: ModelShape, cell: StepShape) -> None:
-        """Raise DeviceOutOfMemory if a step needs more than the free memory."""
         needed, free = step_bytes(shape, cell), self.free_bytes()
         if free is not None and needed > free:
             raise DeviceOutOfMemory(
@@ -105,7 +103,6 @@ def cpu_facts(name: str, settings: DeviceSettings, threads: int) -> dict[str, An
 
 @contextmanager
 def memory_errors(release: Callable[[], None] | None = None) -> Iterator[None]:
-    """Turn failed allocations into DeviceOutOfMemory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

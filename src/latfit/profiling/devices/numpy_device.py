@@ -119,8 +119,6 @@ def repeat_block(size: tuple[int, ...], block: Float32) -> Float32:
 
 
 class NumpyDevice(LocalDevice):
-    """Random weights, a pool of cache memory that grows with the largest cell, and the prepared step."""
-
     name = "numpy"
     path = "cpu"
 
@@ -183,7 +181,6 @@ class NumpyDevice(LocalDevice):
             set_blas_threads(self._threads_before)
 
     def _cache(self, cell: StepShape) -> KvCache:
-        """Cut the cell's cache from the pool."""
         shape = self._shape
         needed = 2 * cell.cache_tokens * shape.layers * shape.kv_heads * shape.head_dim
         if needed > self._pool.size:

@@ -35,8 +35,6 @@ BUILD_BYTES = {"bf16": 8, "fp32": 12, "int8": 7}
 
 
 class OpenVinoStep(DecoderStep):
-    """Builder of the graph."""
-
     def __init__(self, shape: ModelShape, precision: str, seed: int) -> None:
         from openvino import opset14
 
@@ -140,7 +138,6 @@ class OpenVinoStep(DecoderStep):
         return op.reshape(attended, op.constant([0, shape.query_width]), True)
 
     def _prefill(self, layer: int, queries: Node, keys: Node, values: Node) -> Node:
-        """Attend in prefill: queries (N n, heads, head_dim) as (N, kv_heads, group n, head_dim)."""
         op, shape = self.op, self.shape
         group, chunk = shape.heads // shape.kv_heads, self.input("chunk", [2], "i64")
 
@@ -261,11 +258,10 @@ class OpenVinoDevice(LocalDevice):
             return time_ms(self._request.infer)
 
     def output(self) -> Any:
-        """Return the first result of the last step: logits (B, vocab) of a whole step."""
+        """Return logits (B, vocab) of a whole step."""
         return self._request.get_output_tensor(0).data.copy()
 
     def execution_types(self) -> list[str]:
-        """Return the kernel types of the last step's products."""
         kinds = ("FullyConnected", "MatMul", "Subgraph")
         return sorted({entry.exec_type for entry in self._request.profiling_info if entry.node_type.startswith(kinds)})
 
@@ -279,13 +275,11 @@ class OpenVinoDevice(LocalDevice):
         return tensor
 
     def _cache(self, requests: int, tokens: int) -> Any:
-        """Return random keys (or values) of one layer."""
         block = self._rng.standard_normal(1 << 18, dtype=np.float32)
         size = (requests, self._shape.kv_heads, tokens, self._shape.head_dim)
         return stored(repeat_block(size, block), CACHE_TYPE[self._settings.precision])
 
     def _arrays(self, cell: StepShape) -> dict[str, Any]:
-        """Return every input of the graph except the caches."""
         cosine, sine = rotation(cell, self._shape.head_dim)
         chunk = cell.prefill[0] if cell.prefill else 1
         widths = {"x": self._shape.hidden, "heads": self._shape.qkv_width, "attended": self._shape.query_width}

@@ -114,7 +114,6 @@ class RemoteDevice:
             raise
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Return the child's answer, or raise its error; DeviceOutOfMemory if the child is gone."""
         child = self._child
         if child is None:
             raise DeviceOutOfMemory("its process is gone")
@@ -136,7 +135,6 @@ class RemoteDevice:
 
 
 def serve(pipe: int) -> None:
-    """Answer calls in the child until the parent closes the pipe, a file descriptor."""
     ends_with_parent = False
     if sys.platform.startswith("linux"):  # the kernel kills this process when its parent ends, even while stopped
         ends_with_parent = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0

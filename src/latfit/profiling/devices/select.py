@@ -42,8 +42,6 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class PathSpec:
-    """What a process needs to open the device of one path."""
-
     kind: str
     shape: ModelShape
     settings: DeviceSettings
@@ -70,7 +68,6 @@ def choose_paths(request: ProfileRequest, shape: ModelShape) -> list[PathSpec]:
 
 
 def require(kind: str) -> None:
-    """Raise HardwareMissing with the reason if this machine cannot run `kind`."""
     reason = reason_missing(kind)
     if reason is not None:
         install = f"Install it: pip install 'latfit[{KINDS[kind].extra}]'."
@@ -110,7 +107,6 @@ def _path(kind: str, request: ProfileRequest, shape: ModelShape) -> PathSpec:
 
 @cache
 def _idle_threads(kind: str) -> int | None:
-    """Return fewer threads than could run if others keep CPUs busy, else None."""
     if kind == "torch-cuda" or (kind == "numpy" and blas_threads() is None):
         return None
     idle = idle_threads()
@@ -118,7 +114,6 @@ def _idle_threads(kind: str) -> int | None:
 
 
 def precision_of(kind: str, asked: str) -> str:
-    """Return the precision that a device computes in. Raises HardwareMissing."""
     offered = KINDS[kind].precisions
     if asked == "auto":
         narrow = kind == "torch-cuda" or bool({"avx512_bf16", "amx_bf16"} & set(cpu_flags()))
@@ -177,7 +172,6 @@ def process_count(spec: PathSpec) -> int:
 
 
 def open_in_processes(spec: PathSpec) -> list[Device]:
-    """Open the devices that take turns, each in a child process unless one is enough."""
     processes = process_count(spec)
     if processes == 1 and not spec.environment and not spec.request.pin:
         return [open_path(spec)]

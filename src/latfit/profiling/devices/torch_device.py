@@ -39,8 +39,6 @@ GRAPH_WARMUP_RUNS = 3  # libraries choose kernels and take workspace in their fi
 
 
 class TorchStep(EagerStep):
-    """A step in PyTorch. Its matrices are functions (`linear`)."""
-
     def __init__(self, weights: Weights, cell: StepShape, cache: KvCache) -> None:
         import torch
 
@@ -100,7 +98,6 @@ def _causal_mask(tokens: int, cached: int, device: Any) -> Tensor | None:
 
 
 def activation_dtype(precision: str) -> Any:
-    """Return the type of everything but the weights."""
     import torch
 
     return {"fp16": torch.float16, "fp32": torch.float32}.get(precision, torch.bfloat16)
@@ -139,7 +136,6 @@ def _int8_linear(weight: Tensor) -> Linear:
 
 
 def random_torch_weights(shape: ModelShape, place: str, precision: str, seed: int) -> Weights:
-    """Make random weights where they are used, one matrix at a time."""
     import torch
 
     kind = {"dtype": activation_dtype(precision), "device": place}
@@ -205,8 +201,7 @@ class TorchDevice(LocalDevice):
     def record(self, run: Callable[[], object]) -> Callable[[], object]:
         return run
 
-    def release(self) -> None:
-        """Give memory in reserve back."""
+    def release(self) -> None: ...
 
     def prepare(self, cell: StepShape) -> None:
         self._current = None
@@ -278,7 +273,6 @@ class CudaDevice(TorchDevice):
         }
 
     def free_bytes(self) -> int | None:
-        """Return the free memory, PyTorch's reserve included."""
         from torch import cuda
 
         free, _ = cuda.mem_get_info(0)

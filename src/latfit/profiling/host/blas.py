@@ -18,19 +18,16 @@ _SPELLINGS = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "op
 
 
 def blas_threads() -> int | None:
-    """Return OpenBLAS's threads; None for another BLAS."""
     threads: int | None = _call("get_num_threads", ctypes.c_int)
     return threads
 
 
 def set_blas_threads(threads: int) -> bool:
-    """Return False if NumPy's BLAS takes no number of threads."""
     _call("set_num_threads", None, ctypes.c_int(threads))
     return blas_threads() is not None
 
 
 def blas_facts() -> dict[str, Any]:
-    """Return name, version, kernel set, what float32 runs on, and threads; None if unknown."""
     config = np.show_config(mode="dicts")
     built = config.get("Build Dependencies", {}).get("blas", {}) if isinstance(config, dict) else {}
     name: bytes = _call("get_corename", ctypes.c_char_p) or b""
@@ -40,7 +37,6 @@ def blas_facts() -> dict[str, Any]:
 
 
 def _call(name: str, result: Any, *arguments: Any) -> Any:
-    """Call a function of OpenBLAS; return None if there is none."""
     functions = (getattr(_openblas(), spelling.format(name), None) for spelling in _SPELLINGS)
     function = next(filter(None, functions), None)
     if function is None:

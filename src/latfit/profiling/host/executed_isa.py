@@ -38,7 +38,6 @@ ISA_RANK = tuple(isa for isa, _ in reversed(_ISA_PATTERNS))
 
 
 def isa_in(text: str) -> str | None:
-    """Return the widest instruction set that a kernel's name or oneDNN's header names."""
     return next((isa for isa, pattern in _ISA_PATTERNS if re.search(pattern, text.lower())), None)
 
 
@@ -66,13 +65,11 @@ def evidence_of(text: str) -> dict[str, Any]:
 
 
 def satisfies(isa: str | None, asked: str) -> bool:
-    """Return whether products on `isa` are what `--isa asked` means."""
     same = {"avx512": ("avx512", "avx512_vnni"), "avx2": ("avx2", "avx2_vnni")}
     return asked == "auto" or isa in same.get(asked, (asked,))
 
 
 def probe(device: str, precision: str, isa: str) -> dict[str, Any]:
-    """Run a few products of `device` in a child process; return the evidence, `failed` after an error."""
     command = [sys.executable, "-P", "-m", "latfit.profiling.host.executed_isa", device, precision]
     environment = {**os.environ, **environment_for(isa, device), "ONEDNN_VERBOSE": "1", "OMP_NUM_THREADS": "1"}
     try:

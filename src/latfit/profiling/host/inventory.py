@@ -36,8 +36,6 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature; `missing` and `remedy` are empty if it is ready."""
-
     name: str
     missing: str = ""
     remedy: str = ""
@@ -82,7 +80,6 @@ def inventory() -> Inventory:
 
 
 def find_gpus() -> list[Gpu]:
-    """Return the GPUs that nvidia-smi lists, else those in the drivers' files."""
     found = [
         Gpu(name, int(memory) * MIB if memory.isdecimal() else None, driver or None)
         for name, memory, driver in query_gpus("name", "memory.total", "driver_version")

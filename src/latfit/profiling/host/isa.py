@@ -44,7 +44,6 @@ _SIMD = ("sse4", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm", "f
 
 @cache
 def cpu_flags() -> tuple[str, ...]:
-    """Return the CPU's flags of vector and matrix arithmetic, sorted; empty if unknown."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -76,6 +75,5 @@ def environment_for(isa: str, device: str) -> dict[str, str]:
 
 
 def missing_flags(wanted: Sequence[str], flags: Sequence[str]) -> str:
-    """Return in words what a CPU lacks; empty if nothing."""
     absent = [flag for flag in wanted if flag not in flags]
     return f"this CPU lacks {', '.join(absent)}" if absent else ""

@@ -29,7 +29,6 @@ def machine_facts() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """Return the CPU's marketing name, else the architecture."""
     names = [" ".join(value.split()) for key, value in _pairs("/proc/cpuinfo") if key == "model name"]
     return next(filter(None, names), platform.processor() or platform.machine() or "unknown CPU")
 
@@ -67,7 +66,7 @@ def idle_threads(seconds: float = 0.3) -> int:
 
 @dataclass(frozen=True)
 class LoadReading:
-    """Mean CPUs that others kept busy, and that this process left idle, over a run."""
+    """Mean CPUs that others kept busy, and that were left idle for them."""
 
     other_cpus: float
     spare_cpus: float
@@ -85,7 +84,7 @@ class LoadWatch:
         self._start = self._counters()
 
     def __call__(self) -> LoadReading | None:
-        """Return the reading since the start; None without counters or in under 0.2 s."""
+        """None without counters or in under 0.2 s."""
         end = self._counters()
         if self._start is None or end is None:
             return None
@@ -95,7 +94,6 @@ class LoadWatch:
         return LoadReading(max(0.0, (busy - own) / wall), max(0.0, len(self._cpus) - self._threads))
 
     def _counters(self) -> tuple[float, float, float] | None:
-        """Return (wall, busy, own) seconds; busy is summed over the usable CPUs."""
         names = {f"cpu{number}" for number in self._cpus}
         ticks = 0
         for line in _lines(Path("/proc/stat")):
@@ -110,7 +108,6 @@ class LoadWatch:
 
 
 def _family_ticks() -> int:
-    """Return the clock ticks of this process and its descendants, ended ones included."""
     ticks: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -16,7 +16,6 @@ SLOWING_REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
 
 def read_sensors(root: Path = Path("/"), *, gpu: bool = False) -> dict[str, Any]:
-    """root: the folder of `sys` and `proc`."""
     cpus, classes = root / "sys/devices/system/cpu", root / "sys/class"
     clocks = [khz / 1e3 for khz in _numbers(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))]
     if not clocks:
@@ -42,7 +41,6 @@ def read_gpu() -> dict[str, Any] | None:
 
 
 def query_gpus(*fields: str) -> list[list[str]]:
-    """Return these fields of each GPU as text; empty without nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_S, check=True).stdout
@@ -53,7 +51,6 @@ def query_gpus(*fields: str) -> list[list[str]]:
 
 
 def compare_sensors(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Return both readings for the trace, and the throttling events between them."""
     facts: dict[str, Any] = {name: [first[name], last[name]] for name in ("cpu_mhz", "cpu_celsius")}
     before, after = first["cpu_throttle_events"], last["cpu_throttle_events"]
     facts["cpu_throttle_events"] = None if None in (before, after) else max(0, after - before)
