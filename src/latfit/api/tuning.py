@@ -148,10 +148,22 @@ class Tuned(Answer):
         names = ["run", "SLO", "planned", "measured", "verdict"]
         return [reporting.Table("", names, rows, words=names)] if rows else []
 
+    @property
+    def numbers(self) -> "list[reporting.KeyNumber]":
+        measured = [
+            reporting.KeyNumber(each.name, format_ms(each.measured_ms), f"limit {format_ms(each.limit_ms)}")
+            for run in self.result.runs[-1:]
+            for each in run.figures
+        ]
+        return [*measured, reporting.KeyNumber("Restarts", str(self.result.restarts), "of the engine")]
+
     def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        assert self.plan is not None
+        found = self.result
+        asked = f"{found.engine}, {format_rate(found.rate_per_s)}"
+        card = reporting.Card(asked, "", self.verdict, self.state, [], self.numbers, found.command)
+        planned = [] if self.plan is None else self.plan.tables()
         figure = None if self.validation is None else self.validation.plot()
-        return reporting.serving_page(self.plan.result, made, self.tables(), figure, subject=self.result.engine)
+        return reporting.answer_page("A tuned engine", card, made, [*self.tables(), *planned], figure, self.messages)
 
     def to_json(self) -> dict[str, Any]:
         return self.result.to_json() | {
@@ -420,8 +432,8 @@ class Loop:
         return restarts < self.request.max_restarts and used < self.budget_s
 
     def validated(self) -> Validation | None:
-        """The last load beside its simulation with the same requests; None without settings."""
-        if not self.settings or self.plan is None:
+        """The last load beside its simulation with the same requests; None if it had no planned settings."""
+        if not self.settings or self.plan is None or self.runs[-1].settings != self.settings:
             return None
         engine = {name: self.plan.engine[name] for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")}
         return validate(self.fit, self.out / REQUESTS, engine=engine, seed=self.request.seed)
@@ -478,7 +490,7 @@ def tune(request: TuneRequest) -> Tuned:
     found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())
     write_json(loop.out / "tune.json", found.to_json())
     if found.plan is not None:
-        reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now())))
+        reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now())), "report.html")
     return found
 
 

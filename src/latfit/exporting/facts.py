@@ -50,7 +50,7 @@ class PlanFacts:
     def answer(self) -> str:
         if isinstance(self.plan, Plan):
             return self.plan.answer
-        doubt = "Not confirmed: " if self.pair is None and self.plan.promise != "meets" else ""
+        doubt = "Likely: " if self.pair is None and self.plan.promise != "meets" else ""
         outcome = ", ".join(each.outcome for each in (self.pair or self.plan).targets)
         return f"{doubt}{self._deployment(self.plan)} for {self.plan.load} ({self.plan.request}): {outcome}."
 

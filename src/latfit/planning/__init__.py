@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from latfit.planning.speculation import SpeculationPlan as SpeculationPlan, plan_speculation as plan_speculation
     from latfit.planning.steps.budget import StepBudget as StepBudget, step_budget as step_budget
     from latfit.planning.steps.limits import levels_for as levels_for
+    from latfit.planning.verdict import CONFIRMED as CONFIRMED
     from latfit.planning.what_if import (
         LEVEL as LEVEL,
         REPLICATIONS as REPLICATIONS,

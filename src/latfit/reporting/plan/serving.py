@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from latfit.engines import engine_key
 from latfit.exporting import start_line, vllm_flags
-from latfit.planning import MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
+from latfit.planning import CONFIRMED, MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
 from latfit.reporting.format import count
 from latfit.reporting.plan.summary import STATES, PlanSummary, probability_text
 from latfit.reporting.simulation.tables import STATISTICS, times_table
@@ -16,8 +16,6 @@ from latfit.simulation import EngineSummary
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from latfit.reporting.layout import Making, Rendered
 
 MAX_CHANGES = 3  # that are named on a terminal
@@ -60,7 +58,8 @@ def verdict(plan: ServingPlan) -> str:
         return f"Cannot be met: {replicas} at {load}: {plan.outcome_text}."
     meets = "meets" if tried == 1 else "meet"
     if plan.promise == "likely":
-        share = "" if plan.probability is None else f" ({min(97, round(100 * plan.probability))} %)"
+        chance = CONFIRMED if plan.probability is None else plan.probability
+        share = f" ({100 * chance:.0f} %)" if chance < CONFIRMED else ""  # else a warning says what is in doubt
         meets = f"likely {meets}{share}"
     text = f"{replicas} {meets} the targets at {load}: {plan.outcome_text}."
     return f"Not supported by these data: {text}" if plan.unsupported else text
@@ -225,25 +224,16 @@ def stalls_table(stalls: Stalls) -> Table:
 
 
 def serving_page(
-    plan: ServingPlan,
-    made: "Making",
-    measured: Sequence[Table] = (),
-    figure: "Figure | None" = None,
-    nearby: Mapping[str, Mapping[str, ServingPlan]] = {},
-    subject: str = "",
+    plan: ServingPlan, made: "Making", nearby: Mapping[str, Mapping[str, ServingPlan]] = {}, subject: str = ""
 ) -> "Rendered":
     """Return the plan as a page.
 
-    measured, figure: what an engine with its settings was measured to do, shown first.  nearby: plans at other loads
-    or limits, this one among them, by slider and place.  subject: model and machine.
+    nearby: plans at other loads or limits, this one among them, by slider and place.  subject: model and machine.
     """
     from latfit.reporting import layout
     from latfit.reporting.plan.figures import distribution_figure, serving_figure
 
     pictures = []
-    if figure is not None:
-        alt = "Distributions of TTFT, TPOT and latency, measured and simulated."
-        pictures.append(layout.draw_picture("measured", alt, figure))
     if plan.distributions_ms:
         alt = "Share of requests within a TTFT and a TPOT, simulated, with the limits."
         pictures.append(layout.draw_picture("distributions", alt, distribution_figure(plan)))
@@ -262,7 +252,7 @@ def serving_page(
         pictures,
         _how_sure(plan),
         [(text, "") for text in (*summary.warnings, *summary.others)],
-        [layout.Section("Requests", "requests", [*measured, *others, *serving_tables(plan)], open=True)],
+        [layout.Section("Requests", "requests", [*others, *serving_tables(plan)], open=True)],
     )
     return layout.render_page(page)
 
@@ -311,7 +301,8 @@ def _how_sure(plan: ServingPlan) -> list[str]:
     """How far the answer can be trusted, in sentences."""
     found = []
     if plan.probability is not None:
-        found.append(f"The targets are met with a probability of {probability_text(plan.probability)}.")
+        but = "" if plan.promise != "likely" or plan.probability < CONFIRMED else ", but for what the warnings say"
+        found.append(f"The targets are met with a probability of {probability_text(plan.probability)}{but}.")
     if plan.outcome is not None:
         runs = f"{plan.outcome.requests:,} requests in {count_text(plan.outcome.replications, 'replication')}"
         found.append(f"Times are those of {runs} of a simulation, with 95 % intervals; no request was measured.")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from latfit.engines import BY_KEY, engine_key
 from latfit.exporting import start_line
-from latfit.planning import MEASURED, Plan, capacity_line
+from latfit.planning import CONFIRMED, MEASURED, Plan, capacity_line
 from latfit.reporting.plan.tables import choices_table, thresholds_table
 from latfit.reporting.table import State, Table
 from latfit.units import format_percent
@@ -32,7 +32,7 @@ class PlanSummary:
 
 def probability_text(probability: float) -> str:
     """In percent, as far as an estimate supports it."""
-    return "97.5 % or more" if probability >= 0.975 else format_percent(100 * probability)
+    return "97.5 % or more" if probability >= CONFIRMED else format_percent(100 * probability)
 
 
 def plan_summary(plan: Plan) -> PlanSummary:
