@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from latfit.files import TEMPORARY
-from latfit.hardware import read_hardware
+from latfit.hardware import HardwareProfile
 from latfit.model import read_fit
 from latfit.trace.parquet import read_parquet
 
@@ -111,7 +111,7 @@ class Folder:
 
 CHECKS: dict[str, Callable[[Path], object]] = {
     ".fit.json": read_fit,
-    "hardware.json": read_hardware,
+    "hardware.json": HardwareProfile.read,
     ".parquet": read_parquet,
     ".json": lambda file: json.loads(file.read_text()),
     ".html": lambda file: _ends_with(file, b"</html>\n"),
@@ -129,7 +129,7 @@ def kill(folder: Folder, name: str, i: int, rng: random.Random) -> Killed:
     """Run a command and kill it; what was lost."""
     if name == "hardware remove":
         folder.finish("hardware add gone --nominal p50=2ms")
-    before, paths = folder.files(), set(read_hardware(folder.place / "hardware.json").paths)
+    before, paths = folder.files(), set(HardwareProfile.read(folder.place / "hardware.json").paths)
     process = started(folder.place, COMMANDS[name].format(i=i))
     _wait_for_the_moment(folder, process, folder.took_s[name], rng)
     ended = process.poll() is not None
@@ -139,7 +139,7 @@ def kill(folder: Folder, name: str, i: int, rng: random.Random) -> Killed:
     after = folder.files()
     losses = [f"{file.name} is gone" for file in before.keys() - after.keys()]
     losses += losses_in(after)
-    gone = paths - set(read_hardware(folder.place / "hardware.json").paths) - {"gone"}
+    gone = paths - set(HardwareProfile.read(folder.place / "hardware.json").paths) - {"gone"}
     losses += [f"path {path} is gone" for path in gone]
     if (folder.place / "profiled.parquet.journal").exists():
         told = folder.finish(f"{PROFILE} --resume")

@@ -17,7 +17,7 @@ from typing import Any
 
 from latfit.api import Hardware
 from latfit.cli.app import run
-from latfit.hardware import read_hardware
+from latfit.hardware import HardwareProfile
 
 NUMBERS = "launch=1ms,slope=0.02ms"
 
@@ -42,7 +42,7 @@ def looked_at(file: Path, over: Event, counts: Any) -> None:
     while not over.is_set():
         if file.exists():
             try:
-                paths = len(read_hardware(file).paths)
+                paths = len(HardwareProfile.read(file).paths)
             except Exception as error:  # noqa: BLE001  whatever a reader meets is counted
                 print(f"a reader met {error!r}")
                 paths = -1
@@ -65,7 +65,7 @@ def main(n: int) -> int:
             process.join()
         over.set()
         reader.join()
-        kept = len(read_hardware(file).paths)
+        kept = len(HardwareProfile.read(file).paths)
         left = sorted(each.name for each in file.parent.iterdir() if each != file)
     failed = sum(process.exitcode != 0 for process in (reader, *writers))
     print(f"Two writers of {n} paths each: {kept} of {2 * n} kept; {failed} processes failed.")

@@ -5,13 +5,13 @@ valid. A violation is one `BadInput` that names the place in the document.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
-from latfit.errors import BadInput
+from latfit.errors import BadInput, LatfitError
 from latfit.files import write_json
 from latfit.inputs import read_json
 
@@ -31,7 +31,8 @@ MAX_COUNT = 2**31 - 1  # the largest integer that serving engines accept
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]  # a time, or hours
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = NotNegative
 
 
 class Record(msgspec.Struct, frozen=True, dict=True):
@@ -39,16 +40,19 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
     Class keywords choose the form of the JSON: `tag_field="schema", tag="latfit.fit/1"` writes and checks the schema,
     `omit_defaults=True` leaves out what has its default. Copy with `msgspec.structs.replace(record, field=value)`.
-    what, made_by: what the document is called and which command makes it, for errors.
+    what, made_by: what the document is called and which command makes it, for errors.  not_in_json: fields that the
+    JSON leaves out.
     """
 
     what: ClassVar[str] = "record"
     made_by: ClassVar[str] = ""
+    not_in_json: ClassVar[Sequence[str]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return dicts, lists, numbers and text."""
-        found: dict[str, Any] = to_builtins(self)
-        return found
+        left_out = dict.fromkeys(self.not_in_json)
+        found: dict[str, Any] = to_builtins(msgspec.structs.replace(self, **left_out) if left_out else self)
+        return {name: value for name, value in found.items() if name not in left_out}
 
     @classmethod
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,6 +124,8 @@ def decode(
                 remedy = f"It comes from another version of latfit: update latfit. {remedy}"
             raise ValueError(f"{name} is {stated!r}, not {wanted!r}")
         return make(document)
+    except LatfitError as error:  # of a part
+        raise BadInput(error.found, where=f"{where}, {error.where}", remedy=error.remedy) from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         found, _, place = text.partition(" - at `$.")

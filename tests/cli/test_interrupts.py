@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from benchmarks.soak.interrupts import INTERRUPTED, marked, processes_of
 
-from latfit.hardware import read_hardware
+from latfit.hardware import HardwareProfile
 from latfit.model import read_fit
 from latfit.trace import Trace, write_trace
 
@@ -55,6 +55,6 @@ def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
     assert "Stopped: " in told
     done = [read_fit(file) for file in Path.cwd().glob("many.*.fit.json")]
     assert 1 <= len(done) < SYSTEMS
-    assert len(read_hardware(Path("hardware.json")).paths) <= len(done)
+    assert len(HardwareProfile.read(Path("hardware.json")).paths) <= len(done)
     left = {file.name for file in Path.cwd().iterdir() if ".fit.json" not in file.name}
     assert left <= {"many.parquet", "hardware.json"}

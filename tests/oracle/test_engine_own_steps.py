@@ -116,9 +116,9 @@ def test_own_steps_tell_the_machine_s_speed_apart() -> None:
         assert each.steps > 900
         assert abs(each.factor - truth) < 4 * each.error + 0.003
         assert 0 < each.error < 0.01
-    off = {each.metric: each.error_pct for each in found.run_speed.at_speed.figures if each.statistic == "mean"}
+    off = found.run_speed.at_speed.mean_errors
     assert all(abs(off[name]) < 2 for name in ("ttft_ms", "tpot_ms", "latency_ms"))
-    without = {each.metric: each.error_pct for each in found.result.figures if each.statistic == "mean"}
+    without = found.result.mean_errors
     assert without["tpot_ms"] < -8
     assert "decode steps +12 % (±" in found.verdict
     assert "During the run steps took" in found.verdict

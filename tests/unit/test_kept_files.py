@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import latfit
-from latfit.hardware import read_hardware
+from latfit.hardware import HardwareProfile
 from latfit.model import read_fit
 from tests.conftest import ROOT
 
@@ -56,7 +56,7 @@ def test_a_fit_that_is_written_again_is_the_same(file: Path, tmp_path: Path) -> 
 
 @versions("hardware.json.gz")
 def test_a_profile_has_its_paths(file: Path, tmp_path: Path) -> None:
-    paths = read_hardware(unpacked(file, tmp_path)).paths
+    paths = HardwareProfile.read(unpacked(file, tmp_path)).paths
     rows = predicted(file) if paths["cpu"].fit.model == "saturation" else []  # others ask for the context too
     B, S = (np.array([row[name] for row in rows], dtype=np.float64) for name in ("B", "S"))
     assert paths["cpu"].fit.latency_ms(B, S) == pytest.approx([row["T_ms"] for row in rows], rel=1e-9)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from latfit import hardware, reporting
 from latfit.api.answer import data_frame
@@ -138,7 +139,7 @@ class Hardware:
     @classmethod
     def from_json(cls, document: Any) -> "Hardware":
         """Return the machine in a decoded document. Raises BadInput."""
-        return cls(hardware.profile_from_json(document, "the document"))
+        return cls(hardware.HardwareProfile.from_json(document))
 
     def __repr__(self) -> str:
         paths = [
@@ -181,7 +182,7 @@ def profile_of(paths: Any) -> hardware.HardwareProfile:
         found = "nominal numbers of a path without a name" if nameless else f"{type(paths).__name__} is no machine"
         remedy = 'Give a fit, a hardware.json, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}.'
         raise WrongUsage(found, where="paths", remedy=remedy)
-    return hardware.read_hardware(Path(paths))
+    return hardware.HardwareProfile.read(Path(paths))
 
 
 def path_of(name: str, numbers: Numbers) -> hardware.ExecutionPath:

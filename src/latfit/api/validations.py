@@ -55,7 +55,7 @@ class Validation(Answer):
         if self.foreign:
             found = "the fit is not of the machine that this run was measured on"
             remedy = "Check the engine's limits, fit the machine's own steps; --force compares all the same."
-            raise FitNotUsable(found, where=self.result.measured.source, remedy=remedy)
+            raise FitNotUsable(found, where=self.result.source, remedy=remedy)
 
     @property
     def agrees(self) -> bool:
@@ -76,13 +76,14 @@ class Validation(Answer):
         """A DataFrame, one row a statistic of a metric: measured_ms, simulated_ms, error_pct, limit_pct, holds."""
         return data_frame(
             {
-                "metric": each.metric.removesuffix("_ms"),
-                "statistic": each.statistic,
+                "metric": metric.removesuffix("_ms"),
+                "statistic": statistic,
                 "measured_ms": each.measured,
                 "simulated_ms": each.simulated,
                 **{name: getattr(each, name) for name in ("error_pct", "limit_pct", "holds")},
             }
-            for each in self.result.figures
+            for metric, figures in self.result.metrics.items()
+            for statistic, each in figures.items()
         )
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
@@ -107,11 +108,11 @@ class Validation(Answer):
 
     @property
     def lines(self) -> list[str]:
-        found, constants = [self.setup.line] if self.setup.line else [], self.result.constants
-        if constants is None:
+        found, calibration = [self.setup.line] if self.setup.line else [], self.result.calibration
+        if calibration is None:
             return found
-        count = int((~self.result.scored).sum())
-        return [f"Calibrated on the first {count:,} requests: {constants.text}; scored on the rest.", *found]
+        on = f"the first {calibration.requests:,} requests"
+        return [f"Calibrated on {on}: {calibration.text}; scored on the rest.", *found]
 
     @property
     def details(self) -> list[str]:
@@ -167,7 +168,7 @@ def validate(request: ValidateRequest) -> Validation:
     ]
     speed = None
     if request.run_steps is not None:
-        steps = _steps_of_run(request.run_steps, fits, how, found.measured)
+        steps = _steps_of_run(request.run_steps, fits, how, measured)
         speeds = validation.phase_speeds(steps, fits.decode.result, prefill, scatter=scatter)
         speed = validation.run_speed(measured, costs, settings, how, speeds)
     elif watch is not None:

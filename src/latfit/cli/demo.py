@@ -36,13 +36,13 @@ def demo(options: DemoOptions) -> None:
     from latfit.api import Fit
     from latfit.cli.fit import feasible_sla
     from latfit.files import make_folder
-    from latfit.hardware import read_hardware
+    from latfit.hardware import HardwareProfile
 
     out, seed, budget = options.out, options.seed, options.budget
     parse_duration_ms(budget, option="--budget")
     make_folder(out)
     trace, hardware, fitted = out / "trace.parquet", out / "hardware.json", out / "trace.fit.json"
-    for path in read_hardware(hardware).paths.values() if hardware.exists() else ():
+    for path in HardwareProfile.read(hardware).paths.values() if hardware.exists() else ():
         if path.fit.data.source != str(trace.resolve()):  # the fit would replace it
             remedy = "Give the demo a folder of its own with --out."
             raise WrongUsage(f"path {path.name} in it is not of a demo", where=str(hardware), remedy=remedy)

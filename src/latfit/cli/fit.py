@@ -82,7 +82,7 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     """
     from latfit.api import fit_each, report
     from latfit.files import check_writable
-    from latfit.hardware import read_hardware
+    from latfit.hardware import HardwareProfile
     from latfit.trace import check_one_machine, reading_notes, system_labels
 
     steps = read_sources(request, quiet=output.silent, time=request.time or "auto")
@@ -92,7 +92,7 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
         check_writable(targets.file(steps.sources[0].name, label))
     check_writable(targets.hardware)
     if targets.hardware.exists():
-        read_hardware(targets.hardware)  # a broken one is found before the work
+        HardwareProfile.read(targets.hardware)  # a broken one is found before the work
     several_machines = targets.each and any(set(system) - {"path"} for system, _ in steps.systems)
     no_machine = several_machines and "{" not in (request.path or "")
     stored: dict[str, Stored] = {}

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
         change_hardware as change_hardware,
         nominal_path as nominal_path,
         path_label as path_label,
-        profile_from_json as profile_from_json,
-        read_hardware as read_hardware,
         replacement as replacement,
     )
 

@@ -4,9 +4,8 @@ A step on S tokens takes at least max(S flops_per_token / flops, step_bytes / ba
 that a number is wrong; one far below it shows how much the software leaves.
 """
 
-from dataclasses import asdict, dataclass, fields
-
 import numpy as np
+from msgspec import structs
 
 from latfit.errors import refuse
 from latfit.model import FitResult
@@ -15,8 +14,7 @@ from latfit.records import Record
 PER_MS = 1e-3
 
 
-@dataclass(frozen=True)
-class Ceiling:
+class Ceiling(Record, frozen=True, omit_defaults=True):
     """Peak of the machine in FLOP/s and bytes/s, FLOP of a token, and bytes that every step reads; None: unknown."""
 
     flops: float | None = None
@@ -25,7 +23,7 @@ class Ceiling:
     step_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name, value in structs.asdict(self).items():
             wrong, option = value is not None and not (np.isfinite(value) and value > 0), name.replace("_", "-")
             refuse(wrong, f"{value} is not above zero", f"--{option}", "Give a number above zero.")
 
@@ -35,7 +33,7 @@ class Ceiling:
 
     def updated(self, newer: "Ceiling") -> "Ceiling":
         """Return these numbers, with the newer ones where there are any."""
-        return Ceiling(**{f.name: getattr(newer, f.name) or getattr(self, f.name) for f in fields(self)})
+        return structs.replace(self, **newer.to_json())
 
 
 class CeilingShare(Record, frozen=True):

@@ -1,27 +1,25 @@
 """HardwareProfile: execution paths with their fits. `hardware.json`, schema `latfit.hardware/1`.
 
-It holds whole fits, so that a plan can be repeated when the fit files are gone. Nominal numbers never replace a
-measurement, nor does a measurement of another system, unless forced. Unknown facts hinder nothing.
+It holds whole fits, so that a plan can be repeated without the fit files. Nominal numbers never replace a measurement,
+nor does a measurement of another system, unless forced.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from latfit.errors import BadInput, WrongUsage, refuse
+from msgspec.structs import replace
+
+from latfit.errors import WrongUsage, refuse
 from latfit.files import dumps, rewrite
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import Nominal, parse_nominal
-from latfit.inputs import read_json
 from latfit.messages import Message, message
 from latfit.model import FitResult, fit_from_json, fitted_identity
-from latfit.records import convert, decode
+from latfit.records import NotNegative, Record, to_builtins
 from latfit.trace import Fact, facts_beside
 from latfit.units import format_percent
-
-SCHEMA = "latfit.hardware/1"
-MAKE = "latfit fit trace.parquet"
 
 CPU_PATHS = ("amx", "cpu")
 GPU_PATHS = ("gpu",)
@@ -35,18 +33,20 @@ def path_label(name: str, *, nominal: bool) -> str:
     return f"{name} (nominal)" if nominal else name
 
 
-@dataclass(frozen=True, repr=False)
-class ExecutionPath:
+class ExecutionPath(Record, frozen=True):
     """Where a batch can run, and how long it takes there. price_per_hour: in any one currency.
 
     nominal: its numbers where nothing is measured; `fit` then holds them as a linear model.
     """
 
+    what: ClassVar[str] = "execution path"
+    made_by: ClassVar[str] = "latfit hardware add"
+
     name: str
     fit: FitResult
     nominal: Nominal | None = None
-    ceiling: Ceiling = field(default_factory=Ceiling)
-    price_per_hour: float | None = None
+    ceiling: Ceiling = Ceiling()
+    price_per_hour: NotNegative | None = None
 
     @property
     def label(self) -> str:
@@ -68,24 +68,16 @@ class ExecutionPath:
         return f"<ExecutionPath {self.label}: {self.nominal.text if self.nominal else f'{self.fit.name} fit'}>"
 
     def to_json(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {"nominal": self.nominal.text} if self.nominal else {"fit": self.fit.to_json()}
-        if self.ceiling.known:
-            entry["ceiling"] = {name: value for name, value in asdict(self.ceiling).items() if value is not None}
-        return entry if self.price_per_hour is None else {**entry, "price_per_hour": self.price_per_hour}
+        found: dict[str, Any] = {"nominal": self.nominal.text} if self.nominal else {"fit": self.fit.to_json()}
+        more = {"ceiling": self.ceiling.to_json() or None, "price_per_hour": self.price_per_hour}
+        return found | {name: value for name, value in more.items() if value is not None}
 
     @classmethod
-    def from_json(cls, name: str, entry: Any, where: str) -> "ExecutionPath":
-        """Return the path in an entry of a profile. Raises BadInput."""
-        try:
-            ceiling, price = convert(entry.get("ceiling", {}), Ceiling), entry.get("price_per_hour")
-            text = entry.get("nominal", entry.get("quoted"))  # "quoted" in files of latfit 0.1
-            nominal = None if text is None else parse_nominal(str(text))
-            hourly = None if price is None else float(price)
-        except (WrongUsage, TypeError, ValueError, AttributeError) as error:
-            remedy = "Add it again with `latfit hardware add`."
-            raise BadInput(f"not an execution path ({error})", where=where, remedy=remedy) from None
-        fit = fit_from_json(entry.get("fit"), where) if nominal is None else nominal.as_fit()
-        return cls(name, fit, nominal, ceiling, hourly)
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        text = document.get("nominal", document.get("quoted"))  # "quoted" in files of latfit 0.1
+        nominal = None if text is None else parse_nominal(str(text), "nominal")
+        fit = fit_from_json(document.get("fit"), "fit") if nominal is None else nominal.as_fit()
+        return {**document, "fit": fit, "nominal": nominal}
 
 
 def nominal_path(name: str, numbers: Nominal) -> ExecutionPath:
@@ -119,11 +111,13 @@ def differing_facts(old: ExecutionPath, new: ExecutionPath) -> list[Fact]:
     return [fact for fact in facts if fact.name in DECIDING and fact.agreement == "differs"]
 
 
-@dataclass(frozen=True, repr=False)
-class HardwareProfile:
+class HardwareProfile(Record, frozen=True, tag_field="schema", tag="latfit.hardware/1"):
     """Execution paths by name."""
 
-    paths: Mapping[str, ExecutionPath] = field(default_factory=dict)
+    what: ClassVar[str] = "hardware profile"
+    made_by: ClassVar[str] = "latfit fit TRACE"
+
+    paths: Mapping[str, ExecutionPath] = {}
 
     def with_path(self, path: ExecutionPath, *, force: bool = False) -> "HardwareProfile":
         """Return a profile with `path` in place of any older one. Raises WrongUsage if that takes force.
@@ -153,24 +147,14 @@ class HardwareProfile:
         return f"<HardwareProfile {', '.join(path.label for path in self.paths.values()) or 'without paths'}>"
 
     def to_json(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "paths": {name: path.to_json() for name, path in self.paths.items()}}
+        paths = {name: path.to_json() for name, path in self.paths.items()}
+        return {**to_builtins(HardwareProfile()), "paths": paths}
 
-
-def read_hardware(source: Path) -> HardwareProfile:
-    """The profile in `source`. Raises BadInput."""
-    return profile_from_json(read_json(source, what="hardware profile", made_by=MAKE), str(source))
-
-
-def profile_from_json(document: Any, where: str) -> HardwareProfile:
-    """The profile in a decoded document. Raises BadInput, with the place in it."""
-
-    def make(document: Mapping[str, Any]) -> HardwareProfile:
+    @classmethod
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
         entries = document["paths"].items()
-        return HardwareProfile(
-            {name: ExecutionPath.from_json(name, entry, f"{where}, path {name!r}") for name, entry in entries}
-        )
-
-    return decode(document, make, SCHEMA, where, "hardware profile", MAKE)
+        paths = {name: ExecutionPath.from_json({**each, "name": name}, f"path {name!r}") for name, each in entries}
+        return {**document, "paths": paths}
 
 
 @dataclass(frozen=True)
@@ -214,6 +198,6 @@ def change_hardware(target: Path, change: Callable[[HardwareProfile], HardwarePr
     """
 
     def content() -> str:
-        return dumps(change(read_hardware(target) if target.exists() else HardwareProfile()).to_json()) + "\n"
+        return dumps(change(HardwareProfile.read(target) if target.exists() else HardwareProfile()).to_json()) + "\n"
 
     rewrite(target, content)

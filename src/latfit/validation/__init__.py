@@ -9,6 +9,8 @@ if TYPE_CHECKING:
         DEFINITIONS as DEFINITIONS,
         JUDGED as JUDGED,
         Asked as Asked,
+        Bucket as Bucket,
+        Figure as Figure,
         Validation as Validation,
         cautions_about as cautions_about,
         metrics as metrics,

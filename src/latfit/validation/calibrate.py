@@ -3,11 +3,13 @@
 Least squares over the times of single requests. Method: docs/theory/planning.md, "Validation".
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.records import Record
 from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, scaled_costs, serve_replicas
 from latfit.stats import FloatArray, IntArray
 from latfit.validation.measured import Measured
@@ -21,13 +23,18 @@ LOWEST, HIGHEST = np.array([0.2, 0.2, 0.0, 0.0]), np.array([5.0, 5.0, 10.0, 1e4]
 NAMES = ("decode_factor", "prefill_factor", "step_ms", "start_ms")
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(Record, frozen=True):
+    """Parameters with their standard errors: factors on the times of steps, host time of each step, start delay.
+
+    requests: how many they were calibrated on.
+    """
+
     decode_factor: float
     prefill_factor: float
     step_ms: float
     start_ms: float
-    errors: dict[str, float]
+    errors: Mapping[str, float]
+    requests: int
 
     @property
     def text(self) -> str:
@@ -96,7 +103,8 @@ def calibrate(
         found = np.maximum(found + move, LOWEST)
     units = np.array([1.0, 1.0, step_ms, step_ms])
     decode, prefill, host, start = np.round(found * units, 6).tolist()  # the solver stops just short of a bound
-    return Calibration(decode, prefill, host, start, dict(zip(NAMES, (error * units).tolist(), strict=True)))
+    errors = dict(zip(NAMES, (error * units).tolist(), strict=True))
+    return Calibration(decode, prefill, host, start, errors, len(rows))
 
 
 def _errors(matrix: FloatArray, residual: FloatArray, block: IntArray) -> FloatArray:

@@ -6,15 +6,17 @@ clock. See docs/theory/planning.md, "Validation".
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.messages import Message, message
 from latfit.model import FitResult
+from latfit.records import Number, Record
 from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, serve_replicas
 from latfit.stats import FloatArray
 from latfit.units import number
@@ -89,10 +91,10 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
     for limits, phase in ((fit.limits, phase) for fit in fits for phase in fit.limits.by_phase):
         pairs = [(limits.lower_factor(phase, level), limits.factor(phase, level)) for level in STEP_LEVELS]
         ends += [(low, high) for low, high in pairs if low is not None and high is not None][:1]
-    figures = [each for each in found.figures if (each.metric, each.statistic) == ("tpot_ms", "p50")]
-    if not ends or not figures or not figures[0].measured > 0 or not figures[0].simulated > 0:
+    median = found.metrics["tpot_ms"]["p50"] if found.metrics else None
+    if not ends or median is None or not median.measured > 0 or not median.simulated > 0:
         return ""
-    ratio = figures[0].measured / figures[0].simulated
+    ratio = median.measured / median.simulated
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     if low <= ratio <= high:
         return ""
@@ -107,125 +109,100 @@ def _highest(fit: FitResult, column: str) -> float:
     return float(fit.domain[column][1]) if column in fit.domain else 0.0
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One statistic of one metric, ms.
+class Bucket(Record, frozen=True):
+    """Edges of the server's histogram bucket that holds a quantile, and the simulated quantile, ms."""
 
-    With a server's counts, `measured` is the mean on the engine's clock; `quantiles` has name → (edges of the server's
-    bucket, simulated).
-    """
+    above: float
+    up_to: float
+    simulated: Number
 
-    metric: str
-    statistic: str
-    measured: float
-    simulated: float
-    client: float = math.nan
-    server: float = math.nan
-    quantiles: Mapping[str, tuple[tuple[float, float], float]] = field(default_factory=dict)
 
-    @property
-    def error_pct(self) -> float:
-        return 100.0 * (self.simulated / self.measured - 1.0) if self.measured > 0 else math.nan
+class Figure(Record, frozen=True):
+    """One statistic of one metric, ms. limit_pct: tolerance; None if it is not judged."""
 
-    @property
-    def limit_pct(self) -> float | None:
-        """None if the figure is not judged."""
-        return LIMITS_PCT.get(self.statistic) if self.metric in JUDGED else None
+    measured: Number
+    simulated: Number
+    error_pct: Number
+    limit_pct: float | None = None
 
     @property
     def holds(self) -> bool:
         return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
 
-    def clocks_json(self) -> dict[str, Any]:
-        means = {"client": self.client, "server": self.server, "engine": self.measured, "simulated": self.simulated}
-        buckets = {
-            name: {"above": low, "up_to": high, "simulated": simulated}
-            for name, ((low, high), simulated) in self.quantiles.items()
-        }
-        return {**means, "error_pct": self.error_pct, "quantiles": buckets}
+
+class Clocks(Record, frozen=True):
+    """Means of a metric on each clock, ms, and quantiles by name. error_pct: of the simulated to the engine's mean."""
+
+    client: Number
+    server: Number
+    engine: Number
+    simulated: Number
+    error_pct: Number
+    quantiles: Mapping[str, Bucket]
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.error_pct) <= LIMITS_PCT["mean"]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Validation:
-    """The comparison. scored: requests (n,) that are compared.  clocks: against the server's counts, if given."""
+class ServerComparison(Record, frozen=True):
+    """What the server counted of the run, and its means by metric compared with the simulation."""
 
-    measured: Measured
-    run: EngineRun
-    settings: EngineSettings
-    figures: Sequence[Figure]
-    scored: NDArray[np.bool_]
-    constants: Calibration | None
-    server: ServerRun | None = None
-    clocks: Sequence[Figure] = ()
+    requests: int
+    counts: Mapping[str, float]
+    metrics: Mapping[str, Clocks]
+    source: str
+
+
+class EngineUse(Record, frozen=True):
+    """What the simulated engine did, and the limits that it had."""
+
+    steps: int
+    preemptions: int
+    utilisation: Number
+    kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class Validation(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.validation/1"):
+    """The comparison, by metric and statistic.
+
+    measured, run, was_scored (the requests, (n,), that are compared) are not in the JSON.
+    """
+
+    not_in_json: ClassVar[Sequence[str]] = ("measured", "run", "was_scored")
+
+    agrees: bool
+    verdict: str
+    requests: int
+    scored: int
+    metrics: Mapping[str, Mapping[str, Figure]]
+    calibration: Calibration | None
+    server: ServerComparison | None
+    engine: EngineUse
+    source: str
+    measured: Any
+    run: Any
+    was_scored: Any
+    definitions: Mapping[str, str] = msgspec.field(default_factory=lambda: DEFINITIONS)
 
     @property
     def watched(self) -> bool:
         return self.measured.watched_ms is not None
 
     @property
-    def judged(self) -> Sequence[Figure]:
-        """The figures with a tolerance: means against the server's engine if known, else the client."""
-        return self.clocks or [each for each in self.figures if each.limit_pct is not None]
-
-    @property
-    def agrees(self) -> bool:
-        return all(each.holds for each in self.judged)
+    def clocks(self) -> Mapping[str, Clocks]:
+        """Each judged metric against the server's counts; empty without them."""
+        return {} if self.server is None else self.server.metrics
 
     @property
     def mean_errors(self) -> dict[str, float]:
-        return {each.metric: each.error_pct for each in self.judged if each.statistic == "mean"}
-
-    @property
-    def verdict(self) -> str:
-        of, limits = f"{int(self.scored.sum()):,} requests", "means within 2 %, p90 and p99 within 4 %"
-        against = "the measured run"
-        if self.clocks and self.server is not None:
-            against = f"the server's {'engine' if self.server.has_engine or not self.watched else 'own counts'}"
-            limits = "means within 2 %"
-            of = f"{self.server.requests if self.watched else len(self.measured):,} requests"
-        off = [each for each in self.judged if not each.holds]
-        if not off:
-            return f"Simulation agrees with {against}: {limits} ({of})."
-        worst = max(off, key=lambda each: abs(each.error_pct) / (each.limit_pct or 1.0))
-        return (
-            f"Simulation differs from {against}: {len(off)} of {len(self.judged)} figures are outside tolerance, worst"
-            f" {NAMES[worst.metric]} {worst.statistic} {worst.error_pct:+.1f} % ({of})."
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        table: dict[str, dict[str, Any]] = {}
-        for each in self.figures:
-            row = {name: getattr(each, name) for name in ("measured", "simulated", "error_pct", "limit_pct")}
-            table.setdefault(each.metric, {})[each.statistic] = row
-        calibration, server = None, None
-        if self.constants is not None:
-            calibration = asdict(self.constants) | {"requests": int((~self.scored).sum())}
-        if self.server is not None:
-            server = {
-                "requests": self.server.requests,
-                "counts": dict(self.server.counts),
-                "metrics": {each.metric: each.clocks_json() for each in self.clocks},
-                "source": self.server.source,
-            }
-        limits = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens")
-        return {
-            "schema": "latfit.validation/1",
-            "agrees": self.agrees,
-            "verdict": self.verdict,
-            "requests": len(self.measured),
-            "scored": int(self.scored.sum()),
-            "metrics": table,
-            "definitions": dict(DEFINITIONS),
-            "calibration": calibration,
-            "server": server,
-            "engine": {
-                "steps": self.run.counters.steps,
-                "preemptions": self.run.counters.preemptions,
-                "utilisation": self.run.busy_ms / self.run.makespan_ms / len(self.run.timelines),
-                **{name: getattr(self.settings, name) for name in limits},
-            },
-            "source": self.measured.source,
-        }
+        """Errors of the judged means in percent, by metric."""
+        means: Mapping[str, Figure | Clocks] = self.clocks
+        if not means:
+            means = {metric: self.metrics[metric]["mean"] for metric in JUDGED}
+        return {metric: each.error_pct for metric, each in means.items()}
 
 
 @dataclass(frozen=True)
@@ -244,7 +221,7 @@ def validate(measured: Measured, costs: StepCosts, settings: EngineSettings, how
     Raises BadInput if a request exceeds the KV cache, or too few requests remain to calibrate.
     """
     scored = np.ones(len(measured), dtype=bool)
-    constants = None
+    calibration = None
     if how.calibration:
         if len(measured) < MIN_CALIBRATION_REQUESTS:
             raise BadInput(
@@ -253,34 +230,79 @@ def validate(measured: Measured, costs: StepCosts, settings: EngineSettings, how
                 remedy=f"Give {MIN_CALIBRATION_REQUESTS} or more, or leave out --calibrate.",
             )
         scored = np.arange(len(measured)) >= len(measured) // 3
-        constants = calibrate(measured, costs, settings, ~scored, how.seed, how.routing)
-        costs = constants.costs(costs)
+        calibration = calibrate(measured, costs, settings, ~scored, how.seed, how.routing)
+        costs = calibration.costs(costs)
     run = serve_replicas(measured.requests, costs, settings, how.routing, how.seed)
-    if constants is not None:
-        run = constants.delay(run)
-    clocks = [] if how.server is None else _compare_clocks(measured, run, how.server)
-    figures = [] if measured.watched_ms is not None else _compare_requests(measured, run, scored)
-    return Validation(measured, run, settings, figures, scored, constants, how.server, clocks)
+    if calibration is not None:
+        run = calibration.delay(run)
+    figures = {} if measured.watched_ms is not None else _compare_requests(measured, run, scored)
+    server = None if how.server is None else _compare_clocks(measured, run, how.server)
+    agrees, verdict = _judge(figures, how.server, server, measured, int(scored.sum()))
+    limits = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens")
+    engine = EngineUse(
+        run.counters.steps,
+        run.counters.preemptions,
+        run.busy_ms / run.makespan_ms / len(run.timelines),
+        **{name: getattr(settings, name) for name in limits},
+    )
+    return Validation(
+        agrees, verdict, len(measured), int(scored.sum()), figures, calibration, server, engine, measured.source,
+        measured, run, scored,
+    )  # fmt: skip
 
 
-def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> list[Figure]:
+def _judge(
+    figures: Mapping[str, Mapping[str, Figure]],
+    run: ServerRun | None,
+    server: ServerComparison | None,
+    measured: Measured,
+    scored: int,
+) -> tuple[bool, str]:
+    """Return whether all judged figures are within tolerance, and the verdict: by the server's counts where known."""
+    against, limits, of = "the measured run", "means within 2 %, p90 and p99 within 4 %", scored
+    judged: Mapping[str, Figure | Clocks]
+    if run is not None and server is not None:
+        watched = measured.watched_ms is not None
+        against = f"the server's {'engine' if run.has_engine or not watched else 'own counts'}"
+        limits, of = "means within 2 %", run.requests if watched else len(measured)
+        judged = {f"{NAMES[metric]} mean": each for metric, each in server.metrics.items()}
+    else:
+        judged = {f"{NAMES[metric]} {name}": figures[metric][name] for metric in JUDGED for name in LIMITS_PCT}
+    off = {name: each for name, each in judged.items() if not each.holds}
+    if not off:
+        return True, f"Simulation agrees with {against}: {limits} ({of:,} requests)."
+    worst = max(off, key=lambda name: abs(off[name].error_pct) / LIMITS_PCT[name.rpartition(" ")[2]])
+    return False, (
+        f"Simulation differs from {against}: {len(off)} of {len(judged)} figures are outside tolerance, worst"
+        f" {worst} {off[worst].error_pct:+.1f} % ({of:,} requests)."
+    )
+
+
+def _error_pct(simulated: float, measured: float) -> float:
+    return 100.0 * (simulated / measured - 1.0) if measured > 0 else math.nan
+
+
+def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> dict[str, dict[str, Figure]]:
+    """Compare every statistic over the scored requests."""
     theirs = metrics(measured, measured.first_ms, measured.last_ms)
     ours = metrics(measured, run.first_ms, run.last_ms)
-    return [
-        Figure(metric, name, _statistic(theirs[metric][scored], name), _statistic(ours[metric][scored], name))
-        for metric in DEFINITIONS
-        for name in STATISTICS
-    ]
+
+    def figure(metric: str, name: str) -> Figure:
+        pair = _statistic(theirs[metric][scored], name), _statistic(ours[metric][scored], name)
+        return Figure(*pair, _error_pct(*pair[::-1]), LIMITS_PCT.get(name) if metric in JUDGED else None)
+
+    return {metric: {name: figure(metric, name) for name in STATISTICS} for metric in DEFINITIONS}
 
 
-def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> list[Figure]:
+def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> ServerComparison:
+    """Compare the mean of each judged metric with the server's counts."""
     client, simulated = (
         metrics(measured, first, last)
         for first, last in ((measured.first_ms, measured.last_ms), (run.first_ms, run.last_ms))
     )
     of_scheduler = metrics(measured, run.first_ms, run.last_ms, run.seen_ms) if server.has_engine else simulated
     of_server, of_engine = server.server_ms(), server.engine_ms()
-    found = []
+    found = {}
     for metric in JUDGED:
         counted = _counted(metric, measured, run)
         weight = None
@@ -288,12 +310,13 @@ def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> li
             weight = np.maximum(measured.requests.output_tokens - 1.0, 0.0)
         seen = np.where(counted, simulated[metric], np.nan)
         quantiles = {
-            name: (server.quantile_ms(metric, int(name[1:]) / 100), _statistic(seen, name)) for name in STATISTICS[1:]
+            name: Bucket(*server.quantile_ms(metric, int(name[1:]) / 100), _statistic(seen, name))
+            for name in STATISTICS[1:]
         }
         mean = finite_mean(np.where(counted, of_scheduler[metric], np.nan), weight)
-        clients = finite_mean(client[metric], weight)
-        found.append(Figure(metric, "mean", of_engine[metric], mean, clients, of_server[metric], quantiles))
-    return found
+        clients, engine = finite_mean(client[metric], weight), of_engine[metric]
+        found[metric] = Clocks(clients, of_server[metric], engine, mean, _error_pct(mean, engine), quantiles)
+    return ServerComparison(server.requests, server.counts, found, server.source)
 
 
 def _counted(metric: str, measured: Measured, run: EngineRun) -> NDArray[np.bool_] | bool:

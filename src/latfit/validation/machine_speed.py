@@ -14,6 +14,7 @@ import numpy as np
 from latfit.fitting import mean_ms, typical_ms
 from latfit.metrics import Interval
 from latfit.model import FitResult
+from latfit.records import to_builtins
 from latfit.simulation import EngineSettings, StepCosts, scaled_costs
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, Trace, phases
@@ -137,15 +138,10 @@ class RunSpeed:
 
     def to_json(self) -> dict[str, Any]:
         speeds = (self.whole, *self.speeds)
-        document = self.at_speed.to_json()
-        return {
-            **{each.phase: {"steps": each.steps, "factor": each.factor, "error": each.error} for each in speeds},
-            "at_speed": {
-                "agrees": document["agrees"],
-                "metrics": document["metrics"],
-                "server": document["server"] and document["server"]["metrics"],
-            },
-        }
+        found = self.at_speed
+        at_speed = {"agrees": found.agrees, "metrics": found.metrics, "server": found.clocks or None}
+        by_phase = {each.phase: {"steps": each.steps, "factor": each.factor, "error": each.error} for each in speeds}
+        return {**by_phase, "at_speed": to_builtins(at_speed)}
 
 
 def run_speed(

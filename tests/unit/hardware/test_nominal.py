@@ -9,7 +9,7 @@ import pytest
 from latfit.errors import WrongUsage
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.path_latency import PathLatency
-from latfit.hardware.profile import add_path, nominal_path, read_hardware
+from latfit.hardware.profile import HardwareProfile, add_path, nominal_path
 
 
 def test_a_nominal_median_is_that_of_an_exponential() -> None:
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_says_how_to_write_it(text: str) -> None:
 def test_the_mark_survives_the_file(tmp_path: Path) -> None:
     target = tmp_path / "hardware.json"
     add_path(target, nominal_path("amx", parse_nominal("p50=2ms")))
-    path = read_hardware(target).paths["amx"]
+    path = HardwareProfile.read(target).paths["amx"]
     assert path.label == "amx (nominal)"
     assert PathLatency(path).estimate(4).source == "nominal: p50=2ms"
     assert PathLatency(path).estimate(4).typical_ms == 8.0
@@ -75,6 +75,6 @@ def test_files_that_call_the_numbers_quoted_are_still_read(tmp_path: Path) -> No
     written = target.read_text()
     assert '"nominal": "p50=2ms"' in written
     target.write_text(written.replace('"nominal"', '"quoted"'))
-    path = read_hardware(target).paths["amx"]
+    path = HardwareProfile.read(target).paths["amx"]
     assert path.nominal is not None
     assert path.label == "amx (nominal)"

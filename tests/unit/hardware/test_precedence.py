@@ -1,14 +1,14 @@
 """Which path may take the place of which: measured over nominal, the same system over itself, nothing else unforced."""
 
 import multiprocessing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from latfit.api import Hardware
 from latfit.cli.app import run
-from latfit.errors import WrongUsage
+from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import (
@@ -16,7 +16,6 @@ from latfit.hardware.profile import (
     HardwareProfile,
     add_path,
     nominal_path,
-    read_hardware,
     refusal,
 )
 from latfit.model import Errors, FitResult
@@ -104,8 +103,8 @@ class TestProfile:
         add_path(target, measured())
         entered = add_path(target, measured(model="other"), replace(NOMINAL, name="amx"))
         assert list(entered.refused) == ["gpu"]
-        assert list(read_hardware(target).paths) == ["gpu", "amx"]
-        assert read_hardware(target).paths["gpu"].fit.provenance["identity"]["model"] == "llama-3.1-8b"
+        assert list(HardwareProfile.read(target).paths) == ["gpu", "amx"]
+        assert HardwareProfile.read(target).paths["gpu"].fit.provenance["identity"]["model"] == "llama-3.1-8b"
         entered = add_path(target, measured(0.07))
         assert entered.replaced == ("Path gpu: replaces the measurement of 2026-11-01 (linear, 6 % error).",)
 
@@ -121,7 +120,7 @@ class TestLibrary:
         mine = Hardware(file).add("gpu", price=2.5)
         Hardware(file).add("gpu", fitted(0.07)).save(file)
         mine.save(file)
-        path = read_hardware(file).paths["gpu"]
+        path = HardwareProfile.read(file).paths["gpu"]
         assert path.price_per_hour == 2.5
         assert path.fit.parameters["tau_B"].value == 0.07
 
@@ -134,7 +133,7 @@ class TestLibrary:
         forced = machine.add("gpu", nominal="p50=2ms", force=True)
         assert forced.replaced == ("Path gpu: replaces the measurement of 2026-11-01 (linear, 6 % error).",)
         forced.save(file)
-        assert read_hardware(file).paths["gpu"].nominal is not None
+        assert HardwareProfile.read(file).paths["gpu"].nominal is not None
 
 
 def by_library(file: Path, n: int) -> None:
@@ -163,7 +162,22 @@ def test_processes_at_once_lose_no_path(tmp_path: Path) -> None:
         writer.join(120)
     assert [writer.exitcode for writer in writers] == [0, 0, 0]
     expected = {"first"} | {f"{name}{i}" for name in ("library", "command", "fit") for i in range(n)}
-    assert set(read_hardware(file).paths) == expected
+    assert set(HardwareProfile.read(file).paths) == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "place", "found"),
+    [
+        ({"nominal": "p50"}, "path 'gpu', nominal", "cannot be read"),
+        ({"nominal": "p50=2ms", "price_per_hour": "two"}, "path 'gpu'", "price_per_hour: Expected"),
+        ({"fit": {"schema": "latfit.fit/1", "model": "other"}}, "path 'gpu', fit", "'other' is not known"),
+        (7, "", "not a mapping"),
+    ],
+)
+def test_the_error_of_a_damaged_profile_says_where(entry: object, place: str, found: str) -> None:
+    with pytest.raises(BadInput, match=found) as error:
+        HardwareProfile.from_json({"schema": "latfit.hardware/1", "paths": {"gpu": entry}}, "h.json")
+    assert error.value.where == ", ".join(filter(None, ("h.json", place)))
 
 
 def test_a_fit_file_says_what_it_is_of(tmp_path: Path) -> None:

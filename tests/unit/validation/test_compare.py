@@ -30,7 +30,7 @@ def test_a_run_agrees_with_itself() -> None:
     found = validate(planted(COSTS), COSTS, LIMITS)
     assert found.agrees
     assert found.verdict.startswith("Simulation agrees")
-    assert all(each.error_pct == 0.0 for each in found.figures)
+    assert all(each.error_pct == 0.0 for row in found.metrics.values() for each in row.values())
 
 
 def test_an_engine_with_more_overhead_is_told_apart() -> None:
@@ -50,16 +50,16 @@ def test_calibration_recovers_planted_parameters() -> None:
     requests = make_requests(np.cumsum(rng.exponential(gap_ms)), rng.integers(20, 1500, 900), rng.integers(2, 150, 900))
     run = serve(requests, scaled_costs(costs, 1.06, 1.0, 2.0), limits, seed=7)
     found = validate(Measured(requests, run.first_ms + 30.0, run.last_ms + 30.0), costs, limits, Asked(True))
-    assert found.constants is not None
+    assert found.calibration is not None
     # Three times the root mean square error over 16 other seeds.
     planted_within = {"decode_factor": (1.06, 0.065), "prefill_factor": (1.0, 0.035)}
     planted_within |= {"step_ms": (2.0, 0.6), "start_ms": (30.0, 1.7)}
     for name, (truth, within) in planted_within.items():
-        value, error = getattr(found.constants, name), found.constants.errors[name]
+        value, error = getattr(found.calibration, name), found.calibration.errors[name]
         assert abs(value - truth) < min(within, 4 * error), (name, value, error)
-    assert found.constants.errors["decode_factor"] < 0.02
-    assert int(found.scored.sum()) == 600
-    means = {each.metric: each.error_pct for each in found.figures if each.statistic == "mean"}
+    assert found.calibration.errors["decode_factor"] < 0.02
+    assert found.scored == 600
+    means = found.mean_errors
     assert abs(means["ttft_ms"]) < 2.0
     assert abs(means["tpot_ms"]) < 1.0
     assert abs(means["latency_ms"]) < 1.0

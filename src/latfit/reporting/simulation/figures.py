@@ -30,9 +30,8 @@ def validation_figure(found: Validation) -> Figure:
         unit, name = (1e3, "s") if metric != "tpot_ms" else (1.0, "ms")
         for which, (label, values) in enumerate((("measured", of_measured), ("simulated", of_simulated))):
             line = ("-", "--")[which]
-            _draw_shares(axes, values[metric][found.scored] / unit, label, style.LINE_COLOURS[which], line)
-        mean = next(each for each in found.figures if (each.metric, each.statistic) == (metric, "mean"))
-        title = f"{TITLES[metric]}: mean {signed_percent(mean.error_pct)}"
+            _draw_shares(axes, values[metric][found.was_scored] / unit, label, style.LINE_COLOURS[which], line)
+        title = f"{TITLES[metric]}: mean {signed_percent(found.metrics[metric]['mean'].error_pct)}"
         style.dress(axes, title, f"{TITLES[metric]} [{name}]", "share of requests")
         axes.set_ylim(0, 1)
         style.legend(axes, "lower right")

@@ -9,7 +9,7 @@ from latfit.reporting.format import of_share, signed_percent
 from latfit.reporting.table import Column, Table, make_table
 from latfit.simulation import EngineResult, EngineSummary, Interval, SimResult, Times
 from latfit.units import format_ms, format_percent, format_rate, number
-from latfit.validation import JUDGED, Validation
+from latfit.validation import JUDGED, Bucket, Figure, Validation
 
 FEW, FEW_CLASSES = 8, 4  # rows of a brief table, and runs of which it shows every class
 MAX_RUNS = 24  # one a row
@@ -19,19 +19,25 @@ TITLES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "latency_ms": "latency", "tpot_w
 
 
 def _run_caption(found: Validation) -> str:
-    return f"{len(found.measured):,} requests, {found.run.counters.steps:,} steps"
+    return f"{found.requests:,} requests, {found.engine.steps:,} steps"
 
 
 def validation_table(found: Validation) -> Table:
     """Show a row a figure: measured, simulated, how far off, and how far it may be."""
+
+    def verdict(row: tuple[str, Figure]) -> str | None:
+        figure = row[1]
+        within = "within" if figure.holds else "NOT within"
+        return None if figure.limit_pct is None else f"{within} {figure.limit_pct:g} %"
+
     return make_table(
         _run_caption(found),
-        found.figures,
-        ("", lambda each: f"{TITLES[each.metric]} {each.statistic}"),
-        ("measured", lambda each: format_ms(each.measured, 4)),
-        ("simulated", lambda each: format_ms(each.simulated, 4)),
-        ("error", lambda each: "" if math.isnan(each.error_pct) else signed_percent(each.error_pct)),
-        ("verdict", lambda each: each.limit_pct and f"{'within' if each.holds else 'NOT within'} {each.limit_pct:g} %"),
+        [(f"{TITLES[metric]} {name}", each) for metric, row in found.metrics.items() for name, each in row.items()],
+        ("", lambda row: row[0]),
+        ("measured", lambda row: format_ms(row[1].measured, 4)),
+        ("simulated", lambda row: format_ms(row[1].simulated, 4)),
+        ("error", lambda row: "" if math.isnan(row[1].error_pct) else signed_percent(row[1].error_pct)),
+        ("verdict", verdict),
         words=("verdict",),
     )
 
@@ -40,7 +46,7 @@ def brief_validation_table(found: Validation) -> Table:
     """Show mean, p90 and p99 of each judged metric: measured, and how far off the simulation is."""
     rows = []
     for metric in JUDGED:
-        figures = {each.statistic: each for each in found.figures if each.metric == metric}
+        figures = found.metrics[metric]
         means = map(format_ms, (figures["mean"].measured, figures["mean"].simulated))
         errors = (f"{figures[name].error_pct:+.1f} %" for name in ("mean", "p90", "p99"))
         verdict = "ok" if all(each.holds for each in figures.values()) else "differs"
@@ -58,21 +64,22 @@ def clocks_table(found: Validation) -> Table:
     if watched:
         caption = f"Of {found.server.requests if found.server else 0:,} requests that ended while it was watched"
 
-    def bucket(low: float, high: float) -> str:
-        return f"{format_ms(low)} to {format_ms(high)}" if high < math.inf else f"above {format_ms(low)}"
+    def ends(bucket: Bucket) -> str:
+        low, high = format_ms(bucket.above), format_ms(bucket.up_to)
+        return f"{low} to {high}" if bucket.up_to < math.inf else f"above {low}"
 
     return make_table(
         caption,
-        found.clocks,
-        ("mean", lambda each: TITLES[each.metric]),
-        ("client", lambda each: None if watched else each.client, format_ms),
-        ("server", "server", format_ms),
-        ("engine", "measured", format_ms),
-        ("simulated", "simulated", format_ms),
-        ("error", "error_pct", signed_percent),
-        ("p99, server", lambda each: bucket(*each.quantiles["p99"][0]) if watched else None),
-        ("simulated p99", lambda each: each.quantiles["p99"][1] if watched else None, format_ms),
-        ("verdict", lambda each: None if watched else "ok" if each.holds else "differs"),
+        found.clocks.items(),
+        ("mean", lambda row: TITLES[row[0]]),
+        ("client", lambda row: None if watched else row[1].client, format_ms),
+        ("server", lambda row: row[1].server, format_ms),
+        ("engine", lambda row: row[1].engine, format_ms),
+        ("simulated", lambda row: row[1].simulated, format_ms),
+        ("error", lambda row: row[1].error_pct, signed_percent),
+        ("p99, server", lambda row: row[1].quantiles["p99"] if watched else None, ends),
+        ("simulated p99", lambda row: row[1].quantiles["p99"].simulated if watched else None, format_ms),
+        ("verdict", lambda row: None if watched else "ok" if row[1].holds else "differs"),
         words=("verdict",),
     )
 

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from msgspec import UNSET, UnsetType, field, structs
+from msgspec import UNSET, UnsetType, field
 
 from latfit.histogram import pooled
 from latfit.policies import Policy
@@ -81,8 +81,10 @@ class SimResult(Record, frozen=True):
     notes: Sequence[str] = ()
     nominal: Sequence[str] = ()  # paths with nominal times, not measured
     vs_baseline: Difference | UnsetType = UNSET  # difference to the first policy of a sweep at this rate
-    p99_error: BatchErrors | None = None  # not in the JSON
-    summaries: Any = ()  # the replications, not in the JSON
+    p99_error: BatchErrors | None = None
+    summaries: Any = ()  # the replications
+
+    not_in_json: ClassVar[Sequence[str]] = ("p99_error", "summaries")
 
     def __repr__(self) -> str:
         state = "" if self.stable else ", unstable"
@@ -92,11 +94,6 @@ class SimResult(Record, frozen=True):
     def percentile_ms(self, share: float) -> float:
         """Return the time within which a share of the requests of all replications was answered."""
         return pooled([batch for each in self.summaries for batch in each.batches]).value(share)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return an entry of `simulate policies --json`."""
-        found = super(SimResult, structs.replace(self, summaries=(), p99_error=None)).to_json()
-        return {name: value for name, value in found.items() if name not in ("summaries", "p99_error")}
 
     def document(self) -> dict[str, Any]:
         """Return the JSON that a sweep's file keeps: what later comparisons need, too."""
