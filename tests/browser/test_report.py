@@ -177,11 +177,11 @@ def test_the_sla_slider_moves_the_answer_to_that_of_a_plan_at_its_sla(
     assert at == f"{sla_ms:g} ms"
     assert plan["answer"] in text
     largest = max(row["S_max"] for row in plan["inverse"]["S_at_B"])
-    assert re.search(rf"Prefill alone\s+{largest:,}\b", text)
-    assert re.search(rf"Decode alone\s+{plan['engines']['tensorrt']['max_batch']:,}\b", text)
+    assert re.search(rf"Prefill\s+{largest:,}\b", text)
+    assert re.search(rf"Decode\s+{plan['engines']['tensorrt']['max_batch']:,}\b", text)
     if plan["settings"] is not None and plan["settings"]["chunk_tokens"]:
         mixed = f"{plan['settings']['max_num_seqs']:,} + {plan['settings']['chunk_tokens']:,}"
-        assert re.search(rf"Decode with prefill\s+{re.escape(mixed)}\b", text)
+        assert re.search(rf"Mixed\s+{re.escape(mixed)}\b", text)
     for threshold in ("B1", "B2"):
         assert re.search(rf"{threshold}\s+{plan[threshold]['value']:,}\b", text)
 

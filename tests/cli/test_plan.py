@@ -3,14 +3,16 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from latfit.cli.app import run
 from latfit.files import write_json
 from latfit.hardware.profile import HardwareProfile
+from latfit.trace import Trace
 from latfit.trace.parquet import write_trace
 from tests.conftest import planted_trace
-from tests.unit.planning.test_plan import line, machine
+from tests.unit.planning.test_plan import fit_with, line, machine
 
 Captured = pytest.CaptureFixture[str]
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -81,3 +83,21 @@ def test_a_rate_needs_lengths_where_steps_depend_on_them(in_tmp: Path, capsys: C
     assert latfit("plan", "--sla", "50ms", "--rate", "5/s") == 2
     assert "--lengths 1000:250" in capsys.readouterr().err
     assert latfit("plan", "--sla", "50ms", "--rate", "5/s", "--tokens-per-request", "1", "--json") in (0, 5)
+
+
+def test_the_largest_steps_are_three_rows(in_tmp: Path, capsys: Captured) -> None:
+    """T = 4 + 0.1 B + 0.02 S ms within 20 ms; the next command has the same percentile and context."""
+    keep(in_tmp, machine(gpu=fit_with([4, 0.1, 0.02], "linear", domain={"B": [1, 256], "S": [1, 4096]})))
+    assert latfit("plan", "--sla", "20ms", "--percentile", "90", "--context", "700") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"decode 133 requests, on gpu prefill 795 tokens, at B = 1 on gpu mixed \d+ \+ \d+ requests", told)
+    assert "--lengths 700:250 --ttft p90:1s --tpot p90:20ms" in told
+
+
+def test_times_that_do_not_depend_on_the_batch_support_no_plan_of_a_load(in_tmp: Path, capsys: Captured) -> None:
+    B = np.repeat([1.0, 2, 4, 8, 16, 32], 30)
+    write_trace(Path("steps.parquet"), Trace({"B": B, "S": B, "T_ms": np.full(len(B), 10.0)}))
+    assert latfit("fit", "steps.parquet", "--path", "gpu", "--force") == 0
+    capsys.readouterr()
+    assert latfit("plan", "--sla", "50ms", "--rate", "100/s", "--tokens-per-request", "1") == 4
+    assert "vllm serve" not in capsys.readouterr().out

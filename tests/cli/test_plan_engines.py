@@ -182,3 +182,37 @@ def test_what_is_refused(arguments: list[str], told: str, fitted: Path, capsys: 
         run(["plan", *(["--fit", str(fitted)] if "--sla" not in arguments[:1] and arguments else []), *arguments]) == 2
     )
     assert told in capsys.readouterr().err
+
+
+def test_steps_smaller_than_a_chunk_support_no_plan_of_prompts(in_tmp: Path, capsys: Captured) -> None:
+    """Of steps of up to 60 tokens no budget of 32 follows, which would cut a prompt into ten steps."""
+    B, S = (axis.ravel() for axis in np.meshgrid([1.0, 2, 4, 8, 16], [1.0, 4, 16, 32, 48, 60]))
+    B, S = B[S >= B].repeat(6), S[S >= B].repeat(6)
+    T = (4 + 0.1 * B + 0.03 * S) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(B)))
+    write_trace(Path("small.parquet"), Trace({"B": B, "S": S, "T_ms": T}))
+    assert run(["fit", "small.parquet", "--model", "linear", "--quiet", "--out", "small.fit.json"]) == 0
+    capsys.readouterr()
+    found = planned(Path("small.fit.json"), capsys, load=("--rate", "2/s", "--lengths", "300:20"), code=4)
+    assert found["engine"]["max_num_batched_tokens"] == 128
+    assert "max_num_batched_tokens is above them" in " ".join(found["notes"])
+    assert found["unsupported"]
+    own = ("--set", "max_num_batched_tokens=60", "--set", "max_num_seqs=16")
+    found = planned(Path("small.fit.json"), capsys, *own, load=("--rate", "2/s", "--lengths", "300:20"))
+    assert found["engine"]["max_num_batched_tokens"] == 60
+    assert "were tried" not in " ".join(found["notes"])
+
+
+def test_a_cache_that_nobody_gives_is_unlimited(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
+    """In plans, simulations and validations, and each says so once."""
+    rows = [f"{i / 4},300,40,{i / 4 + 0.05},{i / 4 + 1}\n" for i in range(60)]
+    columns = "t_s,prompt_tokens,output_tokens,first_token_s,last_token_s\n"
+    Path("run.csv").write_text("".join([columns, *rows]))
+    for line in (
+        ["plan", "--fit", str(fitted), *LOAD, *LIMITS],
+        ["simulate", "engine", "--fit", str(fitted), *LOAD, "--requests", "5000", "--replications", "2"],
+        ["validate", str(fitted), "run.csv", "--force"],
+    ):
+        assert run(line) == 0
+        told = capsys.readouterr()
+        assert (told.out + told.err).count("unlimited") == 1
+        assert "--kv-blocks" in told.out + told.err

@@ -79,7 +79,7 @@ def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
 
 def named_settings(request: Any) -> dict[str, Any]:
     """Return the settings of an engine that a request names, as `engine_settings_of` takes them."""
-    found = {name: getattr(request, name, None) for name in ("kv_blocks", *simulation.USUAL_SETTINGS)}
+    found = {name: getattr(request, name, None) for name in simulation.USUAL_SETTINGS}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -172,14 +172,13 @@ def engine_settings_of(
     *,
     batching: str = "chunked-prefill",
     server: Mapping[str, Any] | None = None,
-    usual: Mapping[str, Any] = simulation.USUAL_SETTINGS,
     **given: Any,
 ) -> simulation.EngineSetup:
     """Return how an engine is set up: KV blocks, limits, scheduling, prefix cache, drafts.
 
     sources: a fit of the engine's steps, a trace, a log, several of these, or None.  server: settings of the running
-    server, by the names of a recorder's provenance.  given: settings by the names of `usual`, and kv_blocks; they
-    precede the server's, then come those of sources, then `usual`. Raises BadInput, WrongUsage.
+    server, by the names of a recorder's provenance.  given: settings by the names of USUAL_SETTINGS; they precede the
+    server's, then come those of sources, then the usual ones. Raises BadInput, WrongUsage.
     """
     origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}
@@ -195,7 +194,7 @@ def engine_settings_of(
     for name in {"draft_cost", "swap"} & set(named):
         named[name] = duration(named[name], f"--set {name}")
     known = simulation.known_settings(facts, named.get("block_size"))
-    setup = simulation.set_up_engine(known, {**usual, **known.values, **named}, named, batching)
+    setup = simulation.set_up_engine(known, {**simulation.USUAL_SETTINGS, **known.values, **named}, named, batching)
     for name in {"acceptance", "draft_cost"} & set(named):
         if not setup.settings.speculation.draft_tokens:
             ignored(f"--set {name}", "nothing is drafted")

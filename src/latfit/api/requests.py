@@ -202,7 +202,7 @@ class CompareRequest(ReadOptions):
     lengths: LengthsOf = None
     ttft: Ttft = None
     tpot: Tpot = None
-    kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace.", min=1)
+    kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace, else unlimited.", min=1)
     price_per_hour: float | None = setting("Price of a replica per hour.")
     seed: Seed = 0
 
@@ -275,7 +275,9 @@ class EngineLimits(Request):
     """Limits of a serving engine."""
 
     PANEL = "Engine"
-    kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace, log or metrics.", min=1)
+    kv_blocks: int | None = option(
+        "Blocks of the KV cache. Default: from the engine's trace, log or metrics, else unlimited.", min=1
+    )
     max_num_seqs: int | None = option(
         "Most requests in a step. Default: the engine's, else 256; plan searches it.", min=1
     )

@@ -28,7 +28,6 @@ from latfit.api.requests import EnginePlanRequest
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.simulation import (
     FEWEST,
-    USUAL_SETTINGS,
     Order,
     Promise,
     StepCosts,
@@ -150,14 +149,12 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     if memory is not None:
         given |= {"block_size": memory.block_size, "kv_blocks": memory.blocks}
     batching = request.batching or "chunked-prefill"
-    setup = engine_settings_of(
-        measured, usual={**USUAL_SETTINGS, "kv_blocks": planning.UNLIMITED}, batching=batching, **given
-    )
+    setup = engine_settings_of(measured, batching=batching, **given)
     origin = setup.origin.get("kv_blocks")
     kv = f"{setup.settings.kv_blocks:,} blocks ({origin})" if origin else ""
     path = None if measured or fit is not None else profile_of(request.hardware).first_of(("gpu",))
     nominal = [] if path is None else [path.fit]
-    start = planning.within_measured(setup, measured or nominal)
+    start = planning.within_measured(setup, load, measured or nominal)
     asked = planning.ServingRequest(
         nominal=nominal,
         targets=_targets(load, request),
@@ -185,8 +182,8 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
         _apart(load, request, costs, factor, scatter=scatter),
     )
     slower = [] if factor == 1 else [f"Steps take {format_percent(100 * (factor - 1))} longer than fitted."]
-    # The search chooses the sequences, so what an engine would take by default does not matter.
-    of_setup = [note.sentence for note in setup.notes if note.setting != "max_num_seqs"]
+    # The search chooses the sequences, and the verdict says that a cache is unlimited.
+    of_setup = [note.sentence for note in setup.notes if note.setting not in ("max_num_seqs", "kv_blocks")]
     notes = [*slower, *unmeasured, *notes_of(load), *of_setup, *found.notes]
     return EnginePlan(structs.replace(found, notes=notes), subject, as_given)
 

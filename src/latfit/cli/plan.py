@@ -104,8 +104,14 @@ def _next_command(found: "Plan", request: PlanRequest, *, has_report: bool) -> s
     place = () if str(request.paths) == "hardware.json" else ("--hardware", str(request.paths))
     if not request.has_load:
         load = ["--sla", str(request.sla), "--rate", "500/s"]
+        for name in sorted(given_in(request) & {"percentile", "context", "tokens_per_request", "transfer"}):
+            value = getattr(request, name)
+            load += [option_of(PlanRequest, name), value if isinstance(value, str) else f"{value:g}"]
         if len(paths := found.hardware.paths) == 1 and all(each.fit.knows_prefill for each in paths.values()):
-            load = ["--rate", "4/s", "--lengths", "1000:250", "--ttft", "1s", "--tpot", str(request.sla)]
+            level = "" if request.percentile == 99 else f"p{float(request.percentile):g}:"
+            prompt = 1000 if request.context is None else round(request.context)
+            load = ["--rate", "4/s", "--lengths", f"{prompt}:250", "--ttft", f"{level}{request.ttft or '1s'}"]
+            load += ["--tpot", f"{level}{request.tpot or request.sla}"]
         return f"Next: {shlex.join(['latfit', 'plan', *load, *place])} (your load); -v here shows every table."
     if has_report or given_in(request) - {"paths", "sla", "rate"}:  # `latfit report` lacks some of the others
         return "Next: -v here shows every table."

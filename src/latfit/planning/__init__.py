@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from latfit.planning.what_if import (
         LEVEL as LEVEL,
         REPLICATIONS as REPLICATIONS,
-        UNLIMITED as UNLIMITED,
         Fitted as Fitted,
         WhatIf as WhatIf,
     )

@@ -1,7 +1,5 @@
-"""Decide whether a fit supports a plan, and find the steps that the fit cannot classify against the SLA.
-
-Steps whose probability of meeting the SLA lies between 2.5 and 97.5 % over the fit's draws are reported as the ones to
-measure next. Rules: docs/theory/planning.md, "Support by the data".
+"""Whether a fit supports a plan, and which steps to measure next. Rules: docs/theory/planning.md, "Support by the
+data".
 """
 
 import math
@@ -23,7 +21,7 @@ REPEATED = ("no_better_than_constant", "large_error", "drift")  # fit warnings t
 
 
 def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> list[Doubt]:
-    """Return measured-range steps (B, S) that the fit cannot classify; empty if it has no draws."""
+    """Return measured-range steps (B, S) whose chance to meet the SLA is 2.5 to 97.5 % over the fit's draws."""
     (B_low, B_high), (S_low, S_high) = path.fit.domain["B"], path.fit.domain["S"]
     sizes_B = np.unique(np.round(np.geomspace(max(B_low, 1), B_high, GRID)))
     sizes_S = np.unique(np.round(np.geomspace(max(S_low, 1), S_high, 3 * GRID)))
@@ -55,15 +53,17 @@ def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:
 
 
 def why_unsupported(plan: Plan, path: ExecutionPath) -> Iterator[Message]:
-    """Yield why the data of a path do not support a plan's answer; nothing if they do."""
+    """Yield why the data of a path do not support a plan's answer."""
     shift = drift_of(path)
     margin = plan.chosen.margin if plan.chosen else None
     if shift is not None and (margin is None or abs(shift) > margin):
         yield message("drifted", path=path.label, shift=shift)
+    used = plan.rate_per_s is None or (plan.chosen is not None and path.label in plan.chosen.paths)
+    constant = path.fit.model == "constant" or any(each.code == "no_better_than_constant" for each in path.fit.warnings)
+    if used and constant:
+        yield message("no_limit_follows", path=path.label)
     if plan.rate_per_s is not None:
         return
-    if path.fit.model == "constant" or any(each.code == "no_better_than_constant" for each in path.fit.warnings):
-        yield message("no_limit_follows", path=path.label)
     rows = [row for row in plan.S_at_B if row.path == path.name]
     widest = max(rows, key=lambda row: math.inf if row.S_max is None else row.S_max, default=None)
     if path.nominal is None and widest is not None and (far := how_far(path, widest)):
@@ -101,7 +101,7 @@ def above_cliffs(fits: Iterable[FitResult], max_num_seqs: int | None, budget: in
 
 
 def drift_of(path: ExecutionPath) -> float | None:
-    """Return the largest relative drift of a path's steps within its trace; None if none was found."""
+    """Return the largest relative drift of a path's steps; None if none was found."""
     if not any(warning.code == "drift" for warning in path.fit.warnings):
         return None
     by_phase = path.fit.intervals.get("by_phase", {}).values()

@@ -1,8 +1,8 @@
-"""Simulate a running engine with one setting changed, under the load of its readings, to advise its operator.
+"""Simulate a running engine with one setting changed, under the load of its readings.
 
-Arrivals are Poisson at the measured rate, with lengths from the server's histograms. Step costs come from a fit, scaled
-to the measured speed. First the readings' own window is simulated; advice is given only if it agrees. Every figure is a
-range over replications. Assumptions: docs/theory/planning.md, "What-if on a running engine".
+Arrivals are Poisson at the measured rate, lengths from the server's histograms, step costs from a fit at the measured
+speed. Advice is given only if the readings' own window is simulated correctly. Assumptions: docs/theory/planning.md,
+"What-if on a running engine".
 """
 
 import math
@@ -20,7 +20,7 @@ from latfit.planning.serving.evaluate import Evaluator
 from latfit.planning.serving.result import Stalls
 from latfit.planning.serving.stalls import stalls_of
 from latfit.planning.serving.targets import Targets
-from latfit.simulation import EngineRun, EngineSettings, EngineSetup, StepCosts, scaled_costs, serve
+from latfit.simulation import UNLIMITED, EngineRun, EngineSettings, EngineSetup, StepCosts, scaled_costs, serve
 from latfit.units import format_ms, format_percent, number
 from latfit.validation import TOLERANCE, Check, PhaseSpeed, check_window, window_speed
 from latfit.workload import RecordedLoad, Requests, make_requests
@@ -35,13 +35,12 @@ MIN_CHANGE = 0.03  # relative change that is ignored
 MIN_SHARE = 0.8  # share of replications in which a figure must change in one direction
 LEVEL = 0.9  # share of replications that a range spans
 BISECTIONS = 12
-UNLIMITED = 50_000_000  # KV blocks of an engine whose cache is taken as unlimited
 CARRIED = 0.95  # completed share of the offered rate below which an engine is overloaded
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated engine under the load. setting, value: what was changed.  runs: figures by replication."""
+    """A simulated engine under the load. setting, value: what was changed. runs: figures by replication."""
 
     setting: str
     value: float
@@ -69,7 +68,7 @@ class Outcome:
         return float(ends[0]), float(ends[1])
 
     def compared(self, now: "Outcome") -> str:
-        """Describe the change from the current engine, with the range of the new figures."""
+        """Describe the change from the current engine."""
 
         def shown(ms: float) -> str:
             return "growing" if ms == math.inf else format_ms(ms)
@@ -115,7 +114,7 @@ FIGURES = (*TTFT, "tpot_ms", "tpot_p99_ms", "tokens_per_s", "meets")
 class Fitted:
     """An engine with the costs of a fit.
 
-    unmeasured: which costs the fit has no data on.  impossible: why its sequence limit must be wrong, else empty.
+    unmeasured: which costs the fit has no data on. impossible: why its sequence limit must be wrong, else empty.
     """
 
     costs: StepCosts
@@ -170,7 +169,7 @@ class WhatIf:
 
     @cached_property
     def refusal(self) -> str:
-        """Why no advice is given, and what to do about it; empty if the simulation matches this engine."""
+        """Why no advice is given; empty if the simulation matches this engine."""
         longer = "look for longer (--duration 1min)"
         if math.isnan(self.seen.finished):
             return f"{self.seen.last.engine} does not publish how many requests come"
@@ -208,7 +207,6 @@ class WhatIf:
 
     @cached_property
     def now(self) -> Outcome:
-        """The current engine."""
         return self._outcome("", 0, self.engine.settings)
 
     @cached_property
@@ -287,7 +285,7 @@ class WhatIf:
         return bool(found["carried"] and limits)
 
     def _outcome(self, name: str, value: float, settings: EngineSettings) -> Outcome:
-        """Simulate settings with common random numbers, so that differences are due to settings."""
+        """Simulate settings on common random numbers."""
         found = []
         for stream in np.random.default_rng([self.seed, 1]).spawn(REPLICATIONS):
             rate = self.rate_per_ms * stream.gamma(self.seen.arrived) / self.seen.arrived

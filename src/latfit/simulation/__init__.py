@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from latfit.simulation.engine.loop import captured as captured
     from latfit.simulation.engine.real_engine import (
+        UNLIMITED as UNLIMITED,
         USUAL_SETTINGS as USUAL_SETTINGS,
         EngineSetup as EngineSetup,
         SettingNote as SettingNote,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -11,6 +12,7 @@ from latfit.cli.app import run
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.planning import within_measured
 from latfit.simulation import EngineSettings, EngineSetup
+from latfit.workload import RecordedLoad, make_requests
 from tests.unit.planning.test_plan import line
 
 SMALL = {"B": [1, 64], "S": [1, 64]}
@@ -117,7 +119,8 @@ def test_a_search_begins_within_the_measured_steps_unless_settings_were_named(or
     """Of steps of up to 24 requests and 295 tokens the largest powers of two are 16 and 256."""
     measured = [line(6, 0.3, domain={"B": [1, 24], "S": [1, 295]})]
     usual = EngineSetup(EngineSettings(), {"max_num_seqs": origin, "max_num_batched_tokens": origin})
-    start = within_measured(usual, measured)
+    load = RecordedLoad(make_requests(np.arange(9.0), np.full(9, 300), np.full(9, 20)))
+    start = within_measured(usual, load, measured)
     assert (start.max_num_seqs, start.max_num_batched_tokens) == (16, 256)
     named = EngineSetup(EngineSettings(), {"max_num_seqs": "given", "max_num_batched_tokens": "server.log"})
-    assert within_measured(named, measured) == EngineSettings()
+    assert within_measured(named, load, measured) == EngineSettings()

@@ -94,9 +94,9 @@ class TestPlanTables:
         found = {item.label: item.value for item in key_numbers(plan)}
         assert found["B1"] == str(plan.B1_idle.value)
         assert found["B2"] == str(plan.B2.value)
-        assert found["Prefill alone"] == f"{max(row.S_max or 0 for row in plan.S_at_B):,}"
+        assert found["Prefill"] == f"{max(row.S_max or 0 for row in plan.S_at_B):,}"
         assert plan.settings is not None
-        assert found["Decode with prefill"] == f"{plan.settings.max_num_seqs:,} + {plan.settings.chunk_tokens:,}"
+        assert found["Mixed"] == f"{plan.settings.max_num_seqs:,} + {plan.settings.chunk_tokens:,}"
 
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:
         plan = make_plan(machine(cpu=fit), 1.0)

@@ -15,9 +15,8 @@ from latfit.api.request import verb
 from latfit.api.requests import DoctorRequest, RunningEngine
 from latfit.errors import BadInput, WrongUsage
 from latfit.metrics import Diagnosis, Interval, Reading, Server, Unanswered, between, diagnose
-from latfit.planning import UNLIMITED, Fitted, WhatIf
+from latfit.planning import Fitted, WhatIf
 from latfit.profiling import inventory
-from latfit.simulation import USUAL_SETTINGS
 from latfit.units import format_ms, number
 
 EVERY_S = 1.0
@@ -118,7 +117,7 @@ def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, 
         server["max_num_seqs"] = round(diagnosis.figures["running_most"] / diagnosis.engines)
     if 0 < seen.count("prefix_hits") < seen.count("prefix_queries"):
         given["prefix_hit_rate"] = seen.count("prefix_hits") / seen.count("prefix_queries")
-    setup = engine_settings_of(fits, server=server, usual={**USUAL_SETTINGS, "kv_blocks": UNLIMITED}, **given)
+    setup = engine_settings_of(fits, server=server, **given)
     found = Fitted(costs, setup, unmeasured, fits)
     queues = diagnosis.binding == "unknown" and "max_num_seqs" not in diagnosis.limits
     if queues and diagnosis.figures["running_most"] < found.settings.max_num_seqs * diagnosis.engines:

@@ -1,9 +1,8 @@
 """Simulate engine configurations under a load until each target is clearly met or missed.
 
-Every configuration sees the same requests and step noise (common random numbers). Replications are added until each
-target lies outside its confidence interval. A configuration whose offered load exceeds its saturated throughput counts
-as missed. Large fleets are simulated by a sample of their engines. Derivation: docs/theory/planning.md, "Evaluating a
-configuration".
+All see the same requests and step noise. Replications are added until each target lies outside its interval. A load
+above saturated throughput counts as missed. Large fleets are simulated by a sample of their engines. Derivation:
+docs/theory/planning.md, "Evaluating a configuration".
 """
 
 import math
@@ -51,6 +50,7 @@ TOGETHER, SAMPLED = 64, 16  # largest fleet simulated whole; engines simulated o
 FEWEST_REQUESTS, MOST_REQUESTS = 3_000, 100_000
 TIMES_HELD = 20  # requests of a replication per concurrently served request
 FEW = 10
+DRAWN = 10_000  # requests whose lengths represent those of all
 CROWDED, MOST_LONGER = 0.9, 12.0  # utilisation above which replications get longer, and the largest factor
 ALONE, FLOOD, LONG_FLOOD = 1_000, 4_000, 60_000  # requests for latency alone, throughput, throughput near saturation
 NEAR_SATURATION = 0.05  # of utilisation 1: there a throughput of FLOOD requests does not decide
@@ -113,7 +113,6 @@ class Measured:
 
     @property
     def tightest(self) -> Reached:
-        """The target with the largest ratio of its value to its limit."""
         return max(self.reached, key=lambda each: each.ratio)
 
     @property
@@ -127,7 +126,7 @@ class Evaluator:
     """Simulate setups under one load and cache the results.
 
     requests: per replication. alone_ms: latency without contention. lead: share of requests that only warm up. apart:
-    step costs of prefill engines, and the KV transfer. work: setups and steps that were simulated.
+    costs of prefill engines, and the KV transfer. work: setups and steps simulated.
     """
 
     load: Load
@@ -147,7 +146,7 @@ class Evaluator:
 
     @cached_property
     def rate_per_s(self) -> float:
-        """Offered request rate; for a closed load, the rate at which its users would send without contention."""
+        """Offered request rate; of a closed load without contention."""
         if isinstance(self.load, ClosedLoad):
             return 1e3 * self.load.users / (self.load.think_ms + self.alone_ms)
         return self.load.rate * 1e3
@@ -162,7 +161,6 @@ class Evaluator:
         return self.known[key]
 
     def elsewhere(self, load: Load, costs: StepCosts, apart: tuple[StepCosts, Transfer] | None = None) -> "Evaluator":
-        """Return an evaluator of another load or other step costs."""
         return replace(self, load=load, costs=costs, apart=apart, known={}, floods={}, kinds={})
 
     def measure_sustained(
@@ -211,7 +209,6 @@ class Evaluator:
         )
 
     def _requests(self, setup: Setup, scale: float) -> int:
-        """Return the number of requests per replication."""
         most = self.requests or FEWEST_REQUESTS
         if not isinstance(self.load, OpenLoad) or setup.schedule is not None:
             return most
@@ -223,7 +220,6 @@ class Evaluator:
         return max(most, min(int(most * np.clip(longer, 1.0, MOST_LONGER)), MOST_REQUESTS))
 
     def _runs(self, setup: Setup, load: Load, which: range, requests: int) -> Replications:
-        """Simulate the replications with these numbers."""
         together = self._count_simulated(setup)
         routing = Routing(together, self.route, scaling=setup.schedule, start_up_ms=setup.start_up_ms)
         cluster = self._cluster(routing, setup.prefill)
@@ -238,7 +234,7 @@ class Evaluator:
         return replace(found[0], runs=[each.runs[0] for each in found])
 
     def _count_simulated(self, setup: Setup) -> int:
-        """Return how many engines of a setup are simulated. Recorded loads are served by all."""
+        """Return how many engines of a setup are simulated; recorded loads are served by all."""
         whole = isinstance(self.load, RecordedLoad) or setup.schedule is not None or setup.prefill > 0
         if whole or setup.replicas <= TOGETHER:
             return setup.replicas
@@ -281,11 +277,11 @@ class Evaluator:
         return self.floods[settings, least]
 
     def carries(self, setup: Setup, scale: float = 1.0) -> bool:
-        """Whether the engines sustain the load. A closed load always is sustained: its users wait."""
+        """Return whether the engines sustain the load; users of a closed load wait."""
         return isinstance(self.load, ClosedLoad) or self.lead is not None or self.used(setup, scale) < 1
 
     def used(self, setup: Setup, scale: float = 1.0) -> float:
-        """Return the utilisation: offered load over saturated throughput."""
+        """Return offered load over saturated throughput."""
         offered = self.rate_per_s * scale
         if self.apart is None:
             used = offered / (setup.most * self.saturated(setup.settings).requests_per_s)
@@ -313,7 +309,7 @@ class Evaluator:
 
 
 def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
-    """Repeat recorded requests in order up to `count`, nearly all at once; only recordings have shared prefixes."""
+    """Repeat recorded requests in order up to `count`, nearly all at once."""
     rows = np.arange(len(requests) * math.ceil(count / len(requests))) % len(requests)
     many = replace(requests, prefix=None).select(rows)
     repeated = prefix.repeated(len(rows) // len(requests))
@@ -323,7 +319,7 @@ def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
 
 @dataclass(frozen=True)
 class Saturated:
-    """Throughput of a saturated engine in the middle half of a run, and its mean TPOT."""
+    """Throughput of a saturated engine, and its mean TPOT."""
 
     requests_per_s: float
     output_tokens_per_s: float
@@ -331,7 +327,7 @@ class Saturated:
 
 
 def saturated_in(run: EngineRun, rows: IntArray | None = None) -> Saturated:
-    """Measure saturated throughput in a run whose requests all arrive at once. rows: requests that count."""
+    """Measure the middle half of a run whose requests all arrive at once. rows: requests that count."""
     counted = np.arange(len(run.requests)) if rows is None else rows
     order = counted[np.argsort(run.last_ms[counted], kind="stable")]
     kept = order[len(order) // 4 : 3 * len(order) // 4]
@@ -343,7 +339,7 @@ def saturated_in(run: EngineRun, rows: IntArray | None = None) -> Saturated:
 
 
 def lengths_of(load: Load) -> LengthDistribution:
-    """Return the distribution of request lengths; recorded lengths are resampled."""
+    """Return the distribution of request lengths; recorded ones are resampled."""
     if isinstance(load, RecordedLoad):
         return Resampled(load.requests.prompt_tokens, load.requests.output_tokens)
     return load.lengths
@@ -353,20 +349,23 @@ Lengths = tuple[IntArray, IntArray]
 """Prompt and output tokens (n,)."""
 
 
+def draw_lengths(load: Load) -> Lengths:
+    """Return prompt and output tokens of many requests."""
+    if isinstance(load, RecordedLoad):
+        return load.requests.prompt_tokens, load.requests.output_tokens
+    return load.lengths.lengths(DRAWN, np.random.default_rng(0))
+
+
 @dataclass(frozen=True)
 class ChangedLengths:
-    """Request lengths after a change of prompts or outputs."""
-
     lengths_of: LengthDistribution
     change: Callable[[IntArray, IntArray], Lengths]
 
     def lengths(self, count: int, rng: np.random.Generator) -> Lengths:
-        """As `LengthDistribution`."""
         return self.change(*self.lengths_of.lengths(count, rng))
 
 
 def with_lengths(load: Load, change: Callable[[IntArray, IntArray], Lengths]) -> Load:
-    """Return the load after a change of its prompts or outputs."""
     if not isinstance(load, RecordedLoad):
         return replace(load, lengths=ChangedLengths(load.lengths, change))
     prompt, output = change(load.requests.prompt_tokens, load.requests.output_tokens)
@@ -391,7 +390,7 @@ def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:
 
 
 def requests_for(load: Load, latency_ms: float) -> int:
-    """Return the requests per replication, enough for many turnovers of the concurrently served ones."""
+    """Return the requests per replication: many turnovers of those served together."""
     if isinstance(load, RecordedLoad):
         return len(load.requests)
     held = load.users if isinstance(load, ClosedLoad) else load.rate * latency_ms

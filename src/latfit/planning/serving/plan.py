@@ -1,4 +1,4 @@
-"""`plan_serving`: the fewest engines and their settings that meet the targets, and what else they would do."""
+"""`plan_serving`: the fewest engines and settings that meet the targets, and what else they would do."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from latfit.planning.serving.evaluate import (
     Evaluator,
     Lengths,
     Measured,
-    lengths_of,
+    draw_lengths,
     requests_for,
 )
 from latfit.planning.serving.few import warn_of_few_requests
@@ -50,7 +50,6 @@ from latfit.workload import ClosedLoad, Load, RecordedLoad
 HOUR_S = 3600.0
 MILLION = 1e6
 FEW_TOKENS = 100
-DRAWN = 10_000  # requests whose lengths represent those of all
 
 FITS_WARN = (
     "from_catalog",
@@ -69,9 +68,8 @@ class ServingRequest:
     """What is planned.
 
     start, fixed: settings that the search begins with, and names of those that stay. kv: source of the size of the KV
-    cache; empty if it is taken as unlimited. replicas: None to find their number. price_per_hour, watts,
-    tensor_parallel: of one replica. start_up_ms, window_ms: of a schedule of engines for recorded requests; None for
-    none. nominal: fits of nominal numbers that the step costs are from.
+    cache; empty: unlimited. replicas: None to find their number. start_up_ms: of a schedule of engines for recorded
+    requests. nominal: fits of nominal numbers.
     """
 
     targets: Targets
@@ -99,13 +97,13 @@ def plan_serving(
 ) -> ServingPlan:
     """Search for the fewest engines and their settings.
 
-    fits: what the step costs are made of, by name. apart: costs of engines that prefill for others, if such are tried.
-    Raises BadInput for a request that is larger than the KV cache.
+    fits: what the step costs are made of, by name. apart: costs of engines that prefill for others, if tried. Raises
+    BadInput for a request that is larger than the KV cache.
     """
     evaluator = Evaluator(load, costs, request.targets, request.route, request.seed, tick)
     evaluator.alone_ms = evaluator.alone(request.start).summary.latency["mean"].value
     evaluator.requests = requests_for(load, evaluator.alone_ms)
-    every, lengths = list(fits.values()), _draw_lengths(load)
+    every, lengths = list(fits.values()), draw_lengths(load)
     space = search_space(load, every or request.nominal, request.fixed)
     found = Search(evaluator, request.start, space, replicas=request.replicas).run()
     shown = found.best or found.alone
@@ -213,22 +211,14 @@ def _plan_apart(
 
 
 def search_space(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> SearchSpace:
-    """Return the settings that keep steps within what the fits together measured, or the nominal numbers hold for."""
+    """Return the settings whose steps the fits together measured."""
     most = {name: max((fit.domain[name][1] for fit in fits), default=math.inf) for name in ("B", "S")}
     classes = not isinstance(load, RecordedLoad) and len(load.classes) > 1
-    prompt, output = _draw_lengths(load)
+    prompt, output = draw_lengths(load)
     return SearchSpace(fixed, most["B"], most["S"], int(prompt.max()), int((prompt + output).max()), classes)
 
 
-def _draw_lengths(load: Load) -> Lengths:
-    """Return prompt and output tokens of many requests."""
-    if isinstance(load, RecordedLoad):
-        return load.requests.prompt_tokens, load.requests.output_tokens
-    return lengths_of(load).lengths(DRAWN, np.random.default_rng(0))
-
-
 def describe_request(load: Load, lengths: Lengths) -> str:
-    """Describe a request of the load."""
     means = [float(each.mean()) for each in lengths]
     prompt, output = (number(mean, 3) if mean < FEW_TOKENS else f"{mean:,.0f}" for mean in means)
     if isinstance(load, RecordedLoad):
@@ -238,7 +228,7 @@ def describe_request(load: Load, lengths: Lengths) -> str:
 
 
 def _binding(found: Found, shown: Measured) -> str:
-    """Say what keeps fewer engines, or any number, from meeting the targets."""
+    """Return what keeps fewer engines, or any number, from meeting the targets."""
     if found.best is None:
         alone = f"a request alone has {shown.tightest.outcome}"
         return "no number of engines meets the targets" if found.alone.met else alone
@@ -248,7 +238,6 @@ def _binding(found: Found, shown: Measured) -> str:
 
 
 def _fit_messages(named: Mapping[str, FitResult], shown: Measured, prompts: IntArray) -> list[Message]:
-    """Return what the fits leave open about the plan."""
     fits, settings = list(named.values()), shown.setup.settings
     found = [message("kept_out", fit=name, why=why.message) for name, fit in named.items() if (why := keeps_out(fit))]
     if fits and (outside := outside_warning(fits, shown.first, settings)) is not None:
@@ -273,7 +262,6 @@ def _fit_messages(named: Mapping[str, FitResult], shown: Measured, prompts: IntA
 
 
 def _load_messages(evaluator: Evaluator, best: Measured) -> list[Message]:
-    """Return what the requests leave open about a setup that meets the targets."""
     found = warn_of_few_requests(evaluator, best)
     if (wide := next((each for each in best.reached if not each.precise), None)) is not None:
         ends = f"{wide.name} is {format_ms(wide.low)} to {format_ms(wide.high)}"
@@ -312,16 +300,15 @@ def _per_million(per_hour: float, summary: EngineSummary) -> float:
 
 def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measured) -> list[str]:
     """Return what the plan assumes."""
-    unknown = "The size of the KV cache is not known and taken as unlimited: give --kv-blocks, or the log."
-    found = [f"KV cache: {request.kv}." if request.kv else unknown]
-    if math.isfinite(space.most_requests):
+    found = [f"KV cache: {request.kv}."] if request.kv else []
+    tops = {"max_num_seqs": (space.most_requests, "requests"), "max_num_batched_tokens": (space.most_tokens, "tokens")}
+    tops = {name: top for name, top in tops.items() if name not in space.fixed and math.isfinite(top[0])}
+    if tops:
         steps = "nominal" if request.nominal else "measured"
-        most = f"{space.most_requests:,.0f} requests, {space.most_tokens:,.0f} tokens"
-        limits = {"max_num_seqs": space.most_requests, "max_num_batched_tokens": space.most_tokens}
-        settings = shown.setup.settings
-        edge = [name for name, top in limits.items() if 2 * getattr(settings, name) > top and name not in space.fixed]
-        at_edge = f" {' and '.join(edge)} {'are' if len(edge) > 1 else 'is'} the largest of them." if edge else ""
-        found.append(f"Settings up to the {steps} steps were tried: {most}.{at_edge}")
+        most = ", ".join(f"{top:,.0f} {unit}" for top, unit in tops.values())
+        used = {name: getattr(shown.setup.settings, name) / top for name, (top, _) in tops.items()}
+        edge = [f" {name} is {'the largest of' if x <= 1 else 'above'} them." for name, x in used.items() if x > 1 / 2]
+        found.append(f"Settings up to the {steps} steps were tried: {most}.{''.join(edge)}")
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
         if load.requests.prefix is not None and request.start.prefix_cache:

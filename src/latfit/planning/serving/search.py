@@ -1,8 +1,8 @@
 """Find the fewest engines that meet the targets, and the best engine settings.
 
-The replica count is found by bisection from rate / saturated throughput, settings by coordinate ascent on the highest
-feasible load at a fixed count. Before a count is refused, token budgets and sequences are searched for settings that
-meet the targets with it. Derivation: docs/theory/planning.md, "Searching replicas and settings".
+Replicas by bisection from rate / saturated throughput, settings by coordinate ascent on the highest feasible load.
+Before a count is refused, token budgets and sequences are searched for it. Derivation: docs/theory/planning.md,
+"Searching replicas and settings".
 """
 
 import math
@@ -12,10 +12,11 @@ from typing import Any
 
 from latfit.errors import WrongUsage
 from latfit.model import FitResult
-from latfit.planning.serving.evaluate import FIRST, MOST, VERIFIED, Evaluator, Measured, Setup
+from latfit.planning.engine_settings import MIN_CHUNK
+from latfit.planning.serving.evaluate import FIRST, MOST, VERIFIED, Evaluator, Measured, Setup, draw_lengths
 from latfit.simulation import EngineSettings, EngineSetup, Order
 from latfit.units import format_rate
-from latfit.workload import RecordedLoad
+from latfit.workload import Load, RecordedLoad
 
 GAIN = 1.03  # feasible load of an accepted setting over a load that the current one misses
 PRECISION = 1.03  # ratio between the ends of the bracket of the highest feasible load
@@ -83,7 +84,7 @@ class Found:
 
     best: the verified setup; None if none is feasible. alone: the best result without contention. fewer: with one
     replica less. usual: replicas with the initial settings. carries: relative loads up to which the targets are met,
-    and beyond which one is missed, by their intervals. capacity: the same by the estimates.
+    and beyond which one is missed, by intervals. capacity: the same by estimates.
     """
 
     best: Measured | None
@@ -104,7 +105,6 @@ class Search:
     replicas: int | None = None
 
     def run(self) -> Found:
-        """Search replicas and settings; with fixed replicas, settings only."""
         alone = self._best_alone()
         if not alone.met:
             return Found(None, alone)
@@ -133,8 +133,8 @@ class Search:
     def settle(self, replicas: int, near: EngineSettings) -> Measured | None:
         """Return settings that meet the targets with so many replicas, verified; None if none were found.
 
-        The ratio of value to limit is lowest at one batch limit: smaller batches wait longer for admission, larger
-        ones take longer per step. So the limit is narrowed down on ever finer grids, for each token budget.
+        The ratio of value to limit is lowest at one batch limit: smaller batches wait longer for admission, larger ones
+        take longer per step. So the limit is narrowed down on finer grids, for each token budget.
         """
         budgets = [near, *self.space.alternatives(near, "max_num_batched_tokens")]
         budgets.sort(key=lambda each: abs(math.log(each.max_num_batched_tokens / near.max_num_batched_tokens)))
@@ -189,9 +189,9 @@ class Search:
         return found
 
     def spare(self, setup: Setup) -> tuple[float, float]:
-        """Return the load up to which the targets are met and the one from which on one is missed.
+        """Return the loads up to which the targets are met and from which one is missed, confirmed by intervals.
 
-        Both are confirmed by intervals; for recorded requests, a single course of events, by the estimate.
+        For recorded requests, a single course of events, by the estimate.
         """
         low, high = self.bracket(setup, 1.0)
         if isinstance(self.evaluator.load, RecordedLoad):
@@ -239,7 +239,6 @@ class Search:
         return at, load
 
     def _better(self, at: EngineSettings, load: float, axis: str, begun: Setup) -> tuple[EngineSettings, float]:
-        """Return the best settings along one axis, and their feasible load."""
         left = [replace(begun, settings=each) for each in self.space.alternatives(at, axis)]
         while left:
             scale = load * PRECISION * GAIN
@@ -262,7 +261,6 @@ class Search:
         return best
 
     def _verified(self, settings: EngineSettings, guess: int) -> Measured | None:
-        """Return the fewest engines that pass verification."""
         found = self.least(settings, guess)
         if found is None:
             return None
@@ -291,22 +289,24 @@ class Search:
 
 
 def _geometric(low: int, high: int) -> list[int]:
-    """Return POINTS whole numbers from low to high in equal ratios, fewer where they agree."""
+    """Return up to POINTS whole numbers from low to high in equal ratios."""
     ratio = high / low
     return sorted({round(low * ratio ** (k / (POINTS - 1))) for k in range(POINTS)})
 
 
-def within_measured(setup: EngineSetup, fits: Sequence[FitResult]) -> EngineSettings:
-    """Return the settings that a search begins with; defaults no larger than the measured steps."""
-    start = setup.settings
-    sequences, tokens = start.max_num_seqs, start.max_num_batched_tokens
+def within_measured(setup: EngineSetup, load: Load, fits: Sequence[FitResult]) -> EngineSettings:
+    """Return the settings that a search begins with; defaults no larger than the measured steps.
+
+    A step has room for MIN_CHUNK tokens, or the longest prompt, whatever was measured.
+    """
+    start, least = setup.settings, min(MIN_CHUNK, int(draw_lengths(load)[0].max()))
 
     def within(default: int, name: str, column: str) -> int:
         most = max((fit.domain[column][1] for fit in fits), default=math.inf)
         rounded = int(2 ** math.floor(math.log2(max(most, 1))))
         return rounded if default > most and not setup.is_known(name) else default
 
-    sequences = within(sequences, "max_num_seqs", "B")
+    sequences, tokens = within(start.max_num_seqs, "max_num_seqs", "B"), start.max_num_batched_tokens
     if not setup.is_known("max_num_batched_tokens"):
-        tokens = max(within(tokens, "max_num_batched_tokens", "S"), sequences)
+        tokens = max(within(tokens, "max_num_batched_tokens", "S"), sequences, least)
     return replace(start, max_num_seqs=sequences, max_num_batched_tokens=tokens)

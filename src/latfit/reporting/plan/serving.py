@@ -49,7 +49,7 @@ def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:
 
 def verdict(plan: ServingPlan) -> str:
     """The plan in a sentence."""
-    cache = "" if plan.kv_cache else ", with an unlimited KV cache"
+    cache = "" if plan.kv_cache else ", with an unlimited KV cache (--kv-blocks limits it)"
     load, tried = f"{plan.load} ({plan.request}){cache}", plan.replicas.tried
     if tried is None:
         return f"Cannot be met at any number of replicas: {load}; {plan.binding}."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from latfit.engines import BY_KEY, engine_key
 from latfit.exporting import start_line
 from latfit.planning import CONFIRMED, MEASURED, Plan, capacity_line
-from latfit.reporting.plan.tables import choices_table, thresholds_table
+from latfit.reporting.plan.tables import choices_table, limits_table, thresholds_table
 from latfit.reporting.table import State, Table
 from latfit.units import format_percent
 
@@ -43,7 +43,9 @@ def plan_summary(plan: Plan) -> PlanSummary:
         lines.append(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}: {command}{edge}")
     elif _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
-    tables = [thresholds_table(plan, brief=True)] if plan.both_paths else []
+    tables = [limits_table(plan)] if plan.rate_per_s is None and plan.feasible else []
+    if plan.both_paths:
+        tables.append(thresholds_table(plan, brief=True))
     if plan.rate_per_s is None and plan.settings is not None and _is_usable(plan):
         tables.append(choices_table(plan.settings))
     others = [each for each in plan.warnings if plan.rate_per_s is not None and each.code in OF_STEPS]

@@ -72,18 +72,24 @@ def key_numbers(plan: Plan) -> list[KeyNumber]:
     return numbers
 
 
+def limits_table(plan: Plan) -> Table:
+    """Return the largest steps of decode, of prefill, and of both together."""
+    rows = [(each.label.lower(), each.value, each.detail) for each in _step_numbers(plan)]
+    return Table(f"Largest steps within {format_ms(plan.sla_ms)}", ("", " ", "  "), rows, words=("  ",))
+
+
 def _step_numbers(plan: Plan) -> list[KeyNumber]:
     """Return the largest steps: of decode alone, of prefill alone, of both."""
     numbers = []
     if (decode := decode_limit(plan)) is not None:
-        numbers.append(KeyNumber("Decode alone", count(decode), f"requests, on {plan.engines_path}"))
+        numbers.append(KeyNumber("Decode", count(decode), f"requests, on {plan.engines_path}"))
     step = max(plan.S_at_B, key=lambda row: row.S_max or 0, default=None)
     if step is not None and step.S_max is not None:
         detail = f"tokens, at B = {count(step.B)} on {step.path}" + " (extrapolated)" * step.extrapolated
-        numbers.append(KeyNumber("Prefill alone", count(step.S_max), detail))
+        numbers.append(KeyNumber("Prefill", count(step.S_max), detail))
     if (settings := plan.settings) is not None and settings.chunk_tokens:
         both = f"{count(settings.max_num_seqs)} + {count(settings.chunk_tokens)}"
-        numbers.append(KeyNumber("Decode with prefill", both, f"requests + prefill tokens, on {settings.path}"))
+        numbers.append(KeyNumber("Mixed", both, f"requests + prefill tokens, on {settings.path}"))
     return numbers
 
 

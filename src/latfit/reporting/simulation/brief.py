@@ -10,7 +10,7 @@ from latfit.reporting.format import of_share
 from latfit.reporting.simulation import tables
 from latfit.reporting.simulation.tables import half_width, measured_times, named, rate_text
 from latfit.reporting.table import KeyNumber, State, Table, make_table
-from latfit.simulation import EngineResult, SimResult, Times, p99_difference
+from latfit.simulation import UNLIMITED, EngineResult, SimResult, Times, p99_difference
 from latfit.units import format_ms, format_rate, number
 
 ATTAINED = 0.99  # share of requests that has to meet the SLOs for a run to be good
@@ -99,10 +99,11 @@ def _p99_number(title: str, times: Times) -> KeyNumber:
 def _limited(run: EngineResult) -> str:
     summary = run.summary
     busy = of_share(summary.utilisation)
-    if run.bottleneck is None:
-        batch = f"median batch {number(summary.batch_size['p50'])} of {run.settings.max_num_seqs:,}"
-        return f"No limit reached: engine {busy} busy, {batch}, KV cache {of_share(summary.kv_usage)} used."
-    return f"Limited by {run.bottleneck}; engine {busy} busy."
+    if run.bottleneck is not None:
+        return f"Limited by {run.bottleneck}; engine {busy} busy."
+    batch = f"median batch {number(summary.batch_size['p50'])} of {run.settings.max_num_seqs:,}"
+    cache = f", KV cache {of_share(summary.kv_usage)} used" if run.settings.kv_blocks < UNLIMITED else ""
+    return f"Engine {busy} busy, {batch}{cache}."
 
 
 def replay_table(runs: Sequence[Compared], *, brief: bool = False) -> Table:

@@ -1,15 +1,13 @@
 """Derive settings of a simulated engine from the traces of a real one.
 
-The KV cache has as many blocks as fit its tokens. Logs print no block size, so it defaults to vLLM's (16 tokens, 128
-on a CPU), and the result says so. The acceptance probability of draft tokens follows from the mean accepted number:
-docs/theory/simulation.md, "Draft tokens".
+Logs print no block size: vLLM's is taken, and the result says so. The acceptance probability of draft tokens follows
+from the mean accepted number: docs/theory/simulation.md, "Draft tokens".
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from latfit.errors import refuse
 from latfit.simulation.engine.settings import EngineSettings, Speculation
 from latfit.trace import EngineFacts
 from latfit.units import format_percent
@@ -34,7 +32,9 @@ OPTIONS = ("kv_blocks", "max_num_seqs", "max_num_batched_tokens", "synchronous")
 DEFAULT, ASSUMED, OBSERVED, GIVEN = "vLLM's default", "assumed", "observed", "given"
 """Origins of a value that no source reports, of one that is counted in the steps, and of one that an option names."""
 UNNAMED = (ASSUMED, DEFAULT)
+UNLIMITED = 50_000_000  # KV blocks of an engine whose cache size no source reports
 USUAL_SETTINGS: Mapping[str, Any] = {
+    "kv_blocks": UNLIMITED,
     "max_num_seqs": 256,
     "max_num_batched_tokens": 2048,
     "block_size": 16,
@@ -63,7 +63,6 @@ class SettingNote:
 
     @property
     def option(self) -> str:
-        """The option that sets it."""
         if self.setting in OPTIONS:
             return f"--{self.setting.replace('_', '-')}"
         return f"--set {self.setting}" if self.setting else ""
@@ -75,8 +74,6 @@ class SettingNote:
 
 @dataclass(frozen=True)
 class KnownSettings:
-    """Settings of an engine and their origin."""
-
     # Parameters by option name (`kv_blocks`, `max_num_seqs`, `synchronous`, ...)
     values: Mapping[str, Any] = field(default_factory=dict)
     # Source of each: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`
@@ -100,7 +97,6 @@ class EngineSetup:
     files: Sequence[str] = ()
 
     def is_known(self, setting: str) -> bool:
-        """Whether some source names a setting."""
         return self.origin.get(setting, ASSUMED) not in UNNAMED
 
     @property
@@ -110,7 +106,7 @@ class EngineSetup:
             return ""
         one = self.settings
         parts = [
-            f"{one.kv_blocks:,} KV blocks of {one.block_size}",
+            *([f"{one.kv_blocks:,} KV blocks of {one.block_size}"] if self.is_known("kv_blocks") else []),
             f"{one.max_num_seqs:,} requests and {one.max_num_batched_tokens:,} tokens a step at most",
             ("asynchronous" if one.asynchronous else "synchronous")
             + (" (assumed; --synchronous if not)" if self.origin.get("synchronous") == ASSUMED else ""),
@@ -191,7 +187,7 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
 
 
 def acceptance_of(gain: float, k: int) -> float:
-    """Solve a + a² + … + a^k = gain for a in [0, 1]; `gain` is the mean of accepted tokens per request and step."""
+    """Solve a + a² + … + a^k = gain, the mean accepted tokens per request and step, for a in [0, 1]."""
     from scipy.optimize import brentq
 
     if not 0 < gain < k:
@@ -203,8 +199,6 @@ def set_up_engine(
     known: KnownSettings, chosen: Mapping[str, Any], named: Mapping[str, Any], batching: str
 ) -> EngineSetup:
     """Return the engine with the chosen settings (times in ms), of which options name some. Raises WrongUsage."""
-    remedy = "Divide `KV cache size: ... tokens` in the engine's log by the block size: 16 tokens, 128 on a CPU."
-    refuse("kv_blocks" not in chosen, "the size of the KV cache is required", "--kv-blocks", remedy)
     drafts = 0 if batching == "static" and "draft_tokens" not in named else chosen["draft_tokens"]
     settings = EngineSettings(
         batching=batching,
@@ -217,4 +211,7 @@ def set_up_engine(
         **{name: chosen[name] for name in SAME_NAME},
     )
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
-    return EngineSetup(settings, origin, [note for note in known.notes if note.setting not in named], known.files)
+    notes = [note for note in known.notes if note.setting not in named]
+    if "kv_blocks" not in origin:
+        notes.append(SettingNote("The size of the KV cache is not known: taken as unlimited", "kv_blocks"))
+    return EngineSetup(settings, origin, notes, known.files)
