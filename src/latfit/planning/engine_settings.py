@@ -1,8 +1,7 @@
-"""Settings of serving engines from a fit, without a sweep: sequences, token budget, and each engine's names for them.
+"""Settings of serving engines from a fit, without a sweep. Rules: docs/concepts/plans.md.
 
-Engines that batch step by step take limits of a step: every step in which requests decode must keep TPOT, and a
-prompt's chunks add up to its TTFT. Engines that batch whole requests take the largest batch within the SLA. Rules:
-docs/concepts/plans.md.
+Engines that batch step by step get limits of a step: steps in which requests decode keep TPOT, a prompt's chunks add up
+to TTFT. Engines that batch whole requests get the largest batch within the SLA.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ US_PER_MS = 1000
 
 
 def engine_flags(plan: Plan, largest: int | None) -> dict[str, Flags]:
-    """Return settings under the names of each engine. largest: the largest whole batch within the SLA."""
+    """Return settings under each engine's names. largest: largest whole batch within the SLA."""
     found: dict[str, Flags] = {}
     if plan.settings is not None:
         values: dict[str, int | None] = {"requests": plan.settings.max_num_seqs}
@@ -72,7 +71,7 @@ SAMPLED_BATCHES = 9  # batches between one decoding request and all of them whos
 
 @dataclass(frozen=True)
 class _Engine:
-    """Step times of a path, times a factor by phase. context: cached tokens of a decoding request; None: as traced."""
+    """Step times of a path times a factor by phase. context: cached tokens of a decoding request."""
 
     path: ExecutionPath
     factors: Mapping[str, float]
@@ -87,7 +86,7 @@ class _Engine:
         return self.factors[DECODE] * self.path.fit.latency_ms(**steps)
 
     def slowest_ms(self, D: FloatArray, budget: int) -> FloatArray:
-        """Return the slowest step (n,) of `budget` tokens in which up to D - 1 (n,) requests decode beside prefill."""
+        """Return the slowest step (n,) of `budget` tokens in which up to D - 1 (n,) requests decode."""
         decoding = np.linspace(np.minimum(1, D - 1), D - 1, SAMPLED_BATCHES).round().ravel()
         tokens = budget - decoding
         # Prompts follow each other, so at most one is continued: the last chunk of a long prompt, or the rest of one.
@@ -105,7 +104,7 @@ class _Engine:
         return float(np.ceil(self.prompt / chunk) * times.mean())
 
     def _prefill_ms(self, D: FloatArray, P: FloatArray, history: FloatArray, prompts: FloatArray) -> FloatArray:
-        """Return the times of D (n,) decoding requests and P (n,) tokens of prompts (n,) behind cached ones (n,)."""
+        """Return the times (n,) of D decoding requests and P tokens of prompts behind `history` cached ones."""
         steps = {"B": D + prompts, "S": D + P, "prefill_requests": prompts, "prefill_tokens": P}
         if self.path.fit.reads_context:
             each = self.path.fit.typical.get(CONTEXT, 0.0) if self.context is None else self.context
@@ -115,7 +114,7 @@ class _Engine:
 
 
 def prices_tokens(path: ExecutionPath) -> bool:
-    """Return whether the path knows what tokens beyond one a request cost: nominal numbers may not name it."""
+    """Return whether the path has a cost per token; nominal numbers may lack it."""
     return path.nominal is None or path.nominal.per_token_ms > 0
 
 
@@ -127,12 +126,11 @@ def engine_settings(
     context: float | None = None,
     max_batch: int | None = None,
 ) -> Settings | Unknown:
-    """Choose the sequences and the token budget of an engine that keep TPOT and TTFT at a percentile of steps.
+    """Choose the sequences and the token budget that keep TPOT and TTFT at a percentile of steps.
 
-    The SLA stands for a missing TPOT, the largest measured batch for a missing max_batch. Of the choices the one with
-    the most sequences is taken where a TTFT is given, else the knee: the largest product of decoding requests and
-    prefill tokens of a step. Returns Unknown with the reason if no settings keep the targets, and no token budget for a
-    fit without steps of that size.
+    The SLA stands for a missing TPOT, the largest measured batch for a missing max_batch. With a TTFT the choice with
+    the most sequences is taken, else the knee: the largest product of decoding requests and prefill tokens. Without
+    measured prefill there is no token budget.
     """
     if not prices_tokens(path):
         return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
@@ -195,7 +193,7 @@ def engine_settings(
 def _most_sequences(
     engine: _Engine, budget: int, most: int, tpot: float, serving: ServingTargets
 ) -> EngineChoice | None:
-    """Return the choice with the most sequences, up to `most`, that keeps both targets; None if there is none."""
+    """Return the choice with the most sequences, up to `most`, that keeps both targets."""
     tried = np.array([*_fewer(most)], dtype=np.float64)
     within = tried[engine.slowest_ms(tried, budget) <= tpot].astype(int).tolist() if len(tried) else []
     limit = serving.ttft_ms or np.inf
@@ -217,7 +215,7 @@ def _fewer(most: int) -> Iterator[int]:
 
 
 def _shown(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:
-    """Return the choices that no other equals or beats in sequences and TTFT, up to MAX_CHOICES around the best."""
+    """Return up to MAX_CHOICES Pareto-optimal choices around the best."""
 
     def beats(other: EngineChoice, each: EngineChoice) -> bool:
         more, sooner = other.max_num_seqs - each.max_num_seqs, each.ttft_ms * (1 + SAME_TTFT) - other.ttft_ms

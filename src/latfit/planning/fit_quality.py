@@ -1,4 +1,4 @@
-"""What a decision rests on: the fits of its step times, their errors, and the system that they are of."""
+"""The fits that a decision rests on: their errors and the system that they are of."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,6 @@ class FitQuality(Record, frozen=True):
 
     @property
     def worst_pct(self) -> float:
-        """Largest error of a phase; 0 if unknown."""
         return max([*self.by_phase.values(), self.error_pct or 0.0])
 
     @property
@@ -51,14 +50,14 @@ def quality_of(name: str, fit: FitResult, path: str = "") -> FitQuality:
 
 
 def quality_of_path(path: ExecutionPath) -> FitQuality:
-    """Return the error of a path of a hardware profile, by the name of its trace; nominal numbers have none."""
+    """Return the error of a path; nominal numbers have none."""
     if path.nominal is not None:
         return FitQuality(path.nominal.text, NOMINAL, None, {}, path.name)
     return quality_of(trace_name(path.fit), path.fit, path.name)
 
 
 def trace_name(fit: FitResult) -> str:
-    """Name the file that a fit was made from, without its folder, and how many more there were."""
+    """Return the name of a fit's file without its folder, and how many more there are."""
     names = fit.data.sources or (fit.data.source or "fit").split(", ")
     first = Path(names[0]).name
     return first if len(names) == 1 else f"{first} and {len(names) - 1} more"

@@ -1,7 +1,7 @@
 """The plan for an SLA from a hardware profile.
 
-Without a rate the SLA is one of a step: which steps meet it, from which batch the GPU pays, which settings follow. With
-a rate it is one of a response: which strategy meets it, how long a request may wait for the GPU, how much load fits.
+Without a rate the SLA is of a step: which steps meet it, from which batch the GPU pays, which settings follow. With a
+rate it is of a response: strategy, T_cut, capacity.
 """
 
 import math
@@ -42,8 +42,8 @@ def make_plan(
 ) -> Plan:
     """Decide for an SLA in ms, met by `percentile` percent of the steps, or of the responses where a rate is given.
 
-    tokens_per_request: tokens that each request adds to a step (1: decode). A plan that nothing can meet comes back
-    with feasible=False and what would make it feasible. Raises BadInput, WrongUsage.
+    tokens_per_request: tokens that a request adds to a step. An infeasible plan says what would make it feasible.
+    Raises BadInput, WrongUsage.
     """
     request = request or PlanRequest()
     _check(profile, sla_ms, percentile, tokens_per_request)
@@ -102,7 +102,6 @@ def _plan_steps(
     tokens: int,
     request: PlanRequest,
 ) -> Plan:
-    """Return the plan without a rate."""
     every, context = profile.paths, request.context
     cpu, gpu = (
         None if path is None else PathLatency(path, tokens, context)
@@ -147,7 +146,7 @@ def _plan_steps(
 def _step_answer(
     sla_ms: float, rows: list[TokenRange], levels: Mapping[str, StepLevels], profile: HardwareProfile
 ) -> tuple[str, str]:
-    """Return the largest decode step and the largest step of all in a sentence, and what limits them."""
+    """Return the largest steps in a sentence, and what limits them."""
     largest = max((row for row in rows if row.S_max is not None), key=lambda row: row.S_max or 0, default=None)
     if largest is None:
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
@@ -176,7 +175,7 @@ def _without_paths(profile: HardwareProfile, gpu: PathLatency | None) -> Thresho
 def _path_messages(
     profile: HardwareProfile, levels: Mapping[str, StepLevels], percentile: float, request: PlanRequest
 ) -> list[Message]:
-    """Return what the plan takes the paths for, and what their fits leave open about steps."""
+    """Return assumptions about the paths, and what their fits leave open."""
     found = []
     for name, path in profile.paths.items():
         level, time = levels[name], str(path.fit.data.more.get("time"))
@@ -199,11 +198,7 @@ def _path_messages(
 
 
 def _serving_path(profile: HardwareProfile, plan: Plan) -> ExecutionPath:
-    """Return the path whose engine settings are given.
-
-    The one that the load is served on; without a load the GPU, or another path where the GPU's numbers are nominal and
-    name no cost of a token.
-    """
+    """Return the path that serves the load; without a load the GPU, if its cost per token is known."""
     every = list(profile.paths.values())
     if plan.chosen is not None:
         return next(path for path in every if path.label == plan.chosen.paths[0])

@@ -10,7 +10,7 @@ from latfit.stats import FloatArray
 
 @dataclass(frozen=True)
 class Objective:
-    """alpha p99 + beta mean - gamma throughput, in ms, ms, and requests/s; to be as small as possible."""
+    """p99·p99_ms + mean·mean_ms - throughput·requests/s, to be minimised."""
 
     p99: float = 1.0
     mean: float = 0.0
@@ -24,16 +24,13 @@ class Objective:
             )
 
     def of(self, p99_ms: float, mean_ms: float, rate: float) -> float:
-        """Return the cost of an operating point; rate per ms of requests served."""
+        """Return the cost of an operating point; rate per ms."""
         return self.p99 * p99_ms + self.mean * mean_ms - self.throughput * rate * 1e3
 
 
 @dataclass(frozen=True)
 class Load:
-    """A load that varies: rates per ms (n,) of windows of `window_ms`, and arrivals within a window.
-
-    notes: what should be known of how it was read.
-    """
+    """Rates per ms (n,) of windows of `window_ms`, and arrivals within a window. notes: how it was read."""
 
     rates: FloatArray
     window_ms: float
@@ -48,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True)
 class ServingTargets:
-    """Targets of text generation in ms: the first token of a prompt, and the time between tokens."""
+    """Limits in ms of the first token of a prompt, and of the time between tokens."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -59,9 +56,8 @@ class ServingTargets:
 class PlanRequest:
     """Everything optional about a plan.
 
-    rate: requests per ms, for all replicas together. context: cached tokens of a request. max_batch: of the GPU.
-    transfer_ms, wait_ms: what a request pays before the GPU begins; wait None: as the rate makes it. laws_only: no
-    noise and Poisson arrivals.
+    rate: requests per ms, for all replicas. context: cached tokens of a request. max_batch: of the GPU. transfer_ms,
+    wait_ms: before the GPU begins; wait None: as the rate makes it. laws_only: no noise and Poisson arrivals.
     """
 
     rate: float | None = None
@@ -89,12 +85,11 @@ class PlanRequest:
 
     @property
     def arrivals(self) -> Arrivals:
-        """How requests arrive at one replica."""
         return POISSON if self.load is None or self.laws_only else self.load.arrivals.split(self.replicas)
 
     @property
     def rate_each(self) -> float | None:
-        """Requests per ms at each replica: of the rate, or of the load's busiest window."""
+        """Requests per ms at each replica; of a varying load in its busiest window."""
         whole = self.load.peak if self.load is not None else self.rate
         return None if whole is None else whole / self.replicas
 

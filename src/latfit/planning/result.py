@@ -1,4 +1,4 @@
-"""Plan: the decisions, what bound them, and what could not be said and why. Durations in ms, rates in requests/s."""
+"""The record of a plan. Durations in ms, rates in requests/s."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,9 +34,9 @@ class Reach(Enum):
 
 
 class Threshold(Record, frozen=True):
-    """A number (of requests, of tokens) from which something holds; None with the reason where it never holds.
+    """A number from which something holds; None with the reason where it never holds.
 
-    wins: the ranges (first, last) for which it holds. interval, never_share: 95 %, and never, over the fits' draws.
+    wins: ranges (first, last) for which it holds. interval, never_share: 95 %, and never, over the fits' draws.
     """
 
     value: int | None
@@ -56,7 +56,7 @@ class Unknown:
 
 
 class TokenRange(Record, frozen=True):
-    """At B requests a step of S_min to S_max tokens meets the SLA; S_max None: any number of tokens does.
+    """At B requests a step of S_min to S_max tokens (None: any number) meets the SLA.
 
     extrapolated: an end was not measured. S_promised: up to here 97.5 % of the fit's draws meet the SLA.
     """
@@ -70,8 +70,6 @@ class TokenRange(Record, frozen=True):
 
 
 class BatchRange(Record, frozen=True):
-    """At S tokens a step of B_min to B_max requests meets the SLA."""
-
     path: str
     S: int
     B_min: int
@@ -82,8 +80,8 @@ class BatchRange(Record, frozen=True):
 class Cutoff(Record, frozen=True):
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
-    value: the recommended T_cut in ms, None where none meets the SLA. ranges: T_cut that meet the SLA, by method.
-    bounds_ms: the percentile at `value`, else at `safest_ms`, by method.
+    value: T_cut in ms, None if none meets the SLA. ranges: feasible T_cut, and bounds_ms: the percentile at `value`,
+    else at `safest_ms`, by method.
     """
 
     value: float | None
@@ -117,7 +115,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a load is served: labels of the paths, the GPU first; batch: that amortised batches wait for."""
+    """How a load is served: labels of the paths, the GPU first. batch: of amortised batches."""
 
     kind: Kind
     paths: tuple[str, ...]
@@ -161,10 +159,9 @@ class Alternative(Record, frozen=True, kw_only=True):
 
 
 class Capacity(Record, frozen=True):
-    """Load of the strategy that carries most on one replica, in requests/s.
+    """Load of the best strategy on one replica.
 
-    sustainable: meets the SLA by the fit; promised: also at the slow end of what the data leave open. replicas: for the
-    whole rate.
+    sustainable: by the fit; promised: also at the slow end of what the data leave open. replicas: for the whole rate.
     """
 
     system: str
@@ -182,7 +179,7 @@ class Capacity(Record, frozen=True):
 
 
 class Change(Record, frozen=True):
-    """What a change of the machine or the load does."""
+    """Effect of a change of the machine or the load."""
 
     change: str
     B1: int | None
@@ -192,7 +189,7 @@ class Change(Record, frozen=True):
 
 
 class EngineChoice(Record, frozen=True):
-    """One row of the trade-off: more sequences, or a shorter wait for the first token.
+    """A choice of sequences and token budget.
 
     chunk_tokens: prefill tokens of a step in which all other sequences decode. ttft_ms: without waiting.
     """
@@ -205,10 +202,10 @@ class EngineChoice(Record, frozen=True):
 
 
 class Settings(Record, frozen=True):
-    """Limits for a serving engine, from the fit of `path`, without a sweep.
+    """Limits for a serving engine, from the fit of `path`.
 
     max_num_batched_tokens, chunk_tokens: None if no such steps were measured. min_num_batched_tokens: the fewest that
-    still keep the TTFT target. ttft_ms, tpot_ms: at the plan's percentile of steps, without waiting.
+    keep TTFT. ttft_ms, tpot_ms: at the plan's percentile of steps, without waiting.
     """
 
     path: str
@@ -226,7 +223,7 @@ class Settings(Record, frozen=True):
 
 
 class Doubt(Record, frozen=True):
-    """A step for which the fit cannot say whether it meets the SLA: its chance to, and its 95 % interval."""
+    """A step with its chance to meet the SLA, and its 95 % interval."""
 
     path: str
     B: int
@@ -237,8 +234,6 @@ class Doubt(Record, frozen=True):
 
 
 class Inverse(Record, frozen=True):
-    """Tokens that fit into a step by requests, and requests by tokens."""
-
     S_at_B: Sequence[TokenRange]
     B_at_S: Sequence[BatchRange]
 
@@ -250,8 +245,8 @@ class Plan(Record, frozen=True, kw_only=True):
     """What to do under an SLA: for steps, and for a load if there is one.
 
     percentile: of steps, or with a rate of responses; None for the typical step. capacity, T_cut, B1_at_rate, settings:
-    None if they cannot be given; `unknown` then has the reason, by key of the JSON. B1_idle: B1 without the wait at the
-    GPU. engines: the settings of `engines_path` under the names that engines use.
+    None if `unknown` has the reason. B1_idle: without the wait at the GPU. engines: settings of `engines_path` by
+    engine.
     """
 
     what: ClassVar[str] = "plan"
@@ -296,7 +291,7 @@ class Plan(Record, frozen=True, kw_only=True):
     unknown: Mapping[str, str] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys of `docs/formats.md`; what is unknown is an object with the reason."""
+        """Return the keys of `docs/formats.md`; an unknown value is an object with the reason."""
         found = super().to_json()
         reasons = found.pop("unknown")
         return found | {name: {"reason": reason, "value": None} for name, reason in reasons.items()}
@@ -309,7 +304,7 @@ class Plan(Record, frozen=True, kw_only=True):
 
     @property
     def B1(self) -> Threshold:
-        """With a rate, with the wait that it makes at the GPU."""
+        """With the wait at the GPU where there is a rate."""
         return self.B1_at_rate or self.B1_idle
 
     @property
@@ -331,7 +326,6 @@ class Plan(Record, frozen=True, kw_only=True):
 
     @property
     def both_paths(self) -> bool:
-        """Whether there are a CPU's and a GPU's path."""
         return all(any(each.path in paths for each in self.fits) for paths in (CPU_PATHS, GPU_PATHS))
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""From which batch speculative decoding stops paying: step times with and without drafts at equal concurrency.
+"""From which batch speculative decoding stops paying.
 
-A request that drafts k tokens, each accepted with probability a if the one before it was, generates 1 + a + ... + a^k
-tokens per step. Drafting pays while that number exceeds the ratio of the step times.
+A request that drafts k tokens, each accepted with probability a if the one before was, generates 1 + a + ... + a^k
+tokens per step. Drafting pays while that exceeds the ratio of the step times.
 """
 
 import math
@@ -21,7 +21,7 @@ MAX_BATCH = 4096  # batches that are looked at
 
 
 class SpeculationRow(Record, frozen=True, kw_only=True):
-    """A batch: step times, tokens per second of one request, and the speed-up of drafting with its 95 % interval."""
+    """A batch: step times, tokens/s of one request, and the speed-up of drafting with its 95 % interval."""
 
     B: int
     step_ms: Number
@@ -35,9 +35,8 @@ class SpeculationRow(Record, frozen=True, kw_only=True):
 class SpeculationPlan(Record, frozen=True, kw_only=True):
     """What drafting is worth by batch.
 
-    tokens_per_step: of one request with drafts. stops_at: smallest batch from which on drafting is slower; None if it
-    pays at `largest_batch`, the largest measured with drafts. stops_interval: 95 %; an end that is not a number lies
-    beyond it.
+    tokens_per_step: of one request. stops_at: smallest batch from which on drafting is slower; None if it pays at
+    `largest_batch`. stops_interval: 95 %; an end that is not a number lies beyond it.
     """
 
     draft_tokens: int
@@ -62,9 +61,8 @@ def plan_speculation(
 ) -> SpeculationPlan | None:
     """Compare decode steps of B tokens with steps of B (1 + k) tokens that also take k times `draft_ms`.
 
-    with_drafts: fit of steps with drafts: `fit`, or one of an engine that drafted. acceptance: probability and its
-    standard error. context: cached tokens of a request; None for the fit's median. Returns None if no such batch was
-    measured.
+    with_drafts: fit of steps with drafts, or `fit`. acceptance: probability and its standard error. context: cached
+    tokens of a request; None for the fit's median. Returns None if no such batch was measured.
     """
     low = max(1, *(math.ceil(each.domain["B"][0]) for each in (fit, with_drafts)))
     high = min(fit.domain["B"][1], with_drafts.domain["B"][1], with_drafts.domain["S"][1] / (1 + k), fit.domain["S"][1])
@@ -114,7 +112,7 @@ def plan_speculation(
 
 
 def _times(fit: FitResult, B: FloatArray, S: FloatArray, context: float | None, seed: int) -> FloatArray:
-    """Return typical decode times in ms (1 + DRAWS, n): of the fit, then of its parameter draws."""
+    """Return typical decode times in ms (1 + DRAWS, n): of the fit, then of its draws."""
     columns = {"B": B, "S": S, "prefill_requests": 0 * B, "prefill_tokens": 0 * B}
     if fit.reads_context:
         typical = fit.typical.get(CONTEXT, 0.0) if context is None else context

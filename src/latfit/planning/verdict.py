@@ -1,7 +1,7 @@
 """The verdict of a plan, from the probability that its limits are met.
 
-The probability comes from the 95 % interval of the tightest figure: log-normal about the estimate, each side by its own
-end. So a limit is met with 97.5 % or more exactly if it lies beyond the interval.
+The tightest figure is log-normal about its estimate, each side by its own end of the 95 % interval. So a limit is met
+with 97.5 % or more exactly if it lies beyond the interval.
 """
 
 import math
@@ -18,12 +18,12 @@ OLD_NAMES = {"yes": "meets", "in doubt": "likely", "no": "misses"}
 
 
 def normal_share(z: float) -> float:
-    """Return the share of a standard normal distribution up to z; SciPy's `ndtr` without its import."""
+    """Return the standard normal distribution function at z; SciPy's `ndtr` without its import."""
     return math.erfc(-z / math.sqrt(2)) / 2
 
 
 def probability_within(value: float, low: float | None, high: float | None, limit: float) -> float | None:
-    """Return the probability that a figure stays within its limit; None if the interval has no end on that side."""
+    """Return the probability that a figure is within its limit; None if the interval has no end on that side."""
     if value <= 0:
         return 1.0
     end = high if value <= limit else low
@@ -37,7 +37,6 @@ def probability_within(value: float, low: float | None, high: float | None, limi
 
 
 def verdict_of(*, met: bool, probability: float | None, doubted: bool) -> Verdict:
-    """Return the verdict of a plan whose estimate meets its limits or not."""
     if not met:
         return "misses"
     confirmed = probability is not None and probability >= CONFIRMED - 1e-9
@@ -45,5 +44,5 @@ def verdict_of(*, met: bool, probability: float | None, doubted: bool) -> Verdic
 
 
 def upgraded(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a stored plan with the names of verdicts that plans have."""
+    """Return a stored plan with today's names of verdicts."""
     return {**document, "promise": OLD_NAMES.get(document["promise"], document["promise"])}

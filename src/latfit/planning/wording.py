@@ -18,7 +18,6 @@ SMALLEST_SHARE = 1e-3  # of the SLA: the shortest T_cut that is tried
 
 
 def describe_wins(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]], what: str, top: int) -> str:
-    """Say from which batch (or prompt length) a path is the faster one."""
     if reach is Reach.NEVER:
         return f"never: {winner} is faster at every measured {what}, 1 to {top:,}"
     if reach is Reach.ALWAYS:
@@ -54,7 +53,6 @@ def describe_limit(row: Alternative) -> str:
 
 
 def describe_capacity(row: Alternative) -> str:
-    """Say the capacity of a strategy, and what ends it."""
     if row.sustainable_per_s is None:
         return describe_limit(row)
     return f"capacity {format_rate(row.sustainable_per_s, down=True)} per replica, {describe_limit(row)}"
@@ -73,7 +71,6 @@ def capacity_line(capacity: Capacity) -> str:
 
 
 def load_answer(plan: Plan, replicas: int, *, laws_only: bool) -> str:
-    """Return the decision in a sentence."""
     sla_ms, unit, row = plan.sla_ms, count_text(plan.tokens_per_request, "token"), plan.chosen
     load = f"{format_rate(plan.rate_per_s or 0.0)} of {unit} each"
     load += f" on each of {replicas} replicas" if replicas > 1 else ""
@@ -91,7 +88,7 @@ def load_answer(plan: Plan, replicas: int, *, laws_only: bool) -> str:
 
 
 def likely_text(promise: Verdict, probability: float | None) -> str:
-    """Return ` Likely met (81 %).` of a plan that is not confirmed, without a number if the interval is open."""
+    """Return ` Likely met (81 %).` of a plan that is not confirmed."""
     if promise != "likely":
         return ""
     if probability is None or probability >= CONFIRMED:
@@ -108,7 +105,6 @@ def interval_text(interval: Interval | None) -> str:
 
 
 def name_fastest(rows: Sequence[Alternative]) -> str:
-    """Name the strategy with the least percentile."""
     times = {row.name: row.percentile_ms for row in rows if row.percentile_ms is not None}
     if not times:
         return "every strategy is overloaded"
@@ -142,7 +138,7 @@ def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES)
 
 
 def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
-    """Return which kind of pause the data do not show; the more harmful one is planned for."""
+    """Return which kind of pause the data do not show."""
     if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
         return []
     questions = [
@@ -154,6 +150,5 @@ def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
 
 
 def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:
-    """Return ranges of T_cut in words; one that starts where the search does has no lower end."""
     start = 1.001 * SMALLEST_SHARE * sla_ms
     return ", ".join(f"{format_ms(a)} to {format_ms(b)}" if a > start else f"up to {format_ms(b)}" for a, b in spans)

@@ -1,6 +1,6 @@
-"""Requests in a heap, those with the least key first and of equal keys the lower number, in compiled code.
+"""Requests in a heap, in compiled code: the least key first, of equal keys the lower number.
 
-A heap is an array of numbers of requests; counts[place] of its places are used, and key[r] belongs to request r.
+A heap is an array of numbers of requests; counts[place] of its places are used, key[r] belongs to request r.
 """
 
 from latfit.compiled import inner, rare
@@ -14,7 +14,6 @@ def _before(key: FloatArray, a: int, b: int) -> bool:
 
 @rare
 def push(heap: IntArray, counts: IntArray, place: int, key: FloatArray, r: int) -> None:
-    """Add request r to the heap."""
     at = counts[place]
     counts[place] += 1
     while at > 0 and _before(key, r, heap[(at - 1) // 2]):
@@ -25,7 +24,6 @@ def push(heap: IntArray, counts: IntArray, place: int, key: FloatArray, r: int) 
 
 @rare
 def pop(heap: IntArray, counts: IntArray, place: int, key: FloatArray) -> int:
-    """Take the first request out; returns which it is."""
     counts[place] -= 1
     at, size = 0, counts[place]
     first, r = heap[0], heap[size]

@@ -1,7 +1,7 @@
 """Many simulations on all cores or on a Dask cluster, into one Parquet file.
 
-Each point is simulated from its own seed, so the table is the same whatever the number of workers. A resumed sweep
-takes over the points with the same key, a digest of all that a point's result depends on.
+Each point has its own seed, so the table is the same whatever the number of workers. A resumed sweep takes over points
+with the same key.
 """
 
 import hashlib
@@ -35,16 +35,16 @@ Row = dict[str, Any]
 
 
 SweepPoint = Any
-"""One simulation of a sweep. labels: the varied settings. key: a digest of what the result depends on.
+"""One simulation of a sweep. labels: varied settings. key: a digest of what the result depends on.
 
 `run(threads, begun)` calls `begun` with the share that is done. Its result has `notes`, a `row()` for the sweep's file,
-and the `document()` from which `restored(document)` of the point makes it again.
+and the `document()` from which the point's `restored(document)` makes it again.
 """
 
 
 @dataclass(frozen=True)
 class Running:
-    """How a sweep runs. workers: None for one a core.  scheduler: address of a Dask cluster, else workers here."""
+    """How a sweep runs. workers: None for one a core. scheduler: address of a Dask cluster, else workers here."""
 
     workers: int | None = None
     backend: str = "local"
@@ -66,9 +66,9 @@ def simulate_points(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[Any]:
-    """Return the results of the points in their order, written to `out` as Parquet, a row each.
+    """Return the results of the points in order, written to `out` as Parquet, a row each.
 
-    Raises what the simulations raise. resume: take over what `out` holds already of these points.
+    Raises what the simulations raise. resume: take over what `out` holds of these points.
     """
     remedy = f"Give values of settings for 1 to {MOST_POINTS:,} points."
     refuse(not 0 < len(points) <= MOST_POINTS, f"{len(points):,} points", "--sweep", remedy)
@@ -114,7 +114,7 @@ def run_point(point: SweepPoint, threads: int = 1, begun: Callable[[float], None
 def _simulated(
     points: Sequence[SweepPoint], left: Sequence[int], running: Running, begun: Callable[[int, float], None]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield points as they finish; `begun` is called with a point that runs here and the share of it that is done."""
+    """Yield points as they finish; `begun` gets a point that runs here and the share of it that is done."""
     if running.backend == "dask":
         tasks = {i: (run_point, points[i]) for i in left}
         yield from run_on_dask(tasks, running.scheduler, running.workers)
@@ -131,7 +131,6 @@ def _simulated(
 
 
 def _save(rows: Mapping[int, Row], out: Path | None) -> None:
-    """Write all rows so far, if there are any."""
     if out is None or not rows:
         return
     import pyarrow as pa
@@ -145,7 +144,7 @@ def _save(rows: Mapping[int, Row], out: Path | None) -> None:
 
 
 def _resumed(points: Sequence[SweepPoint], keys: Sequence[str], out: Path) -> dict[int, tuple[Row, Any]]:
-    """Return the rows and results of the points that a sweep's file holds. Raises BadInput for another file."""
+    """Return the rows and results of the points that a file holds. Raises BadInput for another file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -170,7 +169,6 @@ def digest(*values: Any) -> str:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """Yield all that a value holds, as bytes, in an order of its own."""
     if isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()

@@ -1,7 +1,7 @@
-"""Claims of the literature on batching policies, tested on one machine: all policies at ten loads, in one sweep.
+"""Claims of the literature on batching policies, tested on one machine: all policies at ten loads.
 
-A p99 limit of SLA_FACTOR × T(1) determines the capacity of each policy. Usage: docs/concepts/simulation.md; settings:
-docs/theory/simulation.md, "Settings of the study".
+A p99 limit of SLA_FACTOR × T(1) determines the capacity of each policy. Settings: docs/theory/simulation.md, "Settings
+of the study".
 """
 
 import math
@@ -84,7 +84,7 @@ def best_runs(runs: Sequence[SimResult]) -> dict[tuple[str, float], SimResult]:
 
 
 def capacity_of(best: dict[tuple[str, float], SimResult], policy: str, limit_ms: float) -> float:
-    """Return the highest rate per second whose p99 is within a limit, between the rates of the runs; 0 for none."""
+    """Return the highest rate per second whose p99 is within a limit, interpolated between runs; 0 for none."""
     capacity, p99 = 0.0, math.nan
     for (name, rate), run in sorted(best.items()):
         tail = run.latency["p99"].value

@@ -1,4 +1,4 @@
-"""Summaries of simulations as records: statistics over requests with their intervals, rates, shares."""
+"""Summaries of simulations: statistics over requests with their intervals, rates, shares."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ class Interval:
 
 
 class ClassOutcome(Record, frozen=True):
-    """One class of requests: times in ms by statistic, and the share of requests within their limits."""
+    """One class of requests: times in ms by statistic, and the share within their limits."""
 
     name: str = field(name="class")
     requests: int
@@ -74,8 +74,7 @@ def times_of(found: Mapping[str, Interval], *, only_known: bool = False) -> Time
 
 
 class EngineSummary(Record, frozen=True):
-    """Replications of one engine at one load. Times in ms by statistic; rates per s; NaN where no limit was given, or
-    one user cannot be compared with others."""
+    """Replications of one engine at one load. Times in ms, rates per s; NaN where no limit was given."""
 
     requests: int
     replications: int

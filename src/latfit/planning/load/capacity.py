@@ -1,7 +1,7 @@
-"""Searches over rates and T_cut, simulated on the same random numbers. Theory: docs/theory/planning.md.
+"""Searches over rates and T_cut on common random numbers. Theory: docs/theory/planning.md.
 
-Short runs scan a grid and bisect its ends. The ends that are reported, of the capacity and of T_cut, are lowered until
-a long run confirms them, so that a plan at the capacity is feasible.
+Short runs scan a grid and bisect its ends. Reported ends are lowered until a long run confirms them, so that a plan at
+the capacity is feasible.
 """
 
 import math
@@ -49,8 +49,8 @@ BACKOFF = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)  # of the largest T_cut of short r
 def feasible_rates(machine: Machine, strategy: Strategy, target: Target, start: float = 0.0) -> list[RateRange]:
     """Return the ranges of the rate per ms that meet the target; one from 0 has no lower end.
 
-    Where a larger batch is quicker, or a rule waits to fill batches, there may be several ranges. With a T_cut the best
-    one at each rate counts, from `start` on: a rate that is known to be met.
+    There may be several where larger batches are quicker. With a T_cut the best one at each rate counts, from the
+    feasible rate `start` on.
     """
     limit = machine.rate_limit(strategy)
     top, lowest = HEAVIEST * limit, LIGHTEST * limit
@@ -71,7 +71,7 @@ def feasible_rates(machine: Machine, strategy: Strategy, target: Target, start: 
 def _feasible_with_cutoff(
     machine: Machine, target: Target, known: float, lightest: float, top: float
 ) -> list[RateRange]:
-    """Raise the rate by GROWTH while some T_cut meets the target, then bisect. known: a rate that meets it, or 0."""
+    """Raise the rate by GROWTH while some T_cut meets the target, then bisect."""
 
     def met(rate: float) -> bool:
         return cutoff_at(machine, rate, target, QUICK) is not None
@@ -85,13 +85,12 @@ def _feasible_with_cutoff(
 
 
 def cutoff_at(machine: Machine, rate: float, target: Target, effort: Effort) -> Strategy | None:
-    """Return GPU + CPU with a T_cut that meets the target at a rate."""
     tried = (cutoff_strategy(machine, cutoff) for cutoff in likely_cutoffs(machine, rate, target))
     return next((each for each in tried if target.is_met(machine.simulate(each, rate, effort))), None)
 
 
 def likely_cutoffs(machine: Machine, rate: float, target: Target) -> Iterator[float]:
-    """Yield T_cut to try: near the largest that leaves time for the next batch, then shares of the SLA."""
+    """Yield T_cut near the largest that leaves time for the next batch, then shares of the SLA."""
     gpu = machine.main
     spare = target.sla_ms - gpu.mean_ms
     if spare > 0:
@@ -128,19 +127,19 @@ def is_surely_met(law: ResponseDistribution | None, target: Target) -> bool:
 
 
 def range_of(ranges: Sequence[RateRange], rate: float) -> RateRange:
-    """Return the range that a rate is in, else the highest; (0, 0) without any."""
+    """Return the range that contains a rate, else the highest; (0, 0) without any."""
     around = [each for each in ranges if each[0] <= rate <= each[1] * (1 + ROUNDING)]
     return around[0] if around else max(ranges, key=lambda each: each[1], default=(0.0, 0.0))
 
 
 def replicas_within(ranges: Sequence[RateRange], rate: float) -> int | None:
-    """Return the fewest replicas among which a rate meets the target; None where no number does."""
+    """Return the fewest replicas among which a rate meets the target; None if no number does."""
     counts = [(replicas_for(rate, high), low) for low, high in ranges]
     return min((count for count, low in counts if rate / count >= low), default=None)
 
 
 def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | None) -> Capacity | None:
-    """Return the capacity of the strategy that carries most; None where it meets the target at no rate."""
+    """Return the capacity of a strategy; None if it meets the target at no rate."""
     if row.sustainable_per_s is None or request.rate_each is None:
         return None
     rate_per_s = request.rate_each * 1e3
@@ -164,10 +163,7 @@ def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | 
 
 
 def plan_cutoff(machine: Machine, rate: float, target: Target, objective: Objective | None = None) -> Cutoff | None:
-    """Return how long a request may wait for the GPU at a rate per ms.
-
-    T_cut is the largest that a long run confirms, or the best for an objective. None where all are unstable.
-    """
+    """Return the largest T_cut that a long run confirms, or the best for an objective; None if all are unstable."""
     gpu, cpu = machine.parts
 
     @cache
@@ -225,7 +221,6 @@ def plan_cutoff(machine: Machine, rate: float, target: Target, objective: Object
 
 
 def describe_service(cpu: Part) -> dict[str, Any]:
-    """Return what the CPU's service is taken to be."""
     if cpu.times.noise is None:
         sentence = f"{cpu.label}: its service times were not measured; taken as exponential."
         return {"assumed": "exponential", "cv": None, "sentence": sentence}

@@ -1,4 +1,4 @@
-"""What the pictures of a plan show, as numbers: latency over the batch, and the percentile over the rate."""
+"""Curves for the pictures of a plan."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ RATES, BATCHES = 16, 200
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: x (n,), y (n,) in ms, NaN where there is none; low and high where its range is known."""
+    """A curve: x (n,), y (n,) in ms, NaN where there is none, and its range where known."""
 
     label: str
     x: FloatArray
@@ -26,7 +26,7 @@ class Line:
 
 
 def latency_lines(profile: HardwareProfile, tokens: int, context: float | None = None) -> list[Line]:
-    """Return typical latency over the batch, for every path, with the range that its data allow."""
+    """Return typical latency over the batch for every path."""
     lines = []
     for path in profile.paths.values():
         latency = PathLatency(path, tokens, context)

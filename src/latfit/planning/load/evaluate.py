@@ -1,7 +1,7 @@
-"""The part of a plan that needs a rate: which strategy meets the SLA, T_cut, how much load fits, and how sure that is.
+"""Plan a load: strategy, T_cut, capacity, and how sure they are.
 
-All strategies are simulated on the same random numbers. Of those that meet the SLA the one with the least objective
-(else percentile) is selected; of two within a thousandth, the first listed.
+All strategies are simulated on the same random numbers. Of those that meet the SLA the one with the least objective,
+else percentile, is selected; of two within a thousandth, the first listed.
 """
 
 import math
@@ -51,7 +51,7 @@ FASTER = 0.9  # of a path's time: the improvement that sensitivity shows
 
 @dataclass(eq=False)
 class Candidate:
-    """A strategy, its responses at the rate (None: unstable), and the ranges of rates that meet the target."""
+    """A strategy, its responses at the rate (None: unstable), and the ranges of feasible rates."""
 
     strategy: Strategy
     law: ResponseDistribution | None
@@ -68,7 +68,7 @@ class LoadPlanner:
     request: PlanRequest
 
     def plan(self, plan: Plan) -> tuple[Plan, list[Message]]:
-        """Return the plan of steps with how to serve the rate, and messages about it."""
+        """Return the plan of steps with how to serve the rate, and messages."""
         two_paths, cutoff = len(self.machine.parts) == 2, None
         if two_paths:
             cutoff = plan_cutoff(self.machine, self.rate, self.target, self.request.objective)
@@ -117,11 +117,10 @@ class LoadPlanner:
         return structs.replace(plan, answer=answer), messages
 
     def capacity(self, candidate: Candidate) -> float:
-        """Return the highest rate per ms of a strategy that meets the target; 0 for none."""
+        """Return the highest feasible rate per ms of a strategy; 0 for none."""
         return range_of(candidate.ranges, self.rate)[1]
 
     def simulate_strategies(self, cutoff: Cutoff | None) -> list[Candidate]:
-        """Return every strategy at the rate."""
         strategies = single_path_strategies(self.machine, self.rate)
         ranges = [feasible_rates(self.machine, each, self.target) for each in strategies]
         if cutoff is not None:
@@ -133,7 +132,7 @@ class LoadPlanner:
         return [Candidate(*each) for each in zip(strategies, laws, ranges, strict=True)]
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Return the first candidate whose cost is the least, within TIE, of those that meet the target."""
+        """Return the first feasible candidate whose cost is within TIE of the least."""
         costs = [
             self.cost(each.law) if each.law is not None and self.meets(each.law) else math.inf for each in candidates
         ]
@@ -146,12 +145,11 @@ class LoadPlanner:
         return law.percentile(self.target.q) <= self.target.sla_ms * (1 + ROUNDING)
 
     def cost(self, law: ResponseDistribution) -> float:
-        """Return what a strategy is chosen by: the objective, else the percentile."""
         late, objective = law.percentile(self.target.q), self.request.objective
         return late if objective is None else objective.of(late, law.mean_ms, self.rate)
 
     def confirm_capacity(self, candidates: Sequence[Candidate], best: Candidate | None) -> tuple[Candidate, Strategy]:
-        """Confirm the end of the strategy that carries most by a long run; return it, and what it is at that rate."""
+        """Confirm the capacity of the best strategy by a long run; return it, and its form at that rate."""
         highest = max(self.capacity(each) for each in candidates)
         most = next(each for each in candidates if self.capacity(each) >= (1 - CAPACITY_TIE) * highest)
         low, high = ends = range_of(most.ranges, self.rate)
@@ -164,7 +162,6 @@ class LoadPlanner:
         return most, there
 
     def describe(self, candidate: Candidate, *, chosen: bool) -> Alternative:
-        """Return the row of a strategy, with why it was selected or not."""
         rate, sla_ms, law, strategy = self.rate, self.target.sla_ms, candidate.law, candidate.strategy
         limit, capacity = self.machine.rate_limit(strategy), self.capacity(candidate)
         replicas, price = replicas_within(candidate.ranges, rate), self.machine.price_per_hour(strategy)
@@ -191,7 +188,7 @@ class LoadPlanner:
         )
 
     def extra_ms(self, gpu: Part, rate: float) -> float:
-        """Return transfer and mean wait before the GPU begins; infinite where the GPU alone does not carry the rate."""
+        """Return transfer and mean wait before the GPU begins; infinite if the GPU is overloaded."""
         wait = self.request.wait_ms
         if wait is None:
             if rate >= gpu.times.rate_limit():
@@ -202,7 +199,7 @@ class LoadPlanner:
         return wait + self.request.transfer_ms
 
     def threshold(self) -> Threshold | None:
-        """Return B1 with the wait at this rate; None where the GPU alone does not carry it."""
+        """Return B1 with the wait at this rate; None if the GPU is overloaded."""
         gpu, cpu = self.machine.parts
         extra = self.extra_ms(gpu, self.rate)
         if math.isinf(extra):
@@ -212,7 +209,7 @@ class LoadPlanner:
         return structs.replace(idle, reason=waits)
 
     def sensitivity(self, shown: Candidate) -> list[Change]:
-        """Return what a path a tenth faster, and a doubled rate, change."""
+        """Return the effect of a path a tenth faster, and of a doubled rate."""
         machine = self.machine
         rows = [self.change("as it is", machine, shown, self.rate)]
         for part in reversed(machine.parts):
@@ -222,7 +219,7 @@ class LoadPlanner:
         return [*rows, self.change("twice the rate", machine, shown, 2 * self.rate)]
 
     def change(self, label: str, machine: Machine, shown: Candidate, rate: float) -> Change:
-        """Return the shown strategy under a change, its T_cut unchanged; its capacity is with the best T_cut."""
+        """Return the shown strategy under a change, at its T_cut; its capacity is with the best T_cut."""
         strategy = shown.strategy
         law, highest = machine.simulate(strategy, rate, COARSE), self.capacity(shown)
         if any(part not in self.machine.parts for part in machine.parts_of(strategy)):
@@ -234,7 +231,7 @@ class LoadPlanner:
         return Change(label, self.first_batch(machine, rate), late, highest * 1e3 if highest > 0 else None, needed)
 
     def first_batch(self, machine: Machine, rate: float) -> int | None:
-        """Return B1 on a changed machine; None where no batch is worth the wait."""
+        """Return B1 on a changed machine; None if no batch is worth the wait."""
         if len(machine.parts) < 2:
             return None
         gpu, cpu = machine.parts
@@ -244,7 +241,6 @@ class LoadPlanner:
         return int(B[wins[0]]) if len(wins) else None
 
     def notes(self, cutoff: Cutoff | None) -> list[Message]:
-        """Return what the answer assumes."""
         machine = self.machine
         steady = [part.label for part in machine.parts if part.times.noise is None]
         text = f"Responses are for {machine.arrivals.label}"
@@ -258,7 +254,6 @@ class LoadPlanner:
         return [note(each) for each in (f"{text}.", *of_cpu)]
 
     def why_in_doubt(self, estimate: PercentileEstimate | None, promise: Verdict) -> list[Message]:
-        """Return why the percentile is not confirmed: steps to measure, tails that were not measured."""
         if estimate is None:
             return []
         low, high = estimate.interval
@@ -275,7 +270,7 @@ class LoadPlanner:
         return [message("interval_open", **about), *estimate.doubts]
 
     def least_certain_step(self, part: Part) -> str:
-        """Return the step to measure: the least certain of the batches that this load is likely to make."""
+        """Return the least certain of the steps that this load is likely to make."""
         top, reach = part.times.max_batch, 1
         while reach < top and reach < 2 * self.rate * part.times(reach):
             reach = min(2 * reach, top)

@@ -1,9 +1,9 @@
-"""The machine of a plan, the strategies to run a load on it, and their simulation on common random numbers.
+"""The machine of a plan, and strategies to run a load on it, simulated on common random numbers.
 
 - PATH, greedy batches: an idle path takes all that wait;
-- PATH, amortised batches: it first waits for B requests, B by the amortised rule at the rate;
+- PATH, amortised batches: it waits for B requests, B by the amortised rule at the rate;
 - CPU, one at a time;
-- GPU + CPU: the policy `cutoff`, by which a request that has waited for T_cut may go to the CPU.
+- GPU + CPU: a request that has waited for T_cut may go to the CPU.
 
 Steps have the measured noise. A nominal path takes T(b), and one request at a time an exponential time.
 """
@@ -40,7 +40,7 @@ IDLE_LOAD = 1e-7  # of the stability limit, below which requests do not meet and
 
 @dataclass(frozen=True)
 class Target:
-    """A response time of `sla_ms` for a share `q` of the requests, each of so many tokens."""
+    """A response time of `sla_ms` for a share `q` of the requests."""
 
     sla_ms: float
     q: float
@@ -51,13 +51,12 @@ class Target:
         return round(100 * self.q, 6)
 
     def is_met(self, law: ResponseDistribution | None) -> bool:
-        """Whether a distribution meets the target; None: an overloaded system."""
         return law is not None and law.tail(self.sla_ms) <= 1 - self.q
 
 
 @dataclass(frozen=True)
 class Part:
-    """A path with the times of its batches, on the GPU with the transfer. slowdown: factor on the fitted steps."""
+    """A path with the times of its batches, on the GPU with the transfer. slowdown: factor on its steps."""
 
     latency: PathLatency
     times: ServiceTimes
@@ -73,17 +72,15 @@ class Part:
 
     @property
     def mean_ms(self) -> float:
-        """Mean service of one request alone."""
         return self.times(1)
 
     @property
     def typical_ms(self) -> float:
-        """Typical step of one request alone."""
         return float(self.times.at(np.ones(1))[0])
 
     @cached_property
     def best_times(self) -> ServiceTimes:
-        """The times up to the batch with the highest rate, the largest worth serving."""
+        """The times up to the batch with the highest rate."""
         return replace(self.times, max_batch=self.times.best_batch())
 
     def scaled(self, factor: float) -> "Part":
@@ -92,7 +89,7 @@ class Part:
         return replace(self, times=times, slowdown=factor * self.slowdown)
 
     def drawn(self, seed: int) -> "Part":
-        """Return the path with a curve and a noise that the data allow."""
+        """Return the path with a curve and a noise drawn from what the data allow."""
         rng = np.random.default_rng([seed, *self.path.name.encode()])
         T, noise = self.latency.drawn_ms(np.arange(1.0, self.times.max_batch + 1), rng)
         noise = None if noise is None else noise.up_to(len(T))
@@ -101,7 +98,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Machine:
-    """The paths of a plan by the part they play. steady: steps last their mean time. seed: of all that is drawn."""
+    """The paths of a plan. steady: steps last their mean time. seed: of all draws."""
 
     cpu: Part | None
     gpu: Part | None
@@ -119,11 +116,11 @@ class Machine:
         return self.parts[0]
 
     def parts_of(self, strategy: Strategy) -> list[Part]:
-        """Return the paths that a strategy runs on, the GPU first."""
+        """Return the paths of a strategy, the GPU first."""
         return [part for part in self.parts if part.label in strategy.paths]
 
     def drawn(self, seed: int) -> "Machine":
-        """Return a machine that the data allow, its arrivals drawn anew from the recording."""
+        """Return a machine drawn from what the data allow, arrivals redrawn from the recording."""
         cpu, gpu = (None if part is None else part.drawn(seed) for part in (self.cpu, self.gpu))
         return replace(self, cpu=cpu, gpu=gpu, arrivals=self.arrivals.drawn(np.random.default_rng(seed)))
 
@@ -135,7 +132,7 @@ class Machine:
         return 1 / main.mean_ms if strategy.kind is Kind.ONE_AT_A_TIME else main.best_times.rate_limit()
 
     def price_per_hour(self, strategy: Strategy) -> float | None:
-        """Return the price of all paths of a strategy together; None where one has no price."""
+        """Return the price of a strategy's paths; None where one has no price."""
         prices = [part.path.price_per_hour for part in self.parts_of(strategy)]
         return None if None in prices else sum(price for price in prices if price is not None)
 
@@ -158,7 +155,6 @@ class Machine:
                 return simulate_batches(rate, main.best_times, 1, self.arrivals, effort)
 
     def _simulate_cutoff(self, strategy: Strategy, rate: float, effort: Effort) -> ResponseDistribution:
-        """In the simulator of policies, under the dispatch rule of the live router."""
         assert strategy.T_cut_ms is not None
         gpu, cpu = self.parts_of(strategy)
         largest, limit = gpu.times.max_batch, self.rate_limit(strategy)
@@ -189,7 +185,7 @@ def amortised_batch(part: Part, rate: float) -> int:
 
 
 def machine_of(profile: HardwareProfile, tokens: int, request: PlanRequest) -> Machine:
-    """Return the CPU and the GPU of a profile; a path of another name plays the GPU where there is neither."""
+    """Return the CPU and the GPU of a profile; another path plays the GPU where there is neither."""
     cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
     if cpu is None and gpu is None and profile.paths:
         gpu = next(iter(profile.paths.values()))
@@ -211,7 +207,7 @@ def machine_of(profile: HardwareProfile, tokens: int, request: PlanRequest) -> M
 
 
 def single_path_strategies(machine: Machine, rate: float) -> list[Strategy]:
-    """Return the strategies of one path; amortised batches only where they differ from greedy ones at some rate."""
+    """Return the strategies of one path; amortised batches only where they can differ from greedy ones."""
     found = []
     for part in machine.parts:
         if part is machine.cpu:
@@ -226,5 +222,4 @@ def single_path_strategies(machine: Machine, rate: float) -> list[Strategy]:
 
 
 def cutoff_strategy(machine: Machine, cutoff_ms: float) -> Strategy:
-    """Return GPU + CPU at a T_cut."""
     return Strategy(Kind.CUTOFF, tuple(part.label for part in machine.parts), cutoff_ms)

@@ -1,8 +1,7 @@
-"""How sure a percentile is: what the simulation, the measured steps and the fitted curve leave open.
+"""Uncertainty of a percentile: from the simulation, the measured steps and the fitted curve.
 
-The percentile is simulated again for DRAWS machines that the data allow (curve, noise and recording drawn anew), all on
-the random numbers of the machine as fitted. The 2.5 % and 97.5 % quantiles of the ratios are joined, in logarithms at
-right angles, with the interval of the simulation itself.
+The percentile is simulated for DRAWS machines (curve, noise and recording redrawn) on common random numbers. The 95 %
+interval of the ratios is joined with that of the simulation, in logarithms at right angles.
 """
 
 import math
@@ -32,10 +31,9 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class PercentileEstimate:
-    """A percentile of the response.
+    """A percentile of the response with its 95 % interval; an end is None where there is none.
 
-    interval: 95 %; an end is None where there is none. doubts: why it is not confirmed. slowest:
-    seeds of the drawn machines, the slowest first.
+    doubts: why it is not confirmed. slowest: seeds of the drawn machines, the slowest first.
     """
 
     percentile_ms: float
@@ -48,7 +46,6 @@ class PercentileEstimate:
         return probability_within(self.percentile_ms, *self.interval, sla_ms * (1 + ROUNDING))
 
     def promise(self, sla_ms: float) -> Verdict:
-        """Return the verdict."""
         met = self.percentile_ms <= sla_ms * (1 + ROUNDING)
         return verdict_of(met=met, probability=self.probability(sla_ms), doubted=bool(self.doubts))
 
@@ -79,10 +76,10 @@ def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower:
 def robust_rate(
     machine: Machine, strategy: Strategy, target: Target, slowest: Sequence[int], most: float
 ) -> float | None:
-    """Return the rate per ms up to `most` at which the 97.5 % slowest drawn machines meet the target, too.
+    """Return the rate per ms up to `most` at which all but the 2.5 % slowest drawn machines meet the target.
 
-    slowest: seeds of drawn machines, the slowest at the planned rate first. Near saturation that with the lowest limit
-    of stability is the slowest. None if the rate is below MIN_SHARE of `most`.
+    slowest: seeds of drawn machines, the slowest at the planned rate first; near saturation the one with the lowest
+    stability limit is the slowest. None if the rate is below MIN_SHARE of `most`.
     """
     if not slowest:
         return most
@@ -100,7 +97,7 @@ def robust_rate(
 def percentile_ratios(
     machine: Machine, strategy: Strategy, target: Target, rate: float, seeds: Sequence[int]
 ) -> FloatArray | None:
-    """Return the percentile of drawn machines over that of the machine as fitted (len(seeds),); None if none varies."""
+    """Return percentiles of drawn machines over the fitted one's (len(seeds),); None if nothing varies."""
     parts = machine.parts_of(strategy)
     if not any(part.path.fit.draws.get("values") or part.times.noise is not None for part in parts):
         return None
@@ -124,7 +121,6 @@ def _join(value: float, end_ms: float, ratio: float) -> float | None:
 
 
 def _ends_of(ratios: FloatArray) -> tuple[float, float]:
-    """Return the 2.5 % and 97.5 % quantiles of ratios."""
     low, middle, high = np.quantile(ratios, (CERTAIN[0], 0.5, CERTAIN[1]), method="closest_observation").tolist()
     # Pieces of a recording lose what reaches from one into the next: where all that is drawn is quicker, or slower,
     # than the machine as fitted, the interval is that about their own median.
@@ -133,7 +129,6 @@ def _ends_of(ratios: FloatArray) -> tuple[float, float]:
 
 
 def _find_doubts(machine: Machine, strategy: Strategy, target: Target, law: ResponseDistribution) -> Iterator[Message]:
-    """Yield why the percentile is not confirmed: a tail that was not measured, or runs that were too short."""
     if machine.steady:
         yield message("closed_forms")
         return

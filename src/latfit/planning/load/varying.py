@@ -1,6 +1,6 @@
-"""A load that varies, from recorded arrivals or a rate over time, cut into windows. It is sized for its peak.
+"""A load that varies, from recorded arrivals or a rate over time, in windows; it is sized for its peak.
 
-Arrivals of a window are a Poisson stream of its rate, or in bursts as recorded, where they come more unevenly.
+Arrivals of a window are a Poisson stream, or in bursts as recorded where they come more unevenly.
 """
 
 import math
@@ -26,9 +26,9 @@ MS_PER_S = 1e3
 
 
 def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | None = None) -> Load:
-    """Return the rates of recorded arrivals (n,) in ms, in order. Raises BadInput, WrongUsage.
+    """Return the rates of recorded arrivals (n,) in ms, in order.
 
-    window_ms: None takes about 60 windows, whole minutes where the recording is long, with 30 arrivals each on average.
+    window_ms: None takes about 60 windows, of whole minutes in a long recording, with 30 arrivals each on average.
     """
     arrivals = np.asarray(arrival_ms, dtype=np.float64)
     span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
@@ -49,11 +49,7 @@ def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | N
 
 
 def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArray) -> Arrivals:
-    """Return the gaps of requests once the windows' rates are taken out, if they come in bursts, else a Poisson stream.
-
-    In time that runs as fast as the window's rate a Poisson stream has unit gaps on average, and the sum of m of them a
-    variance of m, give or take sqrt(2/blocks) m; one that comes in bursts has more at some m.
-    """
+    """Return the gaps once the windows' rates are taken out, if requests come in bursts, else a Poisson stream."""
     reached = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
     gaps = np.diff(np.interp(arrivals[arrivals <= edges[-1]], edges, reached))
     if not gaps.sum() > 0:  # all but one come in the last window, which is cut short
@@ -67,15 +63,13 @@ def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArra
 
 
 def replicas_for(rate: float, each: float) -> int:
-    """Return the fewest replicas for a rate, each with a capacity."""
     return max(1, math.ceil(rate / each * (1 - 1e-9)))
 
 
 def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool = True) -> Load:
-    """Read rows of requests with their moments, of windows with `t_s` and `rate_per_s`, or any recording of requests.
+    """Read moments of requests, windows with `t_s` and `rate_per_s`, or any recording of requests.
 
-    alike: whether every request adds the same to a batch, whatever lengths are recorded. Raises BadInput, and
-    WrongUsage for lengths that would be ignored.
+    alike: whether recorded lengths are ignored. Raises WrongUsage for lengths otherwise, and BadInput.
     """
     opened = open_source(source)
     table = None if request_format(opened.head) else read_columns(opened, ())
@@ -88,7 +82,7 @@ def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool
 
 
 def load_of(table: Trace, name: str, window_ms: float | None = None, *, alike: bool = True) -> Load:
-    """Return the load in a table's columns; name: what errors call it. Arguments and errors as in `read_load`."""
+    """Return the load in a table's columns. Arguments and errors as in `read_load`."""
     time = _time_of(table)
     written = any(set(columns) <= set(table.columns) for columns in TABLES)
     lengths = written or all(any(column in table for column in group) for group in (PROMPTS, OUTPUTS))
@@ -109,7 +103,6 @@ def load_of(table: Trace, name: str, window_ms: float | None = None, *, alike: b
 
 
 def _check_lengths(name: str, *, recorded: bool) -> None:
-    """Raise WrongUsage if lengths are recorded, which a plan of batches would ignore."""
     if recorded:
         raise WrongUsage(
             f"{name} has the lengths of its requests, which a plan of batches does not use",
@@ -120,7 +113,6 @@ def _check_lengths(name: str, *, recorded: bool) -> None:
 
 
 def _time_of(table: Trace) -> str | None:
-    """Return the column with moments; production logs write points in time, or seconds."""
     return next((name for name in (*TIMES, *(columns[0] for columns in TABLES)) if name in table), None)
 
 

@@ -1,7 +1,7 @@
 """Find the smallest pair of prefill and decode fleets that meets the targets (disaggregated prefill).
 
-From the fewest engines that sustain the load, engines are added one at a time, each to the fleet that lowers the
-tightest target most. Both fleets share settings and cost. Derivation: docs/theory/planning.md, "Disaggregated prefill".
+From the fewest engines that sustain the load, engines are added one at a time where the tightest target gains most.
+Derivation: docs/theory/planning.md, "Disaggregated prefill".
 """
 
 import math
@@ -29,8 +29,8 @@ class PrefillApart:
 class Pairs:
     """Search for the smallest pair.
 
-    evaluator: of separate prefill and decode engines. together: engines needed if each does both; None if no number
-    meets the targets. contents: whether recorded prompt contents determine what is cached.
+    evaluator: of separate engines. together: engines needed if each does both; None if no number meets the targets.
+    contents: whether recorded prompt contents determine what is cached.
     """
 
     evaluator: Evaluator
@@ -39,7 +39,7 @@ class Pairs:
     contents: bool = False
 
     def run(self, starts: Iterable[EngineSettings], transfer: Transfer) -> ApartPlan:
-        """Find the smallest pair with the best settings, at most `together` engines in all. starts: settings to try."""
+        """Find the smallest pair of at most `together` engines. starts: settings to try."""
         lower, pairs, moved = (0, 0), [], (transfer.fixed_ms, transfer.ms_per_token)
         for settings in dict.fromkeys(starts):
             least = self._sustaining(settings)
@@ -76,13 +76,13 @@ class Pairs:
         return MOST_APART if self.together is None else min(self.together, MOST_APART)
 
     def _sustaining(self, settings: EngineSettings) -> tuple[int, int]:
-        """Return the fewest prefill and decode engines whose throughput is that of the load."""
+        """Return the fewest prefill and decode engines that sustain the load."""
         rate = self.evaluator.rate_per_s
         prefill, decode = (max(1, math.ceil(rate / each)) for each in self.evaluator.of_kinds(settings))
         return prefill, decode
 
     def _grow(self, setup: Setup, replications: int = MOST) -> Measured | None:
-        """Add engines until the targets are met, then drop each that is not needed; None beyond the largest total."""
+        """Add engines until the targets are met, then drop each that is not needed; None beyond the most."""
 
         def measure(setups: Iterable[Setup]) -> list[Measured]:
             return [self.evaluator.measure(each, replications=replications) for each in setups]
@@ -100,7 +100,6 @@ class Pairs:
 
 
 def _neighbours(setup: Setup, step: int) -> list[Setup]:
-    """Return the pairs with so many engines more in one fleet."""
     pairs = [replace(setup, prefill=setup.prefill + step), replace(setup, replicas=setup.replicas + step)]
     return [each for each in pairs if min(each.prefill, each.replicas) >= 1]
 

@@ -1,8 +1,4 @@
-"""Show what would help a planned setup, its margin for slower steps, and its throughput-latency trade-off.
-
-Each change is simulated alone at the planned load. The front holds the Pareto-optimal settings of a saturated engine:
-tokens/s per engine against tokens/s per request.
-"""
+"""What would help a planned setup, its margin for slower steps, its throughput-latency trade-off."""
 
 import math
 from dataclasses import replace
@@ -67,7 +63,7 @@ def max_step_slowdown(evaluator: Evaluator, best: Measured) -> float:
 
 
 def front(evaluator: Evaluator, best: EngineSettings, space: SearchSpace) -> list[Trade]:
-    """Return the Pareto-optimal settings and the planned ones, by rising throughput."""
+    """Return the Pareto-optimal settings of a saturated engine and the planned ones, by rising throughput."""
     tried = {best}
     for sequences in [best, *space.alternatives(best, "max_num_seqs")]:
         tried |= {sequences, *space.alternatives(sequences, "max_num_batched_tokens")}

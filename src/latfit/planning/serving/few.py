@@ -1,7 +1,4 @@
-"""Warn if a plan for recorded requests depends on few of them: docs/theory/planning.md, "Recorded requests".
-
-A percentile gets a distribution-free binomial interval, a share that of Clopper and Pearson.
-"""
+"""Warn if a plan for recorded requests depends on few of them: docs/theory/planning.md, "Recorded requests"."""
 
 import math
 
@@ -44,10 +41,9 @@ def _describe_uncertainty(evaluator: Evaluator, best: Measured, reached: Reached
 
 
 def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:
-    """Return the 95 % interval of a percentile of times (n,) in the order of arrival; an open upper end is infinite.
+    """Return the 95 % interval of a percentile of times (n,) in order of arrival; an open end is infinite.
 
-    Binomial ranks. Requests that wait in one queue are correlated: the ranks are apart by as much more as block means
-    of the exceedances vary more than those of independent requests.
+    Binomial ranks, apart by as much more as block means of the exceedances vary more than independent ones.
     """
     from scipy.special import bdtr
 
@@ -63,7 +59,7 @@ def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:
 
 
 def share_interval(share: float, n: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's 95 % interval of a share observed in n; share * n need not be whole."""
+    """Return Clopper and Pearson's 95 % interval of a share of n; share * n need not be whole."""
     from scipy.special import betaincinv
 
     k, tail = round(share * n, 9), (1 - LEVEL) / 2

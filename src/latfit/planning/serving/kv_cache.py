@@ -1,7 +1,7 @@
-"""Compute an engine's KV blocks, and the weights of a model, from its Hugging Face config.json and GPU memory.
+"""Compute an engine's KV blocks, and a model's weights, from config.json and GPU memory.
 
-Covers the decoder-only families of `FAMILIES`, grouped-query and latent attention (MLA), experts and quantised weights.
-A layer with a sliding window counts as full attention. Formulas and accuracy: docs/theory/planning.md, "KV blocks".
+Covers the decoder-only families of `FAMILIES`, grouped-query and latent attention (MLA), experts, quantised weights. A
+sliding window counts as full attention. Formulas: docs/theory/planning.md, "KV blocks".
 """
 
 from collections.abc import Mapping
@@ -51,13 +51,12 @@ FAMILIES: Mapping[str, tuple[int, bool]] = {
     **dict.fromkeys(("gpt2", "gpt_bigcode", "opt", "starcoder2", "falcon"), (2, True)),
     **dict.fromkeys(("gpt_neox", "phi"), (2, False)),
 }
-"""`model_type` -> matrices of the MLP, and whether the embedding serves as output head unless the config denies it. For
-any other type the size of the weights has to be given."""
+"""`model_type` -> matrices of the MLP, and whether the embedding serves as output head by default."""
 GIVE_WEIGHTS = "Give the size of the weights, as the engine's log has it (`Model loading took … GiB`)."
 
 
 class KvCache(NamedTuple):
-    """The KV cache of one engine. blocks: as the engine reports them, its null block included. how: their source."""
+    """The KV cache of one engine. blocks: with the null block, as engines report them. how: their source."""
 
     blocks: int
     block_size: int
@@ -73,10 +72,9 @@ def kv_cache_of(
     kv_dtype: str | None = None,
     tensor_parallel: int = 1,
 ) -> KvCache:
-    """Compute the KV cache of one engine from the bytes of a GPU, or those of its cache.
+    """Compute the KV cache of one engine from the bytes of a GPU, or those of its cache, as vLLM does.
 
-    Like vLLM: what utilisation, weights and other allocations leave, divided by the bytes of a block. kv_dtype: None
-    for the model's. Raises BadInput, and WrongUsage if no memory is left.
+    kv_dtype: None for the model's. Raises BadInput, and WrongUsage if no memory is left.
     """
     if not 0 < utilisation <= 1:
         found, remedy = f"a share of {utilisation:g}", "Give one above 0, up to 1."
@@ -114,7 +112,7 @@ def kv_cache_of(
 def estimate_other_bytes(
     config: Config, tensor_parallel: int = 1, max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
 ) -> tuple[float, float, float]:
-    """Estimate (low, estimate, high) the bytes on a GPU besides weights and KV cache: docs/theory/planning.md."""
+    """Estimate (low, estimate, high) the bytes on a GPU besides weights and KV cache."""
     hidden, active = _size(config, "hidden_size"), config.get("num_experts_per_tok")
     width = _size(config, "intermediate_size", 4 * hidden)
     if _experts(config) and isinstance(active, int):
@@ -137,8 +135,7 @@ def model_config(path: Path) -> Config:
 def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel: int = 1) -> int:
     """Return the bytes of a token in the KV cache of one GPU. dtype: None or `auto` for the model's.
 
-    Raises BadInput if a size is missing or the model stores more than keys and values, and WrongUsage for an unknown
-    number type, or GPUs that cannot share the heads.
+    Raises BadInput for a model without a formula, WrongUsage for a number type, or GPUs that cannot share the heads.
     """
     kinds = config.get("layer_types")
     others = sorted({str(kind) for kind in kinds} - set(WITH_KV_CACHE)) if isinstance(kinds, list) else []
@@ -162,7 +159,6 @@ def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel
 
 
 def has_sliding_window(config: Config) -> bool:
-    """Return whether some layers attend only to a window of recent tokens."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         return any(kind != "full_attention" for kind in kinds)
@@ -170,13 +166,13 @@ def has_sliding_window(config: Config) -> bool:
 
 
 def model_dtype(config: Config) -> str:
-    """Return the number type an engine serves the model in by default: the config's, but float16 for float32."""
+    """Return the number type that engines take by default: the config's, but float16 for float32."""
     name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     return "float16" if name == "float32" else name
 
 
 def number_bytes(dtype: str | None) -> float:
-    """Return the bytes of a number. Raises WrongUsage if the type is unknown."""
+    """Return the bytes of a number. Raises WrongUsage."""
     name = str(dtype).removeprefix("torch.").lower()
     if name not in BYTES:
         raise WrongUsage(f"{dtype!r} is no number type", where="dtype", remedy=f"One of {', '.join(BYTES)}.")
@@ -184,7 +180,7 @@ def number_bytes(dtype: str | None) -> float:
 
 
 def weight_bytes(config: Config) -> float:
-    """Return the bytes of all weights, over all GPUs. Raises BadInput if the family is not in `FAMILIES`."""
+    """Return the bytes of all weights, over all GPUs. Raises BadInput for an unknown family."""
     layers, rest = count_parameters(config)
     plain = number_bytes(model_dtype(config))
     quantised = config.get("quantization_config")
@@ -192,7 +188,7 @@ def weight_bytes(config: Config) -> float:
 
 
 def _quantised_bytes(settings: Mapping[str, Any]) -> float:
-    """Return the bytes of a quantised weight, with its share of its group's scale (16 bits) and zero point."""
+    """Return the bytes of a quantised weight with its share of scale and zero point."""
     method = str(settings.get("quant_method"))
     groups = (settings.get("config_groups") or {}).values()
     bits = settings.get("bits") or settings.get("w_bit")
@@ -210,7 +206,7 @@ def _quantised_bytes(settings: Mapping[str, Any]) -> float:
 
 
 def count_parameters(config: Config) -> tuple[int, int]:
-    """Count the parameters of the layers' matrices with all experts, and of embedding and head. Raises BadInput."""
+    """Count the parameters of the layers with all experts, and of embedding and head. Raises BadInput."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         found = f"parameters of a model of type {config.get('model_type')!r} cannot be counted"
@@ -229,7 +225,6 @@ def count_parameters(config: Config) -> tuple[int, int]:
 
 
 def _attention(config: Config) -> int:
-    """Count the parameters of a layer's attention matrices."""
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     if not config.get("kv_lora_rank"):
         return 2 * hidden * (heads + _kv_heads(config)) * _head_dim(config)
@@ -242,7 +237,6 @@ def _attention(config: Config) -> int:
 
 
 def _sparse_layers(config: Config, layers: int) -> int:
-    """Count the layers with routed experts."""
     dense = config.get("mlp_only_layers") or []
     every = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
     first = config.get("first_k_dense_replace") or 0
@@ -265,7 +259,7 @@ def _head_dim(config: Config) -> int:
 
 
 def _size(config: Config, name: str, default: int | None = None) -> int:
-    """Return a size of the model by any of its names. Raises BadInput if it is missing or invalid."""
+    """Return a size of the model by any of its names. Raises BadInput."""
     value = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key) is not None), default)
     if isinstance(value, bool) or not isinstance(value, int) or value < (0 if value == default else 1):
         found = f"has no {name}" if value is None else f"{name} = {value!r} is not a whole number above zero"

@@ -1,4 +1,4 @@
-"""The plan of serving engines for requests: the record that `latfit plan --json` prints and `--out` writes."""
+"""The plan of serving engines: the record that `latfit plan --json` prints and `--out` writes."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ class Reached(Record, frozen=True, kw_only=True):
     """A target with what was reached: ms, or percent of requests that miss a limit.
 
     percentile: of all requests, None for a class or a share. interval: 95 %; None for one run, NaN for an unknown end.
-    certain: whether the limit lies outside the interval, or above Cantelli's bound without an upper end.
+    certain: whether the limit lies outside the interval, or above Cantelli's bound.
     """
 
     name: str = field(name="target")
@@ -62,12 +62,11 @@ class Reached(Record, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Value over limit; above 1 if the target is missed."""
         return self.value / self.limit if self.limit > 0 else math.inf if self.value > 0 else 0.0
 
     @property
     def precise(self) -> bool:
-        """Whether the interval of a time lies within MAX_SPREAD; True of a share."""
+        """Whether the interval of a time lies within MAX_SPREAD."""
         if self.unit == "pct" or self.interval is None or self.value <= 0:
             return True
         return self.high <= MAX_SPREAD * self.value and self.low * MAX_SPREAD >= self.value
@@ -97,7 +96,7 @@ class Reached(Record, frozen=True, kw_only=True):
 
 
 class Effect(Record, frozen=True):
-    """A change, and what the tightest target becomes: ms, or percent of requests that miss a limit."""
+    """A change, and what the tightest target becomes."""
 
     change: str
     target: str
@@ -120,7 +119,7 @@ class Effect(Record, frozen=True):
 
 
 class Trade(Record, frozen=True):
-    """A saturated replica: output tokens/s of one request and of the replica. best: the planned settings."""
+    """Output tokens/s of one request and of a saturated replica. best: the planned settings."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -130,10 +129,10 @@ class Trade(Record, frozen=True):
 
 
 class Stall(Record, frozen=True):
-    """Gap between two tokens at one token budget, and the output tokens/s of a saturated replica.
+    """Longest gap between two tokens at a token budget, and output tokens/s of a saturated replica.
 
-    chunk_tokens: prompt tokens of the longest step. interval_ms: 90 % of steps like it; None if the fit has none there.
-    knee: the shortest gap with at least 95 % of the highest throughput.
+    chunk_tokens: prompt tokens of that step. interval_ms: 90 %; None if the fit has none there. knee: the shortest gap
+    with at least 95 % of the highest throughput.
     """
 
     max_num_batched_tokens: int
@@ -147,7 +146,7 @@ class Stall(Record, frozen=True):
 
 
 class Stalls(Record, frozen=True):
-    """What a prompt of `prompt_tokens` does to `decoding` requests, by token budget."""
+    """The gaps that a prompt of `prompt_tokens` causes `decoding` requests, by token budget."""
 
     prompt_tokens: int
     decoding: int
@@ -163,10 +162,10 @@ class Stalls(Record, frozen=True):
 
 
 class OperatingPoint(Record, frozen=True):
-    """A batch at which an engine serves as many requests as come, and its time per token.
+    """A batch at which an engine serves as many requests as come.
 
     stable: whether the batch returns after a small change. overloaded: whether a queue grows. interval: 95 % of the
-    batch over the fit's draws; None without.
+    batch over the fit's draws.
     """
 
     batch: float
@@ -179,9 +178,8 @@ class OperatingPoint(Record, frozen=True):
 class OperatingStates(Record, frozen=True):
     """All operating points of a replica at the planned load, by rising batch.
 
-    from_rate_per_s, to_rate_per_s: loads of all replicas with several stable points; None if there are none.
-    max_num_seqs: the largest limit with one stable point at every load. confirmed: whether a simulated burst moves the
-    engine to another point for good; None if nothing was simulated.
+    from_rate_per_s, to_rate_per_s: loads with several stable points; None if there are none. max_num_seqs: the largest
+    limit with one stable point at every load. confirmed: by a simulated burst; None if not simulated.
     """
 
     points: Sequence[OperatingPoint]
@@ -192,8 +190,6 @@ class OperatingStates(Record, frozen=True):
 
 
 class Window(Record, frozen=True):
-    """A part of a recording, from t_s on, and its replicas."""
-
     t_s: Seconds
     rate_per_s: float
     replicas: Count
@@ -225,7 +221,7 @@ class SchedulePlan(HoursOfReplicas, frozen=True, kw_only=True):
 
     @property
     def saved(self) -> float:
-        """Share of the replica-hours of the fixed number that are saved."""
+        """Share of the replica-hours of the fixed number."""
         return 1 - self.replica_hours / self.fixed.replica_hours
 
     @property
@@ -234,7 +230,7 @@ class SchedulePlan(HoursOfReplicas, frozen=True, kw_only=True):
 
 
 class EngineOptions(Record, frozen=True, kw_only=True):
-    """Options of `latfit simulate engine` for a replica. prefix_hit_rate: None if prompt contents were recorded."""
+    """Options of `latfit simulate engine`. prefix_hit_rate: None if prompt contents were recorded."""
 
     batching: str = "chunked-prefill"
     max_num_seqs: Count | None = None
@@ -252,7 +248,7 @@ class EngineOptions(Record, frozen=True, kw_only=True):
 
 
 class PlannedEngines(Record, frozen=True, kw_only=True):
-    """Replicas with their settings (`engines`: under each engine's names), and what they reach."""
+    """Replicas with their settings (`engines`: by engine), and what they reach."""
 
     feasible: bool
     targets: Sequence[Reached] = ()
@@ -278,7 +274,7 @@ def settings_of(settings: "EngineSettings", *, contents: bool) -> dict[str, Any]
 
 
 class ApartPlan(PlannedEngines, frozen=True, kw_only=True):
-    """Prefill replicas and decode replicas; if not feasible, a lower bound of each (0: unknown).
+    """Prefill and decode replicas; if not feasible, a lower bound of each (0: unknown).
 
     transfer_ms: of keys and values, fixed and per token.
     """
@@ -304,7 +300,7 @@ class ReplicaCount(Record, frozen=True):
 
 
 class Cost(Record, frozen=True):
-    """Of the planned engines at the planned load; None without a price, or a power."""
+    """Of the planned engines; None without a price, or a power."""
 
     price_per_hour: float | None = None
     price_per_million_tokens: float | None = None
@@ -312,8 +308,6 @@ class Cost(Record, frozen=True):
 
 
 class Work(Record, frozen=True):
-    """What was simulated for the plan."""
-
     setups: int
     steps: int
     requests: int
@@ -323,8 +317,8 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
     """Replicas that meet the targets of a load of requests, or why none do.
 
     targets, outcome: of the replicas; if no number meets the targets, of a request alone or of the given replicas.
-    carries: highest load that certainly meets the targets, as a ratio of the planned one. kv_cache: source of its size;
-    None if it is taken as unlimited. distributions_ms: TTFT and TPOT within which 0, 1, ..., 100 % of requests are.
+    carries: highest certain load over the planned one. kv_cache: source of its size; None: unlimited. distributions_ms:
+    TTFT and TPOT within which 0, 1, ..., 100 % of requests are.
     """
 
     what: ClassVar[str] = "plan"
@@ -360,17 +354,14 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
 
     @property
     def load(self) -> str:
-        """The load in words."""
         return format_rate(self.rate_per_s) if self.users is None else count_text(self.users, "user")
 
     @property
     def outcome_text(self) -> str:
-        """The targets with what is reached."""
         return ", ".join(each.outcome for each in self.targets)
 
     @property
     def fit_error_pct(self) -> float:
-        """Largest held-out error of a phase."""
         return max((each.worst_pct for each in self.fits), default=0.0)
 
     @classmethod

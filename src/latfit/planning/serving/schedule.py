@@ -1,7 +1,7 @@
-"""Plan a replica schedule for a recorded day and compare it with a fixed replica count.
+"""Plan a replica schedule for a recorded day.
 
-Each window gets the fewest engines that meet the targets for its requests, started their start-up time ahead. The whole
-recording is then simulated, and windows that miss a target get one engine more until all meet them.
+Each window gets the fewest engines that meet the targets, started their start-up time ahead. Then the whole recording
+is simulated, and windows that miss a target get one engine more until all meet them.
 """
 
 import bisect
@@ -66,7 +66,7 @@ def day_of(load: RecordedLoad, window_ms: float, start_up_ms: float) -> Day:
 
 
 def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_hour: float | None) -> SchedulePlan:
-    """Plan a schedule with at most the fixed replica count of `best`."""
+    """Plan a schedule with at most the replicas of `best`."""
     settings, most = best.setup.settings, best.setup.replicas
     counts = map_on_threads(lambda k: _least(evaluator, settings, day, k, most), range(day.windows))
     while True:
@@ -113,7 +113,6 @@ def _least(evaluator: Evaluator, settings: EngineSettings, day: Day, window: int
 
 
 def _is_window_met(evaluator: Evaluator, found: Measured, day: Day, window: int) -> bool:
-    """Whether a window's requests meet the targets in a run of the whole recording."""
     rows, run = slice(day.rows[window], day.rows[window + 1]), found.first
     if rows.start == rows.stop:
         return True

@@ -1,7 +1,7 @@
-"""Stalls by long prompts: the longest gap between two tokens of decoding requests, by token budget, and its price.
+"""Stalls by long prompts: the longest gap between two tokens of decoding requests, by token budget.
 
-With chunked prefill the gap is the longest step that holds a chunk of the prompt. Engines that compute whole prompts
-insert a step of the whole prompt (continuous), or decode beside it (selective).
+With chunked prefill the gap is the longest step with a chunk of the prompt. Other engines insert a step of the whole
+prompt (continuous), or decode beside it (selective).
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ def stalls_of(
     throughput: Callable[[EngineSettings], float],
     fit: FitResult | None = None,
 ) -> Stalls | None:
-    """Return the stall at the planned settings and at other token budgets; None if nothing decodes beside a prompt.
+    """Return the stall at the planned and at other token budgets; None if nothing decodes beside a prompt.
 
-    lengths: prompt and output tokens (n,) of the load. decoding: requests that decode beside the prompt. most_tokens:
-    largest measured step. throughput: output tokens per second of a saturated engine. fit: for intervals.
+    lengths: prompt and output tokens (n,). decoding: requests beside the prompt. most_tokens: largest measured step.
+    throughput: output tokens/s of a saturated engine. fit: for intervals.
     """
     D = min(round(decoding), settings.max_num_seqs - 1)
     if D < 1:
@@ -59,13 +59,13 @@ def stalls_of(
 
 
 def mean_context(lengths: tuple[IntArray, IntArray]) -> float:
-    """Return the mean cached tokens of a decoding request: its prompt and half of its output, for its output steps."""
+    """Return the mean cached tokens of a decoding request, weighted by output steps."""
     prompt, output = lengths
     return float(np.sum(output * (prompt + output / 2)) / np.sum(output))
 
 
 def longest_gap(costs: StepCosts, settings: EngineSettings, D: int, prompt: int, context: float) -> tuple[float, int]:
-    """Return the longest gap in ms between tokens of D requests beside a prompt, and the prompt tokens of that step."""
+    """Return the longest gap in ms between tokens of D requests beside a prompt, and that step's prompt tokens."""
     done = min(int(settings.cached_share * prompt) // settings.block_size * settings.block_size, prompt - 1)
     chunk = prompt - done
     if settings.batching == "chunked-prefill":

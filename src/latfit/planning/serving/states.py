@@ -1,8 +1,8 @@
-"""Operating points of an engine at a load: batches at which it serves as many requests as come.
+"""Operating points of an engine: batches at which it serves as many requests as come.
 
-Little's law: B requests decode at once if B = rate x output tokens x time per token at B. An engine whose time per
-token jumps or grows faster than B has several such batches: a burst moves it from the fast one to the slow one, or
-leaves a queue that does not come back. A simulation with a burst confirms it.
+Little's law: B = rate x output tokens x time per token at B. If the time per token jumps or grows faster than B there
+are several: a burst moves the engine from the fast one to the slow one, or leaves a queue that stays. A simulated burst
+confirms it.
 """
 
 import math
@@ -37,7 +37,7 @@ Columns = Mapping[str, FloatArray]
 class Rates(NamedTuple):
     """Sustainable requests per ms by the batch that decodes (m,).
 
-    drawn: rates (k, m) of the fit's draws; None without. measured: batches up to which steps were measured.
+    drawn: rates (k, m) of the fit's draws. measured: batches up to which steps were measured.
     """
 
     B: FloatArray
@@ -49,7 +49,7 @@ class Rates(NamedTuple):
 def operating_states(
     evaluator: Evaluator, settings: EngineSettings, replicas: int, fits: Sequence[FitResult]
 ) -> OperatingStates | None:
-    """Return all operating points of a replica at its share of the load; None for users and for whole prompts."""
+    """Return all operating points of a replica; None for a closed load and for whole prompts."""
     if isinstance(evaluator.load, ClosedLoad) or settings.batching != "chunked-prefill":
         return None
     law, rate = lengths_of(evaluator.load), evaluator.load.rate / replicas
@@ -65,10 +65,10 @@ def operating_states(
 def sustainable_rates(
     costs: StepCosts, settings: EngineSettings, lengths: Lengths, fits: Sequence[FitResult] = ()
 ) -> Rates:
-    """Return the request rate that keeps each batch size busy: one over the engine time that a request takes.
+    """Return the request rate that keeps each batch size busy: one over the engine time of a request.
 
     A request takes its share of as many steps as it has output tokens, and what its prompt adds to the steps that
-    compute it. B / output requests come per step, so that many prompts share a step.
+    compute it.
     """
     prompt, output = (float(each.mean()) for each in lengths)
     done = prompt * settings.cached_share
@@ -189,7 +189,7 @@ def with_burst(load: OpenLoad, size: int, time_ms: float, seed: int) -> Requests
 def _burst_stays(
     evaluator: Evaluator, settings: EngineSettings, load: OpenLoad, output: float, states: OperatingStates
 ) -> bool:
-    """Return whether a simulated engine is fast before a burst and still slow long after it; False if too costly."""
+    """Return whether an engine is fast before a burst and slow long after it; False if too costly to simulate."""
     barrier = next(each.batch for each in states.points if not each.stable)
     time_ms = TIMES_SERVED * output * max(each.tpot_ms for each in states.points)
     if 2.2 * load.rate * time_ms > MOST_SIMULATED:

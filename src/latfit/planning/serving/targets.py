@@ -1,7 +1,4 @@
-"""What requests are promised: percentiles of TTFT, TPOT and latency, or the share that meets all limits (goodput).
-
-A percentile p is within its limit if at least p percent of the requests are, so both kinds are shares of requests.
-"""
+"""Targets of requests: percentiles of TTFT, TPOT and latency, or goodput, the share that meets all limits."""
 
 import math
 from collections.abc import Sequence
@@ -32,12 +29,10 @@ class RequestTarget:
 
     @property
     def name(self) -> str:
-        """As people write it: p99 TTFT."""
         of_class = f" of {self.group_name}" if self.group is not None else ""
         return f"p{self.percentile:g} {METRICS[self.metric]}{of_class}"
 
     def times(self, run: EngineRun, warmup: float) -> FloatArray:
-        """Return the times in ms of one run that count."""
         counted = counted_in(run, warmup)
         found = np.asarray(getattr(run, f"{self.metric}_ms"))[counted]
         if self.group is not None:
@@ -99,14 +94,14 @@ def _sooner(run: EngineRun, slower: float) -> EngineRun:
 
 @dataclass(frozen=True)
 class Targets:
-    """Percentiles, or goodput in their place. own: goodput by the limits that recorded requests have themselves."""
+    """Percentiles, or goodput in their place. own: goodput by the limits that recorded requests have."""
 
     targets: tuple[RequestTarget, ...]
     goodput: Goodput | None = None
     own: Goodput | None = None
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> tuple[Reached, ...]:
-        """Compare runs with all limits. Raises WrongUsage if no request has what is promised."""
+        """Compare runs with all limits. Raises WrongUsage if no request has such a time."""
         wanted: list[RequestTarget | Goodput] = [*self.targets] if self.goodput is None else [self.goodput]
         wanted += [self.own] if self.own is not None and self.goodput is None else []
         found = tuple(each.reached(runs, warmup, slower) for each in wanted)
@@ -119,7 +114,6 @@ class Targets:
 
     @property
     def promise(self) -> Promise:
-        """The limits alone, as the simulator counts what meets them."""
         limits = {each.metric: each.limit_ms for each in self.targets if each.group is None}
         return Promise(*(limits.get(name, math.inf) for name in METRICS))
 

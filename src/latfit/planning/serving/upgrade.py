@@ -1,4 +1,4 @@
-"""What a change of step times means for a load: replicas, price, SLO, and where the change comes from."""
+"""What a change of step times means for a load, and where the change comes from."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,9 +15,9 @@ TAILS_PCT = (2.5, 97.5)
 
 
 class StepChange(Record, frozen=True, kw_only=True):
-    """Change of a typical step at the load, with the 95 % interval of the fits' parameters (None if unknown).
+    """Change of a typical step at the load, with the 95 % interval of the fits' parameters.
 
-    fixed_ms: change at `smallest_batch`, the smallest that both measured.  growing_ms: the rest, which grows with B, S.
+    fixed_ms: change at `smallest_batch`, the smallest that both measured. growing_ms: the rest.
     """
 
     step: str
@@ -34,7 +34,7 @@ class StepChange(Record, frozen=True, kw_only=True):
 class Upgrade(Record, frozen=True, kw_only=True):
     """The plan of a load with a source's steps, compared with the baseline's. replicas: None if none meet the SLO.
 
-    as_before: the targets with this source's steps on the baseline's replicas and settings.  price_per_hour: of all
+    as_before: the targets with this source's steps on the baseline's replicas and settings. price_per_hour: of all
     replicas.
     """
 
@@ -54,7 +54,6 @@ class Upgrade(Record, frozen=True, kw_only=True):
         return more and any(not each.met and each.certain for each in self.as_before)
 
     def sentences(self, baseline: str) -> list[str]:
-        """What the change means, and where it comes from."""
         if self.baseline_replicas is None:
             return [f"No number of replicas meets the SLO at {self.load} with {baseline}."]
         needs = "meets the SLO with no number of replicas"
@@ -72,7 +71,7 @@ class Upgrade(Record, frozen=True, kw_only=True):
 
 
 def compare_steps(plan: ServingPlan, first: FitResult, other: FitResult) -> list[StepChange]:
-    """Compare typical steps at the batch that the baseline's plan runs: decode, and with a prompt chunk."""
+    """Compare typical steps at the batch of the baseline's plan: decode, and with a prompt chunk."""
     summary, engine = plan.outcome, plan.engine
     if summary is None or engine is None:
         return []
@@ -107,7 +106,7 @@ def compare_steps(plan: ServingPlan, first: FitResult, other: FitResult) -> list
 
 
 def _latencies(fit: FitResult, sizes: FloatArray, typical: Mapping[str, float], seed: int) -> FloatArray:
-    """Return typical latencies in ms (1 + draws, n) of steps (n, 2): of the fit, then of its parameter draws."""
+    """Return typical latencies in ms (1 + draws, n) of steps (n, 2): of the fit, then of its draws."""
     columns = with_typical_context({"B": sizes[:, 0], "S": sizes[:, 1]}, fit.typical and (typical or fit.typical))
     read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
     draws = parameter_draws(fit, seed=seed)

@@ -1,7 +1,7 @@
 """Trim a candidate batch to the tokens that a step may hold within an SLA, in microseconds.
 
-`step_budget` tabulates the largest S for each B (and each cached context) once. `StepBudget.trim` then admits requests
-in priority order by integer arithmetic. Algorithm: docs/theory/planning.md, "Step budgets".
+`step_budget` tabulates the largest S for each B and cached context once. Algorithm: docs/theory/planning.md, "Step
+budgets".
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ CONTEXTS = 24
 
 @dataclass(frozen=True)
 class Trimmed:
-    """A trimmed batch: how many candidates take part, from the first on; tokens of each (0: left out); their total."""
+    """A trimmed batch: how many candidates take part, tokens of each (0: left out), their total."""
 
     requests: int
     tokens: tuple[int, ...]
@@ -36,9 +36,9 @@ class Trimmed:
 class StepBudget:
     """Token limits of a step by number of requests.
 
-    contexts: cached tokens of the whole step, in rising order. most, fewest: the largest S of a step of B requests with
-    up to contexts[k] cached tokens is most[k][B] (-1: none), the smallest from which all are feasible fewest[k][B].
-    shown: the B of the table; None for 1, 2, 4, ...
+    contexts: cached tokens of the whole step, rising. most, fewest: largest S (-1: none), and smallest from which all
+    are feasible, of B requests with up to contexts[k] cached tokens, as most[k][B]. shown: the B of the table; None for
+    1, 2, 4, ...
     """
 
     contexts: tuple[float, ...]
@@ -55,7 +55,7 @@ class StepBudget:
 
     @property
     def table(self) -> "DataFrame":
-        """DataFrame of B, S_max (missing if no such step is feasible), and context_tokens if the fit uses them."""
+        """DataFrame of B, S_max (missing: none is feasible), and context_tokens if the fit uses them."""
         from pandas import DataFrame
 
         top = len(self.most[0]) - 1
@@ -74,8 +74,7 @@ class StepBudget:
     def trim(self, least: Sequence[int], wanted: Sequence[int], context_tokens: float = 0.0) -> Trimmed:
         """Trim candidates, given in priority order, to one step.
 
-        least, wanted: tokens that each candidate needs (at least 1), and takes at most. context_tokens: cached tokens
-        of all candidates together; ignored by a fit without them.
+        least, wanted: tokens that each candidate needs, and takes at most. context_tokens: of all candidates together.
         """
         k = bisect_left(self.contexts, context_tokens)
         most, fewest = (self.most[k], self.fewest[k]) if k < len(self.contexts) else ((0,), (0,))
@@ -95,7 +94,7 @@ class StepBudget:
 def step_budget(
     path: ExecutionPath, sla_ms: float, percentile: float = 99.0, *, max_requests: int | None = None
 ) -> StepBudget:
-    """Tabulate the steps of a path within `sla_ms` at a percentile, up to the largest measured batch and step.
+    """Tabulate the steps of a path within `sla_ms` at a percentile, up to the largest measured ones.
 
     Raises SlaOutOfReach if no step meets the SLA, WrongUsage if it is not positive.
     """

@@ -1,8 +1,7 @@
-"""Invert the latency model: find the steps (B, S) that one execution path finishes within an SLA.
+"""Find the steps (B, S) that one path finishes within an SLA.
 
-A step meets the SLA at a percentile if its typical latency times the upper factor of its phase stays within the limit.
-A scan of a geometric grid finds the ranges, bisection their ends. Derivation:
-docs/theory/planning.md, "Steps within an SLA".
+A step meets the SLA at a percentile if its typical latency times the upper factor of its phase does. A geometric grid
+finds the ranges, bisection their ends. Derivation: docs/theory/planning.md, "Steps within an SLA".
 """
 
 import math
@@ -27,7 +26,7 @@ Curve = Callable[[FloatArray], FloatArray]
 
 
 class Range(NamedTuple):
-    """Integers from `low` to `high`, both included; `high` is None if the limit is never reached."""
+    """Integers from `low` to `high`, both included; None: the limit is never reached."""
 
     low: int
     high: int | None
@@ -35,7 +34,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Level:
-    """Percentile of a phase (None: the typical step), its upper factor, and the percentile it is extrapolated from."""
+    """Percentile of a phase (None: typical), its upper factor, and the percentile it is extrapolated from."""
 
     percentile: float | None
     factor: float
@@ -44,7 +43,7 @@ class Level:
 
 @dataclass(frozen=True)
 class StepLevels:
-    """Levels of decode steps, of single-prompt prefills, and of other steps with prefill. fit: None if nominal."""
+    """Levels of decode steps, of single-prompt prefills, of other steps with prefill. fit: None if nominal."""
 
     decode: Level
     alone: Level
@@ -52,7 +51,7 @@ class StepLevels:
     fit: FitResult | None = None
 
     def wider(self, B: FloatArray, S: FloatArray) -> FloatArray:
-        """Return the factor (n,) of `latfit predict` for larger errors beyond measurements; 1 where it is unknown."""
+        """Return the factor (n,) of `latfit predict` for larger errors beyond measurements."""
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
         return np.nan_to_num(self.fit.widening(B, S), nan=1.0)
@@ -82,8 +81,8 @@ class StepLevels:
 def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
     """Return the upper factor of a phase's steps at a percentile; a phase without limits gets the typical step.
 
-    A phase with too few steps for the percentile has its highest known factor extrapolated by the tail of all steps,
-    scaled to the phase. Without one, ln factor grows as an exponential tail, ln 1/(1 - share).
+    With too few steps the highest known factor is extrapolated by the tail of all steps, scaled to the phase; without
+    one ln factor grows as an exponential tail, ln 1/(1 - share).
     """
     limits, share = path.fit.limits, percentile / 100
     higher = [level for level in limits.levels if level >= share - 1e-12 and limits.factor(phase, level) is not None]
@@ -136,7 +135,7 @@ def token_ranges(
 
 
 def tokens_within(at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: int | None = None) -> list[Range]:
-    """Return the ranges of S from B up to `top` whose steps of B requests meet the SLA; S = B is a decode step."""
+    """Return the ranges of S from B up to `top` whose steps meet the SLA; S = B is a decode step."""
 
     def widened(S: FloatArray) -> FloatArray:
         return at(S) * levels.wider(np.full(len(S), float(B)), S)
@@ -171,7 +170,7 @@ def batch_ranges(
 
 
 def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None) -> list[Range]:
-    """Return all integer ranges in [low, high] with at(x) <= limit_ms, in order; a last end of None is unbounded."""
+    """Return all integer ranges in [low, high] with at(x) <= limit_ms; a last end of None is unbounded."""
     top = high if high is not None else _find_beyond(at, limit_ms, low)
     grid = np.unique(np.round(np.geomspace(low, max(top, low), SCANNED))).astype(np.int64)
     inside = at(grid.astype(np.float64)) <= limit_ms
@@ -185,7 +184,7 @@ def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None) -> l
 
 
 def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None = None) -> tuple[float, int, int]:
-    """Return (ms at the levels, B, S) of the fastest measured-range step with S >= B, on a geometric grid."""
+    """Return (ms, B, S) of the fastest step in the measured range."""
     B_top, S_top = (int(path.fit.domain[name][1]) for name in ("B", "S"))
     B = np.unique(np.geomspace(1, B_top, 200).astype(int))
     S = np.unique(np.concatenate([np.geomspace(1, max(S_top, B_top), 400).astype(int), B]))

@@ -1,7 +1,7 @@
-"""Batch thresholds: B1, from which the GPU beats the CPU; B2, which reaches a share of the best throughput; the knee.
+"""Batch thresholds: B1, from which the GPU beats the CPU; B2, a share of the best throughput; the knee.
 
-All batches are compared, since the latency curves may cross several times. Intervals are the 95 % quantiles of each
-answer over the fit's parameter draws. Formulas: docs/theory/planning.md, "Thresholds".
+All batches are compared, since latency curves may cross several times. Intervals are over the fit's draws. Formulas:
+docs/theory/planning.md, "Thresholds".
 """
 
 from collections.abc import Callable
@@ -83,7 +83,6 @@ def knee_batch(latency: PathLatency) -> Threshold:
 
 
 def _best_batch(latency: PathLatency, place: Callable[[FloatArray], int], reason: str) -> Threshold:
-    """Return the batch at a place that step times T (n,) determine."""
     B = latency.batches
     drawn = step_draws(latency.path, latency.steps(B))
     interval = None if drawn is None else _interval_of(np.array([B[place(T)] for T in drawn]))
@@ -91,7 +90,7 @@ def _best_batch(latency: PathLatency, place: Callable[[FloatArray], int], reason
 
 
 def _interval_of(values: FloatArray) -> Interval:
-    """Return the interval of integers that contains 95 % of the values; an infinite end is None."""
+    """Return the 95 % interval of integers; an infinite end is None."""
     ends = np.quantile(values, CERTAIN, method="inverted_cdf")
     low, high = (float(end) if np.isfinite(end) else None for end in ends)
     return low, high

@@ -1,7 +1,7 @@
 """Run an engine step by step, with a short cut over pure decoding.
 
-A synchronous engine plans a step after the end of the one before; an asynchronous engine plans step n+1 when step n
-begins. `fast_forward` repeats decode steps with identical results. Details: docs/theory/simulation.md, "Engine loop".
+A synchronous engine plans a step after the one before; an asynchronous engine plans step n+1 when step n begins.
+`fast_forward` repeats decode steps with identical results. Details: docs/theory/simulation.md, "Engine loop".
 """
 
 import numpy as np
@@ -93,7 +93,6 @@ def release(o: Limits, load: Load, s: State) -> None:
 
 @inner
 def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> None:
-    """Run the planned step: its time, its tokens, and the requests that end."""
     begin = max(s.f[st.NOW], s.f[st.BUSY_UNTIL])
     duration = drawn_ms(costs, s, padded(o, work)) + s.f[st.EXTRA]
     if o.draft > 0 and work.n < work.B:
@@ -128,7 +127,6 @@ def captured(B: float) -> float:
 
 @inner
 def padded(o: Limits, w: Work) -> Work:
-    """Pad a step of single tokens to the next captured graph."""
     if o.graphs == 0 or w.P > 0.0 or w.S > w.B:
         return w
     B = captured(w.B)
@@ -240,7 +238,7 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
 
 @inner
 def _stops_on_arrival(o: Limits, load: Load, s: State) -> int:
-    """Return 1 if an arrival may be admitted, 0 if nothing may until a request ends, -1 if a waiting request may."""
+    """Return 1 if an arrival may be admitted, 0 if nothing may until a request ends, -1 if a waiting one may."""
     if s.i[st.COUNT] >= o.max_num_seqs:
         return 0
     if s.i[st.WAITING] == 0:

@@ -1,8 +1,8 @@
 """Prefix cache of an engine, for loads that record the contents of prompt blocks.
 
-A unit is the smallest whole number of recorded blocks and of KV blocks; its name includes all contents before it. A
-prompt hits as far as its units are cached and computes at least its last token. Freed units stay cached until a block
-of theirs is taken, least recently used first, as in vLLM. Details: docs/theory/simulation.md, "Engine loop".
+A unit is the smallest whole number of recorded blocks and of KV blocks; its name includes all contents before it. Freed
+units stay cached until a block of theirs is taken, least recently used first, as in vLLM. Details:
+docs/theory/simulation.md, "Engine loop".
 """
 
 from latfit.compiled import inner, rare
@@ -37,7 +37,7 @@ def _found(o: Limits, load: Load, s: State, r: int, known: int) -> int:
 
 @inner
 def blocks_shared(o: Limits, load: Load, s: State, r: int) -> int:
-    """Return the blocks of cached units that other requests hold, which need no free block."""
+    """Return the blocks of cached units that other requests hold."""
     if len(load.known) == 0:
         return 0
     return int(_in_use(load, s, r, units_there(o, load, s, r)) * (load.unit // o.block_size))
@@ -53,7 +53,6 @@ def _in_use(load: Load, s: State, r: int, units: int) -> int:
 
 @rare
 def hold_units(o: Limits, load: Load, s: State, r: int, units: int) -> None:
-    """Let a request that starts hold its cached units."""
     first, blocks = load.unit_start[r], load.unit // o.block_size
     for k in range(first, first + units):
         c = load.unit_id[k]
@@ -89,7 +88,6 @@ def name_units(o: Limits, load: Load, s: State, r: int, computed: int, then: int
 
 @inner
 def give_back(o: Limits, load: Load, s: State, r: int, blocks: int) -> None:
-    """Free all blocks of a request."""
     if len(load.known) == 0:
         put_back(s, -1, blocks)
     else:
@@ -114,7 +112,7 @@ def give_back_units(o: Limits, load: Load, s: State, r: int, blocks: int, owner:
 
 @rare
 def behind_units(o: Limits, load: Load, s: State, r: int, computed: int) -> int:
-    """Return the full blocks that a request holds behind its units; 0 if it does not hold all of these units."""
+    """Return the full blocks behind a request's units; 0 if it does not hold all of these units."""
     first, last = load.unit_start[r], load.unit_start[r + 1]
     for k in range(first, last):
         if s.held[k] == 0:

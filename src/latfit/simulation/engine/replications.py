@@ -1,7 +1,7 @@
-"""Run replications of a serving engine, or of several engines together, under a load.
+"""Run replications of a serving engine, or of several together, under a load.
 
 Replication r draws its load from (seed, r) only, so engines with one seed meet the same requests. Statistics of a
-steady load leave out the start; recorded or varying loads and changing fleets include it.
+steady load leave out the start.
 """
 
 import math
@@ -33,11 +33,7 @@ SENT_LEAST, SENT_FIRST = 5, 2  # smallest number of requests per user in a close
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Engines that serve together.
-
-    Either equal engines behind a router, or `prefill_replicas` engines with separate step costs that prefill and send
-    the KV cache to the others.
-    """
+    """Engines that serve together: equal ones behind a router, or `prefill_replicas` that prefill for them."""
 
     routing: Routing = field(default_factory=Routing)
     prefill: StepCosts | None = None
@@ -75,12 +71,11 @@ class Replications:
     warmup: float
 
     def summary(self, promise: Promise = Promise()) -> EngineSummary:
-        """Return statistics over the replications."""
         names = [] if isinstance(self.load, RecordedLoad) else [each.name for each in self.load.classes]
         return structs.replace(summarise(self.runs, promise, self.warmup, names), stable=self.stable)
 
     def distributions_ms(self) -> dict[str, list[float]]:
-        """Return the TTFT and TPOT within which 0, 1, ..., 100 % of the requests are, over all replications."""
+        """Return the TTFT and TPOT within which 0, 1, ..., 100 % of the requests are."""
         found = {}
         for name in ("ttft", "tpot"):
             times = np.concatenate([getattr(run, f"{name}_ms")[counted_in(run, self.warmup)] for run in self.runs])

@@ -1,8 +1,7 @@
-"""Summarise engine simulations over requests and replications, as records with their JSON.
+"""Summarise engine simulations over requests and replications, as records.
 
-TTFT, TPOT and latency are statistics over requests, token gaps (ITL) over tokens; replications are pooled. Intervals
-use the spread between replications (Student's t). Goodput counts requests that met every limit, fairness is Jain's
-index over users. Formulas: docs/theory/simulation.md, "Statistics of engine runs".
+Token gaps (ITL) are statistics over tokens, other times over requests; replications are pooled. Intervals use the
+spread between replications (Student's t). Formulas: docs/theory/simulation.md, "Statistics of engine runs".
 """
 
 import math
@@ -48,7 +47,7 @@ STRETCHES = 60  # stretches of a run over which waits are averaged to detect gro
 
 @dataclass(frozen=True)
 class Promise:
-    """Limits for every request in ms, infinite for none; the limits of a request's class apply as well."""
+    """Limits for every request in ms, infinite for none; those of a request's class apply as well."""
 
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
@@ -57,8 +56,6 @@ class Promise:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EngineResult:
-    """Results of an engine under a load."""
-
     settings: EngineSettings
     routing: Routing
     prefill_replicas: int  # engines that only prefill; 0 for none
@@ -80,7 +77,7 @@ class EngineResult:
 
     @property
     def bottleneck(self) -> str | None:
-        """Name the resource whose limit is reached, or the steps if the engine cannot serve the load; else None."""
+        """Name the resource whose limit is reached, or the steps if the engine is overloaded; else None."""
         found, settings = self.summary, self.settings
         if found.preemptions or found.kv_usage > FULL:
             return f"the KV cache ({100 * found.kv_usage:.0f} % used, {found.preemptions:,} preemptions)"
@@ -102,7 +99,7 @@ class EngineResult:
         }
 
     def row(self) -> dict[str, Any]:
-        """Return the run as a flat row: times in ms, rates per second, shares from 0 to 1."""
+        """Return a flat row: times in ms, rates per second, shares from 0 to 1."""
         found = self.summary
         row: dict[str, Any] = {
             "engine": self.engine,
@@ -124,7 +121,6 @@ class EngineResult:
         return f"EngineResult({self.engine}, {self.order}, {self.rate_per_s:.4g} req/s, p99 in ms: {p99}{state})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return an entry of `simulate engine --json`."""
         found = {
             "policy": self.engine,
             "engine": self.engine,
@@ -148,7 +144,7 @@ class EngineResult:
 def summarise(
     runs: Sequence[EngineRun], promise: Promise = Promise(), warmup: float = 0.0, classes: Sequence[str] = ()
 ) -> EngineSummary:
-    """Summarise replications of one engine; `warmup` is the share of requests that request statistics leave out."""
+    """Summarise replications of one engine; request statistics leave out the share `warmup`."""
     counted = [(run, counted_in(run, warmup)) for run in runs]
     times = {name: [getattr(run, f"{name}_ms")[rows] for run, rows in counted] for name in ("ttft", "tpot", "latency")}
     together = {name: np.concatenate(parts) for name, parts in times.items()}
@@ -229,7 +225,6 @@ def _limits_of(run: EngineRun, promise: Promise) -> list[FloatArray]:
 
 
 def limited(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
-    """Mark the requests (n,) that have a limit."""
     return np.asarray(np.isfinite(np.min(_limits_of(run, promise), axis=0)))
 
 
@@ -250,7 +245,7 @@ def jain(run: EngineRun) -> float:
 
 
 def grows(runs: Sequence[EngineRun]) -> bool:
-    """Return whether waits grow without bound, as they do if the load exceeds capacity."""
+    """Return whether waits grow without bound."""
     series = []
     for run in runs:
         if len(run.requests) < STRETCHES:
@@ -272,13 +267,13 @@ def backlogged(runs: Sequence[EngineRun]) -> bool:
 
 
 def statistics(times: Sequence[FloatArray]) -> dict[str, Interval]:
-    """Return mean and percentiles of the finite pooled times of replications, with intervals; NaN without any."""
+    """Return mean and percentiles of the finite pooled times of replications; NaN without any."""
     finite = [each[np.isfinite(each)] for each in times]
     return {name: interval_of(finite, PERCENTILES.get(name)) for name in STATISTICS}
 
 
 def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:
-    """Return the mean, or the quantile `share`, of pooled finite numbers with its interval, NaN for one run."""
+    """Return the mean, or the quantile `share`, of pooled numbers with its interval, NaN for one run."""
     from scipy.special import stdtrit
 
     together, k = np.concatenate(times), len(times)
@@ -298,7 +293,7 @@ def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Inte
 
 
 def bound_of(times: Sequence[FloatArray], share: float) -> float:
-    """Bound a quantile from above by Cantelli's inequality; NaN with fewer than LEAST_BOUNDED replications."""
+    """Bound a quantile from above by Cantelli's inequality; NaN with few replications."""
     kept = [each for each in times if len(each)]
     if len(kept) < LEAST_BOUNDED:
         return math.nan
@@ -307,14 +302,14 @@ def bound_of(times: Sequence[FloatArray], share: float) -> float:
 
 
 def _over_time(run: EngineRun, name: str) -> list[float]:
-    """Average a number of each replica over the time of its steps; 0 for a replica without steps."""
+    """Average a number of each replica over the time of its steps; 0 without steps."""
     spent = [line.busy * line.slice_ms for line in run.timelines]
     values = [getattr(line, name) for line in run.timelines]
     return [float(np.nansum(v * w) / w.sum()) if w.sum() > 0 else 0.0 for v, w in zip(values, spent, strict=True)]
 
 
 def _kv_usage(run: EngineRun) -> float:
-    """Return the mean share of KV cache in use per replica; replicas that come and go count while they make steps."""
+    """Return the mean share of KV cache in use per replica; those that come and go count while they make steps."""
     usage = _over_time(run, "kv_usage")
     if run.scaled is None:
         return sum(usage) / len(usage)

@@ -79,7 +79,7 @@ class EngineRun:
 
     @property
     def tpot_ms(self) -> FloatArray:
-        """(last - first token) / (output - 1), without the first token; NaN (n,) where there is only one."""
+        """(last - first token) / (output - 1), NaN (n,) for one token."""
         more = self.requests.output_tokens - 1
         return np.where(more > 0, (self.last_ms - self.first_ms) / np.maximum(more, 1), np.nan)
 
@@ -90,12 +90,11 @@ class EngineRun:
 
     @property
     def replica_ms(self) -> float:
-        """Time for which replicas existed, over all replicas."""
         return len(self.timelines) * self.makespan_ms if self.paid_ms is None else self.paid_ms
 
     @property
     def replicas(self) -> float:
-        """How many were there, in the mean."""
+        """Mean number."""
         return self.replica_ms / self.makespan_ms
 
 
@@ -149,7 +148,6 @@ def coming(load: Load) -> SmallIntArray:
 
 
 def never_runs() -> BadInput:
-    """Return the error for a request that waits and can never run."""
     found, remedy = "a request waits for KV blocks that never become free", "Give more --kv-blocks."
     return BadInput(found, where="requests", remedy=remedy)
 
@@ -179,7 +177,7 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
 
 
 def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: FloatArray | None = None) -> Load:
-    """The requests as the core reads them. think_ms: see `serve`."""
+    """Return the requests as the core reads them. think_ms: see `serve`."""
     arrival, user, users = requests.arrival_ms, requests.user_id, 0
     if think_ms is not None:
         users, user = int(user.max()) + 1, user.copy()

@@ -1,7 +1,7 @@
 """Plan the next step of an engine: which requests run, with how many tokens each.
 
-Four schedulers: chunked prefill (vLLM V1), selective (whole prompts with decoding, output space reserved), continuous
-(a step prefills or decodes) and static batches. Rules: docs/concepts/simulation.md, "What is simulated".
+Chunked prefill (vLLM V1), selective (whole prompts with decoding, output space reserved), continuous (a step prefills
+or decodes), static batches. Rules: docs/concepts/simulation.md, "What is simulated".
 """
 
 import numpy as np
@@ -55,7 +55,6 @@ def absorb(o: Limits, load: Load, s: State, now: float) -> int:
 
 @inner
 def peek(o: Limits, load: Load, s: State) -> int:
-    """Return the next request, or -1."""
     if s.i[st.WAITING] == 0:
         return -1
     if s.i[st.STACK] > 0:
@@ -95,7 +94,6 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
 
 @inner
 def push_front(s: State, r: int) -> None:
-    """Put a preempted request in front of all that wait."""
     s.stack[s.i[st.STACK]] = r
     s.i[st.STACK] += 1
     s.i[st.WAITING] += 1
@@ -135,7 +133,7 @@ def _first_left(s: State, heap: IntArray, place: int, key: FloatArray) -> int:
 
 @entry
 def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
-    """Serve all requests of the inbox in static batches; returns 0 as `advance` does when all are done."""
+    """Serve all requests of the inbox in static batches; returns 0 as `advance` does."""
     head = 0
     while head < s.i[st.PUSHED]:
         n = s.i[st.PUSHED]
@@ -157,7 +155,7 @@ def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
 
 @inner
 def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[int, int, int]:
-    """Return how many waiting requests from `head` on fit into a batch, with their longest prompt and output."""
+    """Return how many waiting requests from `head` on fit into a batch, with longest prompt and output."""
     size, prompt, output = 0, 0, 0
     while head + size < arrived and size < o.max_num_seqs:
         r = s.inbox[head + size]
@@ -170,7 +168,7 @@ def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[
 
 @inner
 def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[int, int, int, int]) -> None:
-    """Run a static batch, given as (first place in the inbox, size, longest prompt, longest output)."""
+    """Run a static batch: (first place in the inbox, size, longest prompt, longest output)."""
     head, size, prompt, output = batch
     B, p = float(size), float(prompt)
     left = size
@@ -213,7 +211,7 @@ def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
 
 @inner
 def plan(o: Limits, load: Load, s: State) -> Work:
-    """Set the chunk of every slot and take its blocks; return the work, with B = 0 if there is nothing to do."""
+    """Set the chunk of every slot and take its blocks; return the work, B = 0 if there is nothing to do."""
     if o.batching == st.CONTINUOUS and _prefills_now(o, s):
         for i in range(s.i[st.COUNT]):
             s.chunk[i] = 0
@@ -261,7 +259,7 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
 
 @inner
 def _make_room(o: Limits, load: Load, s: State, i: int, tokens: int) -> bool:
-    """Get blocks for `tokens` of slot i, preempting from the end; return False if slot i itself is preempted."""
+    """Get blocks for `tokens` of slot i, preempting from the end; False if slot i itself is preempted."""
     while tokens > s.cap[i]:
         need = blocks_for(tokens - s.cap[i], o.block_size)
         if need <= s.i[st.FREE]:
@@ -277,7 +275,7 @@ def _make_room(o: Limits, load: Load, s: State, i: int, tokens: int) -> bool:
 
 @rare
 def preempt(o: Limits, load: Load, s: State, i: int) -> None:
-    """Preempt the last slot: free its blocks and requeue its request in front, unless the request has just finished."""
+    """Free the last slot's blocks and requeue its request in front, unless it has just finished."""
     r = s.rid[i]
     held = s.cap[i] // o.block_size
     s.i[st.COUNT] -= 1
@@ -349,7 +347,7 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
 
 @inner
 def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
-    """Return the free blocks a request needs to start: for its known tokens, or for all tokens if space is reserved."""
+    """Return the free blocks a request needs to start."""
     return int(_blocks_of(o, load, s, r) - blocks_shared(o, load, s, r))
 
 

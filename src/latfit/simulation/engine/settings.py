@@ -1,4 +1,4 @@
-"""How a serving engine is set up, by the names that serving engines use, and what the compiled core makes of it."""
+"""Settings of a serving engine under the usual names, and as the compiled core reads them."""
 
 import math
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Order:
         refuse(wrong, "a length error, an ageing or a switch below zero", "--order", "Correct the number.")
 
     def keys(self, requests: Requests, seed: int, span_ms: float) -> tuple[FloatArray, FloatArray]:
-        """Return keys of the requests (n,), lower first; the second is for many waiting (`switch`) or late (`slo`)."""
+        """Return keys (n,), lower first; the second is for many waiting (`switch`) or late (`slo`)."""
         arrival, output = requests.arrival_ms, requests.output_tokens
         if ORDERS[self.name] in (st.FCFS, st.FAIR):
             return np.empty(0), np.empty(0)
@@ -67,7 +67,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Speculation:
-    """`draft_tokens` are drafted in `draft_ms` each, and accepted one after the other with probability `acceptance`."""
+    """`draft_tokens` take `draft_ms` each, and are accepted one after the other with probability `acceptance`."""
 
     draft_tokens: int = 0
     acceptance: float = 0.7
@@ -125,11 +125,9 @@ class EngineSettings:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
         return (self.kv_blocks - self.null_blocks) * self.block_size
 
     def limits(self, seed: int) -> Limits:
-        """The numbers that the compiled core reads."""
         return Limits(
             batching=ENGINES[self.batching],
             order=ORDERS[self.order.name],

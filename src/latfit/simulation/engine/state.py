@@ -1,7 +1,7 @@
-"""Hold the engine's inputs and mutable state as flat arrays that compiled code shares without copies.
+"""The engine's inputs and mutable state as flat arrays that compiled code shares without copies.
 
-Running requests live in slots, in order of admission; what must survive preemption is stored by request. Free blocks
-are a queue of segments (owner, count), oldest first. Details: docs/theory/simulation.md, "Engine loop".
+Running requests live in slots, in order of admission; what survives preemption is stored by request. Free blocks are a
+queue of segments (owner, count), oldest first. Details: docs/theory/simulation.md, "Engine loop".
 """
 
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ class Limits(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Requests, a row each (n,); in a closed loop `arrival`, `user` and `key` are filled in when a request is sent."""
+    """Requests, a row each (n,); in a closed loop `arrival`, `user`, `key` are filled in when a request is sent."""
 
     arrival: FloatArray
     prompt: IntArray
@@ -144,7 +144,6 @@ def new_states(limits: Limits, load: Load, engines: range, source: SmallIntArray
 
 
 def _of_engine(limits: Limits, load: Load) -> dict[str, Any]:
-    """Make the arrays of one engine."""
     n = len(load.arrival)
     slots = max(min(limits.max_num_seqs, n), 1) + 1
     fair, two = limits.order == FAIR, limits.order in (SWITCH, DEADLINE)
@@ -183,7 +182,7 @@ def _of_engine(limits: Limits, load: Load) -> dict[str, Any]:
 
 
 def _rows(column: NDArray[Any], count: int) -> NDArray[Any]:
-    """Repeat a column `count` times; all-zero columns allocate memory only when written."""
+    """Repeat a column; all-zero columns allocate memory only when written."""
     found = np.zeros((count, *column.shape), dtype=column.dtype)
     if column.any():
         found[:] = column
@@ -191,7 +190,6 @@ def _rows(column: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def _of_requests(limits: Limits, load: Load) -> dict[str, Any]:
-    """Make the arrays by request."""
     n = len(load.arrival)
     return {
         "taken": np.zeros(n if limits.order == SWITCH else 1, dtype=np.int8),
@@ -289,7 +287,6 @@ def take(s: State, count: int) -> None:
 
 @rare
 def disown(s: State, at: int) -> None:
-    """Remove the owner of a segment."""
     owner = s.seg_owner[at]
     if owner >= 0:
         s.segment[owner] = -1
@@ -339,7 +336,7 @@ def reclaim(s: State, r: int, hits: int) -> None:
 
 @rare
 def _compact(s: State) -> None:
-    """Compact the segments: drop empty ones, merge neighbours without an owner."""
+    """Drop empty segments, merge neighbours without an owner."""
     to = 0
     s_old = s.i[OLDEST]
     for at in range(s_old, s.i[NEWEST]):

@@ -1,7 +1,7 @@
 """Statistics of an engine: gaps between tokens in bins of a 128th of an octave, and a timeline of fixed length.
 
 A bin is the leading bits of a float64, so counting takes no logarithm. When time runs past the end of the timeline,
-neighbouring slices are added up and a slice lasts twice as long.
+neighbouring slices are merged.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from latfit.stats import FloatArray
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """An engine over time, by slices (k,) from start_ms on; means are over the time of steps, NaN where none began."""
+    """An engine by slices (k,) from start_ms on; means are over the time of steps, NaN where none began."""
 
     start_ms: float
     slice_ms: float
@@ -29,7 +29,6 @@ class Timeline:
 
 
 def timeline_of(limits: Limits, state: State) -> Timeline:
-    """The slices up to the last in which something was done."""
     done = np.flatnonzero(state.timeline[st.SPENT])
     rows = state.timeline[:, : int(done[-1]) + 1 if len(done) else 0]
     slice_ms = 1.0 / state.f[st.SLICE]
@@ -61,7 +60,7 @@ def gap_summary(states: list[State]) -> dict[str, float]:
 
 @inner
 def count_gaps(s: State, gap_ms: float, times: int) -> None:
-    """Count a gap between two tokens of a request, `times` over."""
+    """Count a gap between two tokens, `times` over."""
     if times == 0:
         return
     place = int(np.float64(gap_ms).view(np.int64) >> st.GAP_SHIFT) - st.GAP_LOWEST

@@ -1,8 +1,7 @@
-"""Compute the cost of an engine step in compiled code, for every model family, with the noise of single steps.
+"""Cost of an engine step in compiled code, for every model family, with the noise of single steps.
 
-The cost is generated from the terms of the built-in models (`latfit.model`): one vector of coefficients covers them. A
-step lasts typical cost × level of its size × noise of its phase and batch. Theory: docs/theory/simulation.md, "Step
-cost".
+Generated from the terms of the built-in models: one vector of coefficients covers them. A step lasts typical cost ×
+level of its size × noise of its phase and batch. Theory: docs/theory/simulation.md, "Step cost".
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +38,7 @@ from latfit.trace import DECODE, MIXED, PERIOD, PREFILL
 
 @inner
 def uniform(seed: int, request: int, token: int, place: int) -> float:
-    """Return a number in [0, 1) for one place of one draft: a splitmix64 hash of all four arguments."""
+    """Return a number in [0, 1) for one place of one draft: a splitmix64 hash of all arguments."""
     x = np.uint64(seed)
     for part in (request, token, place):
         x = mixed(x + np.uint64(part) + np.uint64(0x9E3779B97F4A7C15))
@@ -94,7 +93,6 @@ NONE = scatter_from(None, None, None)
 
 @inner
 def phase_row(P: float, S: float) -> int:
-    """Return the phase of a step with S tokens, P of them prefill."""
     return OF_DECODE if P <= 0.0 else OF_PREFILL if P >= S else OF_MIXED
 
 
@@ -113,13 +111,12 @@ def level_of(c: Scatter, phase: int, S: float) -> float:
 
 @inner
 def noise_group(c: Scatter, phase: int, B: float) -> int:
-    """Return the noise group of a batch of B requests."""
     return int(c.noise.group[phase, min(int(B), BATCHES - 1)])
 
 
 @inner
 def noisy_ms(c: Scatter, s: State, group: int, T: float) -> float:
-    """Draw the latency in ms of the next step from T, its typical cost times its level."""
+    """Draw the latency of the next step from T, its typical cost times its level."""
     return float(drawn_step_ms(c.noise, group, T, sequence(s.stream))) if c.on else T
 
 
@@ -186,7 +183,7 @@ PREFILL_ALONE = 2  # row of the correction table for steps with prefill only
 
 
 class Table(NamedTuple):
-    """Smooth corrections (`model.correction`) of decode steps, mixed steps and prefill-only steps, a row each."""
+    """Smooth corrections of decode steps, mixed steps and prefill-only steps, a row each."""
 
     counts: IntArray  # nodes on each axis (3, 4); 0 if the table lacks the axis
     nodes: FloatArray  # node positions (3, 4, k), padded
@@ -194,8 +191,6 @@ class Table(NamedTuple):
 
 
 class StepCosts(NamedTuple):
-    """Step costs of an engine."""
-
     typical: FloatArray  # coefficients (2, WIDTH) of decode steps and of steps with prefill
     scatter: Scatter = NONE  # noise of single steps
     table: Table = Table(np.zeros((3, 4), dtype=np.int64), np.zeros((3, 4, 0)), np.zeros((3, 0)))  # smooth corrections
@@ -206,7 +201,7 @@ class StepCosts(NamedTuple):
 def step_costs(fit: FitResult, with_prefill: FitResult | None = None, *, scatter: bool = True) -> StepCosts:
     """Make step costs from one fit, or from a decode fit and a fit of steps with prefill.
 
-    scatter: whether single steps vary as the measured steps of their phase did. Raises FitNotUsable, WrongUsage.
+    scatter: whether single steps vary as measured. Raises FitNotUsable, WrongUsage.
     """
     fits = {DECODE: fit, PREFILL: with_prefill or fit, MIXED: with_prefill or fit}
     typical = np.stack([_coefficients(fits[DECODE]), _coefficients(fits[MIXED])])
@@ -219,7 +214,7 @@ AFTER_TOKENS = 0.5  # share of the host time after a step's tokens appear; recor
 
 
 def _host_ms(fit: FitResult, phase: str) -> float:
-    """Return the mean period minus the mean step time; 0 if the fit uses no periods or its file lacks these means."""
+    """Return the mean period minus the mean step time; 0 if the fit lacks them."""
     try:
         means = fit.data.more["host"][phase]
         gap = float(means["period_ms"] - means["T_ms"]) if fit.data.more["time"] == PERIOD else 0.0
@@ -229,7 +224,6 @@ def _host_ms(fit: FitResult, phase: str) -> float:
 
 
 def _table(decode: FitResult, with_prefill: FitResult) -> Table:
-    """Build the correction table of a decode fit and of a fit of steps with prefill."""
     several = with_prefill.correction
     found = [decode.correction, several, several and several.alone]
     # The table of prefill-only steps has requests in prefill on its first axis.

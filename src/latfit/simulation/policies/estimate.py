@@ -1,7 +1,7 @@
-"""Estimate means and percentiles of simulated response times, with confidence intervals, and choose run lengths.
+"""Means and percentiles of simulated response times with confidence intervals, and run lengths.
 
-The standard error comes from batch means, with batches much longer than the measured autocorrelation. The "reach" is
-the correlation length in requests. Derivation: docs/theory/simulation.md, "Statistics of response times".
+The standard error comes from batch means, with batches much longer than the "reach", the correlation length in
+requests. Derivation: docs/theory/simulation.md, "Statistics of response times".
 """
 
 import math
@@ -28,12 +28,12 @@ PIECES = 1 << 14  # of all runs, whose mean times show the correlation
 GROWTH = 0.75  # exponent of growth over time: between 1/2 (at capacity) and 1 (above capacity)
 
 STEADY, VARYING, RECORDED = "steady", "varying", "recorded"
-"""Loads: stationary; varying over time and drawn anew for each replication; the same requests in every replication."""
+"""Loads: stationary; varying over time and drawn anew for each replication; the same requests in every one."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """Length of runs: requests of each replication, of which `warm` are left out."""
+    """Requests of each replication, of which `warm` are left out."""
 
     requests: int
     warm: int
@@ -101,7 +101,6 @@ def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: 
 
 
 def _met(run: Replication, times: FloatArray, sla_ms: float) -> int | None:
-    """Count the served requests that met their deadline; `times` (n,) is NaN for requests that were never served."""
     deadlines, ids = run.drawn.deadline_ms, run.drawn.load.class_id
     if not np.isfinite(deadlines).any():
         return int(np.count_nonzero(times <= sla_ms)) if math.isfinite(sla_ms) else None
@@ -112,7 +111,7 @@ def _met(run: Replication, times: FloatArray, sla_ms: float) -> int | None:
 
 
 def describe(histograms: Sequence[Histogram]) -> FloatArray:
-    """Return mean and percentiles (4,) of all requests: the smallest times that a share p does not exceed."""
+    """Return mean and percentiles (4,): the smallest times that a share p does not exceed."""
     pool = pooled(histograms)
     return np.array([pool.mean, *(pool.value(p) for p in PERCENTILES.values())])
 
@@ -135,7 +134,7 @@ class BatchErrors(Record, frozen=True):
 
     @property
     def forgets_start(self) -> bool:
-        """Whether each replication is much longer than the correlation, and so than the effect of its empty start."""
+        """Whether each replication is much longer than the effect of its empty start."""
         requests, warm, _ = self.length
         return requests - warm >= APART * self.reach
 
@@ -151,7 +150,7 @@ class BatchErrors(Record, frozen=True):
         return math.sqrt(count / (count - 1) * float(groups @ groups) * (1 + 2 * left)), count
 
     def half_width(self) -> tuple[float, int]:
-        """Return half of the confidence interval in the unit of the errors, and the number of batches."""
+        """Return half of the interval in the unit of the errors, and the number of batches."""
         from scipy.special import stdtrit
 
         error, batches = self.standard_error()
@@ -160,7 +159,7 @@ class BatchErrors(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """An estimate from batches, whether the runs were long enough for it, and the requests in all that it needs."""
+    """An estimate from batches, whether the runs were long enough for it, and the requests that it needs."""
 
     batches: int = 0
     trusted: bool = False
@@ -168,7 +167,7 @@ class Estimate(Interval):
 
 
 def estimate(summaries: Sequence[Summary], share: float | None) -> tuple[Estimate, BatchErrors]:
-    """Return the mean, or the percentile of a share, over replications with its interval and its errors in ms."""
+    """Return the mean, or the percentile of a share, over replications with its interval and its errors."""
     pool = pooled([batch for each in summaries for batch in each.batches])
     if not pool.size:
         return Estimate(math.nan, math.nan, math.nan), BatchErrors([], 0, math.nan, (0, 0, 0), 0)
@@ -223,13 +222,13 @@ def paired(first: tuple[float, BatchErrors], other: tuple[float, BatchErrors]) -
 
 
 def reach_in(times: FloatArray) -> float:
-    """Measure the correlation length in requests of the times (n,) of one run, in order."""
+    """Measure the correlation length in requests of the times (n,) of one run."""
     piece = max(1, len(times) // PIECES)
     return reach_of([_means(times, piece)], piece)
 
 
 def reach_of(rows: Sequence[FloatArray], length: int) -> float:
-    """Measure the correlation length C in requests from mean times of pieces of `length` requests, a row each run."""
+    """Measure the correlation length in requests from mean times of pieces of `length` requests, a row each run."""
     centre, found = np.nanmean(np.concatenate(rows)) if sum(map(len, rows)) else 0.0, 0.0
     rows = [np.nan_to_num(row - centre) for row in rows]
     while True:
@@ -269,10 +268,10 @@ def grows(summaries: Sequence[Summary]) -> bool:
 
 
 def rises(series: Sequence[FloatArray], start: float) -> bool:
-    """Return whether the averages (k,) over stretches of each run grow without bound; `start` is the share left out.
+    """Return whether averages (k,) over stretches of each run grow without bound; `start`: the share left out.
 
-    Growth is unbounded if the last third exceeds the first third by more than the ratio at exponent GROWTH and, in most
-    runs, never falls back to the mean of the first third.
+    They do if the last third exceeds the first by more than the ratio at exponent GROWTH and, in most runs, never falls
+    back to the mean of the first.
     """
     early_sum, late_sum, stays = 0.0, 0.0, 0
     for means in series:
@@ -296,7 +295,6 @@ SURELY_GROWING = 4_000_000  # requests in all from which a queue that still grow
 
 
 def length_of(requests: int, replications: int, warmup: float | None) -> Length:
-    """Return runs of `requests` each. `warmup` is the share left out; None for WARM_SHARE."""
     return Length(requests, int((WARM_SHARE if warmup is None else warmup) * requests), replications)
 
 
@@ -309,7 +307,7 @@ def divided(in_all: float, replications: int, warmup: float | None) -> Length:
 
 
 def longer(summaries: Sequence[Summary], length: Length, warmup: float | None) -> Length | None:
-    """Return a longer length for runs that are too short; None if they are long enough or more requests cannot help."""
+    """Return a longer length for runs that are too short; None if they suffice or more requests cannot help."""
     counted = sum(each.counted for each in summaries)
     if length.in_all >= MOST / 2 or not counted:
         return None

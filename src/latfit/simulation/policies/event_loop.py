@@ -23,8 +23,6 @@ NOBODY = -1
 
 
 class Load(NamedTuple):
-    """Requests of a run."""
-
     arrive: Any  # arrival times (n,), ms
     tokens: Any  # tokens (n,); empty if all requests are alike
     class_id: Any  # classes (n,); empty with one class
@@ -35,8 +33,6 @@ class Load(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Service times of both paths."""
-
     times: Any  # T (2, Bmax + 1, grid) in ms by path, batch and tokens
     grid: Any  # tokens at which `times` is given
     typical: Any  # T (2, Bmax + 1) in ms that the policy sees
@@ -47,16 +43,12 @@ class Machine(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A policy: code, parameters, and the wait in ms worth one class."""
-
     code: int
     parameters: Any
     ageing: float
 
 
 class Scratch(NamedTuple):
-    """Working memory of the loop."""
-
     free: Any  # when each server (2, servers) is free
     members: Any  # requests of the current batch (Bmax + 1,)
     seen: Any  # view of the policy (VIEW + 2 servers,)
@@ -68,8 +60,6 @@ class Scratch(NamedTuple):
 
 
 class Out(NamedTuple):
-    """Results of a run."""
-
     response: Any  # response times (n,), ms; NaN if not served
     path: Any  # path (n,); -1 if not served
     sizes: Any  # batches by size (2, Bmax + 1)
@@ -99,7 +89,7 @@ def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
 
 @inner
 def admit_by_class(arrive, class_id, queue, sending, clocks, limits):  # type: ignore[no-untyped-def]
-    """Do the same as `admit` for several classes and for a closed loop; `sending` is the heap of its next requests."""
+    """Do the same for several classes and for a closed loop; `sending` is the heap of its next requests."""
     _, following, lists = queue
     returns, sent = sending
     q, t = clocks
@@ -285,7 +275,6 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
 
 @inner
 def _next_free(paths, now):  # type: ignore[no-untyped-def]
-    """Return when the next busy server ends."""
     servers, free = paths
     soonest = np.inf
     for path in range(2):
@@ -327,7 +316,6 @@ def _occupy(paths, busy, path, now, lasts):  # type: ignore[no-untyped-def]
 
 @inner
 def _answer(arrive, served, members, take, how):  # type: ignore[no-untyped-def]
-    """Store the responses and the path of a batch; where requested its number and start, too."""
     response, path_of, batch_of, start_of = served
     path, number, begin, ends = how
     for k in range(take):

@@ -1,4 +1,4 @@
-"""One run of a policy against a load: draw the load, run the compiled loop, and keep what statistics need.
+"""One run of a policy against a load: draw the load, run the compiled loop.
 
 A run that a real system served (`measured_run`) takes the same form.
 """
@@ -80,7 +80,7 @@ class Replication:
 
 
 def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: Streams) -> Drawn:
-    """What the compiled core needs of a load, and no more: ten million requests fit into a GiB."""
+    """Draw what the compiled core needs of a load: ten million requests fit into a GiB."""
     think, users, tokens, ids = np.empty(0), 0, np.empty(0, np.int64), np.empty(0, np.int32)
     if isinstance(load, RecordedLoad):
         taken = load.sample(requests, streams)
@@ -155,8 +155,11 @@ def serve_arrivals(policy: Policy, system: System, arrive_ms: FloatArray, warm: 
 
 
 def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Replication:
-    """What a real system did, as a finished run: columns (n,) in order of arrival, `arrive_ms`, `response_ms`,
-    `started_ms` of its batch, `path` (0 main, 1 side), `batch` size; warm: the first request that counts."""
+    """Return what a real system did, as a finished run; warm: the first request that counts.
+
+    served: columns (n,) in order of arrival, `arrive_ms`, `response_ms`, `started_ms` of its batch, `path` (0 main, 1
+    side), `batch` size.
+    """
     arrive, response, path = (np.asarray(served[name]) for name in ("arrive_ms", "response_ms", "path"))
     batches, firsts = np.unique(np.stack([path, served["started_ms"]]), axis=1, return_index=True)
     lasts = arrive[firsts] + response[firsts] - batches[1]
@@ -177,13 +180,12 @@ def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Re
 
 
 def _alike(arrive_ms: FloatArray, warm: int) -> Drawn:
-    """Requests that are alike, of one class without deadlines. warm: the first that counts."""
     deadlines, ids = np.array([math.inf]), np.empty(0, np.int32)
     return Drawn(Load(arrive_ms, np.empty(0, np.int64), ids, deadlines, np.empty(0), 0, warm), deadlines, 1)
 
 
 def check_paths(policy: Policy, system: System) -> None:
-    """Raises WrongUsage for a policy without the path, or with batches larger than the path, it needs."""
+    """Raise WrongUsage for a policy without the path, or with batches larger than the path, it needs."""
     alone = f"policy {policy.name} needs two execution paths, and there is only {system.main.name}"
     remedy = "Add the other one with `latfit hardware add`, or take a policy that needs only one."
     refuse(policy.needs_side and system.side is None, alone, "--policy", remedy)
@@ -212,7 +214,7 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
 
 
 def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
-    """Time between the first and the last arrival that count, and how much service fell into it, by path (2,)."""
+    """Time between the first and the last arrival that count, and the service in it by path (2,)."""
     reached = int(out.counters[PHASE])
     if issued <= load.warm:
         return 0.0, np.zeros(2)
@@ -246,7 +248,7 @@ class Event(NamedTuple):
 
 
 def event_log(policy: Policy, system: System, load: AnyLoad, requests: int, seed: int = 0) -> list[Event]:
-    """Return the events of a run of so many requests, with load and service as in replication 0 of `simulate`."""
+    """Return the events of a run of so many requests, as in replication 0 of `simulate`."""
     streams = Streams(seed)
     served = run(policy, system, draw(load, requests, 0.0, system, streams), streams, log=True)
     assert served.out is not None

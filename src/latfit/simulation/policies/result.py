@@ -1,4 +1,4 @@
-"""The result of a policy under a load: one record that is an entry of `simulate policies --json`."""
+"""The result of a policy under a load: an entry of `simulate policies --json`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,6 @@ LEFT_OVER = 0.01  # share of requests never served that is worth a note; the las
 
 
 class ClassTimes(Record, frozen=True):
-    """Response times in ms of one class of requests, by `mean`, `p50`, `p90`, `p99`."""
-
     name: str = field(name="class")
     latency: dict[str, Number] = field(name="latency_ms")
 
@@ -49,8 +47,6 @@ class Difference(Record, frozen=True):
 
 
 class InSystem(Record, frozen=True):
-    """Requests that wait or are served: the mean, and the most that waited."""
-
     mean: Number
     most_waiting: int
 
@@ -92,7 +88,7 @@ class SimResult(Record, frozen=True):
         return f"SimResult({self.policy}, {self.rate_per_s:.4g} req/s, ms: {shown}{state})"
 
     def percentile_ms(self, share: float) -> float:
-        """Return the time within which a share of the requests of all replications was answered."""
+        """Return the time within which a share of all requests was answered."""
         return pooled([batch for each in self.summaries for batch in each.batches]).value(share)
 
     def document(self) -> dict[str, Any]:
@@ -113,7 +109,7 @@ class SimResult(Record, frozen=True):
 
 
 def p99_difference(base: SimResult, other: SimResult) -> Interval | None:
-    """Return p99 of another run less that of a base, ms, with its interval; None if either is unstable."""
+    """Return p99 of another run less that of a base, ms; None if either is unstable."""
     if not base.stable or not other.stable or base.p99_error is None or other.p99_error is None:
         return None
     return paired((base.latency["p99"].value, base.p99_error), (other.latency["p99"].value, other.p99_error))
@@ -131,7 +127,7 @@ def make_result(
 ) -> SimResult:
     """Return the result of one or more replications.
 
-    rate: arrivals per ms, NaN for a closed loop.  free: whether the number of requests was left to the load.
+    rate: arrivals per ms, NaN for a closed loop. free: whether the number of requests was left to the load.
     """
 
     def mean(name: str) -> Any:
@@ -195,7 +191,7 @@ def make_result(
 
 
 def measured_result(policy: Policy, system: System, served: Replication) -> SimResult:
-    """Return the result of requests that a real system served, by the same statistics as of simulated ones."""
+    """Return the result of requests that a real system served, by the same statistics."""
     n, warm = len(served.arrive_ms), served.drawn.load.warm
     span = float(served.arrive_ms[-1] - served.arrive_ms[warm]) if n > warm + 1 else math.nan
     rate = (n - warm - 1) / span if span > 0 else math.nan

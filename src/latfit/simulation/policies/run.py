@@ -1,7 +1,7 @@
 """Run replications of a policy under a load, and sweeps over policies, rates and settings.
 
-Replication r draws its load from (seed, r) alone, so policies with one seed meet the same requests, and neither other
-runs nor the number of threads change a result. The default length follows from the load (`policies.estimate`).
+Replication r draws its load from (seed, r) alone, so policies with one seed meet the same requests, whatever the number
+of threads. The default length follows from the load (`policies.estimate`).
 """
 
 import itertools
@@ -43,8 +43,6 @@ MOST_REQUESTS, MOST_REPLICATIONS = 100_000_000, 100_000  # of a replication, and
 
 @dataclass(frozen=True)
 class Options:
-    """How long to simulate."""
-
     requests: int | None = None  # in each replication; None for as many as the load needs
     warmup: float | None = None  # share of them left out at the start; None for as many as the start counts
     replications: int = 5
@@ -117,7 +115,6 @@ def simulate(
 def one_replication(
     policy: Policy, system: System, load: Load, options: Options, length: Length, replication: int
 ) -> Summary:
-    """The summary of replication 0, 1, ... of a length, the same wherever and whenever it is run."""
     streams = Streams(options.seed, replication)
     served = run(policy, system, draw(load, length.requests, length.warm / length.requests, system, streams), streams)
     return summarise(served, length, options.sla_ms, kind_of(load))
@@ -137,7 +134,7 @@ def _first_length(load: Load, options: Options) -> Length:
 
 
 def _replications_needed(summaries: list[Summary], precision: float, most: int) -> int:
-    """Return the replications to run up to for the precision of p99; as many as there are if no more are needed."""
+    """Return the replications to run up to for the precision of p99."""
     count = len(summaries)
     found, _ = estimate(summaries, PERCENTILES["p99"])
     width = found.relative_half_width
@@ -149,7 +146,7 @@ def _replications_needed(summaries: list[Summary], precision: float, most: int) 
 
 
 def load_rate(load: Load) -> float:
-    """Return arrivals per ms; NaN for a closed loop, whose rate is what the service makes of it."""
+    """Return arrivals per ms; NaN for a closed loop."""
     return math.nan if isinstance(load, ClosedLoad) else load.rate
 
 
@@ -197,7 +194,7 @@ def sweep(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[SimResult]:
-    """Return the results; each but the first at its rate has the difference of its p99 to that of the first."""
+    """Return the results; each but the first at its rate has the difference of its p99 to the first."""
     found: list[SimResult] = []
     first: dict[float, SimResult] = {}
     for result in simulate_points(points, running, out=out, resume=resume, progress=progress):

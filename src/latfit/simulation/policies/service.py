@@ -1,7 +1,4 @@
-"""What serves: one or two execution paths, each with its times T(b), its servers and the spread of its times.
-
-Paths come from a hardware profile, measured or by nominal numbers.
-"""
+"""One or two execution paths, each with its times T(b), servers and noise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +18,7 @@ TOKEN_POINTS = 48  # points of the grid of tokens between which T is interpolate
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ServicePath:
-    """An execution path as the simulator sees it; make one with the functions of this module."""
+    """An execution path as the simulator sees it."""
 
     name: str
     times_ms: FloatArray  # typical T (largest + 1, grid) by batch (0 is unused) and tokens in the batch
@@ -54,7 +51,6 @@ class ServicePath:
 
     @property
     def mean_ms(self) -> FloatArray:
-        """Mean times (largest + 1,) of batches of typical requests."""
         T = self.typical_ms
         if self.noise is not None and not self.exponential:
             T = np.concatenate([T[:1], self.noise.mean_ms(T[1:], np.arange(1.0, len(T)))])
@@ -67,7 +63,7 @@ class ServicePath:
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """The main path (the GPU, or the only one there is) and the side path (the AMX), if there is one."""
+    """The main path (the GPU, or the only one) and the side path (the AMX), if there is one."""
 
     main: ServicePath
     side: ServicePath | None = None
@@ -81,13 +77,13 @@ class System:
         return any(len(path.tokens) > 1 for path in self.paths)
 
     def capacity(self, policy: Policy) -> float:
-        """Requests per ms that the paths serve at the most under a policy; above it no queue is stable."""
+        """Requests per ms that the paths serve at most under a policy."""
         main = self.main.rate_limit(policy.long_queue_batch)
         return main + self.side.rate_limit(policy.side_largest) if policy.needs_side and self.side else main
 
     @cached_property
     def tables(self) -> Machine:
-        """As the compiled core wants it: both paths on the tokens of either; one that has none takes any as it is."""
+        """As the compiled core wants it: both paths on the tokens of either."""
         largest = max(path.largest for path in self.paths)
         grids = [path.tokens for path in self.paths if len(path.tokens) > 1]
         grid = np.unique(np.concatenate(grids)) if grids else self.main.tokens
@@ -117,7 +113,7 @@ def linear_path(name: str, tau_ms: float, alpha_ms: float, max_batch: int, **mor
 
 
 def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
-    """The path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
+    """Return the path of an engine that pads a batch to the next of `buckets`; the last is its largest batch."""
     sizes = np.array(sorted(set(buckets)), dtype=np.int64)
     wrong = not len(sizes) or sizes[0] < 1 or sizes[-1] > path.largest
     found = f"buckets {list(buckets)} are not between 1 and the largest batch"
@@ -149,7 +145,7 @@ class Serving:
 
 
 def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
-    """The GPU as main path and the CPU beside it; the only path where there is one. Raises BadInput, WrongUsage."""
+    """Return the GPU as main path and the CPU beside it, or the only path. Raises BadInput, WrongUsage."""
     paths = {name: measured_path(path, serving) for name, path in profile.paths.items()}
     if not paths:
         raise BadInput("the hardware profile has no execution path", remedy="Add one with `latfit fit trace.parquet`.")
@@ -195,6 +191,6 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
 
 
 def path_times(system: System) -> PathTimes:
-    """Mean times as policies by name go by them."""
+    """Mean times, as policies go by them."""
     side = np.empty(0) if system.side is None else system.side.mean_ms[1:]
     return PathTimes(system.main.mean_ms[1:], side, system.main.servers)

@@ -1,1 +1,1 @@
-"""Several engines: replicas behind a router, fixed or coming and going, and prefill apart from decoding."""
+"""Several engines: replicas behind a router, and prefill apart from decoding."""

@@ -1,7 +1,6 @@
 """Run several engines: replicas behind a router, or prefill on separate engines.
 
-In round-robin, users of a closed loop stay on one replica. With separate prefill, one group of engines computes the
-prompt and the first token, the KV cache travels, and another group decodes. Usage: docs/concepts/simulation.md.
+In round-robin, users of a closed loop stay on one replica. Usage: docs/concepts/simulation.md.
 """
 
 import math
@@ -51,7 +50,6 @@ class Schedule:
         return max(self.replicas)
 
     def to_json(self) -> dict[str, Any]:
-        """Return moments in s, counted from the first arrival."""
         return {"replicas_at": self.steps_s}
 
     @property
@@ -62,7 +60,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Autoscaler:
-    """Autoscaling rule: keep a metric at `target` per replica, with `least` to `most` replicas."""
+    """Keep a metric at `target` per replica, with `least` to `most` replicas."""
 
     metric: str
     target: float
@@ -80,7 +78,7 @@ class Autoscaler:
         refuse(wrong, "a time below zero", where, "Write requests:20:1..8:15s:5min.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rule as text, as `parse_autoscaler` reads it."""
+        """Return the rule as `parse_autoscaler` reads it."""
         times = f"{self.every_ms / 1e3:g}s:{self.cool_down_ms / 1e3:g}s"
         return {"autoscale": f"{self.metric}:{self.target:g}:{self.least}..{self.most}:{times}"}
 
@@ -178,7 +176,7 @@ def _serve_scaled(
 def _routed(
     limits: Limits, load: Load, costs: StepCosts, routing: Routing, places: int, before: int = 0
 ) -> tuple[State, core.Router]:
-    """Run engines behind a router until all is served, or until the router finds no place for a replica."""
+    """Run engines behind a router until all is served, or the router finds no place for a replica."""
     static = limits.batching == st.STATIC
     refuse(static, "static batches are routed in turn only", "--set route", "Take round-robin.")
     users, states = int(load.user.max()) + 1, idle_engines(limits, load, range(before, before + places))
@@ -201,7 +199,7 @@ def _routed(
 def new_fleet(
     scaling: Scaling | None, start_ms: float, first: int, places: int, span: tuple[float, float]
 ) -> core.Fleet:
-    """Make a fleet of `first` running replicas in `places`; `span` holds the first and the last arrival in ms."""
+    """Make a fleet of `first` running replicas in `places`; `span`: first and last arrival in ms."""
     rule, looks = np.array([-1.0, 0.0, 0.0, 0.0, np.inf]), 0
     moments, counts, recent = np.empty(0), np.empty(0, dtype=np.int64), 1
     if isinstance(scaling, Schedule):
@@ -225,7 +223,7 @@ def new_fleet(
 
 
 def paid_ms(fleet: core.Fleet, states: State, end_ms: float) -> float:
-    """Return the paid time of all replicas until the end of a run, in ms."""
+    """Return the paid time of all replicas until the end of a run."""
     total = fleet.paid.copy()
     for k, phase in enumerate(fleet.phase):
         if phase == core.DRAINING:
@@ -240,7 +238,7 @@ ALL_PROMPTS = (0.0, math.inf)
 
 @dataclass(frozen=True)
 class Transfer:
-    """Transfer of the KV cache from prefill to decode: a fixed time plus a time per prompt token."""
+    """Transfer of the KV cache from prefill to decode."""
 
     fixed_ms: float = 0.0
     ms_per_token: float = 0.0
@@ -259,7 +257,7 @@ def serve_apart(
     seed: int = 0,
     routing: tuple[Routing, Routing] = (Routing(), Routing()),
 ) -> EngineRun:
-    """Run the prefill engines, then the decode engines; costs, settings and routing are pairs in that order."""
+    """Run the prefill engines, then the decode engines; costs, settings and routing are pairs."""
     shortest, longest = transfer.prompts
     apart = (requests.prompt_tokens >= shortest) & (requests.prompt_tokens <= longest)
     seen, start, first, last, begun = np.full((5, len(requests)), np.nan)

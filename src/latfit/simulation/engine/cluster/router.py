@@ -1,7 +1,7 @@
-"""Route arriving requests to engines, and change the number of engines, in compiled code.
+"""Route arriving requests to engines, and change their number, in compiled code.
 
-At each arrival all engines advance to that moment, then the route picks one; ties go to the first. A new replica starts
-for a fixed time; a removed one finishes its requests first. Rules: docs/theory/simulation.md, "Router and replicas".
+At each arrival all engines advance to that moment, then the route picks one; ties go to the first. A removed replica
+finishes its requests first. Rules: docs/theory/simulation.md, "Router and replicas".
 """
 
 from typing import NamedTuple
@@ -34,8 +34,6 @@ started. LOGGED: rows of the log. TURN: last place routed to. CROWDED: 1 once no
 
 
 class Fleet(NamedTuple):
-    """State of the fleet."""
-
     i: IntArray
     rule: FloatArray  # (5,): metric (-1 for none), target, least, most, ms between evaluations
     start_ms: float  # time from request to service, ms
@@ -54,8 +52,6 @@ class Fleet(NamedTuple):
 
 
 class Router(NamedTuple):
-    """State of the router."""
-
     route: int  # number of the route
     slack: int  # requests that an engine with the prefix may have beyond the least loaded one
     share: float  # share of a prompt that such an engine has cached
@@ -113,7 +109,7 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
 
 @inner
 def _plans_next(load: Load, states: State) -> tuple[int, tuple[float, float]]:
-    """Return the engine that plans the next step (-1 if all are idle), when it plans, and when the next engine does."""
+    """Return the engine that plans the next step (-1: all are idle), when, and when the next engine does."""
     best, first, second = -1, np.inf, np.inf
     for k in range(states.i.shape[0]):
         at = states.f[k, st.NOW]
@@ -180,7 +176,7 @@ def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, m
 
 @inner
 def _in_system(s: State) -> int:
-    """Count requests that wait or run, including those sent but not yet seen by the scheduler."""
+    """Count requests that wait or run, those not yet seen by the scheduler included."""
     return int(s.i[st.WAITING] + s.i[st.COUNT] + s.i[st.PUSHED] - s.i[st.SEEN])
 
 
@@ -196,7 +192,7 @@ def _outstanding(s: State) -> int:
 
 @inner
 def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, output: float) -> float:
-    """Predict the time to the first token of a request that arrives now, in ms."""
+    """Predict the time to the first token of a request that arrives now."""
     cached = load.unit * units_there(o, load, s, r) if len(load.known) > 0 else min(load.cached[r], load.prompt[r] - 1)
     waiting = s.i[st.QUEUED] + load.prompt[r] - cached
     D, K, tokens = 0.0, 0.0, float(waiting)
@@ -267,7 +263,6 @@ def change(o: Limits, f: Fleet, states: State, now: float) -> None:
 
 @inner
 def _recommended(o: Limits, f: Fleet, states: State) -> int:
-    """Return the replicas that the rule recommends."""
     total, asked = 0.0, f.i[ASKED]
     for k in range(len(f.phase)):
         if f.phase[k] == UP:
@@ -309,7 +304,6 @@ def _send_away(f: Fleet, now: float) -> None:
 
 @inner
 def _start(f: Fleet, states: State, now: float) -> None:
-    """Start one replica in a free place."""
     for k in range(len(f.phase)):
         if f.phase[k] == DRAINING and _drained(states, k, now):
             f.phase[k] = ABSENT
